@@ -1,18 +1,18 @@
-//! The system calls for extended attributes, in a fixed script whose transcript two file systems can be
-//! compared by.
+//! A fixed script of system calls for extended attributes. Two file systems can be compared by its
+//! transcript.
 //!
 //! ```text
 //! xattr_calls DIR
 //! ```
 //!
-//! It works in DIR, an empty directory that any user can reach, and prints one line per call: what was
-//! called, and the result, the errno, or the bytes. Names of a list are sorted, since no manual promises
-//! an order; values over 40 bytes are shown by length and checksum. It needs root, and takes on other
-//! users in between.
+//! It works in DIR, an empty directory that all users can reach. It prints one line per call: the
+//! call, and its result, errno or bytes. Names in a list are sorted, since no manual specifies an
+//! order. Values over 40 bytes are shown as length and checksum. It needs root, and runs some calls
+//! as other users.
 //!
-//! The cases are those of the Linux Test Project: setxattr01 to 03, fsetxattr01 and 02, getxattr01 to 03,
-//! fgetxattr01 and 02, listxattr01 to 03, removexattr01 and 02, and those of the l- and f-variants; then
-//! namespaces and permissions of xattr(7), and the two ACLs.
+//! The cases are those of the Linux Test Project: setxattr01 to 03, fsetxattr01 and 02, getxattr01
+//! to 03, fgetxattr01 and 02, listxattr01 to 03, removexattr01 and 02, and those of the l- and
+//! f-variants. Then come namespaces and permissions of xattr(7), and the two ACLs.
 //!
 //! Source: the manual pages of these calls; xattr(7); acl(5); LTP `testcases/kernel/syscalls`.
 
@@ -37,7 +37,7 @@ const REPLACE: XattrFlags = XattrFlags::REPLACE;
 
 /// The user that owns some of the files.
 const OWNER: u32 = 1000;
-/// A user that owns none.
+/// A user that owns no file.
 const OTHER: u32 = 2000;
 
 fn main() {
@@ -61,7 +61,7 @@ fn main() {
     script.many();
 }
 
-/// The script, and where it works.
+/// The script, with its directory.
 struct Script {
     dir: PathBuf,
 }
@@ -111,7 +111,7 @@ impl Script {
         }
     }
 
-    /// setxattr01, getxattr01: values of all lengths, and buffers that are too small.
+    /// setxattr01, getxattr01: values of all lengths, and too small buffers.
     fn values(&self) {
         let file = self.at("file");
         for len in [0, 1, 5, 255, 4000, 4096, 4097, 65535, 65536, 65537] {
@@ -140,7 +140,8 @@ impl Script {
         say("set beneath a file", setxattr(beneath, "user.a", b"1", SET));
     }
 
-    /// setxattr01, getxattr03, removexattr02: names that are too long, too short, or of no namespace.
+    /// setxattr01, getxattr03, removexattr02: names that are too long, too short, or of an unknown
+    /// namespace.
     fn names(&self) {
         let file = self.at("file");
         let of_length = |len: usize| format!("user.{}", "n".repeat(len - 5));
@@ -258,7 +259,7 @@ impl Script {
         say("fremove", fremovexattr(&fd, "user.gone"));
     }
 
-    /// lsetxattr, lgetxattr, llistxattr, lremovexattr: links themselves, and what they lead to.
+    /// lsetxattr, lgetxattr, llistxattr, lremovexattr: symbolic links and their targets.
     fn links(&self) {
         let (link, dangling) = (self.at("link"), self.at("dangling"));
         say("set through a link", setxattr(&link, "user.through", b"1", SET));
@@ -284,7 +285,7 @@ impl Script {
         say("remove through a link", removexattr(&link, "user.through"));
     }
 
-    /// setxattr02, getxattr02, removexattr01: files that may have no attributes of users.
+    /// setxattr02, getxattr02, removexattr01: kinds of file without user attributes.
     fn special_files(&self) {
         for kind in ["fifo", "char", "block", "socket"] {
             let path = self.at(kind);
@@ -306,7 +307,7 @@ impl Script {
         }
     }
 
-    /// The classes of xattr(7) as root, as the owner, and as somebody else.
+    /// The classes of xattr(7) as root, as the owner, and as another user.
     fn namespaces(&self) {
         let mine = self.at("mine");
         for user in [0, OWNER, OTHER] {
@@ -322,14 +323,14 @@ impl Script {
                 say(&format!("remove {name}"), removexattr(&mine, name));
             }
             become_root();
-            // For the next user there is something of each class.
+            // Leave an attribute of each class for the next user.
             for name in ["user.n", "trusted.n", "security.n"] {
                 setxattr(&mine, name, b"of root", SET).expect("root may");
             }
         }
     }
 
-    /// Attributes of users follow the permissions of the file.
+    /// User attributes need the permissions of the file.
     fn permissions(&self) {
         let secret = self.at("secret");
         say("set of a file that none can read", setxattr(&secret, "user.s", b"1", SET));
@@ -355,7 +356,7 @@ impl Script {
         }
     }
 
-    /// In a sticky directory only the owner may set attributes of users on the directory itself.
+    /// In a sticky directory only the owner may set user attributes of the directory itself.
     fn sticky_directories(&self) {
         for (dir, owner) in [("sticky", 0), ("open-sticky", OWNER)] {
             for user in [0, OWNER, OTHER] {
@@ -427,7 +428,7 @@ impl Script {
         show("get of a link", lgetxattr(&link, access, &mut value[..]), &value);
     }
 
-    /// Many attributes, each of which changes its length.
+    /// Many attributes that change their lengths.
     fn many(&self) {
         let many = self.at("many");
         become_user(OTHER);
@@ -447,7 +448,7 @@ impl Script {
     }
 }
 
-/// Takes on a user, its group, and no other groups; 0 is root.
+/// Changes the thread's credentials to a user, its group, and no other groups; 0 is root.
 fn become_user(id: u32) {
     if id == 0 {
         return become_root();
@@ -489,7 +490,7 @@ fn mode(path: &Path) {
     println!("mode {mode:o}");
 }
 
-/// Prints a value, or only its length where the buffer has no room for one.
+/// Prints a value, or only its length if it does not fit into `buffer`.
 fn show(what: &str, result: Result<usize, Errno>, buffer: &[u8]) {
     match result {
         Err(errno) => println!("{what}: {}", name_of(errno)),
@@ -511,7 +512,7 @@ fn show_list(what: &str, result: Result<usize, Errno>, buffer: &[u8]) {
 
 fn text_of(bytes: &[u8]) -> String {
     if bytes.len() > 40 && !bytes.contains(&0) {
-        // FNV-1a: any difference shows.
+        // FNV-1a shows any difference.
         let sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, &byte| {
             (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
         });
@@ -541,7 +542,7 @@ fn name_of(errno: Errno) -> String {
     name.map_or_else(|| format!("errno {}", errno.raw_os_error()), str::to_owned)
 }
 
-/// Returns the stored form of an ACL of (tag, permission); what names a user names 1234.
+/// Returns the value of an ACL attribute with entries of (tag, permission). A named user is 1234.
 fn acl(entries: &[(u16, u16)]) -> Vec<u8> {
     let mut bytes = 2_u32.to_le_bytes().to_vec();
     for &(tag, permission) in entries {

@@ -1,14 +1,14 @@
-//! What it costs a tmpfs to store equal sets of extended attributes once, and what it saves.
+//! Costs and savings of sharing equal sets of extended attributes in a tmpfs.
 //!
 //! ```text
 //! xattr_sharing time [THREADS] [SETS]       the workload of xattr-bench, on against off
 //! xattr_sharing run on|off F V BYTES SETS   one run of it, to be counted by a profiler
 //! xattr_sharing memory on|off [FILES]       memory of files that all have one security label
-//! xattr_sharing label [FILES]               time to label each file, to label it again, to read that
+//! xattr_sharing label [FILES]               time to label each file, label it again, and read it
 //! ```
 //!
-//! The workload: each of P threads sets an attribute of F files of its own, in random order, to one of V
-//! values at random. Variants take turns in one process, nine rounds; printed are the medians.
+//! The workload: each of P threads sets an attribute on its own F files in random order, to one of
+//! V random values. The variants alternate in one process for nine rounds. The output is medians.
 //!
 //! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015 (xattr-bench).
 
@@ -38,7 +38,9 @@ fn main() {
         }
         Some("memory") => memory(is_on(), number(2, 1_000_000)),
         Some("label") => label(number(1, 100_000)),
-        _ => println!("see the text at the beginning of the source"),
+        _ => println!(
+            "usage: xattr_sharing time|run|memory|label [ARGUMENT...]; see the head of the source"
+        ),
     }
 }
 
@@ -68,7 +70,7 @@ impl Bench {
         Bench { fs, files, values: (0..load.values).map(value).collect() }
     }
 
-    /// Sets `sets` attributes per thread; returns the time of one in nanoseconds.
+    /// Sets `sets` attributes per thread. Returns the time of one in nanoseconds.
     fn round(&self, round: usize, sets: usize) -> f64 {
         let start = Instant::now();
         thread::scope(|scope| {
@@ -137,7 +139,7 @@ fn label(files: usize) {
             };
             for pass in 0..3 {
                 if pass == 2 {
-                    // Longer than a changed inode waits.
+                    // Longer than the delay of de-duplication.
                     thread::sleep(std::time::Duration::from_millis(150));
                 }
                 let start = Instant::now();
@@ -174,7 +176,7 @@ fn tmpfs(is_on: bool) -> Tmpfs {
     Tmpfs::new(TmpfsOptions { share_xattrs: is_on, ..TmpfsOptions::default() })
 }
 
-/// Returns the numbers of new files of a thread.
+/// Makes files for a thread and returns their inode numbers.
 fn make_files(fs: &Tmpfs, thread: usize, count: usize) -> Vec<u64> {
     let root = Node::detached(fs.root().expect("there is one").ino, FileKind::Directory);
     let make = |nth| {

@@ -1,26 +1,26 @@
 //! POSIX access control lists.
 //!
-//! An [`Acl`] says for a file which users and groups may read, write and execute it, beyond what
-//! the nine permission bits can say; a default ACL of a directory says what its new files start
-//! with. The type holds only valid lists: whatever makes one checks it, so that permission checks
-//! and inheritance need not think about half of one.
+//! An [`Acl`] says which users and groups may read, write and execute a file, beyond the nine
+//! permission bits. The default ACL of a directory is inherited by new files. The type holds only
+//! valid lists: each constructor checks A.1 and A.2, so permission checks and inheritance can rely
+//! on them.
 //!
-//! # How it works
-//! The entries are a small slice, sorted by tag and then by id, in the order in which acl(5) looks
-//! at them. The owner's, the owning group's and the others' entry mirror the permission bits; with
-//! a mask entry the group bits mirror the mask, which bounds every named user, the owning group
-//! and every named group. The stored form is that of the `system.posix_acl_*` attributes, version
-//! 2: a little-endian `u32` version and then per entry `u16` tag, `u16` permission, `u32` id.
+//! # Mechanism
+//! The entries are a small slice, sorted by tag and then by id, which is the order of the checks in
+//! acl(5). The entries of the owner, the owning group and others mirror the permission bits. With a
+//! mask entry, the group bits mirror the mask. The mask bounds every named user, the owning group
+//! and every named group. The stored form is version 2 of the `system.posix_acl_*` attributes: a
+//! little-endian `u32` version, then per entry `u16` tag, `u16` permission, `u32` id.
 //!
 //! # Invariants
-//! - A.1: exactly one entry each for owner, owning group and others, at most one mask, and a mask
-//!   wherever a user or group is named (acl(5), VALID ACLs).
+//! - A.1: exactly one entry each for owner, owning group and others; at most one mask, which is
+//!   required if a user or group is named (acl(5), VALID ACLs).
 //! - A.2: no user and no group is named twice, no id is `u32::MAX`, no permission is above 7.
 //! - A.3: entries without an id have the id `u32::MAX`, so equal lists compare equal.
 //!
-//! # What it refuses
-//! Lists that are not valid, with `EINVAL`. Linux lets a list name a user twice (the first one
-//! counts); acl(5) does not, and neither does this. Entries may come in any order. No locks.
+//! # Differences
+//! Linux lets a list name a user twice and uses the first entry. acl(5) forbids that, and so does
+//! this type (`EINVAL`). Entries may come in any order. No locks.
 //!
 //! Source: acl(5); POSIX.1e draft 17; Linux `include/uapi/linux/posix_acl_xattr.h`.
 //!
@@ -55,7 +55,7 @@ const HEADER_BYTES: usize = 4;
 /// Bytes of an entry of the stored form.
 const ENTRY_BYTES: usize = 8;
 
-/// A valid ACL. See the module's text.
+/// A valid ACL; see the module documentation.
 ///
 /// # Invariants
 /// A.1 to A.3; sorted by tag and id.
@@ -78,19 +78,19 @@ impl Acl {
         Ok(Acl { entries: entries.into_boxed_slice() })
     }
 
-    /// Returns the ACL of three entries that says what the permission bits of `mode` say.
+    /// Returns the ACL of three entries that is equivalent to the permission bits of `mode`.
     pub fn from_mode(mode: u32) -> Acl {
         let entry = |tag, shift: u32| Entry::new(tag, (mode >> shift & 7) as u8, Entry::NO_ID);
         let entries = [entry(Tag::UserObj, 6), entry(Tag::GroupObj, 3), entry(Tag::Other, 0)];
         Acl { entries: Box::new(entries) }
     }
 
-    /// Returns the ACL that `bytes`, the value of a `system.posix_acl_*` attribute, says; None for
-    /// a value without entries, which stands for having no ACL.
+    /// Parses the value of a `system.posix_acl_*` attribute. Returns None for a value without
+    /// entries, which means no ACL.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for a version other than 2; `EINVAL` for a value that is cut off, a tag or
-    /// permission that does not exist, or entries that are not a valid ACL.
+    /// `EOPNOTSUPP` for a version other than 2; `EINVAL` for a truncated value, an unknown tag or
+    /// permission, or an invalid ACL.
     pub fn from_xattr(bytes: &[u8]) -> Result<Option<Acl>, Errno> {
         if bytes.is_empty() {
             return Ok(None);
@@ -110,7 +110,7 @@ impl Acl {
         Acl::new(entries).map(Some)
     }
 
-    /// Returns the stored form, which [`Acl::from_xattr`] reads.
+    /// Returns the value of the `system.posix_acl_*` attribute, which [`Acl::from_xattr`] parses.
     pub fn to_xattr(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEADER_BYTES + ENTRY_BYTES * self.entries.len());
         out.extend_from_slice(&VERSION.to_le_bytes());
@@ -127,8 +127,8 @@ impl Acl {
         &self.entries
     }
 
-    /// Returns the nine permission bits that go with the ACL: those of the owner, of the mask (or,
-    /// without one, of the owning group) and of the others.
+    /// Returns the nine permission bits of the ACL: those of the owner, of the mask (or of the
+    /// owning group without a mask) and of others.
     pub fn mode(&self) -> u32 {
         let group = self.perm_of(Tag::Mask).or(self.perm_of(Tag::GroupObj)).unwrap_or(0);
         let user = self.perm_of(Tag::UserObj).unwrap_or(0);
@@ -136,8 +136,7 @@ impl Acl {
         u32::from(user) << 6 | u32::from(group) << 3 | u32::from(other)
     }
 
-    /// Returns the permission bits that say the same as this ACL; None if it says more than they
-    /// can, because it has a mask.
+    /// Returns the permission bits that are equivalent to this ACL, or None if it has a mask.
     #[doc(alias = "posix_acl_equiv_mode")]
     pub fn equivalent_mode(&self) -> Option<u32> {
         match self.perm_of(Tag::Mask) {
@@ -146,8 +145,8 @@ impl Acl {
         }
     }
 
-    /// Changes the ACL as chmod(2) does: the owner, the mask (or, without one, the owning group)
-    /// and the others get the permission bits of `mode`.
+    /// Changes the ACL as chmod(2) does. The owner, the mask (or the owning group without a mask)
+    /// and others get the permission bits of `mode`.
     #[doc(alias = "posix_acl_chmod")]
     pub fn chmod(&mut self, mode: u32) {
         let group = self.group_class();
@@ -158,9 +157,9 @@ impl Acl {
         }
     }
 
-    /// Returns what a file made with `mode` in a directory with the default ACL `self` gets: its
-    /// mode, and its access ACL if that says more than the mode. The umask plays no part. A new
-    /// directory inherits `self` as its own default ACL besides.
+    /// Returns the mode and the access ACL of a file made with `mode` in a directory whose default
+    /// ACL is `self`. The access ACL is None if the mode is equivalent. The umask is not used. A
+    /// new directory also inherits `self` as its default ACL.
     #[doc(alias = "posix_acl_create_masq")]
     pub fn inherit(&self, mode: u32) -> (u32, Option<Acl>) {
         let mut acl = self.clone();
@@ -174,11 +173,12 @@ impl Acl {
         (mode, acl.equivalent_mode().is_none().then_some(acl))
     }
 
-    /// Returns true if the process with user id `uid` may do what `want` (read 4, write 2,
-    /// execute 1) says with a file of `owner` and `group`. `is_member` says whether a group id is
-    /// the process's group or among its supplementary ones.
+    /// Returns true if a process with user id `uid` has the permissions `want` (read 4, write 2,
+    /// execute 1) for a file of `owner` and `group`. `is_member` returns true for each group of the
+    /// process, supplementary ones included.
     ///
-    /// This is the ACCESS CHECK ALGORITHM of acl(5); capabilities are the caller's.
+    /// This is the ACCESS CHECK ALGORITHM of acl(5). It ignores capabilities; the caller checks
+    /// them.
     #[doc(alias = "posix_acl_permission")]
     pub fn check(
         &self,
@@ -216,7 +216,7 @@ impl Acl {
         self.entries.iter().find(|e| e.tag == tag).map(|e| e.perm)
     }
 
-    /// Returns the tag whose permission the group bits of the mode mirror.
+    /// Returns the tag of the entry that the group bits of the mode mirror.
     fn group_class(&self) -> Tag {
         self.perm_of(Tag::Mask).map_or(Tag::GroupObj, |_| Tag::Mask)
     }
@@ -225,9 +225,9 @@ impl Acl {
 /// One entry of an ACL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
-    /// Whom it is about.
+    /// The class of users that the entry is for.
     pub tag: Tag,
-    /// What they may do: read 4, write 2, execute 1.
+    /// The permissions: read 4, write 2, execute 1.
     pub perm: u8,
     /// The user or group of [`Tag::User`] and [`Tag::Group`]; [`Entry::NO_ID`] otherwise.
     pub id: u32,
@@ -237,7 +237,7 @@ impl Entry {
     /// The id of an entry that needs none (`ACL_UNDEFINED_ID`).
     pub const NO_ID: u32 = u32::MAX;
 
-    /// Returns an entry; `id` is ignored where `tag` needs none.
+    /// Returns an entry. `id` is ignored for a tag without one.
     pub fn new(tag: Tag, perm: u8, id: u32) -> Entry {
         Entry { tag, perm, id: if tag.has_id() { id } else { Entry::NO_ID } }
     }
@@ -252,7 +252,7 @@ impl Entry {
     }
 }
 
-/// Whom an entry is about, with the numbers of the stored form.
+/// The class of users that an entry is for. The numbers are those of the stored form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
 pub enum Tag {
@@ -264,9 +264,9 @@ pub enum Tag {
     GroupObj = 0x04,
     /// A named group (`ACL_GROUP`).
     Group = 0x08,
-    /// The bound of all but the owner and the others (`ACL_MASK`).
+    /// The upper bound of all entries but those of the owner and others (`ACL_MASK`).
     Mask = 0x10,
-    /// Everybody else (`ACL_OTHER`).
+    /// All other users (`ACL_OTHER`).
     Other = 0x20,
 }
 
@@ -283,7 +283,8 @@ impl Tag {
     }
 }
 
-/// Returns where in the mode the bits of `tag` are, if it has any; `group` has the group's.
+/// Returns the shift of the bits of `tag` in the mode, if it has any. `group` is the tag that the
+/// group bits mirror.
 fn class_shift(tag: Tag, group: Tag) -> Option<u32> {
     match tag {
         Tag::UserObj => Some(6),
@@ -346,8 +347,8 @@ mod tests {
         }
         assert_eq!(acl(&[]), Err(Errno::INVAL));
         assert!(with(&[(Mask, 7, 0)]).is_ok());
-        assert_eq!(with(&[(User, 7, 1)]), Err(Errno::INVAL), "a named user needs a mask");
-        assert_eq!(with(&[(Group, 7, 1)]), Err(Errno::INVAL), "a named group needs a mask");
+        assert_eq!(with(&[(User, 7, 1)]), Err(Errno::INVAL), "a named user without a mask");
+        assert_eq!(with(&[(Group, 7, 1)]), Err(Errno::INVAL), "a named group without a mask");
         assert_eq!(with(&[(Mask, 7, 0), (Mask, 7, 0)]), Err(Errno::INVAL));
         assert!(with(&[(Mask, 7, 0), (User, 7, 1), (Group, 7, 1), (User, 7, 2)]).is_ok());
         assert_eq!(with(&[(Mask, 7, 0), (User, 7, 1), (User, 3, 1)]), Err(Errno::INVAL));
@@ -358,7 +359,7 @@ mod tests {
 
     #[test]
     fn xattr_form_is_that_of_linux() {
-        // What `setfacl -m u:1000:rw` of a file with mode 0640 stores.
+        // The value that `setfacl -m u:1000:rw` stores for a file with mode 0640.
         let bytes = [
             2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255, 2, 0, 6, 0, 232, 3, 0, 0, 4, 0, 4, 0, 255,
             255, 255, 255, 16, 0, 6, 0, 255, 255, 255, 255, 32, 0, 0, 0, 255, 255, 255, 255,
@@ -409,7 +410,11 @@ mod tests {
         let mut with_mask = named();
         with_mask.chmod(0o640);
         assert_eq!(with_mask.mode(), 0o640);
-        assert_eq!(with_mask.perm_of(Tag::GroupObj), Some(5), "the group keeps its own bits");
+        assert_eq!(
+            with_mask.perm_of(Tag::GroupObj),
+            Some(5),
+            "chmod changed the owning group's entry"
+        );
         assert_eq!(with_mask.perm_of(Tag::Mask), Some(4));
         assert_eq!(with_mask.perm_of(Tag::User), Some(7));
     }
@@ -423,7 +428,7 @@ mod tests {
         assert_eq!(mode, 0o104_640);
         assert_eq!(acl.mode(), 0o640);
         assert_eq!(acl.perm_of(Tag::Mask), Some(4));
-        assert_eq!(acl.perm_of(Tag::GroupObj), Some(5), "only the mask is bounded");
+        assert_eq!(acl.perm_of(Tag::GroupObj), Some(5), "inherit changed the owning group's entry");
         assert_eq!(acl.perm_of(Tag::User), Some(7));
     }
 
@@ -455,7 +460,10 @@ mod tests {
             assert_eq!(got, allowed, "uid {uid} groups {groups:?} want {want}");
         }
         let minimal = Acl::from_mode(0o604);
-        assert!(!minimal.check(2, |gid| gid == 10, 1, 10, 4), "the group is denied, not other");
+        assert!(
+            !minimal.check(2, |gid| gid == 10, 1, 10, 4),
+            "a group member got the permissions of others"
+        );
         assert!(minimal.check(2, |_| false, 1, 10, 4));
     }
 

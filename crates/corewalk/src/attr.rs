@@ -1,4 +1,5 @@
-//! What stat(2) says of an inode, and what chmod, chown, truncate and utimensat change.
+//! Attributes of an inode, as stat(2) reports them and as chmod, chown, truncate and utimensat
+//! change them.
 
 /// The file type bits and the twelve permission bits of `st_mode`.
 pub mod mode {
@@ -26,37 +27,37 @@ pub mod mode {
     pub const S_ISVTX: u32 = 0o1000;
 }
 
-/// How old an access time may get before `relatime` sets it anyway, in seconds: a day.
+/// The age at which `relatime` updates an access time in any case, in seconds: one day.
 const RELATIME_SECS: i64 = 24 * 60 * 60;
 
-/// When reading sets the time of the last access, after mount(8).
+/// When a read updates the access time; see mount(8).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Atime {
-    /// If that is not younger than the last change, or a day old (`relatime`).
+    /// If it is not newer than the last change, or is a day old (`relatime`).
     #[default]
     Relative,
     /// Never (`noatime`).
     Never,
-    /// At each read that reaches the file system (`strictatime`). A FUSE server's kernel answers reads
-    /// and listings from its own cache as well, and tells no server.
+    /// At each read that reaches the file system (`strictatime`). The kernel of a FUSE server also
+    /// answers reads and listings from its cache; these do not reach the server.
     Strict,
 }
 
 impl Atime {
-    /// Returns true if reading at `now` sets the access time, where `times` are those of access, change of
-    /// the content, and any change.
+    /// Returns true if a read at `now` updates the access time. `times` are the access time, the
+    /// modification time and the change time.
     ///
     /// # Examples
     /// ```
     /// use corewalk::{Atime, Timespec};
     ///
     /// let [changed, read, now] = [10, 20, 30].map(|secs| Timespec { secs, nanos: 0 });
-    /// assert!(!Atime::Relative.is_noted([read, changed, changed], now));
-    /// assert!(Atime::Relative.is_noted([read, changed, read], now));
-    /// assert!(Atime::Strict.is_noted([read, changed, changed], now));
-    /// assert!(!Atime::Never.is_noted([read, changed, read], now));
+    /// assert!(!Atime::Relative.needs_update([read, changed, changed], now));
+    /// assert!(Atime::Relative.needs_update([read, changed, read], now));
+    /// assert!(Atime::Strict.needs_update([read, changed, changed], now));
+    /// assert!(!Atime::Never.needs_update([read, changed, read], now));
     /// ```
-    pub fn is_noted(self, times: [Timespec; 3], now: Timespec) -> bool {
+    pub fn needs_update(self, times: [Timespec; 3], now: Timespec) -> bool {
         let [atime, mtime, ctime] = times;
         let is_old = now.secs.saturating_sub(atime.secs) >= RELATIME_SECS;
         match self {
@@ -67,20 +68,20 @@ impl Atime {
     }
 }
 
-/// When reading sets the time of the last access, by what is read.
+/// When a read updates the access time, for directories and other files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AtimePolicy {
-    /// Of directories (`nodiratime`).
+    /// For directories (`nodiratime`).
     pub directories: Atime,
-    /// Of files and symbolic links.
+    /// For files and symbolic links.
     pub others: Atime,
 }
 
 impl AtimePolicy {
-    /// Reading changes nothing.
+    /// Reads never update the access time.
     pub const NEVER: AtimePolicy = AtimePolicy { directories: Atime::Never, others: Atime::Never };
 
-    /// Returns what holds for files of `kind`.
+    /// Returns the setting for files of `kind`.
     #[inline]
     pub fn of(self, kind: FileKind) -> Atime {
         if kind == FileKind::Directory { self.directories } else { self.others }
@@ -107,8 +108,8 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// Returns the kind that `mode` (with its type bits) says; a mode without type bits is a
-    /// regular file, as mknod(2) has it. None for type bits that name no kind.
+    /// Returns the kind that the type bits of `mode` name. A mode without type bits is a regular
+    /// file, as mknod(2) says. Returns None for unknown type bits.
     pub fn from_mode(mode: u32) -> Option<FileKind> {
         Some(match mode & mode::S_IFMT {
             0 | mode::S_IFREG => FileKind::Regular,
@@ -136,8 +137,8 @@ impl FileKind {
     }
 }
 
-/// Seconds and nanoseconds since the epoch; the nanoseconds are below 1,000,000,000 and count
-/// forward also when the seconds are negative, as in `struct timespec`.
+/// Seconds and nanoseconds since the epoch. The nanoseconds count forward even if the seconds are
+/// negative, as in `struct timespec`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timespec {
     /// Whole seconds.
@@ -158,9 +159,9 @@ impl Timespec {
 #[doc(alias = "kstat")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {
-    /// The inode number: names this inode among those that exist now.
+    /// The inode number. No two existing inodes have the same one.
     pub ino: u64,
-    /// With `ino`, names this inode for ever: the pair is never used again within a mount.
+    /// The generation. The pair of `ino` and generation is never reused within a mount.
     pub generation: u64,
     /// File type and permission bits.
     pub mode: u32,
@@ -174,7 +175,7 @@ pub struct Attr {
     pub rdev: u64,
     /// Size in bytes.
     pub size: u64,
-    /// Space taken, in 512-byte units.
+    /// Space used, in 512-byte units.
     pub blocks: u64,
     /// Preferred block size for input and output, in bytes.
     pub blksize: u32,
@@ -186,7 +187,7 @@ pub struct Attr {
     pub ctime: Timespec,
     /// Creation.
     pub btime: Timespec,
-    /// True if the inode has an access ACL that says more than `mode`.
+    /// True if the inode has an access ACL that `mode` cannot express.
     pub has_acl: bool,
 }
 
@@ -202,12 +203,12 @@ impl Attr {
     }
 }
 
-/// A time to set: a given one or that of the clock.
+/// A time to set: a given time or the current one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {
-    /// The time of the clock when the change is made (`UTIME_NOW`).
+    /// The current time when the change is made (`UTIME_NOW`).
     Now,
-    /// This time.
+    /// The given time.
     At(Timespec),
 }
 
@@ -227,23 +228,23 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// New modification time.
     pub mtime: Option<SetTime>,
-    /// New change time, only from a kernel that keeps it (a writeback cache); else the back end
-    /// sets the change time itself.
+    /// New change time, from a kernel that keeps it (writeback cache). With None the back end sets
+    /// the change time.
     pub ctime: Option<Timespec>,
 }
 
-/// What statfs(2) says of a file system.
+/// The attributes of a file system, as statfs(2) reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StatFs {
     /// Block size in bytes, the unit of the three counts below.
     pub bsize: u32,
-    /// Blocks in all.
+    /// Total blocks.
     pub blocks: u64,
     /// Free blocks.
     pub bfree: u64,
-    /// Free blocks for those without privilege.
+    /// Free blocks for unprivileged users.
     pub bavail: u64,
-    /// Inodes in all.
+    /// Total inodes.
     pub files: u64,
     /// Free inodes.
     pub ffree: u64,

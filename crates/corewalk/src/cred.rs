@@ -1,9 +1,9 @@
 //! The credentials and capabilities of a caller.
 //!
-//! A [`Cred`] is what the kernel calls the file system credentials of a task: `fsuid`, `fsgid`,
-//! supplementary groups and those capabilities that concern files. A server that has had
-//! permissions checked already (a FUSE mount with `default_permissions`) uses
-//! [`Cred::prechecked`], which keeps the owner of new files right and checks nothing twice.
+//! A [`Cred`] is the file system credentials of a task in Linux: `fsuid`, `fsgid`, supplementary
+//! groups and the capabilities that concern files. On a FUSE mount with `default_permissions` the
+//! kernel has already checked permissions. Such a server uses [`Cred::prechecked`], which sets the
+//! owner of new files and passes all checks.
 //!
 //! Source: credentials(7), capabilities(7).
 
@@ -15,25 +15,25 @@ bitflags! {
     pub struct Caps: u32 {
         /// Change the owner of any file.
         const CHOWN = 1;
-        /// Read, write and (if anybody may) execute any file.
+        /// Read and write any file; execute a file if any class of users may execute it.
         const DAC_OVERRIDE = 1 << 1;
         /// Read any file, search any directory.
         const DAC_READ_SEARCH = 1 << 2;
-        /// What only the owner may do.
+        /// Do what only the owner of a file may do.
         const FOWNER = 1 << 3;
         /// Keep set-user-ID and set-group-ID bits.
         const FSETID = 1 << 4;
         /// Make device nodes.
         const MKNOD = 1 << 5;
-        /// See and change `trusted.` attributes, and change those of `security.`.
+        /// Read and change `trusted.` attributes; change `security.` attributes.
         const SYS_ADMIN = 1 << 6;
-        /// Change `security.capability`, the capabilities of a program.
+        /// Change `security.capability`, the file capabilities.
         const SETFCAP = 1 << 7;
     }
 }
 
 bitflags! {
-    /// What a caller wants to do with an inode, as in access(2).
+    /// The permissions of access(2) that an operation needs.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct May: u32 {
         /// Execute a file or search a directory.
@@ -49,9 +49,9 @@ bitflags! {
 #[doc(alias = "struct cred")]
 #[derive(Clone, Debug)]
 pub struct Cred {
-    /// The user that owns what is made and that is compared with owners (`fsuid`).
+    /// The user that owns new files and is compared with owners (`fsuid`).
     pub uid: u32,
-    /// The group likewise (`fsgid`).
+    /// The group of new files, compared with groups (`fsgid`).
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
@@ -65,14 +65,14 @@ impl Cred {
         Cred { uid: 0, gid: 0, groups: Vec::new(), caps: Caps::all() }
     }
 
-    /// Returns the credentials of an ordinary user, without capabilities (with all, for uid 0).
+    /// Returns the credentials of a user: all capabilities for uid 0, otherwise none.
     pub fn user(uid: u32, gid: u32, groups: &[u32]) -> Cred {
         let caps = if uid == 0 { Caps::all() } else { Caps::empty() };
         Cred { uid, gid, groups: groups.to_vec(), caps }
     }
 
-    /// Returns credentials that make files for `uid` and `gid` and pass every check, since somebody
-    /// else has made the checks.
+    /// Returns credentials that make files for `uid` and `gid` and pass every check. The kernel has
+    /// made the checks.
     pub fn prechecked(uid: u32, gid: u32) -> Cred {
         Cred { uid, gid, groups: Vec::new(), caps: Caps::all() }
     }

@@ -254,7 +254,7 @@ pub(crate) fn chain_of_name(dcache: &Dcache, (name, inode): (u32, u32)) -> Optio
 
 /// Returns the path of the inode numbered `ino` in the first file system, without a reference on
 /// anything; None if that needs more than one pass.
-pub(crate) fn path_of_number(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {
+pub(crate) fn path_of_ino(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {
     // The name of an inode lies in its slot whenever it can.
     let inode = dcache.inodes.peek(0, ino, |slot| dcache.dentries.prefetch(slot))?;
     let alias = dcache.inodes.alias(inode);

@@ -1,36 +1,35 @@
 //! A file system in memory, the reference back end.
 //!
 //! [`Tmpfs`] keeps directories, files, links, device nodes, extended attributes and ACLs in the
-//! memory of the process, and behaves as the kernel's tmpfs does, so that what is built on
-//! corewalk can be tested against it and mounted from it. It is also the worked example of a
-//! [`FileSystem`]: it is asked for one name at a time, and does no path walk and no permission
-//! check.
+//! memory of the process. It behaves like the kernel's tmpfs. Servers are tested against it, and
+//! can mount it. It is also an example of a [`FileSystem`]: it gets one name at a time, and does no
+//! path walk and no permission check.
 //!
-//! # How it works
-//! There is no global lock, and nothing that two changes in different directories both write. An array
-//! of slots, read without a lock, leads from a number to an inode (`table`), which has one lock around
-//! all but the bytes of a file (`inode`). Directories (`dir`) hand out cookies that stay true while they
-//! change; files (`data`, `pages`) keep pages of 4096 bytes and know holes exactly. Operations on names
-//! (`names`) lock the directories they change in the order of their slots. Equal sets of extended
-//! attributes and ACLs are stored once (`xattr`). Two budgets (`budget`) bound bytes and inodes; without
-//! a limit each thread counts for itself.
+//! # Mechanism
+//! There is no global lock, and changes in different directories write no common memory. An inode
+//! number leads without a lock to a slot of an array (`table`). Each slot has one inode with one
+//! lock, which protects all but the bytes of a file (`inode`). A directory (`dir`) gives each entry
+//! a cookie that stays valid while the directory changes. A file (`data`, `pages`) has pages of
+//! 4096 bytes and tracks holes exactly. Operations on names (`names`) lock directories in the order
+//! of their slots. Equal sets of extended attributes and ACLs are stored once (`xattr`). Two
+//! budgets (`budget`) limit bytes and inodes; without limits each thread counts for itself.
 //!
-//! # Locks and their order
-//! The bytes of one file; directories in ascending order of their slots; one inode that is none; the
-//! place of a shared set of attributes; lists of free slots, and of inodes whose attributes wait. `names` says why that is free of deadlocks. No lock is held while the caller's sink
-//! runs in `readdir`, and none longer than a batch takes to copy.
+//! # Lock order
+//! The bytes of one file; directories in ascending order of their slots; one inode that is not a
+//! directory; the slot of a shared set of attributes; the free lists of slots and the queues of
+//! deferred de-duplication. `names` shows that this order prevents deadlock. No lock is held while
+//! the caller's sink runs in `readdir`; a lock is held only while one batch is copied.
 //!
-//! # What it does beyond and short of Linux
+//! # Differences from Linux
 //! - `FALLOC_FL_ZERO_RANGE`, `COLLAPSE_RANGE` and `INSERT_RANGE` work.
-//! - Numbers are never used again (trap P11). They are 64 bits wide: that of a file made in the place
-//!   of an earlier one has a count of such files in its upper half, so programs of 32 bits need
-//!   `_FILE_OFFSET_BITS=64`, as with `inode64` of tmpfs(5).
-//! - Extended attributes and ACLs are charged to the bytes, not to the inodes, and shared ones once: see
-//!   `TmpfsOptions::share_xattrs`.
-//! - Without a limit on bytes or inodes statfs(2) reports a large one, so that programs that look
-//!   for free space find some.
-//! - Set-user-ID bits are not cleared by a write or chown: the caller does that, with `setattr`.
-//! - Memory that runs out ends the process: set `size_bytes`.
+//! - Inode numbers are never reused (trap P11). They have 64 bits; the upper half counts the
+//!   earlier uses of the slot. So 32-bit programs need `_FILE_OFFSET_BITS=64`, as with `inode64` of
+//!   tmpfs(5).
+//! - Extended attributes and ACLs are charged as bytes, not as inodes. A shared set is charged
+//!   once; see `TmpfsOptions::share_xattrs`.
+//! - Without a limit, statfs(2) reports a large one, since some programs check for free space.
+//! - A write or chown does not clear set-user-ID. The caller clears it with `setattr`.
+//! - If the system has no memory left, the process ends. `size_bytes` prevents that.
 //!
 //! Source: tmpfs(5), inode(7), xattr(7); Linux `mm/shmem.c` for the behaviour.
 //!
@@ -81,23 +80,22 @@ mod pages;
 mod table;
 mod xattr;
 
-/// How many entries the first and the largest batch of a `readdir` call copy under the lock of the
-/// directory. A first batch fills a small buffer without copying much that is not wanted.
+/// The number of entries that a `readdir` call copies under the directory's lock: in the first
+/// batch, and at most. A small first batch copies little in vain for a small buffer.
 const BATCH_ENTRIES: std::ops::RangeInclusive<usize> = 32..=512;
-/// Bytes that must have been freed before freed memory is given back to the system.
+/// Freed bytes after which the memory is returned to the system.
 const TRIM_BYTES: u64 = 8 << 20;
-/// What statfs(2) reports as the size without a limit: 1 PiB.
+/// The size that statfs(2) reports without a limit: 1 PiB.
 const UNLIMITED_BYTES: u64 = 1 << 50;
-/// What statfs(2) reports as the number of inodes without a limit.
+/// The number of inodes that statfs(2) reports without a limit.
 const UNLIMITED_INODES: u64 = 1 << 40;
 
-/// A file system in memory. See the module's text.
+/// A file system in memory; see the module documentation.
 ///
 /// # Invariants
-/// - S.1: `space` has what the pages, long targets of links and extended attributes of all inodes take,
-///   in bytes.
-/// - S.2: `inodes` has the number of inodes in `table`, but the root directory, and of all further names
-///   that they have besides one.
+/// - S.1: `space` is the memory of all pages, long link targets and extended attributes, in bytes.
+/// - S.2: `inodes` is the number of inodes in `table` without the root directory, plus one for each
+///   name beyond the first of an inode.
 #[doc(alias = "shmem")]
 pub struct Tmpfs {
     table: InodeTable,
@@ -106,18 +104,19 @@ pub struct Tmpfs {
     keys: HashKeys,
     xattrs: Xattrs,
     atime: AtimePolicy,
-    /// The most bytes in use since freed memory was given back, as [`FileSystem::maintain`] saw them.
+    /// The peak of bytes in use since memory was last returned, as sampled by
+    /// [`FileSystem::maintain`].
     bytes_max: AtomicU64,
 }
 
-/// What a [`Tmpfs`] starts with, after the mount options of tmpfs(5).
+/// The options of a [`Tmpfs`], after the mount options of tmpfs(5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TmpfsOptions {
-    /// The most bytes of file data, long targets of symbolic links, extended attributes and ACLs, rounded
-    /// up to whole pages; None for as much as there is memory (`size=`).
+    /// The limit for file data, long link targets, extended attributes and ACLs, in bytes, rounded
+    /// up to whole pages. None is no limit (`size=`).
     pub size_bytes: Option<u64>,
-    /// The most inodes, with the root directory, and further names of files, each of which counts as one;
-    /// None for any number (`nr_inodes=`).
+    /// The limit for inodes. The root directory counts, and each name of a file beyond the first
+    /// counts as one more. None is no limit (`nr_inodes=`).
     pub inodes_max: Option<u64>,
     /// The permission bits of the root directory (`mode=`).
     pub root_mode: u32,
@@ -125,16 +124,16 @@ pub struct TmpfsOptions {
     pub root_uid: u32,
     /// The group of the root directory (`gid=`).
     pub root_gid: u32,
-    /// Whether equal sets of extended attributes and ACLs are stored once (`mbcache`, `no_mbcache`). A
-    /// shared set is charged once, and a change that needs a copy of it, be it to remove an attribute or
-    /// to chmod a file with an ACL, fails with `ENOSPC` if there is no room for one.
+    /// Store equal sets of extended attributes and ACLs once (`mbcache`, `no_mbcache`). A shared
+    /// set is charged once. A change of a shared set may need a copy, even to remove an attribute
+    /// or to chmod a file with an ACL. Without space for the copy it fails with `ENOSPC`.
     pub share_xattrs: bool,
-    /// When reading sets the time of the last access (`relatime`, `noatime`, `strictatime`, `nodiratime`).
+    /// When a read updates the access time (`relatime`, `noatime`, `strictatime`, `nodiratime`).
     pub atime: AtimePolicy,
 }
 
 impl Default for TmpfsOptions {
-    /// Returns no limits, a root directory of user 0 that all may write to (mode 1777), shared
+    /// Returns options without limits, with a root directory of user 0 and mode 1777, shared
     /// attributes, and `relatime`.
     fn default() -> TmpfsOptions {
         TmpfsOptions {
@@ -156,7 +155,7 @@ impl Tmpfs {
         let fs = Tmpfs {
             table: InodeTable::new(),
             space: Budget::new(options.size_bytes.map(whole_pages), 0),
-            // The root directory is there from the start and not counted.
+            // The root directory always exists and is not counted.
             inodes: Budget::new(options.inodes_max.map(|max| max.saturating_sub(1)), 0),
             keys: HashKeys::new(None),
             xattrs: Xattrs::new(options.share_xattrs),
@@ -165,18 +164,18 @@ impl Tmpfs {
         };
         let root_mode = mode::S_IFDIR | options.root_mode & !mode::S_IFMT;
         let root = Make::new(root_mode, options.root_uid, options.root_gid);
-        fs.table.enter().draw_root().fill(FileKind::Directory, &root, now());
+        fs.table.enter().alloc_root().fill(FileKind::Directory, &root, now());
         fs
     }
 
-    /// Returns how extended attributes and ACLs are stored.
+    /// Returns the statistics of stored extended attributes and ACLs.
     pub fn xattr_stats(&self) -> XattrStats {
         self.xattrs.stats()
     }
 
-    /// Shares what is equal among extended attributes and ACLs now, and not only when the inodes that
-    /// were changed lately have been left alone for 100 ms and others are changed. Returns how many
-    /// inodes waited for it.
+    /// De-duplicates all queued sets of extended attributes and ACLs now. Otherwise a queued set
+    /// waits until its inode has not changed for 100 ms and another inode changes. Returns the
+    /// number of inodes that were queued.
     ///
     /// # Examples
     /// ```
@@ -195,7 +194,7 @@ impl Tmpfs {
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn share_xattrs(&self) -> u64 {
-        // No more than waited when it was called, so that changes meanwhile do not keep it up.
+        // Stop after as many as are queued now, so that concurrent changes cannot prolong this.
         let (mut shared, most) = (0, self.xattrs.stats().waiting);
         while shared < most {
             match self.share_waiting(None) {
@@ -206,7 +205,8 @@ impl Tmpfs {
         shared
     }
 
-    /// Shares the attributes of some inodes that were left alone for long enough. No lock is held.
+    /// De-duplicates the attributes of some inodes that have not changed for long enough. The
+    /// caller holds no lock.
     #[inline]
     fn share_due(&self, now: Timespec) {
         if self.xattrs.is_due(now) {
@@ -218,7 +218,7 @@ impl Tmpfs {
     fn share_waiting(&self, now: Option<Timespec>) -> u64 {
         let waiting = self.xattrs.pop_waiting(now);
         for &ino in &waiting {
-            // Those that are gone took their attributes along.
+            // A removed inode has already dropped its attributes.
             if let Ok(mut inode) = self.table.enter().write(ino) {
                 let attributes = &mut inode.attributes;
                 let changed = attributes.changed();
@@ -228,10 +228,10 @@ impl Tmpfs {
         waiting.len() as u64
     }
 
-    /// Runs a step that holds no lock when it fails, and if there is no room for it in `space`, once more
-    /// after sharing what waits for that. Sharing makes no room for names of a list or for inodes, which say
-    /// `ENOSPC`, too.
-    fn with_room<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+    /// Runs `step`. If it fails for lack of `space`, de-duplicates all queued sets and runs it
+    /// again. `step` must hold no lock when it fails. Some `ENOSPC` errors are not about `space`:
+    /// too many attribute names, or too many inodes. For those, de-duplication does not help.
+    fn retry_after_sharing<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         let refusals = self.space.refusals();
         match step() {
             Err(Errno::NOSPC) if self.space.refusals() != refusals && self.share_xattrs() > 0 => {
@@ -243,7 +243,7 @@ impl Tmpfs {
 
     /// Changes the extended attribute `name` of an inode.
     fn change_xattr(&self, ino: u64, name: &[u8], change: Change<'_>) -> Result<(), Errno> {
-        let now = self.with_room(|| {
+        let now = self.retry_after_sharing(|| {
             let table = self.table.enter();
             let mut inode = table.write(ino)?;
             xattr::check_name(inode.kind(), name)?;
@@ -267,7 +267,8 @@ impl Tmpfs {
         self.xattrs.change(&mut inode.attributes.xattrs, ino, change, times, &self.space)
     }
 
-    /// Takes an inode out of its slot, if `is_wanted` says so, and gives back what it takes.
+    /// Frees an inode and its slot if `is_wanted` returns true, and returns its charges to the
+    /// budgets.
     fn discard(&self, ino: u64, is_wanted: impl FnOnce(&Attributes) -> bool) {
         let table = self.table.enter();
         let Ok(slot) = table.write(ino) else { return };
@@ -285,7 +286,7 @@ impl Tmpfs {
         self.inodes.give_back(1);
     }
 
-    /// Returns the bytes of a regular file. `EISDIR` for a directory, `EINVAL` for another file.
+    /// Returns the content of a regular file. `EISDIR` for a directory, `EINVAL` for another kind.
     fn content(&self, ino: u64) -> Result<Arc<RwLock<FileContent>>, Errno> {
         let table = self.table.enter();
         let content = table.read(ino)?.content()?.cloned();
@@ -295,11 +296,11 @@ impl Tmpfs {
         }
     }
 
-    /// Changes the content of a regular file, and then its inode with `finish`. Both appear at once to
-    /// stat(2).
+    /// Changes the content of a regular file, then its inode with `finish`. stat(2) sees both
+    /// changes at once.
     ///
     /// # Errors
-    /// `EISDIR` for a directory, `EINVAL` for another file, and those of `change`.
+    /// `EISDIR` for a directory, `EINVAL` for another kind, and the errors of `change`.
     fn change_content<R>(
         &self,
         ino: u64,
@@ -331,8 +332,9 @@ impl Tmpfs {
         let mut content = content.write();
         content.check_kept()?;
         FileContent::check_size(size)?;
-        // The copy of an ACL may want room; the size does not fail any more. The mode goes with the ACL, so
-        // that nobody sees one without the other.
+        // The copy of an ACL may fail for lack of space, so change the mode first; the size cannot
+        // fail after the check. The mode changes with the ACL, so that no reader sees one without
+        // the other.
         if set.mode.is_some() {
             let table = self.table.enter();
             let (mut inode, now) = (table.write(ino)?, now());
@@ -347,7 +349,8 @@ impl Tmpfs {
         Ok(inode.attr())
     }
 
-    /// Sets permission bits in the access ACL, if there is one. `ENOSPC` for the copy of one that is shared.
+    /// Sets permission bits in the access ACL, if there is one. `ENOSPC` if a shared ACL cannot be
+    /// copied.
     fn chmod_acl(&self, inode: &mut Inode, mode: Option<u32>, now: Timespec) -> Result<(), Errno> {
         let Some(mode) = mode else { return Ok(()) };
         let Some(acl) = inode.attributes.acl(AclKind::Access) else { return Ok(()) };
@@ -356,12 +359,12 @@ impl Tmpfs {
         self.change_set(inode, Change::Acl(AclKind::Access, Some(&acl)), now)
     }
 
-    /// Gives freed memory back to the system, if much has been freed.
+    /// Returns freed memory to the system, if it is much.
     fn trim(&self) {
         let bytes = self.table.bytes() + self.space.used();
         // ORDERING: Relaxed. A sample; nothing is published through it.
         let most = self.bytes_max.fetch_max(bytes, Ordering::Relaxed);
-        // A part of all, so that a large heap is not looked through for little.
+        // The threshold grows with the heap, so a large heap is not scanned for little.
         if most.saturating_sub(bytes) >= TRIM_BYTES.max(bytes / 8) {
             // ORDERING: Relaxed. As above.
             self.bytes_max.store(bytes, Ordering::Relaxed);
@@ -371,12 +374,12 @@ impl Tmpfs {
         }
     }
 
-    /// Says that the content of `inode`, which is released, was read.
+    /// Updates the access time after a read of `inode`, and releases its lock.
     fn note_read(&self, table: &Entered<'_>, inode: RwLockReadGuard<'_, Inode>) {
         let ino = inode.ino();
-        if inode.attributes.is_read_noted(self.atime.of(inode.kind()), now()) {
+        if inode.attributes.is_atime_updated(self.atime.of(inode.kind()), now()) {
             drop(inode);
-            // If it is gone meanwhile, so is its time.
+            // A removed inode has no access time.
             if let Ok(mut inode) = table.write(ino) {
                 inode.attributes.touch_read(now());
             }
@@ -408,11 +411,11 @@ impl FileSystem for Tmpfs {
     }
 
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
-        self.with_room(|| self.set_attributes(node, set))
+        self.retry_after_sharing(|| self.set_attributes(node, set))
     }
 
     fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
-        self.with_room(|| self.make_named(dir.ino(), name, what))
+        self.retry_after_sharing(|| self.make_named(dir.ino(), name, what))
     }
 
     fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
@@ -475,7 +478,7 @@ impl FileSystem for Tmpfs {
                 inode.attributes.touch_content(now());
             }
         };
-        self.with_room(|| self.change_content(node.ino(), write, touch))
+        self.retry_after_sharing(|| self.change_content(node.ino(), write, touch))
     }
 
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
@@ -492,7 +495,9 @@ impl FileSystem for Tmpfs {
 
     fn tmpfile(&self, dir: Node<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
         match FileKind::from_mode(what.mode) {
-            Some(FileKind::Regular) => self.with_room(|| self.make_unnamed(dir.ino(), what)),
+            Some(FileKind::Regular) => {
+                self.retry_after_sharing(|| self.make_unnamed(dir.ino(), what))
+            }
             _ => Err(Errno::INVAL),
         }
     }
@@ -506,7 +511,7 @@ impl FileSystem for Tmpfs {
             blocks,
             bfree,
             bavail: bfree,
-            // The root directory is one more.
+            // Plus the root directory, which `inodes` leaves out.
             files: files.saturating_add(1),
             ffree: files.saturating_sub(self.inodes.used()),
             namelen: NAME_MAX as u32,
@@ -523,7 +528,7 @@ impl FileSystem for Tmpfs {
     ) -> Result<(), Errno> {
         let allocate = |content: &mut FileContent| content.allocate(offset, len, how, &self.space);
         let touch = |(): &(), inode: &mut Inode| inode.attributes.touch_content(now());
-        self.with_room(|| self.change_content(node.ino(), allocate, touch))
+        self.retry_after_sharing(|| self.change_content(node.ino(), allocate, touch))
     }
 
     fn seek(&self, node: Node<'_>, _: u64, offset: u64, what: Seek) -> Result<u64, Errno> {
@@ -563,8 +568,8 @@ impl FileSystem for Tmpfs {
         Ok(self.table.enter().read(node.ino())?.attributes.acl(kind).cloned())
     }
 
-    /// Sets an ACL; an access ACL that says no more than the mode is dropped. `EACCES` for a
-    /// default ACL of anything but a directory, `EOPNOTSUPP` for an ACL of a symbolic link.
+    /// Sets an ACL. An access ACL that is equivalent to the mode is dropped. `EACCES` for a default
+    /// ACL of anything but a directory, `EOPNOTSUPP` for an ACL of a symbolic link.
     fn set_acl(
         &self,
         node: Node<'_>,
@@ -572,7 +577,7 @@ impl FileSystem for Tmpfs {
         acl: Option<&Acl>,
         mode: Option<u32>,
     ) -> Result<(), Errno> {
-        self.with_room(|| {
+        self.retry_after_sharing(|| {
             let table = self.table.enter();
             let mut inode = table.write(node.ino())?;
             match (inode.kind(), kind) {
@@ -613,11 +618,11 @@ impl FileSystem for Tmpfs {
         self.discard(ino, |attributes| attributes.nlink == 0);
     }
 
-    /// Shares attributes that were left alone for 100 ms, also if no others are changed any more, and
-    /// gives freed memory back to the system.
+    /// De-duplicates sets of inodes that have not changed for 100 ms, and returns freed memory to
+    /// the system.
     fn maintain(&self) {
         self.trim();
-        // No more than waited when it was called, so that changes meanwhile do not keep it up.
+        // Stop after as many as are queued now, so that concurrent changes cannot prolong this.
         let (now, mut left) = (now(), self.xattrs.stats().waiting);
         while left > 0 {
             match self.share_waiting(Some(now)) {
@@ -629,7 +634,7 @@ impl FileSystem for Tmpfs {
 
     fn counters(&self, sink: &mut dyn FnMut(&'static str, u64)) {
         let XattrStats { shared_sets, waiting } = self.xattr_stats();
-        // The root directory is one more.
+        // Plus the root directory, which `inodes` leaves out.
         sink("tmpfs_inodes", self.inodes.used() + 1);
         sink("tmpfs_used_bytes", self.space.used());
         sink("tmpfs_table_bytes", self.table.bytes());

@@ -1,20 +1,23 @@
 //! The namespace: what a server calls.
 //!
 //! A [`Vfs`] puts a dentry cache, permission checks, mounts and reference counts in front of a
-//! [`FileSystem`]. There are two ways in. By inode: an [`InodeRef`] is a counted inode, and
-//! `lookup`, `make`, `remove`, `rename` and the rest take one and a name; this is what FUSE, virtiofs
-//! and NFS servers want, whose kernels and clients hold inode numbers. By path: `walk` resolves a
-//! whole path to a [`PathRef`](crate::PathRef), for 9P servers and library operating systems.
+//! [`FileSystem`]. It has two interfaces:
+//! - By inode. An [`InodeRef`] is a counted inode; `lookup`, `make`, `remove`, `rename` and the
+//!   other operations take one and a name. FUSE, virtiofs and NFS servers use this interface, since
+//!   their kernels and clients hold inode numbers.
+//! - By path. `walk` resolves a whole path to a [`PathRef`](crate::PathRef). 9P servers and library
+//!   operating systems use this interface.
 //!
 //! # Guarantees
-//! - V.1: operations on names appear to happen at one instant each (they are linearizable), as long
-//!   as the back end is changed through this `Vfs` alone.
-//! - V.2: a lookup that is answered from the cache takes no lock and waits for nobody.
-//! - V.3: an operation that a back end is slow at delays only operations on the same name; a change
-//!   of attributes, and a write that takes set-user-ID away, only others on the same inode. An error
-//!   that says that something is gone (`ENOENT`, `ESTALE`) also waits for whoever works on the name of
-//!   the directory or file that was asked about. A back end by path that asks for a path waits for
-//!   renames of what is on it, and they wait for the call (`FileSystem`, F.6).
+//! - V.1: operations on names are linearizable, as long as the back end is changed through this
+//!   `Vfs` alone.
+//! - V.2: a lookup that the cache answers takes no lock and never waits.
+//! - V.3: a slow call of the back end delays only operations on the same name. A slow change of
+//!   attributes, and a slow write that clears set-user-ID, delay only others on the same inode.
+//!   There are two exceptions. An operation returns `ENOENT` or `ESTALE` only after running
+//!   operations on the name of that directory or file have ended. A back end by path that asks for
+//!   a path waits for renames of the path's directories, and they wait for the call (`FileSystem`,
+//!   F.6).
 //!
 //! # Examples
 //! ```
@@ -44,7 +47,7 @@ mod rename;
 mod revalidate;
 
 pub(crate) use attributes::Checked;
-pub(crate) use held::{Place, Unattached};
+pub(crate) use held::{DentryAndInode, Unattached};
 pub use io::Fsync;
 pub use names::Removal;
 
@@ -63,30 +66,31 @@ use crate::name::Name;
 use paths::Paths;
 use rename::{InFlightMoves, InFlightRenames};
 
-/// What one lookup held outside adds to an inode's count. Below it are 28 bits for references held
-/// inside (dentries and `InodeRef`s), above it 33 bits for lookups: both in one word, so that a
-/// forget is checked and done in one step.
+/// The weight of one client lookup in an inode's count. The 28 bits below it count internal
+/// references (dentries and `InodeRef`s). The 33 bits above it count lookups that clients hold.
+/// Both lie in one word, so `forget` checks and subtracts in one step.
 const LOOKUP: u64 = 1 << 28;
-/// References held inside from which on no more are given out: half of what there is room for. The rest
-/// is for dentries, and for threads that have counted and not looked yet.
+/// Above this count of internal references, operations fail with `ENFILE`. It is half of the 28-bit
+/// field. The other half is for dentries, and for threads that have incremented the count and not
+/// yet checked it.
 const REFS_MAX: u64 = LOOKUP / 2;
-/// Lookups from which on an inode is kept for good (unless [`Vfs::forget_all`] ends it) and they are
-/// no longer counted: a client that never forgets does not wrap the count around.
+/// At this many lookups an inode's lookup count is saturated: it stays, and only
+/// [`Vfs::forget_all`] drops it. So a client that never forgets cannot make the count overflow.
 const LOOKUPS_MAX: u64 = 1 << 32;
-/// File systems a namespace can hold over its life; see [`Vfs::mount`].
+/// The most file systems that a namespace can mount during its life; see [`Vfs::mount`].
 const SUPERBLOCKS_MAX: usize = 1024;
 
-/// How a namespace is set up.
+/// The settings of a namespace.
 #[derive(Clone, Debug)]
 pub struct VfsOptions {
-    /// Bytes that dentries, inodes, names and tables may take. Reclaim keeps to it as long as
-    /// something is not in use.
+    /// The memory limit for dentries, inodes, names and tables, in bytes. Reclaim keeps below it
+    /// while any entry is unused.
     pub cache_bytes: u64,
-    /// The most dentries (and inodes) there can ever be: address space is reserved for them, memory
-    /// is not. Operations fail with `ENOMEM` beyond.
+    /// The most dentries, and the most inodes. The namespace reserves address space for them, but
+    /// no memory. Beyond it, operations fail with `ENOMEM`.
     pub entries_max: u32,
-    /// A fixed seed for the hash, for runs that must repeat. None takes a random one, which a
-    /// server that strangers can make files on needs (trap T54).
+    /// A fixed seed for the hash, for repeatable runs. `None` takes a random seed. A server on
+    /// which untrusted users can create files needs a random one (trap T54).
     pub hash_seed: Option<u64>,
 }
 
@@ -97,46 +101,47 @@ impl Default for VfsOptions {
     }
 }
 
-/// Who wants to hear that the cache needs room.
+/// A callback for memory pressure in the cache.
 ///
-/// A FUSE server wakes a thread that calls [`Vfs::reclaim`] and asks the kernel to forget; it must not
-/// do so on the thread that it is called on, which serves a request.
+/// It is called on a thread that serves a request. A FUSE server therefore wakes another thread,
+/// which calls [`Vfs::reclaim`] and asks the kernel to forget inodes.
 pub trait Pressure: Send + Sync {
-    /// The entry `name` of the directory `parent` is only kept because the host uses its inode.
+    /// Reports that only the client's lookups of its inode keep the entry `name` of the directory
+    /// `parent`.
     fn please_forget(&self, parent: u64, name: Name<'_>);
 }
 
-/// An entry that is kept only because somebody outside uses its inode.
+/// A pinned entry: only the client's lookups of its inode keep it.
 #[derive(Clone, Copy, Debug)]
 pub struct Pinned<'a> {
     /// The entry, for [`Vfs::evict`].
     pub entry: EntryId,
-    /// The number of its inode.
+    /// The inode number.
     pub ino: u64,
     /// The kind of file.
     pub kind: FileKind,
-    /// The number of the directory that it is in.
+    /// The inode number of its directory.
     pub parent: u64,
-    /// Its name there.
+    /// Its name in that directory.
     pub name: Name<'a>,
 }
 
-/// The place of an entry in the cache. Another may have it by the time it is used.
+/// The slot of an entry in the cache. The slot may be reused at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryId(u32);
 
-/// A namespace. See the module's text.
+/// A namespace; see the module documentation.
 pub struct Vfs {
     pub(crate) dcache: Dcache,
     pub(crate) supers: Arc<Supers>,
     pub(crate) mounts: Mounts,
     in_flight_moves: InFlightMoves,
     in_flight_renames: InFlightRenames,
-    /// Who changes the attributes of an inode: see `attributes`.
+    /// The attribute locks, by inode; see `attributes`.
     attr_locks: KeyLocks,
 }
 
-/// A file system in use.
+/// A file system of a namespace.
 pub(crate) struct Superblock {
     pub(crate) fs: Arc<dyn FileSystem>,
     root_ino: u64,
@@ -144,8 +149,8 @@ pub(crate) struct Superblock {
     paths: Option<Paths>,
 }
 
-/// All file systems of a namespace; they are added and never taken away, so that an inode's number
-/// for its superblock stays good.
+/// All file systems of a namespace. They are added and never removed, so the superblock index in an
+/// inode stays valid.
 pub(crate) struct Supers {
     list: Box<[OnceLock<Superblock>]>,
     used: Mutex<u32>,
@@ -156,8 +161,8 @@ impl Vfs {
     /// Returns a namespace whose root is that of `fs`.
     ///
     /// # Errors
-    /// What `fs.root()` says; `ENOTDIR` if it is no directory; `ENOMEM` if the address space for
-    /// the cache, or the memory for its first entry, cannot be had.
+    /// - The errors of `fs.root()`; `ENOTDIR` if the root is not a directory.
+    /// - `ENOMEM` if the cache cannot reserve its address space, or allocate its first entry.
     pub fn new(fs: Arc<dyn FileSystem>, options: VfsOptions) -> Result<Arc<Vfs>, Errno> {
         let supers = Arc::new(Supers {
             list: (0..SUPERBLOCKS_MAX).map(|_| OnceLock::new()).collect(),
@@ -165,7 +170,7 @@ impl Vfs {
             pressure: OnceLock::new(),
         });
         let host = Box::new(Arc::clone(&supers));
-        // Half of the slot numbers mean something else to the tables.
+        // The tables use the other half of the 32-bit slot numbers for their own marks.
         let entries_max = options.entries_max.clamp(1024, 1 << 30);
         let dcache = Dcache::new(entries_max, options.hash_seed, host).map_err(|_| Errno::NOMEM)?;
         dcache.set_budget(options.cache_bytes);
@@ -183,10 +188,10 @@ impl Vfs {
         Ok(Arc::new(vfs))
     }
 
-    /// Sets who hears that the cache needs room, once.
+    /// Sets the callback for memory pressure. It can be set once.
     ///
     /// # Errors
-    /// `EBUSY` if one is set.
+    /// `EBUSY` if it is already set.
     pub fn set_pressure(&self, pressure: Box<dyn Pressure>) -> Result<(), Errno> {
         self.supers.pressure.set(pressure).map_err(|_| Errno::BUSY)
     }
@@ -194,7 +199,7 @@ impl Vfs {
     /// Returns the root directory.
     ///
     /// # Panics
-    /// Panics if 2 to the 27th references on it are held.
+    /// Panics at more than 2^27 references to it.
     pub fn root(&self) -> InodeRef<'_> {
         let dentry = self.mounts.root();
         let inode = self.dcache.directory(dentry).expect("the root is a directory").inode;
@@ -204,11 +209,11 @@ impl Vfs {
         root
     }
 
-    /// Returns the inode of the root's file system with this number, if it is in use: looked up
-    /// before and not forgotten since.
+    /// Returns the inode with this number in the root's file system. The inode must be in use: a
+    /// client has looked it up and not forgotten it.
     ///
     /// # Errors
-    /// `ESTALE` if it is not; `ENFILE` if 2 to the 27th references on it are held.
+    /// `ESTALE` if it is not in use; `ENFILE` at more than 2^27 references to it.
     pub fn inode(&self, ino: u64) -> Result<InodeRef<'_>, Errno> {
         self.in_use(ino).ok_or(Errno::STALE)?.unless_saturated()
     }
@@ -223,17 +228,17 @@ impl Vfs {
         &*self.superblock(inode).fs
     }
 
-    /// Returns the file system that an inode belongs to, with what is kept for it.
+    /// Returns the superblock of an inode.
     #[inline]
     pub(crate) fn superblock(&self, inode: u32) -> &Superblock {
         self.supers.get(self.dcache.inodes.superblock(inode))
     }
 
-    /// Takes in a file system whose root `attr` is, and returns its root dentry, counted for whoever
-    /// mounts it. The caller holds no lock.
+    /// Adds a file system whose root has the attributes `attr`. Returns its root dentry with a
+    /// reference for the caller. The caller holds no lock.
     ///
     /// # Errors
-    /// `ENFILE` if there have been too many; `ENOMEM`.
+    /// `ENFILE` after 1024 file systems; `ENOMEM`.
     pub(crate) fn add_superblock(
         &self,
         fs: Arc<dyn FileSystem>,
@@ -259,18 +264,17 @@ impl Vfs {
         published.inspect_err(|_| self.dcache.put_inode(entered.slot, 1))
     }
 
-    /// Evicts everything that is not in use. Returns how many entries that were.
+    /// Evicts all unused entries. Returns their number.
     pub fn prune(&self) -> u64 {
         self.dcache.prune()
     }
 
-    /// Makes room, also of what the fills that go along make none of: evicts entries that are not in
-    /// use, at first those that were not used lately, and reports to `pinned` those that only the use
-    /// of their inode outside keeps, until both together are `want` or each entry was looked at once.
-    /// Returns how many were evicted.
+    /// Evicts unused entries, first those that were not used lately. It reports each pinned entry
+    /// to `pinned`. It stops when the evicted and reported entries together are `want`, or when it
+    /// has looked at each entry once. Returns the number of evicted entries.
     ///
-    /// It works as long as it takes, so it is for a thread that serves nobody. An entry that was
-    /// reported and has been let go of since goes with [`Vfs::evict`].
+    /// A large scan takes long, so call it on a thread that serves no requests. When the client has
+    /// forgotten a reported entry, evict it with [`Vfs::evict`].
     ///
     /// # Examples
     /// ```
@@ -284,12 +288,12 @@ impl Vfs {
     /// drop(make(b"unused")?);
     /// let held = make(b"used")?.0.into_lookups();
     /// let mut pinned = vec![];
-    /// // The first time an entry that was used lately gets a second chance.
+    /// // The first call spares an entry that was used lately, so call twice.
     /// let evicted: u64 = (0..2)
     ///     .map(|_| vfs.reclaim(10, &mut |entry| pinned.push((entry.entry, entry.ino))))
     ///     .sum();
     /// assert_eq!((evicted, pinned.len(), pinned[0].1), (1, 1, held));
-    /// assert_eq!(vfs.evict(pinned[0].0), 0, "it is in use");
+    /// assert_eq!(vfs.evict(pinned[0].0), 0, "an entry in use was evicted");
     /// vfs.forget(held, 1);
     /// assert_eq!(vfs.evict(pinned[0].0), 1);
     /// # Ok::<(), corewalk::Errno>(())
@@ -310,13 +314,14 @@ impl Vfs {
         })
     }
 
-    /// Evicts an entry that [`Vfs::reclaim`] reported, unless it is in use; and the parents that are
-    /// left without children. Returns how many entries went.
+    /// Evicts an entry that [`Vfs::reclaim`] reported, unless it is in use. It also evicts each
+    /// parent directory that becomes unused and has no children. Returns the number of evicted
+    /// entries.
     pub fn evict(&self, entry: EntryId) -> u64 {
         self.dcache.evict_entry(entry.0)
     }
 
-    /// Returns what the cache holds and has done.
+    /// Returns the statistics of the cache.
     pub fn stats(&self) -> Stats {
         let counters = &self.dcache.counters;
         let count = |counter: &ShardedCounter| counter.sum().max(0) as u64;
@@ -341,7 +346,7 @@ impl Vfs {
 
 impl Drop for Vfs {
     fn drop(&mut self) {
-        // Unlinked files that a client has never forgotten.
+        // Remove the hidden names of unlinked files that the client has not forgotten.
         for superblock in self.supers.list.iter().map_while(OnceLock::get) {
             let hidden = superblock.paths.as_ref().map_or_else(Vec::new, Paths::take_all_hidden);
             hidden.iter().for_each(|hidden| superblock.remove_hidden(hidden));
@@ -355,32 +360,32 @@ impl fmt::Debug for Vfs {
     }
 }
 
-/// What a namespace holds and has done. Counts of entries, unless a field says bytes.
+/// The statistics of a namespace. Each field counts entries or events, unless its name says bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Positive dentries.
     pub entries: u64,
     /// Negative dentries.
     pub negatives: u64,
-    /// Dentries of removed names that are still held, or wait for what is cached below them.
+    /// Dentries of removed names that are still referenced, or whose cached children are not yet
+    /// evicted.
     pub removed: u64,
     /// Inodes.
     pub inodes: u64,
-    /// Bytes taken.
+    /// Memory in use, in bytes.
     pub bytes: u64,
-    /// Bytes allowed.
+    /// The memory limit, in bytes.
     pub budget_bytes: u64,
-    /// Names that the back end was asked for.
+    /// Lookups sent to the back end.
     pub misses: u64,
-    /// Answers that were not cached, since an invalidation came in between.
+    /// Answers that were not cached, since the name was invalidated during the call.
     pub refused_fills: u64,
     /// Entries evicted.
     pub reclaimed: u64,
-    /// Passes of walks and of path translations that came to nothing, since something on the way had
-    /// changed.
+    /// Failed passes of walks and path translations: a dentry changed during the pass.
     pub retries: u64,
-    /// Walks that began again so often that they took references on the way, and translations that
-    /// kept directories in place.
+    /// Walks that fell back to ref-walk, and path translations that blocked renames of directories,
+    /// each after repeated failed passes.
     pub fallbacks: u64,
     /// Renames and exchanges.
     pub renames: u64,
@@ -388,9 +393,9 @@ pub struct Stats {
     pub invalidations: u64,
 }
 
-/// A counted inode. Cheap to take, write-free to keep.
+/// A counted reference to an inode. Taking it costs one atomic addition.
 ///
-/// A clone panics if 2 to the 27th references to the inode are held.
+/// `clone` panics at more than 2^27 references to the inode.
 #[doc(alias = "struct inode")]
 pub struct InodeRef<'v> {
     pub(crate) vfs: &'v Vfs,
@@ -403,7 +408,7 @@ impl<'v> InodeRef<'v> {
         self.vfs.dcache.inodes.ino(self.slot)
     }
 
-    /// Returns the generation that goes with the number.
+    /// Returns the inode generation: the inode number and the generation together are never reused.
     pub fn generation(&self) -> u64 {
         self.vfs.dcache.inodes.generation(self.slot)
     }
@@ -413,40 +418,42 @@ impl<'v> InodeRef<'v> {
         self.vfs.dcache.inodes.kind(self.slot)
     }
 
-    /// Turns the reference into one lookup held by somebody outside, who returns it by
-    /// [`Vfs::forget`], and returns the inode number. A FUSE server calls this for each entry it
-    /// replies (`nlookup`).
+    /// Turns the reference into one lookup that a client holds, and returns the inode number. The
+    /// client returns the lookup by [`Vfs::forget`]. A FUSE server calls this for each entry in a
+    /// reply (`nlookup`).
     pub fn into_lookups(self) -> u64 {
         let ino = self.ino();
         let lockref = self.vfs.dcache.inodes.lockref(self.slot);
-        // As many threads as there are may pass this at once: there is room for as many again.
+        // Other threads may pass this check at the same time. The field has room for as many
+        // lookups again.
         if lockref.count() < LOOKUPS_MAX * LOOKUP {
-            // The reference itself becomes part of the unit.
+            // The reference is counted as one of the LOOKUP units.
             lockref.get_many(LOOKUP - 1);
             std::mem::forget(self);
         }
         ino
     }
 
-    /// Returns the reference, unless so many are held that it should not be.
+    /// Returns the reference, or drops it if the count is above its limit.
     ///
     /// # Errors
-    /// `ENFILE`; the reference is then dropped.
+    /// `ENFILE` above the limit of references.
     #[inline]
     pub(crate) fn unless_saturated(self) -> Result<InodeRef<'v>, Errno> {
         if self.is_saturated() { Err(Errno::NFILE) } else { Ok(self) }
     }
 
-    /// Returns true if so many references are held that no more should be.
+    /// Returns true if the count of references is above its limit.
     #[inline]
     fn is_saturated(&self) -> bool {
         self.vfs.dcache.inodes.lockref(self.slot).count() % LOOKUP > REFS_MAX
     }
 
-    /// Returns a path of the inode from the root of its file system, as it was at one instant.
+    /// Returns a path of the inode from the root of its file system. All names on the path exist at
+    /// one instant.
     ///
     /// # Errors
-    /// `ENOENT` if it has no name left.
+    /// `ENOENT` if the inode has no name any more.
     pub fn path(&self) -> Result<Vec<u8>, Errno> {
         let mut out = Vec::new();
         crate::dpath::append_inode_path(&self.vfs.dcache, self.slot, &mut out)?;
@@ -475,10 +482,10 @@ impl fmt::Debug for InodeRef<'_> {
     }
 }
 
-/// Returns the attributes of the root of `fs`, which is asked.
+/// Asks the back end for the attributes of its root.
 ///
 /// # Errors
-/// `ENOTDIR` if it is no directory; what `fs` says.
+/// `ENOTDIR` if the root is not a directory; the errors of `fs`.
 pub(crate) fn root_of(fs: &dyn FileSystem) -> Result<Attr, Errno> {
     fs.root().and_then(|attr| if attr.is_dir() { Ok(attr) } else { Err(Errno::NOTDIR) })
 }
@@ -493,7 +500,7 @@ impl Supers {
         let mut used = self.used.lock();
         let index = *used;
         let place = self.list.get(index as usize).ok_or(Errno::NFILE)?;
-        place.set(Superblock { fs, root_ino, paths }).ok().expect("each place is taken once");
+        place.set(Superblock { fs, root_ino, paths }).ok().expect("each index is used once");
         *used += 1;
         Ok(index)
     }
@@ -505,7 +512,7 @@ impl Host for Arc<Supers> {
         if let Some(hidden) = superblock.paths.as_ref().and_then(|paths| paths.forget(slot)) {
             superblock.remove_hidden(&hidden);
         }
-        hidden::contained(|| superblock.fs.forget(ino));
+        hidden::contain_panic(|| superblock.fs.forget(ino));
     }
 
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>) {
@@ -529,17 +536,17 @@ mod tests {
         Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap()
     }
 
-    /// No inode has number 0, which entries of the index that are not in use look like.
+    /// No inode has the number 0, which marks unused entries of the index.
     #[test]
     fn number_zero_is_no_inode() {
         let vfs = new();
         assert_eq!(vfs.inode(0).err(), Some(Errno::STALE));
-        assert_eq!(vfs.path_of_number(0), Err(Errno::STALE));
+        assert_eq!(vfs.path_of_ino(0), Err(Errno::STALE));
         assert!(!vfs.forget(0, 1));
     }
 
-    /// Directories have slots beside each other, also where their names were known to be missing, and
-    /// their inodes lie in the same ones.
+    /// Directories share groups of slots, even if the cache had negative dentries of their names.
+    /// The inode of a directory has the slot number of its dentry.
     #[test]
     fn directories_lie_together() {
         let vfs = new();
@@ -551,16 +558,20 @@ mod tests {
             assert_eq!(vfs.lookup(&cred, &root, name).map(drop), Err(Errno::NOENT));
             let kind = [0o100_644, 0o040_755][i % 2];
             let (inode, _) = vfs.make(&cred, &root, name, Make::new(kind, 0, 0)).unwrap();
-            assert_eq!(vfs.dcache.inodes.alias(inode.slot), inode.slot, "one slot for both");
+            assert_eq!(
+                vfs.dcache.inodes.alias(inode.slot),
+                inode.slot,
+                "the dentry and its inode have different slots"
+            );
             batches[i % 2].push(inode.slot / 64);
         }
         assert!(batches[0].iter().all(|batch| !batches[1].contains(batch)), "{batches:?}");
     }
 
-    /// Trap T15: a name that was missed before the back end was asked, and which stands for another file
-    /// there by then, is that of the new file alone.
+    /// Trap T15: the cache does not have a name, and the back end shows a new file under it. The
+    /// name then refers to the new file alone.
     #[test]
-    fn name_that_was_missed_and_became_another_file_leads_to_that() {
+    fn name_that_another_file_has_taken_leads_to_the_new_file() {
         let vfs = new();
         let (cred, root) = (Cred::root(), vfs.root());
         let [old, new, moved] =
@@ -581,12 +592,12 @@ mod tests {
             }
             found
         };
-        // As a fill that missed the name.
+        // Enter the new file as a fill does that found no dentry.
         let node = crate::dcache::DentryInode { inode: files[1].slot, kind: FileKind::Regular };
         let slot = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
         dcache.put(slot);
         assert_eq!(inode_of(old), [files[1].slot]);
-        // As a rename that missed its target.
+        // Move a dentry onto the name as a rename does that found no target.
         let slot = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
         dcache.put(slot);
         let from = dcache.lookup_key(moved);
@@ -598,10 +609,10 @@ mod tests {
         assert_eq!(inode_of(moved), []);
     }
 
-    /// Trap T32: the half of a directory's child generation that keys hold comes round, and what is held
-    /// since before is not found.
+    /// Trap T32: the part of the child generation that keys hold wraps around. Names from before
+    /// the wrap are not found.
     #[test]
-    fn name_from_before_the_generation_came_round_is_not_found() {
+    fn name_from_before_a_generation_wrap_is_not_found() {
         let vfs = new();
         let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"f").unwrap());
         let (f, _) = vfs.make(&cred, &root, name, Make::new(0o644, 0, 0)).unwrap();
@@ -614,11 +625,11 @@ mod tests {
         vfs.invalidate_dir(&root).unwrap();
         let misses = vfs.stats().misses;
         assert_eq!(vfs.lookup(&cred, &root, name).map(|found| found.ino()), Ok(f.ino()));
-        assert_eq!(vfs.stats().misses, misses + 1, "the back end was asked");
+        assert_eq!(vfs.stats().misses, misses + 1, "the lookup does not ask the back end");
     }
 
     #[test]
-    fn references_at_their_limit_are_refused_and_counted_right() {
+    fn references_beyond_the_limit_are_refused_and_count_stays() {
         let vfs = new();
         let root = vfs.root();
         let lockref = vfs.dcache.inodes.lockref(root.slot);
@@ -628,15 +639,15 @@ mod tests {
         assert_eq!(vfs.inode(ino).map(drop), Err(Errno::NFILE));
         let clone = std::panic::AssertUnwindSafe(|| root.clone());
         assert!(std::panic::catch_unwind(clone).is_err());
-        assert!(!vfs.forget(ino, 1), "no lookup is held");
+        assert!(!vfs.forget(ino, 1), "forget succeeds though no lookup is held");
         assert_eq!(vfs.forget_all(ino), 0);
-        assert_eq!(lockref.count(), REFS_MAX, "what failed took nothing");
+        assert_eq!(lockref.count(), REFS_MAX, "the failed call took a reference");
         lockref.put_many(extra);
         assert_eq!(vfs.inode(ino).map(|inode| inode.ino()), Ok(ino));
     }
 
     #[test]
-    fn lookup_of_what_is_held_too_often_is_refused_and_takes_nothing() {
+    fn lookup_at_the_reference_limit_is_refused_and_count_stays() {
         let vfs = new();
         let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"f").unwrap());
         let (f, _) = vfs.make(&cred, &root, name, Make::new(0o644, 0, 0)).unwrap();
@@ -644,12 +655,12 @@ mod tests {
         let lookup = || vfs.lookup(&cred, &root, name).map(|found| found.ino());
         let extra = REFS_MAX - lockref.count();
         lockref.get_many(extra - 1);
-        assert_eq!(lookup(), Ok(f.ino()), "one is left");
+        assert_eq!(lookup(), Ok(f.ino()), "the lookup below the limit fails");
         lockref.get();
         assert_eq!(lookup(), Err(Errno::NFILE));
-        assert_eq!(lockref.count(), REFS_MAX, "what failed took nothing");
+        assert_eq!(lockref.count(), REFS_MAX, "the failed call took a reference");
         vfs.invalidate(&root, name).unwrap();
-        assert_eq!(lookup(), Err(Errno::NFILE), "also past the cache");
+        assert_eq!(lookup(), Err(Errno::NFILE), "a lookup in the back end at the limit");
         lockref.put_many(extra);
         assert_eq!(lookup(), Ok(f.ino()));
     }
@@ -664,9 +675,17 @@ mod tests {
         root.clone().into_lookups();
         assert_eq!(lockref.count(), before + LOOKUPS_MAX * LOOKUP);
         root.clone().into_lookups();
-        assert_eq!(lockref.count(), before + LOOKUPS_MAX * LOOKUP, "no more are counted");
+        assert_eq!(
+            lockref.count(),
+            before + LOOKUPS_MAX * LOOKUP,
+            "a saturated lookup count was incremented"
+        );
         assert!(vfs.forget(ino, LOOKUPS_MAX));
-        assert_eq!(lockref.count(), before + LOOKUPS_MAX * LOOKUP, "none are taken away");
+        assert_eq!(
+            lockref.count(),
+            before + LOOKUPS_MAX * LOOKUP,
+            "a saturated lookup count was decremented"
+        );
         assert_eq!(vfs.forget_all(ino), LOOKUPS_MAX);
         assert_eq!(lockref.count(), before);
     }

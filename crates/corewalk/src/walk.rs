@@ -33,7 +33,7 @@ use crate::mount::{Mount, MountRef};
 use crate::name::{Name, PATH_MAX};
 use crate::path::PathRef;
 use crate::read_set::{Growth, ReadSet};
-use crate::vfs::{Place, Vfs};
+use crate::vfs::{DentryAndInode, Vfs};
 
 /// Symbolic links that one walk follows; the next one is `ELOOP`, as on Linux.
 pub const SYMLINKS_MAX: u32 = 40;
@@ -122,7 +122,7 @@ pub(crate) struct Walk<'v, 'a> {
     /// The snapshot of the dentry.
     pub(crate) seen: crate::dentry::Snapshot,
     /// The reference on `dentry`, if there is one.
-    pub(crate) hold: Option<Place<'v>>,
+    pub(crate) hold: Option<DentryAndInode<'v>>,
     /// The dentries since the walk began. Borrowed, since it is large and a walk is moved.
     read_set: &'a mut ReadSet,
     pub(crate) links: u32,
@@ -297,7 +297,8 @@ impl<'v, 'a> Walk<'v, 'a> {
         self.legitimize()?;
         let mount = MountRef::get(&self.mount).ok_or(Stop::Retry)?;
         self.stay_below_root()?;
-        let Place { dentry, inode } = self.hold.take().expect("legitimize takes references");
+        let DentryAndInode { dentry, inode } =
+            self.hold.take().expect("legitimize takes references");
         let inode = inode.unless_saturated()?;
         Ok(PathRef { vfs: self.vfs, mount, dentry: dentry.into_slot(), inode })
     }

@@ -1,7 +1,8 @@
-//! Path translation into buffers: every spelling, every size of buffer, and no allocation.
+//! Path translation into buffers: each format, each size of buffer, and no allocation.
 //!
-//! Each place is translated once into a vector, and then into buffers of all sizes around that: what
-//! fits is the same text at the end of the buffer, what does not is an error, and nothing in between.
+//! Each place is translated once into a vector, and then into buffers of all sizes around its
+//! length. A path that fits is the same text, at the end of the buffer. Otherwise the result is an
+//! error.
 //!
 //! Source: Linux `fs/d_path.c`; getcwd(2); trap T11.
 
@@ -18,7 +19,7 @@ use corewalk_testkit::alloc::{Counting, thread_allocations};
 #[global_allocator]
 static ALLOC: Counting = Counting::new();
 
-/// Names below each other: more than a translation can check without a lock.
+/// The number of nested names: more than a translation can check without a lock.
 const DEPTH: usize = 1_500;
 
 fn tmpfs() -> Arc<Tmpfs> {
@@ -45,9 +46,9 @@ fn place<'v>(vfs: &'v Vfs, from: &PathRef<'v>, path: &str) -> PathRef<'v> {
 type Owned = Result<Vec<u8>, Errno>;
 type InBuffer<'a> = Box<dyn Fn(&mut [u8]) -> Owned + 'a>;
 
-/// Returns all spellings of `place` from `root`: its name, the owned form, the other one, and what a
-/// buffer that is too small is told.
-fn spellings<'a>(
+/// Returns all formats of `place` from `root`: the format's name, the owned result, the function
+/// for a buffer, and the error of a buffer that is too small.
+fn formats<'a>(
     place: &'a PathRef<'_>,
     root: &'a PathRef<'_>,
 ) -> Vec<(&'static str, Owned, InBuffer<'a>, Errno)> {
@@ -73,9 +74,9 @@ fn spellings<'a>(
     ]
 }
 
-/// Checks all spellings of `place` in buffers of all sizes up to 400 bytes more than it needs.
+/// Checks all formats of `place` in buffers of all sizes up to 400 bytes more than it needs.
 fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
-    for (spelling, owned, in_buffer, too_small) in spellings(place, root) {
+    for (format, owned, in_buffer, too_small) in formats(place, root) {
         let len = owned.as_ref().map_or(600, Vec::len);
         let sizes = (0..=len.min(64)).chain(len.saturating_sub(400)..=len + 400);
         for size in sizes {
@@ -83,11 +84,14 @@ fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
             let found = in_buffer(&mut buf);
             match &owned {
                 Ok(path) if size >= path.len() => {
-                    assert_eq!(found.as_ref(), Ok(path), "{spelling} in {size}");
-                    assert!(buf.ends_with(path), "{spelling}: it lies at the end");
+                    assert_eq!(found.as_ref(), Ok(path), "{format} in {size}");
+                    assert!(
+                        buf.ends_with(path),
+                        "{format}: the path is not at the end of the buffer"
+                    );
                 }
-                Ok(_) => assert_eq!(found, Err(too_small), "{spelling} in {size}"),
-                // Too small a buffer may hide what else is wrong, as in the kernel.
+                Ok(_) => assert_eq!(found, Err(too_small), "{format} in {size}"),
+                // As in the kernel, the error of a small buffer may hide another error.
                 Err(error) => {
                     assert!(found == Err(*error) || (size < 600 && found == Err(too_small)));
                 }
@@ -99,7 +103,7 @@ fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
 /// Trap T11: root, empty buffer, exact fit, one byte short; removed, outside of the root, across
 /// mounts; names and paths of all kinds of lengths.
 #[test]
-fn path_fits_its_buffer_exactly_or_is_an_error() {
+fn path_fits_its_buffer_or_is_an_error() {
     let vfs = new();
     let root = vfs.root_path();
     let mut dir = make(&vfs, &root.inode(), "jail", S_IFDIR);
@@ -150,15 +154,15 @@ fn is_subdir_sees_through_mounts_and_not_upwards() {
     make(&vfs, &place(&vfs, &root, "a/c").inode(), "d", S_IFDIR);
     let [a, b, d] = ["a", "b", "a/c/d"].map(|path| place(&vfs, &root, path));
     for (place, of) in [(&a, &a), (&a, &root), (&d, &a), (&d, &root), (&root, &root)] {
-        assert!(place.is_subdir(of), "{place:?} is below {of:?}");
+        assert!(place.is_subdir(of), "is_subdir is false for {place:?} in {of:?}");
     }
     for (place, of) in [(&a, &b), (&root, &a), (&a, &d), (&b, &d), (&d, &b)] {
-        assert!(!place.is_subdir(of), "{place:?} is not below {of:?}");
+        assert!(!place.is_subdir(of), "is_subdir is true for {place:?} in {of:?}");
     }
 }
 
-/// Trap T10 and the bound: a path of any depth is translated into a buffer without an allocation and
-/// without recursion, and is what the owned form says.
+/// Trap T10 and the bound on passes: a path of any depth is translated into a buffer without
+/// allocation and recursion. It equals the owned result.
 #[test]
 fn translation_into_a_buffer_allocates_nothing_at_any_depth() {
     let vfs = new();

@@ -1,12 +1,12 @@
-//! A walk stores nothing that another thread reads: proved, not argued (guarantee V.2).
+//! A walk stores nothing in memory that another thread reads (guarantee V.2).
 //!
-//! A namespace over tmpfs is built, 12 directories deep and 1000 names wide, and every name that
-//! will be asked for is looked up once, so that the cache knows it; of missing names it keeps
-//! negative dentries. Then all of that memory, and the statics of the program, are made read-only,
-//! and thousands of paths are resolved. One store to anything shared would end the process.
+//! The test builds a namespace over tmpfs, 12 directories deep and 1000 names wide, and looks each
+//! name up once. So the cache has every name; missing names have negative dentries. Then it makes
+//! all of that memory, and the statics of the program, read-only, and resolves thousands of paths.
+//! One store to shared memory would end the process.
 //!
-//! The controls are the smallest stores there are: a walk that takes a reference on what it found,
-//! and the creation of a name. Each must be killed, or the seal proves nothing.
+//! The controls make the smallest possible stores: a walk that takes a reference on its result, and
+//! the creation of a name. Each must be killed, otherwise the test proves nothing.
 //!
 //! Source: `corewalk_testkit::seal`; Clements et al., "The scalable commutativity rule", 2013.
 #![cfg(not(miri))]
@@ -21,12 +21,12 @@ use corewalk_testkit::seal::{Seal, prove};
 #[global_allocator]
 static SEAL: Seal = Seal::new();
 
-/// Directories on the way down.
+/// The number of nested directories.
 const DEEP: usize = 12;
-/// Names in the directory at the bottom, and as many that are missing from it.
+/// The number of names in the last directory, and of names missing from it.
 const WIDE: usize = 1000;
 
-/// A warm namespace, who walks it, and along which paths.
+/// A namespace with a warm cache, the caller's credentials, and the paths to walk.
 struct Warm {
     vfs: &'static Vfs,
     creds: [Cred; 2],
@@ -41,14 +41,15 @@ fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, name: &str, mode: u32) -> InodeRef
     vfs.make(&Cred::root(), dir, name, Make::new(mode, 0, 0)).unwrap().0
 }
 
-/// Returns a namespace that knows all it will be asked for. It is leaked: it outlives the seal.
+/// Returns a namespace whose cache has all names of the test. It is leaked, since it outlives the
+/// seal.
 fn build() -> Warm {
     let fs = std::sync::Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let options = VfsOptions { hash_seed: Some(1), entries_max: 1 << 16, ..VfsOptions::default() };
     let vfs: &'static Vfs = Box::leak(Box::new(Vfs::new(fs, options).unwrap()));
     let (mut bottom, mut path) = (vfs.root(), String::new());
     for level in 0..DEEP {
-        // Every other name is too long to lie in its dentry.
+        // Every other name is too long to be inline in its dentry.
         let name = format!("level-{level}-{}", "x".repeat(level % 2 * 60));
         bottom = make(vfs, &bottom, &name, S_IFDIR | 0o755);
         path = format!("{path}/{name}");

@@ -1,16 +1,17 @@
-//! Random schedules of whole namespaces: too large for loom, small enough to meet every pair of steps.
+//! Random schedules of whole namespaces: too large for loom, small enough to combine all pairs of
+//! steps.
 //!
-//! Shuttle runs sequentially consistent schedules only, so it finds wrong steps and not weak
-//! orderings; those are loom's. Each program runs under two schedulers: PCT, which finds bugs of few
-//! preemptions with a known probability, and a random one. A failure prints the seed to set in
-//! `COREWALK_SEED`, and the schedule. Run with
-//! `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p corewalk --release --test shuttle`.
+//! Shuttle runs only sequentially consistent schedules. So it finds wrong steps, but not weak
+//! orderings, which are loom's task. Each program runs under two schedulers: PCT, which finds bugs
+//! of few preemptions with a known probability, and a random one. A failure prints the seed for
+//! `COREWALK_SEED`, and the schedule. Run with `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p
+//! corewalk --release --test shuttle`.
 #![cfg(corewalk_shuttle)]
 
 #[path = "namespace/backends.rs"]
 mod backends;
 
-use backends::{Call, Meddle, Meddled};
+use backends::{Call, Hook, HookedTmpfs};
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
@@ -27,11 +28,11 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};
 use std::sync::Arc;
 
-/// Schedules of each scheduler.
+/// The number of schedules of each scheduler.
 const SCHEDULES: usize = 1_500;
-/// Preemptions that PCT places.
+/// The number of preemptions in a PCT schedule.
 const DEPTH: usize = 3;
-/// A chmod that the programs make.
+/// The chmod of the programs.
 const CHMOD: SetAttr = SetAttr {
     mode: Some(0o4711),
     uid: None,
@@ -67,7 +68,7 @@ fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// Makes a file or, with type bits, something else in the directory called `dir`, or in the root.
+/// Makes a file, or another kind by the type bits, in the directory `dir` or in the root.
 fn make(vfs: &Vfs, dir: Option<&str>, file: &str, mode: u32) -> u64 {
     let (root, cred) = (vfs.root(), Cred::root());
     let dir = dir.map_or(root.clone(), |dir| vfs.lookup(&cred, &root, name(dir)).unwrap());
@@ -88,10 +89,10 @@ fn rename(vfs: &Vfs, from: &str, to: &str, mode: RenameMode) {
     vfs.rename(&Cred::root(), (&root, name(from)), (&root, name(to)), mode).unwrap();
 }
 
-/// What one thread does.
+/// The program of one thread.
 type Body = Box<dyn FnOnce(&Vfs) + Send>;
 
-/// Runs all of `threads` at once, on the same namespace.
+/// Runs all `threads` concurrently on one namespace.
 fn run(vfs: &Arc<Vfs>, threads: Vec<Body>) {
     let threads: Vec<_> = threads
         .into_iter()
@@ -105,7 +106,7 @@ fn run(vfs: &Arc<Vfs>, threads: Vec<Body>) {
     }
 }
 
-/// Two directories swap their names with `swap` beside two walks through them.
+/// `swap` exchanges the names of two directories during two walks through them.
 fn swap_against_walk(swap: fn(&Vfs)) {
     let vfs = new();
     let files = ["x", "y"].map(|dir| {
@@ -115,7 +116,7 @@ fn swap_against_walk(swap: fn(&Vfs)) {
     let walker = move |path: &'static [u8]| -> Body {
         Box::new(move |vfs| {
             let found = walk(vfs, path);
-            assert!(found.is_ok_and(|ino| files.contains(&ino)), "a name was missing: {found:?}");
+            assert!(found.is_ok_and(|ino| files.contains(&ino)), "a name was not found: {found:?}");
         })
     };
     run(&vfs, vec![walker(b"/x/f"), Box::new(swap), walker(b"/y/f")]);
@@ -124,13 +125,13 @@ fn swap_against_walk(swap: fn(&Vfs)) {
 
 /// Traps T12, T13.
 #[test]
-fn walk_beside_an_exchange_finds_both_names() {
+fn walk_during_an_exchange_finds_both_names() {
     check(|| swap_against_walk(|vfs| rename(vfs, "x", "y", RenameMode::Exchange)));
 }
 
-/// Trap T13: the same in three renames.
+/// Trap T13: control. The exchange takes three renames.
 #[test]
-#[should_panic(expected = "a name was missing")]
+#[should_panic(expected = "a name was not found")]
 fn control_exchange_in_three_steps_is_caught() {
     check(|| {
         swap_against_walk(|vfs| {
@@ -141,7 +142,7 @@ fn control_exchange_in_three_steps_is_caught() {
     });
 }
 
-/// A file is renamed over another with `replace` beside a lookup and a translation.
+/// `replace` renames a file over another during a lookup and a translation.
 fn replace_against_lookup(replace: fn(&Vfs)) {
     let vfs = new();
     let files = ["a", "b"].map(|file| make(&vfs, None, file, S_IFREG));
@@ -167,11 +168,11 @@ fn replace_against_lookup(replace: fn(&Vfs)) {
 
 /// Traps T12, T13.
 #[test]
-fn lookup_beside_a_replacing_rename_finds_the_target() {
+fn lookup_during_a_replacing_rename_finds_the_target() {
     check(|| replace_against_lookup(|vfs| rename(vfs, "a", "b", RenameMode::Replace)));
 }
 
-/// Trap T13: the target is removed before.
+/// Trap T13: control. The target is removed before the rename.
 #[test]
 #[should_panic(expected = "no target")]
 fn control_removal_before_a_rename_is_caught() {
@@ -184,8 +185,8 @@ fn control_removal_before_a_rename_is_caught() {
     });
 }
 
-/// Traps T26, T27, P9: two directories are moved into each other at once; neither order is a loop, and
-/// nobody waits for ever.
+/// Traps T26, T27, P9: two directories are moved into each other concurrently. Only one move
+/// succeeds, either one, and no thread waits for ever.
 #[test]
 fn directories_moved_into_each_other_stay_a_tree() {
     static FIRST_WINS: AtomicUsize = AtomicUsize::new(0);
@@ -217,8 +218,8 @@ fn directories_moved_into_each_other_stay_a_tree() {
     assert!(wins.iter().all(|&wins| wins > 0), "not reached: {wins:?}");
 }
 
-/// Two clients look a file up and forget it with `forget`, while it is removed: in the end nobody
-/// holds anything.
+/// Two clients look a file up and forget it with `forget`, while the file is removed. At the end no
+/// reference is left.
 fn forget_against_lookup(forget: fn(&Vfs, u64)) {
     let vfs = new();
     let start = vfs.stats();
@@ -240,7 +241,7 @@ fn forget_against_lookup(forget: fn(&Vfs, u64)) {
         vfs.prune();
     };
     run(&vfs, vec![Box::new(client), Box::new(remover), Box::new(client)]);
-    assert_eq!(vfs.inode(ino).err(), Some(Errno::STALE), "P5: a lookup was left behind");
+    assert_eq!(vfs.inode(ino).err(), Some(Errno::STALE), "P5: a reference is left");
     vfs.prune();
     let end = vfs.stats();
     assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
@@ -248,13 +249,13 @@ fn forget_against_lookup(forget: fn(&Vfs, u64)) {
 
 /// Trap P5.
 #[test]
-fn forget_beside_lookup_and_removal_leaves_no_count() {
+fn forget_during_lookup_and_removal_leaves_no_reference() {
     check(|| forget_against_lookup(|vfs, ino| assert!(vfs.forget(ino, 1))));
 }
 
-/// Trap P5: a client that forgets only what is still there by name.
+/// Trap P5: control. A client forgets only a file that it still finds by name.
 #[test]
-#[should_panic(expected = "P5: a lookup was left behind")]
+#[should_panic(expected = "P5: a reference is left")]
 fn control_forget_by_name_is_caught() {
     check(|| {
         forget_against_lookup(|vfs, ino| {
@@ -265,7 +266,8 @@ fn control_forget_by_name_is_caught() {
     });
 }
 
-/// Everything unused is evicted, twice, beside two who look a file up and translate it with `path`.
+/// All unused entries are evicted twice, while two threads look up a file and translate it with
+/// `path`.
 fn reclaim_against_lookup(path: fn(&Vfs) -> Result<Vec<u8>, Errno>) {
     let vfs = new();
     make(&vfs, None, "d", S_IFDIR);
@@ -279,7 +281,7 @@ fn reclaim_against_lookup(path: fn(&Vfs) -> Result<Vec<u8>, Errno>) {
     };
     run(&vfs, vec![Box::new(reader), Box::new(reclaimer), Box::new(reader), Box::new(reclaimer)]);
     vfs.prune();
-    assert_eq!(vfs.stats().entries, 1, "only the root is left");
+    assert_eq!(vfs.stats().entries, 1, "an entry besides the root is left");
 }
 
 fn path_of_held(vfs: &Vfs) -> Result<Vec<u8>, Errno> {
@@ -287,16 +289,16 @@ fn path_of_held(vfs: &Vfs) -> Result<Vec<u8>, Errno> {
     vfs.walk(&Cred::root(), &at, b"/d/f", WalkFlags::FOLLOW)?.inode().path()
 }
 
-/// Traps T15, T18: what exists is found, and what is held keeps its path.
+/// Traps T15, T18: an existing file is found, and a held one keeps its path.
 #[test]
-fn lookup_beside_reclaim_finds_what_exists() {
+fn lookup_during_reclaim_finds_existing_files() {
     check(|| reclaim_against_lookup(path_of_held));
 }
 
-/// Trap T18: the inode is asked for by number after it was let go.
+/// Trap T18: control. The inode is looked up by number after its reference was dropped.
 #[test]
 #[should_panic(expected = "no path")]
-fn control_path_of_what_is_not_held_is_caught() {
+fn control_path_without_a_reference_is_caught() {
     check(|| {
         reclaim_against_lookup(|vfs| {
             let ino = walk(vfs, b"/d/f")?;
@@ -305,15 +307,15 @@ fn control_path_of_what_is_not_held_is_caught() {
     });
 }
 
-/// Whether there is a file before another machine puts one there.
+/// Whether `f` exists before another machine puts a file there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Before {
     Nothing,
     AnotherFile,
 }
 
-/// Another machine renames `g` to `f`, which the cache is told with `tell`, beside two lookups of `f`; in
-/// the end it is what the back end says.
+/// Another machine renames `g` to `f`, and `tell` invalidates the cache, during two lookups of `f`.
+/// At the end the cache agrees with the back end.
 fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let root = Node::detached(fs.root().unwrap().ino, corewalk::FileKind::Directory);
@@ -336,7 +338,7 @@ fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
 
 /// Traps T25, P12.
 #[test]
-fn fill_beside_an_invalidation_of_the_name_is_not_stale() {
+fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate(&vfs.root(), name("f")).unwrap();
     check(move || invalidate_against_fill(Before::Nothing, tell));
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
@@ -344,21 +346,21 @@ fn fill_beside_an_invalidation_of_the_name_is_not_stale() {
 
 /// Traps T25, P12.
 #[test]
-fn fill_beside_an_invalidation_of_the_directory_is_not_stale() {
+fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate_dir(&vfs.root()).unwrap();
     check(move || invalidate_against_fill(Before::Nothing, tell));
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// Trap T25: nobody tells the cache.
+/// Trap T25: control. The cache is not invalidated.
 #[test]
 #[should_panic(expected = "T25: a stale answer stayed")]
-fn control_change_that_nobody_tells_is_caught() {
+fn control_change_without_invalidation_is_caught() {
     check(|| invalidate_against_fill(Before::Nothing, |_| ()));
 }
 
-/// A user writes to a set-user-ID file beside a chmod that is made with `chmod`. The change is not
-/// lost, and the bit is there in the end only if it came after the write. Returns the mode.
+/// A user writes to a set-user-ID file while `chmod` changes the mode. The change is not lost. The
+/// bit is set at the end only if the chmod came after the write. Returns the mode.
 fn chmod_against_write(chmod: fn(&Vfs, &Tmpfs, u64)) -> u32 {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let vfs = over(Arc::clone(&fs) as Arc<dyn FileSystem>);
@@ -376,7 +378,7 @@ fn chmod_against_write(chmod: fn(&Vfs, &Tmpfs, u64)) -> u32 {
 }
 
 #[test]
-fn chmod_beside_a_write_that_clears_set_user_id_is_not_lost() {
+fn chmod_during_a_write_that_clears_set_user_id_is_not_lost() {
     static FIRST: AtomicUsize = AtomicUsize::new(0);
     static LAST: AtomicUsize = AtomicUsize::new(0);
     check(|| {
@@ -389,13 +391,13 @@ fn chmod_beside_a_write_that_clears_set_user_id_is_not_lost() {
     });
     // ORDERING: Relaxed. As above.
     let reached = [&FIRST, &LAST].map(|count| count.load(Ordering::Relaxed));
-    assert!(reached.iter().all(|&count| count > 0), "chmod first and last: {reached:?}");
+    assert!(reached.iter().all(|&count| count > 0), "an order was not reached: {reached:?}");
 }
 
-/// The same with a chmod that claims nothing, since it goes past the namespace.
+/// Control: a chmod in the back end, without the attribute lock.
 #[test]
 #[should_panic(expected = "the chmod was lost")]
-fn control_chmod_without_a_claim_is_caught() {
+fn control_chmod_without_the_attribute_lock_is_caught() {
     check(|| {
         chmod_against_write(|vfs, fs, ino| {
             fs.setattr(Node::detached(ino, corewalk::FileKind::Regular), &CHMOD).unwrap();
@@ -405,25 +407,25 @@ fn control_chmod_without_a_claim_is_caught() {
     });
 }
 
-/// Whether a walker keeps what it found.
+/// The references that a walker keeps.
 #[derive(Clone, Copy)]
 enum Hold {
     Path,
     Nothing,
 }
 
-/// Which of a walk into a mount and its umount came first.
+/// The order of a walk into a mount and its umount.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Met {
-    /// The walk found what is below.
+    /// The walk found the directory below the mount.
     Below,
-    /// The walk got in, and umount failed.
+    /// The walk entered the mount, and umount failed.
     Busy,
-    /// The walk got in and left again before umount.
+    /// The walk entered and left the mount before umount.
     Left,
 }
 
-/// A mount is unmounted beside a walk that goes into it and keeps what `holds` says.
+/// A mount is unmounted during a walk into it. The walker keeps the references of `holds`.
 fn umount_against_walk(holds: Hold) -> Met {
     let vfs = new();
     make(&vfs, None, "m", S_IFDIR);
@@ -459,7 +461,7 @@ fn umount_against_walk(holds: Hold) -> Met {
     run(&vfs, vec![Box::new(walker), Box::new(unmounter)]);
     // ORDERING: SeqCst. As above.
     match (met.load(Ordering::SeqCst), unmounted.load(Ordering::SeqCst)) {
-        (0, 0) => panic!("neither got through"),
+        (0, 0) => panic!("neither the walk nor umount succeeded"),
         (0, _) => Met::Below,
         (_, 0) => Met::Busy,
         _ => Met::Left,
@@ -478,25 +480,25 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
     assert!(reached.iter().all(|&count| count > 0), "below, busy, left: {reached:?}");
 }
 
-/// A walker that holds nothing does not keep the mount.
+/// Control: a walker without references does not keep the mount.
 #[test]
 #[should_panic(expected = "unmounted under a walker")]
-fn control_walk_that_holds_nothing_is_caught() {
+fn control_walk_without_references_is_caught() {
     check(|| {
         umount_against_walk(Hold::Nothing);
     });
 }
 
-/// Trap P5: a client looks a file up by number while another, which holds nothing, forgets it, and the
-/// name changes.
+/// Trap P5: a client looks a file up by number. Meanwhile another client, which has no lookups,
+/// forgets the file, and the name changes.
 #[test]
-fn wrong_forget_beside_lookup_by_number_takes_nothing() {
+fn wrong_forget_during_lookup_by_number_drops_nothing() {
     check(|| {
         let vfs = new();
         let f = make(&vfs, None, "f", S_IFREG);
         let looker = {
             let vfs = Arc::clone(&vfs);
-            thread::spawn(move || vfs.lookup_number(&Cred::root(), vfs.root().ino(), b"f"))
+            thread::spawn(move || vfs.lookup_by_ino(&Cred::root(), vfs.root().ino(), b"f"))
         };
         let forgetter = {
             let vfs = Arc::clone(&vfs);
@@ -508,19 +510,20 @@ fn wrong_forget_beside_lookup_by_number_takes_nothing() {
         let found = looker.join().unwrap();
         let forgot = forgetter.join().unwrap();
         let is_held = found == Ok(f);
-        assert!(!forgot || is_held, "a lookup that nobody had was forgotten");
+        assert!(!forgot || is_held, "a lookup was forgotten that no client had");
         assert_eq!(vfs.forget(f, 1), is_held && !forgot);
     });
 }
 
-/// Trap T55: a directory that is looked in is removed, and another takes its dentry's slot.
+/// Trap T55: a directory is removed during a lookup in it, and another directory gets its dentry's
+/// slot.
 #[test]
-fn lookup_in_a_removed_directory_finds_nothing_of_the_next() {
+fn lookup_in_a_removed_directory_finds_no_other_files() {
     check(|| {
-        // `other` is renamed over `d` when the back end has moved that elsewhere: the cache takes it for
-        // removed and finds it again, while its dentry is still held. So it gets another dentry, in a
-        // slot that its inode is not in: only there can another dentry follow.
-        let vfs = over(Arc::new(Meddled::new(|fs: &Tmpfs, call| {
+        // The back end moves `d` elsewhere before `other` is renamed over `d`. The cache takes `d`
+        // for removed and finds it again, while its old dentry is held. So `d` gets a dentry in
+        // another slot than its inode. Only such a slot can be reused by another dentry.
+        let vfs = over(Arc::new(HookedTmpfs::new(|fs: &Tmpfs, call| {
             if call != Call::Rename(b"other") {
                 return Ok(());
             }
@@ -537,14 +540,14 @@ fn lookup_in_a_removed_directory_finds_nothing_of_the_next() {
         rename(&vfs, "other", "d", RenameMode::Replace);
         let held = vfs.lookup(&cred, &root, name("moved")).unwrap();
         assert_eq!(held.ino(), d);
-        assert_ne!(first.id().0, place(b"/moved").id().0, "a dentry apart from the inode");
+        assert_ne!(first.id().0, place(b"/moved").id().0, "the dentry has the slot of the inode");
         drop(first);
         let looker = {
             let vfs = Arc::clone(&vfs);
             thread::spawn(move || {
                 let d = vfs.inode(d).unwrap();
                 let found = vfs.lookup(&Cred::root(), &d, name("x"));
-                assert!(found.is_err(), "x of another: {found:?}");
+                assert!(found.is_err(), "the lookup found x of another directory: {found:?}");
             })
         };
         vfs.remove(&cred, &root, name("moved"), Removal::Rmdir).unwrap();
@@ -555,8 +558,9 @@ fn lookup_in_a_removed_directory_finds_nothing_of_the_next() {
     });
 }
 
-/// Makes a directory `d` with `mkdir` where that name is known to be missing, beside two who look for
-/// it, each `looks` times, and `meanwhile`. Who has found it, or begins when it is made, finds it.
+/// `mkdir` makes a directory `d` whose name has a negative dentry. Meanwhile two threads look it up
+/// `looks` times each, and a third runs `meanwhile`. A lookup finds `d` if it starts after the
+/// creation, or if the same thread has found it before.
 fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs)) {
     let vfs = new();
     let start = vfs.stats();
@@ -576,15 +580,15 @@ fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs))
                 // ORDERING: SeqCst. As above.
                 let known = made.load(Ordering::SeqCst);
                 let found = look(vfs, root);
-                assert!(known == 0 || found == Ok(known), "not there: {found:?}");
-                assert!(last.is_err() || found == last, "not there any more: {found:?}");
+                assert!(known == 0 || found == Ok(known), "not found: {found:?}");
+                assert!(last.is_err() || found == last, "found no more: {found:?}");
                 last = found;
             }
         })
     };
     let by_number = |vfs: &Vfs, root| {
-        let ino = vfs.lookup_number(&Cred::root(), root, b"d")?;
-        let path = vfs.path_of_number(ino);
+        let ino = vfs.lookup_by_ino(&Cred::root(), root, b"d")?;
+        let path = vfs.path_of_ino(ino);
         assert!(vfs.forget(ino, 1));
         path.map(|_| ino)
     };
@@ -598,9 +602,9 @@ fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs))
     assert_eq!(end.removed, 0);
 }
 
-/// Traps T16, T25: a negative dentry goes, and that of the directory comes in another slot.
+/// Traps T16, T25: a negative dentry is evicted, and the directory's dentry gets another slot.
 #[test]
-fn directory_made_under_a_missing_name_is_found_from_then_on() {
+fn directory_made_under_a_missing_name_stays_found() {
     check(|| {
         mkdir_against_lookup(
             2,
@@ -613,9 +617,9 @@ fn directory_made_under_a_missing_name_is_found_from_then_on() {
     });
 }
 
-/// Traps T16, T55: the slot of the negative dentry serves another name in the meantime.
+/// Traps T16, T55: meanwhile another name gets the slot of the negative dentry.
 #[test]
-fn directory_made_beside_a_file_that_takes_the_slot_is_found_from_then_on() {
+fn directory_stays_found_when_a_file_takes_the_slot() {
     check(|| {
         mkdir_against_lookup(
             2,
@@ -629,17 +633,17 @@ fn directory_made_beside_a_file_that_takes_the_slot_is_found_from_then_on() {
     });
 }
 
-/// Trap T16: the directory loses its name for a moment.
+/// Trap T16: control. The directory has no name for a moment.
 #[test]
-#[should_panic(expected = "not there any more")]
-fn control_directory_that_goes_and_comes_again_is_caught() {
-    // Not every seed has a schedule that shows it.
+#[should_panic(expected = "found no more")]
+fn control_directory_without_a_name_for_a_moment_is_caught() {
+    // Not every seed has a schedule that fails.
     for _ in 0..10 {
         check(|| {
             mkdir_against_lookup(
                 20,
                 |vfs| {
-                    // Long enough for a look at the name: few schedules would give others that by chance.
+                    // A pause long enough for a lookup; few schedules would have one by chance.
                     let pause = || (0..20).for_each(|_| thread::yield_now());
                     let d = make(vfs, None, "d", S_IFDIR);
                     for _ in 0..3 {
@@ -656,12 +660,12 @@ fn control_directory_that_goes_and_comes_again_is_caught() {
     }
 }
 
-/// Shows the directory `y` as another name of `x`.
+/// Shows directory `y` as another name of directory `x`.
 struct Twice {
     numbers: [u64; 2],
 }
 
-impl Meddle for Twice {
+impl Hook for Twice {
     fn at(&self, _: &Tmpfs, _: Call<'_>) -> Result<(), Errno> {
         Ok(())
     }
@@ -672,7 +676,8 @@ impl Meddle for Twice {
     }
 }
 
-/// A directory that is looked up under two names at once has one dentry, which goes from one to the other.
+/// A directory that is looked up under two names concurrently has one dentry, which moves between
+/// the names.
 #[test]
 fn directory_under_two_names_has_one_dentry() {
     check(|| {
@@ -680,7 +685,7 @@ fn directory_under_two_names_has_one_dentry() {
         let root = Node::detached(fs.root().unwrap().ino, FileKind::Directory);
         let make = |dir| fs.make(root, name(dir), &Make::new(S_IFDIR | 0o755, 0, 0)).unwrap().ino;
         let numbers = ["x", "y"].map(make);
-        let vfs = over(Arc::new(Meddled::over(fs, Twice { numbers })));
+        let vfs = over(Arc::new(HookedTmpfs::over(fs, Twice { numbers })));
         let look = |file: &'static str| -> Body {
             Box::new(move |vfs| assert_eq!(lookup(vfs, file), Ok(numbers[0])))
         };

@@ -1,4 +1,4 @@
-//! Random schedules of a back end by path: what it is given stays true, and nothing waits in a circle.
+//! Random schedules of a back end by path: its paths stay valid, and there is no deadlock.
 //!
 //! See `shuttle.rs` for the two schedulers. Run with
 //! `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p corewalk --release --test shuttle_paths`.
@@ -19,9 +19,9 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};
 use tree::{Links, PathTree};
 
-/// Schedules of each scheduler.
+/// The number of schedules of each scheduler.
 const SCHEDULES: usize = 800;
-/// Preemptions that PCT places.
+/// The number of preemptions in a PCT schedule.
 const DEPTH: usize = 3;
 
 /// Runs `program` under both schedulers.
@@ -36,7 +36,7 @@ fn check(program: impl Fn() + Copy + Send + Sync + 'static) {
     Runner::new(random, config).run(program);
 }
 
-/// Where a back end gets its paths.
+/// The source of the back end's paths.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum From {
     Call,
@@ -47,7 +47,7 @@ fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// Returns a tree of `x/d/f` and `y`, and its back end.
+/// Returns a namespace with `x/d/f` and `y`, and its back end.
 fn new(from: From) -> (Arc<PathTree>, Arc<Vfs>) {
     let fs = PathTree::slow(Links::Yes, Duration::ZERO, Duration::ZERO);
     let options = VfsOptions { hash_seed: Some(1), entries_max: 16, ..VfsOptions::default() };
@@ -91,7 +91,8 @@ fn run(vfs: &Arc<Vfs>, threads: Vec<Body>) {
     }
 }
 
-/// A directory above moves to and fro beside a look at a file, and a file that is made.
+/// A directory on the path moves back and forth during a getattr of a file, and the creation of
+/// another.
 fn move_beside_calls(from: From) {
     let (fs, vfs) = new(from);
     let (d, f) = (at(&vfs, "x/d").into_lookups(), at(&vfs, "x/d/f").into_lookups());
@@ -102,35 +103,35 @@ fn move_beside_calls(from: From) {
     });
     let reader: Body = Box::new(move |vfs| {
         let file = vfs.inode(f).unwrap();
-        assert_eq!(vfs.getattr(&file).map(|attr| attr.ino), Ok(f), "led elsewhere");
+        assert_eq!(vfs.getattr(&file).map(|attr| attr.ino), Ok(f), "the path led to another file");
     });
     let maker: Body = Box::new(move |vfs| {
         let dir = vfs.inode(d).unwrap();
         let made = vfs.make(&Cred::root(), &dir, name("new"), Make::new(0o644, 0, 0));
-        assert!(made.is_ok(), "led elsewhere");
+        assert!(made.is_ok(), "the path led to another file");
     });
     run(&vfs, vec![mover, reader, maker]);
-    assert_eq!(fs.content("/z/e/new"), Some(vec![]), "led elsewhere");
+    assert_eq!(fs.content("/z/e/new"), Some(vec![]), "the path led to another file");
     // ORDERING: Relaxed. All threads have been joined.
-    assert_eq!(fs.strays.load(Ordering::Relaxed), 0, "led elsewhere");
+    assert_eq!(fs.strays.load(Ordering::Relaxed), 0, "the path led to another file");
 }
 
 /// Trap X1.
 #[test]
-fn path_of_a_call_is_true_until_it_returns() {
+fn path_of_a_call_is_valid_until_it_returns() {
     check(|| move_beside_calls(From::Call));
 }
 
 #[test]
-#[should_panic(expected = "led elsewhere")]
-fn control_path_that_is_a_snapshot_is_caught() {
+#[should_panic(expected = "the path led to another file")]
+fn control_path_snapshot_is_caught() {
     check(|| move_beside_calls(From::Snapshot));
 }
 
-/// Renames that need the paths of each other's directories, and a call with two paths: nobody waits
-/// in a circle. Each may move a directory below the other; one of them must be refused.
+/// Two renames need the paths of each other's directories, and a call has two paths: no deadlock.
+/// Each rename may move a directory below the other; one of them must fail.
 #[test]
-fn renames_across_and_a_link_end() {
+fn crossing_renames_and_a_link_end() {
     static REFUSED: AtomicUsize = AtomicUsize::new(0);
     check(|| {
         let (fs, vfs) = new(From::Call);
@@ -160,9 +161,9 @@ fn renames_across_and_a_link_end() {
     assert!(REFUSED.load(Ordering::Relaxed) > 0);
 }
 
-/// A file is opened and read beside its removal, and beside another that replaces it.
+/// A file is opened and read while it is removed, or while another file replaces it.
 #[test]
-fn file_that_is_opened_while_it_goes_is_read_or_gone() {
+fn file_opened_during_its_removal_is_read_or_gone() {
     check(|| {
         let (fs, vfs) = new(From::Call);
         vfs.make(&Cred::root(), &at(&vfs, "x/d"), name("g"), Make::new(0o644, 0, 0)).unwrap();
@@ -195,7 +196,7 @@ fn file_that_is_opened_while_it_goes_is_read_or_gone() {
 
 /// A file is closed while another replaces it. A client that has looked it up may still use it.
 #[test]
-fn file_that_is_closed_while_it_is_replaced_stays_until_it_is_forgotten() {
+fn file_closed_during_its_replacement_stays_until_forget() {
     check(|| {
         let (_fs, vfs) = new(From::Call);
         vfs.make(&Cred::root(), &at(&vfs, "x/d"), name("g"), Make::new(0o644, 0, 0)).unwrap();

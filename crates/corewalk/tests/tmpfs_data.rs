@@ -1,18 +1,17 @@
-//! The content of tmpfs files against a model: a vector of bytes, and a state per page.
+//! The content of tmpfs files, compared with a model: a vector of bytes, and a state per page.
 //!
-//! The model does everything byte by byte and page by page, so that it is easy to see that it is
-//! right; the file system must agree on bytes, size, blocks, free space, holes and errors after
-//! every step. Offsets favour the edges of pages and of the 64-page extents, and the budget is so
-//! tight that writes are often short.
+//! The model works byte by byte and page by page, so it is easy to verify. After every step, bytes,
+//! size, blocks, free space, holes and errors must be equal. Offsets favour the edges of pages and
+//! of the 64-page extents. The budget is so small that writes are often short.
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, Seek, SetAttr};
 use proptest::prelude::*;
 
 const PAGE: usize = 4096;
-/// Pages the model can hold.
+/// The size of the model, in pages.
 const PAGES: usize = 400;
-/// Pages of the budget.
+/// The budget, in pages.
 const BUDGET: usize = 150;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -120,7 +119,8 @@ impl Model {
         Ok(())
     }
 
-    /// Returns true if the model can hold `len` bytes more, with all that is reserved behind.
+    /// Returns true if the model can hold `len` more bytes, including reserved pages behind the
+    /// end.
     fn has_room_to_insert(&self, len: usize) -> bool {
         let last = &self.pages[PAGES - len.div_ceil(PAGE)..];
         last.iter().all(|&page| page == Page::Absent) && self.bytes.len() + len <= 300 * PAGE
@@ -141,7 +141,7 @@ impl Model {
 enum Op {
     Write(usize, usize, u8),
     Truncate(usize),
-    /// Truncates the file to the size that it has.
+    /// Truncates the file to its current size.
     CutAgain,
     Allocate(usize, usize, bool, bool),
     Punch(usize, usize),
@@ -151,7 +151,7 @@ enum Op {
     Seek(usize),
 }
 
-/// Returns offsets, many at and next to the edges of pages, up to 160 pages.
+/// Returns offsets below 160 pages, many of them at or next to page edges.
 fn offset() -> impl Strategy<Value = usize> {
     prop_oneof![
         0..160 * PAGE,
@@ -194,7 +194,7 @@ fn new_file(size_bytes: u64) -> (Tmpfs, Node<'static>) {
     (fs, file)
 }
 
-/// Does `op` to both and compares the answers.
+/// Runs `op` on both and compares the results.
 fn step(fs: &Tmpfs, file: Node<'_>, model: &mut Model, op: Op) -> Result<(), TestCaseError> {
     let allocate = |offset, len, how| fs.fallocate(file, 0, offset as u64, len as u64, how);
     match op {
@@ -223,7 +223,7 @@ fn step(fs: &Tmpfs, file: Node<'_>, model: &mut Model, op: Op) -> Result<(), Tes
             let expected = model.collapse(offset, len);
             prop_assert_eq!(allocate(offset, len, Fallocate::COLLAPSE_RANGE), expected);
         }
-        // What the model can hold bounds the size, not the file system.
+        // Only the model's capacity limits the size here.
         Op::Insert(_, len) if !model.has_room_to_insert(len) => {}
         Op::Insert(offset, len) => {
             let expected = model.insert(offset, len);
@@ -285,7 +285,7 @@ fn concurrent_writers_never_exceed_the_budget() {
             let bytes = vec![1; racer.rng.index(5 * PAGE)];
             let written = fs.write(file, 0, offset, &bytes);
             assert!(written.is_ok() || written == Err(Errno::NOSPC), "{written:?}");
-            // The first file's reservations compete for the same room.
+            // The reservations of the first file compete for the same space.
             let how = Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE;
             if racer.rng.chance(1, 3) {
                 fs.fallocate(file, 0, racer.rng.below(1 << 18), 1 << 17, how).unwrap();

@@ -1,14 +1,15 @@
-//! Memory that a tmpfs keeps after files have been removed.
+//! The memory that a tmpfs keeps after files are removed.
 //!
-//! Run `COREWALK_MEMORY_FILES=2000000 cargo test -p corewalk --test tmpfs_memory -- --nocapture` for
-//! the figures of many files. This is a program of its own: nothing else in it takes memory.
+//! Run `COREWALK_MEMORY_FILES=2000000 cargo test -p corewalk --test tmpfs_memory -- --nocapture`
+//! for figures of many files. The test is a program of its own, so that nothing else in it uses
+//! memory.
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{FileKind, FileSystem, Make, Name, Node};
 
-/// Files, unless `COREWALK_MEMORY_FILES` says otherwise.
+/// The number of files, unless `COREWALK_MEMORY_FILES` is set.
 const FILES: u64 = 200_000;
-/// One file in so many has bytes.
+/// One of this many files has bytes.
 const WITH_BYTES: u64 = 50;
 
 fn files() -> u64 {
@@ -16,7 +17,7 @@ fn files() -> u64 {
     given.map_or(FILES, |files| files.parse().expect("COREWALK_MEMORY_FILES is a number"))
 }
 
-/// Returns the bytes of this process that are in memory.
+/// Returns the resident memory of this process, in bytes.
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line");
@@ -59,7 +60,7 @@ fn make_and_remove(fs: &Tmpfs, files: u64) {
 }
 
 #[test]
-fn removed_files_give_their_memory_back() {
+fn removed_files_free_their_memory() {
     let fs = Tmpfs::new(TmpfsOptions::default());
     let before = resident_bytes();
     make_and_remove(&fs, files());
@@ -67,6 +68,6 @@ fn removed_files_give_their_memory_back() {
     let removed = resident_bytes();
     fs.maintain();
     let after = resident_bytes();
-    println!("{} MiB when they are removed, {} MiB after upkeep", removed >> 20, after >> 20);
+    println!("{} MiB after the removals, {} MiB after maintain", removed >> 20, after >> 20);
     assert!(after - before < 8 << 20, "{} bytes are left", after - before);
 }

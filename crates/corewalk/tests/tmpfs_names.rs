@@ -1,7 +1,7 @@
-//! Names in a tmpfs: what every operation does to links, times and other names.
+//! Names in a tmpfs: the effect of every operation on links, times and other names.
 //!
-//! Tables say what POSIX says; a property test compares random operations with a map; and storms
-//! of renames look for deadlocks and lost links.
+//! Tables contain the rules of POSIX. A property test compares random operations with a map. Stress
+//! tests of renames look for deadlocks and lost links.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -44,20 +44,20 @@ fn list(fs: &Tmpfs, parent: u64) -> BTreeMap<Vec<u8>, u64> {
     let mut entries = BTreeMap::new();
     fs.readdir(dir(parent), 0, &mut |entry| {
         let old = entries.insert(entry.name.as_bytes().to_vec(), entry.ino);
-        assert_eq!(old, None, "an entry was reported twice");
+        assert_eq!(old, None, "readdir reports an entry twice");
         ControlFlow::Continue(())
     })
     .unwrap();
     entries
 }
 
-/// Returns (mtime, ctime) of an inode.
+/// Returns mtime and ctime of an inode.
 fn times(fs: &Tmpfs, ino: u64) -> (Timespec, Timespec) {
     let attr = fs.getattr(Node::detached(ino, FileKind::Regular)).unwrap();
     (attr.mtime, attr.ctime)
 }
 
-/// Runs `change` and checks which inodes got new (mtime, ctime).
+/// Runs `change` and checks which inodes got a new mtime and ctime.
 fn assert_touches(fs: &Tmpfs, expected: &[(u64, bool, bool)], what: &str, change: impl FnOnce()) {
     let old = Timespec { secs: 5, nanos: 6 };
     for &(ino, ..) in expected {
@@ -95,7 +95,7 @@ fn changes_of_files_touch_the_times_that_posix_says() {
     assert_touches(&fs, &[(f.ino, true, true), (a, false, false)], "write", || {
         fs.write(file, 0, 0, b"x").unwrap();
     });
-    assert_touches(&fs, &[(f.ino, false, false)], "write of nothing", || {
+    assert_touches(&fs, &[(f.ino, false, false)], "empty write", || {
         fs.write(file, 0, 0, b"").unwrap();
     });
     assert_touches(&fs, &[(f.ino, false, false), (a, false, false)], "read", || {
@@ -218,7 +218,11 @@ fn unlinked_file_stays_usable_until_forget() {
     assert_eq!(fs.getattr(f).unwrap().nlink, 0);
     let mut buf = [0; 10];
     assert_eq!((fs.read(f, 0, 8190, &mut buf), &buf[..2]), (Ok(2), &[7, 7][..]));
-    assert_eq!(fs.link(f, dir(ROOT), name(b"f")), Err(Errno::NOENT), "no way back");
+    assert_eq!(
+        fs.link(f, dir(ROOT), name(b"f")),
+        Err(Errno::NOENT),
+        "a removed file was linked again"
+    );
     assert_eq!(fs.statfs().unwrap().bfree, 0);
     fs.forget(f.ino());
     assert_eq!(fs.statfs().unwrap().bfree, 2);
@@ -226,12 +230,12 @@ fn unlinked_file_stays_usable_until_forget() {
     fs.forget(f.ino());
     let g = node(&make(&fs, ROOT, b"g", 0o644));
     fs.forget(g.ino());
-    assert!(fs.getattr(g).is_ok(), "a file with a name outlives its place in the cache");
+    assert!(fs.getattr(g).is_ok(), "forget removed a file with a name");
 }
 
-/// Traps P1, P2: a late forget of an old inode does not touch the file that has its name now.
+/// Traps P1, P2: a late forget of an old inode does not affect the file that now has its name.
 #[test]
-fn late_forget_leaves_the_new_file() {
+fn late_forget_does_not_affect_the_new_file() {
     let fs = new_fs();
     let old = node(&make(&fs, ROOT, b"f", 0o644));
     fs.remove(dir(ROOT), name(b"f"), old).unwrap();
@@ -286,7 +290,7 @@ fn removed_directory_takes_no_entries() {
 }
 
 #[test]
-fn rename_of_unfit_names_fails_and_changes_nothing() {
+fn invalid_renames_fail_and_change_nothing() {
     let fs = new_fs();
     let d = make(&fs, ROOT, b"d", mode::S_IFDIR | 0o755).ino;
     let sub = make(&fs, d, b"sub", mode::S_IFDIR | 0o755).ino;
@@ -332,17 +336,21 @@ fn inode_limit_is_enospc_and_leaves_nothing() {
     assert_eq!(fs.make(dir(ROOT), name(b"g"), &plain), Err(Errno::NOSPC));
     assert_eq!(fs.tmpfile(dir(ROOT), &plain), Err(Errno::NOSPC));
     assert_eq!((fs.statfs().unwrap().files, fs.statfs().unwrap().ffree), (3, 0));
-    assert_eq!(fs.link(node(&f), dir(ROOT), name(b"g")), Err(Errno::NOSPC), "a name counts");
+    assert_eq!(
+        fs.link(node(&f), dir(ROOT), name(b"g")),
+        Err(Errno::NOSPC),
+        "a second name is not counted"
+    );
     fs.remove(dir(ROOT), name(b"f"), node(&f)).unwrap();
     fs.forget(f.ino);
     assert_eq!(fs.make(dir(ROOT), name(b"d"), &plain), Err(Errno::EXIST));
-    assert_eq!(fs.statfs().unwrap().ffree, 1, "a failed make takes none");
+    assert_eq!(fs.statfs().unwrap().ffree, 1, "a failed make used an inode");
     assert!(fs.make(dir(ROOT), name(b"g"), &plain).is_ok());
 }
 
-/// Each name of a file but its first counts as an inode, until it goes: by unlink or under a rename.
+/// Each name of a file beyond the first counts as an inode, until it is removed or replaced.
 #[test]
-fn further_names_count_as_inodes_while_they_are_there() {
+fn further_names_count_as_inodes_until_removed() {
     let fs = Tmpfs::new(TmpfsOptions { inodes_max: Some(4), ..TmpfsOptions::default() });
     let free = || fs.statfs().unwrap().ffree;
     let f = make(&fs, ROOT, b"f", 0o644);
@@ -355,21 +363,21 @@ fn further_names_count_as_inodes_while_they_are_there() {
     fs.rename((dir(ROOT), name(b"other")), (dir(ROOT), name(b"g")), RenameMode::Replace).unwrap();
     assert_eq!(free(), 1);
     fs.remove(dir(ROOT), name(b"f"), node(&f)).unwrap();
-    assert_eq!(free(), 1, "it is still held");
+    assert_eq!(free(), 1, "the inode is counted until it is forgotten");
     fs.forget(f.ino);
     assert_eq!(free(), 2);
     fs.remove(dir(ROOT), name(b"g"), node(&other)).unwrap();
     fs.forget(other.ino);
-    // The first name of a file without one is paid for.
+    // The first name of a file made without a name costs nothing.
     let made = fs.tmpfile(dir(ROOT), &Make::new(0o644, 0, 0)).unwrap();
     assert_eq!(free(), 2);
     fs.link(node(&made), dir(ROOT), name(b"f")).unwrap();
     assert_eq!(free(), 2);
 }
 
-/// The target of a symbolic link takes a page if it is long, and no more once it has gone.
+/// A long link target is charged one page, until the link is forgotten.
 #[test]
-fn long_target_takes_room() {
+fn long_link_target_is_charged() {
     let fs = Tmpfs::new(TmpfsOptions { size_bytes: Some(8192), ..TmpfsOptions::default() });
     let made = |to: &[u8], target: &[u8]| {
         fs.make(dir(ROOT), name(to), &Make { target, ..Make::new(mode::S_IFLNK | 0o777, 0, 0) })
@@ -382,16 +390,17 @@ fn long_target_takes_room() {
     made(b"b", &[b't'; 128]).unwrap();
     let full = free();
     assert_eq!(made(b"c", &[b't'; 4095]), Err(Errno::NOSPC));
-    assert_eq!(free(), full, "what failed took nothing");
+    assert_eq!(free(), full, "a failed call was charged");
     made(b"c", &[b't'; 127]).unwrap();
     fs.remove(dir(ROOT), name(b"a"), node(&long)).unwrap();
     fs.forget(long.ino);
     assert_eq!(free().0, 1);
 }
 
-/// Short attributes take more than their bytes: they cannot fill memory that is said to be free.
+/// A short attribute is charged more than its bytes, so that attributes cannot fill memory that
+/// statfs reports as free.
 #[test]
-fn attribute_is_charged_with_what_keeps_it() {
+fn attribute_is_charged_with_its_overhead() {
     let fs = Tmpfs::new(TmpfsOptions { size_bytes: Some(4096), ..TmpfsOptions::default() });
     let f = node(&make(&fs, ROOT, b"f", 0o640));
     let full = (0..).find(|i| {
@@ -401,7 +410,7 @@ fn attribute_is_charged_with_what_keeps_it() {
 }
 
 #[test]
-fn xattrs_are_kept_apart_from_acls() {
+fn xattrs_are_stored_apart_from_acls() {
     let fs = Tmpfs::new(TmpfsOptions { size_bytes: Some(4096), ..TmpfsOptions::default() });
     let f = node(&make(&fs, ROOT, b"f", 0o640));
     let link = node(&make(&fs, ROOT, b"l", mode::S_IFLNK | 0o777));
@@ -417,7 +426,7 @@ fn xattrs_are_kept_apart_from_acls() {
     assert_eq!(fs.listxattr(f), Ok(b"user.a\0".to_vec()));
     fs.remove(dir(ROOT), name(b"f"), f).unwrap();
     fs.forget(f.ino());
-    assert_eq!(fs.statfs().unwrap().bfree, 0, "the link's attribute takes part of the page");
+    assert_eq!(fs.statfs().unwrap().bfree, 0, "the link's attribute is not charged");
     fs.removexattr(link, b"trusted.a").unwrap();
     assert_eq!(fs.statfs().unwrap().bfree, 1);
 }
@@ -442,7 +451,7 @@ fn acl_and_mode_change_each_other() {
     assert_eq!((changed.mode(), changed.entries().len()), (0o604, 5));
     let minimal = Acl::from_mode(0o600);
     fs.set_acl(f, AclKind::Access, Some(&minimal), Some(0o600)).unwrap();
-    assert_eq!(fs.get_acl(f, AclKind::Access), Ok(None), "the mode says it all");
+    assert_eq!(fs.get_acl(f, AclKind::Access), Ok(None), "an ACL equivalent to the mode is stored");
     assert!(!fs.getattr(f).unwrap().has_acl);
     assert_eq!(fs.set_acl(f, AclKind::Default, Some(&acl), None), Err(Errno::ACCESS));
     assert_eq!(fs.set_acl(f, AclKind::Default, None, None), Ok(()));
@@ -483,21 +492,17 @@ fn inode_number_never_repeats() {
     assert_eq!(fs.statfs().unwrap().files - fs.statfs().unwrap().ffree, 1);
 }
 
-/// An old number and the new one of the same place, asked for as two directories of one call, are not
-/// waited for twice.
+/// An old and the current number of one slot, passed as two directories of one call, do not
+/// deadlock.
 #[test]
-fn old_number_beside_the_new_one_of_its_place_is_estale() {
-    let _watchdog = Watchdog::start("two numbers of one place", Duration::from_secs(60));
+fn old_and_new_number_of_a_slot_do_not_deadlock() {
+    let _watchdog = Watchdog::start("two numbers of one slot", Duration::from_secs(60));
     let fs = new_fs();
     let old = node(&make(&fs, ROOT, b"old", mode::S_IFDIR | 0o755));
     fs.remove(dir(ROOT), name(b"old"), old).unwrap();
     fs.forget(old.ino());
     let new = node(&make(&fs, ROOT, b"new", mode::S_IFDIR | 0o755));
-    assert_eq!(
-        new.ino() as u32,
-        old.ino() as u32,
-        "the place is used again, or this tests nothing"
-    );
+    assert_eq!(new.ino() as u32, old.ino() as u32, "the slot is not reused, so the test is void");
     let f = node(&make(&fs, new.ino(), b"f", 0o644));
     for mode in [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange] {
         for (from, to) in [(old, new), (new, old)] {
@@ -512,7 +517,8 @@ fn old_number_beside_the_new_one_of_its_place_is_estale() {
     assert_eq!(list(&fs, new.ino()).len(), 1);
 }
 
-/// Checks that every inode in `all` has as many links as entries, and none that no entry names.
+/// Checks that every inode in `all` has as many links as entries, and that each other inode has
+/// none.
 fn check_links(fs: &Tmpfs, dirs: &[u64], all: &[u64]) {
     let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
     for &parent in dirs {
@@ -535,9 +541,9 @@ fn check_links(fs: &Tmpfs, dirs: &[u64], all: &[u64]) {
     }
 }
 
-/// Trap P9. Every pair of names in three directories, one of them in another, is renamed onto each
-/// other in every mode by all threads at once, while names are removed, linked and made again.
-/// Calls for one name overlap here, which a back end need not survive; this one does.
+/// Trap P9. All threads rename all pairs of names in three directories (one inside another) onto
+/// each other in every mode, while names are removed, linked and made again. Calls for one name
+/// overlap here. A back end need not support that, but tmpfs does.
 #[test]
 fn rename_of_all_pairs_neither_deadlocks_nor_loses_links() {
     let _watchdog = Watchdog::start("all-pairs rename storm", Duration::from_secs(120));
@@ -584,11 +590,11 @@ fn rename_of_all_pairs_neither_deadlocks_nor_loses_links() {
     all.iter().for_each(|&ino| fs.forget(ino));
     let names: usize = dirs.iter().map(|&d| list(&fs, d).len()).sum();
     let stat = fs.statfs().unwrap();
-    // The root directory, which no entry names, is one more.
+    // Plus the root directory, which has no entry.
     assert_eq!(stat.files - stat.ffree, names as u64 + 1, "{seed}");
 }
 
-/// A name that others are renamed onto all the time is never missing.
+/// A name that is replaced continually is never missing.
 #[test]
 fn lookup_during_rename_over_finds_old_or_new() {
     let fs = new_fs();
@@ -606,8 +612,8 @@ fn lookup_during_rename_over_finds_old_or_new() {
                 fs.forget(old.ino);
             } else {
                 match fs.lookup(dir(ROOT), name(b"target")) {
-                    // The inode found was renamed over and forgotten at once, which no caller
-                    // that holds what it looked up does.
+                    // The inode was replaced and forgotten after the lookup. A caller that holds
+                    // its inodes prevents that.
                     Ok(_) | Err(Errno::STALE) => {}
                     other => panic!("{other:?}"),
                 }
@@ -634,8 +640,8 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What the model says of names: (directory, name) to (inode, is a directory). Directories that
-/// ops make stay empty, so the model needs no tree.
+/// The model's names: (directory, name) to (inode, is a directory). Directories that the operations
+/// make stay empty, so the model needs no tree.
 type Names = BTreeMap<(usize, u8), (u64, bool)>;
 
 fn expected_rename(
@@ -663,7 +669,7 @@ fn expected_rename(
     Ok(())
 }
 
-/// A file system with three directories, each in the one before, and the model of their names.
+/// A file system with three nested directories, and the model of their names.
 struct Compared {
     fs: Tmpfs,
     dirs: [u64; 3],
@@ -679,7 +685,7 @@ impl Compared {
         Compared { fs, dirs: [ROOT, x, y], names: Names::new(), made: Vec::new() }
     }
 
-    /// Does `op` to both and compares the answers.
+    /// Runs `op` on both and compares the results.
     fn step(&mut self, op: Op) -> Result<(), TestCaseError> {
         let (fs, names) = (&self.fs, &mut self.names);
         let parent = |d: usize| dir(self.dirs[d]);

@@ -1,4 +1,4 @@
-//! Reading tmpfs directories while they change.
+//! Reading tmpfs directories during changes.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -35,8 +35,8 @@ fn rename(fs: &Tmpfs, from: &str, to: &str, mode: RenameMode) -> Result<(), Errn
     fs.rename(from, to, mode)
 }
 
-/// Reads the root directory in calls that take at most `step` entries, and calls `between` after
-/// each; returns all names in order.
+/// Reads the root directory in calls of at most `step` entries, and runs `between` after each.
+/// Returns all names in order.
 fn pass(fs: &Tmpfs, step: usize, mut between: impl FnMut()) -> Vec<String> {
     let (mut names, mut cookie) = (Vec::new(), 0);
     loop {
@@ -45,7 +45,7 @@ fn pass(fs: &Tmpfs, step: usize, mut between: impl FnMut()) -> Vec<String> {
             if taken == step {
                 return ControlFlow::Break(());
             }
-            assert!(entry.cookie > cookie, "cookies ascend");
+            assert!(entry.cookie > cookie, "cookies do not ascend");
             (taken, cookie) = (taken + 1, entry.cookie);
             names.push(String::from_utf8(entry.name.as_bytes().to_vec()).unwrap());
             ControlFlow::Continue(())
@@ -54,12 +54,12 @@ fn pass(fs: &Tmpfs, step: usize, mut between: impl FnMut()) -> Vec<String> {
         if taken == 0 {
             return names;
         }
-        assert!(names.len() < 2_000_000, "a pass without an end");
+        assert!(names.len() < 2_000_000, "the pass does not end");
         between();
     }
 }
 
-/// Checks that names with `prefix` were read exactly once each, `count` in all.
+/// Checks that `count` names with `prefix` were read, each exactly once.
 fn assert_each_once(names: &[String], prefix: &str, count: usize, seed: Seed) {
     let stable = || names.iter().filter(|name| name.starts_with(prefix));
     let distinct: BTreeSet<_> = stable().collect();
@@ -68,7 +68,7 @@ fn assert_each_once(names: &[String], prefix: &str, count: usize, seed: Seed) {
 
 /// Traps T48, P13.
 #[test]
-fn readdir_amid_changes_reports_each_stable_entry_once() {
+fn readdir_during_changes_reports_each_stable_entry_once() {
     let report = ReportSeed::new(Seed::choose());
     let mut rng = Rng::new(report.seed());
     for step in [1, 2, 7, 33, 400] {
@@ -81,12 +81,12 @@ fn readdir_amid_changes_reports_each_stable_entry_once() {
         let names = pass(&fs, step, || {
             for _ in 0..rng.below(8) {
                 let _ = remove(&fs, &format!("going{}", rng.below(700)));
-                // At most 700, so that the pass ends.
+                // At most 700 new files, so that the pass ends.
                 if coming < 700 {
                     make(&fs, &format!("coming{coming}"));
                     coming += 1;
                 }
-                // Files renamed onto a stable name, and swapped with one, leave the name stable.
+                // Renaming files onto a stable name, and exchanging it, keeps the name stable.
                 if target < 300 {
                     let stable = format!("stable{}", rng.below(700));
                     make(&fs, &format!("file{target}"));
@@ -101,8 +101,8 @@ fn readdir_amid_changes_reports_each_stable_entry_once() {
         });
         assert_each_once(&names, "stable", 700, report.seed());
         let distinct: BTreeSet<_> = names.iter().collect();
-        assert_eq!(distinct.len(), names.len(), "a name that was not reused came twice");
-        // After much was removed, nothing of it is left.
+        assert_eq!(distinct.len(), names.len(), "a name that was not reused is reported twice");
+        // After the removals, no removed entry is left.
         let left = pass(&fs, 100, || {});
         assert_each_once(&left, "stable", 700, report.seed());
         assert!(
@@ -112,10 +112,10 @@ fn readdir_amid_changes_reports_each_stable_entry_once() {
     }
 }
 
-/// A file that is renamed within its directory while that is read is reported once, and renaming each
-/// file that was seen does not make a pass endless.
+/// A file that is renamed within its directory during a pass is reported once. Renaming each
+/// reported file does not make the pass endless.
 #[test]
-fn readdir_amid_renames_reports_each_file_once() {
+fn readdir_during_renames_reports_each_file_once() {
     const COUNT: usize = 500;
     for step in [1, 7, 100] {
         let fs = Tmpfs::new(TmpfsOptions::default());
@@ -137,11 +137,11 @@ fn readdir_amid_renames_reports_each_file_once() {
             }
             for (name, ino) in batch {
                 seen.push(ino);
-                assert!(seen.len() <= COUNT, "a pass without an end");
+                assert!(seen.len() <= COUNT, "the pass does not end");
                 rename(&fs, &name, &format!("r{renamed}"), RenameMode::NoReplace).unwrap();
                 renamed += 1;
             }
-            // One that was perhaps not seen yet.
+            // A file that may not be reported yet.
             let ahead = (renamed * 7919) % COUNT;
             let _ = rename(&fs, &format!("f{ahead}"), &format!("x{ahead}"), RenameMode::NoReplace);
         }
@@ -149,9 +149,9 @@ fn readdir_amid_renames_reports_each_file_once() {
     }
 }
 
-/// Traps T48, P13: as above, with threads instead of turns.
+/// Traps T48, P13: as above, with threads.
 #[test]
-fn readdir_amid_threads_reports_each_stable_entry_once() {
+fn readdir_during_concurrent_changes_reports_each_stable_entry_once() {
     let _watchdog = Watchdog::start("readdir amid threads", Duration::from_secs(120));
     let fs = Tmpfs::new(TmpfsOptions::default());
     for n in 0..3_000 {
@@ -184,9 +184,9 @@ fn readdir_amid_threads_reports_each_stable_entry_once() {
     });
 }
 
-/// Trap P13: a directory of a million entries is read in small calls, and changed all the while.
+/// Trap P13: a directory of a million entries is read in small calls while it changes.
 #[test]
-fn readdir_of_a_million_entries_amid_changes_is_complete() {
+fn readdir_of_a_million_entries_during_changes_is_complete() {
     const COUNT: usize = 1_000_000;
     let _watchdog = Watchdog::start("directory of a million entries", Duration::from_secs(300));
     let fs = Tmpfs::new(TmpfsOptions::default());
@@ -195,7 +195,7 @@ fn readdir_of_a_million_entries_amid_changes_is_complete() {
     }
     let (mut calls, mut sum) = (0, 0);
     let names = pass(&fs, 100, || {
-        // Not for ever: a pass that finds a new entry each time would not end.
+        // Stop at some time: a pass that finds a new entry each time would not end.
         if calls < COUNT / 100 {
             make(&fs, &format!("coming{calls}"));
         }
@@ -210,7 +210,7 @@ fn readdir_of_a_million_entries_amid_changes_is_complete() {
     let mut seen = vec![false; COUNT];
     for name in names.iter().filter_map(|name| name.strip_prefix('s')) {
         let seen = &mut seen[name.parse::<usize>().unwrap()];
-        assert!(!*seen, "{name} came twice");
+        assert!(!*seen, "{name} is reported twice");
         *seen = true;
     }
     assert!(seen.iter().all(|&seen| seen));
@@ -218,7 +218,7 @@ fn readdir_of_a_million_entries_amid_changes_is_complete() {
 }
 
 #[test]
-fn readdir_goes_on_until_the_end_or_the_sink_breaks() {
+fn readdir_ends_at_the_end_or_a_break() {
     let fs = Tmpfs::new(TmpfsOptions::default());
     for count in 0..3_000 {
         if [0, 1, 31, 32, 33, 96, 1_000].contains(&count) || count > 2_998 {
@@ -228,14 +228,14 @@ fn readdir_goes_on_until_the_end_or_the_sink_breaks() {
                 ControlFlow::Continue(())
             })
             .unwrap();
-            assert_eq!(cookies.len(), count, "one call reports everything");
+            assert_eq!(cookies.len(), count, "one call does not report everything");
             let mut calls = 0;
             fs.readdir(dir(ROOT), 0, &mut |_| {
                 calls += 1;
                 if calls > count / 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })
             .unwrap();
-            assert_eq!(calls, count.min(count / 2 + 1), "nothing is reported after a break");
+            assert_eq!(calls, count.min(count / 2 + 1), "entries are reported after a break");
         }
         make(&fs, &format!("f{count}"));
     }

@@ -71,12 +71,12 @@ impl Namespace for Ours {
 
     #[inline]
     fn lookup(&self, parent: u64, name: &[u8]) -> Option<u64> {
-        self.vfs.lookup_number(&self.cred, parent, name).ok()
+        self.vfs.lookup_by_ino(&self.cred, parent, name).ok()
     }
 
     #[inline]
     fn path(&self, ino: u64) -> Option<Vec<u8>> {
-        timed_if_moved(|| self.vfs.path_of_number(ino).ok(), || self.vfs.stats().fallbacks)
+        timed_if_moved(|| self.vfs.path_of_ino(ino).ok(), || self.vfs.stats().fallbacks)
     }
 
     fn walk(&self, path: &[u8]) -> Option<u64> {

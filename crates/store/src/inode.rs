@@ -221,7 +221,7 @@ impl State {
     /// Returns true if a read at `now` updates the access time.
     pub(crate) fn is_read_noted(&self, policy: Atime, now: Timespec) -> bool {
         let InodeRecord { atime, mtime, ctime, .. } = self.record;
-        policy.is_noted([atime, mtime, ctime], now)
+        policy.needs_update([atime, mtime, ctime], now)
     }
 
     /// Applies `set`, except the size and the ACL.

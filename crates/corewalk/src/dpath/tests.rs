@@ -206,7 +206,7 @@ fn passes_of_translations_are_counted() {
     let (dcache, leaf, root) = (&vfs.dcache, place(&vfs, DEPTH + 1), place(&vfs, 0));
     let counts = || (vfs.stats().retries, vfs.stats().fallbacks);
     let (before, ino) = (counts(), leaf.inode().ino());
-    vfs.path_of_number(ino).unwrap();
+    vfs.path_of_ino(ino).unwrap();
     PathBuffer::new().collect(dcache, Route::Names(leaf.dentry));
     assert_eq!(counts(), before, "nothing has changed");
     let done = AtomicBool::new(false);
@@ -225,7 +225,7 @@ fn passes_of_translations_are_counted() {
                 counts().0 > before
             })
         };
-        let by_number = is_counted(&|| drop(vfs.path_of_number(ino)));
+        let by_number = is_counted(&|| drop(vfs.path_of_ino(ino)));
         let by_place = is_counted(&|| PathBuffer::new().collect(dcache, Route::Names(leaf.dentry)));
         // ORDERING: Relaxed. As above.
         done.store(true, Ordering::Relaxed);

@@ -1,25 +1,26 @@
 //! The content of a regular file: its size and its bytes.
 //!
-//! Everything that reads, writes, cuts or moves bytes of a file is here, in terms of the pages of
-//! `pages`, and pays for the pages it makes. What is taken from the budget is always a whole page,
-//! as in the kernel's tmpfs: a file of one byte takes 4096.
+//! This module reads, writes, truncates and moves the bytes of a file, on the pages of `pages`, and
+//! charges the pages. The budget is charged in whole pages, as in the kernel's tmpfs: a file of one
+//! byte costs 4096.
 //!
 //! # Invariants
-//! - D.1: bytes behind the size are zeros in every page that is present. So a file that grows
-//!   shows zeros, never what it held before it was cut.
-//! - D.2: no page behind the size is present; there may be reserved ones (`KEEP_SIZE`).
-//! - D.3: every charged page was taken from the budget.
+//! - D.1: bytes behind the size are zeros in every present page. So a file that grows shows zeros,
+//!   never its truncated content.
+//! - D.2: no page behind the size is present. Reserved pages may be there (`KEEP_SIZE`).
+//! - D.3: every charged page is charged to the budget.
 //! - D.4: the size is at most [`SIZE_MAX`].
-//! - D.5: after `discard` nothing is charged any more, whoever still has it.
+//! - D.5: after `discard` no page is charged, even if other threads still hold the content.
 //!
-//! # How it fails
-//! A call checks and pays before it changes anything. Only a write may do part of its work, as
-//! write(2) says: as many bytes as there was room for, and `ENOSPC` only if that is none.
+//! # Errors
+//! A call checks and charges before it changes anything. Only a write may do part of its work, as
+//! write(2) says: it writes as many bytes as there is space for, and fails with `ENOSPC` only if
+//! that is none.
 //!
-//! # What it refuses
-//! Shifting ranges that are not whole pages (`EINVAL`), as fallocate(2) allows. Without a limit on
-//! bytes there would be none on reservations, which cost nothing, so one call reserves at most
-//! 1 TiB. No locks: the inode has one around this.
+//! # Limits
+//! Ranges that are shifted must be whole pages (`EINVAL`), as fallocate(2) allows. One call
+//! reserves at most 1 TiB: a reservation uses no memory, so without a size limit nothing else would
+//! bound it. No locks: the inode has one.
 //!
 //! Source: write(2), truncate(2), fallocate(2), lseek(2).
 
@@ -31,7 +32,7 @@ use super::pages::{PAGE_BYTES, PageMap};
 use crate::Errno;
 use crate::fs::{Fallocate, Seek};
 
-/// The largest file in bytes: what `off_t` can say.
+/// The largest size of a file in bytes: the maximum of `off_t`.
 const SIZE_MAX: u64 = i64::MAX as u64;
 /// The most pages that one fallocate(2) reserves, 1 TiB.
 const RESERVE_PAGES_MAX: u64 = (1 << 40) / PAGE_BYTES;
@@ -43,7 +44,7 @@ const RESERVE_PAGES_MAX: u64 = (1 << 40) / PAGE_BYTES;
 #[derive(Default)]
 pub(super) struct FileContent {
     size: u64,
-    /// None until the first page: most files of a source tree are small, and many are empty.
+    /// None until the first page, since many files are empty.
     map: Option<Box<PageMap>>,
     is_discarded: bool,
 }
@@ -54,12 +55,13 @@ impl FileContent {
         self.size
     }
 
-    /// Returns the number of pages taken.
+    /// Returns the number of charged pages.
     pub(super) fn charged_pages(&self) -> u64 {
         self.map.as_ref().map_or(0, |map| map.charged())
     }
 
-    /// Reads at `offset` into `buf` and returns the count of bytes, fewer only at the end.
+    /// Reads at `offset` into `buf` and returns the number of bytes, smaller than `buf` only at the
+    /// end.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
         let len = self.size.saturating_sub(offset).min(buf.len() as u64) as usize;
         match &self.map {
@@ -69,8 +71,8 @@ impl FileContent {
         len
     }
 
-    /// Returns the next data or hole at or behind `offset`. `ENXIO` if there is none before the
-    /// end; the end itself is a hole.
+    /// Returns the offset of the next data or hole at or behind `offset`. The end of the file is a
+    /// hole. `ENXIO` if there is none before the end.
     pub(super) fn seek(&self, offset: u64, what: Seek) -> Result<u64, Errno> {
         if offset >= self.size {
             return Err(Errno::NXIO);
@@ -86,11 +88,12 @@ impl FileContent {
         Ok((found * PAGE_BYTES).clamp(offset, self.size))
     }
 
-    /// Writes `bytes` at `offset` and returns the count, which is smaller if room or numbers run
-    /// out.
+    /// Writes `bytes` at `offset` and returns the number of bytes. It is smaller if space runs out
+    /// or the largest size is reached.
     ///
     /// # Errors
-    /// `EFBIG` if `offset` is at or behind the largest size; `ENOSPC` if there is room for nothing.
+    /// `EFBIG` if `offset` is at or behind the largest size; `ENOSPC` if there is no space for the
+    /// first byte.
     pub(super) fn write(
         &mut self,
         offset: u64,
@@ -106,7 +109,7 @@ impl FileContent {
         let pages = offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
         let mut grants = space.take_up_to(self.missing_in(&pages), PAGE_BYTES);
         let done = self.map_mut().write(offset, bytes, &mut grants);
-        debug_assert_eq!(grants, 0, "a write ends only when it is done or has no grants");
+        debug_assert_eq!(grants, 0, "a write with grants left ended early");
         match done {
             0 => Err(Errno::NOSPC),
             _ => {
@@ -116,13 +119,13 @@ impl FileContent {
         }
     }
 
-    /// Checks a size that is to be set. `EFBIG` if it is too large.
+    /// Checks a new size. `EFBIG` if it is too large.
     pub(super) fn check_size(size: u64) -> Result<(), Errno> {
         if size > SIZE_MAX { Err(Errno::FBIG) } else { Ok(()) }
     }
 
-    /// Sets the size; what a larger size adds is a hole. One that is not larger, also the one that the
-    /// file has, frees what is reserved behind it, as on ext4 and the kernel's tmpfs.
+    /// Sets the size. Growth adds a hole. Setting a size that is not larger frees the reserved
+    /// pages behind it, as on ext4 and the kernel's tmpfs.
     ///
     /// # Errors
     /// As of [`FileContent::check_size`].
@@ -139,9 +142,9 @@ impl FileContent {
     /// Changes the allocation as fallocate(2) says.
     ///
     /// # Errors
-    /// `EINVAL` for an empty range, or one that must be whole pages or end before the file and
-    /// does not; `EFBIG` for a range behind the largest size; `ENOSPC`; `EOPNOTSUPP` for flags that
-    /// do not go together.
+    /// `EINVAL` for an empty range, for a range that must be whole pages and is not, or for one
+    /// that must end before the end of the file; `EFBIG` for a range behind the largest size;
+    /// `ENOSPC`; `EOPNOTSUPP` for flags that exclude each other.
     pub(super) fn allocate(
         &mut self,
         offset: u64,
@@ -162,7 +165,7 @@ impl FileContent {
             Fallocate::ZERO_RANGE => {
                 self.take_missing(touched_pages(offset..end), space)?;
                 self.zero_edges(offset..end);
-                // Their room stays taken, so no other writer can get it in between.
+                // The pages stay charged, so no other writer can use the space in between.
                 self.map_mut().remove(whole_pages(offset..end));
                 self.map_mut().reserve(touched_pages(offset..end));
                 self.extend_to(end, is_size_kept);
@@ -180,7 +183,7 @@ impl FileContent {
         Ok(())
     }
 
-    /// Drops the content for good and gives back its room.
+    /// Drops the content for good and uncharges its pages.
     pub(super) fn discard(&mut self, space: &Budget) {
         self.remove(0..u64::MAX, space);
         self.size = 0;
@@ -192,7 +195,7 @@ impl FileContent {
         if self.is_discarded { Err(Errno::STALE) } else { Ok(()) }
     }
 
-    /// Takes the range out and moves what is behind it down.
+    /// Removes the range and moves the bytes behind it down.
     fn collapse(&mut self, range: Range<u64>, space: &Budget) -> Result<(), Errno> {
         if !is_whole_pages(&range) || range.end >= self.size {
             return Err(Errno::INVAL);
@@ -206,7 +209,7 @@ impl FileContent {
         Ok(())
     }
 
-    /// Makes a hole and moves what was there up.
+    /// Inserts a hole and moves the bytes behind it up.
     fn insert(&mut self, range: Range<u64>) -> Result<(), Errno> {
         if !is_whole_pages(&range) || range.start >= self.size {
             return Err(Errno::INVAL);
@@ -233,7 +236,7 @@ impl FileContent {
         pages.end - pages.start - charged
     }
 
-    /// Takes room for those of `pages` that are not charged. `ENOSPC` if there is not enough.
+    /// Charges those of `pages` that are not charged. `ENOSPC` if there is not enough space.
     fn take_missing(&self, pages: Range<u64>, space: &Budget) -> Result<(), Errno> {
         match self.missing_in(&pages) {
             0..=RESERVE_PAGES_MAX => {}
@@ -242,7 +245,7 @@ impl FileContent {
         space.take(self.missing_in(&pages) * PAGE_BYTES)
     }
 
-    /// Removes `pages` and gives back their room.
+    /// Removes `pages` and uncharges them.
     fn remove(&mut self, pages: Range<u64>, space: &Budget) {
         if let Some(map) = &mut self.map {
             space.give_back(map.remove(pages) * PAGE_BYTES);
@@ -252,7 +255,7 @@ impl FileContent {
         }
     }
 
-    /// Makes the bytes of `range` zeros that are in pages it does not cover as a whole.
+    /// Zeroes the bytes of `range` in pages that it covers only in part.
     fn zero_edges(&mut self, range: Range<u64>) {
         if range.start / PAGE_BYTES == range.end / PAGE_BYTES {
             return self.zero_within_page(range);
@@ -261,7 +264,7 @@ impl FileContent {
         self.zero_within_page(range.end - range.end % PAGE_BYTES..range.end);
     }
 
-    /// Makes the bytes of `range`, which is within one page, zeros.
+    /// Zeroes the bytes of `range`, which is within one page.
     fn zero_within_page(&mut self, range: Range<u64>) {
         if let Some(map) = &mut self.map
             && !range.is_empty()
@@ -270,7 +273,7 @@ impl FileContent {
         }
     }
 
-    /// Makes the file at least `end` bytes long, unless its size is to be kept.
+    /// Grows the file to `end` bytes, unless its size is kept.
     fn extend_to(&mut self, end: u64, is_size_kept: bool) {
         if !is_size_kept {
             self.size = self.size.max(end);
@@ -278,18 +281,18 @@ impl FileContent {
     }
 }
 
-/// Returns the pages that have a byte of `range`.
+/// Returns the pages that overlap `range`.
 fn touched_pages(range: Range<u64>) -> Range<u64> {
     range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES)
 }
 
-/// Returns the pages whose every byte is in `range`.
+/// Returns the pages that `range` covers completely.
 fn whole_pages(range: Range<u64>) -> Range<u64> {
     let start = range.start.div_ceil(PAGE_BYTES);
     start..(range.end / PAGE_BYTES).max(start)
 }
 
-/// Returns true if `range` starts and ends at the start of a page.
+/// Returns true if `range` starts and ends on page boundaries.
 fn is_whole_pages(range: &Range<u64>) -> bool {
     range.start.is_multiple_of(PAGE_BYTES) && range.end.is_multiple_of(PAGE_BYTES)
 }
@@ -309,7 +312,7 @@ mod tests {
         assert_eq!(file.write(100, &bytes, &space), Ok(3 * 4096 - 100));
         assert_eq!(file.size(), 3 * 4096);
         assert_eq!(file.write(3 * 4096, b"x", &space), Err(Errno::NOSPC));
-        assert_eq!(file.write(0, &bytes, &space), Ok(3 * 4096), "no new page is needed");
+        assert_eq!(file.write(0, &bytes, &space), Ok(3 * 4096), "a write that needs no new page");
         file.set_size(4097, &space).unwrap();
         assert_eq!(space.used(), 2 * 4096);
         assert_eq!(file.check_kept(), Ok(()));
@@ -347,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_pages_are_holes_that_never_lack_room() {
+    fn reserved_pages_are_holes_with_guaranteed_space() {
         let (space, mut file) = (limited(4), FileContent::default());
         file.allocate(0, 4 * 4096, Fallocate::KEEP_SIZE, &space).unwrap();
         assert_eq!((file.size(), file.charged_pages(), space.used()), (0, 4, 4 * 4096));
@@ -384,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn file_cut_and_grown_reads_zeros() {
+    fn truncated_and_grown_file_reads_zeros() {
         let (space, mut file) = (Budget::new(None, 0), FileContent::default());
         file.write(0, &[1; 5000], &space).unwrap();
         file.set_size(4100, &space).unwrap();

@@ -1,38 +1,38 @@
 //! The entries of one directory.
 //!
-//! A directory is asked for a name, and is read through from any place while it changes. What
-//! makes the second hard is the cookie: a reader hands back the cookie of the last entry it got,
-//! perhaps much later, and must neither miss nor repeat an entry that was there all the time. A
-//! position in a table that grows cannot do that, and a cursor inside the directory would itself
-//! be moved about (trap T48). Here an entry draws its cookie from a counter when it comes in and
-//! keeps it, so "behind cookie c" means the same whatever happens.
+//! A directory finds entries by name, and can be read from any position while it changes. The
+//! second is hard because of the cookie. A reader passes the cookie of its last entry, perhaps much
+//! later. It must neither miss nor repeat an entry that exists all the time. A position in a
+//! growing table cannot do that, and a cursor inside the directory would have to be moved (trap
+//! T48). Here each new entry takes its cookie from a counter and keeps it, so "behind cookie c"
+//! never changes its meaning.
 //!
-//! # How it works
-//! Entries lie in chunks by cookie: those with cookies 128 n to 128 n + 127 are in one chunk, in
-//! order. `index` maps the hash of a name to the entry's handle: the place of its chunk in a list, and
-//! the cookie within it. So a name is found without a search by cookie, and only a pass over the
-//! directory asks `order`, a tree from n to the chunk. A removed entry leaves a mark behind, until there
-//! are so many that the chunk is made dense. Nothing is ever rehashed or compacted as a whole, so no
-//! operation on a directory of millions takes much longer than on one of hundreds. The hash is keyed,
-//! so crafted names cannot collide (trap T54).
+//! # Mechanism
+//! Entries are in chunks by cookie: chunk n has the cookies 128 n to 128 n + 127, in order. `index`
+//! maps the hash of a name to a handle: the chunk's position in a list, and the cookie within the
+//! chunk. So finding a name needs no search by cookie. Only `readdir` uses `order`, a tree from n
+//! to the chunk. A removed entry leaves a tombstone until a chunk has many; then the chunk is
+//! compacted. The directory is never rehashed or compacted as a whole, so operations on millions of
+//! entries take about as long as on hundreds. The hash is keyed, so crafted names cannot collide
+//! (trap T54).
 //!
 //! # Guarantees
-//! - E.1: cookies are never 0, never used again, and ascend in the order of insertion.
-//! - E.2: replacing the inode of a name keeps the cookie: a pass over the directory sees a name
-//!   that existed throughout exactly once, even if files were renamed onto it (trap P13).
+//! - E.1: cookies are never 0, never reused, and ascend in the order of insertion.
+//! - E.2: replacing the inode of a name keeps the cookie. So a pass over the directory reports a
+//!   name that exists throughout exactly once, even if files are renamed onto it (trap P13).
 //! - E.3: a batch visits a bounded number of entries, however many were removed.
-//! - E.4: renaming an entry within the directory keeps the cookie too: a pass sees a file that was
-//!   renamed meanwhile once, under one of its names, and ends although each file it has seen is renamed.
+//! - E.4: renaming an entry within the directory keeps the cookie. So a pass reports a renamed file
+//!   once, under one of its names, and it ends even if each reported file is renamed.
 //!
-//! # What it refuses
-//! `.` and `..`, which the caller adds, and new entries once it is removed (`ENOENT`). No locks:
-//! the inode has one around this.
+//! # Limits
+//! `.` and `..` are not entries; the caller adds them. A removed directory takes no new entries
+//! (`ENOENT`). No locks: the inode has one.
 //!
 //! Source: readdir(3), getdents(2); Linux `fs/libfs.c` (stable directory offsets).
 
 use std::collections::BTreeMap;
 
-use super::index::{HashIndex, Place};
+use super::index::{HashIndex, Position};
 use super::table::ROOT_INO;
 use crate::Errno;
 use crate::attr::FileKind;
@@ -41,15 +41,15 @@ use crate::fs::DirEntry;
 use crate::hash::HashKeys;
 use crate::name::Name;
 
-/// Cookies of a chunk. Making a chunk dense moves at most this many entries.
+/// Cookies per chunk. Compacting a chunk moves at most this many entries.
 const CHUNK_COOKIES: u64 = 1 << CHUNK_BITS;
-/// Bits of a handle that tell the entry within its chunk.
+/// The bits of a handle that identify the entry within its chunk.
 const CHUNK_BITS: u32 = 7;
-/// The most chunks: what the other bits of a handle can tell.
+/// The most chunks; the other bits of a handle identify the chunk.
 const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
-/// Entries and marks from which on a chunk is worth making dense.
+/// The length from which a sparse chunk is compacted.
 const SPARSE_MIN: usize = 16;
-/// The longest name that an entry holds without an allocation of its own.
+/// The longest name that is stored inline, in bytes.
 const INLINE_BYTES: usize = 22;
 
 /// A name and its hash, computed before any lock is taken.
@@ -67,7 +67,7 @@ impl<'a> Key<'a> {
     }
 }
 
-/// What a name refers to.
+/// The target of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Link {
     /// The inode's number.
@@ -76,42 +76,42 @@ pub(super) struct Link {
     pub(super) kind: FileKind,
 }
 
-/// An entry that was found, and where it is until an entry of its directory is added, renamed or
-/// removed.
+/// An entry that was found. Its position is valid until an entry of its directory is added, renamed
+/// or removed.
 #[derive(Clone, Copy)]
-pub(super) struct Found {
-    /// What the entry refers to.
+pub(super) struct FoundEntry {
+    /// The target of the entry.
     pub(super) link: Link,
-    place: Place,
+    position: Position,
     handle: u32,
 }
 
 /// The entries of one directory.
 pub(super) struct Directory {
     is_removed: bool,
-    /// The number of the directory that this one is in. Protected as the entry there.
+    /// The inode number of the parent. Protected by the lock of the parent.
     parent: u64,
-    /// How many cookies were drawn; the last one drawn.
+    /// The last cookie that was assigned.
     last_cookie: u64,
     len: usize,
     chunks: Vec<Chunk>,
-    /// Which of `chunks` are in use, by the first of their cookies.
+    /// The index in `chunks` of each used chunk, by its first cookie.
     order: BTreeMap<u64, u32>,
-    /// Which of `chunks` are not in use.
+    /// The indices of unused `chunks`.
     vacant: Vec<u32>,
-    /// The one of `chunks` that entries are added to.
+    /// The index of the chunk that new entries go to.
     last: u32,
     by_hash: HashIndex,
 }
 
-/// Entries with neighbouring cookies, in their order, and marks where others were.
+/// Entries with neighbouring cookies, in order, and tombstones.
 #[derive(Default)]
 struct Chunk {
     /// The cookie of the entry with `low` 0.
     base: u64,
-    /// The number of entries that are no marks.
+    /// The number of entries without tombstones.
     len: usize,
-    /// `low` of the entry that the chunk was begun with.
+    /// `low` of the first entry of the chunk.
     first: u8,
     entries: Vec<Entry>,
 }
@@ -137,27 +137,27 @@ impl Directory {
         self.len
     }
 
-    /// Returns the number of the directory that this one is in; the root is in itself.
+    /// Returns the inode number of the parent. The parent of the root is the root.
     pub(super) fn parent(&self) -> u64 {
         self.parent
     }
 
-    /// Says that this directory is in `parent` now.
+    /// Sets the parent.
     pub(super) fn set_parent(&mut self, parent: u64) {
         self.parent = parent;
     }
 
-    /// Returns the entry that `key` names.
-    pub(super) fn find(&self, key: Key<'_>) -> Option<Found> {
-        let (place, (handle, link)) = self.by_hash.find(key.hash, |handle| {
+    /// Returns the entry of a name.
+    pub(super) fn find(&self, key: Key<'_>) -> Option<FoundEntry> {
+        let (position, (handle, link)) = self.by_hash.find(key.hash, |handle| {
             let chunk = &self.chunks[chunk_of(handle)];
             let entry = &chunk.entries[chunk.index_of(low_of(handle))?];
             (entry.name.as_bytes() == key.name.as_bytes()).then(|| (handle, entry.link()))
         })?;
-        Some(Found { link, place, handle })
+        Some(FoundEntry { link, position, handle })
     }
 
-    /// Checks that entries can be made here. `ENOENT` if the directory is removed.
+    /// Checks that new entries are allowed. `ENOENT` if the directory is removed.
     pub(super) fn check_alive(&self) -> Result<(), Errno> {
         if self.is_removed { Err(Errno::NOENT) } else { Ok(()) }
     }
@@ -169,7 +169,7 @@ impl Directory {
         for &id in self.order.range(next & !(CHUNK_COOKIES - 1)..).map(|(_, id)| id) {
             let chunk = &self.chunks[id as usize];
             let first = chunk.entries.partition_point(|e| chunk.base + u64::from(e.low) < next);
-            let entries = chunk.entries[first..].iter().filter(|entry| !entry.is_mark());
+            let entries = chunk.entries[first..].iter().filter(|entry| !entry.is_tombstone());
             for entry in entries.take(room) {
                 batch.push(chunk.base + u64::from(entry.low), entry);
                 room -= 1;
@@ -181,7 +181,7 @@ impl Directory {
     }
 
     /// Adds an entry. `EEXIST` if the name is taken, `ENOENT` if the directory is removed, `ENOSPC`
-    /// if it can take no more.
+    /// if it is full.
     pub(super) fn insert(&mut self, key: Key<'_>, link: Link) -> Result<(), Errno> {
         self.check_alive()?;
         match self.find(key) {
@@ -190,8 +190,8 @@ impl Directory {
         }
     }
 
-    /// Adds an entry with a name that is not taken. `ENOENT` if the directory is removed, `ENOSPC` if
-    /// it can take no more.
+    /// Adds an entry with a free name. `ENOENT` if the directory is removed, `ENOSPC` if it is
+    /// full.
     pub(super) fn insert_free(&mut self, key: Key<'_>, link: Link) -> Result<(), Errno> {
         self.check_alive()?;
         let low = ((self.last_cookie + 1) % CHUNK_COOKIES) as u8;
@@ -211,28 +211,28 @@ impl Directory {
         Ok(())
     }
 
-    /// Makes an entry refer to `link`.
-    pub(super) fn replace(&mut self, found: Found, link: Link) {
+    /// Changes the target of an entry.
+    pub(super) fn replace(&mut self, found: FoundEntry, link: Link) {
         if let Some(entry) = self.entry_mut(found.handle) {
             (entry.ino, entry.kind) = (link.ino, link.kind);
         }
     }
 
-    /// Gives an entry another name, which is not taken.
+    /// Changes the name of an entry. The new name is free.
     #[inline]
-    pub(super) fn rename(&mut self, found: Found, key: Key<'_>) {
+    pub(super) fn rename(&mut self, found: FoundEntry, key: Key<'_>) {
         if let Some(entry) = self.entry_mut(found.handle) {
             entry.name = EntryName::new(key.name);
-            self.by_hash.rehash(found.place, key.hash);
+            self.by_hash.rehash(found.position, key.hash);
         }
     }
 
     /// Removes an entry.
-    pub(super) fn remove(&mut self, found: Found) {
+    pub(super) fn remove(&mut self, found: FoundEntry) {
         let id = chunk_of(found.handle);
         let chunk = &mut self.chunks[id];
         let Some(index) = chunk.index_of(low_of(found.handle)) else { return };
-        chunk.entries[index].make_mark();
+        chunk.entries[index].make_tombstone();
         chunk.len -= 1;
         if chunk.len == 0 {
             chunk.entries.clear();
@@ -242,10 +242,10 @@ impl Directory {
                 self.vacant.push(id as u32);
             }
         } else if chunk.entries.len() >= SPARSE_MIN && chunk.len <= chunk.entries.len() / 4 {
-            chunk.entries.retain(|entry| !entry.is_mark());
+            chunk.entries.retain(|entry| !entry.is_tombstone());
             chunk.entries.shrink_to(chunk.len * 2);
         }
-        self.by_hash.remove(found.place);
+        self.by_hash.remove(found.position);
         self.len -= 1;
     }
 
@@ -258,17 +258,17 @@ impl Directory {
         Ok(())
     }
 
-    /// Makes `last` a chunk for the cookies from the next one on.
+    /// Makes `last` the chunk for the next cookies.
     fn start_chunk(&mut self) -> Result<(), Errno> {
         let base = (self.last_cookie + 1) & !(CHUNK_COOKIES - 1);
         match self.chunks.get_mut(self.last as usize) {
-            // What came last is all gone: its memory serves again.
+            // The last chunk is empty, so reuse its memory.
             Some(last) if last.len == 0 => {
                 self.order.remove(&last.base);
                 last.base = base;
             }
             last => {
-                // A directory that has filled a chunk will fill another one.
+                // A directory that has filled one chunk will probably fill another.
                 let room = if last.is_some() { CHUNK_COOKIES as usize } else { 0 };
                 let chunk = Chunk { base, entries: Vec::with_capacity(room), ..Chunk::default() };
                 if let Some(id) = self.vacant.pop() {
@@ -295,10 +295,10 @@ impl Directory {
 }
 
 impl Chunk {
-    /// Returns where the entry is of which the last bits of the cookie are `low`.
+    /// Returns the index of the entry whose cookie ends with `low`.
     #[inline]
     fn index_of(&self, low: u8) -> Option<usize> {
-        // Most chunks were never made dense, and then the place is known.
+        // Most chunks were never compacted; then the index follows from `low`.
         let guess = usize::from(low.wrapping_sub(self.first));
         if self.entries.get(guess).is_some_and(|e| e.low == low) {
             return Some(guess);
@@ -307,7 +307,7 @@ impl Chunk {
     }
 }
 
-/// Entries that were copied out of a directory, to be reported without its lock.
+/// Entries copied out of a directory, to report them without its lock.
 #[derive(Default)]
 pub(super) struct Batch {
     names: Vec<u8>,
@@ -326,13 +326,13 @@ impl Batch {
         self.entries.iter().filter_map(move |&(cookie, link, len)| {
             let (name, after) = rest.split_at(usize::from(len));
             rest = after;
-            // Every name was one when it came in, so this leaves none out.
+            // Every stored name is valid, so this skips none.
             let name = Name::new(name).ok()?;
             Some(DirEntry { name, ino: link.ino, kind: link.kind, cookie })
         })
     }
 
-    /// Forgets the entries.
+    /// Removes all entries.
     pub(super) fn clear(&mut self) {
         self.names.clear();
         self.entries.clear();
@@ -346,7 +346,7 @@ impl Batch {
     }
 }
 
-/// One entry; its cookie is that of its chunk and `low`.
+/// One entry. Its cookie is the chunk's base plus `low`.
 struct Entry {
     name: EntryName,
     ino: u64,
@@ -359,13 +359,13 @@ impl Entry {
         Link { ino: self.ino, kind: self.kind }
     }
 
-    /// Forgets all but the cookie. No inode has number 0.
-    fn make_mark(&mut self) {
+    /// Turns the entry into a tombstone, which keeps only the cookie. No inode has number 0.
+    fn make_tombstone(&mut self) {
         self.name = EntryName::Inline(0, [0; INLINE_BYTES]);
         self.ino = 0;
     }
 
-    fn is_mark(&self) -> bool {
+    fn is_tombstone(&self) -> bool {
         self.ino == 0
     }
 }
@@ -397,12 +397,12 @@ impl EntryName {
     }
 }
 
-/// Returns which chunk an entry is in.
+/// Returns the chunk index of a handle.
 fn chunk_of(handle: u32) -> usize {
     (handle >> CHUNK_BITS) as usize
 }
 
-/// Returns the last bits of the cookie of an entry.
+/// Returns the part of the cookie in a handle.
 fn low_of(handle: u32) -> u8 {
     handle as u8 & (CHUNK_COOKIES - 1) as u8
 }
@@ -416,7 +416,7 @@ mod tests {
     use super::*;
 
     fn key(bytes: &[u8]) -> Key<'_> {
-        // Three bits of hash: nearly all names collide.
+        // Only three bits of hash, so that most names collide.
         let hash = u32::from(bytes[0] & 7);
         Key { name: Name::new(bytes).unwrap(), hash }
     }
@@ -499,8 +499,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every answer is that of a map from names to (number, cookie), and the order that of the
-        /// cookies. Names of 1 and of 60 bytes, so that some are inline and some are not.
+        /// The directory answers like a map from names to (inode number, cookie), in the order of
+        /// cookies. Names have 1 or 60 bytes, so that some are inline and some are not.
         #[test]
         fn directory_answers_as_a_map(ops in prop::collection::vec(op(), 1..600)) {
             let mut directory = Directory::new();
@@ -538,7 +538,7 @@ mod tests {
                         prop_assert_eq!(found.is_some(), model.contains_key(&from));
                         if let Some(found) = found && !model.contains_key(&to) {
                             directory.rename(found, key(&to));
-                            // E.4: with its number and its cookie.
+                            // E.4: the entry keeps its inode number and its cookie.
                             let entry = model.remove(&from).unwrap();
                             model.insert(to, entry);
                         }

@@ -1,30 +1,30 @@
-//! From the hash of a name to where the entries are that have it.
+//! A multimap from the hash of a name to its entries, by linear hashing.
 //!
-//! A table that doubles when it is full stops its directory for as long as it takes to move every
-//! entry, and a tree of hashes misses the cache at every level. Linear hashing does neither: the
-//! table grows by one bucket at a time, and adding that bucket splits one other. Finding a hash
-//! takes two steps, one to the bucket and one to its few entries.
+//! A hash table that doubles blocks its directory while it moves every entry. A tree of hashes has
+//! a cache miss per level. Linear hashing grows by one bucket at a time, and splits one other
+//! bucket for it. A search takes two steps: to the bucket, and through its few entries.
 //!
-//! # How it works
-//! With n buckets and m the power of two at or above n, hash h belongs to bucket h mod m, or, as
-//! long as that bucket does not exist yet, to bucket h mod m/2. Bucket n, when it comes, takes its
-//! part out of bucket n - m/2, and gives it back when it goes. Who has found it keeps its [`Place`], so that a change looks for nothing again.
+//! # Mechanism
+//! Let n be the number of buckets and m the power of two at or above n. Hash h belongs to bucket h
+//! mod m if that bucket exists, otherwise to bucket h mod m/2. A new bucket n takes its part of
+//! bucket n - m/2, and returns it when it is removed. A search returns the [`Position`] of the
+//! pair. So a change needs no second search.
 //!
 //! # Invariants
 //! - H.1: every pair is in the bucket that its hash belongs to.
 //! - H.2: there are at most [`FILL_MAX`] pairs per bucket on average, and at least one bucket if
 //!   there is a pair.
 //!
-//! # What it refuses
-//! It compares no names: pairs with one hash are all reported. The hash must be keyed (trap T54).
-//! No locks: the directory's owner has one.
+//! # Limits
+//! It compares no names: a search visits all pairs with the hash. The hash must be keyed (trap
+//! T54). No locks: the directory's owner has one.
 //!
 //! Source: Litwin, "Linear Hashing: A New Tool for File and Table Addressing", 1980.
 
-/// Pairs per bucket, on average, at which the table grows.
+/// The average number of pairs per bucket at which the table grows.
 const FILL_MAX: usize = 4;
-/// Pairs per bucket, on average, below which it shrinks; far from [`FILL_MAX`], so that a name
-/// that comes and goes does not split and merge each time.
+/// The average number of pairs per bucket below which it shrinks. It is far below [`FILL_MAX`], so
+/// that repeated insertion and removal does not split and merge each time.
 const FILL_MIN: usize = 2;
 
 /// A multimap from hashes to values.
@@ -34,7 +34,7 @@ const FILL_MIN: usize = 2;
 pub(super) struct HashIndex {
     buckets: Vec<Vec<Pair>>,
     len: usize,
-    /// m - 1 of the module's text.
+    /// m - 1; see the module documentation.
     mask: usize,
 }
 
@@ -45,9 +45,9 @@ struct Pair {
     value: u32,
 }
 
-/// Where a pair is, until the index is changed.
+/// The position of a pair. Valid until the index changes.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct Position {
     bucket: u32,
     at: u32,
 }
@@ -58,19 +58,20 @@ impl HashIndex {
         HashIndex { buckets: Vec::new(), len: 0, mask: 0 }
     }
 
-    /// Returns the first value with `hash` for which `is_wanted` returns something, with its place.
+    /// Returns the first result of `is_wanted` for a value with `hash`, with the position of the
+    /// value.
     #[inline]
     pub(super) fn find<R>(
         &self,
         hash: u32,
         mut is_wanted: impl FnMut(u32) -> Option<R>,
-    ) -> Option<(Place, R)> {
+    ) -> Option<(Position, R)> {
         let bucket = bucket_of(hash, self.buckets.len(), self.mask);
         for (at, pair) in self.buckets.get(bucket)?.iter().enumerate() {
             if pair.hash == hash
                 && let Some(found) = is_wanted(pair.value)
             {
-                return Some((Place { bucket: bucket as u32, at: at as u32 }, found));
+                return Some((Position { bucket: bucket as u32, at: at as u32 }, found));
             }
         }
         None
@@ -85,25 +86,25 @@ impl HashIndex {
         self.len += 1;
     }
 
-    /// Removes the pair at `place`.
-    pub(super) fn remove(&mut self, place: Place) {
-        self.take(place);
+    /// Removes the pair at `position`.
+    pub(super) fn remove(&mut self, position: Position) {
+        self.take(position);
         self.len -= 1;
         if self.len < self.buckets.len() * FILL_MIN && self.buckets.len() > 1 {
             self.merge();
         }
     }
 
-    /// Gives the value at `place` another hash.
+    /// Gives the value at `position` another hash.
     #[inline]
-    pub(super) fn rehash(&mut self, place: Place, hash: u32) {
-        let Pair { value, .. } = self.take(place);
+    pub(super) fn rehash(&mut self, position: Position, hash: u32) {
+        let Pair { value, .. } = self.take(position);
         self.push(Pair { hash, value });
     }
 
     #[inline]
-    fn take(&mut self, place: Place) -> Pair {
-        self.buckets[place.bucket as usize].swap_remove(place.at as usize)
+    fn take(&mut self, position: Position) -> Pair {
+        self.buckets[position.bucket as usize].swap_remove(position.at as usize)
     }
 
     #[inline]
@@ -139,7 +140,7 @@ impl HashIndex {
     }
 }
 
-/// Returns the bucket, of `count`, that `hash` belongs to; `mask` is that of the count.
+/// Returns the bucket of `hash` among `count` buckets; `mask` is that of `count`.
 #[inline]
 fn bucket_of(hash: u32, count: usize, mask: usize) -> usize {
     let bucket = hash as usize & mask;
@@ -151,7 +152,7 @@ fn mask_of(count: usize) -> usize {
     count.next_power_of_two() - 1
 }
 
-/// Returns the bucket that bucket `new`, which is not the first, takes its part from.
+/// Returns the bucket that a new bucket `new` (not the first) takes its pairs from.
 fn sibling_of(new: usize) -> usize {
     new - (new + 1).next_power_of_two() / 2
 }
@@ -212,13 +213,13 @@ mod tests {
             assert!(found.len() == 2 && found.contains(&value));
         }
         for value in 0..5_000 {
-            // A detour by another hash.
-            let (place, ()) = index.find(hash(value), |v| (v == value).then_some(())).unwrap();
-            index.rehash(place, !hash(value));
+            // Change the hash and search again.
+            let (position, ()) = index.find(hash(value), |v| (v == value).then_some(())).unwrap();
+            index.rehash(position, !hash(value));
             check(&index);
             assert!(!values(&index, hash(value)).contains(&value));
-            let (place, ()) = index.find(!hash(value), |v| (v == value).then_some(())).unwrap();
-            index.remove(place);
+            let (position, ()) = index.find(!hash(value), |v| (v == value).then_some(())).unwrap();
+            index.remove(position);
             check(&index);
             assert_eq!(values(&index, hash(value)).len(), 1 - value as usize % 2);
         }

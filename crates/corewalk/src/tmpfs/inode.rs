@@ -1,33 +1,33 @@
-//! One inode: what stat(2) says of it and where its content is.
+//! One inode: its attributes and its content.
 //!
-//! An inode is found by number (see `table`), in a slot with one lock around all that is below but
-//! the bytes of a regular file, which have a lock of their own. So a change of names takes one lock
-//! per inode it changes, stat(2) one, and a long write holds up neither.
+//! `table` finds an inode by number, in a slot with one lock. The lock protects everything but the
+//! bytes of a regular file, which have their own lock. So a change of names takes one lock per
+//! changed inode, stat(2) takes one, and a long write delays neither.
 //!
-//! Memory is what a tmpfs is judged by, so the inode is packed: 12 bytes per time, and everything
-//! that most files lack (bytes, extended attributes, ACLs) is behind a pointer. An inode takes two
-//! cache lines with its lock and shares neither: it is locked for writing by whoever gives it
-//! another name.
+//! Memory use matters most for a tmpfs, so the inode is compact. A time has 12 bytes. Rare parts
+//! (bytes, extended attributes, ACLs) are behind a pointer. With its lock an inode has two cache
+//! lines of its own, since adding a name to it locks it for writing.
 //!
 //! # Times
-//! The clock is that of the kernel's own file systems before they took times of several grains: it
-//! advances with the timer, every 1 to 10 ms, and costs a few loads. A time is read under the lock of
-//! the inode that it is for, so of two changes of an inode the later one never leaves an earlier time,
-//! unless the clock was set back.
+//! The clock is the coarse real-time clock, as in the kernel's file systems before multigrain
+//! times. It advances with the timer, every 1 to 10 ms, and costs a few loads. A time is read under
+//! the lock of its inode. So a later change of an inode never has an earlier time, unless the clock
+//! is set back.
 //!
 //! # Locks
-//! - `FileContent`: the bytes of one file, before any lock of a slot.
-//! - The slot's: the rest. See `names` for the order of several.
+//! - `FileContent`: the bytes of one file. Taken before any slot lock.
+//! - The slot lock: everything else. `names` has the order of several.
 //!
 //! # Invariants
-//! - N.1: the type bits of the mode and the variant of the body never change while a number is valid.
-//! - N.2: `nlink` is the number of directory entries for the inode; for a directory it is 2 and
-//!   the number of its subdirectories, and 0 once it is removed.
-//! - N.3: an access ACL that is kept says more than the mode, and agrees with it.
-//! - N.4: size and pages of a file are those of its content whenever nobody has locked that.
+//! - N.1: the type bits of the mode and the variant of the body never change while a number is
+//!   valid.
+//! - N.2: `nlink` is the number of directory entries of the inode. For a directory it is 2 plus the
+//!   number of its subdirectories, and 0 after removal.
+//! - N.3: a stored access ACL is not equivalent to the mode, and agrees with it.
+//! - N.4: size and pages of a file are those of its content, whenever the content is unlocked.
 //!
-//! # What it refuses
-//! It does not check permissions nor clear set-user-ID bits: the caller of a back end does.
+//! # Limits
+//! It neither checks permissions nor clears set-user-ID; the caller of the back end does.
 //!
 //! Source: inode(7); POSIX.1-2024 XBD 4.12, File Times Update; mount(8), `relatime`; Linux
 //! `ktime_get_coarse_real_ts64`.
@@ -41,7 +41,7 @@ use super::data::FileContent;
 use super::dir::Directory;
 use super::pages::PAGE_BYTES;
 use super::table::NO_NUMBER;
-use super::xattr::Own;
+use super::xattr::OwnSet;
 use crate::Errno;
 use crate::acl::Acl;
 use crate::attr::{Atime, Attr, FileKind, SetAttr, SetTime, Timespec, mode};
@@ -49,29 +49,29 @@ use crate::fs::{AclKind, Make};
 
 /// The bits of the mode that chmod(2) changes.
 const PERMISSION_BITS: u32 = 0o7777;
-/// What a directory entry adds to the size of its directory, in bytes (Linux `BOGO_DIRENT_SIZE`).
+/// The size that an entry adds to its directory, in bytes (Linux `BOGO_DIRENT_SIZE`).
 const ENTRY_BYTES: u64 = 20;
-/// The longest target of a symbolic link that is charged with its inode, in bytes, as on Linux.
+/// The longest link target that costs no page, in bytes, as on Linux.
 const SHORT_TARGET_MAX: usize = 127;
 
-/// Returns the time for a change that is made now. See the module's text.
+/// Returns the current time for a change; see the module documentation.
 #[inline]
 pub(super) fn now() -> Timespec {
     let now = clock_gettime(ClockId::RealtimeCoarse);
     Timespec { secs: now.tv_sec, nanos: now.tv_nsec as u32 }
 }
 
-/// A file of any kind, or a slot without one.
+/// A file of any kind, or a vacant slot.
 pub(super) struct Inode {
     ino: u64,
-    /// All that stat(2) says but the size.
+    /// The attributes of an inode except its size.
     pub(super) attributes: Attributes,
     body: Body,
 }
 
-/// What an inode holds.
+/// The content of an inode.
 enum Body {
-    /// Nothing, and no inode either: a slot that so many have used before.
+    /// A vacant slot, with the number of its earlier uses.
     Vacant(u32),
     /// The bytes of a regular file.
     File(File),
@@ -79,27 +79,27 @@ enum Body {
     Directory(Box<Directory>),
     /// The target of a symbolic link.
     Symlink(Box<[u8]>),
-    /// Nothing but a kind and a device number.
+    /// A kind and a device number.
     Special(FileKind, u64),
 }
 
-/// What is known of the bytes of a regular file without its lock.
+/// Size and pages of a regular file, readable without the content's lock.
 #[derive(Default)]
 struct File {
     size_bytes: u64,
     pages: u64,
-    /// None until the first change: many files are empty.
+    /// None until the first change, since many files are empty.
     content: Option<Arc<RwLock<FileContent>>>,
 }
 
-/// Returns what the target of a symbolic link is charged with besides its inode: a page if it is long.
+/// Returns the bytes that a link target is charged: a page if it is long, otherwise 0.
 pub(super) fn target_bytes(target: &[u8]) -> u64 {
     if target.len() > SHORT_TARGET_MAX { PAGE_BYTES } else { 0 }
 }
 
 impl Inode {
-    /// Makes a vacant slot with a number an inode of `kind`, without links except that a directory has
-    /// the two it starts with. Its ACLs are the caller's.
+    /// Turns a vacant slot with a number into an inode of `kind`. It has no links, except the two
+    /// of a new directory. The caller sets the ACLs.
     pub(super) fn fill(&mut self, kind: FileKind, what: &Make<'_>, now: Timespec) {
         let (body, nlink) = match kind {
             FileKind::Regular => (Body::File(File::default()), 0),
@@ -114,19 +114,19 @@ impl Inode {
             uid: what.uid,
             gid: what.gid,
             nlink,
-            ..Attributes::none(now.into())
+            ..Attributes::vacant(now.into())
         };
     }
 
-    /// Returns what is in a slot that `uses` inodes have used and none is in.
+    /// Returns a vacant slot that `uses` inodes have used.
     pub(super) fn vacant(uses: u32) -> Inode {
-        let attributes = Attributes::none(Stamp { secs: 0, nanos: 0 });
+        let attributes = Attributes::vacant(Stamp { secs: 0, nanos: 0 });
         Inode { ino: NO_NUMBER, attributes, body: Body::Vacant(uses) }
     }
 
-    /// Returns how many inodes were in this slot, in which there is none. 0 if there is one.
+    /// Returns the number of inodes that have used this vacant slot. Returns 0 if it is not vacant.
     pub(super) fn uses_of_vacant(&self) -> u32 {
-        debug_assert!(matches!(self.body, Body::Vacant(_)), "an inode where none should be");
+        debug_assert!(matches!(self.body, Body::Vacant(_)), "the slot is not vacant");
         if let Body::Vacant(uses) = self.body { uses } else { 0 }
     }
 
@@ -143,7 +143,7 @@ impl Inode {
     /// Returns the kind of file.
     pub(super) fn kind(&self) -> FileKind {
         match &self.body {
-            // No caller asks a vacant slot.
+            // Never called on a vacant slot.
             Body::File(_) | Body::Vacant(_) => FileKind::Regular,
             Body::Directory(_) => FileKind::Directory,
             Body::Symlink(_) => FileKind::Symlink,
@@ -151,7 +151,7 @@ impl Inode {
         }
     }
 
-    /// Returns the entries of a directory. `ENOTDIR` for another file.
+    /// Returns the entries of a directory. `ENOTDIR` for another kind.
     #[inline]
     pub(super) fn directory(&self) -> Result<&Directory, Errno> {
         match &self.body {
@@ -160,7 +160,7 @@ impl Inode {
         }
     }
 
-    /// Returns the entries of a directory. `ENOTDIR` for another file.
+    /// Returns the entries of a directory. `ENOTDIR` for another kind.
     #[inline]
     pub(super) fn directory_mut(&mut self) -> Result<&mut Directory, Errno> {
         match &mut self.body {
@@ -169,7 +169,7 @@ impl Inode {
         }
     }
 
-    /// Returns the target of a symbolic link. `EINVAL` for another file.
+    /// Returns the target of a symbolic link. `EINVAL` for another kind.
     pub(super) fn target(&self) -> Result<&[u8], Errno> {
         match &self.body {
             Body::Symlink(target) => Ok(target),
@@ -177,8 +177,8 @@ impl Inode {
         }
     }
 
-    /// Returns the bytes of a regular file, None if there never were any. `EISDIR` for a directory,
-    /// `EINVAL` for another file.
+    /// Returns the content of a regular file, or None if it never had any. `EISDIR` for a
+    /// directory, `EINVAL` for another kind.
     pub(super) fn content(&self) -> Result<Option<&Arc<RwLock<FileContent>>>, Errno> {
         match &self.body {
             Body::File(file) => Ok(file.content.as_ref()),
@@ -187,7 +187,8 @@ impl Inode {
         }
     }
 
-    /// Returns the bytes of a regular file, to be changed. Errors as of `content`.
+    /// Returns the content of a regular file for a change, creating it if needed. Errors as in
+    /// `content`.
     pub(super) fn content_mut(&mut self) -> Result<&Arc<RwLock<FileContent>>, Errno> {
         match &mut self.body {
             Body::File(file) => Ok(file.content.get_or_insert_default()),
@@ -196,14 +197,14 @@ impl Inode {
         }
     }
 
-    /// Notes the size of the content of a regular file, for N.4.
+    /// Updates size and pages from the content, for N.4.
     pub(super) fn note_size(&mut self, content: &FileContent) {
         if let Body::File(file) = &mut self.body {
             (file.size_bytes, file.pages) = (content.size(), content.charged_pages());
         }
     }
 
-    /// Returns what stat(2) reports, at one instant.
+    /// Returns the attributes as stat(2) reports them, all of one instant.
     #[inline]
     pub(super) fn attr(&self) -> Attr {
         let (size, pages, rdev) = match &self.body {
@@ -216,7 +217,7 @@ impl Inode {
         let attributes = &self.attributes;
         Attr {
             ino: self.ino,
-            // Numbers are never used again, so they need no generation (trap P11).
+            // Inode numbers are never reused, so they need no generation (trap P11).
             generation: 0,
             mode: attributes.mode,
             nlink: attributes.nlink,
@@ -235,39 +236,39 @@ impl Inode {
     }
 }
 
-/// All that stat(2) says but the size.
+/// The attributes of an inode except its size.
 pub(super) struct Attributes {
     /// Type and permission bits.
     pub(super) mode: u32,
     uid: u32,
     gid: u32,
-    /// Links, see N.2.
+    /// Link count; see N.2.
     pub(super) nlink: u32,
     atime: Stamp,
     mtime: Stamp,
     ctime: Stamp,
     btime: Stamp,
-    /// Extended attributes and ACLs, which few inodes have. Changed through `Tmpfs::xattrs` only.
-    pub(super) xattrs: Own,
-    /// Set while a file made without a name may still be given one (`O_TMPFILE`).
+    /// Extended attributes and ACLs, which few inodes have. Only `Tmpfs::xattrs` changes them.
+    pub(super) xattrs: OwnSet,
+    /// True while a file made without a name may still get one (`O_TMPFILE`).
     pub(super) is_linkable: bool,
 }
 
 impl Attributes {
-    /// Returns those of no inode, with all times `now`.
-    fn none(now: Stamp) -> Attributes {
+    /// Returns the attributes of a vacant slot, with all times `now`.
+    fn vacant(now: Stamp) -> Attributes {
         let (atime, mtime, ctime, btime) = (now, now, now, now);
         let (xattrs, is_linkable) = (None, false);
         let (mode, uid, gid, nlink) = (0, 0, 0, 0);
         Attributes { mode, uid, gid, nlink, atime, mtime, ctime, btime, xattrs, is_linkable }
     }
 
-    /// Returns true if reading the content at `now` sets the access time.
-    pub(super) fn is_read_noted(&self, atime: Atime, now: Timespec) -> bool {
-        atime.is_noted([self.atime, self.mtime, self.ctime].map(Timespec::from), now)
+    /// Returns true if a read at `now` updates the access time.
+    pub(super) fn is_atime_updated(&self, atime: Atime, now: Timespec) -> bool {
+        atime.needs_update([self.atime, self.mtime, self.ctime].map(Timespec::from), now)
     }
 
-    /// Says that the content was read at `now`.
+    /// Sets the access time.
     pub(super) fn touch_read(&mut self, now: Timespec) {
         self.atime = now.into();
     }
@@ -278,12 +279,12 @@ impl Attributes {
         self.xattrs.as_ref()?.set().acl(kind)
     }
 
-    /// Returns when anything was changed last.
+    /// Returns the time of the last change.
     pub(super) fn changed(&self) -> Timespec {
         self.ctime.into()
     }
 
-    /// Makes every change of `set` but those of the size and of the ACL.
+    /// Applies `set` except for the size and the ACL.
     pub(super) fn change(&mut self, set: &SetAttr, now: Timespec) {
         if let Some(mode) = set.mode {
             self.set_permissions(mode);
@@ -302,13 +303,13 @@ impl Attributes {
         self.ctime = set.ctime.unwrap_or(now).into();
     }
 
-    /// Says that the content was changed.
+    /// Records a change of the content.
     pub(super) fn touch_content(&mut self, now: Timespec) {
         self.mtime = now.into();
         self.ctime = now.into();
     }
 
-    /// Says that something else than the content was changed.
+    /// Records a change of anything but the content.
     pub(super) fn touch(&mut self, now: Timespec) {
         self.ctime = now.into();
     }
@@ -319,7 +320,7 @@ impl Attributes {
     }
 }
 
-/// Returns true if an access ACL says more than `mode`, so that it is kept (N.3).
+/// Returns true if an access ACL is not equivalent to `mode`, so that it is stored (N.3).
 pub(super) fn is_kept(acl: &Acl, mode: u32) -> bool {
     acl.equivalent_mode() != Some(mode & 0o777)
 }
@@ -354,16 +355,28 @@ mod tests {
     }
 
     #[test]
-    fn is_read_noted_follows_relatime() {
+    fn atime_update_follows_relatime() {
         let at = |secs| Timespec { secs, nanos: 5 };
-        let mut attributes = Attributes::none(at(1000).into());
-        let is_noted =
-            |attributes: &Attributes, secs| attributes.is_read_noted(Atime::Relative, at(secs));
-        assert!(is_noted(&attributes, 1000), "not younger than the change time");
+        let mut attributes = Attributes::vacant(at(1000).into());
+        let needs_update =
+            |attributes: &Attributes, secs| attributes.is_atime_updated(Atime::Relative, at(secs));
+        assert!(
+            needs_update(&attributes, 1000),
+            "an access time not newer than the change time must be updated"
+        );
         attributes.touch_read(at(1001));
-        assert!(!is_noted(&attributes, 1002), "now it is, and is left alone");
-        assert!(is_noted(&attributes, 1001 + 24 * 60 * 60), "a day has passed");
+        assert!(
+            !needs_update(&attributes, 1002),
+            "an access time newer than the change time was updated"
+        );
+        assert!(
+            needs_update(&attributes, 1001 + 24 * 60 * 60),
+            "an access time of a day ago must be updated"
+        );
         attributes.touch(at(1001));
-        assert!(is_noted(&attributes, 1002), "changed since");
+        assert!(
+            needs_update(&attributes, 1002),
+            "a change after the last read must update the access time"
+        );
     }
 }

@@ -1,34 +1,34 @@
-//! What changes names: make, remove, rename, link.
+//! Operations that change names: make, remove, rename, link.
 //!
-//! Each is one step to every observer: it locks the directories it changes, checks, and only then
-//! changes anything, so a failure leaves no trace and a name is never seen missing while it is
-//! renamed over. An entry is looked for once; what was found says where it is until the lock is
-//! released.
+//! Each operation is atomic. It locks the directories, checks, and only then changes anything. So a
+//! failure leaves no trace, and a name that is renamed over is never missing. Each entry is
+//! searched once; its position stays valid until the lock is released.
 //!
-//! # Locks and their order
-//! 1. The bytes of one file, with none of the others held.
-//! 2. Directories, exclusive, in ascending order of their slots, all at once ([`Locks`]): the one or
-//!    two that hold the names, and a directory that is itself moved, removed or renamed over, so that
-//!    nothing can be made in it between the check and the removal. As every thread locks in this order,
-//!    no two wait for each other, whatever they rename (trap P9). Slots, not numbers, because an old
-//!    number tells a lock too.
-//! 3. One inode that is no directory, within. Who holds it waits for nothing but 4.
-//! 4. A list of free slots.
+//! # Lock order
+//! 1. The content of one file. No other lock is held with it.
+//! 2. Directories, exclusive, in ascending order of their slots, all at once ([`Locks`]). These are
+//!    the one or two directories of the names, and each directory that is moved, removed or
+//!    replaced. The latter are locked so that no entry can be made between the check and the
+//!    removal. All threads lock in this order, so there is no deadlock (trap P9). The order is by
+//!    slot, not by number, since an old number leads to the same lock.
+//! 3. One inode that is not a directory. Its holder waits only for 4.
+//! 4. A free list of slots.
 //!
-//! Which inodes are directories is known from the entries only, which are found under the locks of
-//! the directories that hold them. If one that must be locked is not among those, all locks are
-//! released, taken again with it, and the entries looked for again. The two answers differ only if
-//! calls for one name overlap, which rule F.1 of `FileSystem` forbids; then this repeats, or comes to
-//! `ESTALE` if the directory has been forgotten meanwhile.
+//! The kind of an inode is known only from its entry, under the lock of the entry's directory. If a
+//! directory turns out to be missing from the locks, all locks are released. They are taken again
+//! with it, and the entries are searched again. The two searches differ only if calls for one name
+//! overlap, which rule F.1 of `FileSystem` forbids. In that case this repeats, or fails with
+//! `ESTALE` if the directory was forgotten meanwhile.
 //!
 //! # Invariants
-//! - M.1: links are counted under the lock of the directory that gains or loses the entry, so N.2
-//!   of `inode` holds for whoever holds that lock.
-//! - M.2: an entry has the kind of its inode, so what it calls no directory is locked as 3 says.
+//! - M.1: a link is counted under the lock of the directory that gains or loses the entry. So N.2
+//!   of `inode` holds while that lock is held.
+//! - M.2: an entry has the kind of its inode. So an inode whose entry is not a directory is locked
+//!   by rule 3.
 //!
-//! # What it refuses
-//! It checks kinds and the two simplest loops again, which is cheap, but relies on its caller for
-//! loops through further directories.
+//! # Limits
+//! It checks kinds and the two simplest loops, which is cheap. The caller must exclude longer
+//! loops.
 //!
 //! Source: rename(2), link(2), unlink(2), rmdir(2); Linux
 //! `Documentation/filesystems/directory-locking.rst`.
@@ -36,16 +36,16 @@
 use corewalk_base::RwLockWriteGuard;
 
 use super::Tmpfs;
-use super::dir::{Directory, Found, Key, Link};
+use super::dir::{Directory, FoundEntry, Key, Link};
 use super::inode::{Attributes, Inode, is_kept, now, target_bytes};
 use super::table::{Entered, rank};
-use super::xattr::{Change, Own, Set};
+use super::xattr::{Change, OwnSet, Set};
 use crate::Errno;
 use crate::attr::{Attr, FileKind, Timespec};
 use crate::fs::{AclKind, Make, RenameMode};
 use crate::name::Name;
 
-/// The most directories that one call locks: two that hold the names, and what the names refer to.
+/// The most directories that one call locks: two with the names, and two targets.
 const LOCKS_MAX: usize = 4;
 
 impl Tmpfs {
@@ -57,8 +57,8 @@ impl Tmpfs {
         what: &Make<'_>,
     ) -> Result<Attr, Errno> {
         let key = self.key(name);
-        // Most calls succeed, so the inode is made before the directory is locked. I.1 of `table`: it
-        // is in its slot before the name is there.
+        // Most calls succeed, so make the inode before locking the directory. I.1 of `table`: the
+        // inode is in its slot before its name exists.
         let attr = self.insert_new(what, |inode| match inode.directory_mut() {
             Ok(directory) => directory.set_parent(dir),
             Err(_) => inode.attributes.nlink = 1,
@@ -114,11 +114,12 @@ impl Tmpfs {
     pub(super) fn add_name(&self, node: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
         let (key, table) = (self.key(name), self.table.enter());
         if rank(node) == rank(dir) {
-            // Two numbers of one slot, of which one is out of date, or one, of a directory or a file.
+            // The numbers share a slot. Either one of them is old, or `node` is the directory
+            // itself.
             let kind = table.read(node)?.kind();
             return Err(if kind == FileKind::Directory { Errno::PERM } else { Errno::STALE });
         }
-        // The kind of a number never changes, so the lock may be released in between.
+        // The kind of an inode never changes, so the lock may be released in between.
         let kind = table.read(node)?.kind();
         if kind == FileKind::Directory {
             return Err(Errno::PERM);
@@ -134,7 +135,7 @@ impl Tmpfs {
             return Err(Errno::NOENT);
         }
         let nlink = child.attributes.nlink.checked_add(1).ok_or(Errno::MLINK)?;
-        // S.2: a name takes memory like an inode; the first one is paid for with that.
+        // S.2: each name counts like an inode, except the first.
         let price = u64::from(nlink > 1);
         self.inodes.take(price)?;
         let entered = entries.insert_free(key, Link { ino: node, kind });
@@ -147,7 +148,7 @@ impl Tmpfs {
         Ok(child.attr())
     }
 
-    /// Renames as rename(2) and, for the other two modes, renameat2(2) say.
+    /// Renames as rename(2) or, for the other two modes, renameat2(2).
     pub(super) fn rename_name(
         &self,
         from: (u64, Name<'_>),
@@ -164,11 +165,11 @@ impl Tmpfs {
             match (mode, &target) {
                 (RenameMode::NoReplace, Some(_)) => return Err(Errno::EXIST),
                 (RenameMode::Exchange, None) => return Err(Errno::NOENT),
-                // Two names of one file: rename(2) leaves both.
+                // If both names are of one file, rename(2) leaves both.
                 (_, Some(target)) if target.link.ino == moved.link.ino => return Ok(()),
                 _ => {}
             }
-            let subdirectory = |found: &Found, dir| match found.link.kind {
+            let subdirectory = |found: &FoundEntry, dir| match found.link.kind {
                 FileKind::Directory => found.link.ino,
                 _ => dir,
             };
@@ -193,8 +194,7 @@ impl Tmpfs {
         Key::new(name, &self.keys)
     }
 
-    /// Makes a new inode, paid for, lets `finish` set what is special about it, and returns what
-    /// stat(2) says of it.
+    /// Charges and makes a new inode, runs `finish` on it, and returns its attributes.
     fn insert_new(&self, what: &Make<'_>, finish: impl FnOnce(&mut Inode)) -> Result<Attr, Errno> {
         let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
         let target = if kind == FileKind::Symlink { target_bytes(what.target) } else { 0 };
@@ -202,7 +202,7 @@ impl Tmpfs {
         let paid = if target == 0 { Ok(()) } else { self.space.take(target) };
         let made = paid.and_then(|()| {
             let table = self.table.enter();
-            let mut inode = table.draw().inspect_err(|_| self.space.give_back(target))?;
+            let mut inode = table.alloc().inspect_err(|_| self.space.give_back(target))?;
             inode.fill(kind, what, now());
             match self.inherited_acls(&inode.attributes, what) {
                 Ok(acls) => inode.attributes.xattrs = acls,
@@ -218,8 +218,8 @@ impl Tmpfs {
         made.inspect_err(|_| self.inodes.give_back(1))
     }
 
-    /// Returns the ACLs that a new inode has, paid for.
-    fn inherited_acls(&self, attributes: &Attributes, what: &Make<'_>) -> Result<Own, Errno> {
+    /// Charges and returns the ACLs of a new inode.
+    fn inherited_acls(&self, attributes: &Attributes, what: &Make<'_>) -> Result<OwnSet, Errno> {
         let access = what.access_acl.as_ref().filter(|acl| is_kept(acl, attributes.mode));
         if access.is_none() && what.default_acl.is_none() {
             return Ok(None);
@@ -230,7 +230,7 @@ impl Tmpfs {
         self.xattrs.first(set, &self.space)
     }
 
-    /// Says that what `link` refers to lost a name; a directory has only one.
+    /// Updates the target of `link` after it lost a name. A directory has only one name.
     fn unlink(&self, table: &Entered<'_>, locks: &mut Locks<'_>, link: Link) -> Result<(), Errno> {
         change(table, locks, link, |attributes| {
             attributes.nlink = match link.kind {
@@ -238,7 +238,7 @@ impl Tmpfs {
                 _ => attributes.nlink - 1,
             };
             if attributes.nlink > 0 {
-                // S.2: the last name goes with the inode.
+                // S.2: the last name is uncharged with the inode.
                 self.inodes.give_back(1);
             }
             attributes.touch(now());
@@ -246,18 +246,18 @@ impl Tmpfs {
     }
 }
 
-/// A rename under way: what it is about, and the locks it holds.
+/// A running rename, with its locks.
 struct Rename<'a, 'b> {
     fs: &'a Tmpfs,
     table: &'a Entered<'a>,
     locks: &'b mut Locks<'a>,
     old_dir: u64,
     new_dir: u64,
-    moved: Found,
+    moved: FoundEntry,
 }
 
 impl Rename<'_, '_> {
-    /// Renames where the target does not exist.
+    /// Renames to a name that does not exist.
     #[inline]
     fn move_to_free_name(&mut self, new_key: Key<'_>) -> Result<(), Errno> {
         self.check_loop()?;
@@ -275,7 +275,7 @@ impl Rename<'_, '_> {
     }
 
     /// Renames over the existing `victim`.
-    fn replace(&mut self, victim: Found) -> Result<(), Errno> {
+    fn replace(&mut self, victim: FoundEntry) -> Result<(), Errno> {
         self.check_loop()?;
         let (moved, victim_link) = (self.moved.link, victim.link);
         match (moved.kind, victim_link.kind) {
@@ -286,19 +286,19 @@ impl Rename<'_, '_> {
             (_, FileKind::Directory) => return Err(Errno::ISDIR),
             _ => {}
         }
-        // The first of the two moves no entry, so `moved` is still where it was found.
+        // `replace` moves no entry, so the position in `moved` is still valid.
         self.locks.directory(self.new_dir)?.replace(victim, moved);
         self.locks.directory(self.old_dir)?.remove(self.moved);
         self.note_parent(moved, self.new_dir)?;
         self.touch_directories(now(), subdirectories(moved), 0)?;
-        // The directory that was replaced counts no more, nor does its place.
+        // The replaced directory no longer counts as a subdirectory.
         self.locks.inode(self.new_dir)?.attributes.nlink -= subdirectories(victim_link);
         change(self.table, self.locks, moved, |attributes| attributes.touch(now()))?;
         self.fs.unlink(self.table, self.locks, victim_link)
     }
 
-    /// Swaps what the two names refer to.
-    fn exchange(&mut self, other: Found) -> Result<(), Errno> {
+    /// Swaps the targets of the two names.
+    fn exchange(&mut self, other: FoundEntry) -> Result<(), Errno> {
         self.check_loop()?;
         let (moved, other_link) = (self.moved.link, other.link);
         if other_link.ino == self.old_dir {
@@ -313,7 +313,7 @@ impl Rename<'_, '_> {
         change(self.table, self.locks, other_link, |attributes| attributes.touch(now()))
     }
 
-    /// Says that what `link` refers to is in `dir` now.
+    /// Sets the parent of the target of `link`, if it is a directory.
     fn note_parent(&mut self, link: Link, dir: u64) -> Result<(), Errno> {
         if link.kind == FileKind::Directory {
             self.locks.directory(link.ino)?.set_parent(dir);
@@ -326,8 +326,8 @@ impl Rename<'_, '_> {
         if self.moved.link.ino == self.new_dir { Err(Errno::INVAL) } else { Ok(()) }
     }
 
-    /// Says that both directories changed, and moves the links of `there` subdirectories to the
-    /// new one and of `back` subdirectories to the old one.
+    /// Records the change of both directories. The new one gains `there` subdirectories and loses
+    /// `back`; the old one the reverse.
     #[inline]
     fn touch_directories(&mut self, now: Timespec, there: u32, back: u32) -> Result<(), Errno> {
         let new = &mut self.locks.inode(self.new_dir)?.attributes;
@@ -342,20 +342,21 @@ impl Rename<'_, '_> {
     }
 }
 
-/// Directories that are locked at once, without an allocation.
+/// Locked directories, without an allocation.
 struct Locks<'a> {
-    /// The one with the lowest slot.
+    /// The directory with the lowest slot.
     first: RwLockWriteGuard<'a, Inode>,
     more: [Option<RwLockWriteGuard<'a, Inode>>; LOCKS_MAX - 1],
 }
 
 impl<'a> Locks<'a> {
-    /// Returns the locks of two directories, which may be one. Of two numbers that tell one slot only one
-    /// can be that of a directory, and `inode` will not know the other one.
+    /// Locks two directories, which may be the same. If two numbers share a slot, only one can be
+    /// valid, and `inode` does not find the other.
     ///
     /// # Errors
-    /// `ESTALE` for an inode that is gone, `ENOTDIR` for one that is no directory. Whoever has locked
-    /// such an inode waits for no other one, so a file that is asked for as a directory breaks no order.
+    /// `ESTALE` for an inode that is gone, `ENOTDIR` for one that is not a directory. A thread that
+    /// holds such an inode's lock waits for no other inode. So locking a file here as if it were a
+    /// directory cannot deadlock.
     #[inline]
     fn pair(table: &'a Entered<'_>, a: u64, b: u64) -> Result<Locks<'a>, Errno> {
         let (low, high) = if rank(a) <= rank(b) { (a, b) } else { (b, a) };
@@ -365,7 +366,7 @@ impl<'a> Locks<'a> {
         Ok(Locks { first, more: [second, None, None] })
     }
 
-    /// Returns the locks of directories of which some may be the same. Errors as of `pair`.
+    /// Locks directories, some of which may be the same. Errors as in `pair`.
     #[cold]
     fn all(table: &'a Entered<'_>, mut wanted: [u64; LOCKS_MAX]) -> Result<Locks<'a>, Errno> {
         wanted.sort_unstable_by_key(|&ino| rank(ino));
@@ -379,13 +380,13 @@ impl<'a> Locks<'a> {
         Ok(locks)
     }
 
-    /// Returns true if this inode is locked.
+    /// Returns true if the inode is locked.
     #[inline]
     fn has(&mut self, ino: u64) -> bool {
         self.inode(ino).is_ok()
     }
 
-    /// Returns an inode that is locked. `ESTALE` if it is not.
+    /// Returns a locked inode. `ESTALE` if it is not locked.
     #[inline]
     fn inode(&mut self, ino: u64) -> Result<&mut Inode, Errno> {
         if self.first.ino() == ino {
@@ -395,15 +396,15 @@ impl<'a> Locks<'a> {
         more.find(|inode| inode.ino() == ino).map(|inode| &mut **inode).ok_or(Errno::STALE)
     }
 
-    /// Returns the entries of a directory that is locked.
+    /// Returns the entries of a locked directory.
     #[inline]
     fn directory(&mut self, ino: u64) -> Result<&mut Directory, Errno> {
         self.inode(ino)?.directory_mut()
     }
 }
 
-/// Changes what `link` refers to: an entry of a directory that is locked, and if it is one itself it
-/// is locked too. Another file is locked here, so `change` reads the clock itself.
+/// Changes the target of `link`, an entry of a locked directory. A target that is a directory is
+/// locked too. Any other target is locked here, so `change` must read the clock itself.
 #[inline]
 fn change(
     table: &Entered<'_>,
@@ -413,13 +414,13 @@ fn change(
 ) -> Result<(), Errno> {
     match link.kind {
         FileKind::Directory => change(&mut locks.inode(link.ino)?.attributes),
-        // I.1 of `table`: it is there. M.2: it is no directory.
+        // I.1 of `table`: the inode exists. M.2: it is not a directory.
         _ => change(&mut table.write(link.ino)?.attributes),
     }
     Ok(())
 }
 
-/// Returns a directory, locked. `ENOTDIR` for another file.
+/// Returns a directory, locked for writing. `ENOTDIR` for another kind.
 #[inline]
 fn write_directory<'a>(
     table: &'a Entered<'_>,
@@ -430,7 +431,7 @@ fn write_directory<'a>(
     Ok(inode)
 }
 
-/// Returns how many links an entry adds to its directory.
+/// Returns the number of links that an entry adds to its directory.
 fn subdirectories(link: Link) -> u32 {
     u32::from(link.kind == FileKind::Directory)
 }

@@ -1,15 +1,15 @@
 //! The pages of one file, by number.
 //!
-//! A file may be dense and large or sparse and huge, and both must be cheap: a map with an entry
-//! per page makes large writes slow, a flat table makes sparse files large. Here a tree maps
-//! extents of 64 pages (256 KiB); an extent has one bit per page that is present and a dense list
-//! of just those, found by counting bits. Writing 1 MiB takes four steps in the tree, and a file
-//! of one page costs that page and a few hundred bytes.
+//! A file may be dense and large or sparse and huge, and both must be cheap. A map with an entry
+//! per page makes large writes slow; a flat table makes sparse files large. Here a tree maps
+//! extents of 64 pages (256 KiB). An extent has a bitmap of present pages and a dense list of them;
+//! the index in the list is the number of set bits before it. Writing 1 MiB takes four steps in the
+//! tree, and a file of one page costs that page and a few hundred bytes.
 //!
-//! # How it works
-//! A page is absent, reserved or present. A reserved page has no memory of its own and reads as
-//! zeros, but room for it is taken: that is what fallocate(2) promises. Present and reserved pages
-//! are *charged*; whoever makes one pays for it first (see `data`), and `charged` counts them.
+//! # Mechanism
+//! A page is absent, reserved or present. A reserved page has no memory and reads as zeros, but its
+//! space is charged; fallocate(2) promises that. Present and reserved pages are *charged*. The
+//! caller charges the budget before it makes one (see `data`), and `charged` counts them.
 //!
 //! # Invariants
 //! - C.1: no page is both present and reserved.
@@ -17,12 +17,12 @@
 //! - C.3: no extent is empty.
 //! - C.4: `charged` is the number of present and reserved bits.
 //!
-//! # What it refuses
-//! It knows neither the size of the file nor a limit; offsets are the caller's to check. No locks:
-//! the owner has one.
+//! # Limits
+//! It knows neither the size of the file nor a limit; the caller checks offsets. No locks: the
+//! owner has one.
 //!
-//! Source: Linux `Documentation/core-api/xarray.rst` for the shape; Bagwell, "Ideal Hash Trees",
-//! for the counting of bits.
+//! Source: Linux `Documentation/core-api/xarray.rst` (tree of extents); Bagwell, "Ideal Hash Trees"
+//! (bitmap index).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -48,12 +48,12 @@ pub(super) struct PageMap {
 }
 
 impl PageMap {
-    /// Returns the number of pages that are charged.
+    /// Returns the number of charged pages.
     pub(super) fn charged(&self) -> u64 {
         self.charged
     }
 
-    /// Returns how many pages of `pages` are charged.
+    /// Returns how many of `pages` are charged.
     pub(super) fn charged_in(&self, pages: Range<u64>) -> u64 {
         let extents = self.extents.range(extents_of(&pages));
         extents.map(|(&no, e)| count(e.charged() & slots_of(no, &pages))).sum()
@@ -76,8 +76,8 @@ impl PageMap {
         }
     }
 
-    /// Copies `bytes` to `offset` and returns how many it copied. Each page that was not charged
-    /// takes one of `grants`; without one left the copy ends before that page.
+    /// Copies `bytes` to `offset` and returns the number of bytes. Each page that was not charged
+    /// uses one of `grants`; without grants the copy ends before that page.
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8], grants: &mut u64) -> usize {
         let mut done = 0;
         while done < bytes.len() {
@@ -99,8 +99,7 @@ impl PageMap {
         done
     }
 
-    /// Makes `len` bytes at `offset` read as zeros where their pages are present. The bytes lie
-    /// within one page.
+    /// Zeroes `len` bytes at `offset`, within one page, if that page is present.
     pub(super) fn zero_within_page(&mut self, offset: u64, len: u64) {
         let (no, slot, within) = locate(offset);
         if let Some(page) = self.extents.get_mut(&no).and_then(|e| e.page_mut(slot)) {
@@ -108,7 +107,7 @@ impl PageMap {
         }
     }
 
-    /// Makes pages absent and returns how many of them had been charged.
+    /// Makes pages absent and returns how many of them were charged.
     pub(super) fn remove(&mut self, pages: Range<u64>) -> u64 {
         let mut removed = 0;
         let Range { mut start, end } = extents_of(&pages);
@@ -124,7 +123,7 @@ impl PageMap {
         removed
     }
 
-    /// Makes absent pages reserved, and leaves the others; their room has been taken.
+    /// Makes absent pages reserved. The caller has charged them.
     pub(super) fn reserve(&mut self, pages: Range<u64>) {
         for no in extents_of(&pages) {
             let extent = self.extents.entry(no).or_default();
@@ -134,8 +133,8 @@ impl PageMap {
         }
     }
 
-    /// Moves every page at or behind `from` so that page `from` becomes page `to`. The pages that
-    /// others move onto are absent.
+    /// Moves every page at or behind `from` so that page `from` becomes page `to`. The target pages
+    /// are absent.
     pub(super) fn shift(&mut self, from: u64, to: u64) {
         let mut moving = Vec::new();
         let tail: Vec<u64> = self.extents.range(from / EXTENT_PAGES..).map(|(&no, _)| no).collect();
@@ -185,9 +184,9 @@ impl PageMap {
 /// C.1, C.2.
 #[derive(Default)]
 struct Extent {
-    /// Bit n: page n has memory, in `pages`.
+    /// Bit n is set if page n is present, in `pages`.
     present: u64,
-    /// Bit n: page n has none, but room for it is taken.
+    /// Bit n is set if page n is reserved.
     reserved: u64,
     pages: Vec<Box<Page>>,
 }
@@ -197,7 +196,7 @@ impl Extent {
         self.present | self.reserved
     }
 
-    /// Returns where in `pages` the page of `slot` is or would be.
+    /// Returns the index in `pages` of the page of `slot`, present or not.
     fn index(&self, slot: u64) -> usize {
         count(self.present & ((1 << slot) - 1)) as usize
     }
@@ -211,7 +210,7 @@ impl Extent {
         (self.present >> slot & 1 == 1).then(|| &mut *self.pages[index])
     }
 
-    /// Puts a page, or with None a reservation, where there is neither.
+    /// Adds a page, or with None a reservation, to an absent slot.
     fn put(&mut self, slot: u64, page: Option<Box<Page>>) {
         match page {
             Some(page) => {
@@ -256,21 +255,21 @@ impl Extent {
         done
     }
 
-    /// Makes the pages of `slots` absent and returns how many of them had been charged.
+    /// Makes the pages of `slots` absent and returns how many of them were charged.
     fn remove(&mut self, slots: u64) -> u64 {
         let removed = count(self.charged() & slots);
         self.take(slots, |_, _| ());
         removed
     }
 
-    /// Makes the pages of `slots` absent and hands each that was charged to `sink`, in ascending
-    /// order, None standing for a reservation.
+    /// Makes the pages of `slots` absent. Passes each charged one to `sink`, in ascending order,
+    /// with None for a reservation.
     fn take(&mut self, slots: u64, mut sink: impl FnMut(u64, Option<Box<Page>>)) {
         let (present, charged) = (self.present, self.charged());
         let mut kept = Vec::new();
         let mut pages = std::mem::take(&mut self.pages).into_iter();
         for slot in (0..EXTENT_PAGES).filter(|slot| charged >> slot & 1 == 1) {
-            // C.2: `pages` ends with the last present bit, so None means a reservation here.
+            // C.2: `pages` has one page per present bit, so None means a reservation here.
             let page = if present >> slot & 1 == 1 { pages.next() } else { None };
             match (slots >> slot & 1 == 1, page) {
                 (true, page) => sink(slot, page),
@@ -289,7 +288,7 @@ fn new_page(within: usize, bytes: &[u8]) -> Box<Page> {
     let page: Box<[u8]> = if bytes.len() == PAGE_LEN {
         bytes.into()
     } else {
-        // Zeroed by the allocator, which often has zeros at hand.
+        // Zeroed by the allocator, which often has zeroed memory.
         let mut page = vec![0; PAGE_LEN].into_boxed_slice();
         page[within..within + bytes.len()].copy_from_slice(bytes);
         page

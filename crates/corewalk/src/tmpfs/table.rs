@@ -1,48 +1,43 @@
 //! The inodes of a tmpfs, by number.
 //!
-//! Every call names an inode by its number, so this is the one place that all threads of a tmpfs
-//! pass. It is an array of slots that grows: a number tells the slot, which is reached without a
-//! lock or a count, and each slot has a lock of its own. Two threads meet here only if they work on
-//! one inode.
+//! Every call passes an inode number, so all threads of a tmpfs use this table. It is a growing
+//! array of slots. The number contains the slot, which is reached without a lock or a reference
+//! count. Each slot has its own lock, so two threads meet only if they use the same inode.
 //!
-//! # How it works
-//! The lower half of a number is its slot, the upper half counts how often the slot was used
-//! before. So a slot can be used again and a number never is: (number, generation 0) names an inode
-//! for ever (trap P11). A slot whose count has come to its end is left alone. A caller compares the
-//! number after it has locked a slot; a caller with an old number gets `ESTALE`.
+//! # Mechanism
+//! The lower half of a number is its slot. The upper half counts the earlier uses of the slot. So
+//! slots are reused and numbers are not: (number, generation 0) identifies an inode for ever (trap
+//! P11). A slot whose count is at its maximum is retired. After locking a slot, a caller compares
+//! the number, and gets `ESTALE` for an old one.
 //!
-//! Slots come in segments of 64, and segments in levels that double, so that neither is ever
-//! copied. A thread has a list of free slots in its shard, and takes or gives a batch at a time from
-//! or to a depot (`depot`). Fresh slots are used when the depot has none. Numbers say nothing about
-//! the order of creation.
+//! Slots are allocated in segments of 64, and segments in levels of doubling size, so neither is
+//! ever copied. A thread takes free slots from the list of its shard. The list exchanges batches
+//! with a depot (`depot`). New slots are made only if the depot is empty. Numbers do not show the
+//! order of creation.
 //!
-//! # Memory is given back
-//! A segment whose slots are all in the depot is freed, except for a few. Callers reach slots in a
-//! read section of `rcu` ([`Entered`]), and the memory is freed after a grace period. A caller with
-//! an old number finds no segment, or a vacant slot, and gets `ESTALE`. The table keeps the highest
-//! count of uses of each segment, and a segment that is made anew begins there, so no number comes
-//! back.
+//! # Returning memory
+//! A segment is freed when all its slots are in the depot, except for a few spare segments. Callers
+//! reach slots in an RCU read section ([`Entered`]), and the memory is freed after a grace period.
+//! A caller with an old number finds no segment, or a vacant slot, and gets `ESTALE`. The table
+//! keeps the highest use count of each segment. A segment that is allocated again starts there, so
+//! no number repeats.
 //!
-//! A section lasts as long as a call holds locks of inodes. A call may wait for such a lock, but
-//! for no disk and no code of a caller. Memory that is to be freed waits meanwhile.
+//! A read section lasts as long as the call holds inode locks. It never waits for a disk or for
+//! code of a caller.
 //!
 //! # Locks
-//! - A slot's: see `names` for the order of several.
-//! - A shard of `free`, then `depot`: innermost. Taken with at most a file's content locked.
+//! - A slot lock: `names` has the order of several.
+//! - A shard of `free`, then `depot`: innermost. At most the content of a file is locked then.
 //!
 //! # Invariants
-//! - I.1: an inode is in its slot from before its first directory entry until it is forgotten
-//!   without links; a number that a locked directory names is here.
-//! - I.2: a slot is in one list of free slots, or on its way between two, if and only if it is
-//!   vacant, may be used again, and its segment is there.
-//! - I.3: `uses` of a segment is at least the count of uses of each of its vacant slots that have
-//!   been used.
+//! - I.1: an inode is in its slot before its first directory entry exists, until it is forgotten
+//!   without links. So a number in a locked directory is in the table.
+//! - I.2: a slot is in one free list, or being moved between two, if and only if it is vacant and
+//!   not retired, and its segment is allocated.
+//! - I.3: `uses` of a segment is at least the use count of each of its vacant slots that have been
+//!   used.
 //!
-//! # What it refuses
-//! It counts no references: the caller of the back end says when an inode has gone out of use.
-//!
-//! Source: research on inode tables of user-space file systems (traps P1, P2, P11); Bonwick and
-//! Adams, "Magazines and Vmem", USENIX 2001.
+//! Source: traps P1, P2, P11; Bonwick and Adams, "Magazines and Vmem", USENIX 2001.
 
 mod depot;
 
@@ -60,28 +55,28 @@ use depot::Depot;
 /// The number of the root directory.
 pub(super) const ROOT_INO: u64 = 1;
 
-/// What is the number of no inode: its slot is never made.
+/// The number of a vacant slot. No segment has its slot.
 pub(super) const NO_NUMBER: u64 = u64::MAX;
 
-/// Slots of a segment, and of a batch of free ones.
+/// Slots per segment, and per batch of free slots.
 const SEGMENT_SLOTS: u32 = 64;
-/// Levels of segments: level n has 2^n, so there are enough for all slots that 32 bits can tell.
+/// Levels of segments. Level n has 2^n segments, so they hold all 32-bit slots.
 const LEVELS: usize = 27;
-/// How many segments there can be. The last one that 32 bits tell is none, so that `NO_NUMBER` tells no
+/// The most segments. The last one of the 32-bit range is left out, so that `NO_NUMBER` has no
 /// slot.
 const SEGMENTS_MAX: u64 = (1 << (u32::BITS - SEGMENT_SLOTS.ilog2())) - 1;
-/// Where the count of uses begins in a number.
+/// The bit where the use count begins in a number.
 const USES_SHIFT: u32 = 32;
 
 type Slots = [OwnLine<RwLock<Inode>>; SEGMENT_SLOTS as usize];
 
-/// Slots that are made, and given back, together.
+/// Slots that are allocated and freed together.
 ///
-/// - `slots`: changed by the thread that has all of them, out of the depot or fresh.
+/// - `slots`: written only by the thread that holds all of them, from the depot or new.
 #[derive(Default)]
 struct Segment {
     slots: RcuOption<Slots>,
-    /// How many inodes have used a slot of this segment, at most: I.3.
+    /// An upper bound of the use counts of its slots (I.3).
     uses: AtomicU32,
 }
 
@@ -96,18 +91,19 @@ pub(super) struct InodeTable {
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
     free: Box<[OwnLine<Mutex<Vec<u32>>>]>,
     depot: CachePadded<Mutex<Depot>>,
-    /// The number of segments that were ever taken.
+    /// The number of segments ever allocated.
     segments: CachePadded<AtomicU64>,
 }
 
-/// A table whose slots can be reached: none of them is freed meanwhile.
+/// A table in an RCU read section: none of its slots is freed meanwhile.
 pub(super) struct Entered<'t> {
     table: &'t InodeTable,
     section: rcu::ReadGuard,
 }
 
 impl InodeTable {
-    /// Returns a table in which the slot of the root directory, which is not in a list, is vacant.
+    /// Returns a table with the first segment. The root directory's slot is vacant and in no free
+    /// list.
     pub(super) fn new() -> InodeTable {
         let table = InodeTable {
             levels: [const { OnceLock::new() }; LEVELS],
@@ -119,13 +115,13 @@ impl InodeTable {
         table
     }
 
-    /// Returns the table for a call. To be dropped before code of a caller runs.
+    /// Enters a read section for a call. It must end before code of a caller runs.
     #[inline]
     pub(super) fn enter(&self) -> Entered<'_> {
         Entered { table: self, section: rcu::read_lock() }
     }
 
-    /// Returns the bytes of all slots, in use or not.
+    /// Returns the memory of all slots, in use or not, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         let retired = self.depot.lock().retired() as u64;
         // ORDERING: Relaxed. Statistic.
@@ -141,8 +137,8 @@ impl InodeTable {
         segments.get((nth - (1 << level)) as usize)
     }
 
-    /// Takes a slot from a list of free ones. None if 32 bits tell no more.
-    fn draw_index(&self) -> Option<u32> {
+    /// Takes a slot from a free list. Returns None if all slots are in use.
+    fn alloc_slot(&self) -> Option<u32> {
         let mut free = self.free[shard_index()].lock();
         if free.is_empty() {
             self.refill(&mut free);
@@ -150,8 +146,8 @@ impl InodeTable {
         free.pop()
     }
 
-    /// Puts a slot in a list of free ones.
-    fn give_back(&self, index: u32) {
+    /// Returns a slot to a free list.
+    fn free_slot(&self, index: u32) {
         let mut free = self.free[shard_index()].lock();
         free.push(index);
         if free.len() < 2 * SEGMENT_SLOTS as usize {
@@ -165,7 +161,7 @@ impl InodeTable {
             if let Some(it) = self.segment(segment * SEGMENT_SLOTS) {
                 it.slots.replace(None);
             }
-            // From here on others may make it anew.
+            // From here on another thread may allocate the segment again.
             self.depot.lock().note_retired(segment);
         }
     }
@@ -184,7 +180,7 @@ impl InodeTable {
         }
     }
 
-    /// Takes a segment that never was, if there can be another one, and adds its slots to `free`.
+    /// Allocates a new segment, if the table is not full, and adds its slots to `free`.
     fn take_segment(&self, free: &mut Vec<u32>) {
         // ORDERING: Relaxed. The count only hands out numbers; a segment is published by its cell.
         let nth = self.segments.fetch_add(1, Ordering::Relaxed);
@@ -193,7 +189,7 @@ impl InodeTable {
         }
     }
 
-    /// Makes a segment, which no other thread makes, and adds its slots to `free`.
+    /// Allocates a segment that this thread alone has, and adds its slots to `free`.
     fn make_segment(&self, nth: u32, free: &mut Vec<u32>) {
         let start = nth * SEGMENT_SLOTS;
         let level = (nth + 1).ilog2();
@@ -204,14 +200,15 @@ impl InodeTable {
         let uses = segment.uses.load(Ordering::Relaxed);
         let slot = |_| OwnLine::new(RwLock::new(Inode::vacant(uses)));
         segment.slots.replace(Some(Box::new(std::array::from_fn(slot))));
-        // Lowest on top. Number 0 is no inode, and the root directory's is nobody else's.
+        // The lowest slot is on top. Number 0 is no inode, and slot 1 belongs to the root
+        // directory.
         let first = start.max(ROOT_INO as u32 + 1);
         free.extend((first..start + SEGMENT_SLOTS).rev());
     }
 }
 
 impl Drop for InodeTable {
-    /// Drops what is in the inodes now, and not after a grace period.
+    /// Drops the content of all inodes now, not after a grace period.
     fn drop(&mut self) {
         let section = rcu::read_lock();
         let segments = self.levels.iter().filter_map(OnceLock::get).flat_map(|level| level.iter());
@@ -222,38 +219,38 @@ impl Drop for InodeTable {
 }
 
 impl Entered<'_> {
-    /// Returns an inode, locked for reading. `ESTALE` if there is none with this number any more.
+    /// Returns an inode, locked for reading. `ESTALE` if the number is not valid.
     #[inline]
     pub(super) fn read(&self, ino: u64) -> Result<RwLockReadGuard<'_, Inode>, Errno> {
         let inode = self.slot(ino).ok_or(Errno::STALE)?.read();
         if inode.ino() == ino { Ok(inode) } else { Err(Errno::STALE) }
     }
 
-    /// Returns an inode, locked. `ESTALE` if there is none with this number any more.
+    /// Returns an inode, locked for writing. `ESTALE` if the number is not valid.
     #[inline]
     pub(super) fn write(&self, ino: u64) -> Result<RwLockWriteGuard<'_, Inode>, Errno> {
         let inode = self.slot(ino).ok_or(Errno::STALE)?.write();
         if inode.ino() == ino { Ok(inode) } else { Err(Errno::STALE) }
     }
 
-    /// Returns a vacant slot, locked, that has a number which was never used before. Nobody else knows
-    /// the number yet. `ENOSPC` if there are no slots left.
-    pub(super) fn draw(&self) -> Result<RwLockWriteGuard<'_, Inode>, Errno> {
-        let index = self.table.draw_index().ok_or(Errno::NOSPC)?;
-        let mut slot = self.slot(u64::from(index)).expect("a drawn slot exists").write();
+    /// Returns a vacant slot with a new number, locked for writing. No other thread knows the
+    /// number yet. `ENOSPC` if all slots are in use.
+    pub(super) fn alloc(&self) -> Result<RwLockWriteGuard<'_, Inode>, Errno> {
+        let index = self.table.alloc_slot().ok_or(Errno::NOSPC)?;
+        let mut slot = self.slot(u64::from(index)).expect("a allocated slot exists").write();
         let uses = slot.uses_of_vacant();
         slot.set_number(u64::from(uses) << USES_SHIFT | u64::from(index));
         Ok(slot)
     }
 
-    /// Returns the slot of the root directory, locked, which is vacant once.
-    pub(super) fn draw_root(&self) -> RwLockWriteGuard<'_, Inode> {
-        let mut slot = self.slot(ROOT_INO).expect("the first segment is there").write();
+    /// Returns the slot of the root directory, locked for writing. Called once, while it is vacant.
+    pub(super) fn alloc_root(&self) -> RwLockWriteGuard<'_, Inode> {
+        let mut slot = self.slot(ROOT_INO).expect("the first segment exists").write();
         slot.set_number(ROOT_INO);
         slot
     }
 
-    /// Makes the slot of an inode vacant, and returns what was in it.
+    /// Makes the slot of an inode vacant, and returns its content.
     pub(super) fn remove(&self, mut slot: RwLockWriteGuard<'_, Inode>) -> Inode {
         let number = slot.ino();
         let (index, uses) = (number as u32, (number >> USES_SHIFT) as u32);
@@ -261,18 +258,19 @@ impl Entered<'_> {
         let inode = std::mem::replace(&mut *slot, Inode::vacant(next));
         drop(slot);
         if uses < u32::MAX {
-            let segment = self.table.segment(index).expect("the inode was in it");
-            // ORDERING: Relaxed. See `make_segment`. A look first, so that most removals write nothing.
+            let segment = self.table.segment(index).expect("the segment of an inode exists");
+            // ORDERING: Relaxed. See `make_segment`. Load first, so that most removals store
+            // nothing.
             if segment.uses.load(Ordering::Relaxed) < next {
                 // ORDERING: Relaxed. As above.
                 segment.uses.fetch_max(next, Ordering::Relaxed);
             }
-            self.table.give_back(index);
+            self.table.free_slot(index);
         }
         inode
     }
 
-    /// Returns the slot that a number tells, whatever is in it.
+    /// Returns the slot of a number, whatever its content.
     #[inline]
     fn slot(&self, ino: u64) -> Option<&RwLock<Inode>> {
         let index = ino as u32;
@@ -281,7 +279,8 @@ impl Entered<'_> {
     }
 }
 
-/// Returns what orders the locks of two inodes: their slots, which old numbers tell as well.
+/// Returns the rank of an inode's lock: its slot number. An old number of the slot has the same
+/// rank.
 pub(super) fn rank(ino: u64) -> u32 {
     ino as u32
 }
@@ -296,15 +295,15 @@ mod tests {
 
     /// Trap P11.
     #[test]
-    fn draw_never_repeats_a_number() {
+    fn alloc_never_repeats_a_number() {
         let table = InodeTable::new();
-        let draw = || {
+        let alloc = || {
             let table = table.enter();
-            let mut drawn = Vec::new();
+            let mut allocated = Vec::new();
             let mut kept = Vec::new();
             for n in 0..10_000 {
-                let ino = table.draw().unwrap().ino();
-                drawn.push(ino);
+                let ino = table.alloc().unwrap().ino();
+                allocated.push(ino);
                 kept.push(ino);
                 // Some stay, some go at once, and some go later, many together.
                 if n % 3 == 0 || n % 1_000 == 500 {
@@ -316,53 +315,53 @@ mod tests {
                 }
             }
             assert!(kept.iter().all(|&ino| table.read(ino).unwrap().ino() == ino));
-            drawn
+            allocated
         };
-        let drawn: Vec<u64> = thread::scope(|scope| {
-            let threads: Vec<_> = (0..4).map(|_| scope.spawn(draw)).collect();
+        let allocated: Vec<u64> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(alloc)).collect();
             threads.into_iter().flat_map(|t| t.join().unwrap()).collect()
         });
-        assert!(drawn.iter().all(|&ino| ino > ROOT_INO));
-        assert_eq!(drawn.iter().collect::<HashSet<_>>().len(), 40_000);
-        let again = drawn.iter().filter(|&&ino| ino >> USES_SHIFT > 0).count();
-        assert!(again > 10_000, "slots are used again: {again}");
+        assert!(allocated.iter().all(|&ino| ino > ROOT_INO));
+        assert_eq!(allocated.iter().collect::<HashSet<_>>().len(), 40_000);
+        let again = allocated.iter().filter(|&&ino| ino >> USES_SHIFT > 0).count();
+        assert!(again > 10_000, "slots are not reused: {again}");
     }
 
     #[test]
-    fn numbers_that_nobody_has_are_estale() {
+    fn unused_numbers_are_estale() {
         let table = InodeTable::new();
         let table = table.enter();
-        let ino = table.draw().unwrap().ino();
+        let ino = table.alloc().unwrap().ino();
         let next_use = ino | 1 << USES_SHIFT;
         for none in [0, ROOT_INO, ino + 1, next_use, NO_NUMBER, u64::from(u32::MAX), 64, 1 << 20] {
             assert!(table.read(none).is_err(), "{none}");
         }
         table.remove(table.write(ino).unwrap());
-        assert!(table.read(next_use).is_err(), "vacant, though its next number is known");
-        assert_eq!(table.draw().unwrap().ino(), next_use);
+        assert!(table.read(next_use).is_err(), "a vacant slot was found by its next number");
+        assert_eq!(table.alloc().unwrap().ino(), next_use);
     }
 
     #[test]
-    fn slot_whose_uses_are_counted_to_the_end_is_left_alone() {
+    fn slot_with_the_highest_use_count_is_retired() {
         let table = InodeTable::new();
         let table = table.enter();
-        let ino = table.draw().unwrap().ino();
+        let ino = table.alloc().unwrap().ino();
         let last = u64::from(u32::MAX) << USES_SHIFT | ino;
         table.write(ino).unwrap().set_number(last);
         table.remove(table.write(last).unwrap());
-        let drawn: Vec<u64> = (0..1_000).map(|_| table.draw().unwrap().ino()).collect();
-        assert!(drawn.iter().all(|&other| rank(other) != rank(ino)));
+        let allocated: Vec<u64> = (0..1_000).map(|_| table.alloc().unwrap().ino()).collect();
+        assert!(allocated.iter().all(|&other| rank(other) != rank(ino)));
     }
 
     /// Makes `count` inodes and removes them, and returns their numbers.
     fn make_and_remove(table: &InodeTable, count: usize) -> Vec<u64> {
         let table = table.enter();
-        let numbers: Vec<u64> = (0..count).map(|_| table.draw().unwrap().ino()).collect();
+        let numbers: Vec<u64> = (0..count).map(|_| table.alloc().unwrap().ino()).collect();
         numbers.iter().for_each(|&ino| drop(table.remove(table.write(ino).unwrap())));
         numbers
     }
 
-    /// Trap P11: a segment that is made anew knows how often its slots were used.
+    /// Trap P11: a segment that is allocated again knows the use counts of its slots.
     #[test]
     fn numbers_are_not_used_again_when_segments_are_given_back() {
         const COUNT: usize = 50 * SEGMENT_SLOTS as usize;
@@ -370,7 +369,7 @@ mod tests {
         let mut seen = HashSet::new();
         for _ in 0..5 {
             let numbers = make_and_remove(&table, COUNT);
-            assert!(numbers.iter().all(|&ino| seen.insert(ino)), "a number was used again");
+            assert!(numbers.iter().all(|&ino| seen.insert(ino)), "a number repeats");
             let left = table.bytes() as usize / size_of::<Slots>();
             assert!(left < 10, "{left} segments are left");
             let table = table.enter();
@@ -379,10 +378,11 @@ mod tests {
             );
         }
         let slots: HashSet<u32> = seen.iter().map(|&ino| rank(ino)).collect();
-        assert!(slots.len() < 2 * COUNT, "slots are used again: {} numbers", seen.len());
+        assert!(slots.len() < 2 * COUNT, "slots are not reused: {} numbers", seen.len());
     }
 
-    /// Calls with old numbers, and makers, beside segments that come and go.
+    /// Callers with old numbers and threads that make files run while segments are freed and
+    /// allocated.
     #[test]
     fn old_numbers_are_estale_while_segments_are_given_back() {
         const ROUNDS: usize = if cfg!(miri) { 2 } else { 60 };

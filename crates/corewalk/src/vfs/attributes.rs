@@ -40,25 +40,25 @@ use crate::key_lock::KeyGuard;
 const SLOT_SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Nanoseconds of a second.
 const NANOS: u32 = 1_000_000_000;
-/// Looks at mode and ACL before a check keeps changers away.
+/// Attempts to read mode and ACL of one state, before the check takes the attribute lock.
 const ACL_TRIES: u32 = 4;
 
-/// How far a check got without blocking.
+/// The result of a check that does not block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Checked {
     /// Allowed.
     Yes,
     /// Refused with this error.
     No(Errno),
-    /// Somebody has to be asked who may block.
+    /// The check needs the back end, which may block.
     Unknown,
 }
 
 impl Vfs {
-    /// Returns whether `cred` may do `what` with `inode`, as access(2).
+    /// Checks that `cred` has the permissions `what` for `inode`, as access(2) does.
     ///
     /// # Errors
-    /// `EACCES` if not; what the back end says.
+    /// `EACCES` if it has not; the errors of the back end.
     pub fn access(&self, cred: &Cred, inode: &InodeRef<'_>, what: May) -> Result<(), Errno> {
         self.awaiting_removal(&[inode.slot], || self.permission(cred, inode.slot, what))
     }
@@ -66,15 +66,16 @@ impl Vfs {
     /// Returns the attributes of `inode`.
     ///
     /// # Errors
-    /// What the back end says.
+    /// The errors of the back end.
     pub fn getattr(&self, inode: &InodeRef<'_>) -> Result<Attr, Errno> {
         let inodes = &self.dcache.inodes;
         let ticket = inodes.ticket(inode.slot);
-        // The link count is told while the path is locked: the hidden name does not go in between.
+        // Adjust the link count while the path is locked: the hidden name cannot be removed in
+        // between.
         let attr = self
             .ask(inode, |fs, node| Ok(self.without_hidden_link(inode.slot, fs.getattr(node)?)))?;
-        // The permission record must not be older than what a client has been told. A back end may say that there
-        // is an ACL where it has not looked.
+        // The permission record must not be older than the attributes that a client has been given.
+        // The back end may report an ACL without having looked.
         let perm = Perm::of(&attr, attr.has_acl);
         match inodes.perm(inode.slot) {
             Some(known) if Perm { has_acl: known.has_acl, ..perm } == known => {}
@@ -87,12 +88,13 @@ impl Vfs {
         Ok(Attr { generation: inode.generation(), ..attr })
     }
 
-    /// Returns true if a file has set-group-ID without execution by the group, as far as the clients have been
-    /// told. A caller who writes to such a file, or changes its size or owner, loses the bit unless the caller is in the
-    /// group or has `CAP_FSETID`; the kernel leaves that decision to a FUSE server.
+    /// Returns true if a file has set-group-ID and its group may not execute it, by the attributes
+    /// that clients have been given. A caller that writes the file, or changes its size or owner,
+    /// loses the bit unless it is in the group or has `CAP_FSETID`. The kernel leaves that decision
+    /// to a FUSE server.
     ///
     /// # Errors
-    /// What the back end says.
+    /// The errors of the back end.
     pub fn has_lone_set_group_id(&self, inode: &InodeRef<'_>) -> Result<bool, Errno> {
         let mode = self.awaiting_removal(&[inode.slot], || self.perm(inode.slot))?.mode;
         Ok(inode.kind() != FileKind::Directory && is_lone_set_group_id(mode))
@@ -101,9 +103,9 @@ impl Vfs {
     /// Changes attributes and returns the new ones.
     ///
     /// # Errors
-    /// `EINVAL` for a time that is none; `EOPNOTSUPP` for the mode of a symbolic link; `EPERM`, `EACCES` as
-    /// chmod(2), chown(2), utimensat(2) and truncate(2) have them; `EISDIR` and `EINVAL` for the size of
-    /// what is no regular file; what the back end says.
+    /// `EINVAL` for an invalid time; `EOPNOTSUPP` for the mode of a symbolic link; `EPERM`,
+    /// `EACCES` as chmod(2), chown(2), utimensat(2) and truncate(2) say; `EISDIR` and `EINVAL` for
+    /// the size of anything but a regular file; the errors of the back end.
     pub fn setattr(&self, cred: &Cred, inode: &InodeRef<'_>, set: &SetAttr) -> Result<Attr, Errno> {
         self.awaiting_removal(&[inode.slot], || {
             let attr_lock = self.lock_attributes(inode.slot);
@@ -111,26 +113,27 @@ impl Vfs {
         })
     }
 
-    /// Gives a file another size and returns its attributes, for a server that has to look up who asks: `who`
-    /// says that, and is asked only if the file has bits to lose. Its groups and its `CAP_FSETID` decide
-    /// about those, whatever `cred` says.
+    /// Changes the size of a file and returns its attributes, for a server that looks up the
+    /// caller's credentials only if needed. `load_cred` returns them; it is called only if the file
+    /// has set-user-ID or set-group-ID. The groups and the `CAP_FSETID` of its result, not those of
+    /// `cred`, decide whether the bits stay.
     ///
     /// # Errors
     /// As [`Vfs::setattr`].
-    pub fn truncate_asking(
+    pub fn truncate_with_lazy_cred(
         &self,
         cred: &Cred,
         inode: &InodeRef<'_>,
         size: u64,
-        who: impl FnOnce() -> Cred,
+        load_cred: impl FnOnce() -> Cred,
     ) -> Result<Attr, Errno> {
         self.awaiting_removal(&[inode.slot], || {
             let attr_lock = self.lock_attributes(inode.slot);
             let mut cred = cred.clone();
             if self.perm(inode.slot)?.mode & (mode::S_ISUID | mode::S_ISGID) != 0 {
-                let who = who();
-                cred.caps.set(Caps::FSETID, who.has(Caps::FSETID));
-                (cred.gid, cred.groups) = (who.gid, who.groups);
+                let caller = load_cred();
+                cred.caps.set(Caps::FSETID, caller.has(Caps::FSETID));
+                (cred.gid, cred.groups) = (caller.gid, caller.groups);
             }
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
             self.setattr_locked(&cred, inode, &set, &attr_lock)
@@ -163,8 +166,9 @@ impl Vfs {
         }
     }
 
-    /// Runs a change of what permission checks depend on: unknown while it runs, and afterwards
-    /// what the back end said, unless another change overlapped.
+    /// Runs a change of attributes that permission checks depend on. The permission record is
+    /// unknown while the change runs. Afterwards it is the back end's answer, unless another change
+    /// overlapped.
     fn change(
         &self,
         slot: u32,
@@ -172,13 +176,13 @@ impl Vfs {
     ) -> Result<Attr, Errno> {
         let ticket = self.dcache.inodes.begin_change(slot);
         self.dcache.sync_searchable(slot);
-        let ending = Ending { vfs: self, slot, ticket, perm: None };
+        let guard = ChangeGuard { vfs: self, slot, ticket, perm: None };
         let attr = change()?;
-        ending.with(Perm::of(&attr, attr.has_acl));
+        guard.with(Perm::of(&attr, attr.has_acl));
         Ok(attr)
     }
 
-    /// Returns the change that is really to be made, after the checks of the system calls.
+    /// Does the checks of the system calls and returns the change to make.
     fn prepare(
         &self,
         cred: &Cred,
@@ -225,7 +229,8 @@ impl Vfs {
             None if inode.kind() == FileKind::Directory => None,
             None => left_of_set_id(cred, perm, &set)?,
             Some(mode) => {
-                // For set-user-ID the kernel makes a change of owner one of the mode too, without a look at this.
+                // If the file has set-user-ID, the kernel adds a new mode to a change of owner. It
+                // does not consider set-group-ID then.
                 let is_given = set.uid.is_some() || set.gid.is_some();
                 let mode = match is_given && is_lone_set_group_id(perm.mode) {
                     true => allowed_set_id(cred, perm.gid, mode),
@@ -237,21 +242,22 @@ impl Vfs {
         Ok(set)
     }
 
-    /// Takes the set-user-ID and set-group-ID bits from a file that is about to be written to, but those
-    /// that the writer may keep. `who` says who that is, and is asked only if there are any. Taken away,
-    /// the bits stay away as long as the returned lock is held: until the content has changed.
+    /// Clears the set-user-ID and set-group-ID bits that the writer may not keep, before a write.
+    /// `load_cred` returns the writer's credentials; it is called only if the file has such a bit.
+    /// No thread can set the bits again while the returned lock is held, so hold it until the
+    /// content has changed.
     pub(super) fn clear_set_id<C: Borrow<Cred>>(
         &self,
         inode: &InodeRef<'_>,
-        who: impl FnOnce() -> C,
+        load_cred: impl FnOnce() -> C,
     ) -> Result<KeyGuard<'_>, Errno> {
         let attr_lock = self.lock_attributes(inode.slot);
         let perm = self.perm(inode.slot)?;
         if perm.mode & (mode::S_ISUID | mode::S_ISGID) == 0 {
             return Ok(attr_lock);
         }
-        let who = who();
-        let cred = who.borrow();
+        let caller = load_cred();
+        let cred = caller.borrow();
         let cleared = without_set_id(cred, &perm);
         if cleared != perm.mode && !cred.has(Caps::FSETID) {
             let set = SetAttr { mode: Some(cleared), ..SetAttr::default() };
@@ -272,7 +278,7 @@ impl Vfs {
         }
         for _ in 0..ACL_TRIES {
             let (perm, acl, read) = self.perm_and_acl(slot)?;
-            if read == Read::Together {
+            if read == Consistency::Proven {
                 return decide(cred, &perm, acl.as_ref(), what);
             }
         }
@@ -282,7 +288,7 @@ impl Vfs {
         decide(cred, &perm, acl.as_ref(), what)
     }
 
-    /// As [`Vfs::permission`], for a caller that holds the attribute lock.
+    /// Like [`Vfs::permission`], for a caller that holds the attribute lock.
     fn permission_locked(
         &self,
         cred: &Cred,
@@ -300,28 +306,28 @@ impl Vfs {
         }
     }
 
-    /// Returns the permission record and the access ACL that goes with it, and whether they are of
-    /// one state for sure.
-    fn perm_and_acl(&self, slot: u32) -> Result<(Perm, Option<Acl>, Read), Errno> {
+    /// Returns the permission record and its access ACL, and whether both are surely of one state.
+    fn perm_and_acl(&self, slot: u32) -> Result<(Perm, Option<Acl>, Consistency), Errno> {
         let inodes = &self.dcache.inodes;
         let changes = inodes.changes();
         let perm = self.perm(slot)?;
         if !perm.has_acl {
-            return Ok((perm, None, Read::Together));
+            return Ok((perm, None, Consistency::Proven));
         }
         let acl = self.with_inode(slot, |fs, node| fs.get_acl(node, AclKind::Access))?;
-        // A change counts itself, then makes the record unknown, and then calls the back end; it
-        // counts itself again before the record is known. So one that the ACL has seen and the first
-        // line has not shows in the record while it runs, and in the count, which is looked at last,
-        // after that. The count is that of all inodes: this may be a false alarm.
+        // A change increments the count, makes the record unknown, calls the back end, and
+        // increments the count again before it sets the record. Suppose the ACL is newer than the
+        // record read above. Then the record is unknown while the change runs, and the count
+        // differs afterwards. The count is read last. It covers all inodes, so a difference may be
+        // a false alarm.
         let is_same = inodes.perm(slot) == Some(perm) && inodes.changes() == changes;
-        Ok((perm, acl, if is_same { Read::Together } else { Read::Apart }))
+        Ok((perm, acl, if is_same { Consistency::Proven } else { Consistency::Unproven }))
     }
 
     /// Checks a permission without blocking and without writing anything (trap T58).
     #[inline]
     pub(crate) fn permission_now(&self, cred: &Cred, slot: u32, what: May) -> Checked {
-        // Who overrides everything may do anything with a directory, whatever its mode.
+        // `CAP_DAC_OVERRIDE` allows everything with a directory, whatever its mode.
         if cred.has(Caps::DAC_OVERRIDE) && self.dcache.inodes.is_directory(slot) {
             return Checked::Yes;
         }
@@ -348,8 +354,8 @@ impl Vfs {
         Ok(perm)
     }
 
-    /// Sets an ACL given in the form of its extended attribute, as setxattr(2) with `how` does; an
-    /// empty one removes it.
+    /// Sets an ACL from the value of its extended attribute, as setxattr(2) with `how` does. An
+    /// empty value removes the ACL.
     pub(super) fn set_acl_xattr(
         &self,
         cred: &Cred,
@@ -379,7 +385,7 @@ impl Vfs {
             let rest = allowed_set_id(cred, perm.gid, perm.mode);
             (rest & !0o777) | acl.mode()
         });
-        // An ACL that says no more than the mode is the mode.
+        // An ACL equivalent to a mode is stored as the mode alone.
         let stored = acl.as_ref().filter(|acl| acl.equivalent_mode().is_none());
         self.change(inode.slot, || {
             self.with_inode(inode.slot, |fs, node| {
@@ -390,7 +396,7 @@ impl Vfs {
         Ok(())
     }
 
-    /// Returns an ACL in the form of its extended attribute.
+    /// Returns an ACL as the value of its extended attribute.
     pub(super) fn get_acl_xattr(
         &self,
         inode: &InodeRef<'_>,
@@ -400,7 +406,7 @@ impl Vfs {
         acl.map(|acl| acl.to_xattr()).ok_or(Errno::NODATA)
     }
 
-    /// Checks that an ACL is there, or is not, as setxattr(2) asked with `mode`.
+    /// Checks that an ACL exists or not, as `mode` of setxattr(2) demands.
     fn check_acl_mode(
         &self,
         inode: &InodeRef<'_>,
@@ -421,35 +427,35 @@ impl Vfs {
 
 /// Whether a permission record and an ACL were read with no change in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Read {
-    /// They are of one state.
-    Together,
-    /// They may be of two.
-    Apart,
+enum Consistency {
+    /// Both are of one state.
+    Proven,
+    /// They may be of two states.
+    Unproven,
 }
 
-/// Ends an attribute change, also when the back end fails or panics.
-struct Ending<'v> {
+/// Ends an attribute change when dropped, also if the back end fails or panics.
+struct ChangeGuard<'v> {
     vfs: &'v Vfs,
     slot: u32,
     ticket: crate::inode::Ticket,
     perm: Option<Perm>,
 }
 
-impl Ending<'_> {
+impl ChangeGuard<'_> {
     fn with(mut self, perm: Perm) {
         self.perm = Some(perm);
     }
 }
 
-impl Drop for Ending<'_> {
+impl Drop for ChangeGuard<'_> {
     fn drop(&mut self) {
         self.vfs.dcache.inodes.end_change(self.slot, self.ticket, self.perm);
         self.vfs.dcache.sync_searchable(self.slot);
     }
 }
 
-/// Returns which ACL an extended attribute of this name stands for.
+/// Returns the kind of ACL that an extended attribute stands for, if any.
 pub(super) fn acl_kind(name: &[u8]) -> Option<AclKind> {
     match name {
         XATTR_ACCESS => Some(AclKind::Access),
@@ -458,9 +464,10 @@ pub(super) fn acl_kind(name: &[u8]) -> Option<AclKind> {
     }
 }
 
-/// Returns the mode that a file which is no directory is left with by a change of its owner, group or
-/// size; None if it stays. The change of owner is one of the mode then, for which the caller must be the
-/// owner (`EPERM`), and in the new group to keep set-group-ID. A truncation is as a write: nobody asks.
+/// Returns the mode of a file, not a directory, after a change of its owner, group or size. Returns
+/// None if the mode stays. A change of the owner that clears a bit is also a change of mode. So the
+/// caller must be the owner (`EPERM`), and keeps set-group-ID only if it is in the new group. A
+/// truncation clears bits like a write, without a check of the owner.
 fn left_of_set_id(cred: &Cred, perm: &Perm, set: &SetAttr) -> Result<Option<u32>, Errno> {
     let is_given = set.uid.is_some() || set.gid.is_some();
     let left = without_set_id(cred, perm);
@@ -477,8 +484,8 @@ fn left_of_set_id(cred: &Cred, perm: &Perm, set: &SetAttr) -> Result<Option<u32>
     Ok(Some(allowed_set_id(cred, set.gid.unwrap_or(perm.gid), left)))
 }
 
-/// Returns the mode without set-user-ID, and without set-group-ID where that means execution, or the
-/// caller could not set it.
+/// Returns the mode without set-user-ID. It also clears set-group-ID if the group may execute the
+/// file, or if the caller may not set the bit.
 #[doc(alias = "setattr_should_drop_suidgid")]
 fn without_set_id(cred: &Cred, perm: &Perm) -> u32 {
     let left = perm.mode & !mode::S_ISUID;
@@ -493,8 +500,8 @@ fn is_lone_set_group_id(mode: u32) -> bool {
     mode & (mode::S_ISGID | 0o010) == mode::S_ISGID
 }
 
-/// Returns the mode that a caller may give a file of the group `gid`: without set-group-ID for whoever is
-/// not in it.
+/// Returns the mode that a caller may set on a file of the group `gid`: without set-group-ID if the
+/// caller is neither in the group nor has `CAP_FSETID`.
 fn allowed_set_id(cred: &Cred, gid: u32, mode: u32) -> u32 {
     match cred.is_in_group(gid) || cred.has(Caps::FSETID) {
         true => mode,

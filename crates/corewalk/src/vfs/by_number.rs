@@ -1,16 +1,17 @@
-//! Inodes by number that the cache does not know: for clients that come back with a file handle.
+//! Opening by file handle: inodes by number that the cache does not have.
 //!
-//! A client holds a file handle for as long as it likes, and the cache forgets the inode meanwhile. The back end
-//! is then asked by number. A file that it returns has no name in the cache; a later lookup gives it one, as for
-//! a file made without a name. A directory needs its place in the tree: for `..`, for renames, for paths. So the
-//! back end is asked for the parent, and the parent of that, up to a directory that has a place. From there down
-//! each directory is read for the name of the next one, and the name is looked up.
+//! A client may hold a file handle longer than the cache keeps the inode. The back end is then
+//! asked by number. A file found this way has no name in the cache, as after `tmpfile`; a later
+//! lookup adds the name. A directory must be connected to the tree, for `..`, renames and paths. So
+//! the back end is asked for its parent, and the parent of that, up to a directory with a dentry.
+//! From there down, each directory is read for the name of the next one, and that name is looked
+//! up.
 //!
-//! # What it refuses
-//! A directory that others move all the while it is looked for is `ESTALE` after [`TRIES_MAX`] looks.
+//! # Limits
+//! If other clients move a directory during each of [`TRIES_MAX`] attempts, the result is `ESTALE`.
 //!
 //! # Locks
-//! None of its own. The lookups take the in-lookup locks of the names, one at a time.
+//! This module has no locks. The lookups take the in-lookup locks of the names, one at a time.
 //!
 //! Source: open_by_handle_at(2); Linux `fs/exportfs/expfs.c` (`reconnect_path`, `get_name`).
 
@@ -22,25 +23,29 @@ use crate::attr::FileKind;
 use crate::cred::Cred;
 use crate::name::Name;
 
-/// How often a directory is looked for that others move meanwhile.
+/// The most attempts to connect a directory that is moved meanwhile.
 const TRIES_MAX: u32 = 16;
 
 impl Vfs {
-    /// Returns the inode of the root's file system with this number, from the cache or the back end; with a
-    /// generation, that inode and no other one (trap P11). A directory has its place in the tree then.
+    /// Returns the inode with this number in the root's file system, from the cache or the back
+    /// end. If `generation` is given, the inode must have it (trap P11). A directory is connected
+    /// to the tree.
     ///
     /// # Errors
-    /// `ESTALE` if there is none any more, or the back end finds no inode by its number; `ENFILE`, `ENOMEM`;
-    /// what else the back end says.
+    /// `ESTALE` if the inode does not exist any more, or the back end has no lookup by number;
+    /// `ENFILE`, `ENOMEM`; the errors of the back end.
     ///
     /// # Examples
     /// ```
     /// use std::sync::Arc;
-    /// use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions, attr::mode, tmpfs::{Tmpfs, TmpfsOptions}};
+    /// use corewalk::attr::mode;
+    /// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions};
     ///
     /// let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
     /// let (cred, root) = (Cred::root(), vfs.root());
-    /// let (dir, _) = vfs.make(&cred, &root, Name::new(b"d")?, Make::new(mode::S_IFDIR | 0o755, 0, 0))?;
+    /// let make = Make::new(mode::S_IFDIR | 0o755, 0, 0);
+    /// let (dir, _) = vfs.make(&cred, &root, Name::new(b"d")?, make)?;
     /// let handle = (dir.ino(), dir.generation());
     /// drop(dir);
     /// vfs.prune();
@@ -56,14 +61,14 @@ impl Vfs {
         Ok(inode)
     }
 
-    /// As [`Vfs::by_number`]; a directory may have no place.
+    /// Like [`Vfs::by_number`], but does not connect a directory.
     fn loaded(&self, ino: u64, generation: Option<u64>) -> Result<InodeRef<'_>, Errno> {
         let is_wanted = |inode: &InodeRef<'_>| generation.is_none_or(|it| it == inode.generation());
         match self.inode(ino) {
             Err(Errno::STALE) => {}
             found => {
                 let found = found?;
-                // The back end may have given the number to another inode since.
+                // The back end may have reused the number since.
                 if is_wanted(&found) {
                     return Ok(found);
                 }
@@ -72,7 +77,8 @@ impl Vfs {
         let near = self.root().slot;
         let changes = self.dcache.inodes.changes();
         let attr = self.fs(near).by_number(ino, generation).map_err(stale)?;
-        // An answer that is of no use is forgotten, as every inode that has entered the cache.
+        // Enter the inode even if it is the wrong one: then the cache sends the back end a `forget`
+        // for it.
         let inode = self.enter(near, &attr, changes, None)?;
         match inode.ino() == ino && is_wanted(&inode) && attr.nlink > 0 {
             true => inode.unless_saturated(),
@@ -80,7 +86,7 @@ impl Vfs {
         }
     }
 
-    /// Gives a directory its place in the tree, if it has none.
+    /// Connects a directory to the tree, if it has no dentry.
     fn connect(&self, dir: &InodeRef<'_>) -> Result<(), Errno> {
         for _ in 0..TRIES_MAX {
             let mut above = vec![dir.clone()];
@@ -88,7 +94,7 @@ impl Vfs {
                 && !self.has_place(last)
             {
                 let parent = self.with_node(last.slot, |fs, dir| fs.parent(dir)).map_err(stale)?;
-                // Moves in between may lead round in a circle.
+                // Concurrent moves may make the chain of parents a circle.
                 if above.iter().any(|seen| seen.ino() == parent) {
                     break;
                 }
@@ -110,7 +116,8 @@ impl Vfs {
         self.dir(dir.slot).is_ok()
     }
 
-    /// Looks up the name that `child` has in the directory `parent`; false if it has none there.
+    /// Finds the name of `child` in the directory `parent` and looks it up. Returns false if
+    /// `child` is not there.
     fn look_up_child(&self, parent: &InodeRef<'_>, child: &InodeRef<'_>) -> Result<bool, Errno> {
         let (mut name, ino) = (Vec::new(), child.ino());
         let read = self.readdir(parent, 0, &mut |entry| {
@@ -123,14 +130,14 @@ impl Vfs {
         let found = read.and_then(|()| self.lookup(&Cred::root(), parent, Name::new(&name)?));
         match found {
             Ok(found) => Ok(found.slot == child.slot),
-            // It is elsewhere by now.
+            // The child was moved or removed.
             Err(Errno::NOENT | Errno::STALE | Errno::NOTDIR) => Ok(false),
             Err(error) => Err(error),
         }
     }
 }
 
-/// What is gone has no name to be missed.
+/// Maps `ENOENT` to `ESTALE`: a lookup by number has no name that could be missing.
 fn stale(error: Errno) -> Errno {
     if error == Errno::NOENT { Errno::STALE } else { error }
 }

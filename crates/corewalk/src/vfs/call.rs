@@ -1,7 +1,7 @@
 //! One call of a back end: the inodes it is about, and the paths that it asks for.
 //!
-//! A call takes a path lock when the back end asks for a path, and not before: a back end that
-//! reaches an open file by its handle never waits for a rename. The locks go when the call ends.
+//! A call takes a path lock only when the back end asks for a path. So a back end that reaches an
+//! open file by its handle never waits for a rename. The call releases its path locks when it ends.
 
 use std::sync::OnceLock;
 
@@ -26,12 +26,13 @@ pub(crate) struct CallNode<'c, 'v> {
     path: OnceLock<Result<Vec<u8>, Errno>>,
 }
 
-/// The path of a directory that a rename or a removal has locked, or of a name in it; None for a
-/// back end by number.
+/// The path of a directory that a rename or a removal has locked, or of a name in it. It is `None`
+/// for a back end by number.
 pub(crate) struct KnownPath(pub(super) Option<Vec<u8>>);
 
 impl Vfs {
-    /// Returns what the back end says of an inode. A path that it asked for stays true meanwhile.
+    /// Calls the back end about an inode. If the back end asks for the path, the path stays valid
+    /// during the call.
     #[inline]
     pub(crate) fn with_node<T>(
         &self,
@@ -43,12 +44,12 @@ impl Vfs {
         question(call.fs(), node.node())
     }
 
-    /// As [`Vfs::with_node`], of an inode that must exist: a back end by path finds nothing under
-    /// its path if it does not.
+    /// Like [`Vfs::with_node`], for an inode that must exist. A back end by path reports a missing
+    /// inode as `ENOENT`; this function turns it into `ESTALE`.
     ///
     /// # Errors
-    /// `ESTALE` where the back end by path says `ENOENT`, or the inode has no path; else what the
-    /// back end says.
+    /// `ESTALE` for `ENOENT` of a back end by path, and for an inode without a path; the errors of
+    /// the back end.
     #[inline]
     pub(crate) fn with_inode<T>(
         &self,
@@ -61,17 +62,17 @@ impl Vfs {
         })
     }
 
-    /// Returns a call of the back end of `inode`.
+    /// Starts a call of the back end of `inode`.
     #[inline]
     pub(crate) fn call(&self, inode: u32) -> Call<'_> {
         Call { vfs: self, superblock: self.superblock(inode), locks: Mutex::new(Vec::new()) }
     }
 
-    /// Returns the locks of a rename or a removal of the inodes `moved` (0 is none) in the
-    /// directories `above`; None for a back end by number.
+    /// Takes the path locks of a rename or a removal. It moves the inodes `moved` (0 is none) in
+    /// the directories `above`. Returns `None` for a back end by number.
     ///
     /// # Errors
-    /// `ENOENT` if a directory has no name any more.
+    /// `ENOENT` if one of the directories was removed.
     pub(super) fn lock_move(
         &self,
         above: &[u32],
@@ -83,7 +84,7 @@ impl Vfs {
         }
     }
 
-    /// Returns an inode of a rename or a removal as its back end sees it.
+    /// Returns an inode of a rename or a removal in the form that the back end takes.
     pub(super) fn known_node<'a>(&self, inode: u32, path: &'a KnownPath) -> Node<'a> {
         let inodes = &self.dcache.inodes;
         let node = Node::with_source(inodes.ino(inode), inodes.kind(inode), path);
@@ -115,7 +116,7 @@ impl<'v> Call<'v> {
 }
 
 impl CallNode<'_, '_> {
-    /// Returns the inode as its back end sees it.
+    /// Returns the inode in the form that the back end takes.
     #[inline]
     pub(crate) fn node(&self) -> Node<'_> {
         let inodes = &self.call.vfs.dcache.inodes;
@@ -135,7 +136,7 @@ impl PathSource for CallNode<'_, '_> {
 }
 
 impl KnownPath {
-    /// Returns the path of the directory that was given at `index` to [`Vfs::lock_move`].
+    /// Returns the path of the directory at `index` in the list that [`Vfs::lock_move`] was given.
     pub(super) fn above(lock: Option<&MoveLock<'_>>, index: usize) -> KnownPath {
         KnownPath(lock.map(|lock| lock.above[index].clone()))
     }

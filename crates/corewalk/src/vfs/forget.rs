@@ -1,55 +1,61 @@
-//! Lookups that a client holds and returns by number.
+//! Forget: a client returns lookups, by inode number.
 
 use super::{InodeRef, LOOKUP, LOOKUPS_MAX, Vfs};
 
 impl Vfs {
-    /// Drops `n` lookups that [`InodeRef::into_lookups`] gave out on an inode of the root's file
-    /// system. Returns false, and drops nothing, if the inode has fewer: a count that a client gets
-    /// wrong must not free what others use (trap P5). An inode that has been given out 2 to the 32nd
-    /// times stays whatever is forgotten.
+    /// Drops `n` lookups that [`InodeRef::into_lookups`] gave out, of the inode with this number in
+    /// the root's file system. If the inode has fewer than `n`, returns false and drops nothing: a
+    /// wrong count of one client must not free an inode that others use (trap P5). At 2^32 lookups
+    /// the count is saturated, and no forget drops any.
     ///
-    /// If the back end has used the number again, with another generation, both inodes have been given
-    /// out under it, and the lookups of the older one go first: the newer one, which can still be used
-    /// by its number, stays until all are back.
+    /// The back end may have reused the number with another generation. Then both inodes have
+    /// lookups under one number. The older one loses its lookups first, since only the newer one
+    /// can still be reached by its number.
     pub fn forget(&self, ino: u64, n: u64) -> bool {
         let current = self.in_use(ino);
         let older = self.stale_generations(ino);
         if !older.is_empty() {
-            // It may have become a stale generation since it was found.
+            // `current` may have become a stale generation after `in_use` found it.
             let is_other = |inode: &InodeRef<'_>| older.iter().all(|old| old.slot != inode.slot);
-            return self.forget_in_turn(&older, current.as_ref().filter(|&it| is_other(it)), n);
+            return self.forget_oldest_first(
+                &older,
+                current.as_ref().filter(|&it| is_other(it)),
+                n,
+            );
         }
         let Some(inode) = current else { return n == 0 };
         if !inode.drop_lookups(n) {
             return false;
         }
-        // A lookup itself leaves no mark but its count.
+        // A cached lookup by number marks nothing as used, so mark the inode here.
         self.dcache.inodes.touch(inode.slot);
         true
     }
 
-    /// Drops all lookups of an inode of the root's file system, also those of older ones with the same
-    /// number, and returns how many there were: for a server whose only client has gone.
+    /// Drops all lookups of the inode with this number in the root's file system, including those
+    /// of stale generations. Returns their number. A server calls this when its only client has
+    /// gone.
     pub fn forget_all(&self, ino: u64) -> u64 {
         let current = self.in_use(ino);
         let older = self.stale_generations(ino);
         older.iter().chain(&current).map(InodeRef::drop_all_lookups).sum()
     }
 
-    /// Returns the inodes that have had this number before, and are held.
+    /// Returns the stale generations of this number that are still referenced.
     fn stale_generations(&self, ino: u64) -> Vec<InodeRef<'_>> {
         let slots = self.dcache.inodes.stale_generations(0, ino);
         slots.into_iter().map(|slot| InodeRef { vfs: self, slot }).collect()
     }
 
     #[cold]
-    fn forget_in_turn(
+    fn forget_oldest_first(
         &self,
         older: &[InodeRef<'_>],
         current: Option<&InodeRef<'_>>,
         n: u64,
     ) -> bool {
-        // Two that give back the same lookups would each find them all.
+        // Serialized: two threads that return lookups at the same time would each count all of
+        // them.
         self.dcache.inodes.alone(|| {
             let all = || older.iter().chain(current);
             if all().map(InodeRef::lookups).sum::<u64>() < n {
@@ -72,7 +78,7 @@ impl InodeRef<'_> {
         self.vfs.dcache.inodes.lockref(self.slot).count() / LOOKUP
     }
 
-    /// Drops `n` lookups; false if there are fewer.
+    /// Drops `n` lookups. Returns false if there are fewer.
     fn drop_lookups(&self, n: u64) -> bool {
         let mut guard = self.vfs.dcache.inodes.lockref(self.slot).lock();
         let lookups = guard.count() / LOOKUP;

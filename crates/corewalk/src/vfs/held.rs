@@ -1,49 +1,51 @@
-//! What an operation on names holds while it runs: directories, names that were found, dentries.
+//! The references that an operation on names holds: directories, found names, dentries.
 
 use super::{InodeRef, Vfs};
 use crate::dcache::Directory;
 use crate::dentry::ParentKey;
 
-/// A counted directory dentry. While it lives the dentry's slot is not reused.
+/// A directory dentry with a reference. The slot of the dentry is not reused while the reference is
+/// held.
 pub(crate) struct Dir<'v> {
     pub(super) vfs: &'v Vfs,
     pub(crate) now: Directory,
 }
 
-/// A name that the back end or the cache knows, with its inode, under the in-lookup lock of the
-/// name. It has a counted dentry, which keeps the inode until a holder of the lock removes it. Or
-/// it has a counted inode without a dentry.
-pub(crate) struct Found<'v> {
+/// A name with its inode, found in the cache or the back end, under the in-lookup lock of the name.
+/// It holds a reference on the dentry, which keeps the inode until a holder of the lock removes the
+/// name. Without a dentry, it holds a reference on the inode.
+pub(crate) struct FoundName<'v> {
     pub(super) vfs: &'v Vfs,
     pub(crate) inode: u32,
     pub(super) dentry: Result<u32, Unattached>,
 }
 
-/// Why an inode that the back end named has no dentry.
+/// The reason that an inode found in the back end has no dentry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unattached {
-    /// Somebody is changing the name the directory is known by: it is known in a moment.
+    /// Another operation changes the name that the directory is cached under. It soon ends.
     Overtaken,
     /// The back end shows a directory below itself.
     Loop,
-    /// There is no room, or the directory it would be in is gone.
+    /// The arena is full, or the parent directory was removed.
     NoRoom,
 }
 
-/// A counted dentry slot.
+/// A dentry slot with a reference.
 pub(crate) struct DentryHold<'v> {
     pub(super) vfs: &'v Vfs,
     pub(super) slot: u32,
 }
 
-/// A counted dentry with its inode, which a dentry alone may lose to a removal.
-pub(crate) struct Place<'v> {
+/// References on a dentry and its inode. A reference on the dentry alone does not keep the inode
+/// when the name is removed.
+pub(crate) struct DentryAndInode<'v> {
     pub(crate) dentry: DentryHold<'v>,
     pub(crate) inode: InodeRef<'v>,
 }
 
 impl Dir<'_> {
-    /// Returns what the directory's children are entered under now.
+    /// Returns the current parent key of the directory's children.
     pub(crate) fn key(&self) -> ParentKey {
         self.vfs.dcache.key_of_held(self.now.slot)
     }
@@ -55,12 +57,12 @@ impl Drop for Dir<'_> {
     }
 }
 
-impl<'v> Found<'v> {
-    /// Returns what has a counted dentry with that inode, or no dentry.
+impl<'v> FoundName<'v> {
+    /// Returns a found name. `dentry`, if there is one, must be of `inode`.
     pub(super) fn new(
         inode: InodeRef<'v>,
         dentry: Result<DentryHold<'v>, Unattached>,
-    ) -> Found<'v> {
+    ) -> FoundName<'v> {
         let (vfs, slot) = (inode.vfs, inode.slot);
         let dentry = dentry.map(DentryHold::into_slot);
         debug_assert!(
@@ -69,10 +71,10 @@ impl<'v> Found<'v> {
             "a dentry of another inode"
         );
         if dentry.is_err() {
-            // Its reference goes along.
+            // The new value takes over the inode reference.
             std::mem::forget(inode);
         }
-        Found { vfs, inode: slot, dentry }
+        FoundName { vfs, inode: slot, dentry }
     }
 
     #[inline]
@@ -85,7 +87,7 @@ impl<'v> Found<'v> {
         self.dentry
     }
 
-    /// Returns the slot of the dentry, if there is one and it is that of a directory.
+    /// Returns the slot of the dentry if it is a directory.
     pub(super) fn directory(&self) -> Option<u32> {
         self.dentry.ok().filter(|_| self.is_directory())
     }
@@ -110,7 +112,7 @@ impl<'v> Found<'v> {
     }
 }
 
-impl Drop for Found<'_> {
+impl Drop for FoundName<'_> {
     fn drop(&mut self) {
         match self.dentry {
             Ok(slot) => self.vfs.dcache.put(slot),
@@ -120,7 +122,7 @@ impl Drop for Found<'_> {
 }
 
 impl<'v> DentryHold<'v> {
-    /// Returns a hold of a slot that the caller has counted; 0 is none.
+    /// Returns a hold for a reference that the caller has. Slot 0 is none.
     pub(super) fn adopt(vfs: &'v Vfs, slot: u32) -> DentryHold<'v> {
         DentryHold { vfs, slot }
     }
@@ -129,7 +131,7 @@ impl<'v> DentryHold<'v> {
         self.slot
     }
 
-    /// Returns the slot with its reference, which is then the caller's.
+    /// Returns the slot. The caller takes over its reference.
     pub(crate) fn into_slot(self) -> u32 {
         let slot = self.slot;
         std::mem::forget(self);

@@ -1,17 +1,21 @@
-//! Unlinked files of a back end that has paths and nothing else ([`PathOnly`](crate::Addressing::PathOnly)).
+//! Unlinked open files of a back end that addresses files by path only
+//! ([`PathOnly`](crate::Addressing::PathOnly)).
 //!
-//! A file that is open when its last name goes stays usable. A back end by path alone could reach
-//! it no more, so the removal becomes a rename to a hidden name in the root directory, and the file
-//! is removed when it is closed or forgotten. A rename that replaces a file first gives that file a
-//! hidden name, whether it is open or not: a client that has looked the name up and opens it next
-//! must get the old file or the new one, and no error. A hard link keeps the replacement atomic for
-//! all who look at the back end from outside; without links the file is moved there first.
+//! A file that is open when its last name is removed must stay usable. A back end by path alone
+//! could not reach it. So the removal becomes a rename to a hidden name in the root directory. The
+//! hidden name is removed when the file is closed or forgotten.
 //!
-//! A hidden name is a link more than the client knows of, so link counts are told without it.
+//! A rename that replaces a file first gives that file a hidden name, open or not. A client may
+//! have looked the name up and open it next; it must get the old or the new file, and no error. The
+//! hidden name is a hard link if possible, so other users of the back end see an atomic
+//! replacement. Without links, the file is moved to the hidden name first.
 //!
-//! # What it does not do
-//! The hidden name is in the root directory, so that a directory whose removed files are still open
-//! can be removed itself. A back end that cannot rename to there (`EXDEV`, `EACCES`) loses the file.
+//! The hidden name adds one link, which the reported link counts leave out.
+//!
+//! # Limits
+//! The hidden name lies in the root directory. So a directory can be removed while files removed
+//! from it are still open. If the back end cannot rename to the root directory (`EXDEV`, `EACCES`),
+//! the file is lost.
 //!
 //! Source: libfuse `hide_node`; NFS "silly rename" (Linux `fs/nfs/unlink.c`).
 
@@ -20,7 +24,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use corewalk_base::primitives::is_panicking;
 
 use super::call::KnownPath;
-use super::held::Found;
+use super::held::FoundName;
 use super::paths::Hidden;
 use super::{InodeRef, Superblock, Vfs};
 use crate::Errno;
@@ -37,22 +41,23 @@ pub(super) struct LockedName<'a> {
     pub(super) name: Name<'a>,
 }
 
-/// How a file that a rename replaces has got its hidden name.
+/// How a file that a rename replaces got its hidden name.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kept {
-    /// Beside its name.
-    Linked,
-    /// In place of its name.
-    Moved,
+enum HiddenBy {
+    /// As a second link.
+    Link,
+    /// By a rename; the old name is gone.
+    Rename,
 }
 
 impl Vfs {
-    /// Removes `victim` from its back end: for good, or to a hidden name if it is open and the back
-    /// end has nothing but paths. The caller has locked the name.
+    /// Removes `victim` from its back end. If the file is open and the back end addresses by path
+    /// only, renames it to a hidden name instead. The caller holds the path locks and the in-lookup
+    /// lock of the name.
     pub(super) fn remove_in_backend(
         &self,
         at: LockedName<'_>,
-        victim: &Found<'_>,
+        victim: &FoundName<'_>,
     ) -> Result<(), Errno> {
         let superblock = self.superblock(victim.inode);
         let path = at.path.child(at.name.as_bytes());
@@ -64,13 +69,13 @@ impl Vfs {
         superblock.fs.remove(at.dir, at.name, node)
     }
 
-    /// Renames in the back end, and keeps the file that is replaced if the back end has nothing but
-    /// paths. The caller has locked both names.
+    /// Renames in the back end. If the back end addresses by path only, first gives a replaced file
+    /// a hidden name. The caller has locked both names.
     pub(super) fn rename_in_backend(
         &self,
         from: LockedName<'_>,
         to: LockedName<'_>,
-        (source, target): (&Found<'_>, Option<&Found<'_>>),
+        (source, target): (&FoundName<'_>, Option<&FoundName<'_>>),
         mode: RenameMode,
     ) -> Result<(), Errno> {
         let superblock = self.superblock(source.inode);
@@ -86,9 +91,9 @@ impl Vfs {
         }
     }
 
-    /// Counts a close of `inode`. After the last one a file that was removed meanwhile goes, unless
-    /// nothing but its hidden name is left: then it goes when it is forgotten, since a client that
-    /// has looked it up may open it still.
+    /// Counts a close of `inode`. The last close removes the hidden name, if the file also has a
+    /// visible name. If the hidden name is its only one, `forget` removes it: a client that has
+    /// looked the file up may open it again.
     pub(super) fn closed(&self, inode: &InodeRef<'_>) {
         let superblock = self.superblock(inode.slot);
         let Some(paths) = &superblock.paths else { return };
@@ -96,8 +101,8 @@ impl Vfs {
             return;
         }
         let Ok(_lock) = paths.lock_move(&self.dcache, &[], [inode.slot, 0]) else { return };
-        // Asked under the lock: a rename or a removal hides the file before its name goes, and the
-        // file may have been opened again.
+        // Check again under the lock. A rename or a removal hides the file before it removes the
+        // name, and the file may have been opened again.
         let is_named = dpath::chain_of_inode(&self.dcache, inode.slot).is_ok();
         if paths.is_open(inode.slot) || !is_named {
             return;
@@ -107,7 +112,7 @@ impl Vfs {
         }
     }
 
-    /// Returns the attributes of an inode without the link that is its hidden name.
+    /// Returns `attr` with a link count that leaves out the hidden name.
     pub(super) fn without_hidden_link(&self, inode: u32, attr: Attr) -> Attr {
         match &self.superblock(inode).paths {
             Some(paths) if paths.is_hidden(inode) => {
@@ -119,20 +124,20 @@ impl Vfs {
 }
 
 impl Superblock {
-    /// Removes a hidden name from the back end. Nothing waits for the answer: if the back end
-    /// fails, the name stays behind.
+    /// Removes a hidden name from the back end. If the back end fails, the name stays behind; no
+    /// caller could handle the error.
     pub(super) fn remove_hidden(&self, hidden: &Hidden) {
         let (root, path) = (root_path(), KnownPath(Some(hidden.path())));
         let dir = Node::with_source(self.root_ino, FileKind::Directory, &root);
         let node = Node::with_source(hidden.ino, hidden.kind, &path);
         if let Ok(name) = Name::new(&hidden.name) {
-            contained(|| {
+            contain_panic(|| {
                 let _ = self.fs.remove(dir, name, node);
             });
         }
     }
 
-    /// Moves a file to a hidden name.
+    /// Renames a file to a hidden name.
     fn hide(&self, inode: u32, node: Node<'_>, at: LockedName<'_>) -> Result<(), Errno> {
         let hidden = self.new_hidden(node)?;
         let root = root_path();
@@ -142,7 +147,7 @@ impl Superblock {
         Ok(())
     }
 
-    /// Runs `rename`, which replaces the file `node`, after that file has got a hidden name.
+    /// Gives the file `node` a hidden name, then runs `rename`, which replaces it.
     fn replace(
         &self,
         inode: u32,
@@ -153,24 +158,24 @@ impl Superblock {
         let hidden = self.new_hidden(node)?;
         let (root, name) = (root_path(), Name::new(&hidden.name)?);
         let dir = Node::with_source(self.root_ino, FileKind::Directory, &root);
-        let move_it = |from, to| self.fs.rename(from, to, RenameMode::Replace);
-        let kept = match self.fs.link(node, dir, name) {
-            Ok(_) => Kept::Linked,
-            Err(_) => match move_it((to.dir, to.name), (dir, name)) {
-                Ok(()) => Kept::Moved,
+        let rename_file = |from, to| self.fs.rename(from, to, RenameMode::Replace);
+        let hidden_by = match self.fs.link(node, dir, name) {
+            Ok(_) => HiddenBy::Link,
+            Err(_) => match rename_file((to.dir, to.name), (dir, name)) {
+                Ok(()) => HiddenBy::Rename,
                 Err(_) => return rename(),
             },
         };
         let done = rename();
-        match (done, kept) {
+        match (done, hidden_by) {
             (Ok(()), _) => self.note_hidden(inode, hidden),
-            (Err(_), Kept::Linked) => self.remove_hidden(&hidden),
-            (Err(_), Kept::Moved) => drop(move_it((dir, name), (to.dir, to.name))),
+            (Err(_), HiddenBy::Link) => self.remove_hidden(&hidden),
+            (Err(_), HiddenBy::Rename) => drop(rename_file((dir, name), (to.dir, to.name))),
         }
         done
     }
 
-    /// Notes the hidden name of a file, and removes the one that the file had before.
+    /// Records the hidden name of a file, and removes the file's previous hidden name.
     fn note_hidden(&self, inode: u32, hidden: Hidden) {
         let before = self.paths.as_ref().and_then(|paths| paths.hide(inode, hidden));
         if let Some(before) = before {
@@ -184,9 +189,9 @@ impl Superblock {
     }
 }
 
-/// Runs a call of the back end that a destructor makes. If a panic unwinds already, one of this call
-/// ends here: it would end the process (trap X3).
-pub(super) fn contained(call: impl FnOnce()) {
+/// Runs a call of the back end from a destructor. If the thread is already unwinding, catches a
+/// panic of the call, which would abort the process (trap X3).
+pub(super) fn contain_panic(call: impl FnOnce()) {
     if is_panicking() {
         drop(catch_unwind(AssertUnwindSafe(call)));
     } else {

@@ -1,5 +1,5 @@
-//! What is done with an inode once it is found: data, directories, symbolic links, extended
-//! attributes. Calls go to the back end after the checks of the system call.
+//! Operations on an inode: data, directory listing, symbolic links, extended attributes. Each does
+//! the checks of the system call, then calls the back end.
 
 use std::borrow::Borrow;
 use std::ops::ControlFlow;
@@ -16,15 +16,15 @@ use crate::fs::{DirEntry, DirSink, Fallocate, FileSystem, Node, Seek, XattrMode}
 const XATTR_NAME_MAX: usize = 255;
 /// The largest value of an extended attribute, in bytes (`XATTR_SIZE_MAX`).
 const XATTR_SIZE_MAX: usize = 65536;
-/// The name of the attribute that has the capabilities of a program (`XATTR_NAME_CAPS`).
+/// The attribute of file capabilities (`XATTR_NAME_CAPS`).
 const XATTR_CAPABILITY: &[u8] = b"security.capability";
 
 impl Vfs {
-    /// Opens a file for what `what` says and returns the back end's handle. `flags` are those of
-    /// open(2).
+    /// Opens a file with the permissions `what` and returns the back end's handle. `flags` are
+    /// those of open(2).
     ///
     /// # Errors
-    /// `EACCES`; `EISDIR` for writing to a directory; what the back end says.
+    /// `EACCES`; `EISDIR` for writing to a directory; the errors of the back end.
     pub fn open(
         &self,
         cred: &Cred,
@@ -54,11 +54,11 @@ impl Vfs {
         self.closed(inode);
     }
 
-    /// Reads at `offset` into `buf` and returns the count of bytes: fewer than asked for only at
-    /// the end of the file. The caller has opened the file for reading.
+    /// Reads at `offset` into `buf` and returns the number of bytes. It is less than asked for only
+    /// at the end of the file. The caller has opened the file for reading.
     ///
     /// # Errors
-    /// `EISDIR`, `EINVAL` for what is no regular file; what the back end says.
+    /// `EISDIR`, `EINVAL` for anything but a regular file; the errors of the back end.
     pub fn read(
         &self,
         inode: &InodeRef<'_>,
@@ -70,13 +70,14 @@ impl Vfs {
         self.ask(inode, |fs, node| fs.read(node, handle, offset, buf))
     }
 
-    /// Writes `bytes` at `offset` and returns the count. The caller has opened the file for
-    /// writing; set-user-ID and set-group-ID go unless `cred` has `CAP_FSETID`, and nobody can set
-    /// them before the bytes are written. Set-group-ID without execution by the group stays if `cred`
-    /// is in the group. To write nothing changes nothing.
+    /// Writes `bytes` at `offset` and returns the number of bytes. The caller has opened the file
+    /// for writing. Without `CAP_FSETID` in `cred`, the write clears set-user-ID and set-group-ID,
+    /// and no thread can set them before the bytes are written. If the group may not execute the
+    /// file and `cred` is in the group, set-group-ID stays. A write of 0 bytes changes nothing.
     ///
     /// # Errors
-    /// `EISDIR`, `EINVAL` for what is no regular file; `ENOSPC`, `EFBIG`; what the back end says.
+    /// `EISDIR`, `EINVAL` for anything but a regular file; `ENOSPC`, `EFBIG`; the errors of the
+    /// back end.
     pub fn write(
         &self,
         cred: &Cred,
@@ -93,42 +94,43 @@ impl Vfs {
         self.ask(inode, |fs, node| fs.write(node, handle, offset, bytes))
     }
 
-    /// As [`Vfs::write`], for a server that has to look up who writes: `who` says that, and is asked only
-    /// if the file has bits to lose. Nobody changes the attributes of the file from then on until the
-    /// bytes are written.
+    /// Like [`Vfs::write`], for a server that looks up the writer's credentials only if needed.
+    /// `load_cred` returns them; it is called only if the file has set-user-ID or set-group-ID.
+    /// From then on, no other thread changes the file's attributes until the bytes are written.
     ///
     /// # Errors
     /// As [`Vfs::write`].
-    pub fn write_asking(
+    pub fn write_with_lazy_cred(
         &self,
         inode: &InodeRef<'_>,
         handle: u64,
         offset: u64,
         bytes: &[u8],
-        who: impl FnOnce() -> Cred,
+        load_cred: impl FnOnce() -> Cred,
     ) -> Result<usize, Errno> {
-        self.write_by(inode, bytes, who, |fs, node| fs.write(node, handle, offset, bytes))
+        self.write_by(inode, bytes, load_cred, |fs, node| fs.write(node, handle, offset, bytes))
     }
 
     fn write_by<C: Borrow<Cred>>(
         &self,
         inode: &InodeRef<'_>,
         bytes: &[u8],
-        who: impl FnOnce() -> C,
+        load_cred: impl FnOnce() -> C,
         write: impl FnOnce(&dyn FileSystem, Node<'_>) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
         is_regular(inode)?;
         self.ask(inode, |fs, node| {
             let _locked = match bytes {
                 [] => None,
-                _ => Some(self.clear_set_id(inode, who)?),
+                _ => Some(self.clear_set_id(inode, load_cred)?),
             };
             write(fs, node)
         })
     }
 
-    /// As [`Vfs::write`], at the end of the file, which the caller takes to be at `end`. A back end whose
-    /// files change behind the cache finds it anew; others write at `end`. See [`FileSystem::append`].
+    /// Like [`Vfs::write`], at the end of the file, which the caller takes to be at `end`. A back
+    /// end whose files change behind the cache determines the end again; others write at `end`. See
+    /// [`FileSystem::append`].
     ///
     /// # Errors
     /// As [`Vfs::write`].
@@ -148,27 +150,28 @@ impl Vfs {
         self.ask(inode, |fs, node| fs.append(node, handle, end, bytes))
     }
 
-    /// As [`Vfs::append`], for a server that has to look up who writes; see [`Vfs::write_asking`].
+    /// Like [`Vfs::append`], with the writer's credentials looked up only if needed; see
+    /// [`Vfs::write_with_lazy_cred`].
     ///
     /// # Errors
     /// As [`Vfs::write`].
-    pub fn append_asking(
+    pub fn append_with_lazy_cred(
         &self,
         inode: &InodeRef<'_>,
         handle: u64,
         end: u64,
         bytes: &[u8],
-        who: impl FnOnce() -> Cred,
+        load_cred: impl FnOnce() -> Cred,
     ) -> Result<usize, Errno> {
-        self.write_by(inode, bytes, who, |fs, node| fs.append(node, handle, end, bytes))
+        self.write_by(inode, bytes, load_cred, |fs, node| fs.append(node, handle, end, bytes))
     }
 
-    /// Reports the entries of a directory behind `cookie` (0: from the start), without `.` and
-    /// `..`. The caller has opened it for reading. `sink` does not call this namespace: a back end by
-    /// path holds the path of the directory meanwhile, which renames wait for.
+    /// Reports the entries of a directory behind `cookie`, without `.` and `..`. Cookie 0 is the
+    /// start. The caller has opened the directory for reading. `sink` must not call this namespace:
+    /// a back end by path holds the path of the directory meanwhile, and renames wait for it.
     ///
     /// # Errors
-    /// `ENOTDIR`; what the back end says.
+    /// `ENOTDIR`; the errors of the back end.
     pub fn readdir(
         &self,
         dir: &InodeRef<'_>,
@@ -184,22 +187,22 @@ impl Vfs {
             true => ControlFlow::Continue(()),
             false => sink(entry),
         };
-        // One that has been removed is `ENOENT`, which is no error of its path.
+        // A removed directory gives `ENOENT`, not `ESTALE`, so call `with_node`.
         self.awaiting_removal(&[dir.slot], || {
             self.with_node(dir.slot, |fs, node| fs.readdir(node, cookie, &mut shown))
         })
     }
 
-    /// Returns the number of a directory's parent; that of the root is its own.
+    /// Returns the inode number of a directory's parent. The parent of the root is the root.
     ///
     /// # Errors
-    /// `ENOENT` if the directory has been removed.
+    /// `ENOENT` if the directory was removed.
     pub fn parent_ino(&self, dir: &InodeRef<'_>) -> Result<u64, Errno> {
         let dir = self.dir(dir.slot)?;
         loop {
             let (parent, seq) = self.dcache.parent(dir.now.slot);
             let parent = self.dcache.directory(parent).map(|now| self.dcache.inodes.ino(now.inode));
-            // It was pinned by its child, if the child has not moved since (trap T19).
+            // The child has kept its parent, if the child has not moved since (trap T19).
             if self.dcache.dentries.is_unchanged(dir.now.slot, seq) {
                 return parent.ok_or(Errno::NOENT);
             }
@@ -209,7 +212,7 @@ impl Vfs {
     /// Returns the target of a symbolic link.
     ///
     /// # Errors
-    /// `EINVAL` if it is none; what the back end says.
+    /// `EINVAL` if it is not a symbolic link; the errors of the back end.
     pub fn readlink(&self, inode: &InodeRef<'_>) -> Result<Vec<u8>, Errno> {
         if inode.kind() != FileKind::Symlink {
             return Err(Errno::INVAL);
@@ -217,43 +220,43 @@ impl Vfs {
         self.ask(inode, |fs, node| fs.readlink(node))
     }
 
-    /// Makes data, and unless `data_only` attributes, durable.
+    /// Makes data durable, and with [`Fsync::All`] all attributes.
     ///
     /// # Errors
-    /// What the back end says.
+    /// The errors of the back end.
     pub fn fsync(&self, inode: &InodeRef<'_>, handle: u64, what: Fsync) -> Result<(), Errno> {
         self.ask(inode, |fs, node| fs.fsync(node, handle, what == Fsync::Data))
     }
 
-    /// Returns what statfs(2) reports of the file system that `inode` is in.
+    /// Returns the statfs(2) values of the inode's file system.
     ///
     /// # Errors
-    /// What the back end says.
+    /// The errors of the back end.
     pub fn statfs(&self, inode: &InodeRef<'_>) -> Result<StatFs, Errno> {
         self.fs(inode.slot).statfs()
     }
 
-    /// Has the back end that `inode` is in do what it has put off; see [`FileSystem::maintain`].
+    /// Lets the inode's back end do its deferred work; see [`FileSystem::maintain`].
     ///
     /// [`FileSystem::maintain`]: crate::FileSystem::maintain
     pub fn maintain_backend(&self, inode: &InodeRef<'_>) {
         self.fs(inode.slot).maintain();
     }
 
-    /// Calls `sink` with the counts of the back end that `inode` is in; see [`FileSystem::counters`].
+    /// Calls `sink` with the counters of the inode's back end; see [`FileSystem::counters`].
     ///
     /// [`FileSystem::counters`]: crate::FileSystem::counters
     pub fn backend_counters(&self, inode: &InodeRef<'_>, sink: &mut dyn FnMut(&'static str, u64)) {
         self.fs(inode.slot).counters(sink);
     }
 
-    /// Changes the allocation of a file that the caller has opened for writing. As for a write,
-    /// set-user-ID and set-group-ID go unless `cred` has `CAP_FSETID`.
+    /// Changes the allocation of a file that the caller has opened for writing. Without
+    /// `CAP_FSETID` in `cred`, it clears set-user-ID and set-group-ID, as a write does.
     ///
     /// # Errors
-    /// In this order: `EINVAL` for a length of 0; `EOPNOTSUPP` for flags that do not go together;
-    /// `ESPIPE` for a FIFO, `EISDIR`, `ENODEV` for what else is no regular file; `EFBIG` for a range that
-    /// no file has; `ENOSPC` and what else the back end says.
+    /// In this order: `EINVAL` for a length of 0; `EOPNOTSUPP` for flags that exclude each other;
+    /// `ESPIPE` for a FIFO, `EISDIR`, `ENODEV` for anything else but a regular file; `EFBIG` for a
+    /// range beyond the largest offset; `ENOSPC` and the other errors of the back end.
     pub fn fallocate(
         &self,
         cred: &Cred,
@@ -288,8 +291,8 @@ impl Vfs {
     /// Returns the offset of the next data or hole at or behind `offset`.
     ///
     /// # Errors
-    /// `ENXIO` behind the end; `ESPIPE` for a FIFO, `EINVAL` for what else is no regular file, as a
-    /// directory of the kernel's tmpfs.
+    /// `ENXIO` behind the end; `ESPIPE` for a FIFO, `EINVAL` for anything else but a regular file,
+    /// as the kernel's tmpfs says for a directory.
     pub fn seek(
         &self,
         inode: &InodeRef<'_>,
@@ -329,8 +332,8 @@ impl Vfs {
     ///
     /// # Errors
     /// `EEXIST`, `ENODATA` as `mode` says; `EPERM`, `EACCES`; `ERANGE` for a name and `E2BIG` for a
-    /// value that is too long; `ENOSPC`; `EOPNOTSUPP`; `EINVAL` for an ACL or a `security.capability`
-    /// that is none.
+    /// value that is too long; `ENOSPC`; `EOPNOTSUPP`; `EINVAL` for an invalid ACL or
+    /// `security.capability`.
     pub fn setxattr(
         &self,
         cred: &Cred,
@@ -357,7 +360,7 @@ impl Vfs {
     /// Returns the names of all extended attributes that the caller may see, each ended by a NUL.
     ///
     /// # Errors
-    /// What the back end says.
+    /// The errors of the back end.
     pub fn listxattr(&self, cred: &Cred, inode: &InodeRef<'_>) -> Result<Vec<u8>, Errno> {
         let mut names = self.ask(inode, |fs, node| fs.listxattr(node))?;
         if !cred.has(Caps::SYS_ADMIN) {
@@ -385,7 +388,7 @@ impl Vfs {
     pub fn removexattr(&self, cred: &Cred, inode: &InodeRef<'_>, name: &[u8]) -> Result<(), Errno> {
         self.ask(inode, |fs, node| {
             if let Some(kind) = acl_kind(name) {
-                // Linux takes an ACL that is not there for removed.
+                // Linux returns success if the ACL does not exist.
                 return self.set_acl_xattr(cred, inode, kind, b"", XattrMode::Set);
             }
             self.xattr_permission(cred, inode, name, May::WRITE)?;
@@ -393,7 +396,8 @@ impl Vfs {
         })
     }
 
-    /// Returns what the back end says of an inode, and what is checked before it is asked.
+    /// Runs `question`, which checks and then calls the back end about an inode. Waits for a
+    /// pending removal of the inode if it fails.
     #[inline]
     pub(super) fn ask<T>(
         &self,
@@ -403,8 +407,9 @@ impl Vfs {
         self.awaiting_removal(&[inode.slot], || self.with_inode(inode.slot, question))
     }
 
-    /// Checks the rules of xattr(7). Those of `security.` are what Linux checks where no security module
-    /// has its own (`cap_inode_setxattr`), but that it lets anybody make `security.capability` empty.
+    /// Checks the rules of xattr(7). For `security.` they are those of Linux without a security
+    /// module (`cap_inode_setxattr`). Linux also lets any caller set an empty
+    /// `security.capability`; corewalk does not.
     fn xattr_permission(
         &self,
         cred: &Cred,
@@ -437,15 +442,15 @@ impl Vfs {
                 }
                 self.permission(cred, inode.slot, what)
             }
-            // Those of `system` are single names and no class.
+            // `system.` attributes are single names, so a bare prefix is just an unknown name.
             (b"user" | b"trusted" | b"security", false) => Err(Errno::INVAL),
             _ => Err(Errno::OPNOTSUPP),
         }
     }
 }
 
-/// An open that is counted, and is counted back if it fails: a file that is removed while the back
-/// end opens it must be kept.
+/// An open that is counted before it is made, and counted back if it fails. The count keeps a file
+/// that is removed while the back end opens it.
 struct Opening<'a>(&'a InodeRef<'a>);
 
 impl<'a> Opening<'a> {
@@ -453,7 +458,7 @@ impl<'a> Opening<'a> {
         if let Some(paths) = &inode.vfs.superblock(inode.slot).paths
             && paths.hides()
         {
-            // With the path locked, so that a removal has seen the count or is over.
+            // Under the path lock: a concurrent removal sees the count, or is over.
             let _lock = paths.lock(&inode.vfs.dcache, inode.slot, Nesting::First);
             paths.count_open(inode.slot);
         }
@@ -467,17 +472,17 @@ impl Drop for Opening<'_> {
     }
 }
 
-/// What fsync(2) and fdatasync(2) make durable.
+/// The extent of fsync(2) and fdatasync(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fsync {
     /// Data and attributes.
     All,
-    /// Data, and what is needed to read it again.
+    /// Data, and the attributes needed to read it.
     Data,
 }
 
-/// Checks that flags of fallocate(2) go together, as Linux does since 6.12: what else is to be done is one
-/// thing, and only that of a hole says nothing of the size.
+/// Checks that flags of fallocate(2) do not exclude each other, as Linux does since 6.12. At most
+/// one operation is allowed. Punching a hole needs `KEEP_SIZE`; collapsing and inserting forbid it.
 fn check_together(how: Fallocate) -> Result<(), Errno> {
     let is_size_kept = how.contains(Fallocate::KEEP_SIZE);
     match how - Fallocate::KEEP_SIZE {
@@ -489,10 +494,10 @@ fn check_together(how: Fallocate) -> Result<(), Errno> {
     }
 }
 
-/// Returns true if `value` has the form of file capabilities: a `struct vfs_cap_data` of version 2, or one
-/// of version 3, which says whose root they are for.
+/// Returns true if `value` has the form of file capabilities: `struct vfs_cap_data` of version 2,
+/// or of version 3, which names the root user of a user namespace.
 fn is_capability(value: &[u8]) -> bool {
-    /// The bit beside the version that says whether the capabilities are effective at once.
+    /// The effective flag, which shares a word with the version.
     const EFFECTIVE: u32 = 1;
     let Some((magic, _)) = value.split_first_chunk() else { return false };
     matches!(

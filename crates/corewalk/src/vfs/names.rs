@@ -1,4 +1,4 @@
-//! Names: looking them up, making and removing them.
+//! Operations on names: lookup, creation, removal.
 
 use crate::Errno;
 use crate::attr::{Attr, FileKind, mode};
@@ -10,14 +10,14 @@ use crate::key_lock::KeyGuard;
 use crate::name::Name;
 
 use super::call::KnownPath;
-use super::held::{DentryHold, Dir, Found, Place, Unattached};
+use super::held::{DentryAndInode, DentryHold, Dir, FoundName, Unattached};
 use super::hidden::LockedName;
 use super::{InodeRef, LOOKUP, Vfs};
 
-/// The number of the character device that overlayfs takes for a name that is not there.
+/// The device number of a whiteout, the character device with which overlayfs marks a removed name.
 const WHITEOUT_DEV: u64 = 0;
 
-/// What kind of file a removal expects.
+/// The kind of file that a removal expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
     /// Anything but a directory (unlink(2)).
@@ -26,30 +26,29 @@ pub enum Removal {
     Rmdir,
 }
 
-/// Whether a fill caches the answer that there is no such name.
+/// Whether a fill caches a negative answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Missing {
-    /// It is cached as a negative dentry.
+    /// The fill enters a negative dentry.
     Cached,
-    /// It is not cached: the caller is about to enter the name.
+    /// The fill does not cache it: the caller is about to enter the name.
     Dropped,
 }
 
-/// What the cache knows of a name.
+/// The cached answer for a name.
 pub(super) enum Cached<'v> {
-    /// Nothing, or it is missed: that has to be asked for.
+    /// The cache has no dentry, or a concurrent change hid it from the search. Ask the back end.
     Unknown,
-    /// What it refers to, or that there is no such name.
-    Known(Option<Found<'v>>),
+    /// The file of the name, or None for a negative dentry.
+    Known(Option<FoundName<'v>>),
 }
 
 impl Vfs {
-    /// Returns the inode that `name` in `dir` refers to.
+    /// Looks up `name` in `dir` and returns its inode.
     ///
     /// # Errors
-    /// `ENOENT` if there is no such name, or `dir` has been removed; `ENOTDIR`; `EACCES` without
-    /// search permission; `ENFILE` if 2 to the 27th references on what is found are held; what the back
-    /// end says.
+    /// `ENOENT` if there is no such name, or `dir` was removed; `ENOTDIR`; `EACCES` without search
+    /// permission; `ENFILE` at more than 2^27 references to the inode; the errors of the back end.
     pub fn lookup(
         &self,
         cred: &Cred,
@@ -64,54 +63,55 @@ impl Vfs {
         }
     }
 
-    /// Checks search permission; a caller who may search every directory is not looked at further.
+    /// Checks search permission. A caller that may search every directory skips the check.
     #[inline]
     fn may_search(&self, cred: &Cred, dir: u32) -> Result<(), Errno> {
         if cred.has(Caps::DAC_READ_SEARCH) {
             return Ok(());
         }
         self.awaiting_removal(&[dir], || self.permission(cred, dir, May::EXEC)).map_err(|error| {
-            // What else is wrong with what is no directory does not matter.
+            // For an inode that is not a directory, `ENOTDIR` takes precedence.
             if self.dcache.inodes.kind(dir) == FileKind::Directory { error } else { Errno::NOTDIR }
         })
     }
 
-    /// Looks a name up as a FUSE server does: `parent` is the number of an inode in use, `name` what
-    /// the client sent (it is checked only if it is not in the cache), and the inode found is given
-    /// to somebody outside, who returns it by [`Vfs::forget`]. If the name is cached the only thing
-    /// written is that count: the parent needs no reference.
+    /// Looks up a name for a FUSE server and returns the inode number. `parent` is the number of an
+    /// inode in use. `name` is unchecked; it is checked only on a cache miss. The inode found gets
+    /// one client lookup, which [`Vfs::forget`] returns. On a cache hit the only store is that
+    /// count: the parent needs no reference.
     ///
     /// # Errors
     /// As [`Vfs::lookup`] and [`Name::new`]; `ESTALE` if `parent` is not in use.
-    pub fn lookup_number(&self, cred: &Cred, parent: u64, name: &[u8]) -> Result<u64, Errno> {
+    pub fn lookup_by_ino(&self, cred: &Cred, parent: u64, name: &[u8]) -> Result<u64, Errno> {
         if cred.has(Caps::DAC_READ_SEARCH)
             && let Some(ino) = self.dcache.count_by_ino(parent, name, LOOKUP)
         {
             return Ok(ino);
         }
-        self.lookup_number_slow(cred, parent, name)
+        self.lookup_by_ino_slow(cred, parent, name)
     }
 
     #[cold]
     #[inline(never)]
-    fn lookup_number_slow(&self, cred: &Cred, parent: u64, name: &[u8]) -> Result<u64, Errno> {
+    fn lookup_by_ino_slow(&self, cred: &Cred, parent: u64, name: &[u8]) -> Result<u64, Errno> {
         let dir = self.inode(parent)?;
         Ok(self.lookup(cred, &dir, Name::new(name)?)?.into_lookups())
     }
 
-    /// Returns a path of the inode with this number from the root of its file system, as it was at
-    /// one instant. Nothing is written, if no name on the way is changed meanwhile.
+    /// Returns a path of the inode with this number from the root of its file system. All names on
+    /// the path exist at one instant. If no name on the path changes meanwhile, this writes no
+    /// shared memory.
     ///
     /// # Errors
-    /// `ESTALE` if no inode with this number is in use; `ENOENT` if it has no name left.
-    pub fn path_of_number(&self, ino: u64) -> Result<Vec<u8>, Errno> {
-        match crate::dpath::path_of_number(&self.dcache, ino) {
+    /// `ESTALE` if no inode with this number is in use; `ENOENT` if it has no name any more.
+    pub fn path_of_ino(&self, ino: u64) -> Result<Vec<u8>, Errno> {
+        match crate::dpath::path_of_ino(&self.dcache, ino) {
             Some(path) => Ok(path),
             None => self.inode(ino)?.path(),
         }
     }
 
-    /// Returns what the cache says of a name. Nothing is written but the reference that is taken.
+    /// Looks the name up in the cache. The only store is the reference that it takes.
     fn lookup_cached(
         &self,
         dir: u32,
@@ -122,7 +122,7 @@ impl Vfs {
             return None;
         }
         let (slot, seen) = self.dcache.find(now.key, lookup_key)?;
-        // The slot of a directory that was removed meanwhile may serve another by now.
+        // If the directory was removed, its slot may be reused for another one.
         let is_still_parent = || self.dcache.dentries.is_unchanged(now.slot, now.seq);
         if seen.body.is_negative() {
             self.dcache.dentries.cold(slot).touch();
@@ -146,15 +146,15 @@ impl Vfs {
             let dir = self.dir(dir)?;
             let in_lookup =
                 self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, lookup_key));
-            Ok(self.resolve(&dir, lookup_key, &in_lookup)?.map(Found::into_inode))
+            Ok(self.resolve(&dir, lookup_key, &in_lookup)?.map(FoundName::into_inode))
         })?;
         found.ok_or(Errno::NOENT)?.unless_saturated()
     }
 
-    /// Returns the counted dentry of a directory inode.
+    /// Returns the dentry of a directory inode with a reference.
     ///
     /// # Errors
-    /// `ENOENT` if it has been removed, `ENOTDIR` if it is none.
+    /// `ENOENT` if it was removed, `ENOTDIR` if the inode is not a directory.
     pub(crate) fn dir(&self, inode: u32) -> Result<Dir<'_>, Errno> {
         if !self.dcache.inodes.is_directory(inode) {
             return Err(Errno::NOTDIR);
@@ -163,7 +163,7 @@ impl Vfs {
         Ok(Dir { vfs: self, now })
     }
 
-    /// Returns the counted dentry of a directory that the caller may search.
+    /// Returns the dentry, with a reference, of a directory that the caller may search.
     ///
     /// # Errors
     /// As [`Vfs::dir`]; `EACCES` without search permission.
@@ -173,26 +173,27 @@ impl Vfs {
         Ok(found)
     }
 
-    /// Returns the file called `lookup_key`, from the cache or the back end, and caches the answer.
-    /// The caller holds the in-lookup lock of the name.
+    /// Looks `lookup_key` up in the cache, then in the back end, and caches the answer. Returns
+    /// None if there is no such name. The caller holds the in-lookup lock of the name.
     pub(crate) fn resolve(
         &self,
         dir: &Dir<'_>,
         lookup_key: &LookupKey<'_>,
         in_lookup: &KeyGuard<'_>,
-    ) -> Result<Option<Found<'_>>, Errno> {
+    ) -> Result<Option<FoundName<'_>>, Errno> {
         self.resolve_or(dir, lookup_key, in_lookup, Missing::Cached)
     }
 
-    /// As [`Vfs::resolve`]; `missing` is what to do with the answer that there is no such name.
+    /// Like [`Vfs::resolve`]; `missing` says whether to cache a negative answer.
     pub(super) fn resolve_or(
         &self,
         dir: &Dir<'_>,
         lookup_key: &LookupKey<'_>,
         in_lookup: &KeyGuard<'_>,
         missing: Missing,
-    ) -> Result<Option<Found<'_>>, Errno> {
-        // One that is missed is asked for, and found when the answer is entered.
+    ) -> Result<Option<FoundName<'_>>, Errno> {
+        // The search may miss a dentry that changes meanwhile. Then `fill` finds it when it enters
+        // the answer.
         match self.cached(dir, lookup_key) {
             Cached::Known(found) => Ok(found),
             Cached::Unknown => self.fill(dir, lookup_key, in_lookup, missing),
@@ -206,18 +207,18 @@ impl Vfs {
                 self.dcache.dentries.cold(slot).touch();
                 return Cached::Known(None);
             }
-            // A dentry that was evicted or changed in between is looked for again.
+            // If the dentry was evicted or changed meanwhile, search again.
             if self.dcache.get(slot, seen.seq) {
                 let inode = seen.body.inode();
-                return Cached::Known(Some(Found { vfs: self, inode, dentry: Ok(slot) }));
+                return Cached::Known(Some(FoundName { vfs: self, inode, dentry: Ok(slot) }));
             }
         }
         Cached::Unknown
     }
 
-    /// Takes references on a dentry that was seen, and on its inode. None if it has changed since, or
-    /// had no inode.
-    pub(crate) fn hold(&self, slot: u32, seen: Snapshot) -> Option<Place<'_>> {
+    /// Takes references on the dentry of a snapshot and on its inode. Returns None if the dentry
+    /// has changed since, or is negative.
+    pub(crate) fn hold(&self, slot: u32, seen: Snapshot) -> Option<DentryAndInode<'_>> {
         let inode = seen.body.inode();
         if inode == 0 || !self.dcache.get(slot, seen.seq) {
             return None;
@@ -227,18 +228,18 @@ impl Vfs {
             return None;
         }
         self.dcache.inodes.touch(inode);
-        Some(Place { dentry, inode: InodeRef { vfs: self, slot: inode } })
+        Some(DentryAndInode { dentry, inode: InodeRef { vfs: self, slot: inode } })
     }
 
-    /// Asks the back end for a name and caches the answer, unless what it says may be out of date
-    /// by then (traps T25, P12).
+    /// Looks a name up in the back end and caches the answer. It does not cache an answer that an
+    /// invalidation during the call may have made stale (traps T25, P12).
     fn fill(
         &self,
         dir: &Dir<'_>,
         lookup_key: &LookupKey<'_>,
         in_lookup: &KeyGuard<'_>,
         missing: Missing,
-    ) -> Result<Option<Found<'_>>, Errno> {
+    ) -> Result<Option<FoundName<'_>>, Errno> {
         let key = dir.key();
         let changes = self.dcache.inodes.changes();
         self.dcache.counters.fills.add(1);
@@ -255,7 +256,7 @@ impl Vfs {
                 let inode = self.enter(dir.now.inode, &attr, changes, None)?;
                 let key = if is_current { key } else { ParentKey::stale(key.parent()) };
                 let dentry = self.attach(dir, key, lookup_key, &inode, in_lookup);
-                Ok(Some(Found::new(inode, dentry)))
+                Ok(Some(FoundName::new(inode, dentry)))
             }
             Err(Errno::NOENT) => {
                 if is_current
@@ -270,8 +271,8 @@ impl Vfs {
         }
     }
 
-    /// Returns the inode that `attr` describes, in the file system of `near`, counted; `beside` is
-    /// the negative dentry that its name has so far.
+    /// Returns the inode with the attributes `attr`, in the file system of `near`, with a
+    /// reference. `beside` is the current negative dentry of the name.
     pub(super) fn enter(
         &self,
         near: u32,
@@ -291,7 +292,8 @@ impl Vfs {
             return Err(Errno::NOMEM);
         };
         if let Some(stale) = entered.stale_generation {
-            // A directory of that number must not be taken for the new one (`count_by_ino`).
+            // The number now belongs to the new inode. `count_by_ino` must not find names below the
+            // old directory.
             if let Some(old) = self.dcache.get_directory(stale) {
                 self.dcache.invalidate_directory(old.slot);
                 self.dcache.put(old.slot);
@@ -301,8 +303,8 @@ impl Vfs {
         Ok(InodeRef { vfs: self, slot: entered.slot })
     }
 
-    /// Gives an inode its dentry under `key`, which is stale if the answer is not to be found again,
-    /// and returns it.
+    /// Enters an inode under `lookup_key` in the directory of `key`, and returns its dentry. A
+    /// stale key makes a dentry that no lookup finds.
     fn attach(
         &self,
         dir: &Dir<'_>,
@@ -311,9 +313,9 @@ impl Vfs {
         inode: &InodeRef<'_>,
         in_lookup: &KeyGuard<'_>,
     ) -> Result<DentryHold<'_>, Unattached> {
-        // Whatever else the name has is wrong then.
+        // On failure, any other cached dentry of the name is wrong.
         let attached = self.attach_as(dir, key, lookup_key, inode, in_lookup);
-        attached.inspect_err(|_| self.make_unknown(dir, lookup_key))
+        attached.inspect_err(|_| self.invalidate_cached(dir, lookup_key))
     }
 
     fn attach_as(
@@ -329,13 +331,13 @@ impl Vfs {
             && let Some(alias) = self.dcache.get_directory(inode.slot)
         {
             let hold = DentryHold { vfs: self, slot: alias.slot };
-            // The old parent is let go of here, with no lock held.
+            // Drop the old parent here, where no `topology` lock is held.
             let _old_parent = self.splice(dir, key, lookup_key, &hold, in_lookup)?;
             return Ok(hold);
         }
-        // The directory may be invalidated in between: the dentry is then entered under a stale key.
+        // If the directory is invalidated in between, enter the dentry under a stale key.
         let slot = self.dcache.publish(key, lookup_key, Some(node), in_lookup).or_else(|_| {
-            self.make_unknown(dir, lookup_key);
+            self.invalidate_cached(dir, lookup_key);
             self.dcache.publish(ParentKey::stale(key.parent()), lookup_key, Some(node), in_lookup)
         });
         let slot = slot.map_err(|_| Unattached::NoRoom)?;
@@ -343,17 +345,17 @@ impl Vfs {
         if node.kind == FileKind::Directory
             && inodes.has_older_alias(inode.slot, slot, &self.dcache.dentries)
         {
-            // Somebody has entered it under another name since there was none, and was first.
+            // Another thread has entered the directory under another name, after the check above.
             self.dcache.remove(slot);
             return Err(Unattached::Overtaken);
         }
         Ok(DentryHold { vfs: self, slot })
     }
 
-    /// A directory has one dentry. If it is shown under a new name, or again under one that was
-    /// invalidated, that dentry moves there, with all that hangs on it. If somebody works on the old
-    /// name the dentry stays, and the answer is not cached; no error comes of it (trap T28). Returns
-    /// the parent that the caller has to let go of.
+    /// Moves the one dentry of a directory to a new name, with everything below it. The back end
+    /// shows the directory under that name, or again under an invalidated one. If another operation
+    /// holds the old name, the dentry stays and the answer is not cached; this is no error (trap
+    /// T28). Returns the old parent, which the caller drops.
     fn splice(
         &self,
         dir: &Dir<'_>,
@@ -363,7 +365,7 @@ impl Vfs {
         in_lookup: &KeyGuard<'_>,
     ) -> Result<DentryHold<'_>, Unattached> {
         let (old_parent, old_name) = self.dcache.name_of(hold.slot);
-        // Only a root has no name, and it is nobody's child.
+        // Only a root has no name, and a root has no parent directory.
         let old_name = Name::new(old_name.as_bytes()).map_err(|_| Unattached::Loop)?;
         let old_lookup_key = self.dcache.lookup_key(old_name);
         let old_key = self.dcache.in_lookup_key(old_parent, &old_lookup_key);
@@ -374,7 +376,8 @@ impl Vfs {
         };
         let (parent_now, name_now) = self.dcache.name_of(hold.slot);
         if parent_now != old_parent || name_now.as_bytes() != old_name.as_bytes() {
-            // It was moved before the lock was taken, which is that of another name now (T21).
+            // It was moved before this thread took the lock. The lock is now that of another name
+            // (trap T21).
             return Err(Unattached::Overtaken);
         }
         let _topology = self.dcache.topology.write();
@@ -385,10 +388,10 @@ impl Vfs {
             .map_err(|_| Unattached::NoRoom)
     }
 
-    /// Runs `operation`. If it fails because one of `inodes` is gone, waits for the pending
-    /// removal. The back end may have removed the file while the cache has yet to be told, and no
-    /// caller may hear of the removal before the cache says so too. `operation` includes each
-    /// question to the back end, so the permission check as well as the call.
+    /// Runs `operation`. If it fails since one of `inodes` is gone, waits for the pending removal.
+    /// The back end may have removed the file while the cache still has it. A caller must not learn
+    /// of the removal before the cache shows it. `operation` must include each question to the back
+    /// end, so also the permission check.
     ///
     /// `operation` releases its in-lookup locks before it returns, and the caller holds none.
     #[inline]
@@ -417,14 +420,15 @@ impl Vfs {
         }
     }
 
-    /// Makes a file of any kind and returns it with its attributes. Its permission bits are those of
-    /// `what.mode` without `what.umask`; a default ACL of the directory stands in for the umask. A
-    /// directory has set-group-ID from the one that it is in, and never set-user-ID, as mkdir(2) has it.
+    /// Makes a file of any kind and returns it with its attributes. Its permission bits are those
+    /// of `what.mode` without `what.umask`. If the directory has a default ACL, the ACL replaces
+    /// the umask. A new directory inherits set-group-ID from its parent and never has set-user-ID,
+    /// as mkdir(2) says.
     ///
     /// # Errors
-    /// In this order: `ENOTDIR`; `ENOENT` if `dir` has been removed; `EACCES` without search
-    /// permission; `EEXIST`; `EACCES` without write permission; `EPERM` without `CAP_MKNOD` for
-    /// a device node, but not for a whiteout, the character device 0; what the back end says.
+    /// In this order: `ENOTDIR`; `ENOENT` if `dir` was removed; `EACCES` without search permission;
+    /// `EEXIST`; `EACCES` without write permission; `EPERM` for a device node without `CAP_MKNOD`,
+    /// except for a whiteout (character device 0); the errors of the back end.
     pub fn make(
         &self,
         cred: &Cred,
@@ -441,28 +445,30 @@ impl Vfs {
             let what = self
                 .permission(cred, parent, May::WRITE | May::EXEC)
                 .and_then(|()| self.inherit(cred, parent, what))
-                .or_else(|error| self.refuse(&dir, &lookup_key, &in_lookup, error))?;
+                .or_else(|error| self.eexist_or(&dir, &lookup_key, &in_lookup, error))?;
             let (key, changes) = (dir.key(), self.dcache.inodes.changes());
             let made = self.with_node(dir.now.inode, |fs, node| fs.make(node, name, &what));
-            let attr = made.or_else(|error| self.refuse(&dir, &lookup_key, &in_lookup, error))?;
+            let attr =
+                made.or_else(|error| self.eexist_or(&dir, &lookup_key, &in_lookup, error))?;
             let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
             if attr.kind() == FileKind::Directory {
-                // A directory lies among directories instead: nobody needs it now.
+                // Free the slot of the negative dentry: a directory gets a slot among directories
+                // instead.
                 drop(negative);
             }
             let inode = entered.inspect_err(|_| {
-                // It exists, so what is cached of the name is wrong.
-                self.make_unknown(&dir, &lookup_key);
+                // The file exists in the back end, so a cached negative dentry is wrong.
+                self.invalidate_cached(&dir, &lookup_key);
             })?;
             self.publish_change(&dir, key, &lookup_key, &inode, &in_lookup);
             Ok((inode, attr))
         })
     }
 
-    /// Makes a regular file without a name, which `link` can give it one later (`O_TMPFILE`).
+    /// Makes a regular file without a name (`O_TMPFILE`). [`Vfs::link`] can give it one later.
     ///
     /// # Errors
-    /// As [`Vfs::make`]; `EOPNOTSUPP` if the back end has no such files.
+    /// As [`Vfs::make`]; `EOPNOTSUPP` if the back end cannot make one.
     pub fn tmpfile(
         &self,
         cred: &Cred,
@@ -485,8 +491,8 @@ impl Vfs {
     ///
     /// # Errors
     /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for `dir` as [`Vfs::make`]; `EEXIST`; `EXDEV`
-    /// across file systems; `EACCES` without write permission; `EPERM` for a directory; `EMLINK` and
-    /// whatever else the back end says.
+    /// across file systems; `EACCES` without write permission; `EPERM` for a directory; `EMLINK`
+    /// and the other errors of the back end.
     pub fn link(
         &self,
         cred: &Cred,
@@ -511,7 +517,7 @@ impl Vfs {
                     }
                 })
             };
-            allowed.or_else(|error| self.refuse(&dir, &lookup_key, &in_lookup, error))?;
+            allowed.or_else(|error| self.eexist_or(&dir, &lookup_key, &in_lookup, error))?;
             let key = dir.key();
             let linked = {
                 let call = self.call(dir.now.inode);
@@ -519,7 +525,8 @@ impl Vfs {
                 let linked = call.fs().link(file.node(), parent.node(), name);
                 linked.map(|attr| self.without_hidden_link(inode.slot, attr))
             };
-            let attr = linked.or_else(|error| self.refuse(&dir, &lookup_key, &in_lookup, error))?;
+            let attr =
+                linked.or_else(|error| self.eexist_or(&dir, &lookup_key, &in_lookup, error))?;
             self.publish_change(&dir, key, &lookup_key, inode, &in_lookup);
             Ok(attr)
         })
@@ -530,8 +537,8 @@ impl Vfs {
     /// # Errors
     /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for `dir` as [`Vfs::make`]; `ENOENT`; `EACCES`
     /// without write permission; `EPERM` in a sticky directory; `EISDIR` (unlink of a directory),
-    /// `ENOTDIR` (rmdir of another file); `EBUSY` for a mount point; `ENOTEMPTY` and whatever else the
-    /// back end says.
+    /// `ENOTDIR` (rmdir of another file); `EBUSY` for a mount point; `ENOTEMPTY` and the other
+    /// errors of the back end.
     pub fn remove(
         &self,
         cred: &Cred,
@@ -567,25 +574,25 @@ impl Vfs {
         })
     }
 
-    /// Makes what the back end is asked about `name` now, and what is cached of it, unknown: to be
-    /// called when the name has changed behind the back of this namespace. Waits for nobody.
+    /// Invalidates a name: drops its cached dentry, and cancels a running fill of it. Call it when
+    /// another program has changed the name in the back end. It never waits.
     ///
     /// # Errors
-    /// `ENOTDIR`; `ENOENT` if `dir` has been removed.
+    /// `ENOTDIR`; `ENOENT` if `dir` was removed.
     pub fn invalidate(&self, dir: &InodeRef<'_>, name: Name<'_>) -> Result<(), Errno> {
         let dir = self.dir(dir.slot)?;
         self.dcache.invalidate_name(dir.now.slot, &self.dcache.lookup_key(name));
         Ok(())
     }
 
-    /// Makes what is known of the permissions of `inode` unknown: to be called when they have changed
-    /// behind the back of this namespace.
+    /// Invalidates the permission record of `inode`. Call it when another program has changed
+    /// permissions in the back end.
     pub fn invalidate_attributes(&self, inode: &InodeRef<'_>) {
         self.dcache.inodes.invalidate(inode.slot);
         self.dcache.sync_searchable(inode.slot);
     }
 
-    /// Makes every name in `dir` unknown, however many there are, in constant time.
+    /// Invalidates all names in `dir`, in constant time.
     ///
     /// # Errors
     /// As [`Vfs::invalidate`].
@@ -602,7 +609,8 @@ impl Vfs {
         dir: &Dir<'_>,
         lookup_key: &LookupKey<'_>,
     ) -> Result<Option<DentryHold<'_>>, Errno> {
-        // One that is missed is found when the back end has refused, or when the answer is entered.
+        // The search may miss a dentry that changes meanwhile. Then the back end refuses the
+        // change, or `enter` finds the dentry.
         match self.dcache.find(dir.key(), lookup_key) {
             Some((_, seen)) if !seen.body.is_negative() => Err(Errno::EXIST),
             Some((slot, seen)) if self.dcache.get(slot, seen.seq) => {
@@ -612,10 +620,11 @@ impl Vfs {
         }
     }
 
-    /// Returns the error for a name that cannot be entered: `EEXIST` if it is taken, which Linux
-    /// checks first, otherwise `error`. The caller holds the in-lookup lock of the name.
+    /// Returns the error for a name that cannot be entered. It is `EEXIST` if the name is taken,
+    /// which Linux checks first, otherwise `error`. The caller holds the in-lookup lock of the
+    /// name.
     #[cold]
-    fn refuse<T>(
+    fn eexist_or<T>(
         &self,
         dir: &Dir<'_>,
         lookup_key: &LookupKey<'_>,
@@ -630,8 +639,8 @@ impl Vfs {
         }
     }
 
-    /// Gives what has just been made its dentry; one that cannot be found if the name was invalidated
-    /// meanwhile.
+    /// Enters the dentry of a new file. If the name was invalidated meanwhile, the dentry gets a
+    /// stale key, and no lookup finds it.
     fn publish_change(
         &self,
         dir: &Dir<'_>,
@@ -644,12 +653,13 @@ impl Vfs {
         drop(self.attach(dir, key, lookup_key, inode, in_lookup));
     }
 
-    /// Checks that a caller who may search `dir` may take this name away from it.
+    /// Checks that the caller may remove the name of `victim` from `dir`. The caller has search
+    /// permission.
     pub(super) fn may_delete(
         &self,
         cred: &Cred,
         dir: u32,
-        victim: &Found<'_>,
+        victim: &FoundName<'_>,
     ) -> Result<(), Errno> {
         self.permission(cred, dir, May::WRITE | May::EXEC)?;
         if cred.has(Caps::FOWNER) {
@@ -662,40 +672,40 @@ impl Vfs {
         if is_sticky { Err(Errno::PERM) } else { Ok(()) }
     }
 
-    /// Returns `error`, which the back end gave for the removal of a directory. If the directory is
-    /// not empty, its entry may be too new for the cache. So invalidate all its names: a caller
-    /// that looks must ask the back end, and so wait for the in-lookup lock. A list of the names
-    /// being made would be written by every maker.
+    /// Returns `error`, the back end's answer to the removal of a directory. If the directory is
+    /// not empty, the entry in it may be newer than the cache. So this invalidates all its names. A
+    /// later lookup must ask the back end, and so waits for the in-lookup lock of the new name. A
+    /// list of names being made would cost a store in every creation.
     pub(super) fn invalidate_if_not_empty(
         &self,
-        victim: Option<&Found<'_>>,
+        victim: Option<&FoundName<'_>>,
         error: Errno,
     ) -> Errno {
         if matches!(error, Errno::NOTEMPTY | Errno::EXIST)
-            && let Some(Found { dentry: Ok(slot), .. }) = victim
+            && let Some(FoundName { dentry: Ok(slot), .. }) = victim
         {
             self.dcache.invalidate_directory(*slot);
         }
         error
     }
 
-    /// Returns true if something is mounted on what was found.
-    pub(super) fn is_mounted_on(&self, found: &Found<'_>) -> bool {
+    /// Returns true if the found dentry is a mount point.
+    pub(super) fn is_mounted_on(&self, found: &FoundName<'_>) -> bool {
         found.dentry.is_ok_and(|slot| {
             self.dcache.dentries.snapshot(slot).body.flags().contains(Flags::MOUNTED)
         })
     }
 
     /// Invalidates the cached name. The caller holds its in-lookup lock.
-    pub(super) fn make_unknown(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) {
+    pub(super) fn invalidate_cached(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) {
         self.dcache.make_name_stale(dir.key(), lookup_key);
     }
 
-    /// Gives a new file what it inherits from its directory: group and set-group-ID bit, ACLs.
+    /// Applies what a new file inherits from its directory: group, set-group-ID, ACLs.
     fn inherit<'a>(&self, cred: &Cred, dir: u32, what: Make<'a>) -> Result<Make<'a>, Errno> {
         let mut what = what;
         let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
-        // A whiteout gives access to nothing.
+        // A whiteout gives access to no device.
         let is_device = match kind {
             FileKind::CharDevice => what.rdev != WHITEOUT_DEV,
             kind => kind == FileKind::BlockDevice,

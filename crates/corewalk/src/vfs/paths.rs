@@ -1,42 +1,40 @@
-//! Path locks: a path that a back end is given stays true until its call returns.
+//! Path locks: a path that the back end is given stays valid until its call returns.
 //!
-//! A back end by path is asked about an inode and works on whatever its path leads to. If a
-//! directory above is renamed in between, the path leads nowhere, or to another file (trap X1). So
-//! each call that asks for a path takes a shared lock on the inode and on every directory above it,
-//! and each rename or removal takes an exclusive lock on the inodes that lose or change a name.
-//! Both last until the back end has answered; that of a rename lasts until the cache has the new
-//! name, so that no path is translated from a name that the back end no longer has.
+//! A back end by path acts on whatever file its path leads to. If a directory on the path is
+//! renamed during the call, the path leads nowhere, or to another file (trap X1). So each call that
+//! asks for a path takes a shared lock on the inode and on every directory above it. Each rename or
+//! removal takes an exclusive lock on the inodes that lose or change a name. Both locks last until
+//! the back end has answered. The lock of a rename lasts until the cache has the new name. So no
+//! path is built from a name that the back end no longer has.
 //!
-//! One table per file system has all of them. An entry names the inodes of its path, so a rename
-//! looks through the entries for the inode that it moves, and a call looks through the renames for
-//! an inode of its path. There are as many entries as calls under way. Renames elsewhere share
-//! nothing with a call but a short look at this table. A call also holds the dentry that its path
-//! ends with, so that no directory of the path is evicted and looked up again as another inode.
+//! Each file system has one table of locks, with one entry per running call. An entry lists the
+//! inodes of its path. A rename searches the entries for the inode that it moves; a call searches
+//! the renames for the inodes of its path. A call also holds the last dentry of its path. So no
+//! directory on the path is evicted and loaded again as another inode.
 //!
 //! # Guarantees
-//! - L.1: while a call holds the path of an inode, no rename or removal of that inode, or of a
-//!   directory above it, is with the back end; nor is one in the cache's future that the back end
-//!   has already made.
-//! - L.2: a call that waits holds no shared lock, or waits for renames that are with the back end
-//!   only. A rename that waits holds nothing here.
-//! - L.3: nothing is overtaken for ever: renames that come later, and conflict, wait for a rename or
-//!   a call that waits already, and so do the first paths of later calls. A second path of a call
-//!   overtakes a rename that waits, which may be waiting for the first path of that call.
+//! - L.1: while a call holds the path of an inode, the back end runs no rename or removal of that
+//!   inode or of a directory above it. The cache also shows each such change that the back end has
+//!   already made.
+//! - L.2: a waiting call holds no shared lock, or waits only for renames that are in the back end.
+//!   A waiting rename holds nothing here.
+//! - L.3: no starvation. A later conflicting rename, and the first path of a later call, wait for a
+//!   rename or call that already waits. A second path of a call overtakes a waiting rename, which
+//!   may itself wait for the first path of that call.
 //!
-//! # Why nothing waits in a circle
-//! A rename that has its locks needs no others. So each wait for one that has its locks ends. A call
-//! that holds a path waits for such renames alone, so each wait for such a call ends too. The other
-//! waits are for an earlier ticket. In-lookup and attribute locks are taken before a path
-//! lock, and nothing that holds a path lock takes one: the lock is released as soon as the back end
-//! has answered, and a rename takes it when all its checks are done. Two renames of directories
-//! that could each wait for the other's path would make a loop; `InFlightMoves` lets only one of
-//! them through.
+//! # Why no deadlock
+//! A rename that has its locks needs no others, so each wait for it ends. A call that holds a path
+//! waits only for such renames, so each wait for such a call ends too. The other waits are for an
+//! earlier ticket. In-lookup and attribute locks are taken before a path lock, and no holder of a
+//! path lock takes one of them. Two renames of directories that could each wait for the other's
+//! path would make a loop; `InFlightMoves` admits only one of them.
 //!
 //! # Locks
 //! The table's lock is taken after in-lookup locks and before `topology`. No back end is called
 //! under it.
 //!
-//! Source: libfuse `lib/fuse.c` (`get_path_wrlock`, `try_get_path2`), which locks each node of the path.
+//! Source: libfuse `lib/fuse.c` (`get_path_wrlock`, `try_get_path2`), which locks each node of the
+//! path.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -57,7 +55,7 @@ pub(crate) struct Paths {
     /// Moves wait here for calls and for other moves.
     any_ended: Condvar,
     addressing: Addressing,
-    /// How the names begin that unlinked files are kept under. No client can guess it.
+    /// The prefix of hidden names. Clients cannot guess it.
     hidden_prefix: String,
 }
 
@@ -65,34 +63,34 @@ pub(crate) struct Paths {
 struct Table {
     last_ticket: u64,
     /// Calls that hold a path, or wait for one.
-    calls: Vec<Held>,
+    calls: Vec<CallEntry>,
     /// Renames and removals that have their locks, or wait for them.
-    moves: Vec<Move>,
+    moves: Vec<MoveEntry>,
     waiting_calls: u32,
     waiting_moves: u32,
-    /// How often each inode is open. Kept for [`Addressing::PathOnly`] alone.
+    /// The open count of each inode. Used only for [`Addressing::PathOnly`].
     opens: HashMap<u32, u32>,
-    /// The names under which unlinked files are kept, by inode.
+    /// The hidden name of each unlinked inode.
     hidden: HashMap<u32, Hidden>,
     hidden_count: u64,
 }
 
-/// A file that is kept under a hidden name in the root directory.
+/// An unlinked file with its hidden name in the root directory.
 pub(crate) struct Hidden {
     pub(crate) name: Vec<u8>,
     pub(crate) ino: u64,
     pub(crate) kind: FileKind,
 }
 
-/// A path that a call holds, or waits for.
-struct Held {
+/// The path lock of a call, granted or waiting.
+struct CallEntry {
     ticket: u64,
     is_granted: bool,
     inodes: Vec<u32>,
 }
 
 /// A rename or a removal.
-struct Move {
+struct MoveEntry {
     ticket: u64,
     is_granted: bool,
     /// The inodes that lose or change a name; 0 is none.
@@ -106,11 +104,12 @@ struct Move {
 pub(crate) struct PathLock<'a> {
     paths: &'a Paths,
     ticket: u64,
-    /// Dropped last: its last reference may have the table forget an inode.
+    /// Dropped after the entry: dropping the last reference may call `Paths::forget`, which takes
+    /// the table's lock.
     leaf: Option<Leaf<'a>>,
 }
 
-/// A counted dentry, with which a path ends.
+/// A reference on the last dentry of a path.
 struct Leaf<'a> {
     dcache: &'a Dcache,
     slot: u32,
@@ -121,21 +120,21 @@ struct Leaf<'a> {
 pub(crate) struct MoveLock<'a> {
     paths: &'a Paths,
     ticket: u64,
-    /// The paths of the directories, in the order in which they were given.
+    /// The paths of the directories, in the order that the caller gave.
     pub(crate) above: Vec<Vec<u8>>,
 }
 
-/// Whether the call that asks for a path holds another one.
+/// Whether the call already holds a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nesting {
-    /// It is the first path of the call.
+    /// This is the first path of the call.
     First,
-    /// The call holds a path: it may not wait for a rename that may be waiting for it.
+    /// The call holds a path. So it must not wait for a rename that may be waiting for it.
     Further,
 }
 
 impl Paths {
-    /// Returns the path locks of a back end, None for one that works by number.
+    /// Returns the path locks of a back end, or None for a back end by number.
     pub(crate) fn new(addressing: Addressing) -> Option<Paths> {
         (addressing != Addressing::Number).then(|| Paths {
             table: Mutex::new(Table::default()),
@@ -146,7 +145,7 @@ impl Paths {
         })
     }
 
-    /// Returns a path of `inode` that stays true until the lock is dropped. Waits for renames and
+    /// Returns a path of `inode` that stays valid until the lock is dropped. Waits for renames and
     /// removals of the inode and of directories above it.
     ///
     /// # Errors
@@ -159,12 +158,12 @@ impl Paths {
     ) -> Result<(Vec<u8>, PathLock<'a>), Errno> {
         let mut table = self.table.lock();
         let ticket = table.next_ticket();
-        table.calls.push(Held { ticket, is_granted: false, inodes: Vec::new() });
+        table.calls.push(CallEntry { ticket, is_granted: false, inodes: Vec::new() });
         drop(table);
-        // Takes the entry back if there is no path.
+        // Without a path, dropping this removes the entry.
         let mut lock = PathLock { paths: self, ticket, leaf: None };
         loop {
-            // Counted and given back without the lock of the table.
+            // Take and drop the reference without the table's lock.
             lock.leaf = dpath::hold_name(dcache, inode).map(|slot| Leaf { dcache, slot });
             let leaf = lock.leaf.as_ref().map(|leaf| leaf.slot);
             let mut table = self.table.lock();
@@ -173,7 +172,7 @@ impl Paths {
                     Some(leaf) => dpath::chain_of_name(dcache, (leaf, inode)),
                     None => Some(self.hidden_chain(&table, inode)?),
                 };
-                // The name has gone: the next one, or the hidden one.
+                // The name was removed: try the next one, or the hidden one.
                 let Some(Chain { path, inodes }) = chain else { break };
                 let must_wait = table.moves.iter().any(|other| {
                     let is_before = nesting == Nesting::First && other.ticket < ticket;
@@ -182,7 +181,7 @@ impl Paths {
                 let entry = table.call(ticket);
                 entry.is_granted = !must_wait;
                 let before = std::mem::replace(&mut entry.inodes, inodes);
-                // A move that waits for what was on the way need not wait any more.
+                // A waiting move may have waited for an inode of the old path.
                 if table.call(ticket).inodes != before && table.waiting_moves > 0 {
                     self.any_ended.notify_all();
                 }
@@ -196,9 +195,9 @@ impl Paths {
         }
     }
 
-    /// Returns the exclusive locks on the inodes `moved` (0 is none), and the paths of the
-    /// directories `above`, which stay true. Waits for calls that hold a path with one of the
-    /// inodes, and for earlier renames and removals that these cross.
+    /// Takes exclusive locks on the inodes `moved` (0 is none). Returns the paths of the
+    /// directories `above`, which stay valid. Waits for calls that hold a path with one of the
+    /// inodes, and for conflicting earlier renames and removals.
     ///
     /// # Errors
     /// `ENOENT` if one of the directories has no name.
@@ -210,8 +209,8 @@ impl Paths {
     ) -> Result<MoveLock<'_>, Errno> {
         let mut table = self.table.lock();
         let ticket = table.next_ticket();
-        table.moves.push(Move { ticket, is_granted: false, moved, above: Vec::new() });
-        // Takes the entry back if a directory is gone.
+        table.moves.push(MoveEntry { ticket, is_granted: false, moved, above: Vec::new() });
+        // If a directory is gone, dropping this removes the entry.
         let mut lock = MoveLock { paths: self, ticket, above: Vec::new() };
         loop {
             let chains: Result<Vec<Chain>, Errno> =
@@ -237,13 +236,13 @@ impl Paths {
         }
     }
 
-    /// Returns true if unlinked files are to be kept under a hidden name.
+    /// Returns true if unlinked open files get a hidden name.
     pub(crate) fn hides(&self) -> bool {
         self.addressing == Addressing::PathOnly
     }
 
-    /// Counts an open of `inode` that is about to be made. One that fails is counted back by
-    /// [`Paths::count_close`].
+    /// Counts an open of `inode` before it is made. If the open fails, [`Paths::count_close`] takes
+    /// the count back.
     pub(crate) fn count_open(&self, inode: u32) {
         if self.hides() {
             *self.table.lock().opens.entry(inode).or_default() += 1;
@@ -270,20 +269,20 @@ impl Paths {
         self.table.lock().opens.contains_key(&inode)
     }
 
-    /// Returns a name for an unlinked file that no other has.
+    /// Returns a new hidden name.
     pub(crate) fn new_hidden_name(&self) -> Vec<u8> {
         let mut table = self.table.lock();
         table.hidden_count += 1;
         format!("{}{}", self.hidden_prefix, table.hidden_count).into_bytes()
     }
 
-    /// Returns true if `name`, in the root directory, is one of an unlinked file.
+    /// Returns true if `name`, in the root directory, is a hidden name.
     pub(crate) fn is_hidden_name(&self, name: &[u8]) -> bool {
         self.hides() && name.starts_with(self.hidden_prefix.as_bytes())
     }
 
-    /// Notes the hidden name of `inode`. A name that it has already is returned: a file with two
-    /// names may lose both.
+    /// Records the hidden name of `inode`. Returns the previous one, if the file already has one:
+    /// it may lose two names.
     pub(crate) fn hide(&self, inode: u32, hidden: Hidden) -> Option<Hidden> {
         self.table.lock().hidden.insert(inode, hidden)
     }
@@ -293,7 +292,8 @@ impl Paths {
         self.hides() && self.table.lock().hidden.contains_key(&inode)
     }
 
-    /// Takes the hidden name of `inode`, if it has one: the caller removes it.
+    /// Removes the hidden name of `inode` from the table, if it has one. The caller removes the
+    /// file.
     pub(crate) fn take_hidden(&self, inode: u32) -> Option<Hidden> {
         if !self.hides() {
             return None;
@@ -301,8 +301,8 @@ impl Paths {
         self.table.lock().hidden.remove(&inode)
     }
 
-    /// Drops what is kept of an inode that the cache has let go of, and returns its hidden name: its
-    /// number is another's next.
+    /// Drops the entries of an inode that the cache has evicted, and returns its hidden name.
+    /// Another inode may use the slot next.
     pub(crate) fn forget(&self, inode: u32) -> Option<Hidden> {
         if !self.hides() {
             return None;
@@ -312,12 +312,12 @@ impl Paths {
         table.hidden.remove(&inode)
     }
 
-    /// Takes all hidden names.
+    /// Removes all hidden names from the table.
     pub(crate) fn take_all_hidden(&self) -> Vec<Hidden> {
         self.table.lock().hidden.drain().map(|(_, hidden)| hidden).collect()
     }
 
-    /// Returns the path of an inode that has no name but a hidden one.
+    /// Returns the path of an inode whose only name is a hidden one.
     fn hidden_chain(&self, table: &Table, inode: u32) -> Result<Chain, Errno> {
         let hidden = table.hidden.get(&inode).ok_or(Errno::NOENT)?;
         Ok(Chain { path: hidden.path(), inodes: vec![inode] })
@@ -337,30 +337,31 @@ impl Table {
         self.last_ticket
     }
 
-    fn call(&mut self, ticket: u64) -> &mut Held {
-        self.calls.iter_mut().find(|it| it.ticket == ticket).expect("it is in the table")
+    fn call(&mut self, ticket: u64) -> &mut CallEntry {
+        self.calls.iter_mut().find(|it| it.ticket == ticket).expect("the ticket has an entry")
     }
 
-    fn entry(&mut self, ticket: u64) -> &mut Move {
-        self.moves.iter_mut().find(|it| it.ticket == ticket).expect("it is in the table")
+    fn entry(&mut self, ticket: u64) -> &mut MoveEntry {
+        self.moves.iter_mut().find(|it| it.ticket == ticket).expect("the ticket has an entry")
     }
 
-    /// Returns true if a move may have its locks: of inodes that no call has in its path, and with
-    /// directories that no other move carries along.
+    /// Returns true if a move can be granted: no call has one of its inodes in its path, and no
+    /// other move moves one of its directories.
     fn is_free_for(&self, ticket: u64, moved: [u32; 2], above: &[u32]) -> bool {
         let is_moved = |inodes: &[u32]| moved.iter().any(|it| *it != 0 && inodes.contains(it));
-        let is_before =
-            |other: &&Move| other.ticket != ticket && (other.is_granted || other.ticket < ticket);
-        let crosses = |other: &Move| {
+        let is_before = |other: &&MoveEntry| {
+            other.ticket != ticket && (other.is_granted || other.ticket < ticket)
+        };
+        let crosses = |other: &MoveEntry| {
             other.moves_any(above) || other.moves_any(&moved) || is_moved(&other.above)
         };
-        let holds = |call: &Held| call.is_granted || call.ticket < ticket;
+        let holds = |call: &CallEntry| call.is_granted || call.ticket < ticket;
         !self.calls.iter().any(|call| holds(call) && is_moved(&call.inodes))
             && !self.moves.iter().filter(is_before).any(crosses)
     }
 }
 
-impl Move {
+impl MoveEntry {
     fn moves_any(&self, inodes: &[u32]) -> bool {
         self.moved.iter().any(|it| *it != 0 && inodes.contains(it))
     }
@@ -370,8 +371,8 @@ impl Drop for PathLock<'_> {
     fn drop(&mut self) {
         let mut table = self.paths.table.lock();
         let at = table.calls.iter().position(|call| call.ticket == self.ticket);
-        let call = table.calls.swap_remove(at.expect("a lock is held until it is dropped"));
-        // Nothing but a move waits for a call.
+        let call = table.calls.swap_remove(at.expect("a lock has an entry until it is dropped"));
+        // Only moves wait for calls.
         let is_waited_for =
             table.moves.iter().any(|it| !it.is_granted && it.moves_any(&call.inodes));
         drop(table);
@@ -385,7 +386,7 @@ impl Drop for MoveLock<'_> {
     fn drop(&mut self) {
         let mut table = self.paths.table.lock();
         let at = table.moves.iter().position(|it| it.ticket == self.ticket);
-        table.moves.swap_remove(at.expect("a lock is held until it is dropped"));
+        table.moves.swap_remove(at.expect("a lock has an entry until it is dropped"));
         let (calls, moves) = (table.waiting_calls, table.waiting_moves);
         drop(table);
         if calls > 0 {

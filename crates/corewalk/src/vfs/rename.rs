@@ -1,13 +1,15 @@
-//! Rename: two names change at one instant, and the tree stays a tree.
+//! Rename: two names change at one instant, and the tree has no loops.
 //!
-//! The back end renames first, then the cache. Until then readers get the old answers, since both
-//! names are cached by then. For a new name that is not cached, the back end is told to replace
-//! nothing. Only changes of one of the two names wait, and lookups of a name that is not cached.
+//! The back end renames first, then the cache. Until then, readers get the old answers, since the
+//! cache holds both names. If the cache does not have the new name, the back end is told not to
+//! replace an existing file. Only changes of one of the two names wait, and lookups of a name that
+//! is not cached.
 //!
-//! Two moves of directories side by side could put each below the other. So a move announces its
-//! new parent before it calls the back end, and checks the way to the root over current and
-//! announced parents. If it would close a loop with an announced move, it waits for that move. The
-//! lock of the list is not held during the call, and no reader takes it (traps T26, T27, P9).
+//! Two concurrent moves of directories could put each directory below the other. So a move
+//! announces its new parent before it calls the back end. Then it checks the path to the root, over
+//! current and announced parents. If the move would close a loop with an announced move, it waits
+//! for that move. The lock of the list is not held during the call, and no reader takes it (traps
+//! T26, T27, P9).
 //!
 //! Source: rename(2); Linux directory-locking.rst.
 
@@ -16,7 +18,7 @@ use std::collections::HashSet;
 use corewalk_base::{CachePadded, Condvar, Mutex};
 
 use super::call::KnownPath;
-use super::held::{DentryHold, Dir, Found};
+use super::held::{DentryHold, Dir, FoundName};
 use super::hidden::LockedName;
 use super::names::{Cached, Missing};
 use super::{InodeRef, Vfs};
@@ -32,15 +34,20 @@ use crate::name::Name;
 const IN_FLIGHT_SHARDS: usize = if cfg!(corewalk_shuttle) { 2 } else { 64 };
 
 impl Vfs {
-    /// Renames `from` to `to`. With [`RenameMode::Replace`] an existing target goes in the same
-    /// instant; two names of one inode are left alone, as POSIX has it.
+    /// Renames `from` to `to`. [`RenameMode::Replace`] removes an existing target at the same
+    /// instant. If both names refer to one inode, nothing changes, as POSIX says.
     ///
     /// # Errors
-    /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for either directory as [`Vfs::make`]; `EXDEV`;
-    /// `ENOENT`; `EEXIST` (no replace); `EINVAL` (a directory into itself), `ENOTEMPTY` (onto one that it
-    /// is in); `EACCES` without write permission, `EPERM` (a sticky directory); `ENOTDIR`, `EISDIR`
-    /// (kinds that do not fit); `EACCES` for a directory that gets another parent and cannot be written
-    /// to; `EBUSY` (a mount point); `ENOTEMPTY` and whatever else the back end says.
+    /// In this order:
+    /// - `ENOTDIR`, `ENOENT`, `EACCES` for either directory, as [`Vfs::make`]; `EXDEV` across file
+    ///   systems.
+    /// - `ENOENT` without a source; `EEXIST` for an existing target (no replace).
+    /// - `EINVAL` for a directory into itself; `ENOTEMPTY` onto a directory that contains the
+    ///   source.
+    /// - `EACCES` without write permission; `EPERM` in a sticky directory.
+    /// - `ENOTDIR`, `EISDIR` if only one of source and target is a directory.
+    /// - `EACCES` for a directory that gets another parent and that the caller may not write.
+    /// - `EBUSY` for a mount point; `ENOTEMPTY` and the other errors of the back end.
     pub fn rename(
         &self,
         cred: &Cred,
@@ -68,18 +75,18 @@ impl Vfs {
             let op = Rename { vfs: self, cred, old_dir, new_dir, old, new, mode };
             let target = match self.cached(new_dir, new) {
                 Cached::Known(target) => target,
-                Cached::Unknown => match op.take_unknown_name(&source, &in_lookup)? {
+                Cached::Unknown => match op.rename_to_uncached_name(&source, &in_lookup)? {
                     None => return Ok(()),
                     Some(target) => target,
                 },
             };
-            if op.is_nothing_to_do(&source, target.as_ref())? {
+            if op.is_noop(&source, target.as_ref())? {
                 return Ok(());
             }
             let done = op.run(&source, target.as_ref(), mode, &in_lookup);
             if let Err(Failed::InBackEnd(_)) = done {
                 // Without the in-lookup locks, only the dentry is held.
-                let victim = target.as_ref().and_then(Found::directory);
+                let victim = target.as_ref().and_then(FoundName::directory);
                 drop(in_lookup);
                 self.wait_for_renames(victim);
             }
@@ -90,10 +97,10 @@ impl Vfs {
         })
     }
 
-    /// Waits for the in-flight renames into or out of a directory that the back end has just
-    /// removed, or found not to be empty. The cache must show such a rename before any caller hears
-    /// of its consequences. The caller holds no in-lookup lock. If its own operation failed, it has
-    /// left its in-flight renames.
+    /// Waits for the in-flight renames into or out of a directory that the back end has removed, or
+    /// found not to be empty. The cache must show such a rename before any caller learns of its
+    /// consequences. The caller holds no in-lookup lock. A caller whose own rename failed has
+    /// already left the in-flight renames.
     pub(super) fn wait_for_renames(&self, victim: Option<u32>) {
         if let Some(slot) = victim {
             self.in_flight_renames.wait(slot);
@@ -119,7 +126,7 @@ impl Vfs {
             Ok(old_parent) => Ok(DentryHold::adopt(self, old_parent)),
             Err(error) => {
                 if is_new_parent {
-                    // Not the last one: the directory is held for the operation.
+                    // This is not the last reference: the operation holds the directory.
                     self.dcache.put(key.parent());
                 }
                 Err(error)
@@ -139,23 +146,23 @@ struct Rename<'v, 'a> {
     mode: RenameMode,
 }
 
-/// Why a rename did not take place.
+/// The reason that a rename failed.
 enum Failed {
-    /// It may not, or cannot, by what the cache knows.
+    /// A check failed before the call of the back end.
     Before(Errno),
-    /// The back end says so.
+    /// The back end failed.
     InBackEnd(Errno),
 }
 
 impl<'v> Rename<'v, '_> {
-    /// Renames to a name of which the cache does not know whether it is free, as if it were: the back
-    /// end, which has to look anyway, is told to replace nothing, and not asked for the name first.
-    /// Returns None if that was it, or what the name refers to.
-    fn take_unknown_name(
+    /// Renames to a name that the cache does not have. It tells the back end to replace nothing,
+    /// which saves a lookup of the name. Returns None if the rename is done. Otherwise it returns
+    /// the target, which the caller has to consider, or `Some(None)` if there is none.
+    fn rename_to_uncached_name(
         &self,
-        source: &Found<'_>,
+        source: &FoundName<'_>,
         in_lookup: &KeyGuard<'_>,
-    ) -> Result<Option<Option<Found<'v>>>, Errno> {
+    ) -> Result<Option<Option<FoundName<'v>>>, Errno> {
         let first = match self.mode {
             RenameMode::Exchange => None,
             _ => match self.run(source, None, RenameMode::NoReplace, in_lookup) {
@@ -163,11 +170,11 @@ impl<'v> Rename<'v, '_> {
                 Err(failed) => Some(failed),
             },
         };
-        // Whatever it was, an error because of a target would come before.
+        // An error because of the target takes precedence over the first error.
         let target = self.vfs.resolve_or(self.new_dir, self.new, in_lookup, Missing::Dropped)?;
         match (first, target) {
             (Some(Failed::Before(error)), None) => Err(error),
-            // A target that has gone since, or a back end that cannot do that.
+            // The target was removed since, or the back end does not support `NoReplace`.
             (Some(Failed::InBackEnd(Errno::EXIST | Errno::INVAL | Errno::NOSYS)), None)
                 if self.mode == RenameMode::Replace =>
             {
@@ -178,11 +185,11 @@ impl<'v> Rename<'v, '_> {
         }
     }
 
-    /// Renames, in the back end as `mode` says, and then in the cache. Nothing has happened if it fails.
+    /// Renames in the back end with `mode`, then in the cache. On failure nothing has changed.
     fn run(
         &self,
-        source: &Found<'_>,
-        target: Option<&Found<'_>>,
+        source: &FoundName<'_>,
+        target: Option<&FoundName<'_>>,
         mode: RenameMode,
         in_lookup: &KeyGuard<'_>,
     ) -> Result<(), Failed> {
@@ -194,7 +201,7 @@ impl<'v> Rename<'v, '_> {
         let dirs = [self.old_dir.now.inode, self.new_dir.now.inode];
         let moved = [source.inode, target.map_or(0, |target| target.inode)];
         let lock = vfs.lock_move(&dirs, moved).map_err(Failed::Before)?;
-        // Entered with the path locks: a rename that waits for them crosses nothing yet.
+        // Enter after the path locks are taken: a rename that waits for them is not in flight.
         let in_flight = self.changes_parent().then(|| vfs.in_flight_renames.enter(slots));
         let paths = [0, 1].map(|index| KnownPath::above(lock.as_ref(), index));
         let names = [self.old.name, self.new.name];
@@ -206,17 +213,17 @@ impl<'v> Rename<'v, '_> {
         let renamed = vfs.rename_in_backend(from, to, (source, target), mode);
         renamed.map_err(Failed::InBackEnd)?;
         if mode != RenameMode::Exchange {
-            vfs.wait_for_renames(target.and_then(Found::directory));
+            vfs.wait_for_renames(target.and_then(FoundName::directory));
         }
         self.commit(source, target, key, in_lookup);
         drop((in_flight, lock, announced));
         Ok(())
     }
 
-    fn is_nothing_to_do(
+    fn is_noop(
         &self,
-        source: &Found<'_>,
-        target: Option<&Found<'_>>,
+        source: &FoundName<'_>,
+        target: Option<&FoundName<'_>>,
     ) -> Result<bool, Errno> {
         match (self.mode, target) {
             (RenameMode::NoReplace, Some(_)) => Err(Errno::EXIST),
@@ -230,9 +237,9 @@ impl<'v> Rename<'v, '_> {
         self.old_dir.now.slot != self.new_dir.now.slot
     }
 
-    fn check(&self, source: &Found<'_>, target: Option<&Found<'_>>) -> Result<(), Errno> {
+    fn check(&self, source: &FoundName<'_>, target: Option<&FoundName<'_>>) -> Result<(), Errno> {
         let (vfs, cred) = (self.vfs, self.cred);
-        let is_dir = |found: &Found<'_>| found.is_directory();
+        let is_dir = |found: &FoundName<'_>| found.is_directory();
         vfs.may_delete(cred, self.old_dir.now.inode, source)?;
         match target {
             None => vfs.permission(cred, self.new_dir.now.inode, May::WRITE | May::EXEC)?,
@@ -257,11 +264,11 @@ impl<'v> Rename<'v, '_> {
         if is_busy { Err(Errno::BUSY) } else { Ok(()) }
     }
 
-    /// Announces the directories that change their parent.
+    /// Announces the new parents of the directories that change their parent.
     fn announce(
         &self,
-        source: &Found<'_>,
-        target: Option<&Found<'_>>,
+        source: &FoundName<'_>,
+        target: Option<&FoundName<'_>>,
     ) -> Result<Option<Announced<'v>>, Errno> {
         let (old_parent, new_parent) = (self.old_dir.now.slot, self.new_dir.now.slot);
         if !self.changes_parent() {
@@ -271,11 +278,11 @@ impl<'v> Rename<'v, '_> {
         if let Some(slot) = source.directory() {
             edges.push((slot, new_parent));
         }
-        if let Some(slot) = target.and_then(Found::directory) {
+        if let Some(slot) = target.and_then(FoundName::directory) {
             if self.mode == RenameMode::Exchange {
                 edges.push((slot, old_parent));
             } else if self.vfs.dcache.is_subdir(old_parent, slot) {
-                // It holds the source, so it is not empty.
+                // The target contains the source, so it is not empty.
                 return Err(Errno::NOTEMPTY);
             }
         }
@@ -285,25 +292,25 @@ impl<'v> Rename<'v, '_> {
         self.vfs.in_flight_moves.announce(&self.vfs.dcache, edges).map(Some)
     }
 
-    /// Makes the cache say what the back end says now. If one of the names was invalidated
-    /// meanwhile, the dentries still get their new names, but cannot be found by them.
+    /// Updates the cache after the back end's rename. If one of the names was invalidated
+    /// meanwhile, the dentries still get their new names, under stale keys.
     fn commit(
         &self,
-        source: &Found<'_>,
-        target: Option<&Found<'_>>,
+        source: &FoundName<'_>,
+        target: Option<&FoundName<'_>>,
         key: ParentKey,
         in_lookup: &KeyGuard<'_>,
     ) {
         let vfs = self.vfs;
-        let moves_directory = source.is_directory() || target.is_some_and(Found::is_directory);
-        // The victim's inode is held until all locks are released: its last reference goes to the
-        // back end.
-        let _victim = target.map(Found::inode_ref);
+        let moves_directory = source.is_directory() || target.is_some_and(FoundName::is_directory);
+        // Hold the victim's inode until all locks are released: dropping its last reference calls
+        // the back end.
+        let _victim = target.map(FoundName::inode_ref);
         let replaced = target.and_then(|target| target.dentry().ok());
         let done = source.dentry().map_err(|_| Errno::STALE).and_then(|moved| {
             let _topology = moves_directory.then(|| vfs.dcache.topology.write());
-            // A back end that moves directories by itself could have made a loop of what is
-            // announced and what is not.
+            // A back end that moves directories by itself may have made a loop of announced and
+            // other moves.
             if moves_directory && vfs.dcache.is_subdir(self.new_dir.now.slot, moved) {
                 return Err(Errno::STALE);
             }
@@ -320,15 +327,15 @@ impl<'v> Rename<'v, '_> {
             }
         });
         if self.mode != RenameMode::Exchange
-            && let Some(slot) = target.and_then(Found::directory)
+            && let Some(slot) = target.and_then(FoundName::directory)
         {
             let held = vfs.dcache.dentries.lockref(slot).count();
             vfs.dcache.sweep_orphans(held.saturating_sub(1));
         }
         if done.is_err() {
             // The next lookup of either name asks the back end.
-            vfs.make_unknown(self.old_dir, self.old);
-            vfs.make_unknown(self.new_dir, self.new);
+            vfs.invalidate_cached(self.old_dir, self.old);
+            vfs.invalidate_cached(self.new_dir, self.new);
         }
     }
 }
@@ -336,8 +343,8 @@ impl<'v> Rename<'v, '_> {
 /// Directories that a rename is moving an entry out of or into. An entry stays from before the call
 /// of the back end until the cache shows the result.
 ///
-/// A thread that waits after its own success waits for renames that the back end made before, or
-/// refuses. So threads do not wait in a circle.
+/// A successful rename that waits, waits only for renames that the back end made before it, or will
+/// eexist_or. So threads never wait in a circle.
 pub(super) struct InFlightRenames {
     shards: Box<[CachePadded<InFlightShard>]>,
 }
@@ -347,7 +354,7 @@ struct InFlightShard {
     left: Condvar,
 }
 
-/// A rename between two directories that runs.
+/// A running rename between two directories.
 #[must_use]
 pub(super) struct InFlightRename<'a> {
     in_flight_renames: &'a InFlightRenames,
@@ -394,26 +401,26 @@ impl Drop for InFlightRename<'_> {
     }
 }
 
-/// Directories that are about to get a new parent.
+/// The announced moves: directories that are about to get a new parent.
 pub(super) struct InFlightMoves {
     announced: Mutex<Vec<(u32, u32)>>,
     withdrawn: Condvar,
 }
 
-/// An announcement, taken back when it is dropped.
+/// An announcement. Dropping it withdraws it.
 #[must_use]
 pub(super) struct Announced<'a> {
     moves: &'a InFlightMoves,
     edges: Vec<(u32, u32)>,
 }
 
-/// Whether a directory would come to lie below itself.
+/// Whether a move would put a directory below itself.
 #[derive(PartialEq, Eq)]
 enum Loop {
     No,
-    /// It is an ancestor of its new parent.
+    /// The directory is an ancestor of its new parent.
     Yes,
-    /// It would be, if a move that is only announced took place.
+    /// It would be an ancestor if an announced move took place.
     Perhaps,
 }
 
@@ -422,10 +429,11 @@ impl InFlightMoves {
         InFlightMoves { announced: Mutex::new(Vec::new()), withdrawn: Condvar::new() }
     }
 
-    /// Announces that each first slot moves below the second.
+    /// Announces moves. Each edge is a directory and its new parent. Waits while an announced move
+    /// could close a loop.
     ///
     /// # Errors
-    /// `EINVAL` if one would come to lie below itself.
+    /// `EINVAL` if a move would put a directory below itself.
     fn announce(&self, dcache: &Dcache, edges: Vec<(u32, u32)>) -> Result<Announced<'_>, Errno> {
         let mut announced = self.announced.lock();
         loop {
@@ -462,8 +470,8 @@ impl Drop for Announced<'_> {
     }
 }
 
-/// Looks for `moved` on the ways from `parent` to the root, over parents as they are and as
-/// announced. No directory moves meanwhile.
+/// Searches `moved` on the paths from `parent` to the root, over current and announced parents. The
+/// caller keeps directories from moving.
 fn would_loop(dcache: &Dcache, announced: &[(u32, u32)], moved: u32, parent: u32) -> Loop {
     if dcache.is_subdir(parent, moved) {
         return Loop::Yes;

@@ -1,4 +1,5 @@
-//! Names that others change as well: what is cached of one is held against the back end.
+//! Revalidation: compares a cached name with the back end, for back ends that other programs change
+//! too.
 //!
 //! Source: Linux `d_revalidate` (`Documentation/filesystems/vfs.rst`).
 
@@ -6,19 +7,20 @@ use crate::Errno;
 use crate::dentry::LookupKey;
 use crate::name::Name;
 
-use super::held::{Dir, Found};
+use super::held::{Dir, FoundName};
 use super::names::Cached;
 use super::{InodeRef, Vfs};
 
 impl Vfs {
-    /// Makes what is cached of `name` unknown, unless the back end says the same: for a server of what others change,
-    /// too, before it uses a name. Nothing is asked about a name that is not cached.
+    /// Invalidates the cached name, unless the back end still has the same inode under it. A server
+    /// whose back end is also changed by other programs calls this before it uses a name. A name
+    /// that is not cached costs no call of the back end.
     ///
-    /// What is cached below a directory that is still there stays. What is known of the permissions of the inode is
-    /// unknown afterwards.
+    /// If the name is still the same directory, the entries below it stay cached. In any case the
+    /// permission record of the inode is invalidated.
     ///
     /// # Errors
-    /// `ENOTDIR`; `ENOENT` if `dir` has been removed.
+    /// `ENOTDIR`; `ENOENT` if `dir` was removed.
     ///
     /// # Examples
     /// ```
@@ -30,7 +32,7 @@ impl Vfs {
     /// let vfs = Vfs::new(fs.clone(), VfsOptions::default())?;
     /// let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"late")?);
     /// assert_eq!(vfs.lookup(&cred, &root, name).err(), Some(Errno::NOENT));
-    /// // Behind the back of the cache, which still knows that there is no such name.
+    /// // The file is made in the back end alone. The cache still has the negative dentry.
     /// fs.make(Node::detached(root.ino(), FileKind::Directory), name, &Make::new(0o644, 0, 0))?;
     /// assert_eq!(vfs.lookup(&cred, &root, name).err(), Some(Errno::NOENT));
     /// vfs.revalidate(&root, name)?;
@@ -44,17 +46,19 @@ impl Vfs {
         if self.dcache.find(dir.key(), &lookup_key).is_none() {
             return Ok(());
         }
-        // Nobody changes the name through this namespace while the back end is asked.
+        // The in-lookup lock keeps other operations of this namespace from changing the name
+        // meanwhile.
         let in_lookup =
             self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
         let is_so = match self.cached(&dir, &lookup_key) {
             Cached::Unknown => true,
-            // To ask now would be to ask twice, if somebody is about to use the name.
+            // Invalidate without a call: an operation that uses the name next asks the back end
+            // anyway.
             Cached::Known(None) => false,
             Cached::Known(Some(found)) => self.is_still(&dir, &lookup_key, &found),
         };
         if !is_so {
-            self.make_unknown(&dir, &lookup_key);
+            self.invalidate_cached(&dir, &lookup_key);
         }
         drop(in_lookup);
         Ok(())
@@ -62,10 +66,11 @@ impl Vfs {
 
     /// Returns true if the back end agrees with the cached name. The caller holds its in-lookup
     /// lock.
-    fn is_still(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, found: &Found<'_>) -> bool {
+    fn is_still(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, found: &FoundName<'_>) -> bool {
         let changes = self.dcache.inodes.changes();
         let answer = self.with_node(dir.now.inode, |fs, node| fs.lookup(node, lookup_key.name));
-        // What another answer leads to is told that it is not used, as after every lookup.
+        // `enter` takes a reference even for another inode. Dropping it makes the cache send
+        // `forget`.
         let entered = answer.and_then(|attr| self.enter(dir.now.inode, &attr, changes, None));
         let is_same = entered.is_ok_and(|inode| inode.slot == found.inode);
         if is_same {

@@ -9,7 +9,7 @@ use crate::cred::May;
 use crate::dcache::Dcache;
 use crate::dentry::{Flags, ParentKey, Snapshot};
 use crate::name::Name;
-use crate::vfs::{Checked, InodeRef, Place, Unattached};
+use crate::vfs::{Checked, DentryAndInode, InodeRef, Unattached};
 
 impl<'v> Walk<'v, '_> {
     /// Goes one component on. Returns the target of a symbolic link that has to be followed first;
@@ -70,8 +70,8 @@ impl<'v> Walk<'v, '_> {
     fn child(
         &mut self,
         name: Name<'_>,
-        parent: Option<&Place<'v>>,
-    ) -> Result<Option<Place<'v>>, Stop> {
+        parent: Option<&DentryAndInode<'v>>,
+    ) -> Result<Option<DentryAndInode<'v>>, Stop> {
         let dcache = &self.vfs.dcache;
         let key = ParentKey::new(self.dentry, dcache.dentries.child_generation(self.dentry));
         let lookup_key = dcache.lookup_key(name);
@@ -96,8 +96,8 @@ impl<'v> Walk<'v, '_> {
     fn child_slow(
         &mut self,
         name: Name<'_>,
-        parent: Option<&Place<'v>>,
-    ) -> Result<Option<Place<'v>>, Stop> {
+        parent: Option<&DentryAndInode<'v>>,
+    ) -> Result<Option<DentryAndInode<'v>>, Stop> {
         self.must_not_block()?;
         let vfs = self.vfs;
         // The parent's dentry is held, by the caller or from here on, while the back end works.
@@ -127,7 +127,7 @@ impl<'v> Walk<'v, '_> {
                 return Err(self.unattached(&inode, why));
             }
         };
-        let hold = Place { dentry, inode };
+        let hold = DentryAndInode { dentry, inode };
         let slot = hold.dentry.slot();
         let seen = vfs.dcache.dentries.snapshot(slot);
         if !vfs.dcache.dentries.is_unchanged(slot, seen.seq) {
@@ -239,8 +239,8 @@ impl<'v> Walk<'v, '_> {
     #[cold]
     fn read_link(
         &mut self,
-        hold: Option<Place<'v>>,
-        parent: (u32, Snapshot, Option<Place<'v>>),
+        hold: Option<DentryAndInode<'v>>,
+        parent: (u32, Snapshot, Option<DentryAndInode<'v>>),
     ) -> Result<Vec<u8>, Stop> {
         if self.flags.contains(WalkFlags::NO_SYMLINKS) || self.links >= SYMLINKS_MAX {
             return Err(self.validated(Errno::LOOP));

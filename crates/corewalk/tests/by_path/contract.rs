@@ -1,4 +1,4 @@
-//! Who waits for whom where a back end uses paths, one case at a time.
+//! Tests of which calls wait for each other with a back end by path, one case at a time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use corewalk_testkit::race::Watchdog;
 
 use crate::tree::{At, Links, PathTree};
 
-/// A place in the back end where calls stop.
+/// A gate in the back end that stops calls.
 #[derive(Clone, Default)]
 pub(crate) struct Gate(Arc<(Mutex<Passing>, Condvar)>);
 
@@ -26,7 +26,7 @@ struct Passing {
 }
 
 impl Gate {
-    /// Stops calls at a place that have this path.
+    /// Stops calls at `at` with this path.
     pub(crate) fn shut(&self, at: At, path: &'static str) {
         self.0.0.lock().shut = Some((at, path));
     }
@@ -57,12 +57,12 @@ impl Gate {
         }
     }
 
-    /// Returns true if a call at this place has passed since the last look.
+    /// Returns true if a call at `at` has passed since the last query.
     pub(crate) fn has_passed(&self, at: At) -> bool {
         self.take_passed().contains(&at)
     }
 
-    /// Returns the places that calls have passed since the last look, in order.
+    /// Returns the places where calls have passed since the last query, in order.
     pub(crate) fn take_passed(&self) -> Vec<At> {
         std::mem::take(&mut self.0.0.lock().passed)
     }
@@ -90,10 +90,10 @@ pub(crate) fn rename(vfs: &Vfs, from: &str, to: &str) {
     vfs.rename(&Cred::root(), from, to, RenameMode::Replace).unwrap();
 }
 
-/// How long something is watched that must not happen.
+/// How long a test watches that an event does not happen.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(100);
 
-/// Trap X1: a file that is made while a directory above is renamed is not lost.
+/// Trap X1: a file that is made while a directory above it is renamed is not lost.
 #[test]
 fn file_made_while_its_directory_is_renamed_is_under_the_new_name() {
     let _watchdog = Watchdog::start("a make beside a rename", Duration::from_secs(60));
@@ -107,7 +107,7 @@ fn file_made_while_its_directory_is_renamed_is_under_the_new_name() {
             gate.has_passed(At::Call);
             let maker = scope.spawn(|| make(&vfs, &dir, "file", 0o644).ino());
             thread::sleep(A_WHILE);
-            assert!(!gate.has_passed(At::Call), "the back end was asked amid a rename");
+            assert!(!gate.has_passed(At::Call), "the back end was called during a rename");
             gate.open();
             maker.join().unwrap();
         });
@@ -129,7 +129,10 @@ fn rename_waits_for_a_call_below_and_for_no_other() {
         gate.has_passed(At::BeforeRename);
         let mover = scope.spawn(|| rename(&vfs, "a", "d"));
         thread::sleep(A_WHILE);
-        assert!(!gate.has_passed(At::BeforeRename), "a rename was handed on amid a call below");
+        assert!(
+            !gate.has_passed(At::BeforeRename),
+            "the back end got a rename during a call below"
+        );
         gate.open();
         assert_eq!(reader.join().unwrap(), Ok(0));
         mover.join().unwrap();
@@ -137,8 +140,8 @@ fn rename_waits_for_a_call_below_and_for_no_other() {
     assert_eq!(files[0].path().unwrap(), b"/d/f");
 }
 
-/// Trap P7, as far as the cache answers: a rename that hangs in the back end stops no lookup of what
-/// is cached, and no call elsewhere.
+/// Trap P7: a rename that hangs in the back end stops no lookup of a cached name, and no call
+/// elsewhere.
 #[test]
 fn cached_names_and_other_directories_do_not_wait_for_a_rename() {
     let _watchdog = Watchdog::start("lookups beside a rename", Duration::from_secs(60));
@@ -160,7 +163,7 @@ fn cached_names_and_other_directories_do_not_wait_for_a_rename() {
 }
 
 #[test]
-fn what_has_vanished_behind_the_cache_is_stale() {
+fn file_removed_behind_the_cache_is_stale() {
     let (_, fs, vfs) = gated();
     let file = make(&vfs, &vfs.root(), "f", 0o644);
     fs.remove_outside("/", "f");
@@ -168,7 +171,7 @@ fn what_has_vanished_behind_the_cache_is_stale() {
     assert_eq!(vfs.read(&file, 0, 0, &mut [0; 8]), Err(Errno::STALE));
 }
 
-/// A back end that says it works by number, and asks for a path.
+/// A back end by number that wrongly asks for a path.
 struct Mistaken(Tmpfs);
 
 impl FileSystem for Mistaken {
@@ -223,7 +226,7 @@ impl FileSystem for Mistaken {
 }
 
 #[test]
-fn back_end_that_does_not_say_so_gets_no_path() {
+fn back_end_by_number_gets_no_path() {
     let fs = Mistaken(Tmpfs::new(TmpfsOptions::default()));
     let vfs = Vfs::new(Arc::new(fs), VfsOptions::default()).unwrap();
     assert_eq!(vfs.getattr(&vfs.root()).err(), Some(Errno::OPNOTSUPP));

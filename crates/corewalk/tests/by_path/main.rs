@@ -1,5 +1,5 @@
-//! Back ends that find files by path alone: what they are given stays true (F.6), and what is open
-//! stays usable (`Addressing::PathOnly`).
+//! Back ends that find files by path alone. The paths that they are given stay valid (F.6), and
+//! open files stay usable (`Addressing::PathOnly`).
 
 mod contract;
 mod races;

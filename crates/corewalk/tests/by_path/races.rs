@@ -1,4 +1,4 @@
-//! Races of path locks and hidden names that reviews and storms have found, one schedule each.
+//! Races of path locks and hidden names, each with one schedule.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn remove(vfs: &Vfs, text: &str) {
     vfs.remove(&Cred::root(), &vfs.root(), name(text), Removal::Unlink).unwrap();
 }
 
-/// Returns a file of two names, `f` and `g`, that contains `x`.
+/// Returns a file with two names, `f` and `g`, and the content `x`.
 fn make_linked(vfs: &Vfs) -> InodeRef<'_> {
     let file = make(vfs, &vfs.root(), "f", 0o644);
     vfs.write(&Cred::root(), &file, 0, 0, b"x").unwrap();
@@ -37,10 +37,10 @@ fn make_linked(vfs: &Vfs) -> InodeRef<'_> {
     file
 }
 
-/// The last close looked for a name of the file before the rename had ended, and removed the hidden
-/// name that the rename gave it.
+/// The last close of a file looked for a name of the file before a rename over it had ended. So it
+/// removed the hidden name that the rename had given the file.
 #[test]
-fn close_beside_a_rename_over_the_last_name_keeps_the_file() {
+fn close_during_a_rename_over_the_last_name_keeps_the_file() {
     let _watchdog = Watchdog::start("a close beside a rename", LIMIT);
     let (gate, fs, vfs) = gated();
     let file = make_linked(&vfs);
@@ -59,7 +59,7 @@ fn close_beside_a_rename_over_the_last_name_keeps_the_file() {
     assert_eq!(content(&vfs, &file).as_deref(), Ok("x"), "{:?}", fs.names("/"));
 }
 
-/// As above, with a removal, and an open that was counted while the close waited.
+/// Like above, with a removal, and an open that was counted while the close waited.
 #[test]
 fn file_opened_while_it_is_closed_and_removed_stays() {
     let _watchdog = Watchdog::start("a close and an open beside a removal", LIMIT);
@@ -83,10 +83,10 @@ fn file_opened_while_it_is_closed_and_removed_stays() {
     assert_eq!(content(&vfs, &file).as_deref(), Ok("x"));
 }
 
-/// One of two names of a file was evicted while a call used the path by it. The directory of that
-/// name came back as another inode, which the path lock did not cover.
+/// A name of a file was evicted while a call used the path by that name. The directory of the name
+/// was then loaded as another inode, which the path lock did not cover.
 #[test]
-fn name_that_a_call_uses_is_not_evicted() {
+fn name_in_use_by_a_call_is_not_evicted() {
     let _watchdog = Watchdog::start("an eviction beside a call", LIMIT);
     let (gate, _fs, vfs) = gated();
     let dir = make(&vfs, &vfs.root(), "x", S_IFDIR | 0o755);
@@ -100,7 +100,7 @@ fn name_that_a_call_uses_is_not_evicted() {
         let reader = scope.spawn(|| vfs.getattr(&file).map(|attr| attr.ino));
         gate.wait_for_stop();
         vfs.prune();
-        // Another directory would take the slot.
+        // Another directory would get the slot.
         let _other = make(&vfs, &vfs.root(), "other", S_IFDIR | 0o755);
         gate.take_passed();
         let mover = scope.spawn(|| rename(&vfs, "x", "z"));
@@ -109,13 +109,13 @@ fn name_that_a_call_uses_is_not_evicted() {
         gate.open();
         mover.join().unwrap();
         assert_eq!(reader.join().unwrap(), Ok(file.ino()));
-        assert!(!has_moved, "renamed while a call used the path");
+        assert!(!has_moved, "the directory was renamed while a call used its path");
     });
 }
 
-/// A count of opens was left to the next file in the same slot, which was then kept when removed.
+/// An open count was left to the next file in the same slot, which was then kept after its removal.
 #[test]
-fn count_of_opens_goes_with_its_file() {
+fn open_count_is_dropped_with_its_file() {
     let (_gate, fs, vfs) = gated();
     let file = make(&vfs, &vfs.root(), "f", 0o644);
     open(&vfs, &file).unwrap();
@@ -127,10 +127,10 @@ fn count_of_opens_goes_with_its_file() {
     drop(next);
 }
 
-/// A rename that came later was made before a call that waited already; one thread that renames to
-/// and fro kept a call waiting for hundreds of renames.
+/// A later rename overtook a waiting call. A thread that renames back and forth kept a call waiting
+/// for hundreds of renames.
 #[test]
-fn waiting_call_goes_before_a_later_rename() {
+fn waiting_call_precedes_a_later_rename() {
     let _watchdog = Watchdog::start("a call between two renames", LIMIT);
     let (gate, _fs, vfs) = gated();
     let dir = make(&vfs, &vfs.root(), "a", S_IFDIR | 0o755);
@@ -144,7 +144,7 @@ fn waiting_call_goes_before_a_later_rename() {
             gate.take_passed();
             let caller = scope.spawn(|| vfs.getattr(&file).map(|attr| attr.ino));
             thread::sleep(A_WHILE / 10);
-            // Its names are free: it waits for the path of the directory alone.
+            // Its names are free; it waits only for the path of the directory.
             let later = scope.spawn(|| {
                 let (from, to) = ((&dir, name("f")), (&sub, name("f")));
                 vfs.rename(&Cred::root(), from, to, corewalk::RenameMode::Replace)
@@ -163,7 +163,7 @@ fn waiting_call_goes_before_a_later_rename() {
     }
 }
 
-/// A back end that panics lets go of the paths that its call, or its rename, has locked.
+/// A panic of the back end releases the path locks of its call or rename.
 #[test]
 fn path_locks_end_with_a_panic() {
     let _watchdog = Watchdog::start("a call after a panic", LIMIT);

@@ -1,4 +1,4 @@
-//! A storm over a slow back end by path, judged by what each file contains.
+//! A stress test of a slow back end by path. The contents of the files show errors.
 
 use std::time::Duration;
 
@@ -11,32 +11,33 @@ use corewalk_testkit::rng::Seed;
 
 use crate::tree::{Links, PathTree};
 
-/// Calls of the storm without pauses, unless `COREWALK_STORM_CALLS` says otherwise; the step `storm` of
-/// `cargo xtask ci` makes a million. Storms over a slow back end make fewer, by more threads.
+/// The number of calls of the test without pauses, unless `COREWALK_STORM_CALLS` is set. The step
+/// `storm` of `cargo xtask ci` makes a million. Tests with a slow back end make fewer calls from
+/// more threads.
 const CALLS: u64 = 60_000;
-/// Threads of a storm without pauses, one of each role and two that read.
+/// The threads of the test without pauses: one of each role, and two readers.
 const THREADS: usize = 5;
-/// Threads of a storm over a slow back end: many calls are under way when a rename comes.
+/// The threads of the test with a slow back end: many calls are running when a rename comes.
 const THREADS_MANY: usize = 24;
-/// What the file that is never changed contains.
+/// The content of the file that never changes.
 const HELD: &[u8] = b"the file that stays";
 
 fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).expect("a name")
 }
 
-/// A storm: what it runs on, and how far it has got.
+/// The state of a stress test.
 struct Storm<'v> {
     vfs: &'v Vfs,
     cred: Cred,
-    /// `/a/d/e`, or wherever it is now.
+    /// `/a/d/e`, wherever it is now.
     dir: InodeRef<'v>,
     held: InodeRef<'v>,
     calls: AtomicU64,
     calls_max: u64,
     threads: usize,
     links: Links,
-    /// The last version that was published.
+    /// The last published version.
     published: AtomicU64,
 }
 
@@ -71,13 +72,13 @@ impl<'v> Storm<'v> {
         storm
     }
 
-    /// Counts calls; false once there have been enough.
+    /// Counts calls. Returns false when there were enough.
     fn goes_on(&self, calls: u64) -> bool {
         // ORDERING: Relaxed. It ends the storm, and publishes nothing.
         self.calls.fetch_add(calls, Ordering::Relaxed) < self.calls_max
     }
 
-    /// Moves directories above to and fro.
+    /// Moves directories on the paths back and forth.
     fn move_above(&self, turn: u64) {
         let (vfs, cred, root) = (self.vfs, &self.cred, self.vfs.root());
         let rename = |dir: &InodeRef<'_>, from, to, mode| {
@@ -103,7 +104,7 @@ impl<'v> Storm<'v> {
         }
     }
 
-    /// Publishes a version by rename over the one before.
+    /// Publishes a version by a rename over the previous one.
     fn publish(&self, version: u64) {
         let (vfs, cred, dir) = (self.vfs, &self.cred, &self.dir);
         let (file, _) = vfs.make(cred, dir, name("new"), Make::new(0o644, 0, 0)).unwrap();
@@ -117,7 +118,7 @@ impl<'v> Storm<'v> {
         self.published.store(version, Ordering::Relaxed);
     }
 
-    /// Reads the version that is published, which must not be older than the one known before.
+    /// Reads the published version. It must not be older than the one known before.
     fn read_published(&self) {
         let (vfs, cred) = (self.vfs, &self.cred);
         // ORDERING: Relaxed. As in `publish`.
@@ -140,7 +141,7 @@ impl<'v> Storm<'v> {
         String::from_utf8_lossy(&buf[..count]).into_owned()
     }
 
-    /// Makes a file, and removes it while it is open, or leaves it there, perhaps under a second name.
+    /// Makes a file. Then removes it while it is open, or leaves it, perhaps with a second name.
     fn make(&self, turn: u64) {
         let (vfs, cred, dir) = (self.vfs, &self.cred, &self.dir);
         let text = format!("made{turn}");
@@ -164,11 +165,10 @@ impl<'v> Storm<'v> {
     }
 }
 
-/// Turns that each thread makes at least.
+/// The least number of turns of each thread.
 const TURNS_MIN: u64 = 4;
 
-/// Runs a storm of at least so many calls, and returns how many files were to be left and how often
-/// directories were moved.
+/// Runs the test. Returns the number of files that should be left, and of directory moves.
 fn run(storm: &Storm<'_>) -> [u64; 2] {
     let unfinished = AtomicU64::new(storm.threads as u64);
     let turns = race::run(storm.threads, Seed::choose(), |racer| {
@@ -198,7 +198,7 @@ fn run(storm: &Storm<'_>) -> [u64; 2] {
     [turns[2], turns[0]]
 }
 
-/// Ends the storm if its thread panics: the others would wait for it.
+/// Ends the test if its thread panics, since the others would wait for it.
 struct EndOnPanic<'a> {
     storm: &'a Storm<'a>,
     unfinished: &'a AtomicU64,
@@ -229,16 +229,16 @@ fn storm(links: Links, [call, rename]: [Duration; 2], threads: usize, calls: u64
             assert_eq!(fs.content(&format!("{path}/{text}")), Some(text.into_bytes()), "lost");
         }
         let left = made.div_ceil(16) as usize;
-        assert_eq!(fs.names(&path).len(), left + 2, "`current` and `held` beside them");
+        assert_eq!(fs.names(&path).len(), left + 2, "files are missing or left over");
         (made, moved)
     };
     // ORDERING: Relaxed. All threads have been joined.
     let [strays, calls] = [&fs.strays, &fs.calls].map(|count| count.load(Ordering::Relaxed));
-    assert_eq!(strays, 0, "a path led to another file");
+    assert_eq!(strays, 0, "a path led to the wrong file");
     println!("{calls} calls of the back end, {made} files made, directories moved {moved} times");
     vfs.prune();
     let hidden: Vec<String> = fs.names("/").into_iter().filter(|name| name.len() > 1).collect();
-    assert!(hidden.is_empty(), "{hidden:?} are left");
+    assert!(hidden.is_empty(), "hidden names are left: {hidden:?}");
 }
 
 fn calls() -> u64 {

@@ -1,4 +1,4 @@
-//! A back end that has nothing but paths: each call resolves its path anew, after a pause.
+//! A back end by path only. Each call pauses and then resolves its path again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -14,7 +14,7 @@ use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
 
-/// The number of the root.
+/// The inode number of the root.
 const ROOT: u64 = 1;
 
 /// Whether the back end has hard links.
@@ -24,27 +24,27 @@ pub(crate) enum Links {
     No,
 }
 
-/// A call that a test looks into.
+/// A point in a call at which a test can act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum At {
-    /// A call that knows its path and has not used it yet.
+    /// A call that has its path and has not used it yet.
     Call,
-    /// A rename that knows its paths and has not begun.
+    /// A rename that has its paths and has not begun.
     BeforeRename,
-    /// A rename that has been made and is not answered yet.
+    /// A rename that is made and not yet answered.
     AfterRename,
 }
 
-/// Runs inside of calls.
+/// A hook that runs inside calls.
 type Pause = dyn Fn(At, &[u8]) + Send + Sync;
 
 pub(crate) struct PathTree {
     state: Mutex<State>,
     links: Links,
     pause: Box<Pause>,
-    /// Where paths are taken from instead of the call, for tests that must fail.
+    /// The namespace to take path snapshots from, instead of the call. For control tests.
     pub(crate) snapshots: OnceLock<Weak<Vfs>>,
-    /// Calls whose path led to another file than the one that was meant.
+    /// Calls whose path led to another file than the node's.
     pub(crate) strays: AtomicU64,
     pub(crate) calls: AtomicU64,
 }
@@ -83,7 +83,8 @@ impl PathTree {
         })
     }
 
-    /// Returns a tree whose calls take `call` each, and whose renames `rename` before and after.
+    /// Returns a tree with a pause of `call` in each call, and of `rename` before and after each
+    /// rename.
     pub(crate) fn slow(links: Links, call: Duration, rename: Duration) -> Arc<PathTree> {
         PathTree::new(links, move |at, _| match at {
             At::Call if !call.is_zero() => thread::sleep(call),
@@ -92,14 +93,14 @@ impl PathTree {
         })
     }
 
-    /// Returns the content of a file, as it is found from outside.
+    /// Returns the content of a file, without the namespace.
     pub(crate) fn content(&self, path: &str) -> Option<Vec<u8>> {
         let state = self.state.lock();
         let ino = state.resolve(path.as_bytes()).ok()?;
         Some(state.files[&ino].bytes.clone())
     }
 
-    /// Returns the names in a directory, as they are seen from outside.
+    /// Returns the names in a directory, without the namespace.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let state = self.state.lock();
         let ino = state.resolve(path.as_bytes()).expect("a directory");
@@ -107,14 +108,14 @@ impl PathTree {
         state.files[&ino].names.keys().map(text).collect()
     }
 
-    /// Removes a name from outside.
+    /// Removes a name without the namespace.
     pub(crate) fn remove_outside(&self, dir: &str, name: &str) {
         let mut state = self.state.lock();
         let dir = state.resolve(dir.as_bytes()).expect("a directory");
         state.unlink(dir, name.as_bytes()).expect("a name");
     }
 
-    /// Returns the path of a node, as the call has it.
+    /// Returns the path of a node in this call.
     fn path(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
         match self.snapshots.get().and_then(Weak::upgrade) {
             None => node.path(),
@@ -122,14 +123,14 @@ impl PathTree {
         }
     }
 
-    /// Returns what a node leads to once the pause is over.
+    /// Returns the inode that a node's path leads to after the pause.
     fn at(&self, node: Node<'_>) -> Result<u64, Errno> {
         let path = self.path(node)?;
         (self.pause)(At::Call, &path);
         self.meant(node, &path)
     }
 
-    /// Returns what a path leads to now, and notes if that is not the node.
+    /// Returns the inode that a path leads to now, and counts it if it is not the node.
     fn meant(&self, node: Node<'_>, path: &[u8]) -> Result<u64, Errno> {
         // ORDERING: Relaxed. Statistic.
         self.calls.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Files that are unlinked or replaced while they are open, over a back end that has only paths.
+//! Files that are unlinked or replaced while open, with a back end by path only.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,19 +53,23 @@ fn rename(vfs: &Vfs, from: &str, to: &str) {
 }
 
 #[test]
-fn file_that_is_removed_while_open_is_usable_until_it_is_forgotten() {
+fn open_removed_file_is_usable_until_forget() {
     for links in BOTH {
         let (fs, vfs) = new(links);
         let file = make(&vfs, "f");
         let handle = vfs.open(&Cred::root(), &file, 2, May::READ | May::WRITE).unwrap();
         remove(&vfs, "f");
-        assert_eq!(names(&vfs), [""; 0], "the hidden name is not listed");
+        assert_eq!(names(&vfs), [""; 0], "the hidden name is listed");
         assert_eq!(vfs.lookup(&Cred::root(), &vfs.root(), name("f")).err(), Some(Errno::NOENT));
         assert_eq!(vfs.getattr(&file).unwrap().nlink, 0);
         assert_eq!(vfs.write(&Cred::root(), &file, handle, 1, b"g"), Ok(1));
         assert_eq!(content(&vfs, &file).unwrap(), "fg");
         make(&vfs, "f");
-        assert_eq!(content(&vfs, &file).unwrap(), "fg", "another file under its name");
+        assert_eq!(
+            content(&vfs, &file).unwrap(),
+            "fg",
+            "the open file is lost when another takes its name"
+        );
         vfs.release(&file, handle);
         drop(file);
         assert_eq!(fs.names("/"), ["f"]);
@@ -73,7 +77,7 @@ fn file_that_is_removed_while_open_is_usable_until_it_is_forgotten() {
 }
 
 #[test]
-fn file_that_is_not_open_is_removed_at_once() {
+fn unopened_file_is_removed_at_once() {
     let (fs, vfs) = new(Links::Yes);
     let file = make(&vfs, "f");
     let handle = vfs.open(&Cred::root(), &file, 0, May::READ).unwrap();
@@ -84,13 +88,17 @@ fn file_that_is_not_open_is_removed_at_once() {
 }
 
 #[test]
-fn file_that_is_replaced_is_usable_until_it_is_forgotten() {
+fn replaced_file_is_usable_until_forget() {
     for links in BOTH {
         let (fs, vfs) = new(links);
         let (old, new) = (make(&vfs, "f"), make(&vfs, "n"));
         rename(&vfs, "n", "f");
         assert_eq!(names(&vfs), ["f"]);
-        assert_eq!(content(&vfs, &old).unwrap(), "f", "looked up before, and opened now");
+        assert_eq!(
+            content(&vfs, &old).unwrap(),
+            "f",
+            "a file looked up before its replacement cannot be opened"
+        );
         assert_eq!(content(&vfs, &new).unwrap(), "n");
         assert_eq!([&old, &new].map(|file| vfs.getattr(file).unwrap().nlink), [0, 1]);
         assert_eq!(fs.content("/f"), Some(b"n".to_vec()));
@@ -100,7 +108,7 @@ fn file_that_is_replaced_is_usable_until_it_is_forgotten() {
 }
 
 #[test]
-fn rename_that_fails_leaves_the_target_and_no_hidden_name() {
+fn failed_rename_leaves_the_target_and_no_hidden_name() {
     for links in BOTH {
         let (fs, vfs) = new(links);
         let (_old, _new) = (make(&vfs, "f"), make(&vfs, "n"));
@@ -115,7 +123,7 @@ fn rename_that_fails_leaves_the_target_and_no_hidden_name() {
 }
 
 #[test]
-fn hidden_name_of_a_file_with_another_name_goes_with_the_last_close() {
+fn last_close_removes_the_hidden_name_of_a_named_file() {
     let (fs, vfs) = new(Links::Yes);
     let file = make(&vfs, "f");
     vfs.link(&Cred::root(), &file, &vfs.root(), name("g")).unwrap();
@@ -128,11 +136,11 @@ fn hidden_name_of_a_file_with_another_name_goes_with_the_last_close() {
 }
 
 #[test]
-fn hidden_names_go_with_the_namespace() {
+fn drop_of_the_namespace_removes_hidden_names() {
     let (fs, vfs) = new(Links::Yes);
     let file = make(&vfs, "f");
     vfs.open(&Cred::root(), &file, 0, May::READ).unwrap();
-    // As a client that never gives it back.
+    // A client that never forgets the file.
     let ino = file.into_lookups();
     remove(&vfs, "f");
     assert_eq!(vfs.inode(ino).unwrap().ino(), ino);

@@ -1,7 +1,7 @@
-//! Changes of attributes side by side, and permission checks beside them.
+//! Concurrent changes of attributes, and permission checks during them.
 //!
-//! Each test stops one thread inside the back end, where its decision has been made and its change
-//! has not, lets another run as far as it gets, and looks at what is left.
+//! Each test stops one thread inside the back end, after its decision and before its change. Then
+//! it lets another thread run as far as possible, and checks the result.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -14,11 +14,11 @@ use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, AtomicU64, Ordering};
 use corewalk_testkit::race::Watchdog;
 
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, new, over, remove, tree, walk};
 use crate::pauses::{Stop, stopping, until_asleep};
 
-/// An ordinary user, who may not keep set-user-ID bits.
+/// An unprivileged user, whose writes clear set-user-ID.
 fn user() -> Cred {
     Cred::user(1000, 1000, &[])
 }
@@ -32,7 +32,8 @@ fn mode_of(vfs: &Vfs, file: &InodeRef<'_>) -> u32 {
     vfs.getattr(file).unwrap().mode & 0o7777
 }
 
-/// Returns the stored form of an ACL that names user 3 and gives the owner what `owner` says.
+/// Returns the value of an ACL attribute that names user 3 and gives the owner the permissions
+/// `owner`.
 fn acl(owner: u8) -> Vec<u8> {
     let acl = Acl::new([
         Entry::new(Tag::UserObj, owner, Entry::NO_ID),
@@ -48,8 +49,9 @@ fn set_acl(vfs: &Vfs, file: &InodeRef<'_>, value: &[u8]) -> Result<(), Errno> {
     vfs.setxattr(&Cred::root(), file, XATTR_ACCESS, value, XattrMode::Set)
 }
 
-/// Runs `first` until its back end stops, then a thread called `second_name` with `second` until it sleeps
-/// or has ended, then `look`, and then both to their ends. Returns what `look` saw.
+/// Runs `first` until its back end stops. Then runs `second` on a thread called `second_name` until
+/// it sleeps or has ended. Then runs `look`, and lets both threads end. Returns the result of
+/// `look`.
 fn overlap<R>(
     stop: &Stop,
     second_name: &str,
@@ -59,7 +61,7 @@ fn overlap<R>(
 ) -> R {
     thread::scope(|scope| {
         let first = scope.spawn(first);
-        stop.arrived.recv().expect("the first reaches the back end");
+        stop.arrived.recv().expect("the first thread reaches the back end");
         let builder = thread::Builder::new().name(second_name.to_owned());
         let second = builder.spawn_scoped(scope, second).expect("the system gives a thread");
         until_asleep(second_name, &second);
@@ -72,19 +74,19 @@ fn overlap<R>(
 }
 
 #[test]
-fn chmod_beside_a_write_that_clears_set_user_id_is_not_lost() {
+fn chmod_during_a_write_that_clears_set_user_id_is_not_lost() {
     let _watchdog = Watchdog::start("a chmod beside a write", Duration::from_secs(60));
     let (vfs, stop) = stopping(|call| matches!(call, Call::Setattr(_)));
-    // The file is made with the bit, so that the first `setattr` is the one that clears it.
+    // The file has the bit from its creation, so the first `setattr` is the one that clears it.
     let what = Make::new(S_IFREG | 0o4755, 0, 0);
     let (f, _) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
     let write = || assert_eq!(vfs.write(&user(), &f, 0, 0, b"x"), Ok(1));
     overlap(&stop, "chmod-1", write, || chmod(&vfs, &f, 0o4711).unwrap(), || ());
-    assert_eq!(mode_of(&vfs, &f), 0o4711, "the chmod came last");
+    assert_eq!(mode_of(&vfs, &f), 0o4711, "the chmod was lost");
 }
 
 #[test]
-fn write_never_lands_in_a_file_that_has_its_set_user_id_bit() {
+fn write_never_changes_a_file_with_set_user_id() {
     let _watchdog = Watchdog::start("a write beside a chmod", Duration::from_secs(60));
     let (vfs, stop) = stopping(|call| matches!(call, Call::Write(_)));
     tree(&vfs, &["f"]);
@@ -92,20 +94,20 @@ fn write_never_lands_in_a_file_that_has_its_set_user_id_bit() {
     let write = || assert_eq!(vfs.write(&user(), &f, 0, 0, b"x"), Ok(1));
     let set = || chmod(&vfs, &f, 0o4755).unwrap();
     let meanwhile = overlap(&stop, "chmod-2", write, set, || mode_of(&vfs, &f));
-    assert_eq!(meanwhile & 0o4000, 0, "the bytes were still to be written");
-    assert_eq!(mode_of(&vfs, &f), 0o4755, "the chmod came last");
+    assert_eq!(meanwhile & 0o4000, 0, "the mode changed before the bytes were written");
+    assert_eq!(mode_of(&vfs, &f), 0o4755, "the chmod was lost");
 }
 
-/// A back end that alone changes its files has nothing to add to a write.
+/// For a back end whose files no one else changes, an append is a write at `end`.
 #[test]
-fn append_is_a_write_at_the_end_that_the_caller_knows() {
+fn append_writes_at_the_end_that_the_caller_gives() {
     let vfs = new();
     let what = Make::new(S_IFREG | 0o4755, 0, 0);
     let (f, _) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
     assert_eq!(vfs.append(&Cred::root(), &f, 0, 0, b"123"), Ok(3));
-    assert_eq!(vfs.append_asking(&f, 0, 3, b"45", Cred::root), Ok(2));
-    assert_eq!(mode_of(&vfs, &f), 0o4755, "both may keep it");
-    assert_eq!(vfs.append_asking(&f, 0, 5, b"6", user), Ok(1));
+    assert_eq!(vfs.append_with_lazy_cred(&f, 0, 3, b"45", Cred::root), Ok(2));
+    assert_eq!(mode_of(&vfs, &f), 0o4755, "a caller with CAP_FSETID lost the bit");
+    assert_eq!(vfs.append_with_lazy_cred(&f, 0, 5, b"6", user), Ok(1));
     assert_eq!(mode_of(&vfs, &f), 0o755);
     chmod(&vfs, &f, 0o4755).unwrap();
     assert_eq!(vfs.append(&user(), &f, 0, 6, b"7"), Ok(1));
@@ -117,28 +119,34 @@ fn append_is_a_write_at_the_end_that_the_caller_knows() {
 }
 
 #[test]
-fn truncation_takes_set_user_id_unless_who_asks_may_keep_it() {
+fn truncation_clears_set_user_id_without_fsetid() {
     let (vfs, root) = (new(), Cred::root());
     let what = Make::new(S_IFREG | 0o4755, 0, 0);
     let (f, _) = vfs.make(&root, &vfs.root(), name("f"), what).unwrap();
-    let truncate = |cred: &Cred, size, keeps| {
-        let attr =
-            vfs.truncate_asking(cred, &f, size, || if keeps { Cred::root() } else { user() })?;
-        Ok((attr.size, attr.mode & 0o7777))
-    };
+    let truncate =
+        |cred: &Cred, size, keeps| {
+            let attr = vfs.truncate_with_lazy_cred(cred, &f, size, || {
+                if keeps { Cred::root() } else { user() }
+            })?;
+            Ok((attr.size, attr.mode & 0o7777))
+        };
     assert_eq!(truncate(&root, 7, true), Ok((7, 0o4755)));
     assert_eq!(truncate(&user(), 0, false), Err(Errno::ACCESS));
-    assert_eq!(mode_of(&vfs, &f), 0o4755, "nothing has changed");
+    assert_eq!(mode_of(&vfs, &f), 0o4755, "a refused truncation changed the mode");
     assert_eq!(truncate(&root, 5, false), Ok((5, 0o755)));
-    let nothing_to_keep = || -> Cred { panic!("it has no such bit") };
-    assert_eq!(vfs.truncate_asking(&root, &f, 0, nothing_to_keep).map(|attr| attr.size), Ok(0));
-    assert_eq!(vfs.truncate_asking(&root, &vfs.root(), 0, Cred::root), Err(Errno::ISDIR));
+    let nothing_to_keep =
+        || -> Cred { panic!("the caller is looked up for a file without set-user-ID") };
+    assert_eq!(
+        vfs.truncate_with_lazy_cred(&root, &f, 0, nothing_to_keep).map(|attr| attr.size),
+        Ok(0)
+    );
+    assert_eq!(vfs.truncate_with_lazy_cred(&root, &vfs.root(), 0, Cred::root), Err(Errno::ISDIR));
 }
 
-/// The same for a server that looks up late whether the writer may keep the bit: from then on nobody
-/// changes the mode until the bytes are written.
+/// The same for a server that looks up the writer's credentials late. From the lookup on, no other
+/// thread changes the mode until the bytes are written.
 #[test]
-fn chmod_beside_a_writer_that_is_looked_up_is_not_lost() {
+fn chmod_during_a_write_with_lazy_credentials_is_not_lost() {
     let _watchdog = Watchdog::start("a chmod beside a late look", Duration::from_secs(60));
     for keeps in [false, true] {
         let vfs = new();
@@ -151,35 +159,40 @@ fn chmod_beside_a_writer_that_is_looked_up_is_not_lost() {
                 let chmod = || chmod(&vfs, &f, 0o4711).unwrap();
                 let thread = builder.spawn_scoped(scope, chmod).unwrap();
                 until_asleep("chmod-4", &thread);
-                assert!(!thread.is_finished(), "the bytes were still to be written");
+                assert!(!thread.is_finished(), "the mode changed before the bytes were written");
                 setter = Some(thread);
                 if keeps { Cred::root() } else { user() }
             };
-            assert_eq!(vfs.write_asking(&f, 0, 0, b"x", who), Ok(1));
-            setter.expect("it was asked").join().unwrap();
+            assert_eq!(vfs.write_with_lazy_cred(&f, 0, 0, b"x", who), Ok(1));
+            setter.expect("the caller's credentials are looked up").join().unwrap();
         });
-        assert_eq!(mode_of(&vfs, &f), 0o4711, "the chmod came last");
+        assert_eq!(mode_of(&vfs, &f), 0o4711, "the chmod was lost");
         chmod(&vfs, &f, 0o600).unwrap();
-        assert_eq!(vfs.write_asking(&f, 0, 0, b"x", || panic!("there is nothing to keep")), Ok(1));
+        assert_eq!(
+            vfs.write_with_lazy_cred(&f, 0, 0, b"x", || panic!(
+                "the caller is looked up for a file without set-user-ID"
+            )),
+            Ok(1)
+        );
     }
 }
 
 #[test]
-fn chmod_beside_an_acl_that_is_set_is_not_lost() {
+fn chmod_during_setfacl_is_not_lost() {
     let _watchdog = Watchdog::start("a chmod beside setfacl", Duration::from_secs(60));
     let (vfs, stop) = stopping(|call| matches!(call, Call::SetAcl(_)));
     tree(&vfs, &["f"]);
     let f = walk(&vfs, "f").unwrap();
     let set = || set_acl(&vfs, &f, &acl(6)).unwrap();
     overlap(&stop, "chmod-3", set, || chmod(&vfs, &f, 0o4750).unwrap(), || ());
-    assert_eq!(mode_of(&vfs, &f), 0o4750, "the chmod came last");
+    assert_eq!(mode_of(&vfs, &f), 0o4750, "the chmod was lost");
 }
 
 #[test]
-fn change_after_one_that_panicked_goes_on() {
+fn change_after_a_panic_of_the_back_end_succeeds() {
     let _watchdog = Watchdog::start("a change after a panic", Duration::from_secs(60));
     let is_first = Mutex::new(true);
-    let vfs = over(Meddled::new(move |_, call| {
+    let vfs = over(HookedTmpfs::new(move |_, call| {
         let is_setattr = matches!(call, Call::Setattr(_));
         let is_now = is_setattr && std::mem::take(&mut *is_first.lock().unwrap());
         if is_now { Err(Errno::IO) } else { Ok(()) }
@@ -187,7 +200,7 @@ fn change_after_one_that_panicked_goes_on() {
     tree(&vfs, &["f"]);
     let f = walk(&vfs, "f").unwrap();
     assert_eq!(chmod(&vfs, &f, 0o600), Err(Errno::IO));
-    let vfs = over(Meddled::new(|_, call| {
+    let vfs = over(HookedTmpfs::new(|_, call| {
         assert!(!matches!(call, Call::Write(_)), "on purpose");
         Ok(())
     }));
@@ -199,14 +212,15 @@ fn change_after_one_that_panicked_goes_on() {
     assert_eq!(mode_of(&vfs, &f), 0o600);
 }
 
-/// Trap X3: a back end of which a lock is poisoned panics in each call, also in the `forget` that an
-/// unwinding reference makes. A second panic that leaves a destructor ends the process.
+/// Trap X3: a back end with a poisoned lock panics in each call, also in the `forget` of a
+/// reference that is dropped while unwinding. A second panic that leaves a destructor would abort
+/// the process.
 #[test]
-fn forget_that_panics_while_another_panic_unwinds_ends_nothing() {
+fn panic_of_forget_during_unwinding_is_contained() {
     let is_poisoned = Arc::new(AtomicBool::new(false));
     let forgotten = Arc::new(AtomicU64::new(0));
     let (poison, count) = (Arc::clone(&is_poisoned), Arc::clone(&forgotten));
-    let vfs = over(Meddled::new(move |_, call| {
+    let vfs = over(HookedTmpfs::new(move |_, call| {
         if matches!(call, Call::Forget(_)) {
             // ORDERING: Relaxed. Statistic.
             count.fetch_add(1, Ordering::Relaxed);
@@ -226,10 +240,10 @@ fn forget_that_panics_while_another_panic_unwinds_ends_nothing() {
     });
     assert!(catch_unwind(call).is_err());
     // ORDERING: Relaxed. Statistic.
-    assert_eq!(forgotten.load(Ordering::Relaxed), 1, "the last reference went");
+    assert_eq!(forgotten.load(Ordering::Relaxed), 1, "the last reference was not dropped");
 }
 
-/// Makes a file that user 2 owns and its ACL lets nobody but user 3 read.
+/// Makes a file that user 2 owns. Its ACL lets only user 3 read it.
 fn shut_to_its_owner(vfs: &Vfs) -> InodeRef<'_> {
     tree(vfs, &["f"]);
     let f = walk(vfs, "f").unwrap();
@@ -239,15 +253,16 @@ fn shut_to_its_owner(vfs: &Vfs) -> InodeRef<'_> {
     f
 }
 
-/// User 2 owns a file whose ACL denies the owner; the file goes to root, and then its ACL lets the
-/// owner read. User 2 may read it at no time, but with the old owner and the new ACL.
+/// User 2 owns a file whose ACL denies the owner. The file's owner becomes root, and then the ACL
+/// lets the owner read. User 2 may read it at no time. Only a mix of the old owner and the new ACL
+/// would allow it.
 #[test]
-fn check_beside_a_change_of_owner_and_acl_takes_no_part_of_each() {
+fn check_during_a_change_of_owner_and_acl_mixes_nothing() {
     let _watchdog = Watchdog::start("a check beside a change", Duration::from_secs(60));
     let is_armed = Arc::new(Mutex::new(false));
     let place: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
     let (seen, armed) = (Arc::clone(&place), Arc::clone(&is_armed));
-    let vfs = over(Meddled::new(move |_, call| {
+    let vfs = over(HookedTmpfs::new(move |_, call| {
         if matches!(call, Call::GetAcl(_)) && std::mem::take(&mut *armed.lock().unwrap()) {
             let vfs = seen.get().and_then(Weak::upgrade).unwrap();
             let f = walk(&vfs, "f").unwrap();
@@ -263,18 +278,18 @@ fn check_beside_a_change_of_owner_and_acl_takes_no_part_of_each() {
     assert_eq!(may_read(), Err(Errno::ACCESS), "before");
     *is_armed.lock().unwrap() = true;
     assert_eq!(may_read(), Err(Errno::ACCESS), "meanwhile");
-    assert!(!*is_armed.lock().unwrap(), "the change was made");
+    assert!(!*is_armed.lock().unwrap(), "the change was not made");
     assert_eq!(may_read(), Err(Errno::ACCESS), "after");
 }
 
-/// Something changes whenever the check looks, and the check ends all the same.
+/// A check ends though the attributes change during each of its reads.
 #[test]
-fn check_under_a_storm_of_changes_ends() {
+fn permission_check_ends_despite_constant_changes() {
     let _watchdog = Watchdog::start("a check under a storm", Duration::from_secs(60));
     let looks = Arc::new(Mutex::new(0));
     let place: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
     let (seen, counted) = (Arc::clone(&place), Arc::clone(&looks));
-    let vfs = over(Meddled::new(move |_, call| {
+    let vfs = over(HookedTmpfs::new(move |_, call| {
         if let (Call::GetAcl(_), Some(vfs)) = (call, seen.get().and_then(Weak::upgrade)) {
             *counted.lock().unwrap() += 1;
             chmod(&vfs, &walk(&vfs, "other").unwrap(), 0o600)?;
@@ -286,6 +301,6 @@ fn check_under_a_storm_of_changes_ends() {
     place.set(Arc::downgrade(&vfs)).unwrap();
     assert_eq!(vfs.access(&Cred::user(2, 2, &[]), &f, May::READ), Err(Errno::ACCESS));
     assert_eq!(vfs.access(&Cred::user(3, 3, &[]), &f, May::READ), Ok(()));
-    // Four looks that something came between, and one that counts, for each.
+    // Each check reads four times during a change, and once under the lock.
     assert_eq!(*looks.lock().unwrap(), 10);
 }

@@ -1,8 +1,8 @@
-//! The one back end of these tests that is no tmpfs: a tmpfs with something in front of it.
+//! A tmpfs with a hook around its calls, the only other back end of these tests.
 //!
-//! A [`Meddled`] passes every call on, and asks a [`Meddle`] what is to happen around it: nothing, a
-//! wait, a panic, an error, a change underneath. It may also show the inodes under other numbers. Most
-//! tests give a closure. The shuttle models use this file too.
+//! [`HookedTmpfs`] passes every call to a tmpfs. Before and after some calls it runs a [`Hook`],
+//! which may wait, panic, return an error or change the tmpfs. It may also show inodes under other
+//! numbers. Most tests pass a closure. The shuttle models use this file too.
 
 use std::ops::ControlFlow;
 
@@ -13,14 +13,15 @@ use corewalk::{
     Seek, SetAttr, StatFs, XattrMode,
 };
 
-/// Which call a [`Meddled`] back end is about to pass on, or has. Numbers are those shown outside.
+/// The call that a [`HookedTmpfs`] is about to pass on, or has passed on. Inode numbers are those
+/// that the namespace sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call<'a> {
     /// Before `root`.
     Root,
     /// Before `lookup`.
     Lookup(&'a [u8]),
-    /// After `lookup`, with the answer in hand.
+    /// After `lookup`, before its answer is returned.
     LookupDone(&'a [u8]),
     /// Before `make`.
     Make(&'a [u8]),
@@ -30,7 +31,7 @@ pub(crate) enum Call<'a> {
     Remove(&'a [u8]),
     /// After `remove`.
     RemoveDone(&'a [u8]),
-    /// Before `rename`; the old name.
+    /// Before `rename`, with the old name.
     Rename(&'a [u8]),
     /// After `rename`.
     RenameDone(&'a [u8]),
@@ -50,60 +51,60 @@ pub(crate) enum Call<'a> {
     ForgetDone(u64),
 }
 
-/// What happens around the calls.
-pub(crate) trait Meddle: Send + Sync + 'static {
-    /// Runs before, or after, a call. An error is the answer of the call.
+/// A hook around the calls of a back end.
+pub(crate) trait Hook: Send + Sync + 'static {
+    /// Runs before or after a call. An error becomes the answer of the call.
     fn at(&self, fs: &Tmpfs, call: Call<'_>) -> Result<(), Errno>;
 
-    /// Returns the number that the tmpfs has for the inode shown as `ino`.
+    /// Returns the tmpfs's number of the inode that is shown as `ino`.
     fn inside(&self, ino: u64) -> u64 {
         ino
     }
 
-    /// Returns attributes as they are shown.
+    /// Returns the attributes to show for `attr`.
     fn outside(&self, attr: Attr) -> Attr {
         attr
     }
 }
 
-impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> Meddle for F {
+impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> Hook for F {
     fn at(&self, fs: &Tmpfs, call: Call<'_>) -> Result<(), Errno> {
         self(fs, call)
     }
 }
 
-/// A tmpfs with a [`Meddle`] in front of it.
-pub(crate) struct Meddled<M> {
-    /// The file system itself.
+/// A tmpfs with a [`Hook`] in front of it.
+pub(crate) struct HookedTmpfs<M> {
+    /// The tmpfs.
     pub(crate) inner: Tmpfs,
-    meddle: M,
+    hook: M,
 }
 
-impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> Meddled<F> {
-    pub(crate) fn new(meddle: F) -> Meddled<F> {
-        Meddled::over(Tmpfs::new(TmpfsOptions::default()), meddle)
+impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> HookedTmpfs<F> {
+    pub(crate) fn new(hook: F) -> HookedTmpfs<F> {
+        HookedTmpfs::over(Tmpfs::new(TmpfsOptions::default()), hook)
     }
 }
 
-impl<M: Meddle> Meddled<M> {
-    pub(crate) fn over(inner: Tmpfs, meddle: M) -> Meddled<M> {
-        Meddled { inner, meddle }
+impl<M: Hook> HookedTmpfs<M> {
+    pub(crate) fn over(inner: Tmpfs, hook: M) -> HookedTmpfs<M> {
+        HookedTmpfs { inner, hook }
     }
 
     fn at(&self, call: Call<'_>) -> Result<(), Errno> {
-        self.meddle.at(&self.inner, call)
+        self.hook.at(&self.inner, call)
     }
 
     fn inside(&self, node: Node<'_>) -> Node<'static> {
-        Node::detached(self.meddle.inside(node.ino()), node.kind())
+        Node::detached(self.hook.inside(node.ino()), node.kind())
     }
 
     fn outside(&self, answer: Result<Attr, Errno>) -> Result<Attr, Errno> {
-        answer.map(|attr| self.meddle.outside(attr))
+        answer.map(|attr| self.hook.outside(attr))
     }
 }
 
-impl<M: Meddle> FileSystem for Meddled<M> {
+impl<M: Hook> FileSystem for HookedTmpfs<M> {
     fn root(&self) -> Result<Attr, Errno> {
         self.at(Call::Root)?;
         self.outside(self.inner.root())
@@ -156,7 +157,7 @@ impl<M: Meddle> FileSystem for Meddled<M> {
     fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
         self.inner.readdir(self.inside(dir), cookie, &mut |entry| {
             let attr = self.inner.getattr(Node::detached(entry.ino, entry.kind));
-            // An entry that has just been removed has no number to show.
+            // An entry that was just removed has no attributes to show.
             match self.outside(attr) {
                 Ok(attr) => sink(DirEntry { ino: attr.ino, ..entry }),
                 Err(_) => ControlFlow::Continue(()),
@@ -249,7 +250,7 @@ impl<M: Meddle> FileSystem for Meddled<M> {
 
     fn forget(&self, ino: u64) {
         let _ = self.at(Call::Forget(ino));
-        self.inner.forget(self.meddle.inside(ino));
+        self.inner.forget(self.hook.inside(ino));
         let _ = self.at(Call::ForgetDone(ino));
     }
 }

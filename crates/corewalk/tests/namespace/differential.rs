@@ -1,10 +1,10 @@
-//! Which error comes first: the same calls of an ordinary user, on a tree in a namespace and on the
-//! same tree of the host.
+//! The order of errors: the same calls of an unprivileged user in a namespace and on the host, on
+//! equal trees.
 //!
-//! Each round makes one random tree twice, with owners and modes that refuse this or that, and makes
-//! random calls in it until one of them succeeds. Where several things are wrong with a call, both
-//! must name the same one. The host is asked by a thread that has given its privileges away; where the
-//! tests do not run as root, the user is who runs them, and everything is its own.
+//! Each round makes one random tree on both sides, with owners and modes that refuse some calls. It
+//! then makes random calls until one succeeds. If a call has several errors, both sides must report
+//! the same one. A thread without privileges makes the calls on the host. If the tests do not run
+//! as root, the user is the one that runs them and owns all files.
 //!
 //! Source: path_resolution(7), unlink(2), link(2), mknod(2), rename(2); Linux `may_delete`.
 
@@ -28,24 +28,24 @@ use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 use crate::fixtures::{name, new, walk};
 
-/// Whom the calls are made for where the tests run as root: nobody, on most systems.
+/// The user of the calls if the tests run as root. On most systems it is `nobody`.
 const USER: u32 = 65534;
-/// Trees.
+/// The number of trees.
 const ROUNDS: u32 = 600;
-/// Calls in one tree, if none succeeds.
+/// The most calls in one tree.
 const CALLS: u32 = 24;
 
-/// The directories that calls are made in, and one file that is none; `t` can always be searched, since
-/// it leads to another.
+/// The directories of the calls, and one file. `t` can always be searched, since it leads to `t/d`.
 const PLACES: [&str; 5] = [".", "a", "t", "t/d", "p"];
-/// Names in the root.
+/// Names in the root directory.
 const TOP: [&str; 6] = ["a", "t", "p", "own", "own-d", "none"];
-/// Names in the other directories: a file, directories without and with a file in it, and nothing.
+/// Names in the other directories: a file, an empty directory, a directory with a file, and no
+/// entry.
 const BELOW: [&str; 4] = ["f", "d", "full", "none"];
-/// What a directory may be to others and to its owner.
+/// The modes of the directories.
 const MODES: [u32; 10] = [0o755, 0o777, 0o1777, 0o711, 0o700, 0o600, 0o644, 0o555, 0o333, 0o000];
 
-/// A file or a directory as it is made on both sides.
+/// A file or directory to make on both sides.
 struct Entry {
     path: &'static str,
     mode: u32,
@@ -65,23 +65,23 @@ enum Op {
     Rename(At, At, RenameMode),
 }
 
-/// Who the calls are made for, and whom the files can be given to.
-struct Who {
+/// The caller's credentials, and the owners of the files.
+struct Caller {
     cred: Cred,
     owners: Vec<(u32, u32)>,
 }
 
-/// Returns who the calls are made for.
-fn who() -> Who {
+/// Returns the caller and the owners.
+fn caller() -> Caller {
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     match uid {
-        0 => Who { cred: Cred::user(USER, USER, &[]), owners: vec![(0, 0), (USER, USER)] },
-        _ => Who { cred: Cred::user(uid, gid, &[]), owners: vec![(uid, gid); 2] },
+        0 => Caller { cred: Cred::user(USER, USER, &[]), owners: vec![(0, 0), (USER, USER)] },
+        _ => Caller { cred: Cred::user(uid, gid, &[]), owners: vec![(uid, gid); 2] },
     }
 }
 
-/// Returns a tree. What the user links is its own: `protected_hardlinks` refuses the rest, which is
-/// not for a file system to know.
+/// Returns a random tree. The user owns the files that it links, since `protected_hardlinks` of the
+/// host refuses other links.
 fn random_tree(rng: &mut Rng) -> Vec<Entry> {
     let dir = |path, mode, owner| Entry { path, mode: S_IFDIR | mode, owner };
     let file = |path, mode, owner| Entry { path, mode: S_IFREG | mode, owner };
@@ -125,7 +125,7 @@ fn random_op(rng: &mut Rng) -> Op {
 }
 
 fn through_namespace(vfs: &Vfs, cred: &Cred, op: Op) -> Result<(), Errno> {
-    let dir = |at: At| walk(vfs, at.0).expect("a place is there until a call succeeds");
+    let dir = |at: At| walk(vfs, at.0).expect("the directories stay until a call succeeds");
     match op {
         Op::Lookup(at) => vfs.lookup(cred, &dir(at), name(at.1)).map(drop),
         Op::Make(at, mode) => {
@@ -168,10 +168,10 @@ fn directly(root: &Path, op: Op) -> Result<(), Errno> {
 }
 
 /// Makes a tree in a namespace.
-fn grow(tree: &[Entry], who: &Who) -> Arc<Vfs> {
+fn grow(tree: &[Entry], caller: &Caller) -> Arc<Vfs> {
     let vfs = new();
     for entry in tree {
-        let (uid, gid) = who.owners[entry.owner as usize];
+        let (uid, gid) = caller.owners[entry.owner as usize];
         if entry.path == "." {
             let (mode, uid, gid) = (Some(entry.mode & 0o7777), Some(uid), Some(gid));
             let set = SetAttr { mode, uid, gid, ..SetAttr::default() };
@@ -185,12 +185,12 @@ fn grow(tree: &[Entry], who: &Who) -> Arc<Vfs> {
     vfs
 }
 
-/// A directory of the host, removed in the end.
+/// A temporary directory on the host. Dropping it removes it.
 struct TempDir(PathBuf);
 
 impl TempDir {
-    /// Makes a tree on the host, where nobody is kept from anything until it stands.
-    fn new(round: u32, tree: &[Entry], who: &Who) -> TempDir {
+    /// Makes a tree on the host. The modes are set last, so they refuse nothing while it is made.
+    fn new(round: u32, tree: &[Entry], caller: &Caller) -> TempDir {
         let name = format!("corewalk-differential-{}-{round}", std::process::id());
         let dir = TempDir(std::env::temp_dir().join(name));
         fs::create_dir(&dir.0).unwrap();
@@ -201,12 +201,12 @@ impl TempDir {
                 false => drop(fs::File::create_new(dir.0.join(entry.path)).unwrap()),
             }
         }
-        // What is inside first.
+        // Set the modes of children before those of their parents.
         let mut tree: Vec<&Entry> = tree.iter().collect();
         tree.sort_by_key(|entry| std::cmp::Reverse(entry.path.matches(['/']).count()));
         tree.sort_by_key(|entry| entry.path == ".");
         for entry in tree {
-            let (uid, gid) = who.owners[entry.owner as usize];
+            let (uid, gid) = caller.owners[entry.owner as usize];
             let path = dir.0.join(entry.path);
             chown(&path, Some(uid), Some(gid)).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(entry.mode & 0o7777)).unwrap();
@@ -217,7 +217,7 @@ impl TempDir {
 
 impl Drop for TempDir {
     fn drop(&mut self) {
-        // Who is not root has to let itself in again.
+        // Without root privileges, restore the permissions to remove the tree.
         let mut left = vec![self.0.clone()];
         while let Some(dir) = left.pop() {
             let _ = fs::set_permissions(&dir, fs::Permissions::from_mode(0o700));
@@ -229,7 +229,7 @@ impl Drop for TempDir {
     }
 }
 
-/// Serves calls as the user, on a thread of its own.
+/// Makes the calls of the user, on a thread of its own.
 fn serve(calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Result<(), Errno>>) {
     if geteuid().is_root() {
         let (uid, gid) = (Uid::from_raw(USER), Gid::from_raw(USER));
@@ -242,24 +242,24 @@ fn serve(calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Result<(), Errno>>) {
     }
 }
 
-/// Every error is the one that the host gives.
+/// Every error is that of the host.
 #[test]
-fn errors_of_a_user_come_in_the_order_of_the_host() {
+fn order_of_errors_is_that_of_the_host() {
     let seed = Seed::choose();
     let _report = ReportSeed::new(seed);
-    let (mut rng, who) = (Rng::new(seed), who());
+    let (mut rng, caller) = (Rng::new(seed), caller());
     let (call, calls) = channel();
     let (answer, answers) = channel();
     let mut errors: BTreeMap<i32, u32> = BTreeMap::new();
     let mut differ: BTreeMap<String, u32> = BTreeMap::new();
     thread::scope(|scope| {
         scope.spawn(move || serve(&calls, &answer));
-        // Dropped when this is over, also by a panic, so that the thread ends.
+        // Dropped at the end, also by a panic, so that the thread ends.
         let call = call;
         for round in 0..ROUNDS {
             let tree = random_tree(&mut rng);
-            let host = TempDir::new(round, &tree, &who);
-            let vfs = grow(&tree, &who);
+            let host = TempDir::new(round, &tree, &caller);
+            let vfs = grow(&tree, &caller);
             for _ in 0..CALLS {
                 let op = random_op(&mut rng);
                 if rng.chance(1, 4) {
@@ -267,7 +267,7 @@ fn errors_of_a_user_come_in_the_order_of_the_host() {
                 }
                 call.send((host.0.clone(), op)).unwrap();
                 let (right, mine) =
-                    (answers.recv().unwrap(), through_namespace(&vfs, &who.cred, op));
+                    (answers.recv().unwrap(), through_namespace(&vfs, &caller.cred, op));
                 if mine != right {
                     let kind = format!("{op:?}");
                     let kind = kind.split('(').next().unwrap();
@@ -279,5 +279,5 @@ fn errors_of_a_user_come_in_the_order_of_the_host() {
         }
     });
     assert!(differ.is_empty(), "{differ:#?}");
-    assert!(errors.len() >= 8, "too few kinds of errors were met: {errors:?}");
+    assert!(errors.len() >= 8, "too few kinds of errors occurred: {errors:?}");
 }

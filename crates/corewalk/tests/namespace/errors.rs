@@ -1,6 +1,6 @@
-//! Which error comes first, and what a new or changed file has, as Linux has it.
+//! The order of errors, and the attributes of new and changed files, as on Linux.
 //!
-//! The orders were read off Linux 6.18, with the same calls on ext4 and tmpfs.
+//! The expected orders are those of Linux 6.18, for the same calls on ext4 and tmpfs.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ fn user() -> Cred {
     Cred::user(1000, 1000, &[])
 }
 
-/// Returns a namespace with a root that only root may write to.
+/// Returns a namespace whose root directory only root may write.
 fn strict() -> Arc<Vfs> {
     let vfs = new();
     chmod(&vfs, ".", 0o755);
@@ -30,8 +30,8 @@ fn chmod(vfs: &Vfs, path: &str, mode: u32) {
     vfs.setattr(&Cred::root(), &walk(vfs, path).unwrap(), &set).unwrap();
 }
 
-/// Links a directory; a name that is taken is the first thing that is wrong with it, whether the
-/// cache knows the name or not.
+/// A link of a directory onto an existing name is `EEXIST` first, whether the cache has the name or
+/// not.
 #[test]
 fn link_of_a_directory_onto_an_existing_name_is_eexist() {
     let vfs = strict();
@@ -68,11 +68,14 @@ fn existing_name_in_a_directory_that_is_not_writable_is_eexist() {
     assert_eq!(make(".", "d", S_IFDIR | 0o755), Err(Errno::EXIST));
     assert_eq!(make(".", "e", S_IFDIR | 0o755), Err(Errno::ACCESS));
     assert_eq!(make(".", "d", S_IFBLK | 0o644), Err(Errno::EXIST));
-    assert_eq!(make("shut", "d", S_IFDIR | 0o755), Err(Errno::ACCESS), "it may not look");
+    assert_eq!(
+        make("shut", "d", S_IFDIR | 0o755),
+        Err(Errno::ACCESS),
+        "a caller without search permission learns of the name"
+    );
 }
 
-/// A name that is taken is what is wrong, also where there would be no room for it and the cache does not
-/// know it.
+/// A taken name is `EEXIST` even if the file system is full and the cache does not have the name.
 #[test]
 fn existing_name_on_a_full_file_system_is_eexist() {
     let vfs = over(Tmpfs::new(TmpfsOptions { inodes_max: Some(3), ..TmpfsOptions::default() }));
@@ -86,9 +89,9 @@ fn existing_name_on_a_full_file_system_is_eexist() {
     }
 }
 
-/// Whatever is to be done with a name in a file: it is no directory, whoever asks.
+/// Each operation on a name in a file is `ENOTDIR`, for every caller.
 #[test]
-fn name_in_what_is_no_directory_is_enotdir() {
+fn name_in_a_file_is_enotdir() {
     let vfs = new();
     tree(&vfs, &["f", "g"]);
     let (f, g) = (walk(&vfs, "f").unwrap(), walk(&vfs, "g").unwrap());
@@ -109,7 +112,7 @@ fn name_in_what_is_no_directory_is_enotdir() {
 }
 
 #[test]
-fn make_takes_the_umask_unless_there_is_a_default_acl() {
+fn make_applies_the_umask_without_a_default_acl() {
     let vfs = new();
     tree(&vfs, &["plain/", "with/"]);
     let value = Acl::from_mode(0o775).to_xattr();
@@ -131,7 +134,7 @@ fn make_takes_the_umask_unless_there_is_a_default_acl() {
     };
     assert_eq!(made("plain", S_IFREG | 0o4666), 0o4640);
     assert_eq!(made("plain", S_IFDIR | 0o777), 0o750);
-    assert_eq!(made("plain", S_IFLNK | 0o777), 0o777, "a link has no mode");
+    assert_eq!(made("plain", S_IFLNK | 0o777), 0o777, "a symbolic link has mode 0777");
     assert_eq!(made("with", S_IFREG | 0o666), 0o664);
     assert_eq!(made("with", S_IFDIR | 0o777), 0o775);
     let what = Make { umask: 0o077, ..Make::new(S_IFREG | 0o666, 0, 0) };
@@ -140,23 +143,27 @@ fn make_takes_the_umask_unless_there_is_a_default_acl() {
 }
 
 #[test]
-fn fallocate_by_somebody_else_clears_set_user_id() {
+fn fallocate_by_another_user_clears_set_user_id() {
     let vfs = new();
     let what = Make::new(S_IFREG | 0o6755, 0, 0);
     let (f, _) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
     let grow = |cred: &Cred, len| vfs.fallocate(cred, &f, 0, 0, len, Fallocate::empty());
     assert_eq!(grow(&user(), 0), Err(Errno::INVAL));
     grow(&Cred::root(), 4096).unwrap();
-    assert_eq!(vfs.getattr(&f).unwrap().mode & 0o7777, 0o6755, "nothing was changed, or by root");
+    assert_eq!(
+        vfs.getattr(&f).unwrap().mode & 0o7777,
+        0o6755,
+        "the bits were lost without an allocation, or by root"
+    );
     grow(&user(), 8192).unwrap();
     let attr = vfs.getattr(&f).unwrap();
     assert_eq!((attr.mode & 0o7777, attr.size), (0o755, 8192));
 }
 
-/// Attributes of the class `security` are for who has the capability, whoever the owner is; anybody reads
-/// them, and an absent one is no reason to say so to others.
+/// Changing `security` attributes needs a capability, even for the owner. Every caller may read
+/// them. The removal of an absent one is also refused.
 #[test]
-fn attributes_of_security_are_changed_with_a_capability_only() {
+fn security_attributes_need_a_capability_to_change() {
     let capability = |bytes, version: u8| {
         let mut value = vec![0; bytes];
         (value[0], value[3]) = (1, version);
@@ -179,7 +186,11 @@ fn attributes_of_security_are_changed_with_a_capability_only() {
         let set = |cred: &Cred| vfs.setxattr(cred, &f, attribute, value, XattrMode::Set);
         let remove = |cred: &Cred| vfs.removexattr(cred, &f, attribute);
         for other in [user(), Cred { caps: Caps::all() - needed, ..user() }] {
-            assert_eq!(remove(&other), Err(Errno::PERM), "{needed:?}: it is not there");
+            assert_eq!(
+                remove(&other),
+                Err(Errno::PERM),
+                "{needed:?}: removal of an absent attribute"
+            );
             assert_eq!(set(&other), Err(Errno::PERM), "{needed:?}");
             set(&may).unwrap();
             let read = vfs.getxattr(&user(), &f, attribute);
@@ -197,7 +208,7 @@ fn attributes_of_security_are_changed_with_a_capability_only() {
     }
 }
 
-/// Who may keep set-group-ID where it does not mean execution: whoever could set it.
+/// Set-group-ID without group execution is kept for callers that could set it.
 #[test]
 fn set_group_id_without_execution_stays_for_the_group() {
     let vfs = new();
@@ -207,10 +218,10 @@ fn set_group_id_without_execution_stays_for_the_group() {
     type Call<'a> = &'a dyn Fn(&Cred, &InodeRef<'_>);
     let calls: [Call<'_>; 5] = [
         &|cred, f| assert_eq!(vfs.write(cred, f, 0, 0, b"x"), Ok(1)),
-        &|cred, f| assert_eq!(vfs.write_asking(f, 0, 0, b"x", || cred.clone()), Ok(1)),
+        &|cred, f| assert_eq!(vfs.write_with_lazy_cred(f, 0, 0, b"x", || cred.clone()), Ok(1)),
         &|cred, f| vfs.fallocate(cred, f, 0, 0, 9, Fallocate::empty()).unwrap(),
         &|cred, f| assert_eq!(vfs.setattr(cred, f, &cut).map(|attr| attr.size), Ok(0)),
-        // May be refused.
+        // This call may be refused.
         &|cred, f| assert_ne!(vfs.setattr(cred, f, &give).err(), Some(Errno::ACCESS)),
     ];
     let left = |cred: &Cred, mode: u32, call: usize| {
@@ -230,23 +241,28 @@ fn set_group_id_without_execution_stays_for_the_group() {
     assert_eq!(left(&Cred::user(1000, 1000, &[50]), 0o2666, 4), 0o2666);
     assert_eq!(left(&Cred::user(1000, 1000, &[]), 0o2666, 4), 0o666);
     let chown = Cred { caps: Caps::CHOWN, ..member };
-    assert_eq!(left(&chown, 0o2666, 4), 0o2666, "nothing is taken away");
-    assert_eq!(left(&chown, 0o6666, 4), 0o6666, "refused: the mode is the owner's");
+    assert_eq!(left(&chown, 0o2666, 4), 0o2666, "set-group-ID was lost");
+    assert_eq!(left(&chown, 0o6666, 4), 0o6666, "a refused chown changed the mode");
     let may_chmod = Cred { caps: Caps::CHOWN | Caps::FOWNER, ..chown };
-    assert_eq!(left(&may_chmod, 0o6666, 4), 0o666, "in the old group, not in the new");
+    assert_eq!(left(&may_chmod, 0o6666, 4), 0o666, "set-group-ID is kept in a foreign group");
 }
 
 #[test]
-fn write_of_nothing_keeps_set_user_id() {
+fn empty_write_keeps_set_user_id() {
     let vfs = new();
     let what = Make::new(S_IFREG | 0o6777, 1000, 1000);
     let (f, made) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
     assert_eq!(vfs.write(&user(), &f, 0, 3, b""), Ok(0));
-    assert_eq!(vfs.write_asking(&f, 0, 3, b"", || panic!("there is nothing to write")), Ok(0));
-    assert_eq!(vfs.getattr(&f), Ok(made), "nothing has changed, no time either");
+    assert_eq!(
+        vfs.write_with_lazy_cred(&f, 0, 3, b"", || panic!(
+            "the caller is looked up for an empty write"
+        )),
+        Ok(0)
+    );
+    assert_eq!(vfs.getattr(&f), Ok(made), "an empty write changed the attributes");
 }
 
-/// mkdir(2) takes nothing but permissions and the sticky bit.
+/// mkdir(2) uses only the permission bits and the sticky bit.
 #[test]
 fn directory_is_made_with_set_group_id_of_its_parent_only() {
     let vfs = new();
@@ -261,9 +277,9 @@ fn directory_is_made_with_set_group_id_of_its_parent_only() {
     }
 }
 
-/// What fallocate(2) and lseek(2) say of other files than regular ones, and of what no file can do.
+/// fallocate(2) and lseek(2) on other kinds than regular files, and with invalid arguments.
 #[test]
-fn fallocate_and_seek_of_what_cannot_be_have_the_errors_of_linux() {
+fn fallocate_and_seek_have_the_errors_of_linux() {
     use Fallocate as F;
     const BIG: u64 = i64::MAX as u64;
     let vfs = new();
@@ -291,7 +307,7 @@ fn fallocate_and_seek_of_what_cannot_be_have_the_errors_of_linux() {
             assert_eq!(ask(other), Err(errno), "{how:?}");
         }
     }
-    assert_eq!(vfs.getattr(&f).unwrap().mode & 0o7777, 0o6777, "nothing has been done");
+    assert_eq!(vfs.getattr(&f).unwrap().mode & 0o7777, 0o6777, "a failed call changed the mode");
     for (other, errno) in others.iter().zip([Errno::SPIPE, Errno::INVAL, Errno::INVAL]) {
         for what in [Seek::Data, Seek::Hole] {
             assert_eq!(vfs.seek(other, 0, 0, what), Err(errno));
@@ -300,7 +316,7 @@ fn fallocate_and_seek_of_what_cannot_be_have_the_errors_of_linux() {
 }
 
 #[test]
-fn mode_of_a_link_and_a_time_that_is_none_are_refused() {
+fn mode_of_a_link_and_invalid_times_are_refused() {
     let vfs = new();
     let link = Make { target: b"t", ..Make::new(S_IFLNK | 0o777, 1000, 1000) };
     let (l, made) = vfs.make(&Cred::root(), &vfs.root(), name("l"), link).unwrap();

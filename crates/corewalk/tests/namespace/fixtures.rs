@@ -1,4 +1,4 @@
-//! Namespaces to test on, and short ways to work with them.
+//! Namespaces for the tests, and short helper functions.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub(crate) fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// Returns a root and a working directory at the root.
+/// Returns a root and a working directory, both at the root.
 pub(crate) fn at(vfs: &Vfs) -> FsStruct<'_> {
     FsStruct { root: vfs.root_path(), cwd: vfs.root_path() }
 }

@@ -1,8 +1,8 @@
-//! Paths, ACLs and attributes that nobody would write.
+//! Fuzz tests of paths, ACLs and extended attributes.
 //!
-//! A path is resolved beside openat2(2) with `RESOLVE_IN_ROOT`, on a tree that is the same. A value of
-//! an ACL is refused, or means the same after it was stored. A sequence of changes of extended
-//! attributes leaves what a map says.
+//! A path is resolved here and by openat2(2) with `RESOLVE_IN_ROOT` on an equal tree on the host.
+//! An ACL value is refused, or equal after it was stored. After a sequence of changes, extended
+//! attributes are those of a map.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +21,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
 use crate::fixtures::{at, new, tree};
 
-/// Directories, files and links of the tree, as [`tree`] takes them.
+/// The tree: directories, files and links, in the form of [`tree`].
 const TREE: [&str; 10] = [
     "a/",
     "a/b/",
@@ -35,7 +35,7 @@ const TREE: [&str; 10] = [
     "a/dots -> ./b/../b/.",
 ];
 
-/// The same tree on the host; removed when it is dropped.
+/// An equal tree on the host. Dropping it removes it.
 struct HostTree(PathBuf);
 
 impl HostTree {
@@ -59,19 +59,19 @@ impl Drop for HostTree {
     }
 }
 
-/// Returns what `path` leads to on the host: the number of an entry of the tree.
+/// Resolves `path` on the host, to the index of an entry of the tree.
 fn on_host(root: &fs::File, numbers: &BTreeMap<u64, usize>, path: &[u8]) -> Result<usize, Errno> {
     let file = openat2(root, path, OFlags::PATH, Mode::empty(), ResolveFlags::IN_ROOT)?;
     Ok(numbers[&rustix::fs::fstat(&file)?.st_ino])
 }
 
-/// Returns what `path` leads to in the namespace.
+/// Resolves `path` in the namespace.
 fn in_namespace(vfs: &Vfs, numbers: &BTreeMap<u64, usize>, path: &[u8]) -> Result<usize, Errno> {
     let place = vfs.walk(&Cred::root(), &at(vfs), path, WalkFlags::FOLLOW)?;
     Ok(numbers[&place.inode().ino()])
 }
 
-/// Checks a name by its definition in path_resolution(7).
+/// Returns true if a name is valid by path_resolution(7).
 fn name_is_valid(name: &[u8]) -> bool {
     (1..=255).contains(&name.len())
         && !name.iter().any(|byte| [b'/', 0].contains(byte))
@@ -80,7 +80,7 @@ fn name_is_valid(name: &[u8]) -> bool {
 }
 
 #[test]
-fn fuzz_names_and_paths_lead_to_what_the_host_says() {
+fn fuzz_names_and_paths_resolve_as_on_the_host() {
     let host = HostTree::new();
     let root = fs::File::open(&host.0).unwrap();
     let vfs = new();
@@ -114,14 +114,14 @@ fn fuzz_names_and_paths_lead_to_what_the_host_says() {
     }
 }
 
-/// Stores the ACL that `input` says; returns the number of its entries.
+/// Stores the ACL of `input` and returns the number of its entries.
 fn store_acl(fs: &Tmpfs, file: Node<'_>, input: &[u8]) -> Result<usize, Errno> {
     let Some(mut acl) = Acl::from_xattr(input)? else { return Ok(0) };
     assert_eq!(Acl::from_xattr(&acl.to_xattr()), Ok(Some(acl.clone())));
     assert_eq!(acl.to_xattr().len(), input.len());
     fs.set_acl(file, AclKind::Access, Some(&acl), Some(acl.mode())).unwrap();
     let kept = fs.get_acl(file, AclKind::Access).unwrap();
-    // An ACL that says what a mode can say is kept as the mode.
+    // An ACL that is equivalent to a mode is stored as the mode.
     assert_eq!(kept.unwrap_or_else(|| Acl::from_mode(acl.mode())), acl);
     let (mode, inherited) = acl.inherit(0o640);
     assert_eq!(mode, 0o640 & acl.mode());
@@ -132,7 +132,7 @@ fn store_acl(fs: &Tmpfs, file: Node<'_>, input: &[u8]) -> Result<usize, Errno> {
 }
 
 #[test]
-fn fuzz_acls_are_refused_or_kept() {
+fn fuzz_acls_are_refused_or_stored() {
     let tmpfs = Tmpfs::new(TmpfsOptions::default());
     let root = Node::detached(1, FileKind::Directory);
     let made = tmpfs.make(root, Name::new(b"file").unwrap(), &Make::new(S_IFREG | 0o600, 1, 1));
@@ -153,7 +153,7 @@ fn take<'a>(input: &mut &'a [u8], len: usize) -> &'a [u8] {
     front
 }
 
-/// Returns a number of one byte from the front of `input`.
+/// Takes a one-byte number from the front of `input`.
 fn take_number(input: &mut &[u8]) -> usize {
     take(input, 1).first().copied().map_or(0, usize::from)
 }
@@ -165,10 +165,10 @@ fn collect_xattrs(fs: &Tmpfs, node: Node<'_>) -> BTreeMap<Vec<u8>, Vec<u8>> {
     names.map(|name| (name.to_vec(), fs.getxattr(node, name).unwrap())).collect()
 }
 
-/// An input is a sequence of changes: what to do, the length of a name, the name, a length in units of
-/// 16 bytes, and a value.
+/// The input is a sequence of changes. Each has an operation, the length of a name, the name, a
+/// length in units of 16 bytes, and a value.
 #[test]
-fn fuzz_xattrs_are_what_a_map_says() {
+fn fuzz_xattrs_match_a_map() {
     let answers = Fuzz::of("xattrs").words(&[b"user.", b"trusted."]).runs(5_000).run(|input| {
         let tmpfs = Tmpfs::new(TmpfsOptions::default());
         let root = Node::detached(1, FileKind::Directory);
@@ -179,7 +179,7 @@ fn fuzz_xattrs_are_what_a_map_says() {
         while !rest.is_empty() {
             let what = take_number(&mut rest);
             let len = take_number(&mut rest);
-            // The namespace above refuses names with a NUL and empty ones.
+            // The namespace refuses empty names and names with a NUL.
             let name = take(&mut rest, len);
             let len = 16 * take_number(&mut rest);
             let value = take(&mut rest, len);

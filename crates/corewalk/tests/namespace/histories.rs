@@ -10,7 +10,7 @@ use corewalk_testkit::rng::{Rng, Seed};
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{new, over};
 use crate::model::{Answer, DIRS, Model, NAMES, Op, World};
 
@@ -34,8 +34,8 @@ fn random_op(rng: &mut Rng, tag: u32) -> Op {
     }
 }
 
-/// Returns an operation on the first directory by its name, or in it: it is removed, beside files that
-/// come and go in it.
+/// Returns an operation on the first directory or on its name: it is removed while files in it are
+/// made and removed.
 fn random_op_around_rmdir(rng: &mut Rng, tag: u32) -> Op {
     let file = rng.index(2);
     match rng.below(10) {
@@ -50,7 +50,7 @@ fn random_op_around_rmdir(rng: &mut Rng, tag: u32) -> Op {
     }
 }
 
-/// Runs one short race and returns what was recorded.
+/// Runs one short race and returns the recorded history.
 fn record(
     world: &World<'_>,
     seed: Seed,
@@ -69,7 +69,7 @@ fn record(
     History::join(recorders)
 }
 
-/// Traps T12, T13, T15, T26, P8: every answer fits one order of the operations.
+/// Traps T12, T13, T15, T26, P8: all answers fit one sequential order of the operations.
 #[test]
 fn histories_over_tmpfs_are_linearizable() {
     let _watchdog = Watchdog::start("histories over tmpfs", Duration::from_secs(300));
@@ -84,8 +84,8 @@ fn histories_over_tmpfs_are_linearizable() {
     }
 }
 
-/// The same with a back end that dawdles in every call, and with eviction and invalidation going on:
-/// what a back end answers late must not be believed (traps T25, P12).
+/// The same with a back end that delays every call, and with eviction and invalidation in parallel.
+/// The cache must not keep an answer that is stale when it arrives (traps T25, P12).
 #[test]
 fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
     let _watchdog = Watchdog::start("histories over a slow back end", Duration::from_secs(300));
@@ -93,7 +93,7 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
     let mut unchecked = 0;
     for _ in 0..HISTORIES {
         let seed = Seed(rng.next_u64());
-        let vfs = over(Meddled::new(|_, _| {
+        let vfs = over(HookedTmpfs::new(|_, _| {
             thread::yield_now();
             Ok(())
         }));
@@ -106,7 +106,7 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
                 while !done.load(Ordering::Relaxed) {
                     vfs.prune();
                     vfs.invalidate_dir(&vfs.root()).unwrap();
-                    // Not so often that no walk gets through between two: see below.
+                    // Leave some time between invalidations, so that walks can succeed in rcu-walk.
                     let asked = vfs.stats().misses;
                     // ORDERING: Relaxed. As above.
                     while vfs.stats().misses < asked + 4 && !done.load(Ordering::Relaxed) {
@@ -116,8 +116,8 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
             });
             record(&world, seed, random_op)
         });
-        // A walk that was disturbed so often that it became a ref-walk is put together from several
-        // instants, and says so: there is nothing to check then.
+        // A walk that became a ref-walk combines several instants, so its history cannot be
+        // checked. The statistics show it.
         if vfs.stats().fallbacks > 0 {
             unchecked += 1;
         } else {
@@ -127,8 +127,8 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
     assert!(unchecked < HISTORIES / 4, "{unchecked} histories had a ref-walk");
 }
 
-/// A directory is removed beside files that are made in it: either it was empty, and then there is
-/// nothing in it any more, or it was not, and then what it held is found.
+/// A directory is removed while files in it are made. If the removal succeeds, the directory has no
+/// entries. Otherwise its entries are found.
 #[test]
 fn histories_of_rmdir_beside_create_are_linearizable() {
     let _watchdog = Watchdog::start("histories of rmdir", Duration::from_secs(300));
@@ -138,8 +138,8 @@ fn histories_of_rmdir_beside_create_are_linearizable() {
         let seed = Seed(rng.next_u64());
         let vfs = match round % 2 {
             0 => new(),
-            _ => over(Meddled::new(|_, call| {
-                // What has been made is not heard of for long.
+            _ => over(HookedTmpfs::new(|_, call| {
+                // Delay the report of a new entry.
                 let count = if matches!(call, Call::MakeDone(_)) { 30 } else { 1 };
                 (0..count).for_each(|_| thread::yield_now());
                 Ok(())
@@ -152,7 +152,7 @@ fn histories_of_rmdir_beside_create_are_linearizable() {
                 Op::Create { .. } => "create",
                 _ => continue,
             };
-            *answers.entry((what, call.ret.clone().expect("it returned"))).or_default() += 1;
+            *answers.entry((what, call.ret.clone().expect("the call returned"))).or_default() += 1;
         }
         assert_linearizable(&Model::new(), &history, seed);
     }
@@ -167,7 +167,7 @@ fn histories_of_rmdir_beside_create_are_linearizable() {
     }
 }
 
-/// Ends what goes on in the background, also when the test fails.
+/// Stops the background thread, also when the test fails.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {
@@ -177,7 +177,7 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Control: a namespace that forgets to take the cache along must be found out.
+/// Control: the checker rejects a namespace that does not update its cache.
 #[test]
 #[should_panic(expected = "linearizable")]
 fn control_wrong_answer_is_rejected() {

@@ -1,4 +1,4 @@
-//! Inode numbers that a back end gives out again.
+//! Inode numbers that the back end reuses.
 
 use std::sync::Arc;
 
@@ -7,25 +7,26 @@ use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Attr, Cred, Errno, FileKind, FileSystem, Make, Node, Vfs};
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 
-use crate::backends::{Call, Meddle, Meddled};
+use crate::backends::{Call, Hook, HookedTmpfs};
 use crate::fixtures::{name, over};
 
-/// Another machine removes `d` with `x` in it, and makes `e`, which gets the number of `d` with the next
-/// generation, with another `x` in it.
-struct Elsewhere {
+/// A change on another machine: `d` with a file `x` is removed, and `e` with another `x` is made.
+/// `e` gets the number of `d` with the next generation.
+struct OtherMachine {
     is_new: Arc<AtomicBool>,
-    /// The number of `d`, which both are shown under, and that of `e` in the tmpfs.
+    /// The number that both are shown under, which is that of `d`, and the number of `e` in the
+    /// tmpfs.
     numbers: (u64, u64),
 }
 
-impl Elsewhere {
+impl OtherMachine {
     fn is_new(&self) -> bool {
         // ORDERING: Relaxed. One thread.
         self.is_new.load(Ordering::Relaxed)
     }
 }
 
-impl Meddle for Elsewhere {
+impl Hook for OtherMachine {
     fn at(&self, _: &Tmpfs, call: Call<'_>) -> Result<(), Errno> {
         match (call, self.is_new()) {
             (Call::Lookup(b"d"), true) | (Call::Lookup(b"e"), false) => Err(Errno::NOENT),
@@ -45,8 +46,8 @@ impl Meddle for Elsewhere {
     }
 }
 
-/// A namespace over that, which shows `d` until `is_new` is set.
-struct Again {
+/// A namespace over [`OtherMachine`]. It shows `d` until `is_new` is set.
+struct Reused {
     vfs: Arc<Vfs>,
     is_new: Arc<AtomicBool>,
     d: Attr,
@@ -54,8 +55,8 @@ struct Again {
     files: [u64; 2],
 }
 
-impl Again {
-    fn new() -> Again {
+impl Reused {
+    fn new() -> Reused {
         let fs = Tmpfs::new(TmpfsOptions::default());
         let root = Node::detached(fs.root().unwrap().ino, FileKind::Directory);
         let made = ["d", "e"].map(|dir| {
@@ -68,8 +69,9 @@ impl Again {
         assert_eq!(d.generation, e.generation);
         let is_new = Arc::new(AtomicBool::new(false));
         let numbers = (d.ino, e.ino);
-        let vfs = over(Meddled::over(fs, Elsewhere { is_new: Arc::clone(&is_new), numbers }));
-        Again { vfs, is_new, d, files: [old, new] }
+        let vfs =
+            over(HookedTmpfs::over(fs, OtherMachine { is_new: Arc::clone(&is_new), numbers }));
+        Reused { vfs, is_new, d, files: [old, new] }
     }
 
     /// Puts `e` in the place of `d`.
@@ -79,81 +81,79 @@ impl Again {
         self.vfs.invalidate(&self.vfs.root(), name("d")).unwrap();
     }
 
-    /// Looks a name in the root up, as a client that holds the answer.
+    /// Looks up a name in the root for a client, which holds a lookup then.
     fn look(&self, name: &[u8]) -> Result<u64, Errno> {
-        self.vfs.lookup_number(&Cred::root(), self.vfs.root().ino(), name)
+        self.vfs.lookup_by_ino(&Cred::root(), self.vfs.root().ino(), name)
     }
 }
 
-/// A directory's number is used again: a lookup by that number must not find what was cached below
-/// the directory that had it before.
-/// Traps T19, P6: an inode number is another file with another generation, also to who looks up below it
-/// by number.
+/// Traps T19, P6: the number of a directory is reused with another generation. A lookup by that
+/// number must not find names that were cached below the old directory.
 #[test]
-fn lookup_by_a_number_that_is_used_again_finds_nothing_of_the_old_directory() {
-    let again = Again::new();
-    let (vfs, d, [old, new]) = (&again.vfs, again.d, again.files);
+fn lookup_by_a_reused_number_finds_no_name_of_the_old_directory() {
+    let reused = Reused::new();
+    let (vfs, d, [old, new]) = (&reused.vfs, reused.d, reused.files);
     let cred = Cred::root();
-    assert_eq!(again.look(b"d"), Ok(d.ino));
-    assert_eq!(vfs.lookup_number(&cred, d.ino, b"x"), Ok(old));
-    again.replace();
+    assert_eq!(reused.look(b"d"), Ok(d.ino));
+    assert_eq!(vfs.lookup_by_ino(&cred, d.ino, b"x"), Ok(old));
+    reused.replace();
     assert!(vfs.forget(d.ino, 1));
-    assert_eq!(again.look(b"d"), Err(Errno::NOENT));
-    assert_eq!(again.look(b"e"), Ok(d.ino));
+    assert_eq!(reused.look(b"d"), Err(Errno::NOENT));
+    assert_eq!(reused.look(b"e"), Ok(d.ino));
     let inode = vfs.inode(d.ino).unwrap();
     assert_eq!(inode.generation(), d.generation + 1);
     assert_eq!(vfs.lookup(&cred, &inode, name("x")).map(|x| x.ino()), Ok(new), "by inode");
-    assert_eq!(vfs.lookup_number(&cred, d.ino, b"x"), Ok(new), "by number");
+    assert_eq!(vfs.lookup_by_ino(&cred, d.ino, b"x"), Ok(new), "by number");
 }
 
-/// Traps P5, P6: a client holds both directories, and gives both back under the one number: what it
-/// gives back of the older one must not be taken from the newer one.
+/// Traps P5, P6: a client holds both directories and forgets them under the one number. Lookups of
+/// the older inode must not be subtracted from the newer one.
 #[test]
-fn lookups_of_both_inodes_of_a_number_are_given_back_in_turn() {
-    let again = Again::new();
-    let (vfs, d) = (&again.vfs, again.d);
-    assert_eq!((again.look(b"d"), again.look(b"d")), (Ok(d.ino), Ok(d.ino)));
-    again.replace();
-    assert_eq!(again.look(b"e"), Ok(d.ino));
+fn forget_drops_lookups_of_the_older_inode_first() {
+    let reused = Reused::new();
+    let (vfs, d) = (&reused.vfs, reused.d);
+    assert_eq!((reused.look(b"d"), reused.look(b"d")), (Ok(d.ino), Ok(d.ino)));
+    reused.replace();
+    assert_eq!(reused.look(b"e"), Ok(d.ino));
     let inodes = || (vfs.prune(), vfs.stats().inodes).1;
-    assert_eq!(inodes(), 3, "the root and both");
-    assert!(!vfs.forget(d.ino, 4), "that is one too many");
+    assert_eq!(inodes(), 3, "the root and both directories are not all in use");
+    assert!(!vfs.forget(d.ino, 4), "forget accepted one lookup too many");
     assert_eq!(inodes(), 3);
     assert!(vfs.forget(d.ino, 2));
-    assert_eq!(inodes(), 2, "the older one goes");
+    assert_eq!(inodes(), 2, "the older inode was not dropped first");
     assert_eq!(vfs.inode(d.ino).map(|inode| inode.generation()), Ok(d.generation + 1));
     assert!(!vfs.forget(d.ino, 2));
     assert!(vfs.forget(d.ino, 1));
     assert_eq!((inodes(), vfs.inode(d.ino).err()), (1, Some(Errno::STALE)));
 }
 
-/// The newer inode may be let go of first, and one `forget` may be for both.
+/// The client may forget the newer inode first, and one `forget` may cover both inodes.
 #[test]
-fn older_inode_of_a_number_is_let_go_of_also_without_the_newer_one() {
-    let again = Again::new();
-    let (vfs, d) = (&again.vfs, again.d);
-    assert_eq!((again.look(b"d"), again.look(b"d")), (Ok(d.ino), Ok(d.ino)));
-    again.replace();
+fn older_inode_of_a_number_is_forgotten_without_the_newer_one() {
+    let reused = Reused::new();
+    let (vfs, d) = (&reused.vfs, reused.d);
+    assert_eq!((reused.look(b"d"), reused.look(b"d")), (Ok(d.ino), Ok(d.ino)));
+    reused.replace();
     let e = vfs.lookup(&Cred::root(), &vfs.root(), name("e")).unwrap();
     assert_eq!(e.ino(), d.ino);
     drop(e);
     vfs.prune();
     assert_eq!((vfs.stats().inodes, vfs.inode(d.ino).err()), (2, Some(Errno::STALE)));
     assert!(vfs.forget(d.ino, 1));
-    assert_eq!(again.look(b"e"), Ok(d.ino));
-    assert!(vfs.forget(d.ino, 2), "one of each");
+    assert_eq!(reused.look(b"e"), Ok(d.ino));
+    assert!(vfs.forget(d.ino, 2), "one forget for both inodes failed");
     assert_eq!((vfs.prune(), vfs.stats().inodes).1, 1);
     assert_eq!(vfs.forget_all(d.ino), 0);
 }
 
-/// A server whose client has gone gives back what that held of both.
+/// A server whose client is gone drops the lookups of both inodes.
 #[test]
-fn all_lookups_of_a_number_are_those_of_both_inodes() {
-    let again = Again::new();
-    let (vfs, d) = (&again.vfs, again.d);
-    assert_eq!((again.look(b"d"), again.look(b"d")), (Ok(d.ino), Ok(d.ino)));
-    again.replace();
-    assert_eq!(again.look(b"e"), Ok(d.ino));
+fn forget_all_covers_both_inodes_of_a_number() {
+    let reused = Reused::new();
+    let (vfs, d) = (&reused.vfs, reused.d);
+    assert_eq!((reused.look(b"d"), reused.look(b"d")), (Ok(d.ino), Ok(d.ino)));
+    reused.replace();
+    assert_eq!(reused.look(b"e"), Ok(d.ino));
     assert_eq!(vfs.forget_all(d.ino), 3);
     assert_eq!((vfs.prune(), vfs.stats().inodes).1, 1);
 }

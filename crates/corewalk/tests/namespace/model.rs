@@ -1,7 +1,7 @@
-//! The reference model: a tree as a map, and what each operation answers.
+//! The reference model: a map of names, and the answer of each operation.
 //!
-//! It is used in two ways: as the sequential machine that histories are checked against, and beside
-//! a namespace that runs the same random operations.
+//! The checker of recorded histories uses it as the sequential specification. Property tests run it
+//! beside a namespace on the same random operations.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ use corewalk_testkit::linearize::Spec;
 
 /// The directories that always exist: the root and two below it, which may be renamed and moved.
 pub(crate) const DIRS: [u32; 3] = [0, 1, 2];
-/// The names that are used.
+/// The names of all entries.
 pub(crate) const NAMES: [&str; 4] =
     ["a", "b", "p", "a-name-of-more-than-forty-bytes-so-that-it-is-long"];
 
-/// An operation. Files and directories are called by a tag, which is also their owner's number.
+/// An operation. A tag identifies a file or directory; it is also the owner's user ID.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// Looks a name up in a directory that is held.
+    /// Looks up a name in a held directory.
     Lookup { dir: u32, name: usize },
     /// Walks two components from the root.
     Walk { names: [usize; 2] },
@@ -27,7 +27,7 @@ pub(crate) enum Op {
     Create { dir: u32, name: usize, tag: u32 },
     /// Removes a file.
     Unlink { dir: u32, name: usize },
-    /// Removes an empty directory. There is no way back: a directory that is gone stays so.
+    /// Removes an empty directory. No operation makes it again.
     Rmdir { dir: u32, name: usize },
     /// Renames.
     Rename { from: (u32, usize), to: (u32, usize), mode: RenameMode },
@@ -35,7 +35,7 @@ pub(crate) enum Op {
     Path { dir: u32 },
 }
 
-/// What an operation answers: an error, a tag, a path, or nothing.
+/// The answer of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Answer {
     Done,
@@ -44,14 +44,14 @@ pub(crate) enum Answer {
     Error(Errno),
 }
 
-/// The tree: which tag is called what in which directory.
+/// The tree: the tag of each name in each directory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Model {
     names: BTreeMap<(u32, usize), u32>,
 }
 
 impl Model {
-    /// Returns the tree that [`World::new`] makes: both directories in the root.
+    /// Returns the tree that [`World::new`] makes: the root with both directories.
     pub(crate) fn new() -> Model {
         Model { names: BTreeMap::from([((0, 2), 1), ((0, 3), 2)]) }
     }
@@ -189,7 +189,7 @@ impl Model {
         }
     }
 
-    /// A directory that was removed, or replaced by another, has no names any more.
+    /// A removed or replaced directory has no names.
     fn must_exist(&self, dir: u32) -> Result<(), Errno> {
         if dir == 0 || self.place(dir).is_some() { Ok(()) } else { Err(Errno::NOENT) }
     }
@@ -212,7 +212,7 @@ pub(crate) struct World<'v> {
 }
 
 impl<'v> World<'v> {
-    /// Makes the two directories, if they are not there, and holds all three.
+    /// Makes the two directories, and holds all three.
     pub(crate) fn new(vfs: &'v Vfs) -> World<'v> {
         let root = vfs.root();
         let mut dirs = vec![root.clone()];

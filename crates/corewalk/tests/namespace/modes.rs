@@ -1,17 +1,18 @@
-//! What a caller may change of a file, and what mode it leaves behind: the same calls in a namespace and
-//! on the host.
+//! Permissions to change a file, and the resulting modes: the same calls in a namespace and on the
+//! host.
 //!
-//! Each call of a table is made by each of some callers on a file of each owner and mode, and the answer,
-//! the mode, the owner and the names of the attributes that the file has then must be the same. A caller
-//! is an ordinary user, in another group or with a capability. The host is asked by threads that have
-//! given away what their caller has not; where the tests do not run as root, the one caller is who runs
-//! them, and everything is its own.
+//! Each caller makes each call of a table on a file of each owner and mode. The result of the call,
+//! and then mode, owner and attribute names of the file, must be equal on both sides. Callers are
+//! an ordinary user, one in another group, and ones with a capability. On the host, threads with
+//! exactly these privileges make the calls. If the tests do not run as root, the only caller is the
+//! user that runs them, and it owns all files.
 //!
-//! The host answers twice: in the folder for temporary files, and in `/dev/shm`, a tmpfs. Its
-//! fallocate(2) leaves set-user-ID bits alone, that of ext4 does not, and we are with ext4.
+//! Two file systems of the host are compared: the one for temporary files, and the tmpfs in
+//! `/dev/shm`. fallocate(2) on tmpfs does not clear set-user-ID, but on ext4 it does. corewalk
+//! follows ext4.
 //!
-//! Not in the table: an empty `security.capability`, which Linux lets anybody set on any file, and we do
-//! not; and chown(2) of nothing, which has no counterpart in `setattr`.
+//! The table leaves two calls out. Linux lets any caller set an empty `security.capability` on any
+//! file; corewalk does not. And chown(2) without a change has no counterpart in `setattr`.
 //!
 //! Source: chmod(2), chown(2), write(2), truncate(2), utimensat(2), mkdir(2), mknod(2), xattr(7),
 //! capabilities(7); Linux since 6.2, `setattr_should_drop_suidgid`, `cap_inode_setxattr`.
@@ -37,20 +38,20 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::fixtures::{name, new, walk};
 
-/// Whom the calls are made for where the tests run as root: nobody, on most systems.
+/// The user of the calls if the tests run as root. On most systems it is `nobody`.
 const USER: u32 = 65534;
-/// A group that one of the callers is also in.
+/// A supplementary group of one of the callers.
 const GROUP: u32 = 7;
-/// A group that none is in.
+/// A group of no caller.
 const FOREIGN: u32 = 8;
 
 /// The modes of files and directories.
 const MODES: [u32; 6] = [0o644, 0o1777, 0o6777, 0o2666, 0o6666, 0o2676];
-/// How many of them matter to calls that are not about modes.
+/// The number of modes for calls that do not depend on the mode.
 const PLAIN_MODES: usize = 2;
 /// A value of `security.capability` (`VFS_CAP_REVISION_2`, with `CAP_CHOWN` permitted).
 const CAPABILITY: &[u8] = &[0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-/// The attributes that a file has before a call about attributes.
+/// The attributes of a file before a call about attributes.
 const ATTRIBUTES: [(&str, &[u8]); 4] = [
     ("user.old", b"1"),
     ("trusted.old", b"2"),
@@ -58,7 +59,7 @@ const ATTRIBUTES: [(&str, &[u8]); 4] = [
     ("security.capability", CAPABILITY),
 ];
 
-/// A call on a file or directory; `Make` is in a directory.
+/// A call on a file or directory. `Make` makes a file in the directory.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Write(&'static [u8]),
@@ -79,12 +80,12 @@ impl Op {
         matches!(self, Op::Get(_) | Op::List | Op::Set(..) | Op::Remove(_))
     }
 
-    /// Returns true if set-user-ID and set-group-ID have nothing to do with it.
+    /// Returns true if the call does not depend on set-user-ID and set-group-ID.
     fn is_plain(self) -> bool {
         self.is_about_attributes() || matches!(self, Op::Utimes(..))
     }
 
-    /// Returns true if a capability has nothing to do with it.
+    /// Returns true if the call does not depend on `caps`.
     fn is_indifferent_to(self, caps: Caps) -> bool {
         if caps == Caps::MKNOD {
             return !matches!(self, Op::Make(..));
@@ -93,7 +94,7 @@ impl Op {
     }
 }
 
-/// Returns the table.
+/// Returns the table of calls.
 fn ops() -> Vec<Op> {
     let then = Some(SetTime::At(Timespec { secs: 1_000, nanos: 5 }));
     let now = Some(SetTime::Now);
@@ -126,7 +127,7 @@ fn ops() -> Vec<Op> {
     ops
 }
 
-/// Returns who makes the calls, and whom the files can be given to.
+/// Returns the callers, and the owners of the files.
 fn callers() -> (Vec<Cred>, Vec<(u32, u32)>) {
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     if uid != 0 {
@@ -145,7 +146,7 @@ fn callers() -> (Vec<Cred>, Vec<(u32, u32)>) {
         Caps::MKNOD,
         Caps::DAC_OVERRIDE,
     ];
-    // In a container the tests may not have all of them.
+    // A container may lack some capabilities.
     let ours = rustix::thread::capabilities(None).unwrap().effective;
     let caps = caps.into_iter().filter(|caps| ours.contains(capability_set(*caps)));
     let mut callers: Vec<Cred> = caps.map(|caps| Cred { caps, ..user.clone() }).collect();
@@ -166,21 +167,21 @@ fn capability_set(caps: Caps) -> CapabilitySet {
     all.into_iter().filter(|(ours, _)| caps.contains(*ours)).map(|(_, kernels)| kernels).collect()
 }
 
-/// What there is after a call, beside its answer.
+/// The file after a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Left {
-    /// In octal, as `made`.
+    /// The mode, in octal like `made`.
     mode: String,
     uid: u32,
     gid: u32,
     names: BTreeSet<String>,
-    /// Mode and group of what was made.
+    /// Mode and group of the file that the call made.
     made: Option<(String, u32)>,
 }
 
 type Answer = Result<Vec<u8>, Errno>;
 
-/// A file as it is before a call.
+/// A file before a call.
 #[derive(Clone, Copy, Debug)]
 struct Start {
     mode: u32,
@@ -244,7 +245,7 @@ fn through_namespace(vfs: &Vfs, cred: &Cred, f: &InodeRef<'_>, op: Op, umask: u3
     }
 }
 
-/// Does a call on the host, as whoever the thread is.
+/// Makes a call on the host with the credentials of the thread.
 fn directly(f: &Path, op: Op) -> Answer {
     let open = || rustix::fs::open(f, OFlags::WRONLY, Mode::empty());
     let done = |result: Result<(), Errno>| result.map(|()| Vec::new());
@@ -290,7 +291,7 @@ fn directly(f: &Path, op: Op) -> Answer {
     }
 }
 
-/// Returns the names in a list of attributes that the test knows.
+/// Returns the known names in a list of attributes.
 fn split(names: &[u8]) -> BTreeSet<String> {
     let names = std::str::from_utf8(names).unwrap().split('\0').map(str::to_owned);
     names
@@ -308,17 +309,17 @@ fn octal(mode: u32) -> String {
     format!("{mode:o}")
 }
 
-/// A directory of the host that is asked, removed in the end.
+/// A directory on the host for the calls. Dropping it removes it.
 struct Judge {
     dir: PathBuf,
     is_tmpfs: bool,
     has_attributes: bool,
-    /// Root of a container may not make device nodes, whatever its capabilities are.
+    /// False in a container where even root cannot make device nodes.
     has_devices: bool,
 }
 
 impl Judge {
-    /// Returns None where there is no such directory, or it cannot be written to.
+    /// Returns None if `parent` does not exist or is not writable.
     fn new(parent: &Path) -> Option<Judge> {
         let dir = parent.join(format!("corewalk-modes-{}", std::process::id()));
         fs::create_dir(&dir).ok()?;
@@ -377,7 +378,7 @@ impl Drop for Judge {
     }
 }
 
-/// Serves calls as `cred`, on a thread of its own.
+/// Makes the calls of `cred`, on a thread of its own.
 fn serve(cred: &Cred, calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Answer>) {
     if geteuid().is_root() {
         let (uid, gid) = (Uid::from_raw(cred.uid), Gid::from_raw(cred.gid));
@@ -395,7 +396,7 @@ fn serve(cred: &Cred, calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Answer>)
     }
 }
 
-/// Returns the umask of this process, which only a change would tell otherwise.
+/// Returns the umask of the process, which can be read only by a change.
 fn umask() -> u32 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let umask = status.lines().find_map(|line| line.strip_prefix("Umask:")).unwrap();
@@ -415,7 +416,7 @@ fn answers_and_modes_are_those_of_the_host() {
             let (call, calls) = channel();
             let (answer, answered) = channel();
             scope.spawn(move || serve(cred, &calls, &answer));
-            // Dropped when this is over, also by a panic, so that the thread ends.
+            // Dropped at the end, also by a panic, so that the thread ends.
             let call = call;
             let each = |start: Start, op: Op| {
                 let mine = ours(&vfs, cred, start, op, umask);
@@ -437,11 +438,11 @@ fn answers_and_modes_are_those_of_the_host() {
         });
     }
     assert!(differ.is_empty(), "{differ:#?}");
-    assert!(answers.len() >= 5, "too few kinds of answers were met: {answers:?}");
-    assert!(!judges.is_empty(), "nobody was asked");
+    assert!(answers.len() >= 5, "too few kinds of answers occurred: {answers:?}");
+    assert!(!judges.is_empty(), "no directory on the host is writable");
 }
 
-/// Calls `each` with every file and every call that a caller with `caps` is to make.
+/// Calls `each` with every file and every call of a caller with `caps`.
 fn for_each_start(caps: Caps, owners: &[(u32, u32)], mut each: impl FnMut(Start, Op)) {
     for op in ops().into_iter().filter(|op| !op.is_indifferent_to(caps)) {
         let kinds = match op {

@@ -1,4 +1,4 @@
-//! Mounting and unmounting beside walks, removals and each other.
+//! Mounts and unmounts, concurrent with walks, removals and each other.
 
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -14,7 +14,7 @@ use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{at, name, new, remove, rename, tree, walk};
 use crate::pauses::{stopping, until_asleep};
 
@@ -30,7 +30,7 @@ fn try_place<'v>(vfs: &'v Vfs, path: &str) -> Result<PathRef<'v>, Errno> {
     vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::FOLLOW)
 }
 
-/// A reader somewhere keeps old tables of mounts from being freed; they keep nothing mounted.
+/// A reader delays the freeing of an old mount table. That does not keep anything mounted.
 #[test]
 fn umount_while_an_old_table_waits_to_be_freed_succeeds() {
     let vfs = new();
@@ -40,13 +40,14 @@ fn umount_while_an_old_table_waits_to_be_freed_succeeds() {
     vfs.mount(tmpfs(), &place(&vfs, "b")).unwrap();
     vfs.umount(place(&vfs, "b")).unwrap();
     vfs.umount(place(&vfs, "a")).unwrap();
-    assert_eq!(vfs.umount(place(&vfs, "a")), Err(Errno::INVAL), "nothing is mounted there");
+    assert_eq!(vfs.umount(place(&vfs, "a")), Err(Errno::INVAL), "umount of a plain directory");
     vfs.umount(vfs.root_path()).unwrap_err();
 }
 
-/// Every path into a mount keeps it, its clones too; an inode alone does not, and stays good.
+/// Each path into a mount keeps it mounted, and so do its clones. An inode alone does not, but
+/// stays usable.
 #[test]
-fn umount_of_what_a_path_is_held_in_is_ebusy() {
+fn umount_with_a_held_path_is_ebusy() {
     let vfs = new();
     tree(&vfs, &["m/"]);
     vfs.mount(tmpfs(), &place(&vfs, "m")).unwrap();
@@ -58,7 +59,11 @@ fn umount_of_what_a_path_is_held_in_is_ebusy() {
     let inode = clone.inode();
     drop(clone);
     vfs.mount(tmpfs(), &place(&vfs, "m/d")).unwrap();
-    assert_eq!(vfs.umount(place(&vfs, "m")), Err(Errno::BUSY), "something is mounted in it");
+    assert_eq!(
+        vfs.umount(place(&vfs, "m")),
+        Err(Errno::BUSY),
+        "umount of a mount with a mount inside"
+    );
     vfs.umount(place(&vfs, "m/d")).unwrap();
     vfs.umount(place(&vfs, "m")).unwrap();
     assert_eq!(vfs.getattr(&inode).map(|attr| attr.ino), Ok(inode.ino()));
@@ -67,16 +72,16 @@ fn umount_of_what_a_path_is_held_in_is_ebusy() {
     remove(&vfs, "m", Removal::Rmdir).unwrap();
 }
 
-/// A walk that waits for the back end of a mount does not keep it, and finds what is below when the
-/// mount has gone meanwhile, in both modes of walking.
+/// A walk that waits for the back end of a mount does not keep it mounted. If the mount is removed
+/// meanwhile, the walk finds the directory below, in rcu-walk and ref-walk.
 #[test]
-fn walk_that_is_under_way_in_what_is_unmounted_begins_again() {
+fn walk_in_an_unmounted_file_system_starts_again() {
     let vfs = new();
     tree(&vfs, &["m/", "m/f"]);
     let below = walk(&vfs, "m/f").unwrap().ino();
     let up: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
     let seen = Arc::clone(&up);
-    let mounted = Meddled::new(move |_, call| {
+    let mounted = HookedTmpfs::new(move |_, call| {
         if call == Call::Lookup(b"f") {
             let vfs = seen.get().and_then(Weak::upgrade).unwrap();
             vfs.umount(place(&vfs, "m")).unwrap();
@@ -94,7 +99,7 @@ fn root_node(fs: &Tmpfs) -> Node<'static> {
     Node::detached(fs.root().unwrap().ino, FileKind::Directory)
 }
 
-/// Returns a tmpfs with a link `id` in its root whose target is a number.
+/// Returns a tmpfs whose root has a link `id` with a number as its target.
 fn numbered(number: u64) -> Arc<Tmpfs> {
     let (fs, target) = (tmpfs(), number.to_string());
     let what = Make { target: target.as_bytes(), ..Make::new(S_IFLNK | 0o777, 0, 0) };
@@ -102,8 +107,8 @@ fn numbered(number: u64) -> Arc<Tmpfs> {
     fs
 }
 
-/// Walks into a mount beside its umount: whoever has got a path into the mount of one round knows
-/// that its umount has not succeeded, and will not while the path is held.
+/// Threads walk into a mount while it is unmounted. A thread that holds a path into the mount of a
+/// round knows that its umount has not succeeded.
 #[test]
 fn path_into_a_mount_and_its_umount_exclude_each_other() {
     const ROUNDS: u64 = 150;
@@ -118,7 +123,7 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
         };
         let target = vfs.readlink(&link.inode()).unwrap();
         let number: u64 = std::str::from_utf8(&target).unwrap().parse().unwrap();
-        // ORDERING(unmounted): Acquire. A umount that is seen here has returned.
+        // ORDERING(unmounted): Acquire. A umount that this load sees has returned.
         let gone = unmounted.load(Ordering::Acquire);
         assert!(gone <= number, "mount {number} is held, and {gone} have been unmounted");
         // ORDERING: Relaxed. A count.
@@ -138,7 +143,7 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
             vfs.mount(numbered(number), &place(&vfs, "m")).unwrap();
             // ORDERING: Relaxed. A count.
             let before = visits.load(Ordering::Relaxed);
-            // ORDERING: Relaxed. As above; a walk of this round has got in by then.
+            // ORDERING: Relaxed. As above. Wait until a walk of this round has succeeded.
             while visits.load(Ordering::Relaxed) == before {
                 thread::yield_now();
             }
@@ -147,12 +152,16 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
             }
             // ORDERING(unmounted): Release. The umount comes before it.
             unmounted.store(number + 1, Ordering::Release);
-            assert_eq!(try_place(&vfs, "m/id").err(), Some(Errno::NOENT), "it is unmounted");
+            assert_eq!(
+                try_place(&vfs, "m/id").err(),
+                Some(Errno::NOENT),
+                "the walk found an unmounted file system"
+            );
         }
     });
 }
 
-/// Ends the walkers, also when a check fails.
+/// Stops the walking threads, also when a check fails.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {
@@ -162,7 +171,7 @@ impl Drop for Done<'_> {
     }
 }
 
-/// A directory that is being removed is not mounted on: the mount waits, and then there is none.
+/// A mount on a directory that is being removed waits, and then fails.
 #[test]
 fn mount_on_a_directory_that_is_being_removed_is_enoent() {
     let _watchdog = Watchdog::start("a mount beside rmdir", Duration::from_secs(60));
@@ -179,13 +188,17 @@ fn mount_on_a_directory_that_is_being_removed_is_enoent() {
         (remover.join().unwrap(), mounter.join().unwrap())
     });
     assert_eq!((removed, mounted), (Ok(()), Err(Errno::NOENT)));
-    assert_eq!(vfs.mount(tmpfs(), &d), Err(Errno::NOENT), "a removed directory is no mount point");
+    assert_eq!(vfs.mount(tmpfs(), &d), Err(Errno::NOENT), "mounted on a removed directory");
     tree(&vfs, &["d", "e/"]);
     assert_eq!(vfs.mount(tmpfs(), &place(&vfs, "d")), Err(Errno::NOTDIR));
     vfs.mount(tmpfs(), &place(&vfs, "e")).unwrap();
     vfs.mount(tmpfs(), &place(&vfs, "e")).unwrap();
     assert_eq!(remove(&vfs, "e", Removal::Rmdir), Err(Errno::BUSY));
-    assert_eq!(remove(&vfs, "e", Removal::Unlink), Err(Errno::ISDIR), "before it is a mount point");
+    assert_eq!(
+        remove(&vfs, "e", Removal::Unlink),
+        Err(Errno::ISDIR),
+        "ISDIR must come before EBUSY"
+    );
     for (from, to) in [("e", "g"), ("g", "e")] {
         tree(&vfs, &["g/"]);
         assert_eq!(rename(&vfs, from, to, RenameMode::Replace), Err(Errno::BUSY));
@@ -193,15 +206,15 @@ fn mount_on_a_directory_that_is_being_removed_is_enoent() {
     }
 }
 
-/// A file system that takes its time to say what its root is delays nobody else.
+/// A mount of a file system whose `root` is slow delays no other operation.
 #[test]
-fn mount_of_a_slow_file_system_holds_up_no_other() {
+fn mount_of_a_slow_file_system_delays_no_other() {
     let _watchdog = Watchdog::start("a slow mount", Duration::from_secs(60));
     let vfs = new();
     tree(&vfs, &["slow/", "fast/"]);
     let ((said, arrived), (go_on, told)) = (channel(), channel::<()>());
     let ends = Mutex::new((said, told));
-    let slow = Meddled::new(move |_, call| {
+    let slow = HookedTmpfs::new(move |_, call| {
         if call == Call::Root {
             let ends = ends.lock().unwrap();
             ends.0.send(()).unwrap();
@@ -221,9 +234,9 @@ fn mount_of_a_slow_file_system_holds_up_no_other() {
     vfs.umount(place(&vfs, "slow")).unwrap();
 }
 
-/// The cache is full of entries in use, so a mount finds no room, and leaves nothing behind.
+/// The cache is full of entries in use. A mount fails and leaves nothing behind.
 #[test]
-fn mount_without_room_is_enomem_and_forgets_its_root() {
+fn mount_in_a_full_cache_is_enomem_and_forgets_its_root() {
     let options = VfsOptions { hash_seed: Some(1), entries_max: 1024, ..VfsOptions::default() };
     let vfs = Vfs::new(tmpfs(), options).unwrap();
     tree(&vfs, &["m/", "f"]);
@@ -240,7 +253,7 @@ fn mount_without_room_is_enomem_and_forgets_its_root() {
     let before = vfs.stats().inodes;
     let forgotten = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&forgotten);
-    let fs = Arc::new(Meddled::new(move |_, call| {
+    let fs = Arc::new(HookedTmpfs::new(move |_, call| {
         if matches!(call, Call::Forget(_)) {
             // ORDERING: Relaxed. A count of one thread.
             counted.fetch_add(1, Ordering::Relaxed);
@@ -255,7 +268,7 @@ fn mount_without_room_is_enomem_and_forgets_its_root() {
     vfs.mount(tmpfs(), &m).unwrap();
 }
 
-/// A namespace takes 1024 file systems over its life, however many of them are mounted at a time.
+/// A namespace accepts 1024 file systems during its life, however many are mounted at once.
 #[test]
 fn mount_of_one_file_system_too_many_is_enfile() {
     let vfs = new();

@@ -39,7 +39,7 @@ fn rename_moves_a_whole_tree_and_its_paths() {
 }
 
 #[test]
-fn rename_modes_keep_their_promises() {
+fn rename_modes_treat_targets_as_documented() {
     let vfs = new();
     tree(&vfs, &["a", "b", "d/", "d/x"]);
     let (a, b) = (walk(&vfs, "a").unwrap().ino(), walk(&vfs, "b").unwrap().ino());
@@ -204,13 +204,13 @@ fn hard_links_share_an_inode() {
     assert_eq!(vfs.link(&Cred::root(), &a, &d, name("b")).err(), Some(Errno::EXIST));
     assert_eq!(vfs.link(&Cred::root(), &d, &d, name("c")).err(), Some(Errno::PERM));
     rename(&vfs, "a", "d/b", RenameMode::Replace).unwrap();
-    assert!(walk(&vfs, "a").is_ok(), "two names of one inode are left alone");
+    assert!(walk(&vfs, "a").is_ok(), "a rename between names of one inode removed one");
     remove(&vfs, "a", Removal::Unlink).unwrap();
     assert_eq!(a.path().unwrap(), b"/d/b");
 }
 
 #[test]
-fn invalidated_directory_is_asked_for_again() {
+fn names_in_an_invalidated_directory_are_looked_up_again() {
     let vfs = new();
     tree(&vfs, &["d/", "d/e/", "d/e/f"]);
     let f = walk(&vfs, "d/e/f").unwrap().ino();
@@ -219,13 +219,13 @@ fn invalidated_directory_is_asked_for_again() {
     assert_eq!(vfs.stats().misses, before);
     vfs.invalidate_dir(&walk(&vfs, "d").unwrap()).unwrap();
     assert_eq!(walk(&vfs, "d/e/f").unwrap().ino(), f);
-    assert_eq!(vfs.stats().misses, before + 1, "e is asked for again, f hangs on it still");
+    assert_eq!(vfs.stats().misses, before + 1, "only e is looked up again, f is still cached");
     vfs.invalidate(&walk(&vfs, "d").unwrap(), name("e")).unwrap();
     assert_eq!(walk(&vfs, "d/e/f").unwrap().ino(), f);
 }
 
 #[test]
-fn prune_leaves_what_is_in_use_and_nothing_else() {
+fn prune_evicts_exactly_the_unused_entries() {
     let vfs = new();
     let start = vfs.stats();
     for i in 0..2000 {
@@ -243,10 +243,10 @@ fn prune_leaves_what_is_in_use_and_nothing_else() {
     assert_eq!((end.entries, end.inodes, end.negatives), (start.entries, start.inodes, 0));
 }
 
-/// A look for a name takes the last slot; what is then made under the name takes it over, whatever it
-/// is, since the back end has made it by the time that a slot is asked for.
+/// A failed lookup takes the last slot. A file made under that name takes over the slot, whatever
+/// its kind: the back end has made it before the cache needs a slot.
 #[test]
-fn make_under_a_missing_name_that_has_the_last_slot_succeeds() {
+fn make_reuses_the_last_slot_of_a_missing_name() {
     let options = VfsOptions { entries_max: 1024, ..VfsOptions::default() };
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
     let (cred, root) = (Cred::root(), vfs.root());
@@ -260,8 +260,8 @@ fn make_under_a_missing_name_that_has_the_last_slot_succeeds() {
     }
     for (kind, removal) in [(S_IFREG, Removal::Unlink), (S_IFDIR, Removal::Rmdir)] {
         assert_eq!(vfs.lookup(&cred, &root, name("x")).map(drop), Err(Errno::NOENT));
-        assert_eq!(vfs.stats().negatives, 1, "it has a slot");
-        let x = make("x", kind).expect("it has taken that over");
+        assert_eq!(vfs.stats().negatives, 1, "the missing name has no slot");
+        let x = make("x", kind).expect("make reuses the slot of the missing name");
         assert_eq!(vfs.lookup(&cred, &root, name("x")).unwrap().ino(), x.ino());
         assert_eq!(vfs.stats().negatives, 0);
         drop(x);

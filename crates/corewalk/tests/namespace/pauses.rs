@@ -1,4 +1,4 @@
-//! Threads that stop where a test wants them, and tests that wait until one sleeps.
+//! Helpers to stop a thread at a chosen call of the back end, and to wait until a thread sleeps.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,16 +7,17 @@ use corewalk::{Errno, Vfs};
 use corewalk_base::primitives::thread;
 use corewalk_testkit::race;
 
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::over;
 
-/// A back end that stops once at a call, says so, and goes on when it is told to.
+/// The test's side of a pause: `arrived` reports that a thread has stopped, and `go_on` gives it
+/// the result with which to continue.
 pub(crate) struct Stop {
     pub(crate) arrived: Receiver<()>,
     pub(crate) go_on: Sender<Result<(), Errno>>,
 }
 
-/// Returns something that stops whoever calls it first, and what lets that one go on.
+/// Returns a function that stops its first caller, and the [`Stop`] that continues it.
 pub(crate) fn once() -> (impl Fn() -> Result<(), Errno> + Send + Sync, Stop) {
     let (said, arrived) = channel();
     let (go_on, told) = channel();
@@ -35,7 +36,7 @@ pub(crate) fn stopping(
     matches: impl Fn(Call<'_>) -> bool + Send + Sync + 'static,
 ) -> (Arc<Vfs>, Stop) {
     let (pause, stop) = once();
-    (over(Meddled::new(move |_, call| if matches(call) { pause() } else { Ok(()) })), stop)
+    (over(HookedTmpfs::new(move |_, call| if matches(call) { pause() } else { Ok(()) })), stop)
 }
 
 /// Waits until `thread`, which is called `name`, sleeps or has ended.

@@ -1,12 +1,12 @@
-//! What others hear of a change that a back end has made and not yet returned from.
+//! The interval between a change in the back end and its appearance in the cache.
 //!
-//! Between the two the back end is a step ahead of the cache. An error that says that a directory is
-//! gone would give that away: whoever gets it and looks at the directory's name afterwards must not
-//! find it.
+//! In this interval the back end is ahead of the cache. An error that says that a directory is gone
+//! must not be returned then. A caller that gets it and then looks up the directory's name must not
+//! find the directory.
 //!
-//! The back end of each test stops there: it makes a change, says so, and returns when it is told to. No
-//! test depends on who is faster: the one that has to wait is seen asleep, or has ended, before the
-//! change is let go on.
+//! The back end of each test makes a change, reports it, and returns when the test says so. The
+//! tests do not depend on timing. Before the change returns, they wait until the waiting thread
+//! sleeps or has ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,28 +19,28 @@ use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, remove, rename, tree, walk};
 use crate::pauses::{Stop, once, stopping, until_asleep};
 
-/// Returns true after a removal or a rename of `slow`.
+/// Returns true after a removal or rename of `slow`.
 fn is_done(call: Call<'_>, slow: &[u8]) -> bool {
     call == Call::RemoveDone(slow) || call == Call::RenameDone(slow)
 }
 
-/// Returns a namespace whose back end stops once, after it has removed or renamed `slow`.
-fn dawdling(slow: &'static [u8]) -> (Arc<Vfs>, Stop) {
+/// Returns a namespace whose back end stops once, after a removal or rename of `slow`.
+fn slow_back_end(slow: &'static [u8]) -> (Arc<Vfs>, Stop) {
     stopping(move |call| is_done(call, slow))
 }
 
-/// As [`dawdling`]. From then on the back end says ESTALE of the attributes and the ACLs of the inode
-/// numbered `gone`, and of the name `new`, which is looked up in that inode alone.
-fn dawdling_over_what_is_gone(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
+/// Like [`slow_back_end`]. After the stop, the back end returns ESTALE for attributes and ACLs of
+/// the inode `gone`, and for the name `new`. Only that inode is searched for `new`.
+fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
     let (pause, stop) = once();
     let now = AtomicU64::new(0);
-    let vfs = over(Meddled::new(move |_, call| {
+    let vfs = over(HookedTmpfs::new(move |_, call| {
         if is_done(call, slow) {
-            // ORDERING: SeqCst. As if it were the change itself.
+            // ORDERING: SeqCst. It stands for the change itself.
             now.store(gone, Ordering::SeqCst);
             return pause();
         }
@@ -55,14 +55,14 @@ fn dawdling_over_what_is_gone(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop
     (vfs, stop)
 }
 
-/// Runs `change`, which stops once the back end has made it, and meanwhile `act`; returns what that
-/// returned. `act` may have to wait until the change is told.
+/// Runs `change` until the back end has made it, then runs `act`, and returns its result. `act` may
+/// have to wait until `change` returns.
 fn amid<T: Send>(
     (vfs, stop): &(Arc<Vfs>, Stop),
     change: Change,
     act: impl FnOnce(&Vfs) -> T + Send,
 ) -> T {
-    let _watchdog = Watchdog::start("beside a back end that dawdles", Duration::from_secs(60));
+    let _watchdog = Watchdog::start("during a slow call of the back end", Duration::from_secs(60));
     thread::scope(|scope| {
         let changer = scope.spawn(|| change(vfs));
         stop.arrived.recv().unwrap();
@@ -75,7 +75,7 @@ fn amid<T: Send>(
     })
 }
 
-/// An operation that gives the file a name in the directory.
+/// An operation that makes a name in the directory.
 type Create = fn(&Vfs, &InodeRef<'_>, &InodeRef<'_>) -> Result<(), Errno>;
 
 fn make(vfs: &Vfs, dir: &InodeRef<'_>, _: &InodeRef<'_>) -> Result<(), Errno> {
@@ -98,11 +98,11 @@ fn rename_into(vfs: &Vfs, dir: &InodeRef<'_>, _: &InodeRef<'_>) -> Result<(), Er
 const CREATES: [(&str, Create); 4] =
     [("make", make), ("tmpfile", tmpfile), ("link", link), ("rename", rename_into)];
 
-/// Runs each operation that makes a name in `d` while `change` has taken `d` away: once it has said
-/// ENOENT, the name does not lead to that directory any more.
-fn creates_in_a_directory_that_goes(slow: &'static [u8], change: Change) {
+/// Runs each operation that makes a name in `d` while `change` removes or replaces `d`. After
+/// ENOENT, the name must not lead to the old directory.
+fn check_creates_in_a_vanishing_directory(slow: &'static [u8], change: Change) {
     for (what, create) in CREATES {
-        let namespace = dawdling(slow);
+        let namespace = slow_back_end(slow);
         let vfs = &*namespace.0;
         tree(vfs, &["d/", "e/", "f"]);
         let (dir, file) = (walk(vfs, "d").unwrap(), walk(vfs, "f").unwrap());
@@ -113,31 +113,31 @@ fn creates_in_a_directory_that_goes(slow: &'static [u8], change: Change) {
             (made, found.map(|found| found.ino()))
         });
         assert_eq!(made, Err(Errno::NOENT), "{what}");
-        assert_ne!(found, Ok(gone), "{what} said ENOENT, and then there was the directory");
+        assert_ne!(found, Ok(gone), "{what} returned ENOENT, but the directory was found");
     }
 }
 
-/// An operation has said that its directory is gone, and the name still led to it.
+/// A create returned ENOENT for its directory while the name still led to it.
 #[test]
-fn create_in_a_directory_that_is_just_removed_says_so_once_the_name_is_gone() {
-    creates_in_a_directory_that_goes(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
+fn create_in_a_removed_directory_fails_after_its_name_is_gone() {
+    check_creates_in_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
 }
 
-/// The same with a directory that another is renamed over.
+/// The same, with a directory that a rename replaces.
 #[test]
-fn create_in_a_directory_that_is_just_replaced_says_so_once_the_name_is_another() {
-    creates_in_a_directory_that_goes(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
+fn create_in_a_replaced_directory_fails_after_its_name_is_reused() {
+    check_creates_in_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
 }
 
-/// Something that is done with a directory, or with a file in it.
+/// An operation on a directory, or on a file in it.
 type Act = fn(&Vfs, &InodeRef<'_>, &InodeRef<'_>) -> Result<(), Errno>;
 
 fn user() -> Cred {
     Cred::user(1000, 1000, &[])
 }
 
-/// Operations that ask the back end for something before they do what they are for: permissions, the
-/// ACL that a new file inherits, a name. Those that ask for nothing else go along.
+/// Operations that ask the back end for something first: permissions, the inherited ACL, a name.
+/// Some that ask for nothing are included.
 const ACTS: [(&str, Act); 17] = [
     ("make", make),
     ("tmpfile", tmpfile),
@@ -170,22 +170,22 @@ const ACTS: [(&str, Act); 17] = [
     ("set an attribute", |vfs, dir, _| vfs.setxattr(&user(), dir, b"user.x", b"1", XattrMode::Set)),
 ];
 
-/// Whether the permissions of the directory have to be asked for.
+/// Whether the cache knows the permissions of the directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Permissions {
     Known,
     Unknown,
 }
 
-/// Whatever the back end is asked of a directory that is gone, and says ESTALE: once that is heard, the
-/// name does not lead to the directory any more.
-fn nobody_hears_of_it_early(slow: &'static [u8], change: Change) {
-    // What is made first in a tmpfs has the number after that of the root.
+/// The back end returns ESTALE for a directory that is gone. After any operation has returned that
+/// error, the name must not lead to the directory.
+fn check_errors_of_a_vanishing_directory(slow: &'static [u8], change: Change) {
+    // The first file in a tmpfs has the number after the root's.
     const GONE: u64 = 2;
     let mut early = Vec::new();
     for (what, act) in ACTS {
         for permissions in [Permissions::Known, Permissions::Unknown] {
-            let namespace = dawdling_over_what_is_gone(slow, GONE);
+            let namespace = slow_with_stale_errors(slow, GONE);
             let vfs = &*namespace.0;
             tree(vfs, &["d/", "e/", "f"]);
             let (dir, file) = (walk(vfs, "d").unwrap(), walk(vfs, "f").unwrap());
@@ -205,26 +205,27 @@ fn nobody_hears_of_it_early(slow: &'static [u8], change: Change) {
             }
         }
     }
-    assert!(early.is_empty(), "they heard of it, and then there was the directory: {early:?}");
+    assert!(early.is_empty(), "the directory was found after the error of: {early:?}");
 }
 
-/// An operation has heard, of the permissions of its directory or of what a new file inherits from it,
-/// that the directory is gone, and the name still led to it.
+/// An operation returned that the directory is gone, after a check of permissions or of an
+/// inherited ACL, while the name still led to it.
 #[test]
-fn error_from_a_directory_that_is_just_removed_is_heard_once_the_name_is_gone() {
-    nobody_hears_of_it_early(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
+fn error_of_a_removed_directory_follows_its_name() {
+    check_errors_of_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
 }
 
-/// The same with a directory that another is renamed over.
+/// The same, with a directory that a rename replaces.
 #[test]
-fn error_from_a_directory_that_is_just_replaced_is_heard_once_the_name_is_another() {
-    nobody_hears_of_it_early(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
+fn error_of_a_replaced_directory_follows_its_name() {
+    check_errors_of_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
 }
 
-/// A file is moved out of a directory, which is then empty and removed: the file is where it went.
+/// A file is moved out of a directory, which is then empty and removed. The file is at its new
+/// name.
 #[test]
-fn file_moved_out_of_a_directory_that_was_then_removed_is_where_it_went() {
-    let namespace = dawdling(b"x");
+fn file_moved_out_of_a_removed_directory_is_at_its_new_name() {
+    let namespace = slow_back_end(b"x");
     let vfs = &*namespace.0;
     tree(vfs, &["d/", "d/x"]);
     let (removed, found) = amid(
@@ -236,13 +237,16 @@ fn file_moved_out_of_a_directory_that_was_then_removed_is_where_it_went() {
         },
     );
     assert_eq!(removed, Ok(()));
-    assert!(found.is_ok(), "the directory was empty, but the file is not where it went: {found:?}");
+    assert!(
+        found.is_ok(),
+        "the directory was empty, but the file is not at its new name: {found:?}"
+    );
 }
 
-/// The same with a file that was moved in: the directory is not empty, so the file is not where it was.
+/// A file is moved into a directory, whose removal then fails. The file is not at its old name.
 #[test]
-fn file_moved_into_a_directory_that_is_not_empty_then_is_not_where_it_was() {
-    let namespace = dawdling(b"a");
+fn file_moved_into_a_nonempty_directory_is_not_at_its_old_name() {
+    let namespace = slow_back_end(b"a");
     let vfs = &*namespace.0;
     tree(vfs, &["d/", "a"]);
     let (removed, found) = amid(
@@ -254,13 +258,14 @@ fn file_moved_into_a_directory_that_is_not_empty_then_is_not_where_it_was() {
         },
     );
     assert_eq!(removed, Err(Errno::NOTEMPTY));
-    assert_eq!(found, Err(Errno::NOENT), "d is not empty, but a is where it was");
+    assert_eq!(found, Err(Errno::NOENT), "d is not empty, but the file is at its old name");
 }
 
-/// A file without a name left cannot be linked, and is not found by the last one it had.
+/// A file without a name cannot be linked. After the error, a lookup of its last name does not find
+/// it.
 #[test]
-fn link_of_a_file_that_is_just_removed_says_so_once_the_name_is_gone() {
-    let namespace = dawdling(b"f");
+fn link_of_a_removed_file_fails_after_its_name_is_gone() {
+    let namespace = slow_back_end(b"f");
     let vfs = &*namespace.0;
     tree(vfs, &["f", "d/"]);
     let (f, d) = (walk(vfs, "f").unwrap(), walk(vfs, "d").unwrap());
@@ -270,28 +275,32 @@ fn link_of_a_file_that_is_just_removed_says_so_once_the_name_is_gone() {
         |vfs| (link(vfs, &d, &f), walk(vfs, "f").map(|f| f.ino())),
     );
     assert_eq!(linked, Err(Errno::NOENT));
-    assert_eq!(found, Err(Errno::NOENT), "f has no name left, but is found");
+    assert_eq!(found, Err(Errno::NOENT), "f has no name, but is found");
 }
 
-/// What a thread does to the tree.
+/// A change of the tree.
 type Change = fn(&Vfs) -> Result<(), Errno>;
 
-/// A directory that a file has just been made in is not empty, so the file is found.
+/// If a removal fails since a file was just made in the directory, the file is found.
 #[test]
-fn directory_that_is_not_empty_since_just_now_is_not_found_empty() {
+fn directory_that_is_not_empty_shows_its_new_file() {
     let removals: [Change; 2] =
         [|vfs| remove(vfs, "d", Removal::Rmdir), |vfs| rename(vfs, "e", "d", RenameMode::Replace)];
     for removal in removals {
         let namespace = stopping(|call| call == Call::MakeDone(b"new"));
         let vfs = &*namespace.0;
         tree(vfs, &["d/", "e/"]);
-        assert_eq!(walk(vfs, "d/new").err(), Some(Errno::NOENT), "known to be missing");
+        assert_eq!(
+            walk(vfs, "d/new").err(),
+            Some(Errno::NOENT),
+            "the name is not known to be missing"
+        );
         let (removed, found) = amid(
             &namespace,
             |vfs| make(vfs, &walk(vfs, "d")?, &vfs.root()),
             |vfs| (removal(vfs), walk(vfs, "d/new").map(|f| f.ino())),
         );
         assert_eq!(removed, Err(Errno::NOTEMPTY));
-        assert!(found.is_ok(), "d is not empty, but there is nothing in it: {found:?}");
+        assert!(found.is_ok(), "d is not empty, but the file is not found: {found:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Random operations, run on a namespace and on the model side by side.
+//! Random operations on a namespace and on the model, with equal answers.
 
 use corewalk::RenameMode;
 use corewalk_testkit::linearize::Spec;
@@ -28,7 +28,7 @@ fn operation() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What else can happen between operations without changing an answer.
+/// Events between operations that must not change an answer.
 #[derive(Clone, Copy, Debug)]
 enum Noise {
     None,
@@ -39,7 +39,7 @@ enum Noise {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Every answer is the model's, whatever is evicted or invalidated in between (trap T15).
+    /// Every answer is that of the model, whatever is evicted or invalidated in between (trap T15).
     #[test]
     fn namespace_answers_as_the_model(
         steps in prop::collection::vec(
@@ -58,7 +58,7 @@ proptest! {
                 Noise::Prune => { vfs.prune(); }
                 Noise::InvalidateRoot => vfs.invalidate_dir(&vfs.root()).unwrap(),
             }
-            // Each file has a tag of its own: the model tells files apart by it.
+            // The model tells files apart by their tags, so each file gets a new tag.
             let op = match *op {
                 Op::Create { dir, name, .. } => Op::Create { dir, name, tag: 3 + step as u32 },
                 ref op => op.clone(),

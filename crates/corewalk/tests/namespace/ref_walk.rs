@@ -1,4 +1,4 @@
-//! Changes below a walk that holds a reference at each step.
+//! Tests of ref-walk: the tree changes during a walk that holds references.
 //!
 //! The directory that the walk searches has an ACL, so each search asks the back end. In that call
 //! the test changes the tree. A walk whose path changes in each pass gives up rcu-walk.
@@ -9,7 +9,7 @@ use corewalk::acl::{Acl, Entry, Tag, XATTR_ACCESS};
 use corewalk::{Cred, Errno, Removal, RenameMode, Vfs, WalkFlags, XattrMode};
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{at, over, remove, rename, tree, walk};
 
 /// The change that a test makes once the walk has taken references.
@@ -22,8 +22,8 @@ fn user() -> Cred {
 
 /// Disturbs each walk that searches one directory.
 ///
-/// In rcu-walk it renames the parent of the directory there and back. In the first ref-walk it makes
-/// `change`, once.
+/// In rcu-walk it renames the parent of the directory there and back. In the first ref-walk it
+/// makes `change`, once.
 struct Disturber {
     vfs: OnceLock<Weak<Vfs>>,
     directory: OnceLock<u64>,
@@ -48,7 +48,8 @@ impl Disturber {
     }
 }
 
-/// Returns a namespace with `p/d` and `q`. The first ref-walk of user 7 through `p/d` meets `change`.
+/// Returns a namespace with `p/d` and `q`. In the first ref-walk of user 7 through `p/d`, `change`
+/// is made.
 fn disturbed(change: Change) -> (Arc<Vfs>, Arc<Disturber>) {
     let disturber = Arc::new(Disturber {
         vfs: OnceLock::new(),
@@ -56,7 +57,7 @@ fn disturbed(change: Change) -> (Arc<Vfs>, Arc<Disturber>) {
         change,
         is_done: AtomicBool::new(false),
     });
-    let vfs = over(Meddled::new({
+    let vfs = over(HookedTmpfs::new({
         let disturber = Arc::clone(&disturber);
         move |_, call| {
             if let Call::GetAcl(ino) = call {
@@ -89,13 +90,13 @@ fn slot_of(vfs: &Vfs, path: &str) -> u32 {
 /// Returns the inode number that user 7 finds at `path` in a ref-walk.
 fn resolve(vfs: &Vfs, path: &str) -> Result<u64, Errno> {
     let found = vfs.resolve_path(&user(), &at(vfs), path.as_bytes(), WalkFlags::empty());
-    assert_eq!(vfs.stats().fallbacks, 1, "it is a ref-walk");
+    assert_eq!(vfs.stats().fallbacks, 1, "the walk did not become a ref-walk");
     found.map(|found| found.ino)
 }
 
 /// A walk whose path changes in each pass counts each new pass, and one fallback at the end.
 #[test]
-fn walk_that_gives_up_rcu_walk_is_counted_once() {
+fn fallback_to_ref_walk_is_counted_once() {
     let (vfs, _) = disturbed(|_| {});
     tree(&vfs, &["p/d/f"]);
     let f = walk(&vfs, "p/d/f").unwrap().ino();
@@ -109,10 +110,10 @@ fn walk_that_gives_up_rcu_walk_is_counted_once() {
     assert_eq!((after.retries - before.retries, after.fallbacks - before.fallbacks), (16, 1));
 }
 
-/// Traps T17, T19: the walk holds `p/d` and no longer `p`, so the slot of `p` may be that of another
-/// directory when it goes up.
+/// Traps T17, T19: the walk holds `p/d` but not `p`. When it goes up, another directory may have
+/// the slot of `p`.
 #[test]
-fn parent_whose_slot_serves_another_directory_is_not_walked_to() {
+fn walk_does_not_go_up_to_a_reused_slot() {
     let (vfs, disturber) = disturbed(|vfs| {
         let slot = slot_of(vfs, "p");
         rename(vfs, "p/d", "q/d", RenameMode::Replace).unwrap();
@@ -121,22 +122,26 @@ fn parent_whose_slot_serves_another_directory_is_not_walked_to() {
             tree(vfs, &[&format!("other{i}/")]);
             slot_of(vfs, &format!("other{i}")) == slot
         });
-        assert!(reused.is_some(), "the slot is used again");
+        assert!(reused.is_some(), "the slot is not reused");
     });
-    assert_eq!(resolve(&vfs, "p/d/.."), Err(Errno::NOENT), "there is no p any more");
+    assert_eq!(
+        resolve(&vfs, "p/d/.."),
+        Err(Errno::NOENT),
+        "the walk found the removed directory p"
+    );
     // ORDERING: Relaxed. One thread.
     assert!(disturber.is_done.load(Ordering::Relaxed));
     assert_eq!(resolve(&vfs, "q/d/.."), Ok(walk(&vfs, "q").unwrap().ino()));
 }
 
-/// A directory that is moved while a ref-walk stands on it is no longer below the parent it had.
+/// A directory that is moved during a ref-walk is no longer below its old parent.
 #[test]
-fn directory_that_was_moved_does_not_lead_up_to_where_it_was() {
+fn moved_directory_leads_up_to_its_new_parent() {
     let (vfs, _) = disturbed(|vfs| rename(vfs, "p/d", "q/d", RenameMode::Replace).unwrap());
     assert_eq!(resolve(&vfs, "p/d/.."), Err(Errno::NOENT));
 }
 
-/// A directory that was removed has no inode: a ref-walk that goes up to it ends, and takes nothing.
+/// A removed directory has no inode. A ref-walk that goes up to it ends and takes no reference.
 #[test]
 fn removed_parent_is_enoent_and_nothing_is_counted() {
     let (vfs, disturber) = disturbed(|vfs| {

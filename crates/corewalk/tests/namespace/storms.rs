@@ -1,4 +1,5 @@
-//! Many lookups against many renames: no name that is there is missed, and nothing is mixed up.
+//! Stress tests: many lookups during many renames. No existing name is missed, and no answer mixes
+//! files.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,12 +13,12 @@ use corewalk_testkit::rng::Seed;
 
 use crate::fixtures::{at, name, new, rename, tree, walk};
 
-/// Lookups of a storm, over all threads.
+/// The number of lookups of one test, over all threads.
 const LOOKUPS: u64 = 10_000_000;
 const THREADS: u64 = 4;
 
-/// Runs `storm` over and over on one thread while `readers` threads run `read`, each a fixed number
-/// of times. Returns how often the storm ran.
+/// Runs `storm` repeatedly on one thread. Meanwhile `readers` threads each run `read` a fixed
+/// number of times. Returns the number of runs of `storm`.
 fn under_storm(
     seed: Seed,
     readers: u64,
@@ -44,7 +45,7 @@ fn under_storm(
     storms.load(Ordering::Relaxed)
 }
 
-/// Counts a reader out, also one that panics, so that the storm ends.
+/// Counts a reader out when dropped, also after a panic, so that the storm ends.
 pub(crate) struct Leaving<'a>(pub(crate) &'a AtomicU64);
 
 impl Drop for Leaving<'_> {
@@ -54,8 +55,8 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Traps T12, T13, T15: two directories are exchanged all the time, so both names always exist, and
-/// whatever is below them is one of two files.
+/// Traps T12, T13, T15: two directories are exchanged repeatedly. Both names always exist, and each
+/// leads to one of two files.
 #[test]
 fn ten_million_lookups_under_a_rename_storm_miss_nothing() {
     let _watchdog = Watchdog::start("lookups under a rename storm", Duration::from_secs(600));
@@ -77,11 +78,11 @@ fn ten_million_lookups_under_a_rename_storm_miss_nothing() {
             assert!(files.contains(&found.ino));
         },
     );
-    assert!(storms > 1000, "the storm was a breeze: {storms}");
+    assert!(storms > 1000, "too few renames: {storms}");
 }
 
-/// Trap T13: while a file is moved from one directory to another, a lookup that misses it in the
-/// first and then looks in the second finds it, if no other rename overlapped.
+/// Trap T13: a file is moved between two directories. A lookup in the first directory and then one
+/// in the second find it, unless two renames overlap them.
 #[test]
 fn renamed_file_is_never_without_a_name() {
     let _watchdog = Watchdog::start("never without a name", Duration::from_secs(300));
@@ -96,7 +97,8 @@ fn renamed_file_is_never_without_a_name() {
         100_000,
         |i| {
             let (from, to) = if i % 2 == 0 { (&a, &b) } else { (&b, &a) };
-            // ORDERING(moves): SeqCst. The counts and the names they speak of are four locations.
+            // ORDERING(moves): SeqCst. The two counters and the two names are four locations in one
+            // order.
             begun.fetch_add(1, Ordering::SeqCst);
             vfs.rename(&cred, (from, name("f")), (to, name("f")), RenameMode::Replace).unwrap();
             // ORDERING(moves): SeqCst. As above.
@@ -113,18 +115,18 @@ fn renamed_file_is_never_without_a_name() {
             let second = vfs.lookup(&cred, to, name("f"));
             // ORDERING(moves): SeqCst. As above.
             if begun.load(Ordering::SeqCst) <= before + 1 {
-                assert!(first.is_ok() || second.is_ok(), "neither name");
+                assert!(first.is_ok() || second.is_ok(), "the file was found under neither name");
                 // ORDERING: Relaxed. Statistic.
                 judged.fetch_add(1, Ordering::Relaxed);
             }
         },
     );
     // ORDERING: Relaxed. All threads have been joined.
-    assert!(judged.load(Ordering::Relaxed) > 1000, "nothing was judged");
+    assert!(judged.load(Ordering::Relaxed) > 1000, "too few lookups were judged");
 }
 
-/// Traps T1, T2, P8: while a file and its directories are called now this, now that, by names of 1
-/// and of 255 bytes, each path translated is one of those that existed.
+/// Traps T1, T2, P8: a file and its directories are renamed between names of 1 and of 255 bytes.
+/// Each translated path existed at one instant.
 #[test]
 fn translated_paths_existed_at_one_instant() {
     let _watchdog = Watchdog::start("paths under renames", Duration::from_secs(300));
@@ -135,7 +137,7 @@ fn translated_paths_existed_at_one_instant() {
     let f = walk(&vfs, "d/e/f").unwrap();
     let (root, cred) = (vfs.root(), Cred::root());
     let odd = corewalk::Name::new(&odd).unwrap();
-    // One rename at a time: outer to long, inner to odd, and back.
+    // One rename at a time: `d` to `long`, `long` to `odd`, `odd` to `d`.
     let steps = [(name("d"), name(&long)), (name(&long), odd), (odd, name("d"))];
     let right: Vec<Vec<u8>> = [b"d".as_slice(), long.as_bytes(), odd.as_bytes()]
         .iter()
@@ -156,7 +158,8 @@ fn translated_paths_existed_at_one_instant() {
     );
 }
 
-/// Trap T20: a confined walk is never outside, while the directory it is in is moved out and back.
+/// Trap T20: the directory of a confined walk is moved out of its root and back. The walk never
+/// ends outside.
 #[test]
 fn confined_walk_never_leaves_its_root() {
     let _watchdog = Watchdog::start("confined walk", Duration::from_secs(300));
@@ -180,7 +183,7 @@ fn confined_walk_never_leaves_its_root() {
             let flag = if racer.rng.chance(1, 2) { WalkFlags::BENEATH } else { WalkFlags::IN_ROOT };
             match vfs.resolve_path(&cred, &place, b"in/deep/../../f", flag) {
                 Ok(at) => {
-                    assert_eq!(at.ino, inside, "outside of the jail");
+                    assert_eq!(at.ino, inside, "the walk left its root");
                     // ORDERING: Relaxed. Statistic.
                     found.fetch_add(1, Ordering::Relaxed);
                 }
@@ -189,10 +192,10 @@ fn confined_walk_never_leaves_its_root() {
         },
     );
     // ORDERING: Relaxed. All threads have been joined.
-    assert!(found.load(Ordering::Relaxed) > 0, "no walk got through");
+    assert!(found.load(Ordering::Relaxed) > 0, "no walk succeeded");
 }
 
-/// Trap P9: renames between all pairs of places, parents and children among them, end.
+/// Trap P9: concurrent renames between all pairs of directories, also of parents and children, end.
 #[test]
 fn renames_between_all_pairs_end() {
     let _watchdog = Watchdog::start("renames between all pairs", Duration::from_secs(120));
@@ -206,7 +209,7 @@ fn renames_between_all_pairs_end() {
             let _ = rename(&vfs, from, to, mode);
         }
     });
-    // The tree is a tree still: everything that is left has a way to the root.
+    // The result is a tree: each remaining directory has a path to the root.
     let dir = vfs.root();
     let mut left = vec![dir];
     let mut count = 0;
@@ -230,8 +233,8 @@ fn renames_between_all_pairs_end() {
     }
 }
 
-/// Traps T19, T49: while a directory is moved about and everything unused is evicted, the parent of
-/// what is held is one that it had.
+/// Traps T19, T49: a directory is moved, and all unused entries are evicted. The reported parent is
+/// always one that the directory had.
 #[test]
 fn parent_is_one_that_the_directory_had() {
     let _watchdog = Watchdog::start("parent under moves", Duration::from_secs(120));
@@ -268,9 +271,10 @@ fn parent_is_one_that_the_directory_had() {
     });
 }
 
-/// Renames a directory above a mount point and one in the mount by turns, to the next of three names
-/// each, while `translate` says where a place in the mount is, from the mount point and from the root, to
-/// each of two threads `each` times. Of the nine paths three never exist.
+/// Alternately renames a directory above a mount point and one in the mount, each to the next of
+/// three names. Meanwhile two threads call `translate` `each` times; it returns the path from the
+/// root, given a place in the mount and the mount point. Three of the nine combinations never
+/// exist.
 fn translate_across_mounts(
     each: u64,
     translate: impl Fn(&PathRef<'_>, [&PathRef<'_>; 2]) -> Vec<u8> + Sync,
@@ -307,18 +311,18 @@ fn translate_across_mounts(
     );
 }
 
-/// Traps T8, P8: a path across mounts is one snapshot, too.
+/// Traps T8, P8: a path across a mount is valid at one instant, too.
 #[test]
-fn path_across_mounts_existed_at_one_instant() {
+fn path_across_mounts_is_valid_at_one_instant() {
     let _watchdog = Watchdog::start("paths across mounts", Duration::from_secs(300));
     translate_across_mounts(200_000, |f, [_, root]| f.d_path(root));
 }
 
-/// Traps T8, P8: two translations, one on each side of the mount point, joined. Threads that share a
-/// processor seldom come between the two.
+/// Traps T8, P8: control. Two translations, one on each side of the mount point, are joined. On a
+/// shared CPU a rename seldom comes between them.
 #[test]
 #[should_panic(expected = "no such path")]
-fn control_path_joined_of_two_translations_is_caught() {
+fn control_path_joined_from_two_translations_is_caught() {
     let _watchdog = Watchdog::start("joined paths", Duration::from_secs(300));
     translate_across_mounts(100_000_000, |f, [inner, root]| {
         [inner.d_path(root), f.d_path(inner)].concat()

@@ -1,8 +1,8 @@
-//! Traps T4 to T32: the bugs that name caches have had in lookup, fill, rename and path translation.
+//! Traps T4 to T32: bugs of other name caches in lookup, fill, rename and path translation.
 //!
-//! Each family has a control: the same check, run on steps that are wrong on purpose, must fail.
-//! Traps that a storm or a history covers are cited there; those that cannot exist here are argued
-//! in docs/developing/races.md.
+//! Each group of tests has a control: the same check must fail on steps that are deliberately
+//! wrong. Some traps are tested by `storms` and `histories` and cited there. docs/developing/races.md shows
+//! why others cannot occur.
 
 mod confined;
 mod fills;
@@ -14,8 +14,8 @@ use corewalk_base::primitives::thread;
 use corewalk_testkit::race::{self, Racer};
 use corewalk_testkit::rng::Seed;
 
-/// Runs `change` so many times on one thread, and `read` on two others until it is done, at least a
-/// thousand times each.
+/// Runs `change` `changes` times on one thread. Meanwhile two threads run `read`, each at least a
+/// thousand times.
 fn beside(changes: u64, change: impl Fn(u64) + Sync, read: impl Fn(&mut Racer) + Sync) {
     let done = AtomicBool::new(false);
     race::run(3, Seed::choose(), |mut racer| {
@@ -23,8 +23,7 @@ fn beside(changes: u64, change: impl Fn(u64) + Sync, read: impl Fn(&mut Racer) +
             let _done = Done(&done);
             for i in 0..changes {
                 change(i);
-                // After each kind of change in turn the readers get a chance, also on a machine so busy
-                // that all changes would be made within a few of this thread's turns.
+                // Yield regularly, so that readers also run between the changes on a busy machine.
                 if i % 61 == 0 {
                     thread::yield_now();
                 }
@@ -40,7 +39,7 @@ fn beside(changes: u64, change: impl Fn(u64) + Sync, read: impl Fn(&mut Racer) +
     });
 }
 
-/// Ends the readers, also when the changes fail.
+/// Stops the readers, also when the changes fail.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {

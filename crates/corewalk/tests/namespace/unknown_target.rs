@@ -1,14 +1,14 @@
-//! Renames to names that the cache knows nothing of: the back end is told to replace nothing, and asked
-//! for the name only if that fails.
+//! Renames to names that the cache does not have. The back end is told to replace nothing. The name
+//! is looked up only if that fails.
 
 use std::sync::{Arc, Mutex};
 
 use corewalk::{Errno, RenameMode, Vfs};
 
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, remove, rename, tree, walk};
 
-/// A call about a name, as the back end gets it.
+/// A call of the back end about a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
     Lookup(String),
@@ -23,7 +23,7 @@ fn renamed(name: &str) -> Seen {
     Seen::Rename(name.into())
 }
 
-/// What the back end was asked.
+/// The calls of the back end so far.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<Seen>>>);
 
@@ -39,13 +39,13 @@ impl Log {
     }
 }
 
-/// Returns a namespace with `paths`, of which `forgotten` is not in the cache, over a back end that
-/// writes down what it is asked and answers the first rename with `first`.
+/// Returns a namespace with `paths`, without `forgotten` in the cache. Its back end logs its calls,
+/// and answers the first rename with `first`.
 fn watched(paths: &[&str], forgotten: &str, first: Result<(), Errno>) -> (Arc<Vfs>, Log) {
     let log = Log::default();
     let written = log.clone();
     let text = |name: &[u8]| String::from_utf8(name.to_vec()).unwrap();
-    let vfs = over(Meddled::new(move |_, call| match call {
+    let vfs = over(HookedTmpfs::new(move |_, call| match call {
         Call::Lookup(name) => {
             written.push(Seen::Lookup(text(name)));
             Ok(())
@@ -74,7 +74,7 @@ fn rename_to_a_free_name_is_one_call() {
 }
 
 #[test]
-fn rename_over_a_name_that_is_not_cached_replaces_it() {
+fn rename_over_an_uncached_name_replaces_it() {
     let (vfs, log) = watched(&["a", "b"], "b", Ok(()));
     let ino = walk(&vfs, "a").unwrap().ino();
     rename(&vfs, "a", "b", RenameMode::Replace).unwrap();
@@ -84,7 +84,7 @@ fn rename_over_a_name_that_is_not_cached_replaces_it() {
 }
 
 #[test]
-fn target_that_is_not_cached_forbids_what_one_that_is_forbids() {
+fn uncached_target_causes_the_errors_of_a_cached_one() {
     let (vfs, log) = watched(&["a", "b/", "b/c"], "b", Ok(()));
     assert_eq!(rename(&vfs, "a", "b", RenameMode::Replace), Err(Errno::ISDIR));
     assert_eq!(log.take(), [renamed("a"), lookup("b")]);
@@ -98,7 +98,7 @@ fn target_that_is_not_cached_forbids_what_one_that_is_forbids() {
 }
 
 #[test]
-fn another_name_of_the_file_that_is_not_cached_is_left_alone() {
+fn rename_onto_an_uncached_name_of_the_same_file_changes_nothing() {
     let (vfs, _log) = watched(&["a"], "b", Ok(()));
     let a = walk(&vfs, "a").unwrap();
     vfs.link(&corewalk::Cred::root(), &a, &vfs.root(), name("b")).unwrap();
@@ -108,9 +108,9 @@ fn another_name_of_the_file_that_is_not_cached_is_left_alone() {
     remove(&vfs, "a", corewalk::Removal::Unlink).unwrap();
 }
 
-/// A file system, or a host, that knows no flags of renameat2(2).
+/// A file system, or a host, that does not support the flags of renameat2(2).
 #[test]
-fn back_end_that_cannot_say_no_replace_is_asked_for_the_name() {
+fn back_end_without_no_replace_is_asked_for_the_name() {
     for refusal in [Errno::INVAL, Errno::NOSYS] {
         let (vfs, log) = watched(&["a"], "b", Err(refusal));
         let ino = walk(&vfs, "a").unwrap().ino();
@@ -123,7 +123,7 @@ fn back_end_that_cannot_say_no_replace_is_asked_for_the_name() {
 }
 
 #[test]
-fn error_of_the_back_end_is_reported_and_not_tried_again() {
+fn error_of_the_back_end_is_returned_without_a_retry() {
     let (vfs, log) = watched(&["a"], "b", Err(Errno::IO));
     assert_eq!(rename(&vfs, "a", "b", RenameMode::Replace), Err(Errno::IO));
     assert_eq!(log.take(), [renamed("a"), lookup("b")]);

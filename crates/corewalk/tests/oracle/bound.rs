@@ -1,4 +1,4 @@
-//! How often one translation tries before it takes the lock.
+//! The number of passes of one translation before it takes the lock.
 
 use std::time::Duration;
 
@@ -14,25 +14,25 @@ use crate::fixtures;
 use crate::judge::VARIABLES;
 use crate::tree::{Deep, MOVED, TOP, Tree};
 
-/// One tree whose paths have so many names that hardly a pass gets through undisturbed, and one whose
-/// paths are now deep, now not, for which a translation into a buffer begins again with more room.
+/// Two trees. In one, paths have so many names that hardly a pass is undisturbed. In the other,
+/// paths change their depth, so a translation into a buffer starts again with more space.
 const TREES: [Deep; 2] =
     [Deep { below_top: 600, above_moved: 300 }, Deep { below_top: 0, above_moved: 900 }];
-/// Translations at least, and at most.
+/// The least and the most translations.
 const TRANSLATIONS: usize = 50_000;
 const TRANSLATIONS_MAX: usize = 200 * TRANSLATIONS;
-/// Renames that get through meanwhile, at least.
+/// The least number of renames meanwhile.
 const RENAMES: u64 = 10_000;
-/// Translations that had to take the lock, at least.
+/// The least number of translations that take the lock.
 const FALLBACKS: u64 = 20;
 
-/// Trap T9: whatever is renamed above, each translation ends after a fixed number of passes, the last one
-/// under the lock; and the renamer goes on meanwhile.
+/// Trap T9: despite any renames above, each translation ends after a fixed number of passes, the
+/// last one under the lock. The renamer makes progress meanwhile.
 #[test]
 fn translation_makes_a_bounded_number_of_passes() {
     let _watchdog = Watchdog::start("passes of translations", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
-    // Threads that share a processor do not disturb one translation that often.
+    // On a shared CPU the threads do not disturb one translation often enough.
     let processors = processors();
     let fallbacks_min = if processors.len() > 1 { FALLBACKS } else { 0 };
     for deep in TREES {
@@ -54,20 +54,20 @@ fn translation_makes_a_bounded_number_of_passes() {
     }
 }
 
-/// Returns the processors that the test may use.
+/// Returns the CPUs that the test may use.
 fn processors() -> Vec<usize> {
-    let all = sched_getaffinity(None).expect("the system tells");
+    let all = sched_getaffinity(None).expect("the kernel returns the CPU set");
     (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect()
 }
 
-/// Has the calling thread run there: a busy machine puts two threads that never wait on one processor for long.
+/// Binds the calling thread to a CPU. A busy machine may keep two busy threads on one CPU for long.
 fn stay_on(cpu: usize) {
     let mut only = CpuSet::new();
     only.set(cpu);
-    sched_setaffinity(None, &only).expect("it was allowed");
+    sched_setaffinity(None, &only).expect("the CPU is in the allowed set");
 }
 
-/// Translates through all doors by turns and counts the passes of each call.
+/// Translates through all doors in turn and counts the passes of each call.
 fn translate(tree: &Tree<'_>, mut rng: Rng, fallbacks_min: u64) {
     let (vfs, doors) = (tree.vfs, translations(tree));
     let start = vfs.stats();
@@ -78,7 +78,7 @@ fn translate(tree: &Tree<'_>, mut rng: Rng, fallbacks_min: u64) {
     let (mut buf, mut last, mut turns) = (vec![0; ROOM], start, 0);
     while turns < TRANSLATIONS_MAX && !is_enough(turns, last) {
         let door = rng.pick(&doors);
-        (door.ask)(&mut rng, &mut buf).expect("a path that there is");
+        (door.ask)(&mut rng, &mut buf).expect("the path exists");
         let now = vfs.stats();
         let (retries, locked) = (now.retries - last.retries, now.fallbacks - last.fallbacks);
         assert!(retries <= door.passes_max, "{}: {retries} passes", door.name);
@@ -89,7 +89,7 @@ fn translate(tree: &Tree<'_>, mut rng: Rng, fallbacks_min: u64) {
     assert!(is_enough(turns, last), "{turns} translations: {start:?} {last:?}");
 }
 
-/// Renames what lies above, mostly at the top, until the translator is done.
+/// Renames directories above, mostly at the top, until the translator is done.
 fn rename(tree: &Tree<'_>, mut rng: Rng, done: &AtomicBool) {
     let mut values = [0; VARIABLES];
     // ORDERING: Relaxed. A flag; nothing is published through it.
@@ -101,7 +101,7 @@ fn rename(tree: &Tree<'_>, mut rng: Rng, done: &AtomicBool) {
     }
 }
 
-/// Ends the renamer, also when the translator fails.
+/// Stops the renamer, also when the translator fails.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {

@@ -1,4 +1,4 @@
-//! The ways in which the tree can be asked, each with what its answer says.
+//! The interfaces of the namespace to ask through, each with the claim that its answer makes.
 
 use std::cell::{Cell, RefCell};
 
@@ -10,36 +10,36 @@ use crate::formatting::{Part, names, read};
 use crate::judge::{ANY, Seen, VARIABLES};
 use crate::tree::{IN_WAY, INNER, MOVED, TOP, Tree, WAY, names_of};
 
-/// Bytes that any path of the tree fits in.
+/// A buffer size for any path of the tree, in bytes.
 pub(crate) const ROOM: usize = 4096;
 
-/// What an answer says, or why it cannot be one.
-pub(crate) type Said = Result<Seen, String>;
-type Ask<'a> = Box<dyn Fn(&mut Rng, &mut [u8]) -> Said + Sync + 'a>;
+/// The claim of an answer about the variables, or the reason that it cannot be true.
+pub(crate) type Claim = Result<Seen, String>;
+type Ask<'a> = Box<dyn Fn(&mut Rng, &mut [u8]) -> Claim + Sync + 'a>;
 
-/// One way to ask.
+/// One interface to ask through.
 pub(crate) struct Door<'a> {
     pub(crate) name: &'static str,
-    /// Optimistic passes that one call may make. One more is made under locks.
+    /// The most optimistic passes of one call. One more may be made under the lock.
     pub(crate) passes_max: u64,
     pub(crate) ask: Ask<'a>,
 }
 
-/// The passes of a translation: see `Vfs::stats` and `PathRef::path_of`.
+/// The passes of a translation; see `Vfs::stats` and `PathRef::path_of`.
 pub(crate) const PASSES: u64 = 4;
-/// With one more that takes no reference.
+/// Plus one pass that takes no reference.
 const PASSES_BY_NUMBER: u64 = PASSES + 1;
-/// With those made before the path turned out to be deep, of which the last one does not count.
+/// Plus the passes before the path turned out to be deep, except the last one.
 const PASSES_INTO_BUFFER: u64 = PASSES + PASSES - 1;
 
-fn said(parts: &[Part], path: &[u8]) -> Said {
+fn claim(parts: &[Part], path: &[u8]) -> Claim {
     let seen = read(parts, path, [ANY; VARIABLES]);
-    seen.ok_or_else(|| format!("there never was such a path: {}", path.escape_ascii()))
+    seen.ok_or_else(|| format!("the path never existed: {}", path.escape_ascii()))
 }
 
-fn linked(parts: &[Part], path: &[u8], kind: PathKind) -> Said {
+fn linked(parts: &[Part], path: &[u8], kind: PathKind) -> Claim {
     match kind {
-        PathKind::Linked => said(parts, path),
+        PathKind::Linked => claim(parts, path),
         kind => Err(format!("{kind:?}: {}", path.escape_ascii())),
     }
 }
@@ -47,19 +47,19 @@ fn linked(parts: &[Part], path: &[u8], kind: PathKind) -> Said {
 fn door<'a>(
     name: &'static str,
     passes_max: u64,
-    ask: impl Fn(&mut Rng, &mut [u8]) -> Said + Sync + 'a,
+    ask: impl Fn(&mut Rng, &mut [u8]) -> Claim + Sync + 'a,
 ) -> Door<'a> {
     Door { name, passes_max, ask: Box::new(ask) }
 }
 
-/// Returns every way to translate a place of the tree into a path.
+/// Returns all interfaces that translate a place of the tree into a path.
 pub(crate) fn translations<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let mut doors = from_the_root(tree);
     doors.extend(from_elsewhere(tree));
     doors
 }
 
-/// Returns those of them that go into a buffer.
+/// Returns those that write into a buffer.
 pub(crate) fn into_buffers<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let mut doors = from_the_root(tree);
     doors.retain(|door| door.passes_max == PASSES_INTO_BUFFER);
@@ -91,23 +91,23 @@ fn from_the_root<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
             linked(&in_buffer, path, kind)
         }),
         door("path", PASSES, move |_, _| {
-            said(&of_leaf, &inode.path().map_err(|error| error.to_string())?)
+            claim(&of_leaf, &inode.path().map_err(|error| error.to_string())?)
         }),
-        door("path_of_number", PASSES_BY_NUMBER, move |_, _| {
-            let path = tree.vfs.path_of_number(ino).map_err(|error| error.to_string())?;
-            said(&of_number, &path)
+        door("path_of_ino", PASSES_BY_NUMBER, move |_, _| {
+            let path = tree.vfs.path_of_ino(ino).map_err(|error| error.to_string())?;
+            claim(&of_number, &path)
         }),
         door("getcwd", PASSES, move |_, _| {
-            said(&moved, &tree.moved.getcwd(root).map_err(|error| error.to_string())?)
+            claim(&moved, &tree.moved.getcwd(root).map_err(|error| error.to_string())?)
         }),
-        door("dentry_path", PASSES, move |_, _| said(&beside, &tree.beside.dentry_path())),
-        door("d_path across a mount", PASSES, move |_, _| said(&inner, &tree.inner.d_path(root))),
+        door("dentry_path", PASSES, move |_, _| claim(&beside, &tree.beside.dentry_path())),
+        door("d_path across a mount", PASSES, move |_, _| claim(&inner, &tree.inner.d_path(root))),
         door("d_absolute_path across a mount", PASSES_INTO_BUFFER, move |_, buf| {
             let path = tree
                 .inner
                 .format_in(PathFormat::DAbsolutePath, buf)
                 .map_err(|error| error.to_string())?;
-            said(&of_inner, path)
+            claim(&of_inner, path)
         }),
     ]
 }
@@ -128,11 +128,11 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
         door("path_of below what it is moved out of", PASSES, move |_, _| {
             let (path, kind) = tree.leaf.path_of(&tree.way);
             let mut seen = match kind {
-                PathKind::Linked => said(&below_way, &path)?,
-                PathKind::OutsideRoot => said(&below_root, &path)?,
+                PathKind::Linked => claim(&below_way, &path)?,
+                PathKind::OutsideRoot => claim(&below_root, &path)?,
                 kind => return Err(format!("{kind:?}: {}", path.escape_ascii())),
             };
-            // The kind belongs to the same instant.
+            // The kind is of the same instant as the path.
             let is_inside = kind == PathKind::Linked;
             seen[MOVED] &= if is_inside { IN_WAY } else { !IN_WAY };
             Ok(seen)
@@ -146,7 +146,7 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     ]
 }
 
-/// Returns lookups of names that exist by turns: a miss is an answer, too.
+/// Returns lookups of names that exist in turn. A missing name is an answer, too.
 pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let lookup = |variable: usize| {
         let dir = [(TOP, &tree.root), (WAY, &tree.middle), (INNER, &tree.mounted)]
@@ -173,11 +173,11 @@ pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     ]
 }
 
-/// Returns a walk along a path that is there now and then. One that found nothing says nothing: any of
-/// the names may have been missing. Nor does one that took references, which is no snapshot.
+/// Returns a walk along a path that exists sometimes. A walk that fails makes no claim, since any
+/// of the names may have been missing. A ref-walk makes none either, since it is no snapshot.
 pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     thread_local! {
-        /// Walks that had taken references when this thread last found something.
+        /// The count of ref-walks at this thread's last successful walk.
         static FALLBACKS: Cell<u64> = const { Cell::new(0) };
     }
     let names = [TOP, WAY].map(names_of);
@@ -185,7 +185,7 @@ pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     let start = FsStruct { root: tree.root.clone(), cwd: tree.root.clone() };
     door("resolve_path", 0, move |rng, _| {
         let [top, way] = names.each_ref().map(|names| rng.index(names.len()));
-        let path = ["/", &names[0][top], &tree.spelled_middle(), "/", &names[1][way]].concat();
+        let path = ["/", &names[0][top], &tree.path_of_middle(), "/", &names[1][way]].concat();
         let found =
             tree.vfs.resolve_path(&Cred::root(), &start, path.as_bytes(), WalkFlags::empty());
         let mut seen = [ANY; VARIABLES];
@@ -203,19 +203,18 @@ pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     })
 }
 
-/// Returns a translation that is none: the names are collected level by level, and each of them is
-/// right.
+/// Returns a wrong translation: it collects the names level by level, each of them right.
 pub(crate) fn level_by_level<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     let parts = to_leaf(tree);
     door("level by level", PASSES, move |_, _| {
         let [first, _] = &tree.swapped;
         let levels = [&tree.root, &tree.moved, first, &tree.leaf];
         let path = levels.windows(2).map(|pair| pair[1].path_of(pair[0]).0);
-        said(&parts, &path.collect::<Vec<_>>().concat())
+        claim(&parts, &path.collect::<Vec<_>>().concat())
     })
 }
 
-/// Returns a translation whose answers are all true, one call late.
+/// Returns a wrong translation: each answer is true, but one call late.
 pub(crate) fn one_call_late<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     thread_local! {
         static LATE: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
@@ -224,6 +223,6 @@ pub(crate) fn one_call_late<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     door("one call late", PASSES, move |_, _| {
         let path = tree.leaf.path_of(&tree.root).0;
         let late = LATE.replace(Some(path.clone()));
-        said(&parts, &late.unwrap_or(path))
+        claim(&parts, &late.unwrap_or(path))
     })
 }

@@ -1,46 +1,47 @@
-//! Paths as they can be spelled, and what a spelling says of the tree.
+//! The possible forms of a path, and the values of variables that a form shows.
 
 use crate::judge::Seen;
 
 /// A piece of a path.
 #[derive(Clone, Debug)]
 pub(crate) enum Part {
-    /// These names, each with its `/`.
+    /// These names, each with a `/` before it.
     Names(Vec<u8>),
-    /// One of several spellings, each with the values (one bit each) of a variable that it stands for.
-    /// At most one of them can begin a path.
+    /// One of several forms. Each form has the values (one bit each) of a variable that it stands
+    /// for. At most one form can begin a path.
     One(usize, Vec<(u8, Vec<Part>)>),
 }
 
-/// Returns the part that is always spelled `names`.
+/// Returns the part that is always `names`.
 pub(crate) fn names(names: &str) -> Part {
     Part::Names(names.as_bytes().to_vec())
 }
 
-/// Returns the part that is spelled like `spellings[value]`, whatever value the variable has.
-pub(crate) fn one(variable: usize, spellings: impl IntoIterator<Item = Vec<Part>>) -> Part {
+/// Returns the part that has the form `forms[value]`, where `value` is that of the variable.
+pub(crate) fn one(variable: usize, forms: impl IntoIterator<Item = Vec<Part>>) -> Part {
     let bit = |(value, parts): (usize, _)| (1_u8 << value, parts);
-    Part::One(variable, spellings.into_iter().enumerate().map(bit).collect())
+    Part::One(variable, forms.into_iter().enumerate().map(bit).collect())
 }
 
-/// Returns what `path` says of the variables in `seen`, or None if no tree has such a path.
+/// Returns the values of the variables that `path` shows, added to `seen`, or None if no tree has
+/// such a path.
 pub(crate) fn read(parts: &[Part], path: &[u8], mut seen: Seen) -> Option<Seen> {
     let rest = take(parts, path, &mut seen)?;
     rest.is_empty().then_some(seen)
 }
 
-/// Takes what `parts` spell from the beginning of a path and returns what is left.
+/// Matches `parts` at the beginning of a path, and returns the rest of the path.
 fn take<'p>(parts: &[Part], path: &'p [u8], seen: &mut Seen) -> Option<&'p [u8]> {
     let mut rest = path;
     for part in parts {
         rest = match part {
             Part::Names(names) => {
                 let rest = rest.strip_prefix(&names[..])?;
-                // Not the beginning of a longer name.
+                // It must not be the beginning of a longer name.
                 rest.first().is_none_or(|&next| next == b'/').then_some(rest)?
             }
-            Part::One(variable, spellings) => {
-                let (values, rest) = spellings.iter().find_map(|(values, parts)| {
+            Part::One(variable, forms) => {
+                let (values, rest) = forms.iter().find_map(|(values, parts)| {
                     let mut inside = *seen;
                     let rest = take(parts, rest, &mut inside)?;
                     *seen = inside;
@@ -60,7 +61,7 @@ mod tests {
     use crate::judge::{ANY, VARIABLES};
 
     #[test]
-    fn path_says_which_values_its_names_stand_for() {
+    fn path_shows_the_values_of_its_names() {
         let inner = one(1, [vec![names("/x")], vec![names("/xx")]]);
         let outer = one(0, [vec![inner, names("/m")], vec![names("/q/m")]]);
         let parts = [outer, names("/f")];

@@ -1,61 +1,58 @@
-//! The judge: whether an answer about a tree was right at one instant.
+//! The judge: decides whether an answer about the tree was true at one instant.
 //!
-//! The state of the tree is a few *variables*, each with a few values: what a directory is called, in
-//! which of two places it lies. One thread alone changes a variable, by one rename each time. A rename
-//! is known by the ticks of the clock before and after it, an answer by the clock before and after the
-//! question and by what it says of some of the variables.
+//! The state of the tree is a few *variables*, each with a few values: the name of a directory, or
+//! which of two places it is in. Only one thread changes a variable, by one rename each time. A
+//! rename is recorded with the ticks of the clock before and after it. An answer is recorded with
+//! the clock before and after the call, and with its claim about some variables.
 //!
 //! # Instants
-//! Instant `k` is the time between tick `k - 1` and tick `k`, so an answer whose asker read `before` and
-//! then `after` on the clock was given in one of the instants `before..=after`, and a rename between the
-//! ticks `invoked` and `returned` took place in one of `invoked + 1 ..= returned`. Hence a variable *can
-//! have* a value in all instants from the one after its rename was invoked up to the one in which the
-//! next rename of it returned.
+//! Instant `k` is the time between tick `k - 1` and tick `k`. An answer between the clock values
+//! `before` and `after` was given in one of the instants `before..=after`. A rename between the
+//! ticks `invoked` and `returned` took place in one of `invoked + 1 ..= returned`. So a variable
+//! *can have* a value from the instant after its rename was invoked up to the instant in which its
+//! next rename returned.
 //!
-//! # Why each variable may be looked at by itself
-//! Say that in instant `k` each variable that the answer speaks of can have the value it names. Then all
-//! of them had those values at once in an execution that fits everything that was recorded: take a point
-//! inside of `k`, and let, for each variable, the rename that brought its value take place before that
-//! point and the next one after it. Both are within their bounds, since `k` is. Renames of one variable
-//! keep their order, since one thread makes them one after the other; and no choice for one variable
-//! excludes one for another: a rename of one neither needs nor changes what another is called. So an
-//! answer could have been true if and only if there is such a `k`; with two renamers of one variable,
-//! whose renames may overlap, it would have to be searched for.
+//! # Why variables are judged separately
+//! Assume that in instant `k` each variable of the answer can have the claimed value. Then there is
+//! an execution, consistent with the record, in which all had these values at once. Take a point
+//! inside `k`. Each variable's rename to its value is placed before the point, and its next rename
+//! after the point. Both are within their bounds. Renames of one variable keep their order, and
+//! renames of different variables do not depend on each other. So an answer can be true if and only
+//! if there is such a `k`.
 //!
 //! # Answers of one thread
-//! A thread's answers come one after the other, so a variable must not go back between them. The judge
-//! takes the first instant that will do, and there the earliest state of each variable. The states that
-//! a variable can be in form a range whose ends only grow with the instant, so what was true at the
-//! time lies never before what the judge took, and nobody who told the truth is refused.
+//! Answers of one thread are in order, so a variable must not go back between them. The judge takes
+//! the first possible instant, and there the earliest state of each variable. The possible states
+//! form a range whose bounds only grow with time. So the judge's choice is never later than the
+//! true state, and a true answer is never refused.
 //!
-//! What is not looked at: whether answers of two threads fit each other, beyond that each was true
-//! within its own bounds.
+//! The judge does not check whether answers of different threads are consistent with each other.
 //!
 //! Source: Herlihy and Wing, 1990; Gibbons and Korach, "Testing shared memories", 1997.
 
 use std::fmt::Write as _;
 
-/// How many variables a tree has.
+/// The number of variables of a tree.
 pub(crate) const VARIABLES: usize = 6;
-/// Says nothing of a variable.
+/// No claim about a variable.
 pub(crate) const ANY: u8 = u8::MAX;
 
-/// What an answer says: for each variable a set of values, one bit each.
+/// The claim of an answer: a set of values for each variable, one bit each.
 pub(crate) type Seen = [u8; VARIABLES];
 
 /// One answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Answer {
-    /// The clock before the question.
+    /// The clock before the call.
     pub(crate) before: u64,
-    /// The clock after it.
+    /// The clock after the call.
     pub(crate) after: u64,
     pub(crate) seen: Seen,
-    /// Which question it was.
+    /// The index of its door.
     pub(crate) door: u8,
 }
 
-/// A value that a variable has, and the instants in which it can have it.
+/// A value of a variable, and the instants in which the variable can have it.
 #[derive(Clone, Copy, Debug)]
 struct State {
     value: u8,
@@ -63,28 +60,31 @@ struct State {
     last: u64,
 }
 
-/// The values of a variable, one after the other.
+/// The values of a variable, in order.
 #[derive(Clone, Debug)]
 pub(crate) struct Life {
     states: Vec<State>,
 }
 
 impl Life {
-    /// Returns the life of a variable that has `value` from the beginning.
+    /// Returns a variable that has `value` from the beginning.
     pub(crate) fn new(value: u8) -> Life {
         Life { states: vec![State { value, first: 0, last: u64::MAX }] }
     }
 
-    /// Adds the change to `value` that was made between two ticks.
+    /// Records a change to `value` between two ticks.
     pub(crate) fn change(&mut self, invoked: u64, returned: u64, value: u8) {
-        let last = self.states.last_mut().expect("there is a first one");
-        assert!(last.first <= invoked && invoked < returned, "changes come one after the other");
+        let last = self.states.last_mut().expect("a variable has a first state");
+        assert!(
+            last.first <= invoked && invoked < returned,
+            "changes of a variable must be in order"
+        );
         last.last = returned;
         self.states.push(State { value, first: invoked + 1, last: u64::MAX });
     }
 
-    /// Returns the first instant from `instant` on, in state `at` or a later one, in which the variable
-    /// can have one of the values `seen`. Moves `at` to that state.
+    /// Returns the first instant at or after `instant`, in state `at` or a later one, in which the
+    /// variable can have one of the values `seen`. Moves `at` to that state.
     fn first_from(&self, at: &mut usize, seen: u8, instant: u64) -> Option<u64> {
         loop {
             let state = self.states.get(*at)?;
@@ -95,7 +95,7 @@ impl Life {
         }
     }
 
-    /// Returns the instants of `answer` in which the variable can have a value that it names.
+    /// Returns the instants of `answer` in which the variable can have a claimed value.
     fn instants(&self, answer: &Answer, seen: u8) -> impl Iterator<Item = (u64, u64)> {
         let (before, after) = (answer.before, answer.after);
         let within = move |state: &State| (state.first.max(before), state.last.min(after));
@@ -104,17 +104,17 @@ impl Life {
     }
 }
 
-/// Judges the answers of one thread, in the order in which they were given.
+/// Judges the answers of one thread, in order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Judge {
     at: [usize; VARIABLES],
 }
 
 impl Judge {
-    /// Returns the instant in which `answer` was right.
+    /// Returns the first instant in which `answer` was true.
     ///
     /// # Errors
-    /// A text that says why there is none. The judge is of no use then.
+    /// A text that says why there is none. The judge must not be used afterwards.
     pub(crate) fn judge(&mut self, lives: &[Life], answer: &Answer) -> Result<u64, String> {
         let mut instant = answer.before;
         loop {
@@ -135,7 +135,7 @@ impl Judge {
     }
 }
 
-/// Says when each variable had what the answer says of it.
+/// Describes when each variable had the claimed values.
 #[cold]
 fn refusal(lives: &[Life], answer: &Answer) -> String {
     let mut text = format!("no one instant in {}..={}:", answer.before, answer.after);
@@ -153,8 +153,8 @@ mod tests {
     use super::*;
     use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 
-    /// Two variables. The first is 0, 1 from the rename in 11..=12 on, and 0 again from that in 14..=15
-    /// on; the second is 0, and 1 from the rename in 15..=17 on.
+    /// Two variables. The first is 0, then 1 from the rename in 11..=12 on, then 0 from the rename
+    /// in 14..=15 on. The second is 0, then 1 from the rename in 15..=17 on.
     fn lives() -> [Life; 2] {
         let (mut a, mut b) = (Life::new(0), Life::new(0));
         a.change(10, 12, 1);
@@ -174,12 +174,12 @@ mod tests {
     }
 
     #[test]
-    fn answer_is_right_up_to_the_last_instant_that_it_can_be() {
+    fn answer_is_accepted_exactly_in_its_instants() {
         assert_eq!(first(0, 5, [0, 0]), Some(0));
-        // The first variable became 1 in 12 at the latest, and again 0 in 15.
+        // The first variable became 1 in instant 12 at the latest, and 0 again in 15.
         assert_eq!(first(12, 12, [0, 0]), Some(12));
         assert_eq!(first(13, 13, [0, 0]), None, "one instant late");
-        assert_eq!(first(13, 14, [0, 0]), Some(14), "the value that came back");
+        assert_eq!(first(13, 14, [0, 0]), Some(14), "the value that returned in instant 14");
         assert_eq!(first(10, 10, [1, 0]), None, "one instant early");
         assert_eq!(first(10, 11, [1, 0]), Some(11));
         assert_eq!(first(15, 15, [1, 0]), Some(15));
@@ -187,8 +187,8 @@ mod tests {
     }
 
     #[test]
-    fn values_that_were_there_but_not_at_once_are_refused() {
-        // 1 with 1 can have been in 15 alone.
+    fn values_that_never_coincided_are_refused() {
+        // Both can be 1 only in instant 15.
         assert_eq!(first(0, 14, [1, 1]), None);
         assert_eq!(first(0, 15, [1, 1]), Some(15));
         assert_eq!(first(16, 99, [1, 1]), None);
@@ -202,25 +202,28 @@ mod tests {
     #[test]
     fn answers_of_one_thread_do_not_go_back() {
         let mut judge = Judge::default();
-        // The rename runs: new, and then old.
+        // The rename is running; the answers show the new value, then the old one.
         assert_eq!(judge.judge(&lives(), &answer(15, 16, [0, 1])), Ok(15));
-        assert!(judge.judge(&lives(), &answer(16, 17, [0, 0])).is_err(), "new, and then old");
+        assert!(
+            judge.judge(&lives(), &answer(16, 17, [0, 0])).is_err(),
+            "the new value and then the old one"
+        );
         let mut judge = Judge::default();
         assert_eq!(judge.judge(&lives(), &answer(15, 16, [0, 0])), Ok(15));
         assert_eq!(judge.judge(&lives(), &answer(16, 17, [0, 1])), Ok(16));
     }
 
     #[test]
-    fn answer_that_speaks_of_no_variable_is_right() {
+    fn answer_without_a_claim_is_accepted() {
         let mut seen = answer(13, 13, [0, 0]);
         seen.seen[0] = ANY;
         assert_eq!(Judge::default().judge(&lives(), &seen), Ok(13));
     }
 
-    /// What really happened to a variable: values, each with the instant in which it came.
+    /// The true values of a variable, each with the instant in which it began.
     type Truth = Vec<(u64, u8)>;
 
-    /// Returns lives made at random, what really happened in each, and the last instant.
+    /// Returns random recorded variables, their true values, and the last instant.
     fn random_history(rng: &mut Rng) -> (Vec<Life>, Vec<Truth>, u64) {
         let (mut lives, mut truths) = (vec![], vec![]);
         let mut tick = 0;
@@ -245,8 +248,7 @@ mod tests {
         (lives, truths, tick)
     }
 
-    /// Whoever told the truth is not refused: answers of one thread at instants that do not go back,
-    /// each with bounds around it.
+    /// True answers of one thread, in order and each with bounds around it, are never refused.
     #[test]
     fn true_answers_are_never_refused() {
         let report = ReportSeed::new(Seed::choose());
@@ -260,7 +262,7 @@ mod tests {
                 let after = instant + rng.below(end + 1 - instant);
                 let mut seen = [ANY; VARIABLES];
                 for (variable, truth) in truths.iter().enumerate() {
-                    // Changes of this instant may be made already, or not yet, in their order.
+                    // A change in this instant may be made already or not yet, in order.
                     let of = |state: usize| truth.get(state + 1).map_or(u64::MAX, |next| next.0);
                     while of(states[variable]) < instant
                         || (of(states[variable]) == instant && rng.chance(1, 2))
@@ -277,7 +279,7 @@ mod tests {
         }
     }
 
-    /// One answer is judged as if all instants were tried one by one.
+    /// A single answer is judged as by trying all instants one by one.
     #[test]
     fn first_instant_is_that_of_an_exhaustive_search() {
         let report = ReportSeed::new(Seed::choose());

@@ -1,8 +1,8 @@
-//! Readers beside a rename that hangs in its back end: before the back end has done anything, and after
-//! it has done all but say so. Both are answered from the old state at once.
+//! Readers during a rename that hangs in its back end, before or after the back end has made it. In
+//! both cases they get the old state at once.
 //!
-//! Who waits is whoever must ask the back end about one of the two names itself: a lookup of the new name,
-//! if the cache does not know that it is missing, and other changes of the two.
+//! Only operations that must ask the back end about one of the two names wait: a lookup of the new
+//! name, if it is not in the cache, and other changes of the two names.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -19,7 +19,7 @@ use crate::backends::Call;
 use crate::fixtures::{at, name, remove, rename, tree, walk};
 use crate::pauses::{Stop, stopping, until_asleep};
 
-/// How long a reader may take that waits for nobody, on a machine that is busy.
+/// The most time of a reader that does not wait, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const TREE: [&str; 14] = [
@@ -39,7 +39,7 @@ const TREE: [&str; 14] = [
     "c/u/v",
 ];
 
-/// A rename that hangs: what, over what, and how.
+/// A rename that hangs.
 #[derive(Clone, Copy)]
 struct Hanging {
     from: &'static str,
@@ -55,7 +55,8 @@ const HANGING: [Hanging; 4] = [
 ];
 
 impl Hanging {
-    /// Returns a namespace whose back end hangs at this rename: before it, and after it.
+    /// Returns two namespaces. The back end of one hangs before it makes this rename, that of the
+    /// other after it.
     fn namespaces(self) -> [(Arc<Vfs>, Stop); 2] {
         let last = self.from.as_bytes().last_chunk::<1>().expect("a name of one byte");
         let spaces = [
@@ -68,14 +69,16 @@ impl Hanging {
 }
 
 fn place<'v>(vfs: &'v Vfs, path: &str) -> PathRef<'v> {
-    vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::FOLLOW).expect("it was made")
+    vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::FOLLOW)
+        .expect("the tree has this path")
 }
 
 fn number(vfs: &Vfs, path: &str) -> Result<u64, Errno> {
     walk(vfs, path).map(|found| found.ino())
 }
 
-/// Runs `hanging`, and `read` while it hangs. Returns what it read, or None if it had to wait.
+/// Runs `hanging`, and `read` while it hangs. Returns the result of `read`, or None if it had to
+/// wait.
 fn read_beside<T: Send>(
     vfs: &Vfs,
     stop: &Stop,
@@ -92,35 +95,35 @@ fn read_beside<T: Send>(
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => panic!("the reader failed"),
         };
-        assert!(!renamer.is_finished(), "it did not hang");
+        assert!(!renamer.is_finished(), "the rename did not hang");
         stop.go_on.send(Ok(())).expect("the back end waits");
         assert_eq!(renamer.join().expect("no panic"), Ok(()));
         read
     })
 }
 
-/// Every path that leads to something before the rename, with its number.
+/// Returns every existing path before the rename, with its inode number.
 fn paths(vfs: &Vfs) -> Vec<(String, u64)> {
     let paths = TREE.map(|path| path.trim_end_matches('/').to_owned());
-    paths.map(|path| (path.clone(), number(vfs, &path).expect("it was made"))).to_vec()
+    paths.map(|path| (path.clone(), number(vfs, &path).expect("the tree has this path"))).to_vec()
 }
 
-/// Traps T13, P7: while a rename hangs, every path is found, translated and missed as before it.
+/// Traps T13, P7: while a rename hangs, every path is found, translated or missing as before.
 #[test]
-fn readers_beside_a_rename_that_hangs_are_answered_as_before_it() {
+fn readers_during_a_hanging_rename_get_the_old_state() {
     let _watchdog = Watchdog::start("readers beside a hanging rename", Duration::from_secs(300));
     for hanging in HANGING {
         for (vfs, stop) in hanging.namespaces() {
             let before = paths(&vfs);
             let held: Vec<_> = before.iter().map(|(path, _)| place(&vfs, path)).collect();
-            // The cache knows of these that they are missing, of "b/unknown" nothing.
+            // The cache has negative dentries of these; it does not have "b/unknown".
             let missing = ["b/g", "a/g", "c/nothing"].map(|path| (path, number(&vfs, path)));
             let answers = read_beside(&vfs, &stop, hanging, || {
                 let root = vfs.root_path();
                 let found: Vec<_> = before.iter().map(|(path, _)| number(&vfs, path)).collect();
                 let named: Vec<_> = held.iter().map(|place| place.path_of(&root)).collect();
                 let numbered: Vec<_> =
-                    before.iter().map(|(_, ino)| vfs.path_of_number(*ino)).collect();
+                    before.iter().map(|(_, ino)| vfs.path_of_ino(*ino)).collect();
                 let missed = missing.map(|(path, _)| number(&vfs, path)).map(|found| found.err());
                 (found, named, numbered, missed, number(&vfs, "b/unknown"))
             });
@@ -133,17 +136,20 @@ fn readers_beside_a_rename_that_hangs_are_answered_as_before_it() {
                 assert_eq!(numbered[i], Ok(path), "{what}");
             }
             assert_eq!((missed, unknown), ([Some(Errno::NOENT); 3], Err(Errno::NOENT)));
-            // And then all of it is as it should be.
-            let moved = before.iter().find(|(path, _)| path == hanging.from).expect("it is there");
+            // After the rename, each path leads to its new place.
+            let moved = before
+                .iter()
+                .find(|(path, _)| path == hanging.from)
+                .expect("the moved path existed before");
             assert_eq!(number(&vfs, hanging.to), Ok(moved.1), "{what}");
         }
     }
 }
 
-/// Whoever changes other names in the same two directories does not wait either, also for a move of
-/// another directory, and neither does whoever reads the moved ones by then.
+/// Changes of other names in the same two directories do not wait, also during a move of another
+/// directory. Later readers of the new names do not wait either.
 #[test]
-fn changes_beside_a_rename_that_hangs_are_made() {
+fn changes_during_a_hanging_rename_succeed() {
     let _watchdog = Watchdog::start("changes beside a hanging rename", Duration::from_secs(300));
     for hanging in HANGING {
         for (vfs, stop) in hanging.namespaces() {
@@ -161,10 +167,10 @@ fn changes_beside_a_rename_that_hangs_are_made() {
     }
 }
 
-/// A translation that takes the lock, as one does that has been disturbed too often, does not wait for a
-/// move that hangs either: it is not held while a back end works.
+/// A translation that takes the lock, as after many disturbed passes, does not wait for a hanging
+/// move. The lock is not held during a call of the back end.
 #[test]
-fn translation_under_the_lock_beside_a_move_that_hangs_is_made() {
+fn locked_translation_during_a_hanging_move_succeeds() {
     const DEEP: usize = 1100;
     let _watchdog = Watchdog::start("a locked translation", Duration::from_secs(300));
     for hanging in HANGING {
@@ -175,7 +181,7 @@ fn translation_under_the_lock_beside_a_move_that_hangs_is_made() {
                 let dir = at.inode();
                 let what = Make::new(S_IFDIR | 0o755, 0, 0);
                 let made = vfs.make(&Cred::root(), &dir, name("q"), what);
-                drop(made.expect("there is no such name yet"));
+                drop(made.expect("the name is free"));
                 let start = FsStruct { root: vfs.root_path(), cwd: at };
                 at = vfs.walk(&Cred::root(), &start, b"q", WalkFlags::empty()).expect("just made");
             }
@@ -186,20 +192,20 @@ fn translation_under_the_lock_beside_a_move_that_hangs_is_made() {
             });
             let right = format!("/a/d{path}").into_bytes();
             assert_eq!(found, Some(Ok((right, PathKind::Linked))), "{}", hanging.from);
-            assert_eq!(vfs.stats().fallbacks, locked + 1, "it took the lock");
+            assert_eq!(vfs.stats().fallbacks, locked + 1, "the translation did not take the lock");
         }
     }
 }
 
-/// Control: the one reader that waits, for the name that the file is just getting, is seen to wait; and
-/// it is answered as after the rename.
+/// Control: a lookup of the new name, which is not in the cache, waits. It returns the result of
+/// the rename.
 #[test]
 fn control_lookup_of_an_unknown_new_name_waits() {
     let _watchdog = Watchdog::start("a reader that waits", Duration::from_secs(60));
     let hanging = HANGING[0];
     for (vfs, stop) in hanging.namespaces() {
         let ino = number(&vfs, hanging.from);
-        let b = walk(&vfs, "b").expect("it was made");
+        let b = walk(&vfs, "b").expect("the tree has this path");
         let lookup = || vfs.lookup(&Cred::root(), &b, name("g")).map(|found| found.ino());
         thread::scope(|scope| {
             let renamer = scope.spawn(|| rename(&vfs, hanging.from, hanging.to, hanging.mode));
@@ -207,7 +213,7 @@ fn control_lookup_of_an_unknown_new_name_waits() {
             let builder = thread::Builder::new().name("waiter".to_owned());
             let waiter = builder.spawn_scoped(scope, lookup).expect("the system gives a thread");
             until_asleep("waiter", &waiter);
-            assert!(!waiter.is_finished(), "it did not wait");
+            assert!(!waiter.is_finished(), "the lookup did not wait");
             stop.go_on.send(Ok(())).expect("the back end waits");
             assert_eq!(renamer.join().expect("no panic"), Ok(()));
             assert_eq!(waiter.join().expect("no panic"), ino);

@@ -1,16 +1,17 @@
-//! The tree whose paths are asked for, and the renames that change it.
+//! The tree whose paths are asked for, and its renames.
 //!
 //! ```text
-//! /TOP/q/.../             variable 0: a directory with four names, and below it some that keep theirs
-//!   WAY/                  variable 1: a directory with three names
-//!   q/.../q/              some more that keep their names
-//!   MOVED/                variable 2: lies in WAY or in the last q, with a name of its own in each
-//!     x0/ and x1/         variable 3: two directories that are exchanged
-//!       LEAF, d/LEAF      variable 4: in what was made as x0, a file that changes its name, and its parent
-//!       s, mnt/           in what was made as x1, a file, and a mount point; in what is mounted:
-//!         INNER/g         variable 5: a directory with three names, and a file
+//! /TOP/q/.../          variable 0: a directory with four names; then directories that keep theirs
+//!   WAY/               variable 1: a directory with three names
+//!   q/.../q/           more directories that keep their names
+//!   MOVED/             variable 2: is in WAY or in the last q, with other names in each
+//!     x0/ and x1/      variable 3: two directories that are exchanged
+//!       LEAF, d/LEAF   variable 4: in the one made as x0, a file that changes name and parent
+//!       s, mnt/        in the one made as x1, a file and a mount point; in the mount:
+//!         INNER/g      variable 5: a directory with three names, and a file
 //! ```
-//! Names are of all kinds: short, too long for a dentry, as long as can be, and all of them come back.
+//! Names are short, too long to be inline in a dentry, or as long as possible, and each value
+//! returns.
 
 use std::sync::Arc;
 
@@ -30,12 +31,13 @@ pub(crate) const SWAP: usize = 3;
 pub(crate) const LEAF: usize = 4;
 pub(crate) const INNER: usize = 5;
 
-/// The values of [`MOVED`] with which it lies in [`WAY`].
+/// The values of [`MOVED`] in which it is in [`WAY`].
 pub(crate) const IN_WAY: u8 = 0b0011;
 const SWAPPED: [&str; 2] = ["x0", "x1"];
 const MOVED_AS: [&str; 4] = ["m", "moved", "m", "in-q-it-is-called-something-longer"];
 
-/// Returns what a variable is called with each value. No other name in the same directories is one of these.
+/// Returns the name of a variable for each value. No other entry in the same directories has one of
+/// these names.
 pub(crate) fn names_of(variable: usize) -> Vec<String> {
     match variable {
         TOP => vec!["t".into(), "t".repeat(255), "top-of-all".into(), "t".repeat(40)],
@@ -51,17 +53,17 @@ fn tmpfs() -> Arc<Tmpfs> {
     Arc::new(Tmpfs::new(TmpfsOptions::default()))
 }
 
-/// How many directories called `q` there are.
+/// The number of directories `q`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deep {
-    /// Below [`TOP`] and above all else: so many names lie between the first that a translation reads
-    /// and the last.
+    /// Below [`TOP`] and above everything else: this many names are between the first and the last
+    /// that a translation reads.
     pub(crate) below_top: usize,
-    /// Above [`MOVED`] on one of its ways.
+    /// Above [`MOVED`] in one of its two places.
     pub(crate) above_moved: usize,
 }
 
-/// The tree, and what is held of it.
+/// The tree, and references to parts of it.
 pub(crate) struct Tree<'v> {
     pub(crate) vfs: &'v Vfs,
     pub(crate) root: PathRef<'v>,
@@ -72,19 +74,20 @@ pub(crate) struct Tree<'v> {
     pub(crate) beside: PathRef<'v>,
     pub(crate) mounted: PathRef<'v>,
     pub(crate) inner: PathRef<'v>,
-    /// The directory that [`WAY`] is in.
+    /// The parent directory of [`WAY`].
     pub(crate) middle: PathRef<'v>,
     deep: Deep,
-    /// Where each variable is with each value: a directory and a name in it.
+    /// The place of each variable for each value: a directory and a name.
     places: [Vec<(InodeRef<'v>, String)>; VARIABLES],
 }
 
 impl<'v> Tree<'v> {
-    /// Makes the tree, with all variables at their first values.
+    /// Makes the tree, with all variables at their first value.
     pub(crate) fn new(vfs: &'v Vfs, deep: Deep) -> Tree<'v> {
         let below = |from: &PathRef<'v>, path: &str| {
             let at = FsStruct { root: vfs.root_path(), cwd: from.clone() };
-            vfs.walk(&Cred::root(), &at, path.as_bytes(), WalkFlags::FOLLOW).expect("it was made")
+            vfs.walk(&Cred::root(), &at, path.as_bytes(), WalkFlags::FOLLOW)
+                .expect("the tree has this path")
         };
         let root = vfs.root_path();
         make(vfs, &root.inode(), "t", S_IFDIR);
@@ -106,7 +109,7 @@ impl<'v> Tree<'v> {
         let sub = make(vfs, &first, "d", S_IFDIR);
         make(vfs, &second, "s", S_IFREG);
         make(vfs, &second, "mnt", S_IFDIR);
-        vfs.mount(tmpfs(), &place("w/m/x1/mnt")).expect("nothing is mounted there");
+        vfs.mount(tmpfs(), &place("w/m/x1/mnt")).expect("the directory is not a mount point");
         let mounted = place("w/m/x1/mnt");
         let inner = make(vfs, &mounted.inode(), "i", S_IFDIR);
         make(vfs, &inner, "g", S_IFREG);
@@ -141,14 +144,14 @@ impl<'v> Tree<'v> {
         }
     }
 
-    /// Draws a value that a variable does not have now.
+    /// Returns a random value that differs from the current one.
     pub(crate) fn draw(&self, rng: &mut Rng, variable: usize, now: u8) -> u8 {
         let others = self.places[variable].len() - 1;
         let drawn = rng.index(others) as u8;
         drawn + u8::from(drawn >= now)
     }
 
-    /// Makes what a rename of a variable replaces, now and then.
+    /// Sometimes makes a file or directory that the next rename of a variable replaces.
     pub(crate) fn prepare(&self, rng: &mut Rng, variable: usize, to: u8) {
         if variable == LEAF && rng.chance(1, 4) {
             let (dir, name) = &self.places[LEAF][usize::from(to)];
@@ -156,7 +159,7 @@ impl<'v> Tree<'v> {
         }
     }
 
-    /// Changes a variable by one rename. Its values before and after differ.
+    /// Changes a variable by one rename. `from` and `to` differ.
     pub(crate) fn change(&self, variable: usize, from: u8, to: u8) {
         let place = |value: u8| {
             let (dir, text) = &self.places[variable][usize::from(value)];
@@ -171,56 +174,56 @@ impl<'v> Tree<'v> {
         assert_eq!(renamed, Ok(()), "variable {variable} from {from} to {to}");
     }
 
-    /// Returns how [`MOVED`] is spelled from the root.
+    /// Returns the path of [`MOVED`] from the root.
     pub(crate) fn to_moved(&self) -> Vec<Part> {
-        let way = one(WAY, spellings(WAY));
+        let way = one(WAY, forms(WAY));
         let last = names(&"/q".repeat(self.deep.above_moved));
-        let parts = spellings(MOVED).into_iter().enumerate().map(|(value, name)| {
+        let parts = forms(MOVED).into_iter().enumerate().map(|(value, name)| {
             let before = if IN_WAY & (1 << value) != 0 { &way } else { &last };
             [vec![before.clone()], name].concat()
         });
-        vec![one(TOP, spellings(TOP)), names(&self.spelled_middle()), one(MOVED, parts)]
+        vec![one(TOP, forms(TOP)), names(&self.path_of_middle()), one(MOVED, parts)]
     }
 
-    /// Returns how the directory that [`WAY`] is in is spelled from [`TOP`].
-    pub(crate) fn spelled_middle(&self) -> String {
+    /// Returns the path from [`TOP`] to the parent of [`WAY`].
+    pub(crate) fn path_of_middle(&self) -> String {
         "/q".repeat(self.deep.below_top)
     }
 
-    /// Returns how [`MOVED`] is spelled from [`WAY`], if it lies there.
+    /// Returns the path of [`MOVED`] from [`WAY`], if it is there.
     pub(crate) fn below_way(&self) -> Vec<Part> {
-        let mut parts = spellings(MOVED);
+        let mut parts = forms(MOVED);
         parts.truncate(IN_WAY.count_ones() as usize);
         vec![one(MOVED, parts)]
     }
 
-    /// Returns how one of the two directories that are exchanged is spelled from [`MOVED`].
+    /// Returns the path from [`MOVED`] to one of the two exchanged directories.
     pub(crate) fn to_swapped(&self, which: usize) -> Vec<Part> {
-        let mut parts = spellings(SWAP);
+        let mut parts = forms(SWAP);
         parts.rotate_left(which);
         vec![one(SWAP, parts)]
     }
 
-    /// Returns how the file is spelled from what was made as `x0`.
+    /// Returns the path of the file from the directory made as `x0`.
     pub(crate) fn to_leaf(&self) -> Vec<Part> {
-        let parts = spellings(LEAF)
+        let parts = forms(LEAF)
             .into_iter()
             .enumerate()
             .map(|(value, name)| if value < 2 { name } else { [vec![names("/d")], name].concat() });
         vec![one(LEAF, parts)]
     }
 
-    /// Returns how the file in the mount is spelled from the root of that.
+    /// Returns the path of the file in the mount from the root of the mount.
     pub(crate) fn to_inner(&self) -> Vec<Part> {
-        vec![one(INNER, spellings(INNER)), names("/g")]
+        vec![one(INNER, forms(INNER)), names("/g")]
     }
 }
 
-fn spellings(variable: usize) -> Vec<Vec<Part>> {
+fn forms(variable: usize) -> Vec<Vec<Part>> {
     names_of(variable).iter().map(|name| vec![names(&format!("/{name}"))]).collect()
 }
 
 fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, text: &str, mode: u32) -> InodeRef<'v> {
     let made = vfs.make(&Cred::root(), dir, name(text), Make::new(mode | 0o755, 0, 0));
-    made.expect("there is no such name yet").0
+    made.expect("the name is free").0
 }

@@ -1,9 +1,9 @@
-//! Renamers and translators side by side, judged window by window.
+//! Concurrent renamers and translators, judged window by window.
 //!
-//! In a window each translator asks a fixed number of questions and each renamer makes a fixed number of
-//! renames at least; whoever is done goes on until all are, so both sides always run, and a side that
-//! makes no progress is a hang, which the watchdog of the test ends. Then the translators judge what
-//! they were told by what the renamers wrote down, and all of it is forgotten.
+//! In a window each translator asks a fixed number of questions, and each renamer makes at least a
+//! fixed number of renames. A thread that is done goes on until all are done, so both sides always
+//! run. If one side makes no progress, the watchdog ends the test. Then the translators judge their
+//! answers by the recorded renames, and all records are dropped.
 
 use std::sync::{Barrier, Mutex, PoisonError, RwLock};
 
@@ -18,59 +18,59 @@ use crate::tree::Tree;
 
 const TRANSLATORS: usize = 2;
 const RENAMERS: usize = 2;
-/// Renames that each renamer makes in each window, at least.
+/// The least number of renames of each renamer in each window.
 const RENAMES: u64 = 100;
 
-/// Answers beside a rename from which on a race was one.
+/// The least number of disturbed answers of a valid test run.
 pub(crate) const DISTURBED: u64 = 1000;
 
-/// How long to race.
+/// The extent of a test run.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
-    /// Windows at least.
+    /// The least number of windows.
     pub(crate) windows: u64,
-    /// Windows at most, while [`DISTURBED`] is not reached: threads that share a processor seldom
-    /// disturb each other.
+    /// The most windows, while [`DISTURBED`] is not reached. Threads on one CPU seldom disturb each
+    /// other.
     pub(crate) windows_max: u64,
-    /// Questions of each translator in each window.
+    /// The number of questions of each translator in each window.
     pub(crate) questions: u64,
 }
 
 impl Extent {
-    /// Returns how many questions are asked, at least.
+    /// Returns the least number of questions.
     pub(crate) fn answers(self) -> u64 {
         self.windows * self.questions * TRANSLATORS as u64
     }
 }
 
-/// What happened.
+/// The results of a test run.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     windows: u64,
-    /// Answers that were judged.
+    /// The number of judged answers.
     pub(crate) answers: u64,
-    /// Answers during which a rename began or ended.
+    /// The number of answers during which a rename began or ended.
     pub(crate) disturbed: u64,
     pub(crate) renames: u64,
-    /// What was wrong, first of all.
+    /// The first wrong answer, if any.
     pub(crate) wrong: Option<String>,
 }
 
-/// A race that runs.
+/// A running test.
 struct Race<'a> {
     tree: &'a Tree<'a>,
     doors: &'a [Door<'a>],
     extent: Extent,
     clock: Clock,
-    /// Threads that have yet to do what they must in this window.
+    /// The number of threads that have not yet done their share of this window.
     behind: AtomicU64,
     ends: Barrier,
     lives: RwLock<Vec<Life>>,
     report: Mutex<Report>,
 }
 
-/// Asks through all `doors` at random while the whole tree is renamed, until `extent` or the first wrong
-/// answer.
+/// Asks through all `doors` at random while the whole tree is renamed. Ends after `extent` or the
+/// first wrong answer.
 pub(crate) fn run(seed: Seed, tree: &Tree<'_>, doors: &[Door<'_>], extent: Extent) -> Report {
     let race = Race {
         tree,
@@ -90,7 +90,7 @@ pub(crate) fn run(seed: Seed, tree: &Tree<'_>, doors: &[Door<'_>], extent: Exten
 }
 
 impl Race<'_> {
-    /// Renames the variables of renamer `this`, which are nobody else's.
+    /// Renames the variables of renamer `this`. No other thread renames them.
     fn rename(&self, this: usize, rng: &mut Rng) {
         let mut values = [0; VARIABLES];
         loop {
@@ -143,7 +143,7 @@ impl Race<'_> {
         }
     }
 
-    /// Judges the answers of one translator; `wrong` is what cannot be an answer at all.
+    /// Judges the answers of one translator. `wrong` is an answer that cannot be true at any time.
     fn judge(&self, answers: &[Answer], mut wrong: Option<String>) {
         let lives = self.lives.read().unwrap_or_else(PoisonError::into_inner);
         let (mut judge, mut disturbed) = (Judge::default(), 0);
@@ -172,18 +172,18 @@ impl Race<'_> {
         Ok(Answer { before, after, seen, door: number as u8 })
     }
 
-    /// Waits until all has been recorded, runs `judge`, and waits until all has been judged. Returns true
-    /// if there is no next window.
+    /// Waits until all threads have recorded, runs `judge`, and waits until all have judged.
+    /// Returns true after the last window.
     fn end_window(&self, is_first: bool, judge: impl FnOnce()) -> bool {
         self.ends.wait();
         if is_first {
-            // ORDERING: Relaxed. Nobody counts between the two barriers.
+            // ORDERING: Relaxed. No thread counts between the two barriers.
             self.behind.store((TRANSLATORS + RENAMERS) as u64, Ordering::Relaxed);
             self.report(|report| report.windows += 1);
         }
         judge();
         self.ends.wait();
-        // The report stays as it is until all threads have come here once more.
+        // The report does not change until all threads are here again.
         let report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
         let Extent { windows, windows_max, .. } = self.extent;
         let is_enough = report.windows >= windows && report.disturbed >= DISTURBED;
@@ -191,7 +191,7 @@ impl Race<'_> {
     }
 
     fn is_done(&self) {
-        // ORDERING: Relaxed. A count that ends loops; what is shared goes through the barrier.
+        // ORDERING: Relaxed. A count that ends loops; the barrier publishes shared data.
         self.behind.fetch_sub(1, Ordering::Relaxed);
     }
 

@@ -80,7 +80,7 @@ impl Server {
         if has(OFlags::TRUNC) {
             let cred = Cred { caps: cred.caps | Caps::DAC_OVERRIDE, ..cred.clone() };
             let who = || caller.resolve(self.namespace);
-            if let Err(error) = self.vfs.truncate_asking(&cred, inode, 0, who) {
+            if let Err(error) = self.vfs.truncate_with_lazy_cred(&cred, inode, 0, who) {
                 self.vfs.release(inode, handle);
                 return Err(error);
             }
@@ -168,7 +168,7 @@ impl Server {
             }
             Permissions::Server => {
                 let who = || caller.resolve(self.namespace);
-                self.vfs.write_asking(inode, handle, offset, bytes, who)
+                self.vfs.write_with_lazy_cred(inode, handle, offset, bytes, who)
             }
         }
     }
@@ -189,7 +189,7 @@ impl Server {
             }
             Permissions::Server => {
                 let who = || caller.resolve(self.namespace);
-                self.vfs.append_asking(inode, handle, end, bytes, who)
+                self.vfs.append_with_lazy_cred(inode, handle, end, bytes, who)
             }
         }
     }

@@ -90,7 +90,7 @@ fn file_is_reached_by_the_name_that_the_host_left_it() {
     fs::rename(dir.join("c"), dir.join("a")).unwrap();
     assert_eq!(vfs.getattr(&held).map(|attr| attr.ino), Ok(a), "by the older name");
     assert_eq!(look("a"), Ok(a));
-    assert_eq!(vfs.path_of_number(a), Ok(b"/a".to_vec()), "it is known to be the right one");
+    assert_eq!(vfs.path_of_ino(a), Ok(b"/a".to_vec()), "it is known to be the right one");
     fs::create_dir(dir.join("d")).unwrap();
     fs::hard_link(dir.join("a"), dir.join("d/f")).unwrap();
     assert_eq!(walk(&vfs, "d/f").map(|inode| inode.ino()), Ok(a));

@@ -158,7 +158,7 @@ impl<'v> User for OurUser<'v> {
 
     #[inline]
     fn path_of(&self, file: &InodeRef<'v>) -> Option<Vec<u8>> {
-        self.vfs.path_of_number(file.ino()).ok()
+        self.vfs.path_of_ino(file.ino()).ok()
     }
 }
 

@@ -1,31 +1,31 @@
-//! The free slots of an inode table that no thread has, by segment.
+//! The depot of an inode table: free slots that no shard holds, by segment.
 //!
-//! A segment of which all slots are here has no inode in it, and no thread can draw one from it. So
-//! it can be given back. A few such segments are kept, so that a program that makes and removes
-//! some files again and again does not make a segment each time.
+//! If all slots of a segment are in the depot, it has no inode, and no thread can take a slot of
+//! it. Then the segment can be freed. A few such segments are kept, for programs that repeatedly
+//! make and remove files.
 
 use super::SEGMENT_SLOTS;
 
-/// Whole segments that are kept: 256 KiB.
+/// The number of fully free segments that are kept (32 segments are 256 KiB).
 const SPARE_SEGMENTS: u32 = if cfg!(test) { 1 } else { 32 };
 const ALL: u64 = u64::MAX;
 
-/// The free slots that no thread has.
+/// The free slots that no shard holds.
 #[derive(Default)]
 pub(super) struct Depot {
-    /// One bit for each slot of a segment, set if the slot is here.
+    /// A bitmap of free slots per segment.
     free: Vec<u64>,
-    /// Segments that had a slot here when they were noted.
+    /// Segments that got their first slot here. May contain duplicates and segments without slots.
     partial: Vec<u32>,
-    /// Segments of which all slots are here.
+    /// The number of fully free segments.
     whole: u32,
-    /// Segments that have been given back, and can be made anew.
+    /// Segments that are freed and can be allocated again.
     retired: Vec<u32>,
 }
 
 impl Depot {
-    /// Takes `slots` in. Calls `retire` with each segment that is to be given back; its slots are
-    /// here no more.
+    /// Adds `slots`. Calls `retire` with each segment to be freed; the depot no longer has its
+    /// slots.
     pub(super) fn put(&mut self, slots: impl Iterator<Item = u32>, mut retire: impl FnMut(u32)) {
         for slot in slots {
             let segment = slot / SEGMENT_SLOTS;
@@ -49,10 +49,11 @@ impl Depot {
         }
     }
 
-    /// Moves the slots of one segment to `slots`, the lowest on top. Moves none if there are none.
+    /// Moves the free slots of one segment to `slots`, the lowest on top. Moves none if the depot
+    /// is empty.
     pub(super) fn take(&mut self, slots: &mut Vec<u32>) {
         while let Some(segment) = self.partial.pop() {
-            // 0: the segment was given back, or was noted twice.
+            // 0: the segment was freed, or it is a duplicate in the list.
             let bits = std::mem::take(&mut self.free[segment as usize]);
             if bits != 0 {
                 self.whole -= u32::from(bits == ALL);
@@ -64,17 +65,17 @@ impl Depot {
         }
     }
 
-    /// Notes that a segment has been given back.
+    /// Records that a segment is freed.
     pub(super) fn note_retired(&mut self, segment: u32) {
         self.retired.push(segment);
     }
 
-    /// Returns a segment that has been given back, to be made anew.
+    /// Takes a freed segment, to allocate it again.
     pub(super) fn take_retired(&mut self) -> Option<u32> {
         self.retired.pop()
     }
 
-    /// Returns how many segments have been given back.
+    /// Returns the number of freed segments.
     pub(super) fn retired(&self) -> usize {
         self.retired.len()
     }

@@ -1,30 +1,30 @@
-//! Sets of attributes that several inodes have, each stored once.
+//! Shared sets of attributes: each block is a set that several inodes use.
 //!
-//! # How it works
-//! A shared set is a *block* with a number. `Mbcache` leads from the key of a content to the numbers of
-//! blocks that may have it; an array of places, which grows and never moves, leads from a number to the
-//! block and has its number of users, under a lock of its own. An inode points at its block, so that
-//! who reads attributes neither looks for a number nor writes anything that others read.
+//! # Mechanism
+//! A shared set is a *block* with a number. An `Mbcache` maps the key of a content to the numbers
+//! of blocks that may have it. An array of slots, which grows and never moves, maps a number to
+//! the block and its user count, under a lock per slot. An inode points at its block. So reading
+//! attributes needs no number and writes no shared memory.
 //!
-//! The protocol is that of `corewalk_mbcache`: who finds an entry locks the place, compares, and becomes
-//! a user under that lock; the last user takes the entry out before the block is freed (trap T34). A
-//! block is never changed while it has a number: its last user takes it out of here, changes it, and
-//! only then looks whether the new content is there already, so it cannot find itself (trap T38).
+//! The protocol is that of `corewalk_mbcache`. A thread that finds an entry locks the slot,
+//! compares, and becomes a user under that lock. The last user removes the entry before the block
+//! is freed (trap T34). A block with a number never changes. Its last user removes the block,
+//! changes it, and only then searches for the new content; so it cannot find itself (trap T38).
 //!
 //! # Invariants
-//! - K.1: `users` of a place is the number of inodes that point at its block; 0 if it has none.
-//! - K.2: a number is given out again only when no entry of the cache leads to it.
-//! - K.3: a block that stands in a place is not changed.
+//! - K.1: `users` of a slot is the number of inodes that point at its block, or 0 without a block.
+//! - K.2: a number is reused only if no entry of the cache leads to it.
+//! - K.3: a block in a slot is not changed.
 //!
 //! # Locks
-//! A place, after that of the inode; nobody has two places. The locks of the cache and those of free
-//! numbers are taken within. Who has found an entry waits for nothing but a place, so the last user may
-//! wait for it with its inode locked.
+//! The lock of a slot, after that of the inode. No thread holds two slots. The locks of the cache
+//! and of the free numbers are taken within. A thread that has found an entry waits only for a
+//! slot. So the last user may wait for that thread with its own inode locked.
 //!
-//! # What it refuses
-//! To compare more than [`LOOKS_MAX`] blocks for one content: what is behind so many that have its key
-//! and differ is not shared, so that chosen contents make no chains (trap T54). To share when the cache
-//! cannot be made or all numbers are in use.
+//! # Limits
+//! At most [`LOOKS_MAX`] blocks are compared for one content. If so many have the key and differ,
+//! the set is not shared; so chosen contents make no long chains (trap T54). Nothing is shared if
+//! the cache cannot be made, or if all numbers are in use.
 //!
 //! Source: Linux `fs/ext4/xattr.c` (`ext4_xattr_block_set`, `ext4_xattr_release_block`).
 
@@ -36,24 +36,24 @@ use corewalk_sync::SlotArena;
 
 use super::set::Set;
 
-/// The most users of a block, as in ext4: more would meet at its count.
+/// The most users of a block, as in ext4. It limits contention on the user count.
 pub(super) const USERS_MAX: u32 = 1024;
-/// The most blocks of one key that are compared with a content.
+/// The most blocks with one key that are compared with a content.
 const LOOKS_MAX: u32 = 4;
-/// Places of a segment.
-const SEGMENT_PLACES: u32 = 64;
+/// Slots of a segment.
+const SEGMENT_SLOTS: u32 = 64;
 /// Levels of segments: level n has 2^n.
 const LEVELS: usize = 26;
 
-/// A set of attributes, of one inode or shared.
+/// A set of attributes, private or shared.
 #[derive(Debug, Default)]
 pub(in crate::tmpfs) struct Block {
     pub(super) set: Set,
-    /// The key it was entered with, if it has a number.
+    /// The key of its entry, if it has a number.
     key: u64,
     /// 0 while the block is private.
     number: u32,
-    /// Set while an inode waits in `Deferred` with this private block.
+    /// True while its inode is queued in `Deferred` with this private block.
     pub(super) is_queued: bool,
 }
 
@@ -63,12 +63,12 @@ impl Block {
         Block { set, ..Block::default() }
     }
 
-    /// Returns true if only one inode can have it.
+    /// Returns true if the block is private to one inode.
     pub(super) fn is_private(&self) -> bool {
         self.number == 0
     }
 
-    /// Returns what is in it.
+    /// Returns the set.
     pub(in crate::tmpfs) fn set(&self) -> &Set {
         &self.set
     }
@@ -76,45 +76,45 @@ impl Block {
 
 /// A block and its users.
 #[derive(Default)]
-struct Place {
+struct BlockSlot {
     users: u32,
     block: Option<Arc<Block>>,
 }
 
-type Segment = OnceLock<Box<[Mutex<Place>; SEGMENT_PLACES as usize]>>;
+type Segment = OnceLock<Box<[Mutex<BlockSlot>; SEGMENT_SLOTS as usize]>>;
 
-/// When a user gives a block up.
+/// When to release a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leave {
-    /// In any case.
+    /// Always.
     Always,
-    /// If it is the only one, who then has the content for itself.
+    /// Only if the caller is its only user; then the caller gets the content.
     IfLast,
 }
 
-/// What became of a block that a user gave up, or wanted to.
+/// The result of a release.
 pub(super) enum Released {
-    /// That was its only user, who has the content for itself.
+    /// The caller was its only user, and has the content.
     Last(Block),
-    /// Others have it too, and with [`Leave::IfLast`] the caller still.
+    /// The block has other users, and with [`Leave::IfLast`] the caller still is a user.
     Shared(Arc<Block>),
-    /// Others have it too, and with [`Leave::Always`] the caller no more.
+    /// The block has other users, and with [`Leave::Always`] the caller no longer is one.
     Left,
 }
 
-/// Blocks that are shared, by content.
+/// The shared blocks, by content.
 ///
 /// # Invariants
 /// K.1 to K.3.
 pub(super) struct Blocks {
     cache: Mbcache,
-    /// Gives out numbers; the words are not used.
+    /// Allocates the numbers; its words are unused.
     numbers: SlotArena<1>,
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
 }
 
 impl Blocks {
-    /// Returns an empty store; None if there is no address space for it.
+    /// Returns an empty store, or None without address space.
     pub(super) fn new() -> Option<Blocks> {
         let options = MbcacheOptions { users_max: USERS_MAX, ..MbcacheOptions::default() };
         let cache = Mbcache::new(options).ok()?;
@@ -122,73 +122,74 @@ impl Blocks {
         Some(Blocks { cache, numbers, levels: [const { OnceLock::new() }; LEVELS] })
     }
 
-    /// Returns a block with the content of `set`, of which the caller is a user now, if there is one.
-    pub(super) fn find(&self, key: u64, set: &Set) -> Found {
+    /// Finds a block with the content of `set`, and makes the caller a user of it.
+    pub(super) fn find(&self, key: u64, set: &Set) -> FindResult {
         let mut found = self.cache.find_first(key);
         for _ in 0..LOOKS_MAX {
-            let Some(entry) = found else { return Found::Nothing };
-            let mut place = self.place(entry.value() as u32).lock();
-            if let Some(block) = place.block.as_ref()
+            let Some(entry) = found else { return FindResult::NotFound };
+            let mut slot = self.slot(entry.value() as u32).lock();
+            if let Some(block) = slot.block.as_ref()
                 && block.key == key
-                && place.users < USERS_MAX
+                && slot.users < USERS_MAX
                 && block.set == *set
             {
                 let block = Arc::clone(block);
-                place.users += 1;
-                if place.users == USERS_MAX {
-                    entry.note_users(place.users);
+                slot.users += 1;
+                if slot.users == USERS_MAX {
+                    entry.note_users(slot.users);
                 }
-                drop(place);
+                drop(slot);
                 entry.touch();
-                return Found::Block(block);
+                return FindResult::Block(block);
             }
-            drop(place);
+            drop(slot);
             found = self.cache.find_next(&entry);
         }
-        if found.is_none() { Found::Nothing } else { Found::Others }
+        if found.is_none() { FindResult::NotFound } else { FindResult::Collisions }
     }
 
-    /// Stores a private block for others to find, and returns it with the caller as its user. It stays
-    /// private if there are too many.
+    /// Makes a private block shared and returns it, with the caller as its user. It stays private
+    /// if all numbers are in use.
     pub(super) fn enter(&self, key: u64, mut block: Block) -> Arc<Block> {
         let Some(number) = self.numbers.alloc() else { return Arc::new(block) };
         (block.key, block.number) = (key, number);
         let block = Arc::new(block);
-        *self.place(number).lock() = Place { users: 1, block: Some(Arc::clone(&block)) };
-        // K.2: no entry leads here, so the pair is new. Without an entry it is just not found.
+        *self.slot(number).lock() = BlockSlot { users: 1, block: Some(Arc::clone(&block)) };
+        // K.2: no entry leads to the number, so the pair is new. Without an entry, lookups do not
+        // find the block.
         let entered = self.cache.create(key, u64::from(number));
         debug_assert_ne!(entered, Err(corewalk_mbcache::CreateError::Exists), "K.2");
         block
     }
 
-    /// Takes a user from a block with a number, as `leave` says.
+    /// Removes a user from a shared block, as `leave` says.
     pub(super) fn release(&self, block: Arc<Block>, leave: Leave) -> Released {
         let (key, number) = (block.key, block.number);
-        let mut place = self.place(number).lock();
+        let mut slot = self.slot(number).lock();
         loop {
-            debug_assert!(place.users > 0, "K.1");
-            if place.users > 1 {
+            debug_assert!(slot.users > 0, "K.1");
+            if slot.users > 1 {
                 if leave == Leave::IfLast {
                     return Released::Shared(block);
                 }
-                place.users -= 1;
-                if place.users + 1 == USERS_MAX {
-                    self.cache.note_users(key, u64::from(number), place.users);
+                slot.users -= 1;
+                if slot.users + 1 == USERS_MAX {
+                    self.cache.note_users(key, u64::from(number), slot.users);
                 }
-                // Before the place is unlocked: the next to leave may be the last, and K.1 says that
-                // nobody else points at the block then.
+                // Drop before the slot is unlocked. The next thread may be the last user, and by
+                // K.1 no other inode points at the block then.
                 drop(block);
                 return Released::Left;
             }
             let Some(busy) = self.cache.delete_or_get(key, u64::from(number)) else { break };
-            drop(place);
+            drop(slot);
             busy.wait();
-            place = self.place(number).lock();
+            slot = self.slot(number).lock();
         }
-        *place = Place::default();
-        drop(place);
+        *slot = BlockSlot::default();
+        drop(slot);
         self.numbers.free(number);
-        let block = Arc::into_inner(block).expect("K.1: nobody else points at it");
+        let block = Arc::into_inner(block).expect("K.1: no other inode points at it");
         Released::Last(Block::private(block.set))
     }
 
@@ -198,25 +199,25 @@ impl Blocks {
     }
 
     #[inline]
-    fn place(&self, number: u32) -> &Mutex<Place> {
-        let nth = number / SEGMENT_PLACES + 1;
+    fn slot(&self, number: u32) -> &Mutex<BlockSlot> {
+        let nth = number / SEGMENT_SLOTS + 1;
         let level = nth.ilog2();
         let segments = self.levels[level as usize]
             .get_or_init(|| (0..1_u32 << level).map(|_| Segment::new()).collect());
         let segment = segments[(nth - (1 << level)) as usize]
             .get_or_init(|| Box::new(std::array::from_fn(|_| Mutex::default())));
-        &segment[(number % SEGMENT_PLACES) as usize]
+        &segment[(number % SEGMENT_SLOTS) as usize]
     }
 }
 
-/// What a look for a content found.
-pub(super) enum Found {
-    /// A block, with the caller as one more user.
+/// The result of a search for a content.
+pub(super) enum FindResult {
+    /// A block, with the caller as a new user.
     Block(Arc<Block>),
-    /// No block that may have it.
-    Nothing,
-    /// Several blocks that have the key and another content.
-    Others,
+    /// No block has the key.
+    NotFound,
+    /// Several blocks have the key and another content.
+    Collisions,
 }
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
@@ -229,17 +230,17 @@ pub(super) mod audit {
             (!block.is_private()).then_some(block.number)
         }
 
-        /// Returns the users of every block that has some, by number, and checks K.2 for the others.
+        /// Returns the user counts of all used blocks by number. Checks K.1 for each slot.
         pub(in crate::tmpfs::xattr) fn collect_users(&self) -> Vec<(u32, u32)> {
-            let places = (1..self.numbers.len_touched()).map(|number| {
-                let place = self.place(number).lock();
-                assert_eq!(place.users > 0, place.block.is_some(), "K.1: block {number}");
-                (number, place.users)
+            let slots = (1..self.numbers.len_touched()).map(|number| {
+                let slot = self.slot(number).lock();
+                assert_eq!(slot.users > 0, slot.block.is_some(), "K.1: block {number}");
+                (number, slot.users)
             });
-            places.filter(|&(_, users)| users > 0).collect()
+            slots.filter(|&(_, users)| users > 0).collect()
         }
 
-        /// Returns how many entries the cache has.
+        /// Returns the number of entries in the cache.
         pub(in crate::tmpfs::xattr) fn entries(&self) -> u64 {
             self.cache.count()
         }

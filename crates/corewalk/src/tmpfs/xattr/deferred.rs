@@ -1,28 +1,27 @@
-//! Inodes whose attributes have changed and are to be shared when they have been left alone for a while.
+//! Deferred de-duplication: a queue of inodes whose attributes have changed.
 //!
-//! To share a set costs a hash, a look, and a comparison; that is wasted if the next change of the same
-//! inode is near. So a set that replaces another one stays private for [`DELAY_MS`], in which it can be
-//! changed in place, and its inode waits here. Whoever changes attributes later shares what has waited
-//! long enough.
+//! De-duplicating a set costs a hash, a search and a comparison. That is wasted if the inode soon
+//! changes again. So a set that replaces another one stays private for [`DELAY_MS`], may be changed
+//! in place, and its inode is queued here. A later change of any inode de-duplicates the sets that
+//! are due.
 //!
-//! # How it works
-//! A queue per shard of threads, in the order of time, and one word that says when the next inode is due
-//! at the latest, so that there is nothing to lock while none is.
+//! # Mechanism
+//! Each shard of threads has a queue in the order of time. One word holds a time at or before the
+//! next due time. So no lock is taken while no inode is due.
 //!
 //! # Invariants
-//! - D.1: an inode whose private block is marked as queued is in a queue, or in the hands of who took it
-//!   out.
-//! - D.2: `due_ms` is at most the time at which the first of any queue is due, unless somebody is about
-//!   to lower it.
+//! - D.1: an inode whose private block is marked as queued is in a queue, or a thread has taken it
+//!   out and handles it.
+//! - D.2: `due_ms` is at most the due time of the first inode of any queue, unless a thread is
+//!   about to lower it.
 //!
 //! # Locks
-//! A queue; innermost.
+//! The lock of a queue; innermost.
 //!
-//! # What it refuses
-//! There is no thread that shares what waits when no change comes any more: a server calls
-//! `Tmpfs::maintain` now and then, others `Tmpfs::share_xattrs`.
-//! What has a time ahead of the clock, which was set back or is the caller's, is shared as if it had
-//! waited.
+//! # Limits
+//! No thread runs in the background. If no change comes, a server must call `Tmpfs::maintain`, or a
+//! caller `Tmpfs::share_xattrs`. An inode with a time ahead of the clock counts as due: the clock
+//! was set back, or the caller chose the time.
 
 use std::collections::VecDeque;
 
@@ -32,21 +31,21 @@ use corewalk_base::{CachePadded, Mutex, OwnLine};
 
 use crate::attr::Timespec;
 
-/// How long an inode is left alone before its attributes are shared, in milliseconds. Long against the
-/// time between two changes of a file that is changed again and again, and against the tick of the
-/// clock (1 to 10 ms); short for what may take memory meanwhile.
+/// The time without a change before an inode's set is de-duplicated, in milliseconds. It is longer
+/// than the time between frequent changes of a file, and than the clock tick (1 to 10 ms). It is
+/// short, since private sets take memory meanwhile.
 pub(super) const DELAY_MS: u64 = 100;
-/// The most inodes that one change shares for others.
+/// The most inodes that one change de-duplicates.
 const BATCH: usize = 8;
 
-/// An inode that waits, and since when.
+/// A queued inode, with the time of its change.
 #[derive(Clone, Copy)]
 struct Waiting {
     since_ms: u64,
     ino: u64,
 }
 
-/// Inodes that wait.
+/// The queues of inodes that wait for de-duplication.
 ///
 /// # Invariants
 /// D.1, D.2.
@@ -71,26 +70,27 @@ impl Deferred {
         self.lower_due(since_ms.saturating_add(DELAY_MS));
     }
 
-    /// Returns true if an inode may have waited long enough at `now`.
+    /// Returns true if a queued inode may be due at `now`.
     #[inline]
     pub(super) fn is_due(&self, now: Timespec) -> bool {
-        // ORDERING: Relaxed. Who sees it late leaves the work to the next one; the queues have locks.
+        // ORDERING: Relaxed. A thread that sees the value late leaves the work to a later call; the
+        // queues have locks.
         milliseconds(now) >= self.due_ms.load(Ordering::Relaxed)
     }
 
-    /// Takes out some inodes that have waited long enough at `now`, or, without a time, that wait at all.
-    /// None are left when it returns an empty list.
+    /// Takes out some inodes that are due at `now`, or with None any queued inodes. An empty list
+    /// means that none are left.
     pub(super) fn pop(&self, now: Option<Timespec>) -> Vec<u64> {
         let now_ms = now.map_or(u64::MAX, milliseconds);
-        // Before the queues are looked at, so that who adds one afterwards lowers it again (D.2).
-        // ORDERING: Relaxed. See `is_due`; the locks of the queues order this for who adds.
+        // Reset the word before the scan. A thread that pushes afterwards lowers it again (D.2).
+        // ORDERING: Relaxed. See `is_due`; the queue locks order this store for threads that push.
         self.due_ms.store(u64::MAX, Ordering::Relaxed);
         let mut ripe = Vec::new();
         for shard in &self.shards {
             let mut queue = shard.lock();
             while let Some(&first) = queue.front() {
                 let due_ms = first.since_ms.saturating_add(DELAY_MS);
-                // A time ahead of the clock must not keep all behind it waiting.
+                // A time ahead of the clock must not delay the inodes behind it.
                 let is_ripe = due_ms <= now_ms || first.since_ms > now_ms;
                 if !is_ripe || ripe.len() == BATCH {
                     self.lower_due(due_ms);
@@ -103,7 +103,7 @@ impl Deferred {
         ripe
     }
 
-    /// Returns how many inodes wait.
+    /// Returns the number of queued inodes.
     pub(super) fn len(&self) -> u64 {
         self.shards.iter().map(|shard| shard.lock().len() as u64).sum()
     }
@@ -118,6 +118,6 @@ impl Deferred {
 
 /// Returns a time in milliseconds since 1970.
 pub(super) fn milliseconds(time: Timespec) -> u64 {
-    // A time before 1970 is no reason to share nothing.
+    // A time before 1970 counts as 1970, so it does not prevent de-duplication.
     (time.secs.max(0) as u64).saturating_mul(1000).saturating_add(u64::from(time.nanos) / 1_000_000)
 }

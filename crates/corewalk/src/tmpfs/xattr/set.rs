@@ -1,18 +1,19 @@
-//! The extended attributes and ACLs of one inode, as content: what is equal can be stored once.
+//! The extended attributes and ACLs of one inode, as a comparable content.
 //!
-//! # How it works
-//! The attributes are sorted by name. Most files have one or none, so one needs no list. Each is one
-//! piece of memory: the length of the name in a byte, the name, the value. ACLs are kept parsed, because
-//! they are checked more often than they are read as attributes.
+//! # Mechanism
+//! The attributes are sorted by name. Most files have one or none, so a single one needs no list.
+//! Each is one allocation: the length of the name in a byte, the name, the value. ACLs are stored
+//! parsed, since they are checked more often than read as attributes.
 //!
-//! The key of a set is the sum of the hashes of what is in it, so that going from one set to another
-//! hashes only what is new: each attribute keeps its hash once it was asked for. Of a value over 256
-//! bytes the hash takes the beginning, the end and some words between: whether two sets are equal is
-//! decided by comparing them, and a full hash would cost more than that.
+//! The key of a set is the sum of the hashes of its members. Each attribute caches its hash, so a
+//! changed set hashes only new members. Of a value over 256 bytes, only the beginning, the end and
+//! some words between are hashed. Sets are compared for equality anyway, and a full hash would cost
+//! more than the comparison.
 //!
 //! # Invariants
-//! - X.1: a name is at most 255 bytes, a value at most 64 KiB, all names with their NULs at most
-//!   64 KiB, which are the limits of xattr(7); all names and values at most 1 MiB, as in `corewalk-store`.
+//! - X.1: a name is at most 255 bytes, a value at most 64 KiB, all names with their NULs at most 64
+//!   KiB; these are the limits of xattr(7). All names and values are at most 1 MiB, as in
+//!   `corewalk-store`.
 //!
 //! Source: xattr(7), setxattr(2), getxattr(2), listxattr(2).
 
@@ -24,43 +25,43 @@ use crate::fs::{AclKind, XattrMode};
 pub(super) const NAME_BYTES_MAX: usize = 255;
 /// The longest value in bytes (`XATTR_SIZE_MAX`).
 const VALUE_BYTES_MAX: usize = 65536;
-/// All names with their NULs, in bytes (`XATTR_LIST_MAX`).
+/// The limit for all names with their NULs, in bytes (`XATTR_LIST_MAX`).
 const LIST_BYTES_MAX: usize = 65536;
-/// All names and values, in bytes: a shared set is copied by a change.
+/// The limit for all names and values, in bytes. It bounds the copy of a shared set.
 const SET_BYTES_MAX: u64 = 1 << 20;
-/// Up to so many bytes an attribute is hashed as a whole.
+/// The largest attribute that is hashed completely, in bytes.
 const HASHED_WHOLE_MAX: usize = 256;
-/// Bytes of the beginning of a longer one that are hashed, with the name.
+/// Bytes hashed at the beginning of a larger attribute, with the name.
 const HEAD_BYTES: usize = 128;
-/// Bytes of the end of a longer one that are hashed.
+/// Bytes hashed at its end.
 const TAIL_BYTES: usize = 64;
-/// Words between that are hashed.
+/// Words hashed between them.
 const MIDDLE_WORDS: usize = 8;
-/// What an attribute takes from the budget besides its name and value, in bytes: about what its places
-/// in the list and in the allocator take, so that many short ones take no more memory than is charged.
+/// The charge of an attribute besides name and value, in bytes. It is about the overhead of the
+/// list and the allocator, so that many short attributes are charged what they use.
 pub(super) const ATTR_BYTES: u64 = 48;
-/// What an ACL takes from the budget besides its entries, in bytes.
+/// The charge of an ACL besides its entries, in bytes.
 const ACL_BYTES: u64 = 4;
-/// What an entry of an ACL takes, in bytes.
+/// The charge of an ACL entry, in bytes.
 const ACL_ENTRY_BYTES: u64 = 8;
 
-/// What is to become of a set.
+/// A change of a set.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::tmpfs) enum Change<'a> {
-    /// An attribute gets a value; the name has been checked.
+    /// Sets an attribute. The name is checked.
     Set(&'a [u8], &'a [u8], XattrMode),
-    /// An attribute goes.
+    /// Removes an attribute.
     Remove(&'a [u8]),
-    /// An ACL comes, changes or goes.
+    /// Sets or removes an ACL.
     Acl(AclKind, Option<&'a Acl>),
 }
 
-/// What a change does to the bytes that a set is charged with.
+/// The effect of a change on the charge of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// It leaves the set as it is.
+    /// The set stays the same.
     Nothing,
-    /// The set has so many bytes before and after.
+    /// The charges before and after, in bytes.
     Bytes(u64, u64),
 }
 
@@ -95,24 +96,23 @@ impl Set {
         self.acls.as_ref()?.of(kind)
     }
 
-    /// Returns true if nothing is in it.
+    /// Returns true if the set is empty.
     pub(super) fn is_empty(&self) -> bool {
         self.attrs.all().is_empty() && self.acls.is_none()
     }
 
-    /// Returns what the set is charged with: the bytes of all names and values with what keeps them, and
-    /// of the stored form of ACLs.
+    /// Returns the charge of the set, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         let acls = self.acls.as_deref();
         self.attrs.all().iter().map(Attr::charge).sum::<u64>()
             + acls.map_or(0, |acls| acls.0.iter().map(|acl| acl_charge(acl.as_ref())).sum())
     }
 
-    /// Returns what a change would do.
+    /// Returns the effect of a change.
     ///
     /// # Errors
     /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as the mode of the change says;
-    /// `ENOSPC` if there would be too many names, or too many bytes.
+    /// `ENOSPC` for too many names or bytes.
     pub(super) fn effect(&self, change: Change<'_>) -> Result<Effect, Errno> {
         let before = self.bytes();
         let after = match change {
@@ -152,7 +152,7 @@ impl Set {
         Ok(Effect::Bytes(before, after))
     }
 
-    /// Makes a change of which `effect` said that it is possible.
+    /// Applies a change that `effect` has allowed.
     pub(in crate::tmpfs) fn apply(&mut self, change: Change<'_>) {
         match change {
             Change::Set(name, value, _) => self.attrs.set(name, value),
@@ -165,7 +165,7 @@ impl Set {
         }
     }
 
-    /// Returns the key of the content, and keeps what it is made from.
+    /// Returns the key of the content, and caches the hashes.
     pub(super) fn key(&mut self, secret: &Secret) -> u64 {
         let mut key = 0_u64;
         for attr in self.attrs.all_mut() {
@@ -182,7 +182,7 @@ impl Set {
         key
     }
 
-    /// Returns what all names and values have, in bytes.
+    /// Returns the size of all names and values, in bytes.
     fn attr_bytes(&self) -> u64 {
         self.attrs.all().iter().map(Attr::bytes).sum()
     }
@@ -192,7 +192,7 @@ impl Set {
     }
 }
 
-/// The secret of the hash of sets: callers choose the content (trap T54).
+/// The secret of the hash. It is random, since callers choose the content (trap T54).
 #[derive(Clone, Debug)]
 pub(super) struct Secret([u64; 8]);
 
@@ -230,7 +230,7 @@ impl Secret {
         })
     }
 
-    /// Hashes in four lanes, since one multiplication does not wait for that of another lane.
+    /// Hashes in four lanes, so that multiplications of different lanes overlap.
     fn bytes(&self, start: u64, bytes: &[u8]) -> u64 {
         let secret = &self.0;
         let mut lanes = [start ^ secret[0], secret[1], secret[2], secret[3]];
@@ -256,7 +256,7 @@ impl Secret {
 /// Attributes sorted by name.
 #[derive(Clone, Debug)]
 enum Attrs {
-    /// One.
+    /// A single attribute.
     One(Attr),
     /// Any other number.
     Many(Vec<Attr>),
@@ -279,7 +279,7 @@ impl Attrs {
         }
     }
 
-    /// Returns where an attribute is, or would be.
+    /// Returns the index of an attribute, or where to insert it.
     #[inline]
     fn find(&self, name: &[u8]) -> Result<usize, usize> {
         self.all().binary_search_by(|attr| attr.name().cmp(name))
@@ -335,7 +335,7 @@ impl Eq for Attrs {}
 /// A name and its value.
 #[derive(Clone, Debug)]
 struct Attr {
-    /// 0 as long as nobody has asked.
+    /// 0 until the hash is computed.
     hash: u64,
     /// The length of the name, the name, the value.
     bytes: Box<[u8]>,
@@ -361,7 +361,7 @@ impl Attr {
         &self.bytes[1 + usize::from(self.bytes[0])..]
     }
 
-    /// Replaces the value; one of the same length takes the place of the old one.
+    /// Replaces the value, in place if the length is equal.
     fn set_value(&mut self, value: &[u8]) {
         let at = 1 + usize::from(self.bytes[0]);
         if self.bytes.len() - at == value.len() {
@@ -372,12 +372,12 @@ impl Attr {
         }
     }
 
-    /// Returns what name and value have, in bytes.
+    /// Returns the size of name and value, in bytes.
     fn bytes(&self) -> u64 {
         self.bytes.len() as u64 - 1
     }
 
-    /// Returns what it takes from the budget, in bytes.
+    /// Returns its charge, in bytes.
     fn charge(&self) -> u64 {
         self.bytes() + ATTR_BYTES
     }
@@ -405,12 +405,12 @@ impl Acls {
     }
 }
 
-/// Returns what an ACL takes from the budget, in bytes.
+/// Returns the charge of an ACL, in bytes.
 fn acl_charge(acl: Option<&Acl>) -> u64 {
     acl.map_or(0, |acl| ACL_BYTES + ACL_ENTRY_BYTES * acl.entries().len() as u64)
 }
 
-/// Multiplies to 128 bits and folds the halves together.
+/// Multiplies to 128 bits and combines the halves by XOR.
 #[inline]
 fn fold(a: u64, b: u64) -> u64 {
     let wide = u128::from(a).wrapping_mul(u128::from(b));

@@ -1,4 +1,4 @@
-//! Sharing against a model, against its own counts, and under threads.
+//! Tests of sharing: against a model, for consistency of the counts, and with threads.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use corewalk_testkit::rng::{ReportSeed, Seed};
 use proptest::prelude::*;
 
 use super::super::{Tmpfs, TmpfsOptions};
-use super::blocks::{Found, USERS_MAX};
+use super::blocks::{FindResult, USERS_MAX};
 use super::set::ATTR_BYTES;
 use super::*;
 use crate::acl::{Acl, Entry, Tag};
@@ -63,8 +63,8 @@ fn acl(uid: u32) -> Acl {
     .unwrap()
 }
 
-/// Checks K.1, K.2 and X.2: the users of every block are the inodes that point at it, no block is without
-/// one, and every set is paid for once. `inos` are all inodes with attributes; no file has bytes.
+/// Checks K.1, K.2 and X.2: each block has as many users as inodes point at it, no block is without
+/// a user, and every set is charged once. `inos` are all inodes with attributes. No file has bytes.
 fn audit(fs: &Tmpfs, inos: impl IntoIterator<Item = u64>) {
     let (mut pointers, mut bytes) = (BTreeMap::<u32, u32>::new(), 0);
     for ino in inos {
@@ -83,7 +83,11 @@ fn audit(fs: &Tmpfs, inos: impl IntoIterator<Item = u64>) {
     let users: BTreeMap<u32, u32> = match fs.xattrs.blocks() {
         Some(blocks) => {
             assert!(blocks.entries() <= blocks.len(), "K.2: an entry leads nowhere");
-            assert_eq!(blocks.len(), blocks.collect_users().len() as u64, "a number is lost");
+            assert_eq!(
+                blocks.len(),
+                blocks.collect_users().len() as u64,
+                "a block number is not in use"
+            );
             blocks.collect_users().into_iter().collect()
         }
         None => BTreeMap::new(),
@@ -101,7 +105,7 @@ enum Step {
     Chmod(usize, u32),
     Copy(usize, usize),
     Unlink(usize),
-    /// So much time passes that the next change is not near to the last one.
+    /// The inode's last change becomes older than the delay.
     Rest(usize),
     Share,
 }
@@ -122,14 +126,14 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What an inode should have.
+/// The expected attributes of an inode.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Expected {
     values: BTreeMap<Vec<u8>, Vec<u8>>,
     acl: Option<Acl>,
 }
 
-/// What an inode has.
+/// Returns the attributes of an inode.
 fn seen(fs: &Tmpfs, ino: u64) -> Expected {
     let list = fs.listxattr(file(ino)).unwrap();
     let names = list.split(|&b| b == 0).filter(|name| !name.is_empty());
@@ -177,7 +181,11 @@ fn take_step(fs: &Tmpfs, inos: &mut [u64], model: &mut [Expected], step: Step) {
                 .filter(|expected| **expected != Expected::default())
                 .map(|expected| (format!("{expected:?}"), ()))
                 .collect();
-            assert_eq!(fs.xattr_stats().shared_sets, sets.len() as u64, "each set is there once");
+            assert_eq!(
+                fs.xattr_stats().shared_sets,
+                sets.len() as u64,
+                "a set is stored more than once"
+            );
         }
     }
 }
@@ -207,7 +215,7 @@ proptest! {
 
 #[test]
 #[should_panic(expected = "K.1: users of blocks")]
-fn control_user_that_is_not_given_up_is_caught() {
+fn control_leaked_user_is_caught() {
     let fs = tmpfs(None);
     let ino = make(&fs, "file");
     set(&fs, ino, b"user.a", b"value").unwrap();
@@ -216,13 +224,13 @@ fn control_user_that_is_not_given_up_is_caught() {
         fs.table.enter().read(ino).unwrap().attributes.xattrs.as_ref().unwrap().set().clone();
     let key = wanted.key(&fs.xattrs.secret);
     let blocks = fs.xattrs.blocks().unwrap();
-    assert!(matches!(blocks.find(key, &wanted), Found::Block(_)), "and the user is forgotten");
+    assert!(matches!(blocks.find(key, &wanted), FindResult::Block(_)), "the set is not shared");
     audit(&fs, [ino]);
 }
 
 #[test]
 #[should_panic(expected = "X.2")]
-fn control_set_that_is_not_paid_for_is_caught() {
+fn control_uncharged_set_is_caught() {
     let fs = tmpfs(None);
     let ino = make(&fs, "file");
     set(&fs, ino, b"user.a", b"value").unwrap();
@@ -230,7 +238,7 @@ fn control_set_that_is_not_paid_for_is_caught() {
     audit(&fs, [ino]);
 }
 
-/// Trap T39: a full block is not looked at, and is found again when it has room.
+/// Trap T39: a full block is skipped, and found again when it loses a user.
 #[test]
 fn block_has_at_most_1024_users() {
     let fs = tmpfs(None);
@@ -243,7 +251,7 @@ fn block_has_at_most_1024_users() {
     let mut counts: Vec<u32> = users().into_iter().map(|(_, users)| users).collect();
     counts.sort_unstable();
     assert_eq!(counts, [10, USERS_MAX, USERS_MAX]);
-    // The small one goes, then a full one loses a user and gets another one.
+    // The small block is released. Then a full one loses a user and gets a new one.
     for (i, &ino) in inos.iter().enumerate().skip(2 * USERS_MAX as usize) {
         unlink(&fs, &i.to_string(), ino);
     }
@@ -254,7 +262,7 @@ fn block_has_at_most_1024_users() {
     audit(&fs, inos[1..2 * USERS_MAX as usize].iter().copied().chain([new]));
 }
 
-/// Trap T38: a set that is changed by its only user finds the one that is equal, and not itself.
+/// Trap T38: a set that its only user changes finds the equal set, and not itself.
 #[test]
 fn set_changed_by_its_only_user_is_shared_with_its_equal() {
     let fs = tmpfs(None);
@@ -264,7 +272,7 @@ fn set_changed_by_its_only_user_is_shared_with_its_equal() {
     set(&fs, b, b"user.a", b"one").unwrap();
     fs.share_xattrs();
     assert_eq!(fs.xattr_stats(), XattrStats { shared_sets: 1, waiting: 0 });
-    // And one that finds nothing is found itself.
+    // A changed set without an equal can be found by others.
     set(&fs, b, b"user.a", b"three").unwrap();
     fs.share_xattrs();
     set(&fs, a, b"user.a", b"three").unwrap();
@@ -273,7 +281,7 @@ fn set_changed_by_its_only_user_is_shared_with_its_equal() {
     audit(&fs, [a, b]);
 }
 
-fn twenty_that_wait() -> (Tmpfs, Vec<u64>) {
+fn twenty_queued_inodes() -> (Tmpfs, Vec<u64>) {
     let fs = tmpfs(None);
     let inos: Vec<u64> = (0..20).map(|i| make(&fs, &i.to_string())).collect();
     for &ino in &inos {
@@ -285,13 +293,13 @@ fn twenty_that_wait() -> (Tmpfs, Vec<u64>) {
 }
 
 #[test]
-fn inode_that_waits_is_shared_by_a_later_change_of_another() {
-    let (fs, inos) = twenty_that_wait();
+fn queued_inode_is_shared_by_a_later_change_of_another() {
+    let (fs, inos) = twenty_queued_inodes();
     let later = |ms: i64| {
         let now = super::super::inode::now();
         Timespec { secs: now.secs + ms / 1000, ..now }
     };
-    assert_eq!(fs.xattrs.pop_waiting(Some(later(0))), [], "not yet");
+    assert_eq!(fs.xattrs.pop_waiting(Some(later(0))), [], "an inode was due too early");
     assert!(fs.xattrs.is_due(later(2000)));
     while fs.xattrs.is_due(later(2000)) {
         fs.share_waiting(Some(later(2000)));
@@ -300,13 +308,13 @@ fn inode_that_waits_is_shared_by_a_later_change_of_another() {
     audit(&fs, inos);
 }
 
-/// A server calls it when nothing is changed any more.
+/// `maintain` de-duplicates when no other change comes.
 #[test]
-fn inode_that_waits_is_shared_by_upkeep() {
-    let (fs, inos) = twenty_that_wait();
+fn queued_inode_is_shared_by_maintain() {
+    let (fs, inos) = twenty_queued_inodes();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(120);
     while fs.xattr_stats().waiting > 0 {
-        assert!(std::time::Instant::now() < deadline, "they wait for ever");
+        assert!(std::time::Instant::now() < deadline, "the queue does not become empty");
         fs.maintain();
     }
     let mut counts = Vec::new();
@@ -317,14 +325,14 @@ fn inode_that_waits_is_shared_by_upkeep() {
 }
 
 #[test]
-fn inode_that_was_left_alone_is_shared_at_once() {
+fn inode_without_recent_changes_is_shared_at_once() {
     let fs = tmpfs(Some(8192));
     let [a, b] = ["a", "b"].map(|name| make(&fs, name));
     for ino in [a, b] {
         set(&fs, ino, b"user.a", &[1; 5000]).unwrap();
         rest(&fs, ino);
     }
-    // No room for a second set, but its only user may change what it has.
+    // There is no space for a second set, but the only user of a set may change it in place.
     assert_eq!(set(&fs, a, b"user.a", &[2; 5000]), Err(Errno::NOSPC));
     fs.removexattr(file(b), b"user.a").unwrap();
     set(&fs, a, b"user.a", &[2; 5000]).unwrap();
@@ -341,7 +349,7 @@ fn inode_that_was_left_alone_is_shared_at_once() {
 }
 
 #[test]
-fn want_of_room_changes_nothing() {
+fn change_without_space_changes_nothing() {
     let fs = tmpfs(Some(8192));
     let [a, b, c] = ["a", "b", "c"].map(|name| make(&fs, name));
     let value = [1; 3900];
@@ -352,13 +360,13 @@ fn want_of_room_changes_nothing() {
     fs.share_xattrs();
     assert_eq!(fs.space.used(), 3900 + 6 + 7 + 2 * ATTR_BYTES);
     set(&fs, c, b"user.c", &[2; 4000]).unwrap();
-    // Both have the block: a change needs a copy, for which there is no room.
+    // Both files use the block. A change needs a copy, for which there is no space.
     let before = seen(&fs, a);
     assert_eq!(set(&fs, a, b"user.b", b"2"), Err(Errno::NOSPC));
     assert_eq!(fs.removexattr(file(a), b"user.b"), Err(Errno::NOSPC));
     assert_eq!(seen(&fs, a), before);
     audit(&fs, [a, b, c]);
-    // One who has the room already needs none, nor one who wants what is there.
+    // A change in place within the charged size needs no space, and an equal set needs none either.
     set(&fs, c, b"user.c", &[3; 4000]).unwrap();
     assert_eq!(set(&fs, c, b"user.d", &[3; 100]), Err(Errno::NOSPC));
     let d = make(&fs, "d");
@@ -368,9 +376,9 @@ fn want_of_room_changes_nothing() {
     audit(&fs, [a, b, c, d]);
 }
 
-/// A list that is full is not for want of room: what waits to be shared goes on to wait.
+/// A full list of names is not a lack of space, so the queued sets stay queued.
 #[test]
-fn full_list_of_names_shares_nothing_that_waits() {
+fn full_list_of_names_shares_no_queued_sets() {
     let fs = tmpfs(Some(1 << 20));
     let [a, b, c] = ["a", "b", "c"].map(|name| make(&fs, name));
     let name = |nth: usize| format!("user.{nth:0200}").into_bytes();
@@ -382,10 +390,10 @@ fn full_list_of_names_shares_nothing_that_waits() {
         set(&fs, ino, b"user.a", &[2; 50]).unwrap();
     }
     let waiting = fs.xattr_stats().waiting;
-    assert!(waiting >= 1, "nothing waits");
+    assert!(waiting >= 1, "no inode is queued");
     assert_eq!(set(&fs, c, &name(usize::MAX), b""), Err(Errno::NOSPC));
-    assert_eq!(fs.xattr_stats().waiting, waiting, "sharing is no help here");
-    // Control: want of room does share it.
+    assert_eq!(fs.xattr_stats().waiting, waiting, "a full list de-duplicated sets");
+    // Control: a lack of space de-duplicates them.
     assert_eq!(set(&fs, c, &name(0), &[1; 65536]), Ok(()));
     let refused = (0..30_u8)
         .find_map(|nth| set(&fs, make(&fs, &format!("f{nth}")), b"user.x", &[nth; 60_000]).err());
@@ -394,14 +402,14 @@ fn full_list_of_names_shares_nothing_that_waits() {
 }
 
 #[test]
-fn what_waits_makes_room_for_who_needs_it() {
+fn deduplication_of_queued_sets_frees_space() {
     let fs = tmpfs(Some(12288));
     let inos = ["a", "b"].map(|name| make(&fs, name));
     for (nth, &ino) in inos.iter().enumerate() {
         set(&fs, ino, b"user.a", &[nth as u8; 5000]).unwrap();
         set(&fs, ino, b"user.a", &[9; 5000]).unwrap();
     }
-    assert_eq!(fs.space.used(), 2 * (5006 + ATTR_BYTES), "each has it for itself");
+    assert_eq!(fs.space.used(), 2 * (5006 + ATTR_BYTES), "the sets are not private");
     let c = make(&fs, "c");
     set(&fs, c, b"user.c", &[1; 5000]).unwrap();
     assert_eq!(fs.space.used(), 2 * (5006 + ATTR_BYTES));
@@ -421,11 +429,11 @@ fn nothing_is_shared_when_it_is_off() {
     audit(&fs, inos);
 }
 
-/// Trap T54: contents that are chosen to have one key are compared a few times and then left alone.
+/// Trap T54: contents chosen to have one key are compared a few times and then not shared.
 #[test]
 fn contents_of_one_key_make_no_long_chain() {
     let fs = tmpfs(None);
-    // Only some words of the middle of a long value are hashed.
+    // Only some words in the middle of a long value are hashed.
     let inos: Vec<u64> = (0..50).map(|i| make(&fs, &i.to_string())).collect();
     for (nth, &ino) in inos.iter().enumerate() {
         let mut value = vec![0; 4000];
@@ -433,11 +441,11 @@ fn contents_of_one_key_make_no_long_chain() {
         set(&fs, ino, b"user.a", &value).unwrap();
     }
     let shared = fs.xattr_stats().shared_sets;
-    assert!((1..=5).contains(&shared), "{shared} of 50 that differ in a byte that is not hashed");
+    assert!((1..=5).contains(&shared), "{shared} of 50 sets with one key are shared");
     audit(&fs, inos);
 }
 
-/// Trap T34: blocks that are found while their last users give them up.
+/// Trap T34: threads find blocks while the last users release them.
 #[test]
 fn blocks_found_while_they_are_released_are_never_lost() {
     const ROUNDS: u32 = 6_000;
@@ -468,7 +476,7 @@ fn blocks_found_while_they_are_released_are_never_lost() {
     });
     fs.share_xattrs();
     audit(&fs, inos.iter().flatten().copied());
-    // Two who store the same at one time do not find each other.
+    // Threads that store equal sets at the same time may not find each other's set.
     assert!(fs.xattr_stats().shared_sets <= 9);
     for ino in inos.iter().flatten() {
         let _ = fs.removexattr(file(*ino), b"user.a");
@@ -476,21 +484,21 @@ fn blocks_found_while_they_are_released_are_never_lost() {
     audit(&fs, []);
 }
 
-/// The last two users of a block leave it at one time: the first to leave pointed at the block after it
-/// had said so, and the other, who takes it apart, was not alone with it.
+/// The last two users of a block release it at the same time. Both must not keep a pointer after
+/// they are counted out: the last one takes the block apart.
 #[test]
-fn last_two_users_of_a_block_leave_it_side_by_side() {
+fn last_two_users_release_a_block_at_the_same_time() {
     const ROUNDS: u32 = 200_000;
-    // On a machine that has much else to do the two meet seldom: then fewer rounds are enough.
+    // On a busy machine the threads seldom meet, so accept fewer rounds.
     const ROUNDS_MIN: u32 = 2_000;
     const ENOUGH: Duration = Duration::from_secs(10);
-    let _watchdog = Watchdog::start("two who leave", Duration::from_secs(600));
+    let _watchdog = Watchdog::start("two threads release a block", Duration::from_secs(600));
     let (start, is_over) = (std::time::Instant::now(), AtomicU32::new(0));
     let fs = tmpfs(Some(1 << 20));
     let (a, b) = (make(&fs, "a"), make(&fs, "b"));
     let used = fs.space.used();
     let arrived = AtomicU32::new(0);
-    // Nobody sleeps, so that both go at one time.
+    // Spin instead of sleeping, so that both threads start at the same time.
     let meet = |round: u32| {
         // ORDERING: AcqRel and Acquire. A barrier.
         arrived.fetch_add(1, Ordering::AcqRel);
@@ -503,11 +511,11 @@ fn last_two_users_of_a_block_leave_it_side_by_side() {
         for round in 0..ROUNDS {
             set(&fs, ino, b"user.a", b"label").unwrap();
             if racer.thread == 0 && round >= ROUNDS_MIN && start.elapsed() > ENOUGH {
-                // ORDERING: Relaxed, and below. Both look between the meetings that follow.
+                // ORDERING: Relaxed, and below. The barriers order the loads.
                 is_over.store(1, Ordering::Relaxed);
             }
             meet(2 * round + 1);
-            // Its only attribute: it leaves the block.
+            // This removes the only attribute, so the inode releases the block.
             fs.removexattr(file(ino), b"user.a").unwrap();
             let is_last = is_over.load(Ordering::Relaxed) == 1;
             meet(2 * round + 2);
@@ -521,7 +529,7 @@ fn last_two_users_of_a_block_leave_it_side_by_side() {
 }
 
 #[test]
-fn time_ahead_of_the_clock_keeps_nobody_waiting() {
+fn time_ahead_of_the_clock_delays_no_inode() {
     let deferred = Deferred::new();
     let at = |secs| Timespec { secs, nanos: 0 };
     deferred.push(1, at(i64::MAX));
@@ -542,11 +550,11 @@ fn time_ahead_of_the_clock_keeps_nobody_waiting() {
 }
 
 #[test]
-fn size_and_mode_change_both_or_neither() {
+fn size_and_mode_change_together_or_not_at_all() {
     let acls = |fs: &Tmpfs, ino| fs.set_acl(file(ino), AclKind::Access, Some(&acl(7)), Some(0o644));
     let whole = tmpfs(None);
     acls(&whole, make(&whole, "a")).unwrap();
-    // Room for one, which two files share.
+    // There is space for one ACL, which the files share.
     let fs = tmpfs(Some(4096));
     let names: Vec<String> = (0..4096 / whole.space.used() + 2).map(|i| format!("{i}")).collect();
     let inos: Vec<u64> = names.iter().map(|name| make(&fs, name)).collect();

@@ -1,4 +1,4 @@
-//! Back ends that sleep, that call back, that use numbers again, and that change underneath.
+//! Back ends that sleep, call back, reuse inode numbers, or change behind the cache.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -18,16 +18,16 @@ use corewalk_testkit::rng::Seed;
 
 use super::cpu_time;
 use super::recycled::Recycled;
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, remove, tree, walk};
 use crate::storms::Leaving;
 
-/// How long a back end sleeps where the trap is about time.
+/// The sleep of a back end in tests about time.
 const SLEEP: Duration = Duration::from_millis(1500);
-/// The processor time that waiting for it may take: 100 times less than spinning.
+/// The most CPU time for waiting: 100 times less than spinning.
 const WAITING_MAX: Duration = Duration::from_millis(15);
 
-/// A sleep that others can see.
+/// A sleep whose beginning and end other threads can see.
 #[derive(Default)]
 struct Nap {
     begun: AtomicBool,
@@ -56,7 +56,7 @@ impl Nap {
     }
 }
 
-/// Makes, renames and removes names that nobody sleeps for.
+/// Makes, renames and removes names that the sleeping call does not use.
 fn be_busy(vfs: &Vfs) {
     for i in 0..500 {
         let (a, b) = (format!("busy{i}"), format!("done{i}"));
@@ -67,14 +67,13 @@ fn be_busy(vfs: &Vfs) {
     }
 }
 
-/// Trap T47: while a loader sleeps, those who wait for its name use no processor, and those who do
-/// not need it go on.
+/// Trap T47: a loader sleeps. Threads that wait for its name use no CPU, and other threads go on.
 #[test]
-fn loader_that_sleeps_costs_waiters_no_processor_and_others_no_time() {
+fn sleeping_loader_costs_waiters_no_cpu_and_others_no_time() {
     let _watchdog = Watchdog::start("sleeping loader", Duration::from_secs(60));
     let nap = Arc::new(Nap::default());
     let loading = Arc::clone(&nap);
-    let vfs = over(Meddled::new(move |_, call| {
+    let vfs = over(HookedTmpfs::new(move |_, call| {
         if call == Call::Lookup(b"slow") {
             loading.sleep();
         }
@@ -86,26 +85,26 @@ fn loader_that_sleeps_costs_waiters_no_processor_and_others_no_time() {
         }
         if racer.thread == 4 {
             be_busy(&vfs);
-            assert!(!nap.has_ended(), "the others had to wait");
+            assert!(!nap.has_ended(), "other threads had to wait");
             return;
         }
         let (time, found) = cpu_time(|| walk(&vfs, "slow").err());
         assert_eq!(found, Some(Errno::NOENT));
         assert!(nap.has_ended());
-        assert!(time < WAITING_MAX, "a waiter used {time:?} of processor time");
+        assert!(time < WAITING_MAX, "a waiter used {time:?} of CPU time");
     });
-    assert_eq!(vfs.stats().misses, 1, "one loader per name");
+    assert_eq!(vfs.stats().misses, 1, "a name has more than one loader");
 }
 
-/// Trap T47: while a back end sleeps over an inode that has died, its name can be made again, and
-/// nobody spins for it.
+/// Trap T47: a back end sleeps in `forget`. The name can be made again meanwhile, and no thread
+/// spins.
 #[test]
-fn finaliser_that_sleeps_is_waited_for_by_nobody() {
+fn sleeping_forget_delays_no_thread() {
     let _watchdog = Watchdog::start("sleeping finaliser", Duration::from_secs(60));
     let nap = Arc::new(Nap::default());
     let dying = Arc::new(AtomicU64::new(0));
     let (finalising, victim) = (Arc::clone(&nap), Arc::clone(&dying));
-    let vfs = over(Meddled::new(move |_, call| {
+    let vfs = over(HookedTmpfs::new(move |_, call| {
         // ORDERING: Relaxed. A number that was stored before the threads were started.
         if call == Call::Forget(victim.load(Ordering::Relaxed)) {
             finalising.sleep();
@@ -123,33 +122,32 @@ fn finaliser_that_sleeps_is_waited_for_by_nobody() {
         nap.wait_for_begin();
         tree(&vfs, &["g"]);
         be_busy(&vfs);
-        assert!(!nap.has_ended(), "the others had to wait");
+        assert!(!nap.has_ended(), "other threads had to wait");
     });
     assert!(nap.has_ended());
 }
 
 thread_local! {
-    /// Whether this thread is inside of a `forget` already.
+    /// True while this thread is in `forget`.
     static IS_FORGETTING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// How often a back end that is told to forget calls back, at least.
+/// The least number of calls from `forget`.
 const CALLS: u64 = 10_000;
 
-/// Trap T50: a back end that is told to forget an inode uses the namespace itself, for other names.
-/// No lock is held that it could run into, whoever dropped the last reference: remove, rename over a
-/// file, the end of an `InodeRef`, reclaim.
+/// Trap T50: a back end uses the namespace in `forget`, for other names. No lock is held that this
+/// could deadlock on, whichever operation dropped the last reference: remove, rename over a file,
+/// the drop of an `InodeRef`, reclaim.
 #[test]
 fn forget_may_call_back_into_the_namespace() {
     let _watchdog = Watchdog::start("forget that calls back", Duration::from_secs(120));
     let namespace: Arc<OnceLock<Weak<Vfs>>> = Arc::default();
     let (calls, upwards) = (Arc::new(AtomicU64::new(0)), Arc::clone(&namespace));
     let counted = Arc::clone(&calls);
-    let vfs = over(Meddled::new(move |_, call| {
+    let vfs = over(HookedTmpfs::new(move |_, call| {
         let Call::Forget(ino) = call else { return Ok(()) };
         let Some(vfs) = upwards.get().and_then(Weak::upgrade) else { return Ok(()) };
-        // What one thread makes here another one may evict, and so come here again: there must be
-        // an end to it.
+        // Bound the recursion: another thread may evict what this call makes and come here again.
         // ORDERING: Relaxed. Statistic.
         if counted.load(Ordering::Relaxed) >= CALLS || IS_FORGETTING.replace(true) {
             return Ok(());
@@ -182,13 +180,13 @@ fn forget_may_call_back_into_the_namespace() {
     assert!(calls.load(Ordering::Relaxed) >= CALLS);
 }
 
-/// Trap T55: while a name is removed and made again, by a back end that gives the next file the same
-/// number, whoever holds an inode keeps that inode, and a number leads to one that exists.
+/// Trap T55: a name is removed and made again, and the back end gives the next file the same
+/// number. A held inode stays the same file, and a number leads to an existing file.
 #[test]
-fn handle_survives_that_its_number_is_used_again() {
-    let _watchdog = Watchdog::start("numbers used again", Duration::from_secs(120));
+fn handle_stays_valid_when_its_number_is_reused() {
+    let _watchdog = Watchdog::start("reused numbers", Duration::from_secs(120));
     let options = VfsOptions { hash_seed: Some(1), entries_max: 1 << 16, ..VfsOptions::default() };
-    let fs = Meddled::over(Tmpfs::new(TmpfsOptions::default()), Recycled::default());
+    let fs = HookedTmpfs::over(Tmpfs::new(TmpfsOptions::default()), Recycled::default());
     let vfs = Vfs::new(Arc::new(fs), options).unwrap();
     let cred = Cred::root();
     let make = |tag| {
@@ -196,7 +194,7 @@ fn handle_survives_that_its_number_is_used_again() {
         vfs.make(&cred, &vfs.root(), name("f"), what).map(|(_, attr)| attr)
     };
     make(1).unwrap();
-    // Which file, by its owner, a number and a generation were seen to mean.
+    // The file, by its owner, that each number and generation was seen to identify.
     let meanings: Mutex<HashMap<(u64, u64), u32>> = Mutex::default();
     let means = |ino, generation, tag| {
         assert_eq!(*meanings.lock().entry((ino, generation)).or_insert(tag), tag);
@@ -225,7 +223,7 @@ fn handle_survives_that_its_number_is_used_again() {
                 let attr = vfs.getattr(&held).unwrap();
                 assert_eq!((attr.ino, attr.generation, attr.uid), (ino, generation, tag));
             }
-            assert_eq!(again.generation(), generation, "the number is taken while it is held");
+            assert_eq!(again.generation(), generation, "a held number was reused");
             means(ino, generation, tag);
         }
     });
@@ -233,10 +231,10 @@ fn handle_survives_that_its_number_is_used_again() {
     for (ino, _) in meanings.lock().keys() {
         *numbers.entry(*ino).or_default() += 1;
     }
-    assert!(numbers.values().any(|&times| times > 1), "no number was used again: {numbers:?}");
+    assert!(numbers.values().any(|&times| times > 1), "no number was reused: {numbers:?}");
 }
 
-/// Puts another file under `f`, behind the back of the namespace.
+/// Replaces `f` in the back end without the namespace.
 fn replace_underneath(fs: &Tmpfs, tag: u32) {
     let root = Node::detached(fs.root().unwrap().ino, FileKind::Directory);
     let old = fs.lookup(root, name("f")).unwrap();
@@ -244,7 +242,7 @@ fn replace_underneath(fs: &Tmpfs, tag: u32) {
     fs.make(root, name("f"), &Make::new(S_IFREG | 0o644, tag, 0)).unwrap();
 }
 
-/// What is done about a change that is made while a fill is on its way.
+/// Whether a change during a fill is announced.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Notice {
     None,
@@ -252,11 +250,11 @@ enum Notice {
     Directory,
 }
 
-/// Returns the owner of `f`, after a fill during which the file was replaced by one of owner 2.
+/// Returns the owner of `f` in the cache, after a fill during which a file of owner 2 replaced it.
 fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     let namespace: Arc<OnceLock<Weak<Vfs>>> = Arc::default();
     let (upwards, is_armed) = (Arc::clone(&namespace), AtomicBool::new(true));
-    let fs = Meddled::new(move |fs, call| {
+    let fs = HookedTmpfs::new(move |fs, call| {
         // ORDERING: Relaxed. One thread.
         if call == Call::LookupDone(b"f") && is_armed.swap(false, Ordering::Relaxed) {
             let vfs = upwards.get().and_then(Weak::upgrade).unwrap();
@@ -273,7 +271,7 @@ fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     fs.inner.make(root, name("f"), &Make::new(S_IFREG | 0o644, 1, 0)).unwrap();
     let vfs = over(fs);
     namespace.set(Arc::downgrade(&vfs)).unwrap();
-    // The first one gets whatever the back end said when it was asked.
+    // The first lookup returns the back end's answer of that time.
     let overtaken = walk(&vfs, "f").unwrap();
     let second = walk(&vfs, "f").unwrap();
     let owner = vfs.getattr(&second).unwrap().uid;
@@ -283,25 +281,25 @@ fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     owner
 }
 
-/// Traps P12, T25: an answer that an invalidation overtook on its way is not cached.
+/// Traps P12, T25: if a name is invalidated during a fill, the answer is not cached.
 #[test]
-fn fill_that_an_invalidation_overtook_is_not_cached() {
+fn fill_overtaken_by_an_invalidation_is_not_cached() {
     assert_eq!(owner_after_overtaken_fill(Notice::Name), 2);
     assert_eq!(owner_after_overtaken_fill(Notice::Directory), 2);
 }
 
-/// Control: without the invalidation the old answer is cached and stays wrong.
+/// Control: without the invalidation, the old answer is cached and stays wrong.
 #[test]
 fn control_fill_without_an_invalidation_stays_wrong() {
     assert_eq!(owner_after_overtaken_fill(Notice::None), 1);
 }
 
-/// Trap P12: the same as a race. A change underneath, followed by an invalidation, is seen by the
-/// next lookup, however many fills were under way.
+/// Trap P12: the same as a race. After a change in the back end and an invalidation, the next
+/// lookup sees the change, however many fills were running.
 #[test]
-fn change_that_was_announced_is_seen_by_the_next_lookup() {
+fn announced_change_is_seen_by_the_next_lookup() {
     let _watchdog = Watchdog::start("announced changes", Duration::from_secs(120));
-    let fs = Arc::new(Meddled::new(|_, call| {
+    let fs = Arc::new(HookedTmpfs::new(|_, call| {
         if call == Call::LookupDone(b"f") {
             thread::yield_now();
         }
@@ -316,7 +314,7 @@ fn change_that_was_announced_is_seen_by_the_next_lookup() {
         if racer.thread > 0 {
             // ORDERING: Relaxed. A flag; nothing is published through it.
             while !done.load(Ordering::Relaxed) {
-                // Between the two halves of a change there is no such file.
+                // Between the two steps of a change the file does not exist.
                 if let Err(error) = walk(&vfs, "f") {
                     assert_eq!(error, Errno::NOENT);
                 }

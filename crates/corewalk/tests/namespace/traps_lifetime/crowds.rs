@@ -1,4 +1,4 @@
-//! Many reclaimers, many entries, many references.
+//! Many reclaimers, entries and references.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use corewalk_testkit::rng::Seed;
 use super::cpu_time;
 use crate::fixtures::{at, name, new, remove, tree, walk};
 
-/// Makes `count` files in `dir`, called `f0` and so on.
+/// Makes `count` files `f0`, `f1` and so on in `dir`.
 fn fill(vfs: &Vfs, dir: &InodeRef<'_>, count: u32) {
     for i in 0..count {
         let file = format!("f{i}");
@@ -21,8 +21,8 @@ fn fill(vfs: &Vfs, dir: &InodeRef<'_>, count: u32) {
     }
 }
 
-/// Invalidates a directory of `children` names from `threads` threads that then evict what is left
-/// of it. Returns the processor time of all of them together.
+/// Invalidates a directory of `children` names from `threads` threads, which then evict the
+/// entries. Returns their total CPU time.
 fn invalidate_and_evict(threads: usize, children: u32) -> Duration {
     let vfs = new();
     tree(&vfs, &["d/"]);
@@ -36,21 +36,21 @@ fn invalidate_and_evict(threads: usize, children: u32) -> Duration {
         })
     });
     let evicted: u64 = times.iter().map(|(_, evicted)| evicted).sum();
-    assert_eq!(evicted, u64::from(children), "each entry is evicted once, by one of them");
+    assert_eq!(evicted, u64::from(children), "an entry was not evicted exactly once");
     assert_eq!(vfs.stats().entries, before.entries - u64::from(children));
     times.iter().map(|(time, _)| *time).sum()
 }
 
-/// Trap T45: sixteen invalidators of one directory of 200,000 names do the work of one. Each of them
-/// at most looks at every slot again, which is little beside an eviction; where they skip each
-/// other's entries over and over it is sixteen times the work at least.
+/// Trap T45: sixteen threads that invalidate one directory of 200,000 names do about the work of
+/// one. Each at most scans every slot again, which is cheap beside an eviction. If they skipped
+/// each other's entries again and again, the work would be at least sixteen times as much.
 #[test]
 fn sixteen_invalidators_of_a_huge_directory_cost_little_more_than_one() {
     let _watchdog = Watchdog::start("sixteen invalidators", Duration::from_secs(300));
     const CHILDREN: u32 = 200_000;
     let one = (0..3).map(|_| invalidate_and_evict(1, CHILDREN)).min().expect("three runs");
     let sixteen = (0..3).map(|_| invalidate_and_evict(16, CHILDREN)).min().expect("three runs");
-    // Where others took the caches meanwhile it was six times as much.
+    // Under cache contention of other programs, the factor was six.
     assert!(sixteen < one * 12, "one: {one:?}, sixteen: {sixteen:?}");
 }
 
@@ -69,9 +69,8 @@ fn invalidation_does_not_depend_on_the_size_of_the_directory() {
     assert!(large < small * 20 + Duration::from_micros(100), "200: {small:?}, 200,000: {large:?}");
 }
 
-/// Trap T46: on one processor, reclaim and a walker that needs what is reclaimed both get through a
-/// fixed amount of work, and neither spins for the other: together they take about the processor
-/// time that they take one after the other.
+/// Trap T46: on one CPU, reclaim and a walker that needs the evicted entries both do a fixed amount
+/// of work, and neither spins. Together they take about as much CPU time as one after the other.
 #[test]
 fn reclaim_and_walker_on_one_processor_both_end() {
     const NAME: &str = "traps_lifetime::crowds::reclaim_and_walker_on_one_processor_both_end";
@@ -96,7 +95,7 @@ fn reclaim_and_walker_on_one_processor_both_end() {
             vfs.prune();
         }
     };
-    // The walker has to fill four names at most for each prune.
+    // The walker loads at most four names per prune.
     let alone = cpu_time(|| {
         for _ in 0..PRUNES {
             vfs.prune();
@@ -111,11 +110,11 @@ fn reclaim_and_walker_on_one_processor_both_end() {
     assert!(together < alone.0 * 5, "one after the other: {:?}, together: {together:?}", alone.0);
 }
 
-/// Trap T49: parents and children are evicted together, by two threads, while two others walk to
-/// them, hold them and translate their paths. Nothing has a parent that it never had, and nothing
-/// is left behind.
+/// Trap T49: two threads evict parents and children together, while two others walk to them, hold
+/// them and translate their paths. No entry has a parent that it never had, and no entry is left at
+/// the end.
 #[test]
-fn parent_and_child_evicted_together_leave_nothing_stale() {
+fn parent_and_child_evicted_together_leave_no_stale_entry() {
     let _watchdog = Watchdog::start("parent and child", Duration::from_secs(300));
     let vfs = new();
     let start = vfs.stats();
@@ -149,7 +148,7 @@ fn parent_and_child_evicted_together_leave_nothing_stale() {
     assert_eq!((end.entries, end.negatives, end.inodes), (start.entries, 0, start.inodes));
 }
 
-/// Ends what goes on in the background, also when a thread fails.
+/// Stops the background threads, also when a thread fails.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {
@@ -159,11 +158,11 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Trap T51: a client that forgets more than it ever looked up, up to numbers whose product with
-/// the unit of a lookup does not fit into a word, takes nothing away from others. That the count
-/// itself stops short of its end is tested where it lives, in `corewalk_base::lockref`.
+/// Trap T51: a client forgets more lookups than it has, up to counts that overflow a word when
+/// multiplied by the weight of a lookup. That drops no reference of others.
+/// `corewalk_base::lockref` tests the limit of the count itself.
 #[test]
-fn forget_of_more_than_was_looked_up_takes_nothing() {
+fn forget_of_too_many_lookups_drops_nothing() {
     let vfs = new();
     tree(&vfs, &["f"]);
     let f = walk(&vfs, "f").unwrap();
@@ -178,22 +177,25 @@ fn forget_of_more_than_was_looked_up_takes_nothing() {
     assert_eq!(walk(&vfs, "f").unwrap().ino(), ino);
 }
 
-/// Trap T51: more references held at once than the count of them once had room for are no lookups,
-/// and `forget` takes none of them away.
+/// Trap T51: many references at once do not count as lookups, so `forget` drops none of them.
 #[test]
-fn references_in_great_numbers_are_no_lookups() {
+fn many_references_are_no_lookups() {
     let vfs = new();
     tree(&vfs, &["f"]);
     let f = walk(&vfs, "f").unwrap();
     let many: Vec<_> = (0..(1 << 20) + 5).map(|_| f.clone()).collect();
-    assert!(!vfs.forget(f.ino(), 1), "nobody outside has looked it up");
+    assert!(!vfs.forget(f.ino(), 1), "forget succeeds without a lookup");
     assert_eq!(vfs.forget_all(f.ino()), 0);
     drop(many);
     remove(&vfs, "f", Removal::Unlink).unwrap();
-    assert_eq!(vfs.getattr(&f).map(|attr| attr.nlink), Ok(0), "it is held once");
+    assert_eq!(
+        vfs.getattr(&f).map(|attr| attr.nlink),
+        Ok(0),
+        "the file is gone though a reference is held"
+    );
 }
 
-/// All lookups of an inode end at once, and no other references.
+/// `forget_all` drops all lookups of an inode and no other references.
 #[test]
 fn forget_all_drops_lookups_alone() {
     let vfs = new();
@@ -210,14 +212,18 @@ fn forget_all_drops_lookups_alone() {
     let g = walk(&vfs, "g").unwrap().into_lookups();
     remove(&vfs, "g", Removal::Unlink).unwrap();
     assert_eq!(vfs.forget_all(g), 1);
-    assert_eq!(vfs.inode(g).map(drop), Err(Errno::STALE), "it was the last use");
+    assert_eq!(
+        vfs.inode(g).map(drop),
+        Err(Errno::STALE),
+        "the inode is in use after its last lookup"
+    );
     assert_eq!(vfs.forget_all(g), 0);
 }
 
-/// The budget: a cache of 4 MiB over 200,000 files stays within it and a tenth,
-/// and every file is found nevertheless.
+/// The budget: a cache of 4 MiB over 200,000 files exceeds it by at most a tenth, and every file is
+/// found.
 #[test]
-fn cache_of_four_mebibytes_holds_to_it_over_two_hundred_thousand_files() {
+fn cache_of_4_mib_stays_in_its_budget_over_200_000_files() {
     const BUDGET: u64 = 4 << 20;
     const DIRS: u32 = 200;
     const FILES: u32 = 1000;
@@ -242,5 +248,5 @@ fn cache_of_four_mebibytes_holds_to_it_over_two_hundred_thousand_files() {
         }
     }
     assert!(most <= BUDGET + BUDGET / 10, "{most} bytes of {BUDGET}");
-    assert!(vfs.stats().reclaimed > u64::from(DIRS * FILES), "nothing had to go");
+    assert!(vfs.stats().reclaimed > u64::from(DIRS * FILES), "no entry was reclaimed");
 }

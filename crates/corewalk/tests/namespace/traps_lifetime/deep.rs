@@ -1,4 +1,4 @@
-//! Chains of directories that no path could name, and what it takes to let go of them.
+//! Chains of directories deeper than any path, and the cost to drop them.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use corewalk_testkit::race::Watchdog;
 use super::cpu_time;
 use crate::fixtures::{name, new};
 
-/// The stack of a thread that must get by without recursion.
+/// The stack size of a thread that must not recurse, in bytes.
 const STACK_BYTES: usize = 64 << 10;
 
 /// Makes a chain of `depth` directories, all called `d`, and returns the last one.
@@ -34,10 +34,10 @@ fn on_a_small_stack(work: impl FnOnce() + Send) {
     });
 }
 
-/// Trap T43: a chain of a million directories, all removed and kept by whoever stands in the last
-/// one, dies when he leaves it.
+/// Trap T43: a million nested directories are removed, and a reference on the last one keeps them.
+/// Dropping it drops them all.
 #[test]
-fn chain_of_removed_directories_dies_without_recursion() {
+fn chain_of_removed_directories_is_dropped_without_recursion() {
     let _watchdog = Watchdog::start("removed chain", Duration::from_secs(300));
     const DEPTH: u32 = 1_000_000;
     let vfs = new();
@@ -50,14 +50,18 @@ fn chain_of_removed_directories_dies_without_recursion() {
             vfs.remove(&Cred::root(), &parent, name("d"), Removal::Rmdir).unwrap();
             at = parent;
         }
-        assert_eq!(vfs.stats().removed, u64::from(DEPTH), "the leaf keeps them");
+        assert_eq!(
+            vfs.stats().removed,
+            u64::from(DEPTH),
+            "the reference does not keep all directories"
+        );
         drop(leaf);
     });
     let end = vfs.stats();
     assert_eq!((end.entries, end.inodes), (start.entries, start.inodes));
 }
 
-/// Trap T43: a chain of a million directories is evicted, and then dropped with its back end.
+/// Trap T43: a million nested directories are evicted, and then dropped with their back end.
 #[test]
 fn chain_of_directories_is_pruned_and_dropped_without_recursion() {
     let _watchdog = Watchdog::start("pruned chain", Duration::from_secs(300));
@@ -73,18 +77,18 @@ fn chain_of_directories_is_pruned_and_dropped_without_recursion() {
     });
 }
 
-/// Returns the processor time that `work` takes on a fresh chain.
+/// Returns the CPU time of `work` on a new chain.
 fn time_at(depth: u32, work: impl Fn(&Vfs, PathRef<'_>)) -> Duration {
     let vfs = new();
     let leaf = chain(&vfs, depth);
     cpu_time(|| work(&vfs, leaf)).0
 }
 
-/// Whether `work` on four times as many levels takes about four times as long, and not sixteen:
-/// the gauge asks for less than eight. Also returns the least times of both depths.
+/// Returns true if `work` on four times as many levels takes less than eight times as long;
+/// quadratic work would take sixteen times as long. Also returns the least times of both depths.
 ///
-/// Others on the machine make single runs longer and none shorter, so the least of some runs
-/// counts; and as they do so for minutes at a time, the two depths take turns.
+/// Other load makes single runs longer, never shorter, so the least of several runs counts. The
+/// load may last for minutes, so the two depths alternate.
 fn grows_linearly(depth: u32, work: impl Fn(&Vfs, PathRef<'_>)) -> (bool, [Duration; 2]) {
     let mut least = [Duration::MAX; 2];
     for _ in 0..5 {
@@ -105,15 +109,15 @@ fn prune_of_a_deep_chain_is_linear() {
     assert!(linear, "25,000 and 100,000 levels: {least:?}");
 }
 
-/// Control: the same gauge sees a way to let go that climbs to the root from every level.
+/// Control: the check detects work that goes up to the root from every level.
 #[test]
-fn control_quadratic_work_on_a_deep_chain_is_seen() {
+fn control_quadratic_work_on_a_deep_chain_is_caught() {
     let _watchdog = Watchdog::start("quadratic climb", Duration::from_secs(300));
     let (linear, least) = grows_linearly(10_000, |vfs, leaf| {
         let mut at = leaf.inode();
         let mut count = 0_u32;
         while at.ino() != vfs.root().ino() {
-            // Every 100th level stands for all of them: the shape is the same.
+            // Every 100th level is enough: the work is still quadratic.
             if count.is_multiple_of(100) {
                 assert!(at.path().unwrap().len() > 1);
             }

@@ -1,8 +1,8 @@
 //! Names crafted to collide.
 //!
-//! The attacker knows how corewalk hashes and, in the control, also the key: he tries names until he
-//! has as many as he wants that end up in one of 512 parts of the index. Who knows the key makes
-//! chains of hundreds of entries with them; who does not, makes a directory like any other.
+//! The attacker knows the hash function and, in the control, the key. It searches names that fall
+//! into one of 512 parts of the index. With the key, its names make chains of hundreds of entries.
+//! Without the key, its directory is like any other.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use corewalk::{Cred, Make, Name, Vfs, VfsOptions};
 
 use super::cpu_time;
 
-/// Names that are made.
+/// The number of crafted names.
 const NAMES: usize = 100_000;
-/// Long names that are made: all of them collide, so few are enough.
+/// The number of crafted long names. All of them collide, so few are enough.
 const LONG_NAMES: u64 = 2000;
-/// The bits of the hash that all crafted names share.
+/// The hash bits that all crafted names share.
 const SHARED_BITS: u32 = 9;
 /// The key that the attacker knows.
 const SEED: u64 = 1;
 
-/// Returns a name that is different for each number.
+/// Returns a different name for each number.
 fn nth(number: u64) -> [u8; 9] {
     let mut name = *b"n00000000";
     for (i, byte) in name[1..].iter_mut().enumerate() {
@@ -30,29 +30,32 @@ fn nth(number: u64) -> [u8; 9] {
     name
 }
 
-/// Returns the nth secret that is made from [`SEED`].
+/// Returns the nth secret derived from [`SEED`].
 fn secret(n: u64) -> u64 {
     let start = fold(SEED ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93);
     fold(start ^ n.wrapping_mul(0xc2b2_ae3d_27d4_eb4f), 0xa076_1d64_78bd_642f)
 }
 
-/// Returns long names that collide under the key made from [`SEED`]: the word behind the first forty
-/// bytes makes a product 0, whatever the word after it is.
+/// Returns long names that collide under the key of [`SEED`]. The word after the first forty bytes
+/// makes a product 0, whatever the next word is.
 fn crafted_long() -> Vec<Vec<u8>> {
     let word = secret(11).to_le_bytes();
-    assert!(word.iter().all(|byte| ![0, b'/'].contains(byte)), "take another seed: {word:x?}");
+    assert!(
+        word.iter().all(|byte| ![0, b'/'].contains(byte)),
+        "the seed gives an invalid name, use another one: {word:x?}"
+    );
     let name = |free: &[u8]| [&[b'a'; 40], &word[..], free, &[b'b'; 16]].concat();
     (0..LONG_NAMES).map(|number| name(&nth(number)[1..])).collect()
 }
 
-/// Returns names that collide in the root directory under the key made from [`SEED`]. It repeats
-/// what `hash.rs` does: whoever reads it can do the same.
+/// Returns names that collide in the root directory under the key of [`SEED`]. It repeats the
+/// computation of `hash.rs`.
 fn crafted() -> Vec<[u8; 9]> {
     let [k0, k1, k4, k5] = [1, 2, 5, 6].map(secret);
-    // What tells a directory of the first file system apart is its inode number.
+    // The hash of a name includes the inode number of its directory.
     let root = 1_u64;
     let is_wanted = |name: &[u8; 9]| {
-        // A name of nine bytes is its first eight and, from there on, its last eight.
+        // The hash reads a name of nine bytes as its first eight and its last eight bytes.
         let first = u64::from_le_bytes(*name.first_chunk().expect("eight bytes"));
         let last = u64::from_le_bytes(*name.last_chunk().expect("eight bytes"));
         let (a, b) = (fold(first ^ k0, last ^ k1), (name.len() as u64).wrapping_mul(k4));
@@ -67,7 +70,7 @@ fn fold(a: u64, b: u64) -> u64 {
     (wide as u64) ^ ((wide >> 64) as u64)
 }
 
-/// Returns the processor time of looking all `names` up, once they have been made.
+/// Returns the CPU time of looking up all `names`, after they were made.
 fn time_of(names: &[impl AsRef<[u8]>], hash_seed: Option<u64>) -> Duration {
     let options = VfsOptions { hash_seed, entries_max: 1 << 17, ..VfsOptions::default() };
     let vfs = Vfs::new(std::sync::Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
@@ -84,10 +87,10 @@ fn time_of(names: &[impl AsRef<[u8]>], hash_seed: Option<u64>) -> Duration {
     (0..3).map(|_| cpu_time(look_all_up).0).min().expect("three runs")
 }
 
-/// Trap T54: 100,000 names that collide under one key are like any others under a random one. The
-/// control is in the same test: with the key that they were made for they are slow.
+/// Trap T54: 100,000 names that collide under one key behave like others under a random key.
+/// Control in the same test: with the key that they were made for, they are slow.
 #[test]
-fn names_crafted_for_another_key_are_like_any_others() {
+fn names_crafted_for_another_key_do_not_collide() {
     let crafted = crafted();
     let plain: Vec<[u8; 9]> = (0..NAMES as u64).map(nth).collect();
     let (usual, attacked) = (time_of(&plain, None), time_of(&crafted, None));
@@ -96,10 +99,9 @@ fn names_crafted_for_another_key_are_like_any_others() {
     assert!(known > attacked * 4, "the attack fails: {known:?}, against {attacked:?}");
 }
 
-/// Trap T54: the same for names that do not fit their dentries, of which all but the first words are
-/// hashed in another way.
+/// Trap T54: the same for long names, whose later words are hashed differently.
 #[test]
-fn long_names_crafted_for_another_key_are_like_any_others() {
+fn long_names_crafted_for_another_key_do_not_collide() {
     let crafted = crafted_long();
     let plain: Vec<[u8; 72]> = (0..LONG_NAMES)
         .map(|number| {

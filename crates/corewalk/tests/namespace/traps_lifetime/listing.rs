@@ -12,12 +12,12 @@ use corewalk_testkit::rng::Seed;
 
 use crate::fixtures::{name, new, tree, walk};
 
-/// Entries that are there throughout.
+/// The number of entries that exist throughout.
 const STABLE: usize = 300;
-/// Entries that one reply holds.
+/// The number of entries in one reply.
 const REPLY: usize = 7;
 
-/// Reads one reply of entries behind `cookie`. Returns the cookie to go on with, or None at the end.
+/// Reads one reply with the entries behind `cookie`. Returns the next cookie, or None at the end.
 fn read_reply(
     vfs: &Vfs,
     dir: &InodeRef<'_>,
@@ -39,22 +39,22 @@ fn read_reply(
     is_full.then_some(next)
 }
 
-/// Passes of a reader, at least, and how many changes have to be made beside them.
+/// The least number of passes of a reader, and of changes during them.
 const PASSES: u32 = 60;
 const CHANGES: u64 = 100;
 
-/// Passes at most, if whoever changes gets no processor.
+/// The most passes, if the changing thread gets no CPU.
 const PASSES_MAX: u32 = 20_000;
 
-/// Trap T48: over a pass of a listing each entry that is there throughout is reported exactly once,
-/// while others make and remove names on both sides of it, and seek about in the same directory.
+/// Trap T48: a pass over a directory reports each entry that exists throughout exactly once.
+/// Meanwhile other threads make and remove names on both sides of it, and seek in the directory.
 #[test]
 fn stable_entries_are_listed_exactly_once() {
     let _watchdog = Watchdog::start("stable entries", Duration::from_secs(300));
     let vfs = new();
     tree(&vfs, &["d/"]);
     let dir = walk(&vfs, "d").unwrap();
-    // What comes and goes lies between what stays.
+    // The temporary entries lie between the permanent ones.
     for i in 0..STABLE {
         tree(&vfs, &[&format!("d/stable{i}"), &format!("d/gone{i}")]);
     }
@@ -79,7 +79,7 @@ fn stable_entries_are_listed_exactly_once() {
                     assert_eq!(seen.get(&stable), Some(&1), "stable{i}");
                 }
             }
-            // ORDERING: Relaxed. A count that ends the others.
+            // ORDERING: Relaxed. A count that stops the other threads.
             done.fetch_add(1, Ordering::Relaxed);
         }
         2 => {
@@ -104,5 +104,5 @@ fn stable_entries_are_listed_exactly_once() {
         }
     });
     // ORDERING: Relaxed. All threads have been joined.
-    assert!(changes.load(Ordering::Relaxed) > CHANGES, "nothing changed");
+    assert!(changes.load(Ordering::Relaxed) > CHANGES, "too few changes");
 }

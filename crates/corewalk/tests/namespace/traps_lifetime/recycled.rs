@@ -1,4 +1,4 @@
-//! Inode numbers that are used again as soon as they may.
+//! A back end that reuses inode numbers as early as possible.
 
 use std::collections::HashMap;
 
@@ -6,25 +6,25 @@ use corewalk::tmpfs::Tmpfs;
 use corewalk::{Attr, Errno, FileKind, FileSystem, Node};
 use corewalk_base::Mutex;
 
-use crate::backends::{Call, Meddle};
+use crate::backends::{Call, Hook};
 
-/// Shows the inodes of a tmpfs under numbers of its own. A number is free when its inode is gone and
-/// forgotten; the next inode gets it, with the next generation. This is what most disk file systems do.
+/// Shows the inodes of a tmpfs under other numbers. A number is free when its inode is removed and
+/// forgotten; the next inode gets it, with the next generation. Most disk file systems do this.
 #[derive(Default)]
 pub(super) struct Recycled {
     numbers: Mutex<Numbers>,
 }
 
-/// Which inode of the tmpfs has which number.
+/// The mapping of numbers to inodes of the tmpfs.
 #[derive(Default)]
 struct Numbers {
-    /// By number: the inode and the generation.
+    /// The inode and the generation, by number.
     slots: Vec<(u64, u64)>,
     numbers: HashMap<u64, usize>,
     free: Vec<usize>,
 }
 
-impl Meddle for Recycled {
+impl Hook for Recycled {
     fn at(&self, fs: &Tmpfs, call: Call<'_>) -> Result<(), Errno> {
         if let Call::ForgetDone(ino) = call {
             let inner = self.inside(ino);

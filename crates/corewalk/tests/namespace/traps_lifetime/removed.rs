@@ -1,4 +1,4 @@
-//! Negative entries below removed directories: they go with the directory.
+//! Negative entries below removed directories are evicted with the directory.
 
 use corewalk::{Cred, Errno, Removal, RenameMode, Vfs};
 use corewalk_testkit::race;
@@ -10,7 +10,7 @@ fn miss(vfs: &Vfs, path: &str) {
     assert_eq!(walk(vfs, path).map(drop), Err(Errno::NOENT));
 }
 
-/// Makes a directory, looks for names that it lacks, makes and removes a file in it.
+/// Makes a directory, looks up missing names in it, makes and removes a file in it.
 fn fill_with_negatives(vfs: &Vfs, dir: &str) {
     tree(vfs, &[&format!("{dir}/"), &format!("{dir}/file")]);
     miss(vfs, &format!("{dir}/a"));
@@ -19,7 +19,7 @@ fn fill_with_negatives(vfs: &Vfs, dir: &str) {
 }
 
 #[test]
-fn negatives_of_a_removed_directory_go_with_it() {
+fn negatives_of_a_removed_directory_are_evicted() {
     let vfs = new();
     let start = vfs.stats();
     for i in 0..200 {
@@ -33,18 +33,18 @@ fn negatives_of_a_removed_directory_go_with_it() {
 }
 
 #[test]
-fn negatives_of_a_directory_that_a_rename_replaces_go_with_it() {
+fn negatives_of_a_replaced_directory_are_evicted() {
     let vfs = new();
     fill_with_negatives(&vfs, "target");
     tree(&vfs, &["moved/"]);
     miss(&vfs, "moved/a");
     rename(&vfs, "moved", "target", RenameMode::Replace).unwrap();
-    assert_eq!(vfs.stats().negatives, 1, "that of the moved directory");
+    assert_eq!(vfs.stats().negatives, 1, "the negative entry of the moved directory is lost");
 }
 
-/// A directory that is in use when it is removed keeps no entries either.
+/// A directory that is held when it is removed keeps no entries either.
 #[test]
-fn negatives_of_a_removed_directory_that_is_held_go() {
+fn negatives_of_a_held_removed_directory_are_evicted() {
     let vfs = new();
     fill_with_negatives(&vfs, "d");
     let held = walk(&vfs, "d").unwrap();
@@ -54,9 +54,10 @@ fn negatives_of_a_removed_directory_that_is_held_go() {
 }
 
 /// Trap T53: the work of a removal is bounded, however many entries the cache has, and negative
-/// entries of other directories stay. A few of the removed ones may be left for the next removals.
+/// entries of other directories stay. Some entries of the removed directory may be left for later
+/// removals.
 #[test]
-fn removal_of_a_directory_in_a_large_cache_looks_at_few_entries() {
+fn removal_in_a_large_cache_scans_few_entries() {
     const FILES: u64 = 20_000;
     const ROUNDS: u64 = 4000;
     let vfs = new();
@@ -72,18 +73,19 @@ fn removal_of_a_directory_in_a_large_cache_looks_at_few_entries() {
         remove(&vfs, "d", Removal::Rmdir).unwrap();
         most = most.max(vfs.stats().negatives);
     }
-    // Each round pays for a look at 256 entries.
+    // Each round scans 256 entries.
     assert!(most <= 3 * FILES / 64, "{most} negative entries of removed directories");
     let after = vfs.stats();
     assert_eq!(after.entries, before.entries);
     let misses = after.misses;
     miss(&vfs, "live/none");
-    assert_eq!(vfs.stats().misses, misses, "the name was known to be missing");
+    assert_eq!(vfs.stats().misses, misses, "the negative entry of another directory is lost");
     vfs.prune();
     assert_eq!(vfs.stats().negatives, 0);
 }
 
-/// Trap T60: the count is that of the entries, also if names are missed while the directory goes.
+/// Trap T60: the count of negative entries stays right, also if lookups fail while the directory is
+/// removed.
 #[test]
 fn negatives_are_counted_right_while_directories_are_removed() {
     let vfs = new();

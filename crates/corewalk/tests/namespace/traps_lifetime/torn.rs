@@ -1,4 +1,4 @@
-//! Paths put together from names and parents of different instants.
+//! Paths that combine names and parents of different instants.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use corewalk_testkit::rng::Seed;
 
 use crate::fixtures::{name, new, tree, walk};
 
-/// Paths that are read at least, and at most.
+/// The least and the most paths that are read.
 const READS: usize = 300_000;
 const READS_MAX: usize = 100 * READS;
 
-/// Reads paths of a file that one rename moves from `/a/x` to `/b/y` and another one back, and
-/// counts which ones were seen. A path that never was fails the test unless it is expected.
-/// Reads go on until each of `wanted` was seen, within reason.
+/// Reads paths of a file that one rename moves from `/a/x` to `/b/y` and another one back. Counts
+/// the paths seen. An unexpected path fails the test. It reads until each of `wanted` was seen, or
+/// `READS_MAX` times.
 fn read_paths(
     outcomes: &Tally<3>,
     wanted: &[&str],
@@ -52,7 +52,7 @@ fn read_paths(
     });
 }
 
-/// Trap P8: name and parent are those of one instant.
+/// Trap P8: name and parent of a path are of one instant.
 #[test]
 fn path_of_a_file_that_changes_name_and_parent_at_once_is_never_torn() {
     let _watchdog = Watchdog::start("torn paths", Duration::from_secs(120));
@@ -62,7 +62,7 @@ fn path_of_a_file_that_changes_name_and_parent_at_once_is_never_torn() {
     assert!(outcomes.count("first") > 0 && outcomes.count("second") > 0);
 }
 
-/// Control: a parent from one reading and a name from another are torn now and then.
+/// Control: a parent and a name that are read separately are sometimes torn.
 #[test]
 fn control_parent_and_name_read_one_after_the_other_are_torn() {
     let _watchdog = Watchdog::start("torn paths, control", Duration::from_secs(120));

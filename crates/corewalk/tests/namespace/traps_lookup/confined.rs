@@ -1,4 +1,4 @@
-//! A confined walk whose directory is moved away under it: trap T20.
+//! Trap T20: the directory of a confined walk is moved out of its root.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -6,17 +6,17 @@ use std::time::Duration;
 use corewalk::{Cred, Errno, FsStruct, RenameMode, Vfs, WalkFlags};
 use corewalk_testkit::race::Watchdog;
 
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, rename, tree, walk};
 
-/// Walks from `/jail` along `in/deep/../../f`. Whenever the back end is asked for `deep`, `in` is moved to
-/// `/free` and back, until the walk has given up to do without references; then it is moved there and
-/// stays. Returns which file was found.
-fn walk_that_is_led_out(flags: WalkFlags) -> Result<&'static str, Errno> {
+/// Walks from `/jail` along `in/deep/../../f`. Each time the back end is asked for `deep`, `in` is
+/// moved to `/free` and back. After the walk has become a ref-walk, `in` is moved to `/free` and
+/// stays there. Returns the file that was found.
+fn moved_walk(flags: WalkFlags) -> Result<&'static str, Errno> {
     let _watchdog = Watchdog::start("a walk that is led out", Duration::from_secs(60));
     let place: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
     let seen = Arc::clone(&place);
-    let vfs = over(Meddled::new(move |_, call| {
+    let vfs = over(HookedTmpfs::new(move |_, call| {
         let Some(vfs) = seen.get().and_then(Weak::upgrade) else { return Ok(()) };
         if call != Call::Lookup(b"deep") {
             return Ok(());
@@ -37,21 +37,21 @@ fn walk_that_is_led_out(flags: WalkFlags) -> Result<&'static str, Errno> {
     vfs.prune();
     place.set(Arc::downgrade(&vfs)).unwrap();
     let found = vfs.walk(&Cred::root(), &start, b"in/deep/../../f", flags);
-    assert_eq!(vfs.stats().fallbacks, 1, "the walk took references");
-    assert!(walk(&vfs, "free/in").is_ok(), "it was led out");
+    assert_eq!(vfs.stats().fallbacks, 1, "the walk did not become a ref-walk");
+    assert!(walk(&vfs, "free/in").is_ok(), "the directory was not moved out");
     let ino = found?.inode().ino();
     Ok(files.iter().find(|file| file.0 == ino).unwrap().1)
 }
 
-/// Trap T20: a walk that holds references, and so is no snapshot, is outside when it ends, and says so.
+/// Trap T20: a ref-walk, which is no snapshot, is outside its root at the end and returns an error.
 #[test]
-fn confined_walk_that_is_led_out_is_refused() {
-    assert_eq!(walk_that_is_led_out(WalkFlags::BENEATH), Err(Errno::XDEV));
-    assert_eq!(walk_that_is_led_out(WalkFlags::IN_ROOT), Err(Errno::XDEV));
+fn confined_walk_moved_out_of_its_root_fails() {
+    assert_eq!(moved_walk(WalkFlags::BENEATH), Err(Errno::XDEV));
+    assert_eq!(moved_walk(WalkFlags::IN_ROOT), Err(Errno::XDEV));
 }
 
-/// Trap T20: the trap is set: a walk that is not confined comes out there.
+/// Trap T20: control. A walk that is not confined ends outside.
 #[test]
-fn control_walk_that_is_led_out_comes_out() {
-    assert_eq!(walk_that_is_led_out(WalkFlags::empty()), Ok("free/f"));
+fn control_unconfined_walk_ends_outside() {
+    assert_eq!(moved_walk(WalkFlags::empty()), Ok("free/f"));
 }

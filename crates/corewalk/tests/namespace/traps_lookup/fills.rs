@@ -1,4 +1,4 @@
-//! What happens while a back end is asked: traps T21, T24, T25, T28, P12.
+//! Events during a call of the back end: traps T21, T24, T25, T28, P12.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
@@ -12,7 +12,7 @@ use corewalk_base::primitives::thread;
 use corewalk_testkit::race::Watchdog;
 use corewalk_testkit::reexec::{self, Reexec};
 
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, rename, tree, walk};
 use crate::pauses::{Stop, stopping, until_asleep};
 
@@ -20,7 +20,7 @@ fn is_lookup_of_f(call: Call<'_>) -> bool {
     call == Call::Lookup(b"f")
 }
 
-/// Makes `f` in the root and lets the cache forget it.
+/// Makes `f` in the root and evicts it from the cache.
 fn uncached_f(vfs: &Vfs) -> u64 {
     tree(vfs, &["f"]);
     let ino = walk(vfs, "f").unwrap().ino();
@@ -28,8 +28,8 @@ fn uncached_f(vfs: &Vfs) -> u64 {
     ino
 }
 
-/// Has one thread look `f` up until its back end stops, another wait for the first, runs `meanwhile`
-/// and returns what the two found.
+/// One thread looks `f` up until its back end stops; another waits for the first. Then runs
+/// `meanwhile`, and returns both results.
 fn load_and_wait(
     vfs: &Vfs,
     stop: &Stop,
@@ -49,8 +49,8 @@ fn load_and_wait(
     })
 }
 
-/// Trap T21: whoever waited for another's lookup looks for itself again: what the loader got is out
-/// of date if the name was invalidated, and must not be handed on.
+/// Trap T21: a thread that waited for another thread's lookup repeats the lookup. If the name was
+/// invalidated, the first answer is stale and must not be passed on.
 #[test]
 fn waiter_after_an_invalidation_asks_again() {
     let _watchdog = Watchdog::start("a waiter after an invalidation", Duration::from_secs(60));
@@ -62,12 +62,12 @@ fn waiter_after_an_invalidation_asks_again() {
     assert_eq!(found, [Ok(ino); 2]);
     let after = vfs.stats();
     assert_eq!(after.refused_fills - before.refused_fills, 1);
-    assert_eq!(after.misses - before.misses, 2, "the waiter asked for itself");
+    assert_eq!(after.misses - before.misses, 2, "the waiter did not ask the back end");
 }
 
-/// Trap T21: without an invalidation one question answers both.
+/// Trap T21: without an invalidation, one call of the back end answers both lookups.
 #[test]
-fn waiter_is_answered_by_the_loader() {
+fn waiter_gets_the_answer_of_the_loader() {
     let _watchdog = Watchdog::start("a waiter", Duration::from_secs(60));
     let (vfs, stop) = stopping(is_lookup_of_f);
     let ino = uncached_f(&vfs);
@@ -76,8 +76,8 @@ fn waiter_is_answered_by_the_loader() {
     assert_eq!(vfs.stats().misses - before, 1);
 }
 
-/// Trap T21: the directory is renamed, and another takes its name, while a lookup in it is waited
-/// for: both lookups are answered for the directory they were made in.
+/// Trap T21: while a lookup waits, its directory is renamed and another directory takes its name.
+/// Both lookups are answered for the directory they were made in.
 #[test]
 fn waiter_in_a_renamed_directory_is_answered_for_that_directory() {
     let _watchdog = Watchdog::start("a waiter in a renamed directory", Duration::from_secs(60));
@@ -100,9 +100,9 @@ fn waiter_in_a_renamed_directory_is_answered_for_that_directory() {
     assert_eq!(walk(&vfs, "e/f").unwrap().ino(), right);
 }
 
-/// Trap T24: a loader that fails keeps the error to itself; who waited asks again.
+/// Trap T24: a failing loader returns its error to its own caller. The waiting thread asks again.
 #[test]
-fn waiter_of_a_loader_that_fails_goes_on() {
+fn waiter_of_a_failing_loader_asks_again() {
     let _watchdog = Watchdog::start("a waiter of a failing loader", Duration::from_secs(60));
     let (vfs, stop) = stopping(is_lookup_of_f);
     let ino = uncached_f(&vfs);
@@ -110,19 +110,19 @@ fn waiter_of_a_loader_that_fails_goes_on() {
     assert_eq!(found, [Err(Errno::IO), Ok(ino)]);
 }
 
-/// How the first loader of a name ends.
+/// The end of the first call for a name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Panics,
     Never,
 }
 
-/// Two threads look up, make, remove and rename where the back end's first call ends like `end`.
+/// Two threads look up, make, remove or rename; the back end's first call ends as `end` says.
 fn first_call_ends(end: End) {
-    let _watchdog = Watchdog::start("a loader that ends badly", Duration::from_secs(10));
+    let _watchdog = Watchdog::start("a call that panics or never ends", Duration::from_secs(10));
     for call in [Call::Lookup(b"f"), Call::Make(b"f"), Call::Remove(b"f"), Call::Rename(b"f")] {
         let is_first = Mutex::new(true);
-        let vfs = over(Meddled::new(move |_, at| {
+        let vfs = over(HookedTmpfs::new(move |_, at| {
             let is_now = at == call
                 && std::mem::take(&mut *is_first.lock().unwrap_or_else(PoisonError::into_inner));
             match end {
@@ -153,13 +153,13 @@ fn first_call_ends(end: End) {
     }
 }
 
-/// Trap T24: whoever waits for a call that panics goes on, whatever the call was.
+/// Trap T24: after a call of any kind panics, a waiting thread goes on.
 #[test]
-fn waiter_of_a_call_that_panics_goes_on() {
+fn waiter_of_a_panicking_call_goes_on() {
     first_call_ends(End::Panics);
 }
 
-/// Trap T24: a claim that is never released is a hang, and would be seen as one.
+/// Trap T24: an in-lookup lock that is never released would hang, and the test would detect it.
 #[test]
 fn control_call_that_never_ends_is_caught() {
     const NAME: &str = "traps_lookup::fills::control_call_that_never_ends_is_caught";
@@ -171,15 +171,15 @@ fn control_call_that_never_ends_is_caught() {
     assert_eq!(child.signal(), Some(reexec::SIGABRT), "{child}");
 }
 
-/// How the test says that something changed underneath.
+/// The invalidation that follows a change in the back end.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tell {
     Name,
     Directory,
-    Nobody,
+    Nothing,
 }
 
-/// At which call, and how, the tree is changed underneath.
+/// A change in the back end: at which call, what, and which invalidation follows.
 #[derive(Clone, Copy)]
 struct Behind {
     at: Call<'static>,
@@ -200,12 +200,12 @@ fn remove_behind(fs: &Tmpfs, file: &str) {
     fs.remove(root_node(fs), name(file), Node::detached(ino, FileKind::Regular)).unwrap();
 }
 
-/// Returns a namespace with `files` in its root, none of them cached, whose back end is changed
-/// underneath, once, as `behind` says.
-fn changed_behind(files: &[&str], behind: Behind) -> Arc<Vfs> {
+/// Returns a namespace with uncached `files` in its root. Its back end is changed once, as `behind`
+/// says.
+fn changed_in_back_end(files: &[&str], behind: Behind) -> Arc<Vfs> {
     let place: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
     let (seen, is_first) = (Arc::clone(&place), Mutex::new(true));
-    let vfs = over(Meddled::new(move |fs, call| {
+    let vfs = over(HookedTmpfs::new(move |fs, call| {
         let Some(vfs) = seen.get().and_then(Weak::upgrade) else { return Ok(()) };
         if call != behind.at || !std::mem::take(&mut *is_first.lock().unwrap()) {
             return Ok(());
@@ -214,7 +214,7 @@ fn changed_behind(files: &[&str], behind: Behind) -> Arc<Vfs> {
         match behind.tell {
             Tell::Name => ["f", "g"].map(|file| vfs.invalidate(&vfs.root(), name(file)).unwrap()),
             Tell::Directory => [(), vfs.invalidate_dir(&vfs.root()).unwrap()],
-            Tell::Nobody => [(), ()],
+            Tell::Nothing => [(), ()],
         };
         Ok(())
     }));
@@ -224,67 +224,67 @@ fn changed_behind(files: &[&str], behind: Behind) -> Arc<Vfs> {
     vfs
 }
 
-/// Runs each kind of call while its names are changed between the back end's answer and the cache's
-/// commit, and checks that the cache then says what the back end says.
-fn late_answers_are_not_cached(tell: Tell) {
+/// Runs each kind of call while its names change between the back end's answer and the update of
+/// the cache. Checks that the cache then agrees with the back end.
+fn check_late_answers(tell: Tell) {
     let done = Call::LookupDone(b"f");
     let rename_done = Call::RenameDone(b"f");
-    // A file that was found goes.
+    // A file that was found is removed.
     let vfs =
-        changed_behind(&["f"], Behind { at: done, change: |fs| remove_behind(fs, "f"), tell });
+        changed_in_back_end(&["f"], Behind { at: done, change: |fs| remove_behind(fs, "f"), tell });
     drop(walk(&vfs, "f"));
     assert_eq!(walk(&vfs, "f").err(), Some(Errno::NOENT), "stale: f was removed");
-    // A file that was not found comes.
+    // A missing file is made.
     let made = |fs: &Tmpfs| make_behind(fs, "f", S_IFREG);
-    let vfs = changed_behind(&[], Behind { at: done, change: made, tell });
+    let vfs = changed_in_back_end(&[], Behind { at: done, change: made, tell });
     drop(walk(&vfs, "f"));
     assert!(walk(&vfs, "f").is_ok(), "stale: f was made");
-    // It comes back as something else.
+    // A removed file is replaced by a directory.
     let remade = |fs: &Tmpfs| {
         remove_behind(fs, "f");
         make_behind(fs, "f", S_IFDIR);
     };
-    let vfs = changed_behind(&["f"], Behind { at: done, change: remade, tell });
+    let vfs = changed_in_back_end(&["f"], Behind { at: done, change: remade, tell });
     drop(walk(&vfs, "f"));
     assert_eq!(walk(&vfs, "f").unwrap().kind(), FileKind::Directory, "stale: f is a directory");
-    // What a rename moved goes from its new name, and comes at its old one.
+    // A renamed file is removed, and another is made at its old name.
     let moved = |fs: &Tmpfs| {
         remove_behind(fs, "g");
         make_behind(fs, "f", S_IFREG);
     };
-    let vfs = changed_behind(&["f"], Behind { at: rename_done, change: moved, tell });
+    let vfs = changed_in_back_end(&["f"], Behind { at: rename_done, change: moved, tell });
     let ino = walk(&vfs, "f").unwrap().ino();
     rename(&vfs, "f", "g", RenameMode::Replace).unwrap();
     assert_eq!(walk(&vfs, "g").err(), Some(Errno::NOENT), "stale: g was removed");
     assert_ne!(walk(&vfs, "f").unwrap().ino(), ino, "stale: f is another");
 }
 
-/// Traps T25, P12: what a back end answered before its name was invalidated is not cached after.
+/// Traps T25, P12: an answer from before an invalidation of the name is not cached.
 #[test]
 fn late_answer_after_an_invalidation_of_the_name_is_refused() {
-    late_answers_are_not_cached(Tell::Name);
+    check_late_answers(Tell::Name);
 }
 
 /// Traps T25, P12: the same for the whole directory.
 #[test]
 fn late_answer_after_an_invalidation_of_the_directory_is_refused() {
-    late_answers_are_not_cached(Tell::Directory);
+    check_late_answers(Tell::Directory);
 }
 
-/// Trap T25: the change alone, of which nobody tells the cache, leaves the old answer in it.
+/// Trap T25: control. A change without an invalidation leaves the old answer in the cache.
 #[test]
 #[should_panic(expected = "stale: f was removed")]
 fn control_change_without_an_invalidation_is_caught() {
-    late_answers_are_not_cached(Tell::Nobody);
+    check_late_answers(Tell::Nothing);
 }
 
-/// Returns a namespace with a directory `f` that is held, whose back end moves it to `g` when it is
-/// next asked for `f`, and then stops.
-fn moved_underneath() -> (Arc<Vfs>, Stop) {
+/// Returns a namespace with a held directory `f`. At the next lookup of `f`, the back end moves it
+/// to `g` and stops.
+fn moved_in_back_end() -> (Arc<Vfs>, Stop) {
     let (said, arrived) = channel();
     let (go_on, told) = channel::<Result<(), Errno>>();
     let once = Mutex::new(Some((said, told)));
-    let vfs = over(Meddled::new(move |fs, call| {
+    let vfs = over(HookedTmpfs::new(move |fs, call| {
         if !is_lookup_of_f(call) || fs.lookup(root_node(fs), name("f")).is_err() {
             return Ok(());
         }
@@ -298,12 +298,12 @@ fn moved_underneath() -> (Arc<Vfs>, Stop) {
     (vfs, Stop { arrived, go_on })
 }
 
-/// Trap T28: a directory that shows up under a new name while somebody works on its old one is
-/// looked up at once, without an error, and its dentry follows when the old name is free.
+/// Trap T28: the back end shows a directory under a new name while another operation holds its old
+/// name. The lookup succeeds at once. The dentry moves when the old name is free.
 #[test]
-fn directory_that_was_moved_underneath_is_answered_at_once() {
+fn directory_moved_in_the_back_end_is_found_at_once() {
     let _watchdog = Watchdog::start("a directory moved underneath", Duration::from_secs(60));
-    let (vfs, stop) = moved_underneath();
+    let (vfs, stop) = moved_in_back_end();
     let held = walk(&vfs, "f").unwrap();
     vfs.invalidate(&vfs.root(), name("f")).unwrap();
     thread::scope(|scope| {
@@ -318,11 +318,12 @@ fn directory_that_was_moved_underneath_is_answered_at_once() {
     assert_eq!(held.path().unwrap(), b"/g");
 }
 
-/// Trap T28: a walk through it, which needs the dentry there, waits without failing or spinning.
+/// Trap T28: a walk through the new name needs the dentry there, so it waits, without an error and
+/// without spinning.
 #[test]
-fn walk_through_a_directory_that_was_moved_underneath_waits() {
+fn walk_through_a_directory_moved_in_the_back_end_waits() {
     let _watchdog = Watchdog::start("a walk through a moved directory", Duration::from_secs(60));
-    let (vfs, stop) = moved_underneath();
+    let (vfs, stop) = moved_in_back_end();
     let _held = walk(&vfs, "f").unwrap();
     vfs.invalidate(&vfs.root(), name("f")).unwrap();
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! What a path translation says of names that change: traps T4, T5, T8, T9, T11, T17.
+//! Path translations while names change: traps T4, T5, T8, T9, T11, T17.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use corewalk_testkit::rng::Seed;
 use super::beside;
 use crate::fixtures::{at, name, new, remove, rename, tree, walk};
 
-/// Returns the place that `path` leads to; a link is not followed.
+/// Returns the place that `path` leads to, without following a link at its end.
 fn place<'v>(vfs: &'v Vfs, path: &str) -> PathRef<'v> {
     vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::empty()).unwrap()
 }
 
-/// Renames `a` over `b` while both are held, and checks what each holder then sees.
+/// Renames `a` over `b` while both are held, and checks the path of each.
 fn rename_over_a_held_name(a: &str, b: &str, mode: RenameMode) {
     let vfs = new();
     tree(&vfs, &["d/", &format!("d/{a}"), &format!("d/{b}")]);
@@ -32,14 +32,14 @@ fn rename_over_a_held_name(a: &str, b: &str, mode: RenameMode) {
     assert_eq!(replaced.path_of(&root), (path, PathKind::Unlinked), "the old target lost its name");
 }
 
-/// The pairs of names that make every mix of inline, small and large storage.
+/// Returns pairs of names for all combinations of inline, small and large storage.
 fn name_pairs() -> Vec<(String, String)> {
     let lens = [1, 39, 40, 41, 96, 255];
     let pairs = lens.iter().flat_map(|&a| lens.iter().map(move |&b| (a, b)));
     pairs.map(|(a, b)| ("a".repeat(a), "b".repeat(b))).collect()
 }
 
-/// Trap T4: the holder of a file that was renamed over still sees that file's own name.
+/// Trap T4: the dentry of a replaced file keeps the file's own name.
 #[test]
 fn replaced_file_keeps_its_own_name() {
     for (a, b) in name_pairs() {
@@ -47,33 +47,34 @@ fn replaced_file_keeps_its_own_name() {
     }
 }
 
-/// Trap T4, as it was: the two names are exchanged.
+/// Trap T4: control. The two names are exchanged, as Linux did.
 #[test]
 #[should_panic(expected = "the old target lost its name")]
 fn control_exchanged_names_are_caught() {
     rename_over_a_held_name("a", "b", RenameMode::Exchange);
 }
 
-/// Names whose bytes say whether they are whole: one letter, as often as the letter says.
+/// A name that shows whether it is complete: one letter, repeated a number of times that depends on
+/// the letter.
 fn uniform_name(letter: u8) -> Vec<u8> {
     let len = 30 + usize::from(letter - b'a') * 9;
     vec![letter; len]
 }
 
-/// Checks that `path` is `/` and a name that [`uniform_name`] made.
+/// Checks that `path` is `/` and a name from [`uniform_name`].
 fn assert_whole(path: &[u8]) {
     let letter = path[1];
     assert!(letter.is_ascii_lowercase(), "not a name: {}", path.escape_ascii());
     assert_eq!(&path[1..], uniform_name(letter), "torn: {}", path.escape_ascii());
 }
 
-/// Trap T5: while files with long names come, go and are evicted, so that the places of their names
-/// are used again at once, every path translated is whole; and in the end no place is lost or given
-/// back twice.
+/// Trap T5: files with long names are made, removed and evicted, so that the memory of their names
+/// is reused at once. Every translated path is complete. At the end, no name memory is leaked or
+/// freed twice.
 #[test]
-fn long_names_that_are_reused_are_never_torn() {
+fn reused_long_names_are_never_torn() {
     let _watchdog = Watchdog::start("reused long names", Duration::from_secs(300));
-    // So few that the tables cannot grow: all other bytes are those of entries.
+    // With so few entries the tables cannot grow, so all other bytes belong to entries.
     let options = VfsOptions { entries_max: 1024, ..VfsOptions::default() };
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
     let start = vfs.stats();
@@ -119,10 +120,10 @@ fn long_names_that_are_reused_are_never_torn() {
     vfs.prune();
     let end = vfs.stats();
     assert_eq!((end.entries, end.negatives, end.inodes), (start.entries, 0, start.inodes));
-    assert_eq!(end.bytes, start.bytes, "a place for a name was lost, or given back twice");
+    assert_eq!(end.bytes, start.bytes, "memory of a name was leaked or freed twice");
 }
 
-/// Trap T5: a snapshot whose second half was written for another name.
+/// Trap T5: control. The second half of a snapshot is of another name.
 #[test]
 #[should_panic(expected = "torn")]
 fn control_torn_name_is_caught() {
@@ -131,7 +132,7 @@ fn control_torn_name_is_caught() {
     assert_whole(&path);
 }
 
-/// Trap T9: while its ancestors are renamed without a pause, each translation and each walk ends.
+/// Trap T9: while its ancestors are renamed continually, each translation and each walk ends.
 #[test]
 fn translation_under_a_storm_of_ancestor_renames_ends() {
     let _watchdog = Watchdog::start("a storm of ancestor renames", Duration::from_secs(120));
@@ -163,14 +164,14 @@ fn translation_under_a_storm_of_ancestor_renames_ends() {
         },
     );
     // ORDERING: Relaxed. All threads have been joined.
-    assert!(found.load(Ordering::Relaxed) > 0, "no walk found what it was sent for");
+    assert!(found.load(Ordering::Relaxed) > 0, "no walk succeeded");
     assert_eq!(root.path().unwrap(), b"/");
 }
 
-/// Trap T8: a translation that begins again keeps nothing of the pass before. The directory goes
-/// from depth 1 to depth 6 and back, so a name that is left over shows.
+/// Trap T8: a repeated pass of a translation keeps nothing of the previous one. The directory moves
+/// between depths 1 and 6, so a leftover name would show.
 #[test]
-fn translation_that_begins_again_keeps_nothing() {
+fn repeated_translation_keeps_nothing() {
     let _watchdog = Watchdog::start("moves between depths", Duration::from_secs(120));
     let vfs = new();
     tree(&vfs, &["p/", "p/q/", "p/q/r/", "p/q/r/s/", "p/q/r/s/t/", "d/", "d/f"]);
@@ -192,9 +193,9 @@ fn translation_that_begins_again_keeps_nothing() {
     tally.assert_all_reached();
 }
 
-/// Trap T11: each kind of path result and each spelling of it.
+/// Trap T11: each kind of path result in each format.
 #[test]
-fn path_results_have_their_kinds_and_spellings() {
+fn path_results_have_their_kinds_and_formats() {
     use PathKind::{Linked, OutsideRoot, Unlinked};
     let vfs = new();
     let long = "n".repeat(255);
@@ -211,8 +212,8 @@ fn path_results_have_their_kinds_and_spellings() {
     remove(&vfs, "jail/in", Removal::Rmdir).unwrap();
     let noent = Err(Errno::NOENT);
     let long_path = [b"/", long.as_bytes()].concat();
-    type Spelled<'a> = Result<&'a [u8], Errno>;
-    let table: [(PathRef<'_>, &PathRef<'_>, &[u8], PathKind, Spelled<'_>); 11] = [
+    type Formatted<'a> = Result<&'a [u8], Errno>;
+    let table: [(PathRef<'_>, &PathRef<'_>, &[u8], PathKind, Formatted<'_>); 11] = [
         (root.clone(), &root, b"/", Linked, Ok(b"/")),
         (jail.clone(), &jail, b"/", Linked, Ok(b"/")),
         (place(&vfs, "out/f"), &root, b"/out/f", Linked, Ok(b"/out/f")),
@@ -231,15 +232,15 @@ fn path_results_have_their_kinds_and_spellings() {
         let end: &[u8] = if kind == Unlinked { b" (deleted)" } else { b"" };
         assert_eq!(place.d_path(from), [path, end].concat());
     }
-    // The text of d_path is ambiguous, the typed result is not.
+    // The text of d_path is ambiguous; the typed result is not.
     let (odd, text) = (place(&vfs, "x (deleted)"), b"/x (deleted)".to_vec());
     assert_eq!(odd.d_path(&root), text);
     assert_eq!(odd.path_of(&root), (text, Linked));
 }
 
-/// Trap T11: a path of any length is whole; there is no buffer that could cut it.
+/// Trap T11: a path of any length is complete; no buffer truncates it.
 #[test]
-fn path_that_is_longer_than_any_buffer_is_whole() {
+fn path_longer_than_any_buffer_is_complete() {
     let vfs = new();
     let part = "d".repeat(200);
     let (mut dir, mut path) = (vfs.root(), Vec::new());
@@ -253,8 +254,8 @@ fn path_that_is_longer_than_any_buffer_is_whole() {
     assert!(path.len() > 4 * corewalk::PATH_MAX);
 }
 
-/// Trap T17: walks that start in a removed directory, while other holders drop it, it dies and its
-/// slot is used again, find that directory, its old parent or nothing.
+/// Trap T17: walks start in a removed directory. Meanwhile other holders drop it, it dies, and its
+/// slot is reused. The walks find that directory, its old parent, or nothing.
 #[test]
 fn walk_from_a_removed_directory_stays_there() {
     let _watchdog = Watchdog::start("walks from a removed directory", Duration::from_secs(120));

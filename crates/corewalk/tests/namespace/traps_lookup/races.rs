@@ -1,4 +1,4 @@
-//! Lookups beside changes: traps T12, T15, T16, T19, T22, T26, T27.
+//! Lookups during changes: traps T12, T15, T16, T19, T22, T26, T27.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use corewalk_testkit::reexec::{self, Reexec};
 use corewalk_testkit::rng::Seed;
 
 use super::beside;
-use crate::backends::{Call, Meddled};
+use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{at, name, new, over, remove, rename, tree, walk};
 
-/// Trap T12: names that stay are found at every moment while thousands of others come between them,
-/// and the table grows from one line per bucket to many times its size.
+/// Trap T12: names that stay are always found while thousands of others are added and the table
+/// grows from one line per bucket to many times its size.
 #[test]
 fn stable_names_are_found_while_the_table_grows() {
     let _watchdog = Watchdog::start("a growing table", Duration::from_secs(120));
@@ -43,11 +43,11 @@ fn stable_names_are_found_while_the_table_grows() {
             assert_eq!(found.ino, inos[i]);
         },
     );
-    // No stable name was asked for, nor the new name of a file.
+    // The back end was asked neither for a stable name nor for the new name of a file.
     assert_eq!(vfs.stats().misses - misses, 0);
 }
 
-/// Looks a file up that exists all the time, while everything unused is evicted without a pause.
+/// Looks up a file that always exists, while all unused entries are evicted continually.
 fn lookups_under_eviction(vfs: &Vfs) {
     tree(vfs, &["d/", "d/f"]);
     let ino = walk(vfs, "d/f").unwrap().ino();
@@ -70,20 +70,20 @@ fn lookups_under_eviction(vfs: &Vfs) {
     assert!(vfs.stats().reclaimed > start.reclaimed, "nothing was evicted");
 }
 
-/// Trap T15: a file that exists is never ENOENT, however hard the cache is reclaimed.
+/// Trap T15: an existing file is never ENOENT during eviction.
 #[test]
 fn existing_file_under_eviction_is_never_missing() {
     let _watchdog = Watchdog::start("lookups under eviction", Duration::from_secs(120));
     lookups_under_eviction(&new());
 }
 
-/// Trap T15: one wrong ENOENT of a back end is seen.
+/// Trap T15: control. A single wrong ENOENT of the back end is detected.
 #[test]
 #[should_panic(expected = "an existing file was missed")]
 fn control_momentary_enoent_is_caught() {
     let _watchdog = Watchdog::start("a momentary ENOENT", Duration::from_secs(120));
     let fills = AtomicU64::new(0);
-    lookups_under_eviction(&over(Meddled::new(move |_, call| {
+    lookups_under_eviction(&over(HookedTmpfs::new(move |_, call| {
         // ORDERING: Relaxed. A count.
         match call == Call::Lookup(b"f") && fills.fetch_add(1, Ordering::Relaxed) == 2 {
             true => Err(Errno::NOENT),
@@ -92,13 +92,13 @@ fn control_momentary_enoent_is_caught() {
     })));
 }
 
-/// Checks that an inode is of the kind that goes with its number.
+/// Checks that the kind of an inode belongs to its number.
 fn assert_kind(ino: u64, kind: FileKind, right: &[(u64, FileKind)]) {
     assert!(right.contains(&(ino, kind)), "{kind:?} does not go with inode {ino}");
 }
 
-/// Trap T16: while a name stands for a file, a directory, a link or nothing in turn, kind and inode
-/// always belong together, and nothing positive is without an inode.
+/// Trap T16: a name refers in turn to a file, a directory, a link and nothing. Kind and inode
+/// always belong together, and no positive dentry is without an inode.
 #[test]
 fn kind_and_inode_of_a_name_belong_together() {
     let _watchdog = Watchdog::start("kinds in turn", Duration::from_secs(120));
@@ -111,7 +111,7 @@ fn kind_and_inode_of_a_name_belong_together() {
         (found.ino(), found.kind())
     });
     let tally = Tally::new(["file", "dir", "link", "nothing"]);
-    // A reader may lose its processor for a round, in which it sees little.
+    // A reader may be preempted for a whole round and then see little.
     for _ in 0..50 {
         beside(
             60_000,
@@ -140,7 +140,7 @@ fn kind_and_inode_of_a_name_belong_together() {
     tally.assert_all_reached();
 }
 
-/// Trap T16: the flag of one life with the inode of another.
+/// Trap T16: control. The kind of one life of a dentry with the inode of another.
 #[test]
 #[should_panic(expected = "does not go with")]
 fn control_kind_of_another_inode_is_caught() {
@@ -148,15 +148,15 @@ fn control_kind_of_another_inode_is_caught() {
     assert_kind(2, FileKind::Regular, &right);
 }
 
-/// Trap T19: the parent that a directory is said to have is one that it had between the question and
-/// the answer, also while the parents themselves are dropped and their slots used again.
+/// Trap T19: the reported parent of a directory is one that it had during the call, also while the
+/// parents are dropped and their slots reused.
 #[test]
-fn parent_of_a_directory_is_never_one_from_before() {
+fn parent_of_a_directory_is_one_it_had_during_the_call() {
     let _watchdog = Watchdog::start("parents that come and go", Duration::from_secs(120));
     let vfs = new();
     tree(&vfs, &["p0/", "p0/d/"]);
     let d = walk(&vfs, "p0/d").unwrap();
-    // What the parent may be: the one of the last finished move, and that of the move that runs.
+    // The possible parents, in order. The last is that of the running move.
     let allowed = Mutex::new(vec![walk(&vfs, "p0").unwrap().ino()]);
     beside(
         5_000,
@@ -173,16 +173,17 @@ fn parent_of_a_directory_is_never_one_from_before() {
             let before = allowed.lock().unwrap().len();
             let parent = vfs.parent_ino(&d).unwrap();
             let allowed = allowed.lock().unwrap();
-            // The last one known before, or the one before it if its move had not been made.
+            // Allow the parent of the last finished move and that of the move that was running
+            // before the call.
             let since = before.saturating_sub(2);
-            assert!(allowed[since..].contains(&parent), "a parent from before: {parent}");
+            assert!(allowed[since..].contains(&parent), "a parent from before the call: {parent}");
         },
     );
 }
 
-/// Threads that make, look up, invalidate and remove the same names.
+/// Threads make, look up, invalidate and remove the same names.
 fn contend_for_names(seed: Seed) {
-    let vfs = over(Meddled::new(|_, _| Ok(())));
+    let vfs = over(HookedTmpfs::new(|_, _| Ok(())));
     race::run(4, seed, |mut racer| {
         let (root, cred) = (vfs.root(), Cred::root());
         for _ in 0..20_000 {
@@ -199,8 +200,8 @@ fn contend_for_names(seed: Seed) {
     });
 }
 
-/// Trap T22: on one processor, where whoever spins keeps the other from going on, threads that want
-/// the same two names get through in bounded time.
+/// Trap T22: on one CPU a spinning thread keeps others from running. Threads that contend for the
+/// same two names still end in bounded time.
 #[test]
 fn contention_for_a_name_on_one_processor_ends() {
     const NAME: &str = "traps_lookup::races::contention_for_a_name_on_one_processor_ends";
@@ -212,7 +213,7 @@ fn contention_for_a_name_on_one_processor_ends() {
     Reexec::test(NAME).role("contend").on_one_cpu().timeout(limit).run().assert_success();
 }
 
-/// Trap T22: a waiter that spins for ever on one processor is stopped by the limit.
+/// Trap T22: control. A waiter that spins for ever on one CPU is stopped by the limit.
 #[test]
 fn control_spinning_waiter_on_one_processor_is_caught() {
     const NAME: &str = "traps_lookup::races::control_spinning_waiter_on_one_processor_is_caught";
@@ -226,7 +227,7 @@ fn control_spinning_waiter_on_one_processor_is_caught() {
     assert!(child.timed_out, "{child}");
 }
 
-/// Walks from each of `dirs` to the root; panics if the way does not end.
+/// Goes up from each of `dirs` to the root; panics if the root is not reached.
 fn assert_is_tree(parents: impl Fn(u64) -> u64, dirs: &[u64], root: u64) {
     for &dir in dirs {
         let mut at = dir;
@@ -237,11 +238,11 @@ fn assert_is_tree(parents: impl Fn(u64) -> u64, dirs: &[u64], root: u64) {
     }
 }
 
-/// Traps T26, T27: whatever is moved below whatever, also while all names are unknown and parents
-/// hang on no path that a lookup would find, the tree stays a tree and nobody waits for ever.
+/// Traps T26, T27: directories are moved at random, also while no name is cached and parents have
+/// no path that a lookup finds. The result is a tree, and no thread waits for ever.
 #[test]
-fn directories_moved_at_random_stay_a_tree() {
-    let _watchdog = Watchdog::start("moves at random", Duration::from_secs(120));
+fn randomly_moved_directories_stay_a_tree() {
+    let _watchdog = Watchdog::start("random moves", Duration::from_secs(120));
     let vfs = new();
     let names = ["a", "b", "c", "d", "e", "f"];
     tree(&vfs, &names.map(|name| format!("{name}/")).each_ref().map(String::as_str));
@@ -275,14 +276,14 @@ fn directories_moved_at_random_stay_a_tree() {
     assert_is_tree(parent, &inos, vfs.root().ino());
 }
 
-/// Trap T26: two moves that are each right alone, made side by side without a check.
+/// Trap T26: control. Two moves, each valid alone, are made together without a check.
 #[test]
 #[should_panic(expected = "below itself")]
 fn control_loop_of_two_moves_is_caught() {
     assert_is_tree(|ino| if ino == 2 { 3 } else { 2 }, &[2, 3], 1);
 }
 
-/// Trap T27: parents that have no common ancestor any more, since both were removed.
+/// Trap T27: both parents were removed, so they have no common ancestor.
 #[test]
 fn rename_between_removed_directories_fails_at_once() {
     let vfs = new();
