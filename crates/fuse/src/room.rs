@@ -1,31 +1,37 @@
-//! Room: keeping the cache within its budget although the kernel holds what is in it.
+//! The shrinker: a thread that keeps the cache within its budget by making the kernel forget
+//! inodes.
 //!
-//! Whatever the kernel has looked up it holds until it forgets, and it forgets when it is short of
-//! memory itself, which has nothing to do with our budget. So a thread of its own watches the
-//! budget. While the cache is over it, the thread goes round by round: it evicts what is not in use,
-//! asks the kernel to forget some of what is pinned, and evicts that when the forgets have come.
+//! The kernel holds each inode that it has looked up until it forgets it. The cache cannot evict
+//! such an inode. The kernel forgets when memory is short, which does not depend on our budget. So
+//! the shrinker watches the budget. While the cache is over it, the shrinker works in rounds. It
+//! evicts unused entries, requests that the kernel forget some of the pinned ones, and evicts those
+//! once the forgets have arrived.
 //!
-//! While there is room the thread has the back end do what that has put off, once in a while.
+//! While the cache is within its budget, the shrinker makes the back end do deferred work, once per
+//! second.
 //!
 //! # Never on a request's thread
-//! What the kernel does when it is asked may wait for a request: for a lock that whoever waits for
-//! an answer holds, or for pages to be written. A thread that serves requests would wait for itself.
+//! The kernel may block while it handles a notification: on a lock whose holder waits for a
+//! request, or on pages that must be written first. A thread that serves requests would wait for
+//! itself.
 //!
-//! # How the kernel is asked
-//! - By node (`FUSE_NOTIFY_PRUNE`, Linux 6.18): many nodes with one call, each of which the kernel
-//!   drops unless it is in use. This suits directories too.
-//! - By name (`FUSE_NOTIFY_INVAL_ENTRY`), where the kernel does not know the former. It unhashes the
-//!   name even if it is in use. For a file that has no effect, but the working directory of a process
-//!   would lose its path. So files are asked for, and directories follow when the kernel itself is
-//!   short of memory.
+//! # The two notifications
+//! - By node (`FUSE_NOTIFY_PRUNE`, Linux 6.18): one call names many nodes. The kernel drops each of
+//!   them that is not in use. This works for directories too.
+//! - By name (`FUSE_NOTIFY_INVAL_ENTRY`), for older kernels. The kernel unhashes the name even if
+//!   the inode is in use. That does not hurt a file, but a process would lose the path of its
+//!   working directory. So the shrinker names only files. The kernel forgets directories when its
+//!   memory is short.
 //!
-//! # What is not bounded
-//! What is in use: open files, working directories, and the directories above both; the tables, which
-//! do not shrink; and a directory for which the kernel remembers a name that does not exist, until
-//! the kernel drops that by itself. If nothing can be had the thread tries a few times a second.
+//! # Memory that the budget does not bound
+//! - Open files, working directories, and the directories above them.
+//! - The hash tables, which do not shrink.
+//! - A directory in which the kernel remembers a missing name, until the kernel drops that name.
 //!
-//! Source: Linux `fs/fuse/dev.c` (`fuse_notify_prune`), `fs/fuse/dir.c` (`fuse_reverse_inval_entry`),
-//! `fs/dcache.c` (`d_prune_aliases`, `d_invalidate`).
+//! If no entry can be evicted, the shrinker tries again a few times per second.
+//!
+//! Source: Linux `fs/fuse/dev.c` (`fuse_notify_prune`), `fs/fuse/dir.c`
+//! (`fuse_reverse_inval_entry`), `fs/dcache.c` (`d_prune_aliases`, `d_invalidate`).
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -40,31 +46,31 @@ use fuser::{INodeNo, Notifier};
 use crate::mount::Device;
 use crate::server::Server;
 
-/// How often the budget is looked at if nobody says that it is exceeded.
+/// The time between two checks of the budget if no wake-up arrives.
 const TICK: Duration = Duration::from_secs(1);
-/// How long the kernel gets between two rounds to forget what it was asked for.
+/// The pause between two rounds, in which forgets arrive.
 const ROUND: Duration = Duration::from_millis(1);
-/// Entries that are asked for in one round, at most.
+/// The entries that one round requests the kernel to forget, at most.
 const ASK_MAX: u64 = 4096;
-/// Rounds after which an entry that is still in use is given up for now.
+/// The rounds after which the shrinker stops waiting for an entry that is still in use.
 const TRIES_MAX: u32 = 16;
-/// Rounds in a row that may bring nothing, each twice as long as the one before.
+/// The rounds in a row that may evict nothing. Each pause is twice as long as the one before.
 const FRUITLESS_MAX: u32 = 6;
-/// How long to rest after that: whatever was asked for is in use.
+/// The pause after that many rounds: all requested entries are in use.
 const REST: Duration = Duration::from_millis(200);
-/// What one entry takes, roughly: its dentry, its inode, its places in the tables.
+/// The memory of one entry, roughly: its dentry, its inode, its slots in the tables.
 const ENTRY_BYTES: u64 = 128;
-/// Room is made for one in so many bytes of the budget more than is missing.
+/// Once over the budget, the cache shrinks to this fraction (one in so many) below the budget.
 const SPARE_SHARE: u64 = 16;
 
-/// The thread that keeps the budget; it ends when this is dropped.
+/// The handle of the shrinker thread. Dropping it ends the thread.
 #[derive(Debug)]
 pub(crate) struct Room {
     wakes: SyncSender<Wake>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// Why the thread is to look up.
+/// A message to the shrinker thread.
 enum Wake {
     /// The cache is over its budget.
     Needed,
@@ -72,41 +78,44 @@ enum Wake {
     Stop,
 }
 
-/// The side of the queue that the cache knows.
+/// The cache's end of the message queue.
 struct Bell(SyncSender<Wake>);
 
-/// What the thread works with.
+/// The state of the shrinker thread.
 struct Keeper {
     server: Arc<Server>,
     notifier: Notifier,
     device: Arc<Device>,
     way: Way,
     asked: Vec<Asked>,
-    /// The goal is the budget less the spare share: work has begun and is not done.
+    /// True from the moment the cache exceeds its budget until it is below budget minus spare
+    /// share.
     is_making: bool,
 }
 
-/// How the kernel is asked to forget.
+/// The notification that is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Many nodes with one call.
+    /// `FUSE_NOTIFY_PRUNE`: many nodes with one call.
     ByNode,
-    /// Name by name.
+    /// `FUSE_NOTIFY_INVAL_ENTRY`: one name with one call.
     ByName,
 }
 
-/// An entry that the kernel has been asked to forget.
+/// An entry that the kernel was requested to forget.
 struct Asked {
     entry: EntryId,
     tries: u32,
 }
 
 impl Room {
-    /// Starts the thread, and has the cache of the server wake it.
+    /// Starts the thread, and registers it with the server's cache.
     pub(crate) fn start(server: Arc<Server>, notifier: Notifier, device: Arc<Device>) -> Room {
         let (wakes, woken) = sync_channel(1);
         if server.vfs().set_pressure(Box::new(Bell(wakes.clone()))).is_err() {
-            log::debug!("somebody else hears that the cache needs room");
+            log::debug!(
+                "the cache wakes another shrinker already; this one checks once per second"
+            );
         }
         let (way, asked) = (Way::ByNode, Vec::new());
         let keeper = Keeper { server, notifier, device, way, asked, is_making: false };
@@ -122,7 +131,7 @@ impl Keeper {
             let missing = self.missing_bytes();
             if missing == 0 {
                 self.asked.clear();
-                // Removed names may have become more negative entries than there should be.
+                // Removals turn entries into negative ones, which may exceed their own limit.
                 self.server.vfs().reclaim(0, &mut |_| {});
                 self.server.vfs().maintain_backend(&self.server.vfs().root());
                 (fruitless, pause) = (0, TICK);
@@ -138,7 +147,7 @@ impl Keeper {
         }
     }
 
-    /// Returns by how many bytes the cache is to shrink.
+    /// Returns the number of bytes by which the cache must shrink now.
     fn missing_bytes(&mut self) -> u64 {
         let stats = self.server.vfs().stats();
         self.is_making |= stats.bytes > stats.budget_bytes;
@@ -148,8 +157,9 @@ impl Keeper {
         missing
     }
 
-    /// Evicts what the kernel has forgotten and what nobody uses, and asks it for as many entries as
-    /// are missing then. Returns how many entries went.
+    /// Evicts entries that the kernel has forgotten and entries that are not in use. Then requests
+    /// the kernel to forget as many entries as are still over the budget. Returns the count of
+    /// evicted entries.
     fn round(&mut self, missing: u64) -> u64 {
         let vfs = self.server.vfs();
         let mut evicted = 0;
@@ -178,13 +188,14 @@ impl Keeper {
         evicted
     }
 
-    /// Has the kernel drop these nodes; if it does not know how, names are what it gets from then on.
+    /// Requests the kernel to drop these nodes. If it does not know the notification, later rounds
+    /// use names.
     fn ask_by_node(&mut self, nodes: &[u64]) {
         match self.device.notify_prune(nodes) {
             Ok(()) => {}
             Err(Errno::INVAL | Errno::NOSYS) => self.way = Way::ByName,
             // The connection ends.
-            Err(error) => log::debug!("the kernel was asked to forget: {error}"),
+            Err(error) => log::debug!("cannot request the kernel to forget nodes: {error}"),
         }
     }
 
@@ -192,14 +203,14 @@ impl Keeper {
         for (parent, name) in names {
             let node = INodeNo(self.server.translate(*parent));
             if let Err(error) = self.notifier.inval_entry(node, OsStr::from_bytes(name)) {
-                log::debug!("the kernel was asked to forget a name: {error}");
+                log::debug!("cannot request the kernel to forget a name: {error}");
             }
         }
     }
 }
 
-/// Waits for `pause`. A wake cuts a tick short; between rounds it says nothing new.
-/// Returns false if the thread is to end.
+/// Waits for `pause`, and returns false if the thread must end. A wake-up ends a pause of `TICK`
+/// early. It does not end a pause between rounds, since the shrinker knows already.
 fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
     let end = Instant::now() + pause;
     loop {
@@ -214,19 +225,19 @@ fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
 
 impl Pressure for Bell {
     fn please_forget(&self, _: u64, _: Name<'_>) {
-        // If one waits already that is enough. The thread finds out itself what is pinned.
+        // One message in the queue is enough: the shrinker looks for pinned entries itself.
         let _ = self.0.try_send(Wake::Needed);
     }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        // Waits for room, which the thread makes.
+        // The send blocks until the thread has taken an earlier message from the queue.
         let _ = self.wakes.send(Wake::Stop);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            log::error!("the thread that keeps the budget panicked");
+            log::error!("the thread that keeps the cache within its budget panicked");
         }
     }
 }

@@ -1,12 +1,12 @@
-//! Requests that find the store full, perhaps only for a moment.
+//! Retrying requests that fail with `ENOSPC`.
 //!
-//! unlink(2) returns when the kernel has queued the forget that frees a removed file; the server may
-//! not have got to it when the next write comes. A program that removes one file to make room for
-//! another would fail. So a request that finds the store full is tried again a few times, and fails
-//! when the forgets have had their time.
+//! unlink(2) returns as soon as the kernel has queued the forget that frees the removed file. The
+//! server may not have handled that forget when the next write arrives. So a program that removes
+//! one file to make space for another could fail with `ENOSPC`. The adapter therefore tries such a
+//! request a few times more, and passes the error on if forgets had time to arrive.
 //!
-//! That happens on a thread beside (`aside`): the one that serves has the forgets to read. Whoever asked
-//! waits for the answer, so nothing overtakes anything.
+//! The retries run on an offload thread (`offload`), since the thread of the request has to read
+//! the forgets. The calling process waits for the answer meanwhile, so requests keep their order.
 
 use std::time::Duration;
 
@@ -15,23 +15,25 @@ use corewalk_base::primitives::thread;
 use super::{Adapter, guarded};
 use crate::server::Server;
 
-/// How long the forgets get before each new try.
+/// The pauses before the retries, in which forgets can arrive.
 const PAUSES: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(4)];
 
-/// A request with everything that it needs to be tried again.
+/// A request with its own copy of the arguments, to be run again.
 pub(super) type Again<T> = Box<dyn Fn(&Server) -> Result<T, corewalk::Errno> + Send>;
 
 impl Adapter {
-    /// Gives `result` to `answer`; but if the store is full what `again` returns is run until it is
-    /// not, or the time is up.
+    /// Passes `result` to `answer`. If `result` is `ENOSPC`, the adapter first runs the request
+    /// again, up to once per pause, until the result is another.
+    ///
+    /// `again` makes the copy of the request, so a request that succeeds copies nothing.
     pub(super) fn answer_with_room<T: 'static>(
         &self,
         result: Result<T, fuser::Errno>,
         again: impl FnOnce() -> Again<T>,
         answer: impl FnOnce(Result<T, fuser::Errno>) + Send + 'static,
     ) {
-        // fuser's numbers are not comparable.
+        // fuser's `Errno` has no `PartialEq`.
         let is_full = |error: &fuser::Errno| i32::from(*error) == i32::from(fuser::Errno::ENOSPC);
         if !result.as_ref().is_err_and(is_full) {
             return answer(result);

@@ -1,4 +1,4 @@
-//! One method per request.
+//! The methods of [`Filesystem`], one per request.
 
 use std::ffi::OsStr;
 use std::io;
@@ -23,7 +23,7 @@ use crate::credentials::Caller;
 use crate::server::{Change, Entry, NO_NODE, New, Server, WriteOrigin, XattrAnswer};
 
 impl Adapter {
-    /// Makes a file and replies with it.
+    /// Makes a file and sends the reply.
     fn make(&self, caller: Caller, parent: u64, name: &OsStr, new: &New<'_>, reply: ReplyEntry) {
         let name = name.as_bytes();
         let result = self.guarded(|server| server.make(caller, parent, name, new));
@@ -39,7 +39,8 @@ impl Adapter {
         self.answer_with_room(result, again, move |result| entry(timeouts, result, reply));
     }
 
-    /// Makes a file or directory durable and replies, on a thread that has nothing else to do if that takes time.
+    /// Makes a file or directory durable and sends the reply. If that waits, an offload thread does
+    /// it.
     fn sync(&self, node: u64, handle: u64, is_datasync: bool, reply: ReplyEmpty) {
         let what = if is_datasync { Fsync::Data } else { Fsync::All };
         let sync = move |server: &Server| server.fsync(node, handle, what);
@@ -59,7 +60,7 @@ impl Adapter {
     }
 }
 
-/// How long the kernel may use an entry and its attributes.
+/// How long the kernel may use an entry and its attributes without asking again.
 #[derive(Clone, Copy)]
 struct Timeouts {
     entry: Duration,
@@ -100,7 +101,7 @@ fn created(
 ) {
     match result {
         Ok((entry, handle)) => reply.created(
-            // fuser has one timeout for both here; the shorter is safe.
+            // fuser has one timeout for both here. The shorter one is right for both.
             &timeouts.entry.min(timeouts.attr),
             &convert::attr(&entry.attr),
             Generation(entry.generation),
@@ -122,7 +123,7 @@ fn empty(result: Result<(), Errno>, reply: ReplyEmpty) {
     }
 }
 
-/// Replies a count that fits, since no request asks for more.
+/// Replies with a count. It fits 32 bits, since no request asks for more.
 fn written(result: Result<u64, Errno>, reply: ReplyWrite) {
     match result {
         Ok(count) => reply.written(u32::try_from(count).unwrap_or(u32::MAX)),
@@ -154,7 +155,7 @@ impl Filesystem for Adapter {
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
-        // There is nobody to tell of a panic; it is counted.
+        // A forget has no reply, so a panic is only counted.
         let _ = self.guarded(|server| {
             server.forget(ino.0, nlookup);
             Ok(())
@@ -345,7 +346,7 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        // The flags as fcntl(2) has left them.
+        // The current flags, after changes by fcntl(2).
         let appends = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::APPEND);
         let origin = match write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
             true => WriteOrigin::Cache,
@@ -433,7 +434,7 @@ impl Filesystem for Adapter {
         let options = self.server.options();
         let listed = self.guarded(|server| {
             server.readdirplus(ino.0, offset, &mut |entry, attr| {
-                // What was not looked up the kernel is to ask for.
+                // The kernel looks up a name whose lookup failed here, and gets the error then.
                 let (attr, timeout) = match entry.node {
                     0 => (Attr { ino: NO_NODE, ..*attr }, Duration::ZERO),
                     _ => (*attr, options.entry_timeout),
@@ -620,7 +621,7 @@ impl Filesystem for Adapter {
         let to = (ino_out.0, fh_out.0, offset_out);
         let caller = caller(request);
         let copied = self.guarded(|server| server.copy_file_range(caller, from, to, len));
-        // What has copied anything has not failed, so nothing is copied twice.
+        // A request that copied some bytes has not failed, so no byte is copied twice.
         let again = || -> Again<u64> {
             Box::new(move |server| server.copy_file_range(caller, from, to, len))
         };
