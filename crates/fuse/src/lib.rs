@@ -31,6 +31,7 @@
 //!   interrupt a thread that waits for one.
 //! - fuser does not pass on `FUSE_TMPFILE`, `FUSE_STATX` and `FUSE_HANDLE_KILLPRIV_V2`. So
 //!   `O_TMPFILE` fails with `EOPNOTSUPP`, and statx(2) shows no creation time.
+//!
 //! Source: Linux `include/uapi/linux/fuse.h`, `Documentation/filesystems/fuse.rst`, fuse(4).
 //!
 //! # Examples
