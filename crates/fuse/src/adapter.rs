@@ -26,10 +26,10 @@
 //!
 //! Source: fuser 0.18; Linux `fs/fuse/inode.c` (`process_init_reply`).
 
-mod aside;
 mod convert;
-mod full;
+mod offload;
 mod requests;
+mod retry;
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -38,7 +38,7 @@ use std::sync::Arc;
 use corewalk::{Errno, FileSystem};
 use fuser::{FopenFlags, InitFlags, KernelConfig};
 
-use self::aside::Aside;
+use self::offload::Offload;
 use crate::options::{Options, Ownership, Permissions, ReaddirPlus, WriteCache};
 use crate::server::Server;
 
@@ -63,7 +63,7 @@ use crate::server::Server;
 pub struct Adapter {
     server: Arc<Server>,
     opening: Opening,
-    aside: Aside,
+    offload: Offload,
 }
 
 /// How the adapter answers an open.
@@ -90,7 +90,7 @@ impl Adapter {
             Ownership::Exclusive => FopenFlags::FOPEN_KEEP_CACHE,
             Ownership::Shared => FopenFlags::empty(),
         };
-        Adapter { server, opening: Opening::Asked(flags), aside: Aside::default() }
+        Adapter { server, opening: Opening::Asked(flags), offload: Offload::default() }
     }
 
     /// Returns the server.

@@ -54,8 +54,8 @@ mod credentials;
 mod mount;
 mod notify;
 mod options;
-mod room;
 mod server;
+mod shrinker;
 
 pub use adapter::Adapter;
 pub use credentials::Caller;

@@ -42,8 +42,8 @@ use fuser::{INodeNo, Session, SessionACL};
 use crate::adapter::Adapter;
 use crate::notify::KernelCache;
 use crate::options::Options;
-use crate::room::Room;
 use crate::server::Server;
+use crate::shrinker::Shrinker;
 
 /// A mounted file system. Dropping it unmounts; see [`Mountpoint::unmount`].
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub struct Mount {
     point: Mountpoint,
     kernel: KernelCache,
     session: Option<JoinHandle<std::io::Result<()>>>,
-    room: Option<Room>,
+    shrinker: Option<Shrinker>,
 }
 
 /// The place of a mount. It stays valid if the mount is moved.
@@ -115,8 +115,15 @@ impl Mount {
         match start(adapter, &point.device, mount) {
             Ok((kernel, session)) => {
                 let notifier = kernel.notifier().clone();
-                let room = Room::start(Arc::clone(&server), notifier, Arc::clone(&point.device));
-                Ok(Mount { server, point, kernel, session: Some(session), room: Some(room) })
+                let shrinker =
+                    Shrinker::start(Arc::clone(&server), notifier, Arc::clone(&point.device));
+                Ok(Mount {
+                    server,
+                    point,
+                    kernel,
+                    session: Some(session),
+                    shrinker: Some(shrinker),
+                })
             }
             Err(error) => {
                 let _ = point.unmount();
@@ -276,6 +283,6 @@ impl Drop for Mount {
                 );
             }
         }
-        drop(self.room.take());
+        drop(self.shrinker.take());
     }
 }

@@ -3,7 +3,7 @@
 //! To drop a name, the kernel locks the directory. A process that waits for a request in that
 //! directory holds the same lock. So a thread that serves requests would wait for itself, and a
 //! back end must not call these functions while it serves a request. Notifications because of the
-//! budget of the cache are in [`room`](crate::room).
+//! budget of the cache are in [`shrinker`](crate::shrinker).
 //!
 //! Source: Linux `fuse_reverse_inval_entry` and `fuse_reverse_inval_inode`.
 

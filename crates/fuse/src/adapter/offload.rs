@@ -28,7 +28,7 @@ pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 /// The pool. Dropping it waits until all queued jobs have run.
 #[derive(Default)]
-pub(super) struct Aside {
+pub(super) struct Offload {
     shared: Arc<Shared>,
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
@@ -49,7 +49,7 @@ struct Queue {
     is_closed: bool,
 }
 
-impl Aside {
+impl Offload {
     /// Runs `job` on a thread of the pool, or on the calling thread if no thread can be started.
     pub(super) fn run(&self, job: Job) {
         let mut queue = self.shared.queue.lock();
@@ -66,7 +66,7 @@ impl Aside {
 
     fn start(&self) {
         let shared = self.shared.clone();
-        let builder = thread::Builder::new().name("corewalk-aside".into());
+        let builder = thread::Builder::new().name("corewalk-offload".into());
         match builder.spawn(move || shared.work()) {
             Ok(thread) => self.threads.lock().push(thread),
             Err(error) => {
@@ -107,7 +107,7 @@ impl Shared {
     }
 }
 
-impl Drop for Aside {
+impl Drop for Offload {
     fn drop(&mut self) {
         self.shared.queue.lock().is_closed = true;
         self.shared.changed.notify_all();
@@ -118,10 +118,10 @@ impl Drop for Aside {
     }
 }
 
-impl fmt::Debug for Aside {
+impl fmt::Debug for Offload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let queue = self.shared.queue.lock();
-        f.debug_struct("Aside")
+        f.debug_struct("Offload")
             .field("jobs", &queue.jobs.len())
             .field("started", &queue.started)
             .field("idle", &queue.idle)
@@ -141,14 +141,14 @@ mod tests {
     /// Each job waits until the test wakes it. The first `THREADS_MAX` are woken in reverse order.
     #[test]
     fn jobs_wait_side_by_side_and_all_are_done() {
-        let aside = Aside::default();
+        let offload = Offload::default();
         let (done, all) = channel();
         let mut wakes = Vec::new();
         for number in 0..THREADS_MAX + 8 {
             let (wake, woken) = channel::<()>();
             wakes.push(wake);
             let done = done.clone();
-            aside.run(Box::new(move || {
+            offload.run(Box::new(move || {
                 woken.recv().unwrap();
                 done.send(number).unwrap();
             }));
@@ -163,40 +163,40 @@ mod tests {
 
     #[test]
     fn idle_thread_takes_the_next_job() {
-        let aside = Aside::default();
+        let offload = Offload::default();
         let (done, all) = channel();
         for number in 0..100 {
             let done = done.clone();
-            aside.run(Box::new(move || done.send(number).unwrap()));
+            offload.run(Box::new(move || done.send(number).unwrap()));
             assert_eq!(all.recv_timeout(SOON), Ok(number));
             // The thread has sent its answer and is about to wait.
-            while aside.shared.queue.lock().idle == 0 {
+            while offload.shared.queue.lock().idle == 0 {
                 thread::yield_now();
             }
         }
-        assert_eq!(aside.shared.queue.lock().started, 1);
+        assert_eq!(offload.shared.queue.lock().started, 1);
     }
 
     #[test]
     fn panic_leaves_the_thread_to_others() {
-        let aside = Aside::default();
+        let offload = Offload::default();
         let (done, all) = channel();
         for _ in 0..2 * THREADS_MAX {
-            aside.run(Box::new(|| std::panic::resume_unwind(Box::new("a job"))));
+            offload.run(Box::new(|| std::panic::resume_unwind(Box::new("a job"))));
         }
-        aside.run(Box::new(move || done.send(()).unwrap()));
+        offload.run(Box::new(move || done.send(()).unwrap()));
         assert_eq!(all.recv_timeout(SOON), Ok(()));
     }
 
     #[test]
     fn dropping_waits_for_what_was_begun() {
         let (done, all) = channel();
-        let aside = Aside::default();
-        aside.run(Box::new(move || {
+        let offload = Offload::default();
+        offload.run(Box::new(move || {
             thread::sleep(Duration::from_millis(50));
             done.send(()).unwrap();
         }));
-        drop(aside);
+        drop(offload);
         assert_eq!(all.try_recv(), Ok(()));
     }
 }

@@ -3,7 +3,7 @@
 //! unlink(2) returns as soon as the kernel has queued the forget that frees the removed file. The
 //! server may not have handled that forget when the next write arrives. So a program that removes
 //! one file to make space for another could fail with `ENOSPC`. The adapter therefore tries such a
-//! request a few times more, and passes the error on if forgets had time to arrive.
+//! request a few times more. It passes the error on only after forgets had time to arrive.
 //!
 //! The retries run on an offload thread (`offload`), since the thread of the request has to read
 //! the forgets. The calling process waits for the answer meanwhile, so requests keep their order.
@@ -20,17 +20,17 @@ const PAUSES: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(4)];
 
 /// A request with its own copy of the arguments, to be run again.
-pub(super) type Again<T> = Box<dyn Fn(&Server) -> Result<T, corewalk::Errno> + Send>;
+pub(super) type Retry<T> = Box<dyn Fn(&Server) -> Result<T, corewalk::Errno> + Send>;
 
 impl Adapter {
     /// Passes `result` to `answer`. If `result` is `ENOSPC`, the adapter first runs the request
-    /// again, up to once per pause, until the result is another.
+    /// again after each pause, until the result is another.
     ///
-    /// `again` makes the copy of the request, so a request that succeeds copies nothing.
-    pub(super) fn answer_with_room<T: 'static>(
+    /// `retry` makes the copy of the request, so a request that succeeds copies nothing.
+    pub(super) fn answer_or_retry<T: 'static>(
         &self,
         result: Result<T, fuser::Errno>,
-        again: impl FnOnce() -> Again<T>,
+        retry: impl FnOnce() -> Retry<T>,
         answer: impl FnOnce(Result<T, fuser::Errno>) + Send + 'static,
     ) {
         // fuser's `Errno` has no `PartialEq`.
@@ -38,11 +38,11 @@ impl Adapter {
         if !result.as_ref().is_err_and(is_full) {
             return answer(result);
         }
-        let (server, again) = (self.server.clone(), again());
-        self.aside.run(Box::new(move || {
+        let (server, retry) = (self.server.clone(), retry());
+        self.offload.run(Box::new(move || {
             let tries = PAUSES.into_iter().map(|pause| {
                 thread::sleep(pause);
-                guarded(&server, &again)
+                guarded(&server, &retry)
             });
             let mut last = Err(fuser::Errno::ENOSPC);
             for result in tries {

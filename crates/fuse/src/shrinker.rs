@@ -51,7 +51,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// The pause between two rounds, in which forgets arrive.
 const ROUND: Duration = Duration::from_millis(1);
 /// The entries that one round requests the kernel to forget, at most.
-const ASK_MAX: u64 = 4096;
+const REQUEST_MAX: u64 = 4096;
 /// The rounds after which the shrinker stops waiting for an entry that is still in use.
 const TRIES_MAX: u32 = 16;
 /// The rounds in a row that may evict nothing. Each pause is twice as long as the one before.
@@ -65,7 +65,7 @@ const SPARE_SHARE: u64 = 16;
 
 /// The handle of the shrinker thread. Dropping it ends the thread.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct Shrinker {
     wakes: SyncSender<Wake>,
     thread: Option<thread::JoinHandle<()>>,
 }
@@ -73,29 +73,29 @@ pub(crate) struct Room {
 /// A message to the shrinker thread.
 enum Wake {
     /// The cache is over its budget.
-    Needed,
+    OverBudget,
     /// The mount ends.
     Stop,
 }
 
 /// The cache's end of the message queue.
-struct Bell(SyncSender<Wake>);
+struct WakeOnPressure(SyncSender<Wake>);
 
 /// The state of the shrinker thread.
-struct Keeper {
+struct ShrinkThread {
     server: Arc<Server>,
     notifier: Notifier,
     device: Arc<Device>,
-    way: Way,
-    asked: Vec<Asked>,
+    notification: Notification,
+    requested: Vec<Requested>,
     /// True from the moment the cache exceeds its budget until it is below budget minus spare
     /// share.
-    is_making: bool,
+    is_shrinking: bool,
 }
 
 /// The notification that is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Notification {
     /// `FUSE_NOTIFY_PRUNE`: many nodes with one call.
     ByNode,
     /// `FUSE_NOTIFY_INVAL_ENTRY`: one name with one call.
@@ -103,34 +103,35 @@ enum Way {
 }
 
 /// An entry that the kernel was requested to forget.
-struct Asked {
+struct Requested {
     entry: EntryId,
     tries: u32,
 }
 
-impl Room {
+impl Shrinker {
     /// Starts the thread, and registers it with the server's cache.
-    pub(crate) fn start(server: Arc<Server>, notifier: Notifier, device: Arc<Device>) -> Room {
+    pub(crate) fn start(server: Arc<Server>, notifier: Notifier, device: Arc<Device>) -> Shrinker {
         let (wakes, woken) = sync_channel(1);
-        if server.vfs().set_pressure(Box::new(Bell(wakes.clone()))).is_err() {
+        if server.vfs().set_pressure(Box::new(WakeOnPressure(wakes.clone()))).is_err() {
             log::debug!(
                 "the cache wakes another shrinker already; this one checks once per second"
             );
         }
-        let (way, asked) = (Way::ByNode, Vec::new());
-        let keeper = Keeper { server, notifier, device, way, asked, is_making: false };
-        let thread = thread::spawn(move || keeper.run(&woken));
-        Room { wakes, thread: Some(thread) }
+        let (notification, requested) = (Notification::ByNode, Vec::new());
+        let state =
+            ShrinkThread { server, notifier, device, notification, requested, is_shrinking: false };
+        let thread = thread::spawn(move || state.run(&woken));
+        Shrinker { wakes, thread: Some(thread) }
     }
 }
 
-impl Keeper {
+impl ShrinkThread {
     fn run(mut self, woken: &Receiver<Wake>) {
         let (mut fruitless, mut pause) = (0, TICK);
         while has_waited(woken, pause) {
             let missing = self.missing_bytes();
             if missing == 0 {
-                self.asked.clear();
+                self.requested.clear();
                 // Removals turn entries into negative ones, which may exceed their own limit.
                 self.server.vfs().reclaim(0, &mut |_| {});
                 self.server.vfs().maintain_backend(&self.server.vfs().root());
@@ -141,7 +142,7 @@ impl Keeper {
             fruitless = if evicted > 0 { 0 } else { fruitless + 1 };
             pause = ROUND * (1 << fruitless);
             if fruitless > FRUITLESS_MAX {
-                self.asked.clear();
+                self.requested.clear();
                 (fruitless, pause) = (0, REST);
             }
         }
@@ -150,10 +151,10 @@ impl Keeper {
     /// Returns the number of bytes by which the cache must shrink now.
     fn missing_bytes(&mut self) -> u64 {
         let stats = self.server.vfs().stats();
-        self.is_making |= stats.bytes > stats.budget_bytes;
-        let spare = if self.is_making { stats.budget_bytes / SPARE_SHARE } else { 0 };
+        self.is_shrinking |= stats.bytes > stats.budget_bytes;
+        let spare = if self.is_shrinking { stats.budget_bytes / SPARE_SHARE } else { 0 };
         let missing = stats.bytes.saturating_sub(stats.budget_bytes - spare);
-        self.is_making &= missing > 0;
+        self.is_shrinking &= missing > 0;
         missing
     }
 
@@ -163,43 +164,45 @@ impl Keeper {
     fn round(&mut self, missing: u64) -> u64 {
         let vfs = self.server.vfs();
         let mut evicted = 0;
-        self.asked.retain_mut(|asked| {
-            let now = vfs.evict(asked.entry);
+        self.requested.retain_mut(|requested| {
+            let now = vfs.evict(requested.entry);
             evicted += now;
-            asked.tries += 1;
-            now == 0 && asked.tries < TRIES_MAX
+            requested.tries += 1;
+            now == 0 && requested.tries < TRIES_MAX
         });
-        let expected = evicted + self.asked.len() as u64;
-        let want = missing.saturating_sub(expected).min(ASK_MAX);
+        let expected = evicted + self.requested.len() as u64;
+        let want = missing.saturating_sub(expected).min(REQUEST_MAX);
         if want == 0 {
             return evicted;
         }
-        let (way, mut nodes, mut names) = (self.way, Vec::new(), Vec::new());
+        let (notification, mut nodes, mut names) = (self.notification, Vec::new(), Vec::new());
         evicted += vfs.reclaim(want, &mut |pinned: Pinned<'_>| {
-            self.asked.push(Asked { entry: pinned.entry, tries: 0 });
-            match way {
-                Way::ByNode => nodes.push(self.server.translate(pinned.ino)),
-                Way::ByName if pinned.kind == FileKind::Directory => {}
-                Way::ByName => names.push((pinned.parent, Box::from(pinned.name.as_bytes()))),
+            self.requested.push(Requested { entry: pinned.entry, tries: 0 });
+            match notification {
+                Notification::ByNode => nodes.push(self.server.translate(pinned.ino)),
+                Notification::ByName if pinned.kind == FileKind::Directory => {}
+                Notification::ByName => {
+                    names.push((pinned.parent, Box::from(pinned.name.as_bytes())))
+                }
             }
         });
-        self.ask_by_node(&nodes);
-        self.ask_by_name(&names);
+        self.prune_nodes(&nodes);
+        self.invalidate_names(&names);
         evicted
     }
 
     /// Requests the kernel to drop these nodes. If it does not know the notification, later rounds
     /// use names.
-    fn ask_by_node(&mut self, nodes: &[u64]) {
+    fn prune_nodes(&mut self, nodes: &[u64]) {
         match self.device.notify_prune(nodes) {
             Ok(()) => {}
-            Err(Errno::INVAL | Errno::NOSYS) => self.way = Way::ByName,
+            Err(Errno::INVAL | Errno::NOSYS) => self.notification = Notification::ByName,
             // The connection ends.
             Err(error) => log::debug!("cannot request the kernel to forget nodes: {error}"),
         }
     }
 
-    fn ask_by_name(&self, names: &[(u64, Box<[u8]>)]) {
+    fn invalidate_names(&self, names: &[(u64, Box<[u8]>)]) {
         for (parent, name) in names {
             let node = INodeNo(self.server.translate(*parent));
             if let Err(error) = self.notifier.inval_entry(node, OsStr::from_bytes(name)) {
@@ -217,20 +220,20 @@ fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
         match woken.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
             Err(RecvTimeoutError::Timeout) => return true,
-            Ok(Wake::Needed) if pause == TICK => return true,
-            Ok(Wake::Needed) => {}
+            Ok(Wake::OverBudget) if pause == TICK => return true,
+            Ok(Wake::OverBudget) => {}
         }
     }
 }
 
-impl Pressure for Bell {
+impl Pressure for WakeOnPressure {
     fn please_forget(&self, _: u64, _: Name<'_>) {
         // One message in the queue is enough: the shrinker looks for pinned entries itself.
-        let _ = self.0.try_send(Wake::Needed);
+        let _ = self.0.try_send(Wake::OverBudget);
     }
 }
 
-impl Drop for Room {
+impl Drop for Shrinker {
     fn drop(&mut self) {
         // The send blocks until the thread has taken an earlier message from the queue.
         let _ = self.wakes.send(Wake::Stop);
