@@ -57,6 +57,11 @@ mod options;
 mod server;
 mod shrinker;
 
+/// Runs the examples of the README as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub use adapter::Adapter;
 pub use credentials::Caller;
 pub use mount::{Access, Mount, MountError, MountFlags, MountOptions, Mountpoint, Unmounted};

@@ -104,13 +104,13 @@ impl Mount {
         mount: &MountOptions,
     ) -> Result<Mount, MountError> {
         let path = table::checked_mountpoint(path)?;
-        let claim = table::claim(&path)?;
+        let lock = table::lock_mountpoint(&path)?;
         let device = Arc::new(device::mount(&path, server.options(), mount)?);
-        let Some(found) = table::mounted_on(&path)?.filter(|found| found.is_fuse) else {
+        let Some(entry) = table::mounted_on(&path)?.filter(|entry| entry.is_fuse) else {
             return Err(MountError::System("reading the mount table", Errno::NOENT));
         };
-        drop(claim);
-        let point = Mountpoint { path, identity: found.identity, device };
+        drop(lock);
+        let point = Mountpoint { path, identity: entry.identity, device };
         let adapter = Adapter::with_server(Arc::clone(&server));
         match start(adapter, &point.device, mount) {
             Ok((kernel, session)) => {

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_survive_both_ways() {
+    fn times_survive_both_conversions() {
         for secs in [0, 1, -1, 1 << 40, -(1 << 40)] {
             for nanos in [0, 1, 500_000_000, 999_999_999] {
                 let there = system_time(Timespec { secs, nanos });

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn panic_leaves_the_thread_to_others() {
+    fn thread_survives_a_job_that_panics() {
         let offload = Offload::default();
         let (done, all) = channel();
         for _ in 0..2 * THREADS_MAX {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_waits_for_what_was_begun() {
+    fn drop_waits_for_started_jobs() {
         let (done, all) = channel();
         let offload = Offload::default();
         offload.run(Box::new(move || {

@@ -10,7 +10,7 @@
 //!
 //! mount(2) does not return the number of the new mount. So it is read from the table afterwards.
 //! Meanwhile another process could mount on the same directory. Therefore each process that mounts
-//! with this crate holds a [`Claim`] on the directory until it has read the number.
+//! with this crate holds a [`MountpointLock`] on the directory until it has read the number.
 //!
 //! Source: proc_pid_mountinfo(5).
 
@@ -29,8 +29,8 @@ use super::error::MountError;
 const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 
 /// How often the lock is tried, and the pause between two tries. A mount takes a few milliseconds.
-const CLAIM_TRIES: u32 = 500;
-const CLAIM_PAUSE: Duration = Duration::from_millis(2);
+const LOCK_TRIES: u32 = 500;
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// The identity of a mount while it exists. Another mount may get the same numbers later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub(super) struct Identity {
 
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct MountEntry {
     pub(super) identity: Identity,
     pub(super) path: PathBuf,
     pub(super) is_fuse: bool,
@@ -50,8 +50,10 @@ pub(super) struct Found {
 
 /// A lock on the directory of a new mount, released by drop. It is `None` if the directory cannot
 /// be locked.
-#[must_use = "others may mount as soon as it is dropped"]
-pub(super) struct Claim(#[allow(dead_code, reason = "it is there to be dropped")] Option<OwnedFd>);
+#[must_use = "other processes may mount once it is dropped"]
+pub(super) struct MountpointLock(
+    #[allow(dead_code, reason = "dropping it releases the lock")] Option<OwnedFd>,
+);
 
 /// Checks that a file system can be mounted on `path`, and returns the path without symbolic links.
 pub(super) fn checked_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
@@ -85,14 +87,14 @@ pub(super) fn is_dead(path: &Path) -> bool {
 ///
 /// # Errors
 /// [`MountError::Busy`] if a file system was mounted on `path` meanwhile.
-pub(super) fn claim(path: &Path) -> Result<Claim, MountError> {
+pub(super) fn lock_mountpoint(path: &Path) -> Result<MountpointLock, MountError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     // A directory that cannot be read, or whose file system has no locks, is used without a lock.
-    let claimed = rustix::fs::open(path, flags, Mode::empty()).ok().filter(|directory| {
-        (0..CLAIM_TRIES).any(|_| {
+    let locked = rustix::fs::open(path, flags, Mode::empty()).ok().filter(|directory| {
+        (0..LOCK_TRIES).any(|_| {
             match rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {
-                    thread::sleep(CLAIM_PAUSE);
+                    thread::sleep(LOCK_PAUSE);
                     false
                 }
                 _ => true,
@@ -100,13 +102,13 @@ pub(super) fn claim(path: &Path) -> Result<Claim, MountError> {
         })
     });
     match mounted_on(path)? {
-        None => Ok(Claim(claimed)),
+        None => Ok(MountpointLock(locked)),
         Some(_) => Err(MountError::Busy),
     }
 }
 
 /// Returns the mount whose root a path walk to `path` reaches, if it reaches the root of one.
-pub(super) fn mounted_on(path: &Path) -> Result<Option<Found>, MountError> {
+pub(super) fn mounted_on(path: &Path) -> Result<Option<MountEntry>, MountError> {
     Ok(find(&read()?, path))
 }
 
@@ -124,11 +126,11 @@ fn read() -> Result<Vec<u8>, MountError> {
 }
 
 /// Returns the last line for `path`. It is the topmost mount, since later mounts lie on top.
-fn find(table: &[u8], path: &Path) -> Option<Found> {
+fn find(table: &[u8], path: &Path) -> Option<MountEntry> {
     lines(table).rfind(|found| found.path == path)
 }
 
-fn lines(table: &[u8]) -> impl DoubleEndedIterator<Item = Found> {
+fn lines(table: &[u8]) -> impl DoubleEndedIterator<Item = MountEntry> {
     table.split(|&b| b == b'\n').filter_map(|line| {
         let mut words = line.split(|&b| b == b' ');
         let mount = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
@@ -137,7 +139,7 @@ fn lines(table: &[u8]) -> impl DoubleEndedIterator<Item = Found> {
         let path = PathBuf::from(unescaped(words.nth(1)?));
         let kind = words.skip_while(|word| *word != b"-").nth(1)?;
         let is_fuse = kind == b"fuse" || kind.starts_with(b"fuse.");
-        Some(Found { identity: Identity { mount, device }, path, is_fuse })
+        Some(MountEntry { identity: Identity { mount, device }, path, is_fuse })
     })
 }
 
@@ -174,9 +176,9 @@ mod tests {
         43 28 0:33 /dir /mnt/copy rw - fuse.corewalk tmpfs rw\n\
         torn line\n";
 
-    fn fuse(mount: u64, minor: u32, path: &str) -> Found {
+    fn fuse(mount: u64, minor: u32, path: &str) -> MountEntry {
         let identity = Identity { mount, device: (0, minor) };
-        Found { identity, path: path.into(), is_fuse: true }
+        MountEntry { identity, path: path.into(), is_fuse: true }
     }
 
     #[test]
@@ -199,17 +201,20 @@ mod tests {
     }
 
     #[test]
-    fn claim_is_waited_for_and_no_more_than_a_moment() {
-        let path = std::env::temp_dir().join(format!("corewalk-claim-{}", std::process::id()));
+    fn taken_lock_is_waited_for_only_a_moment() {
+        let path =
+            std::env::temp_dir().join(format!("corewalk-mountpoint-lock-{}", std::process::id()));
         std::fs::create_dir(&path).expect("make the test's folder");
-        let claim = super::claim(&path).expect("the folder is no mount point");
+        let lock = super::lock_mountpoint(&path).expect("the folder is no mount point");
         thread::scope(|scope| {
-            let other = scope.spawn(|| super::claim(&path).map(|claim| claim.0.is_some()));
-            drop(claim);
+            let other = scope.spawn(|| super::lock_mountpoint(&path).map(|lock| lock.0.is_some()));
+            drop(lock);
             assert_eq!(other.join().expect("a thread"), Ok(true));
         });
-        let _kept = super::claim(&path).expect("the folder is no mount point");
-        assert!(super::claim(&path).expect("mounting without a lock is allowed").0.is_none());
+        let _kept = super::lock_mountpoint(&path).expect("the folder is no mount point");
+        assert!(
+            super::lock_mountpoint(&path).expect("mounting without a lock is allowed").0.is_none()
+        );
         std::fs::remove_dir(&path).expect("remove the test's folder");
     }
 
