@@ -1,4 +1,4 @@
-//! What [`crate::watch`] does for calls that wait at message queues.
+//! The part of [`crate::watch`] for calls that wait at message queues.
 
 use corewalk_base::futex;
 
@@ -10,7 +10,8 @@ use crate::lock::Owner;
 use crate::namespace::Shared;
 use crate::watch::Concerns;
 
-/// Adds what concerns the calls that wait at queues, and wakes those that were told something or whose queue is gone.
+/// Adds the calls that wait at queues to `concerns`. Wakes those whose queue is gone or that have
+/// an outcome.
 pub(crate) fn collect_concerns(shared: &Shared, concerns: &mut Concerns) {
     for (node, task) in nodes(shared) {
         let status = node.status();
@@ -26,7 +27,8 @@ pub(crate) fn collect_concerns(shared: &Shared, concerns: &mut Concerns) {
     }
 }
 
-/// Repairs the awaited queue in a slot: the holder of its lock has died, or its removal was interrupted.
+/// Repairs the awaited queue in a slot: the holder of its lock has died, or its removal was
+/// interrupted.
 pub(crate) fn look_at(shared: &Shared, owner: Owner, index: u32) {
     let queue = Queue { shared, place: Place { index, tag: 0 } };
     let ids = Ids { shared, kind: Kind::Msg, owner };
