@@ -8,7 +8,7 @@
 //!
 //! Source: open(2), proc(5).
 
-use corewalk_ipc::{Backing, Elsewhere, Namespace, NamespaceOptions, SegmentFiles};
+use corewalk_ipc::{Backing, Namespace, NamespaceOptions, NoBacking, SegmentFiles};
 use rustix::fs::{Mode, OFlags, fstat};
 use std::path::Path;
 
@@ -24,7 +24,7 @@ pub(crate) fn open(path: &Path) -> Result<Namespace, String> {
     }
     let backing: Box<dyn Backing> = match crate::shm::folder() {
         Some(folder) => Box::new(SegmentFiles::new(folder)),
-        None => Box::new(Elsewhere),
+        None => Box::new(NoBacking),
     };
     let options = NamespaceOptions { backing: Some(backing), ..NamespaceOptions::default() };
     let opened = Namespace::open_fd(&file, options);

@@ -13,7 +13,7 @@ use corewalk_base::primitives::{Arc, thread};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 
-use super::queue::{Place, Queue};
+use super::queue::{Queue, QueueName};
 use super::rebuild;
 use crate::sem::{INTERRUPTED, STATUS};
 use crate::{Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
@@ -189,7 +189,7 @@ fn audit(world: &World, at: &str) {
     let ids = world.survivor.msg_ids();
     let (objects, _) = ids.audit().unwrap_or_else(|what| panic!("{at}: {what}"));
     for index in 0..ids.slots() {
-        let slot = Queue { shared: &world.survivor.shared, place: Place { index, tag: 0 } };
+        let slot = Queue { shared: &world.survivor.shared, name: QueueName { index, tag: 0 } };
         let payload = objects.iter().find(|object| object.index == index).map(|it| it.payload);
         assert_eq!(slot.live(), payload.unwrap_or(0), "{at}: slot {index}");
     }

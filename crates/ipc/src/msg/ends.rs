@@ -78,7 +78,7 @@ fn call_at_a_queue_that_was_overwritten_ends() {
 impl Waiting {
     /// Overwrites the word `LIVE` with 0.
     fn overwrite(&self) {
-        let line = self.one.shared.layout.queues + QUEUE_LINES * self.queue().place.index;
+        let line = self.one.shared.layout.queues + QUEUE_LINES * self.queue().name.index;
         put(&self.one.shared.region.line(line)[LIVE], 0);
     }
 

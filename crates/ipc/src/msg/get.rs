@@ -49,7 +49,7 @@ impl Task {
                 may_alloc(self, &perm)?;
                 let qbytes = u64::from(shared.limits.msgmnb);
                 let make =
-                    |index| Ok(Queue::make(shared, index, qbytes, self.owner)?.place.payload());
+                    |index| Ok(Queue::make(shared, index, qbytes, self.owner)?.name.payload());
                 let publish = || ids.publish(perm, now_s(), shared.limits.msgmni, make);
                 match publish() {
                     // Some slots may have remains of removed queues. Clear them and try again.

@@ -23,7 +23,7 @@ use smallvec::smallvec;
 
 use super::message::{Message, Truth};
 use super::node::{self, Wakes};
-use super::queue::{Place, QueueGuard};
+use super::queue::{QueueGuard, QueueName};
 use crate::namespace::Shared;
 use crate::sem::{Absent, STATUS};
 
@@ -43,7 +43,7 @@ pub(super) struct Sent {
 #[derive(Clone, Copy)]
 struct Handed {
     message: u32,
-    place: Place,
+    name: QueueName,
     node: u32,
     /// The number of the receiver's task.
     task: u32,
@@ -76,7 +76,7 @@ impl Handed {
         let message = Message { shared, line: self.message };
         (0..LOOKS).any(|_| {
             hint::spin_loop();
-            message.truth() != Truth::Delivered(self.place, self.node)
+            message.truth() != Truth::Delivered(self.name, self.node)
         })
     }
 }
@@ -86,7 +86,7 @@ impl Handed {
 /// A receiver with a too small buffer gets `E2BIG`, and the next receiver is tried.
 pub(super) fn pipelined_send(guard: &QueueGuard<'_>, message: Message<'_>, now_s: u64) -> Sent {
     let mut sent = Sent::default();
-    let (mtype, size, place) = (message.mtype(), message.size(), guard.queue.place);
+    let (mtype, size, name) = (message.mtype(), message.size(), guard.queue.name);
     for line in guard.receivers().iter() {
         let node = guard.node(line);
         if node.is_left() {
@@ -103,7 +103,7 @@ pub(super) fn pipelined_send(guard: &QueueGuard<'_>, message: Message<'_>, now_s
         if !is_long {
             guard.note_receive(node.pid(), now_s);
             message.set_ticket(guard.next_ticket());
-            message.set_truth(Truth::Delivered(place, line));
+            message.set_truth(Truth::Delivered(name, line));
         }
         if !node.tell(if is_long { Err(Errno::TOOBIG) } else { Ok(message.line) }) {
             // The task has just abandoned the node.
@@ -112,7 +112,7 @@ pub(super) fn pipelined_send(guard: &QueueGuard<'_>, message: Message<'_>, now_s
             continue;
         }
         if !is_long {
-            sent.handed = Some(Handed { message: message.line, place, node: line, task });
+            sent.handed = Some(Handed { message: message.line, name, node: line, task });
             break;
         }
         sent.failed.push(line);

@@ -58,7 +58,7 @@ fn hasty_send(task: &Task, id: i32) -> Result<(), Errno> {
     };
     guard.receivers().unlink(line);
     assert!(guard.node(line).tell(Ok(message.line)));
-    message.set_truth(Truth::Delivered(guard.queue.place, line));
+    message.set_truth(Truth::Delivered(guard.queue.name, line));
     Ok(())
 }
 
@@ -222,7 +222,7 @@ fn hand_over(send: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 2] {
         let next = queue(&one, ids[1]);
         let guard = next.lock(one.owner).unwrap();
         let message = guard.message(guard.messages().iter().next().unwrap());
-        assert_eq!(message.truth(), Truth::Queued(next.place), "I13: accessed after the outcome");
+        assert_eq!(message.truth(), Truth::Queued(next.name), "I13: accessed after the outcome");
         tally.hit(usize::from(was_waiting));
     })
 }

@@ -27,7 +27,7 @@ use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
 use rustix::io::Errno;
 
-use super::queue::Place;
+use super::queue::QueueName;
 use crate::field::{get, put};
 use crate::lock::Owner;
 use crate::namespace::Shared;
@@ -55,28 +55,28 @@ pub(super) enum Truth {
     /// It belongs to the task in the pool's header.
     Private,
     /// It is in this queue.
-    Queued(Place),
+    Queued(QueueName),
     /// It was passed to the receiver with this node, from this queue.
-    Delivered(Place, u32),
+    Delivered(QueueName, u32),
 }
 
 impl Truth {
     fn to_word(self) -> u64 {
-        let word = |state: u64, place: Place, node: u32| {
-            state | place.to_bits() << 2 | u64::from(node) << NODE_SHIFT
+        let word = |state: u64, name: QueueName, node: u32| {
+            state | name.to_bits() << 2 | u64::from(node) << NODE_SHIFT
         };
         match self {
             Self::Private => 0,
-            Self::Queued(place) => word(1, place, 0),
-            Self::Delivered(place, node) => word(2, place, node),
+            Self::Queued(name) => word(1, name, 0),
+            Self::Delivered(name, node) => word(2, name, node),
         }
     }
 
     fn from_word(word: u64) -> Self {
-        let place = Place::from_bits(word >> 2);
+        let name = QueueName::from_bits(word >> 2);
         match word & 3 {
-            1 => Self::Queued(place),
-            2 => Self::Delivered(place, (word >> NODE_SHIFT) as u32),
+            1 => Self::Queued(name),
+            2 => Self::Delivered(name, (word >> NODE_SHIFT) as u32),
             _ => Self::Private,
         }
     }
@@ -275,13 +275,13 @@ mod tests {
 
     #[test]
     fn truth_survives_its_word() {
-        let place = Place { index: (1 << 15) - 1, tag: (1 << 20) - 1 };
-        let other = Place { index: 3, tag: 1 };
+        let name = QueueName { index: (1 << 15) - 1, tag: (1 << 20) - 1 };
+        let other = QueueName { index: 3, tag: 1 };
         let truths = [
             Truth::Private,
-            Truth::Queued(place),
+            Truth::Queued(name),
             Truth::Delivered(other, (1 << 27) - 1),
-            Truth::Delivered(place, 0),
+            Truth::Delivered(name, 0),
         ];
         assert!(truths.iter().all(|truth| Truth::from_word(truth.to_word()) == *truth));
     }

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use smallvec::SmallVec;
 
 use super::filter::Filter;
-use super::queue::Place;
+use super::queue::QueueName;
 use crate::field::{errno_of, get, high, low, pair, put};
 use crate::lock::Owner;
 use crate::namespace::Shared;
@@ -89,7 +89,7 @@ impl<'s> Node<'s> {
     /// `ENOMEM` if there is no free node.
     pub(super) fn alloc(
         task: &'s Task,
-        (role, place, ticket): (Role, Place, u64),
+        (role, name, ticket): (Role, QueueName, u64),
         size: usize,
         filter: Filter,
     ) -> Result<Self, Errno> {
@@ -107,7 +107,7 @@ impl<'s> Node<'s> {
         node.set_ticket(ticket);
         // ORDERING(ipc-truth): Release. The node waits from here on. The fields above are stored
         // before.
-        first[WHOSE].store(whose(role, place), Ordering::Release);
+        first[WHOSE].store(whose(role, name), Ordering::Release);
         Ok(node)
     }
 
@@ -122,16 +122,16 @@ impl<'s> Node<'s> {
     }
 
     /// Returns role and queue of the node, or `None` if it is not a node in use.
-    pub(super) fn whose(&self) -> Option<(Role, Place)> {
+    pub(super) fn whose(&self) -> Option<(Role, QueueName)> {
         // ORDERING(ipc-truth): Acquire. See `alloc`.
         let word = self.first()[WHOSE].load(Ordering::Acquire);
-        let place = Place::from_bits(word);
+        let name = QueueName::from_bits(word);
         let mut roles = [Role::Receiver, Role::Sender].into_iter();
-        roles.find(|role| whose(*role, place) == word).map(|role| (role, place))
+        roles.find(|role| whose(*role, name) == word).map(|role| (role, name))
     }
 
     /// Returns role and queue of the node, or `None` if it does not wait any more.
-    pub(super) fn waits_as(&self) -> Option<(Role, Place)> {
+    pub(super) fn waits_as(&self) -> Option<(Role, QueueName)> {
         self.whose().filter(|_| !matches!(self.status(), Status::Done(_)))
     }
 
@@ -264,10 +264,10 @@ pub(super) fn wake(shared: &Shared, wakes: &[u32]) {
     }
 }
 
-fn whose(role: Role, place: Place) -> u64 {
+fn whose(role: Role, name: QueueName) -> u64 {
     let role = match role {
         Role::Receiver => 1,
         Role::Sender => 2,
     };
-    IS_NODE | role << ROLE_SHIFT | place.to_bits()
+    IS_NODE | role << ROLE_SHIFT | name.to_bits()
 }

@@ -60,12 +60,12 @@ const PAYLOAD: u64 = 1 << 63;
 
 /// The identity of a queue: its slot, and its tag among the queues of that slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct QueueName {
     pub(super) index: u32,
     pub(super) tag: u32,
 }
 
-impl Place {
+impl QueueName {
     /// Returns the identity as 35 bits.
     #[inline]
     pub(super) fn to_bits(self) -> u64 {
@@ -88,7 +88,7 @@ impl Place {
 #[derive(Clone, Copy)]
 pub(super) struct Queue<'s> {
     pub(super) shared: &'s Shared,
-    pub(super) place: Place,
+    pub(super) name: QueueName,
 }
 
 /// A queue whose lock the caller holds.
@@ -120,13 +120,13 @@ impl<'s> Queue<'s> {
     #[inline]
     pub(super) fn new(shared: &'s Shared, object: &Object) -> Self {
         let tag = object.payload as u32 & TAG_MASK;
-        Self { shared, place: Place { index: object.index, tag } }
+        Self { shared, name: QueueName { index: object.index, tag } }
     }
 
     /// Returns the last queue of this slot.
     pub(super) fn last_of_slot(self) -> Self {
         let tag = get(&self.second()[TAG]) as u32 & TAG_MASK;
-        Self { shared: self.shared, place: Place { index: self.place.index, tag } }
+        Self { shared: self.shared, name: QueueName { index: self.name.index, tag } }
     }
 
     /// Acquires the queue's lock. If its holder has died, the queue is repaired first.
@@ -138,7 +138,7 @@ impl<'s> Queue<'s> {
     #[inline]
     pub(super) fn lock(self, owner: Owner) -> Result<QueueGuard<'s>, Errno> {
         let held = self.hold(owner, Wait::Long)?;
-        if self.live() != self.place.payload() {
+        if self.live() != self.name.payload() {
             return Err(Errno::IDRM);
         }
         Ok(QueueGuard { locked: Locked { queue: self, owner }, _held: held })
@@ -207,19 +207,20 @@ impl<'s> Queue<'s> {
         qbytes: u64,
         owner: Owner,
     ) -> Result<Self, Errno> {
-        let none = Self { shared, place: Place { index, tag: 0 } };
+        let none = Self { shared, name: QueueName { index, tag: 0 } };
         let _held = none.hold(owner, Wait::Long)?;
-        let last = none.last_of_slot().place.tag;
-        let queue = Self { shared, place: Place { index, tag: last.wrapping_add(1) & TAG_MASK } };
+        let last = none.last_of_slot().name.tag;
+        let queue =
+            Self { shared, name: QueueName { index, tag: last.wrapping_add(1) & TAG_MASK } };
         for word in [MESSAGES, RECEIVERS, SENDERS, CBYTES, QNUM] {
             put(&queue.line()[word], 0);
         }
         for word in [TICKET, PIDS, STIME, RTIME, SETTING] {
             put(&queue.second()[word], 0);
         }
-        put(&queue.second()[TAG], u64::from(queue.place.tag));
+        put(&queue.second()[TAG], u64::from(queue.name.tag));
         Locked { queue, owner }.set_qbytes(qbytes);
-        put(&queue.line()[LIVE], queue.place.payload());
+        put(&queue.line()[LIVE], queue.name.payload());
         Ok(queue)
     }
 
@@ -237,12 +238,12 @@ impl<'s> Queue<'s> {
 
     #[inline]
     fn line(&self) -> &'s Line {
-        self.shared.region.line(self.shared.layout.queues + QUEUE_LINES * self.place.index)
+        self.shared.region.line(self.shared.layout.queues + QUEUE_LINES * self.name.index)
     }
 
     #[inline]
     fn second(&self) -> &'s Line {
-        self.shared.region.line(self.shared.layout.queues + QUEUE_LINES * self.place.index + 1)
+        self.shared.region.line(self.shared.layout.queues + QUEUE_LINES * self.name.index + 1)
     }
 }
 
@@ -369,7 +370,7 @@ impl<'s> Locked<'s> {
     #[inline]
     pub(super) fn append(&self, message: Message<'s>) {
         message.set_ticket(self.next_ticket());
-        message.set_truth(Truth::Queued(self.queue.place));
+        message.set_truth(Truth::Queued(self.queue.name));
         self.messages().push(message.line);
         let size = message.size() as u64;
         self.set_counts(|cbytes, qnum| (cbytes.saturating_add(size), qnum.saturating_add(1)));
@@ -381,7 +382,7 @@ impl<'s> Locked<'s> {
         let mut lines: Vec<u32> = self.messages().iter().collect();
         let at = lines.partition_point(|line| self.message(*line).ticket() < message.ticket());
         lines.insert(at, message.line);
-        message.set_truth(Truth::Queued(self.queue.place));
+        message.set_truth(Truth::Queued(self.queue.name));
         self.messages().set(lines);
         let size = message.size() as u64;
         self.set_counts(|cbytes, qnum| (cbytes.saturating_add(size), qnum.saturating_add(1)));
@@ -468,10 +469,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn place_survives_its_bits() {
-        for place in [Place { index: 32_767, tag: TAG_MASK }, Place { index: 0, tag: 1 }] {
-            assert_eq!(Place::from_bits(place.to_bits()), place);
-            assert!(place.to_bits() < 1 << 35 && place.payload() != 0);
+    fn name_survives_its_bits() {
+        for name in [QueueName { index: 32_767, tag: TAG_MASK }, QueueName { index: 0, tag: 1 }] {
+            assert_eq!(QueueName::from_bits(name.to_bits()), name);
+            assert!(name.to_bits() < 1 << 35 && name.payload() != 0);
         }
     }
 }

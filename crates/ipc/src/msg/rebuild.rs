@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use super::handover::pipelined_send;
 use super::message::{Message, Truth};
 use super::node::{self, Node, Role, Status, Wakes};
-use super::queue::{Locked, Place, Queue};
+use super::queue::{Locked, Queue, QueueName};
 use crate::ids::{Ids, Kind};
 use crate::lock::Owner;
 use crate::namespace::{Shared, now_s};
@@ -39,8 +39,8 @@ pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
     let shared = queue.shared;
     let locked = Locked { queue: queue.last_of_slot(), owner };
     let ids = Ids { shared, kind: Kind::Msg, owner };
-    let is_there = queue.live() != 0 && ids.payload(queue.place.index) == Some(queue.live());
-    let is_set = locked.redo_set(ids.changes(queue.place.index));
+    let is_there = queue.live() != 0 && ids.payload(queue.name.index) == Some(queue.live());
+    let is_set = locked.redo_set(ids.changes(queue.name.index));
     let mut wakes = rebuild(&locked);
     if !is_there {
         wakes.extend(locked.end(owner));
@@ -54,12 +54,12 @@ pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
 /// Rebuilds lists and counts of a queue. Returns the nodes to wake.
 pub(super) fn rebuild(locked: &Locked<'_>) -> Wakes {
     let shared = locked.queue.shared;
-    let place = locked.queue.place;
+    let name = locked.queue.name;
     let mut wakes = Wakes::new();
     // The queue's lock is held, so no message enters or leaves the queue.
     let (_, messages) = shared.layout.msgs.collect_used(&shared.region, |line, _| {
         let truth = Message { shared, line }.truth();
-        let is_own = matches!(truth, Truth::Queued(of) | Truth::Delivered(of, _) if of == place);
+        let is_own = matches!(truth, Truth::Queued(of) | Truth::Delivered(of, _) if of == name);
         is_own.then_some((line, truth))
     });
     let mut queued = Vec::new();
@@ -71,7 +71,7 @@ pub(super) fn rebuild(locked: &Locked<'_>) -> Wakes {
             Truth::Queued(_) => queued.push((message.ticket(), line)),
             Truth::Delivered(_, node) => {
                 let node = Node { shared, line: node };
-                if node.waits_as() == Some((Role::Receiver, place)) {
+                if node.waits_as() == Some((Role::Receiver, name)) {
                     if node.tell(Ok(line)) {
                         wakes.push(node.line);
                     } else {
@@ -89,7 +89,7 @@ pub(super) fn rebuild(locked: &Locked<'_>) -> Wakes {
     locked.set_counts(|_, _| counts);
     locked.messages().set(queued.iter().map(|(_, line)| *line));
     for (role, list) in [(Role::Receiver, locked.receivers()), (Role::Sender, locked.senders())] {
-        let waiting = nodes(shared).filter(|(node, _)| node.waits_as() == Some((role, place)));
+        let waiting = nodes(shared).filter(|(node, _)| node.waits_as() == Some((role, name)));
         let mut waiting: Vec<_> = waiting.map(|(node, _)| (node.ticket(), node.line)).collect();
         waiting.sort_unstable();
         last_ticket = last_ticket.max(waiting.last().map_or(0, |(ticket, _)| *ticket));
@@ -111,8 +111,8 @@ pub(super) fn rebuild(locked: &Locked<'_>) -> Wakes {
 pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<Absent, Errno> {
     let mut absent = Absent::new();
     for (node, _) in nodes(shared).filter(|(_, whose)| *whose == task) {
-        if let Some((role, place)) = node.whose() {
-            absent.extend(end_node(shared, owner, node, (role, place))?);
+        if let Some((role, name)) = node.whose() {
+            absent.extend(end_node(shared, owner, node, (role, name))?);
         }
         node.free(owner);
     }
@@ -164,11 +164,11 @@ fn end_node(
     shared: &Shared,
     owner: Owner,
     node: Node<'_>,
-    (role, place): (Role, Place),
+    (role, name): (Role, QueueName),
 ) -> Result<Absent, Errno> {
     // Under the lock, the node is in its list or has its outcome. A removed queue has told its
     // nodes.
-    let guard = match (Queue { shared, place }).lock(owner) {
+    let guard = match (Queue { shared, name }).lock(owner) {
         Err(Errno::IDRM) => None,
         guard => Some(guard?),
     };
@@ -180,7 +180,7 @@ fn end_node(
     }
     let Status::Done(Ok(line)) = node.status() else { return Ok(Absent::new()) };
     let message = Message { shared, line };
-    if message.truth() != Truth::Delivered(place, node.line) {
+    if message.truth() != Truth::Delivered(name, node.line) {
         return Ok(Absent::new());
     }
     let Some(guard) = guard else {
@@ -200,7 +200,7 @@ fn end_node(
 
 /// Clears the remains in a slot without a queue. The lock of the kind is held.
 pub(crate) fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
-    let slot = Queue { shared: ids.shared, place: Place { index, tag: 0 } };
+    let slot = Queue { shared: ids.shared, name: QueueName { index, tag: 0 } };
     if slot.live() != 0 && slot.recover(ids.owner).is_err() {
         return Remains::Some;
     }

@@ -238,7 +238,7 @@ impl Task {
         let signals = nested::signals();
         let end = Deadline { monotonic_ns: futex::now().monotonic_ns + self.shared.spin_ns };
         let mut ended = Ended::Woken;
-        while queue.last_ticket() == last_ticket && queue.live() == queue.place.payload() {
+        while queue.last_ticket() == last_ticket && queue.live() == queue.name.payload() {
             if ended == Ended::TimedOut {
                 break;
             }
@@ -297,7 +297,7 @@ impl Task {
         let queue = guard.queue;
         let size_max = if msgflg & MSG_NOERROR != 0 { usize::MAX } else { size_max };
         // The caller found no message in this same section of the lock (trap I5).
-        let who = (Role::Receiver, queue.place, guard.next_ticket());
+        let who = (Role::Receiver, queue.name, guard.next_ticket());
         let node = Node::alloc(self, who, size_max, filter)?;
         guard.receivers().push(node.line);
         let begun = self.begin_wait(node.line);

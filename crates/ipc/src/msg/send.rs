@@ -127,7 +127,7 @@ impl Task {
         let queue = guard.queue;
         // The caller found in this same section of the lock that the message does not fit (trap
         // I5).
-        let who = (Role::Sender, queue.place, guard.next_ticket());
+        let who = (Role::Sender, queue.name, guard.next_ticket());
         let node = Node::alloc(self, who, message.size(), Filter::Any)?;
         guard.senders().push(node.line);
         let begun = self.begin_wait(node.line);
@@ -208,7 +208,7 @@ impl Task {
         }
         // A watcher wakes a call whose queue is gone. If the lock cannot be acquired, the wait goes
         // on.
-        let may_be_gone = !IS_MODEL && queue.live() != queue.place.payload();
+        let may_be_gone = !IS_MODEL && queue.live() != queue.name.payload();
         if may_be_gone && queue.lock(self.owner).err() == Some(Errno::IDRM) {
             return Err(Errno::IDRM);
         }
@@ -234,9 +234,9 @@ impl Task {
         queue: Queue<'_>,
         may: impl FnOnce(&Object) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        let object = self.msg_ids().obtain_object(queue.place.index);
+        let object = self.msg_ids().obtain_object(queue.name.index);
         let object = object.map_err(|_| Errno::IDRM)?;
-        if object.payload != queue.place.payload() {
+        if object.payload != queue.name.payload() {
             return Err(Errno::IDRM);
         }
         may(&object)

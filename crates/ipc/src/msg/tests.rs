@@ -34,7 +34,7 @@ fn called_sender_does_not_count_as_waiting() {
     let namespace = namespace();
     let task = task(&namespace, 1);
     let id = task.msgget(IPC_PRIVATE, 0o600).unwrap();
-    let who = (Role::Sender, queue(&task, id).place, 1);
+    let who = (Role::Sender, queue(&task, id).name, 1);
     let node = Node::alloc(&task, who, 1, Filter::Any).unwrap();
     let begun = task.begin_wait(node.line);
     assert_eq!(task.waiting(), 1);
@@ -150,7 +150,7 @@ fn receiver_of_a_delivered_message_is_told_by_the_rebuild() {
         let guard = queue(&one, id).lock(one.owner).unwrap();
         let message = Message::alloc(&one, 3, b"handed").unwrap();
         let node = guard.receivers().iter().next().unwrap();
-        message.set_truth(Truth::Delivered(guard.queue.place, node));
+        message.set_truth(Truth::Delivered(guard.queue.name, node));
         let wakes = rebuild(&guard);
         assert_eq!(&wakes[..], [node]);
         assert!(guard.receivers().is_empty());
@@ -199,7 +199,7 @@ fn interrupted_removal_is_completed_by_recovery() {
             ids.unpublish(&ids.obtain_object_check(id).unwrap());
         }
         if is_begun {
-            let line = one.shared.layout.queues + super::QUEUE_LINES * queue.place.index;
+            let line = one.shared.layout.queues + super::QUEUE_LINES * queue.name.index;
             put(&one.shared.region.line(line)[super::queue::LIVE], 0);
         }
         rebuild::recover(queue, one.owner);
@@ -232,7 +232,7 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     let guard = queue(&dead, id).lock(dead.owner).unwrap();
     // One node waits, and another one has got a message that its task has not seen.
     let nodes = [9, 10].map(|mtype| {
-        let who = (Role::Receiver, guard.queue.place, guard.next_ticket());
+        let who = (Role::Receiver, guard.queue.name, guard.next_ticket());
         let node = Node::alloc(&dead, who, 8, super::filter::Filter::Equal(mtype)).unwrap();
         guard.receivers().push(node.line);
         node
@@ -282,7 +282,7 @@ fn linked(task: &Task, id: i32, role: Role) -> Node<'_> {
     let guard = queue(task, id).lock(task.owner).unwrap();
     let node = Node::alloc(
         task,
-        (role, guard.queue.place, guard.next_ticket()),
+        (role, guard.queue.name, guard.next_ticket()),
         8,
         super::filter::Filter::Any,
     );
@@ -347,7 +347,7 @@ fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     // node.
     let guard = queue(&one, id).lock(one.owner).unwrap();
     let message = Message::alloc(&one, 3, b"text").unwrap();
-    message.set_truth(Truth::Delivered(guard.queue.place, node.line));
+    message.set_truth(Truth::Delivered(guard.queue.name, node.line));
     assert!(rebuild(&guard).is_empty());
     assert_eq!(message.truth(), Truth::Private);
 }
@@ -366,7 +366,7 @@ fn interrupted_change_of_a_queue_is_whole_or_nothing() {
         {
             let ids = one.msg_ids().lock().unwrap();
             let guard = queue.lock(one.owner).unwrap();
-            guard.begin_set(77, one.msg_ids().changes(queue.place.index));
+            guard.begin_set(77, one.msg_ids().changes(queue.name.index));
             if is_changed {
                 ids.update_perm(&ids.obtain_object_check(id).unwrap(), 0, 0, 0o640, 0);
             }
@@ -520,7 +520,7 @@ fn message_with_an_impossible_size_is_cut() {
 fn receive_without_sleep(task: &Task, id: i32) -> u32 {
     let queue = queue(task, id);
     let guard = queue.lock(task.owner).unwrap();
-    let who = (Role::Receiver, queue.place, guard.next_ticket());
+    let who = (Role::Receiver, queue.name, guard.next_ticket());
     let node = Node::alloc(task, who, 64, Filter::Any).unwrap();
     guard.receivers().push(node.line);
     node.line

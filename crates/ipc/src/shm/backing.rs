@@ -99,9 +99,9 @@ pub trait Backing: Send + Sync {
 /// The backing of a process that uses no segments, in a namespace where other processes may use
 /// them. It has no access to the memory. So it can neither remove memory nor see holds.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Elsewhere;
+pub struct NoBacking;
 
-impl Backing for Elsewhere {
+impl Backing for NoBacking {
     fn create(&self, _: SegmentName, _: u64) -> Result<(), Errno> {
         Err(Errno::ACCESS)
     }
