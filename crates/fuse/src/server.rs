@@ -190,7 +190,7 @@ impl Server {
             return self.lookup_by_handle(parent, name);
         }
         let dir = self.inode(parent)?;
-        let name = self.fresh(&dir, self.name(name)?)?;
+        let name = self.revalidated(&dir, self.name(name)?)?;
         let inode = self.vfs.lookup(&self.cred(caller), &dir, name)?;
         let attr = self.vfs.getattr(&inode)?;
         self.hand_out(inode, attr)
@@ -257,7 +257,7 @@ impl Server {
     /// `EPERM`, `EACCES`, `EINVAL`, `EISDIR` as in chmod(2), chown(2), truncate(2) and
     /// utimensat(2); the errors of the back end.
     pub fn setattr(&self, caller: Caller, node: u64, change: Change) -> Result<Attr, Errno> {
-        let inode = self.inode_now(node)?;
+        let inode = self.inode_refreshed(node)?;
         let mut set = change.set;
         if set.size.is_some() {
             // For truncate(2) the kernel adds the time. A truncation sets it anyway.
@@ -303,7 +303,7 @@ impl Server {
     /// them. For requests whose effect depends on both, whatever checks permissions: a new file
     /// inherits from them, or a change clears some bits. Other requests need them only for the
     /// permission check, which the kernel has made. Asking again would cost a `stat` each.
-    fn inode_now(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
+    fn inode_refreshed(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.inode(node)?;
         self.refresh(&inode);
         Ok(inode)
@@ -318,7 +318,7 @@ impl Server {
 
     /// Returns `name` after the cached answer for it in `dir` was compared with the back end, if
     /// other programs may change that.
-    fn fresh<'a>(&self, dir: &InodeRef<'_>, name: Name<'a>) -> Result<Name<'a>, Errno> {
+    fn revalidated<'a>(&self, dir: &InodeRef<'_>, name: Name<'a>) -> Result<Name<'a>, Errno> {
         match self.options.ownership {
             Ownership::Exclusive => {}
             Ownership::Shared => self.vfs.revalidate(dir, name)?,

@@ -29,7 +29,7 @@ const SET_ID: u32 = S_ISUID | S_ISGID;
 impl HostFs {
     /// Returns the attributes of the file behind a descriptor. `has_acl` may be true without an
     /// ACL.
-    pub(crate) fn attr_of_any(&self, fd: BorrowedFd<'_>) -> Result<Attr, Errno> {
+    pub(crate) fn attr_maybe_acl(&self, fd: BorrowedFd<'_>) -> Result<Attr, Errno> {
         let status = self.status(fd, b"")?;
         let may_have_acl = self.has_acl(&status, || Ok(true))?;
         Ok(self.attr(&status, may_have_acl))

@@ -37,7 +37,7 @@ impl HostFs {
     /// Opens the regular file behind `fd`, with `O_NOATIME` if the options say so.
     fn reopen_file(&self, fd: impl AsFd, access: OFlags) -> Result<OwnedFd, Errno> {
         self.retry_full(|| {
-            open_noted(self.atime.others, |flags| reopen(fd.as_fd(), access | flags))
+            open_with_atime(self.atime.others, |flags| reopen(fd.as_fd(), access | flags))
         })
     }
 
@@ -173,7 +173,7 @@ fn put_at_end(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno
 
 /// Runs `open`, with `O_NOATIME` if reading must not change the time of the last access. The host
 /// refuses that flag for a file of another user; then runs `open` without it.
-pub(crate) fn open_noted<R>(
+pub(crate) fn open_with_atime<R>(
     atime: Atime,
     open: impl Fn(OFlags) -> Result<R, Errno>,
 ) -> Result<R, Errno> {

@@ -241,16 +241,16 @@ impl HostFs {
     ///
     /// # Errors
     /// As [`HostFs::at`] and [`HostFs::status`].
-    pub(crate) fn attr_now(&self, node: Node<'_>) -> Result<Attr, Errno> {
+    pub(crate) fn attr_by_fd_or_name(&self, node: Node<'_>) -> Result<Attr, Errno> {
         if let Some(fd) = self.kept(node.ino()) {
-            return self.attr_of_any(fd.as_fd());
+            return self.attr_maybe_acl(fd.as_fd());
         }
         if node.kind() != FileKind::Directory
             && let Some(attr) = self.attr_by_name(node)
         {
             return Ok(attr);
         }
-        self.attr_of_any(self.at(node)?.as_fd())
+        self.attr_maybe_acl(self.at(node)?.as_fd())
     }
 
     /// Reads the attributes of an inode by directory and name. Returns `None` if the first path
@@ -371,7 +371,7 @@ impl FileSystem for HostFs {
     }
 
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
-        self.attr_now(node)
+        self.attr_by_fd_or_name(node)
     }
 
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {

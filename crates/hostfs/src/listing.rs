@@ -18,7 +18,7 @@ use corewalk::{DirEntry, DirSink, Errno, FileKind, Name, Node};
 use rustix::fs::{FileType, Mode, OFlags, RawDir, SeekFrom, openat, seek};
 
 use crate::beneath::no_follow;
-use crate::files::open_noted;
+use crate::files::open_with_atime;
 use crate::hostfs::{HostFs, reopen};
 
 /// The size of the buffer for entries, in bytes.
@@ -40,7 +40,7 @@ impl HostFs {
     ) -> Result<(), Errno> {
         let path_fd = self.at(dir)?;
         let file = self.retry_full(|| {
-            open_noted(self.atime.directories, |flags| open_to_list(path_fd.as_fd(), flags))
+            open_with_atime(self.atime.directories, |flags| open_to_list(path_fd.as_fd(), flags))
         })?;
         if cookie != 0 {
             seek(&file, SeekFrom::Start(offset_of(cookie)))?;

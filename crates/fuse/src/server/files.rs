@@ -39,7 +39,7 @@ impl Server {
         // An exec needs the current mode. A truncation may have to clear mode bits.
         let inode = match flags & (OPEN_FOR_EXEC | OFlags::TRUNC.bits()) {
             0 => self.inode(node)?,
-            _ => self.inode_now(node)?,
+            _ => self.inode_refreshed(node)?,
         };
         self.open_checked(caller, &self.cred(caller), &inode, flags)
     }

@@ -43,12 +43,12 @@ pub struct Dirent<'a> {
 struct Names {
     bytes: Vec<u8>,
     /// For each name its end in `bytes`, and the back end's entry.
-    ends: Vec<(usize, Told)>,
+    ends: Vec<(usize, ListedEntry)>,
 }
 
 /// The back end's entry of a name.
 #[derive(Clone, Copy, Debug)]
-struct Told {
+struct ListedEntry {
     ino: u64,
     kind: FileKind,
     cookie: u64,
@@ -145,8 +145,8 @@ impl Server {
         let mut count_max = *BATCH_NAMES.start();
         loop {
             names.collect(self, dir, cookie, count_max)?;
-            for (name, told) in names.iter() {
-                if self.report_one(dir, name, told, sink)?.is_break() {
+            for (name, listed) in names.iter() {
+                if self.report_one(dir, name, listed, sink)?.is_break() {
                     return Ok(());
                 }
             }
@@ -162,17 +162,17 @@ impl Server {
         &self,
         dir: &InodeRef<'_>,
         name: &[u8],
-        told: Told,
+        listed: ListedEntry,
         sink: &mut dyn FnMut(Dirent<'_>, &Attr) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, Errno> {
-        let cookie = shifted(told.cookie)?;
+        let cookie = shifted(listed.cookie)?;
         let Entry { node, attr, .. } = match self.look_up(dir, name) {
             Ok(entry) => entry,
             // The name was removed since it was collected.
             Err(Errno::NOENT) => return Ok(ControlFlow::Continue(())),
             Err(_) => {
-                let attr = Attr { ino: self.translate(told.ino), ..unknown(told.kind) };
-                return Ok(sink(Dirent { name, node: 0, kind: told.kind, cookie }, &attr));
+                let attr = Attr { ino: self.translate(listed.ino), ..unknown(listed.kind) };
+                return Ok(sink(Dirent { name, node: 0, kind: listed.kind, cookie }, &attr));
             }
         };
         let untaken = Untaken { server: self, node };
@@ -185,7 +185,7 @@ impl Server {
 
     /// Looks up a collected name.
     fn look_up(&self, dir: &InodeRef<'_>, name: &[u8]) -> Result<Entry, Errno> {
-        let name = self.fresh(dir, self.name(name)?)?;
+        let name = self.revalidated(dir, self.name(name)?)?;
         // A process that may read a directory may see all its names, so the lookup needs no check.
         let inode = self.vfs.lookup(&Cred::root(), dir, name)?;
         let attr = self.vfs.getattr(&inode)?;
@@ -290,18 +290,18 @@ impl Names {
                 return ControlFlow::Break(());
             }
             self.bytes.extend_from_slice(entry.name.as_bytes());
-            let told = Told { ino: entry.ino, kind: entry.kind, cookie: entry.cookie };
-            self.ends.push((self.bytes.len(), told));
+            let listed = ListedEntry { ino: entry.ino, kind: entry.kind, cookie: entry.cookie };
+            self.ends.push((self.bytes.len(), listed));
             ControlFlow::Continue(())
         })
     }
 
-    fn iter(&self) -> impl Iterator<Item = (&[u8], Told)> {
+    fn iter(&self) -> impl Iterator<Item = (&[u8], ListedEntry)> {
         let mut start = 0;
-        self.ends.iter().map(move |&(end, told)| {
+        self.ends.iter().map(move |&(end, listed)| {
             let name = &self.bytes[start..end];
             start = end;
-            (name, told)
+            (name, listed)
         })
     }
 }

@@ -32,7 +32,7 @@ impl Server {
         name: &[u8],
         new: &New<'_>,
     ) -> Result<Entry, Errno> {
-        let dir = self.inode_now(parent)?;
+        let dir = self.inode_refreshed(parent)?;
         let cred = self.cred_to_make(caller, new);
         let (inode, attr) = self.make_in(&cred, &dir, name, new, None)?;
         self.hand_out(inode, attr)
@@ -52,7 +52,7 @@ impl Server {
         new: &New<'_>,
         flags: u32,
     ) -> Result<(Entry, u64), Errno> {
-        let dir = self.inode_now(parent)?;
+        let dir = self.inode_refreshed(parent)?;
         let new = New { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
         let open = self.has_open_state.then_some(flags);
         match self.make_in(&self.cred_to_make(caller, &new), &dir, name, &new, open) {
@@ -84,7 +84,7 @@ impl Server {
         flags: u32,
     ) -> Result<(Entry, u64), Errno> {
         let cred = caller.resolve(self.namespace);
-        let name = self.fresh(dir, self.name(name)?)?;
+        let name = self.revalidated(dir, self.name(name)?)?;
         let inode = self.vfs.lookup(&cred, dir, name)?;
         if inode.kind() != FileKind::Regular {
             return Err(Errno::STALE);
@@ -105,7 +105,7 @@ impl Server {
     /// # Errors
     /// `EOPNOTSUPP` if the back end has no such files; as [`Server::make`].
     pub fn tmpfile(&self, caller: Caller, parent: u64, new: &New<'_>) -> Result<Entry, Errno> {
-        let dir = self.inode_now(parent)?;
+        let dir = self.inode_refreshed(parent)?;
         let new = New { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
         let make = Make { umask: new.umask, ..Make::new(new.mode, caller.uid, caller.gid) };
         let (inode, attr) = self.vfs.tmpfile(&self.cred_to_make(caller, &new), &dir, make)?;
@@ -125,7 +125,7 @@ impl Server {
     ) -> Result<Entry, Errno> {
         let inode = self.inode(node)?;
         let dir = self.counted(parent)?;
-        let name = self.fresh(&dir, Name::new(name)?)?;
+        let name = self.revalidated(&dir, Name::new(name)?)?;
         let attr = self.vfs.link(&self.cred(caller), &inode, &dir, name)?;
         self.hand_out(inode, attr)
     }
@@ -142,7 +142,7 @@ impl Server {
         removal: Removal,
     ) -> Result<(), Errno> {
         let dir = self.inode(parent)?;
-        let name = self.fresh(&dir, self.name(name)?)?;
+        let name = self.revalidated(&dir, self.name(name)?)?;
         self.vfs.remove(&self.cred(caller), &dir, name, removal)
     }
 
@@ -168,7 +168,7 @@ impl Server {
         let old_dir = self.inode(from.0)?;
         let new_dir = self.counted(to.0)?;
         let (old, new) = (self.name(from.1)?, self.name(to.1)?);
-        let (old, new) = (self.fresh(&old_dir, old)?, self.fresh(&new_dir, new)?);
+        let (old, new) = (self.revalidated(&old_dir, old)?, self.revalidated(&new_dir, new)?);
         self.vfs.rename(&self.cred(caller), (&old_dir, old), (&new_dir, new), mode)
     }
 
@@ -193,7 +193,7 @@ impl Server {
         new: &New<'_>,
         open: Option<u32>,
     ) -> Result<(InodeRef<'_>, corewalk::Attr), Errno> {
-        let name = self.fresh(dir, Name::new(name)?)?;
+        let name = self.revalidated(dir, Name::new(name)?)?;
         let make = Make {
             rdev: new.rdev,
             target: new.target,

@@ -61,7 +61,7 @@ impl Server {
         flags: u32,
     ) -> Result<(), Errno> {
         let inode = match name == XATTR_ACCESS {
-            true => self.inode_now(node)?,
+            true => self.inode_refreshed(node)?,
             false => self.inode(node)?,
         };
         let mode = match flags {
