@@ -1,4 +1,4 @@
-//! A file system of one's own: a directory of a thousand files, each with the square of its name.
+//! A small file system: a directory with the files 1 to 1000. Each contains the square of its name.
 //!
 //! ```console
 //! mkdir /tmp/squares
@@ -6,8 +6,8 @@
 //! cat /tmp/squares/12
 //! ```
 //!
-//! Eleven methods are required of a [`FileSystem`]. This one cannot be changed, so five of them say `EROFS`; names,
-//! permissions, lookups and forgets are the library's.
+//! A [`FileSystem`] has eleven required methods. This one is read-only, so five of them return
+//! `EROFS`. The library does the rest: names, permissions, lookups and forgets.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use corewalk::{
 };
 use corewalk_fuse::{Mount, MountOptions, Options};
 
-/// The root has inode number 1, the file `N` has `N` + 1.
+/// The inode number of the root. The file `N` has the number `N` + 1.
 const ROOT_INO: u64 = 1;
 const FILES: u64 = 1000;
 
@@ -63,7 +63,7 @@ impl FileSystem for Squares {
     fn lookup(&self, _: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
         let text = std::str::from_utf8(name.as_bytes()).map_err(|_| Errno::NOENT)?;
         let number: u64 = text.parse().map_err(|_| Errno::NOENT)?;
-        // One number, one name: "007" is no second name of 7.
+        // Each file has one name only: "007" is not another name of 7.
         let is_known = (1..=FILES).contains(&number) && number.to_string() == text;
         if is_known { Ok(self.attr(ROOT_INO + number)) } else { Err(Errno::NOENT) }
     }
@@ -134,7 +134,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let point: PathBuf = std::env::args_os().nth(1).ok_or("usage: squares DIRECTORY")?.into();
     let fs = Arc::new(Squares { since: Timespec::now() });
     let mount = Mount::new(fs, &point, Options::exclusive(), &MountOptions::default())?;
-    println!("mounted on {}; umount ends it", point.display());
+    println!("mounted on {}; end it with umount", point.display());
     mount.wait()?;
     Ok(())
 }

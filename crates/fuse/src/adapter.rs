@@ -1,33 +1,35 @@
 //! A [`Server`] as a [`fuser::Filesystem`].
 //!
-//! fuser reads requests, parses them and calls one method each; here they are turned into the
-//! server's terms and its answers into fuser's replies. Nothing is decided here but what belongs to
-//! this transport: which features to ask the kernel for, and what to leave out altogether.
+//! fuser reads and parses requests, and calls one method for each. The adapter translates the
+//! arguments to the server's types and the server's answers to fuser's replies. It decides only
+//! about this transport: which features to request from the kernel, and which requests to turn off.
 //!
-//! # What is left out
-//! - Where opening means nothing ([`Server::opens_are_free`]) the first open is answered `ENOSYS`,
-//!   and the kernel never asks again: open and close cost no request then.
-//! - `flush` is always answered so: closing a file has no effect on these back ends.
-//! - Locks are not asked for: the kernel keeps them itself, as for a local file system.
-//! - Set-user-ID, and set-group-ID with execution by the group: the kernel clears these bits where it checks
-//!   permissions, but for an open that truncates. Otherwise it is asked to leave them to the server
-//!   (`FUSE_HANDLE_KILLPRIV`). The server always decides about set-group-ID alone (`Server::change`).
+//! # Requests that are turned off
+//! - If the server needs no open ([`Server::opens_are_free`]), the adapter answers the first open
+//!   with `ENOSYS`. The kernel then sends neither open nor release.
+//! - The adapter always answers `flush` with `ENOSYS`. Closing a file has no effect on these back
+//!   ends.
+//! - The adapter does not request file locks. The kernel keeps them, as for a local file system.
+//! - Where the kernel checks permissions, it clears set-user-ID, and set-group-ID with execution by
+//!   the group, except in an open that truncates. Otherwise the adapter requests that the kernel
+//!   leaves these bits to the server (`FUSE_HANDLE_KILLPRIV`). The server always decides about
+//!   set-group-ID without that execution bit (`Server::change`).
 //!
 //! # Panics of a back end
-//! Each request runs under `catch_unwind`; one that panics is answered `EIO`. The cache and the
-//! back end see to their own state (F.2 of [`corewalk::FileSystem`]'s rules).
+//! Each request runs under `catch_unwind`. A request that panics is answered with `EIO`. The cache
+//! and the back end keep their own state consistent (F.2 of [`corewalk::FileSystem`]'s rules).
 //!
 //! # Guarantees
-//! - D.1: every request gets exactly one answer, forgets none.
-//! - D.2: what an answer counts is what it holds: a listing that fails half way answers with what it
-//!   has.
+//! - D.1: every request gets exactly one answer; a forget gets none.
+//! - D.2: the server counts exactly the entries that an answer contains. A listing that fails half
+//!   way answers with the entries that it has.
 //!
 //! Source: fuser 0.18; Linux `fs/fuse/inode.c` (`process_init_reply`).
 
-mod aside;
 mod convert;
-mod full;
+mod offload;
 mod requests;
+mod retry;
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,7 +38,7 @@ use std::sync::Arc;
 use corewalk::{Errno, FileSystem};
 use fuser::{FopenFlags, InitFlags, KernelConfig};
 
-use self::aside::Aside;
+use self::offload::Offload;
 use crate::options::{Options, Ownership, Permissions, ReaddirPlus, WriteCache};
 use crate::server::Server;
 
@@ -61,15 +63,15 @@ use crate::server::Server;
 pub struct Adapter {
     server: Arc<Server>,
     opening: Opening,
-    aside: Aside,
+    offload: Offload,
 }
 
-/// What the kernel is told about opening.
+/// How the adapter answers an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opening {
-    /// Each open is a request; what the kernel has cached is good or not, as these flags say.
+    /// Each open is a request. The flags say whether the kernel may keep its cached pages.
     Asked(FopenFlags),
-    /// None is.
+    /// The kernel sends no open.
     Free,
 }
 
@@ -88,7 +90,7 @@ impl Adapter {
             Ownership::Exclusive => FopenFlags::FOPEN_KEEP_CACHE,
             Ownership::Shared => FopenFlags::empty(),
         };
-        Adapter { server, opening: Opening::Asked(flags), aside: Aside::default() }
+        Adapter { server, opening: Opening::Asked(flags), offload: Offload::default() }
     }
 
     /// Returns the server.
@@ -96,7 +98,7 @@ impl Adapter {
         &self.server
     }
 
-    /// Runs a request; one that panics fails with `EIO`.
+    /// Runs a request. A request that panics fails with `EIO`.
     fn guarded<T>(
         &self,
         request: impl FnOnce(&Server) -> Result<T, Errno>,
@@ -104,7 +106,7 @@ impl Adapter {
         guarded(&self.server, request)
     }
 
-    /// Asks the kernel for the features that the options need.
+    /// Requests from the kernel the features that the options need.
     fn negotiate(&mut self, config: &mut KernelConfig) {
         let options = self.server.options();
         let mut wanted = vec![
@@ -113,12 +115,13 @@ impl Adapter {
             InitFlags::FUSE_DONT_MASK,
             InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_HAS_IOCTL_DIR,
-            // By lookups of `.` and `..` the kernel finds again what it has a file handle of and has forgotten.
+            // The kernel may then look up `.` and `..` to find an inode that it has forgotten but
+            // has a file handle of.
             InitFlags::FUSE_EXPORT_SUPPORT,
         ];
         match options.readdirplus {
             ReaddirPlus::Never => {}
-            // The kernel would ask for each name once more before it uses what it was told.
+            // With a timeout of 0 the kernel looks up each name again before it uses it.
             ReaddirPlus::Auto if options.entry_timeout.is_zero() => {}
             ReaddirPlus::Auto => {
                 wanted.push(InitFlags::FUSE_DO_READDIRPLUS);
@@ -141,7 +144,7 @@ impl Adapter {
         if self.server.opens_are_free() && can_skip {
             self.opening = Opening::Free;
         } else {
-            // Truncation is checked with the open it belongs to.
+            // The server truncates in the open, so the open checks the permission.
             wanted.push(InitFlags::FUSE_ATOMIC_O_TRUNC);
         }
         for feature in wanted {
@@ -158,7 +161,7 @@ impl Adapter {
     }
 }
 
-/// Runs a request; one that panics fails with `EIO`.
+/// Runs a request. A request that panics fails with `EIO`.
 fn guarded<T>(
     server: &Server,
     request: impl FnOnce(&Server) -> Result<T, Errno>,
@@ -166,7 +169,7 @@ fn guarded<T>(
     match catch_unwind(AssertUnwindSafe(|| request(server))) {
         Ok(result) => result.map_err(convert::errno),
         Err(_) => {
-            // The panic hook has said what and where.
+            // The panic hook has printed the message.
             server.count_panic();
             Err(fuser::Errno::EIO)
         }
@@ -174,6 +177,6 @@ fn guarded<T>(
 }
 
 thread_local! {
-    /// Room for what is read, kept from one request to the next.
+    /// The buffer for read requests, kept from one request to the next.
     static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }

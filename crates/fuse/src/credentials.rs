@@ -1,28 +1,27 @@
-//! Who asks: from the user, group and process that a request names to credentials.
+//! Credentials for a request.
 //!
-//! A request carries `fsuid`, `fsgid` and a process number; supplementary groups and capabilities it
-//! does not. Where the kernel has checked permissions they are not needed, and nothing is read. Where
-//! the server checks, they are read from `/proc/PID/status`, on the thread that serves the request
-//! and while the caller waits for it, so that the process is still there.
+//! A request carries `fsuid`, `fsgid` and a process number. It does not carry supplementary groups
+//! and capabilities. If the kernel checks permissions, the server does not need them. Otherwise the
+//! server reads them from `/proc/PID/status`, on the thread of the request. The process waits for
+//! the answer, so it still exists.
 //!
-//! # What is believed
-//! - Capabilities of a process in another user namespace mean nothing here: anybody can make a
-//!   namespace and have all capabilities in it. They count only if `/proc/PID/ns/user` is the
-//!   namespace of the server.
-//! - access(2) and setfsuid(2) make `fsuid` differ from what the process is otherwise. Then root gets
-//!   its permitted capabilities and anybody else none, as access(2) has it.
-//! - A process that cannot be read has no groups and no capabilities.
+//! # Which capabilities count
+//! - Any user can create a user namespace and has all capabilities in it. So the capabilities of a
+//!   process count only if it is in the user namespace of the server (`/proc/PID/ns/user`).
+//! - access(2) and setfsuid(2) can make `fsuid` differ from the process's other user IDs. If it
+//!   differs, root has its permitted capabilities, and any other user has none, as in access(2).
+//! - A process whose files in `/proc` cannot be read has no groups and no capabilities.
 //!
 //! Source: proc_pid_status(5), access(2), capabilities(7), user_namespaces(7).
 
 use corewalk::{Caps, Cred, Errno};
 use rustix::fs::{Mode, OFlags};
 
-/// Bytes of `/proc/PID/status` that are read: group lists are the only long line, and 4096 groups
-/// of ten digits fit.
+/// The bytes of `/proc/PID/status` that are read, at most. Only the list of groups is long, and
+/// 4096 groups of ten digits fit.
 const STATUS_BYTES_MAX: usize = 64 << 10;
 
-/// The capabilities that matter here, with their numbers in the kernel.
+/// The capabilities that affect a file system, with their numbers in the kernel.
 const CAPS: [(u32, Caps); 8] = [
     (0, Caps::CHOWN),
     (1, Caps::DAC_OVERRIDE),
@@ -34,22 +33,23 @@ const CAPS: [(u32, Caps); 8] = [
     (31, Caps::SETFCAP),
 ];
 
-/// Who sent a request.
+/// The process that sent a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// The file system user.
+    /// The file system user ID.
     pub uid: u32,
-    /// The file system group.
+    /// The file system group ID.
     pub gid: u32,
-    /// The process (in truth the thread) that waits; 0 if there is none or it cannot be named.
+    /// The thread ID of the waiting thread. It is 0 if no thread waits, or if the thread has no
+    /// number in the server's PID namespace.
     pub pid: u32,
 }
 
-/// A user namespace, by the identity of its file in `/proc`.
+/// A user namespace: the device and inode number of its file in `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UserNamespace(u64, u64);
 
-/// What `/proc/PID/status` says.
+/// The fields of `/proc/PID/status` that matter here.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Status {
     fsuid: Option<u32>,
@@ -64,8 +64,8 @@ impl Caller {
         Cred::prechecked(self.uid, self.gid)
     }
 
-    /// Returns the credentials of the caller as they are now; `ours` is the namespace that
-    /// capabilities must be of.
+    /// Returns the current credentials of the caller. Its capabilities count only if it is in the
+    /// user namespace `ours`.
     pub(crate) fn resolve(self, ours: Option<UserNamespace>) -> Cred {
         let nobody = Cred { uid: self.uid, gid: self.gid, groups: Vec::new(), caps: Caps::empty() };
         let status = match self.pid {
@@ -86,7 +86,7 @@ impl Caller {
 }
 
 impl UserNamespace {
-    /// Returns the namespace of this process, if it can be told.
+    /// Returns the namespace of this process, or `None` if it cannot be determined.
     pub(crate) fn ours() -> Option<UserNamespace> {
         UserNamespace::of(std::process::id())
     }
@@ -120,7 +120,7 @@ impl Status {
                 word.and_then(|word| u64::from_str_radix(word, 16).ok()).unwrap_or(0)
             };
             match &line[..colon] {
-                // Real, effective, saved, file system.
+                // The four numbers are the real, effective, saved and file system user IDs.
                 b"Uid" => status.fsuid = words.nth(3).and_then(|word| word.parse().ok()),
                 b"Groups" => status.groups = words.filter_map(|word| word.parse().ok()).collect(),
                 b"CapPrm" => status.permitted = hex(words.next()),
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn caller_that_is_gone_has_no_rights() {
-        // Numbers of processes are below 2^22.
+        // A process number is always below 2^22.
         let cred = Caller { uid: 0, gid: 0, pid: u32::MAX }.resolve(UserNamespace::ours());
         assert_eq!((cred.uid, cred.groups.len(), cred.caps), (0, 0, Caps::empty()));
     }
@@ -194,7 +194,7 @@ mod tests {
         let mut found = cred.groups.clone();
         found.sort_unstable();
         assert_eq!(found, groups);
-        // Another file system user than the process has: no capability is left.
+        // The process's own fsuid differs from this one, so it has no capability.
         let other = Caller { uid: uid + 1, ..caller };
         assert_eq!(other.resolve(UserNamespace::ours()).caps, Caps::empty());
     }

@@ -1,34 +1,36 @@
-//! Any corewalk file system as a FUSE server.
+//! A FUSE server for any corewalk file system.
 //!
-//! FUSE hands requests about numbered inodes to a program; the kernel counts how often it was told
-//! of each number and forgets them in bulk. Getting that bookkeeping right under concurrency is what
-//! every server of its own gets wrong first, and what corewalk's cache does. This crate is the rest:
-//! the protocol's rules, credentials, cookies, mounting and unmounting.
+//! The kernel sends a FUSE server requests about numbered inodes. It counts how often the server
+//! handed out each number, and later gives back many counts with one forget request. A server must
+//! keep the same counts, also when requests run in parallel. corewalk's cache does that. This crate
+//! adds the rest: the rules of the protocol, credentials, cookies of directories, mounting and
+//! unmounting.
 //!
 //! # How it works
-//! - [`Server`] has one method per request and knows no transport: plain arguments in, an answer or
-//!   an errno out. All rules are here, once.
-//! - [`Adapter`] implements [`fuser::Filesystem`] with it, for programs that run on fuser already.
-//!   A transport of our own will stand beside it.
-//! - [`Mount`] mounts, runs the threads, answers the cache's wish for room by asking the kernel to
-//!   forget, and unmounts.
+//! - [`Server`] has one method per request. It takes plain arguments and returns an answer or an
+//!   errno, so it does not depend on how requests arrive. All rules of the protocol are there.
+//! - [`Adapter`] implements [`fuser::Filesystem`] by calling a [`Server`]. It is for programs that
+//!   already use fuser.
+//! - [`Mount`] mounts, runs the threads, and unmounts. If the cache is over its budget, it asks the
+//!   kernel to forget inodes.
 //!
 //! # Guarantees
-//! - S.1: each entry that is handed out counts one lookup, which the kernel gives back by forget; a
-//!   count that does not fit is refused and changes nothing (trap P5).
-//! - S.2: a request for a number that the kernel does not hold fails with `ESTALE`.
-//! - S.3: a request that panics fails with `EIO`; the server goes on.
-//! - S.4: no lock is held while a back end works, so a slow request delays only who needs its answer
-//!   (traps P6, P7).
+//! - S.1: each entry that the server hands out counts one lookup, and the kernel gives the count
+//!   back by a forget request. The server refuses a forget of more lookups than it counted. Such a
+//!   forget changes nothing (trap P5).
+//! - S.2: a request for a node number that the kernel does not hold fails with `ESTALE`.
+//! - S.3: a request that panics fails with `EIO`, and the server goes on.
+//! - S.4: the server holds no lock while it calls the back end. So a slow request delays only the
+//!   callers that need its answer (traps P6, P7).
 //!
-//! # What it works around in fuser 0.18
-//! - It unmounts what stands at the mount point after somebody else has unmounted: [`Mount`] mounts
-//!   and unmounts by itself, and only what it mounted.
-//! - Times before 1970 with a fraction arrive wrong: the adapter undoes that.
-//! - `FUSE_INTERRUPT` is not served: file locks are left to the kernel, where a waiter can be
-//!   interrupted.
-//! - `FUSE_TMPFILE`, `FUSE_STATX` and `FUSE_HANDLE_KILLPRIV_V2` do not reach a file system, so
-//!   `O_TMPFILE` fails with `EOPNOTSUPP` and a creation time is not shown.
+//! # Limits of fuser 0.18
+//! - fuser unmounts by path. If the mount was replaced by another one, fuser unmounts that. So
+//!   [`Mount`] mounts and unmounts by itself, and unmounts only its own mount.
+//! - fuser computes times before 1970 that have a fraction wrongly. The adapter corrects them.
+//! - fuser does not pass on `FUSE_INTERRUPT`. So the kernel keeps the file locks, and a signal can
+//!   interrupt a thread that waits for one.
+//! - fuser does not pass on `FUSE_TMPFILE`, `FUSE_STATX` and `FUSE_HANDLE_KILLPRIV_V2`. So
+//!   `O_TMPFILE` fails with `EOPNOTSUPP`, and statx(2) shows no creation time.
 //!
 //! Source: Linux `include/uapi/linux/fuse.h`, `Documentation/filesystems/fuse.rst`, fuse(4).
 //!
@@ -52,8 +54,13 @@ mod credentials;
 mod mount;
 mod notify;
 mod options;
-mod room;
 mod server;
+mod shrinker;
+
+/// Runs the examples of the README as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 pub use adapter::Adapter;
 pub use credentials::Caller;

@@ -1,25 +1,25 @@
-//! A mount: from a file system and a folder to threads that serve it, and back.
+//! Mounting a file system on a directory, serving it, and unmounting it.
 //!
-//! [`Mount::new`] mounts, starts the threads and returns when the mount works. The mount ends when
-//! it is dropped, by [`Mountpoint::unmount`] from any thread, or by umount(8) from outside.
-//! [`Mount::wait`] returns when it has ended.
+//! [`Mount::new`] mounts, starts the threads, and returns once the mount works. The mount ends when
+//! it is dropped, by [`Mountpoint::unmount`] from any thread, or by umount(8). [`Mount::wait`]
+//! returns when the mount has ended.
 //!
-//! Mounting is done here and not by fuser: it tells what went wrong, gives the mount its type, and
-//! unmounts only what it has mounted, whatever else was mounted there since, and wherever it has been
-//! moved to.
+//! This module mounts by itself instead of using fuser's mount function. So it can say what failed,
+//! and can set the type of the mount. It unmounts only its own mount, even if another one lies on
+//! top of it, or the mount was moved.
 //!
-//! # As an ordinary user
-//! Only root may mount, so anybody else asks fusermount3(1), which is set-user-ID root. It hands the
-//! open device back over a socket.
+//! # Mounting without root
+//! Only root may mount. For any other user fusermount3(1) mounts, which is set-user-ID root. It
+//! sends the open device over a socket.
 //!
-//! # When the mount is busy
-//! A mount that is in use cannot be unmounted; it is detached then: its name is gone at once, and it
-//! ends when the last user leaves. Who does not want to wait ends the process, and the users get
-//! `ENOTCONN`.
+//! # Unmounting a mount in use
+//! A mount in use cannot be unmounted, so it is detached. Its name is gone at once, and it ends
+//! when its last user closes it. To end it earlier, end the process that serves it. Its users then
+//! get `ENOTCONN`.
 //!
 //! # Lifetimes
-//! The threads of fuser own the adapter and end when the connection does; the thread that keeps the
-//! budget is joined after them.
+//! fuser's threads own the adapter, and end when the connection ends. The shrinker thread is joined
+//! after them.
 //!
 //! Source: mount(2), fusermount3(1), Linux `fs/fuse/inode.c` for the options.
 
@@ -42,8 +42,8 @@ use fuser::{INodeNo, Session, SessionACL};
 use crate::adapter::Adapter;
 use crate::notify::KernelCache;
 use crate::options::Options;
-use crate::room::Room;
 use crate::server::Server;
+use crate::shrinker::Shrinker;
 
 /// A mounted file system. Dropping it unmounts; see [`Mountpoint::unmount`].
 #[derive(Debug)]
@@ -52,28 +52,29 @@ pub struct Mount {
     point: Mountpoint,
     kernel: KernelCache,
     session: Option<JoinHandle<std::io::Result<()>>>,
-    room: Option<Room>,
+    shrinker: Option<Shrinker>,
 }
 
-/// Where something is mounted.
+/// The place of a mount. It stays valid if the mount is moved.
 #[derive(Clone, Debug)]
 pub struct Mountpoint {
-    /// The place when it was mounted.
+    /// The path at the time of the mount.
     path: PathBuf,
-    /// Tells the mount from others for as long as it exists; then another may get the same.
+    /// The number of the mount and of its device. Another mount may get both once this one is gone.
     identity: table::Identity,
-    /// Tells whether the connection still exists.
+    /// The device, which shows whether the connection still exists.
     device: Arc<Device>,
 }
 
-/// What became of a mount that was to be unmounted.
+/// The result of unmounting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmounted {
-    /// It is gone.
+    /// The mount is gone.
     Done,
-    /// It was in use: nobody finds it any more, and it ends when its last user leaves.
+    /// The mount was in use. No path leads to it any more, and it ends when its last user closes
+    /// it.
     Detached,
-    /// It was gone before.
+    /// The mount was gone before.
     Already,
 }
 
@@ -81,7 +82,7 @@ impl Mount {
     /// Mounts `fs` on the directory `path`.
     ///
     /// # Errors
-    /// What [`MountError`] lists. Nothing is mounted then.
+    /// A [`MountError`]. Nothing is mounted then.
     pub fn new(
         fs: Arc<dyn FileSystem>,
         path: &Path,
@@ -93,7 +94,7 @@ impl Mount {
         Mount::serve(Arc::new(server), path, mount)
     }
 
-    /// Mounts what `server` serves on the directory `path`.
+    /// Mounts the file system of `server` on the directory `path`.
     ///
     /// # Errors
     /// As [`Mount::new`].
@@ -103,19 +104,26 @@ impl Mount {
         mount: &MountOptions,
     ) -> Result<Mount, MountError> {
         let path = table::checked_mountpoint(path)?;
-        let claim = table::claim(&path)?;
+        let lock = table::lock_mountpoint(&path)?;
         let device = Arc::new(device::mount(&path, server.options(), mount)?);
-        let Some(found) = table::mounted_on(&path)?.filter(|found| found.is_fuse) else {
+        let Some(entry) = table::mounted_on(&path)?.filter(|entry| entry.is_fuse) else {
             return Err(MountError::System("reading the mount table", Errno::NOENT));
         };
-        drop(claim);
-        let point = Mountpoint { path, identity: found.identity, device };
+        drop(lock);
+        let point = Mountpoint { path, identity: entry.identity, device };
         let adapter = Adapter::with_server(Arc::clone(&server));
         match start(adapter, &point.device, mount) {
             Ok((kernel, session)) => {
                 let notifier = kernel.notifier().clone();
-                let room = Room::start(Arc::clone(&server), notifier, Arc::clone(&point.device));
-                Ok(Mount { server, point, kernel, session: Some(session), room: Some(room) })
+                let shrinker =
+                    Shrinker::start(Arc::clone(&server), notifier, Arc::clone(&point.device));
+                Ok(Mount {
+                    server,
+                    point,
+                    kernel,
+                    session: Some(session),
+                    shrinker: Some(shrinker),
+                })
             }
             Err(error) => {
                 let _ = point.unmount();
@@ -129,69 +137,70 @@ impl Mount {
         &self.server
     }
 
-    /// Returns where it is mounted; the value can be sent to another thread to unmount.
+    /// Returns the place of the mount. Any thread can use it to unmount.
     pub fn point(&self) -> &Mountpoint {
         &self.point
     }
 
-    /// Returns the kernel's cache of the mount, to be told of changes made by others.
+    /// Returns the kernel's cache of the mount, for changes that were not made through the mount.
     pub fn kernel_cache(&self) -> &KernelCache {
         &self.kernel
     }
 
     /// Waits until the mount has ended.
     ///
-    /// A signal does not end it: one that ends the process (`SIGINT`, `SIGTERM`, and `SIGHUP` of a terminal that is
-    /// closed) leaves a mount without a server, of which every use fails with `ENOTCONN` until somebody unmounts it.
-    /// A program has to catch these signals, and to call [`Mountpoint::unmount`] then, as `corewalk mount` does.
+    /// A signal that ends the process leaves a mount without a server. Every use of it fails with
+    /// `ENOTCONN` until it is unmounted. Such signals are `SIGINT`, `SIGTERM`, and `SIGHUP` when
+    /// the terminal is closed. A program should catch them and call [`Mountpoint::unmount`], as
+    /// `corewalk mount` does.
     ///
     /// # Errors
-    /// If a thread that serves it has failed.
+    /// [`MountError::System`] if a thread that serves requests has failed.
     pub fn wait(mut self) -> Result<(), MountError> {
-        let session = self.session.take().expect("only this and drop take it");
+        let session = self.session.take().expect("only `wait` and `drop` take the session");
         let mut ended = end(session);
-        // The last unmount of a detached mount reads as ENODEV by one thread and, now and then, as
-        // ECONNABORTED by another. Where it is still mounted somebody has aborted it.
-        let is_aborted = ended == Err(MountError::System("serving", Errno::CONNABORTED));
+        // When a detached mount ends, most threads read ENODEV, but now and then one reads
+        // ECONNABORTED. If the mount still exists, its connection was aborted.
+        let is_aborted = ended == Err(MountError::System("serving requests", Errno::CONNABORTED));
         if is_aborted && self.point.find() == Ok(None) {
             ended = Ok(());
         }
-        // A connection that was aborted leaves a mount without a server.
+        // After an abort the mount is still there, without a server.
         if let Err(error) = self.point.unmount() {
-            log::error!("{} stays mounted: {error}", self.point.path.display());
+            log::error!("cannot unmount {}, it stays mounted: {error}", self.point.path.display());
         }
         ended
     }
 }
 
 impl Mountpoint {
-    /// Returns the path that it was mounted on, without links in it. It is elsewhere if somebody has
-    /// renamed a directory above it since.
+    /// Returns the path at the time of the mount, without symbolic links. The mount is elsewhere if
+    /// a directory above it was renamed since.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Unmounts what was mounted, wherever it is by now, and nothing else. If it is in use it is
+    /// Unmounts the mount, wherever it is now. Never unmounts another mount. A mount in use is
     /// detached.
     ///
     /// # Errors
-    /// `EPERM` if that is not allowed; `EBUSY` if something else is mounted on it; `EIO` if
-    /// fusermount3(1) failed.
+    /// `EPERM` if this user may not unmount it; `EBUSY` if another mount lies on top of it; `EIO`
+    /// if fusermount3(1) failed.
     pub fn unmount(&self) -> Result<Unmounted, Errno> {
         let Some(path) = self.find()? else { return Ok(Unmounted::Already) };
         if device::unmount(&path, device::Force::None).is_ok() {
             return Ok(Unmounted::Done);
         }
-        // It may have been moved just then.
+        // The mount may be in use, or it was moved meanwhile.
         let Some(path) = self.find()? else { return Ok(Unmounted::Already) };
         device::unmount(&path, device::Force::Detach)?;
         Ok(Unmounted::Detached)
     }
 
-    /// Returns the path that leads to the mount, None if it is gone.
+    /// Returns the path that leads to the mount now, or `None` if the mount is gone.
     ///
     /// # Errors
-    /// `EBUSY` if its path leads to something else; `EIO` without a mount table.
+    /// `EBUSY` if another mount lies on top of it; `EIO` if the mount table cannot be read.
     fn find(&self) -> Result<Option<PathBuf>, Errno> {
         let Some(path) = table::find_again(self.identity).map_err(|_| Errno::IO)? else {
             return Ok(None);
@@ -200,17 +209,17 @@ impl Mountpoint {
         if met.is_none_or(|met| met.identity != self.identity) {
             return Err(Errno::BUSY);
         }
-        // With the connection the numbers are ours. Without it the mount has been aborted, or it is
-        // gone and another got its numbers; that one has a server.
+        // While the connection exists, the numbers are those of our mount. Otherwise our mount was
+        // aborted and is dead, or it is gone and a live mount got its numbers.
         let is_ours = !self.device.is_disconnected() || table::is_dead(&path);
         Ok(is_ours.then_some(path))
     }
 }
 
-/// What runs a session: the kernel's cache of it, and the thread that ends with it.
+/// A running session: the kernel's cache of it, and the thread that serves it.
 type Running = (KernelCache, JoinHandle<std::io::Result<()>>);
 
-/// Greets the kernel and starts the threads that serve requests.
+/// Negotiates with the kernel and starts the threads that serve requests.
 fn start(adapter: Adapter, device: &Device, mount: &MountOptions) -> Result<Running, MountError> {
     let system = |what, error: &std::io::Error| {
         MountError::System(what, Errno::from_io_error(error).unwrap_or(Errno::IO))
@@ -225,12 +234,12 @@ fn start(adapter: Adapter, device: &Device, mount: &MountOptions) -> Result<Runn
     };
     let descriptor = device.descriptor().map_err(|error| system("copying a descriptor", &error))?;
     let session = Session::from_fd(adapter, descriptor, acl, config)
-        .map_err(|error| system("greeting the kernel", &error))?;
+        .map_err(|error| system("negotiating with the kernel", &error))?;
     let notifier = session.notifier();
     server.set_drop_attributes(Box::new(move |node| {
-        // An offset below 0 means the attributes alone, for which the kernel waits for no lock of the inode.
+        // Offset -1 means the attributes alone. For that the kernel takes no lock of the inode.
         if let Err(error) = notifier.inval_inode(INodeNo(node), -1, 0) {
-            log::debug!("the kernel keeps the attributes of node {node}: {error}");
+            log::debug!("cannot make the kernel drop the attributes of node {node}: {error}");
         }
     }));
     let kernel = KernelCache::new(server, session.notifier());
@@ -246,16 +255,16 @@ fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            Err(MountError::System("serving", errno))
+            Err(MountError::System("serving requests", errno))
         }
-        Err(_) => Err(MountError::System("serving", Errno::IO)),
+        Err(_) => Err(MountError::System("serving requests", Errno::IO)),
     }
 }
 
 impl Drop for Mount {
     fn drop(&mut self) {
         let Some(session) = self.session.take() else {
-            // It has ended; the thread that keeps the budget ends with its field.
+            // The session has ended. The shrinker thread ends when its field is dropped.
             return;
         };
         match self.point.unmount() {
@@ -265,10 +274,15 @@ impl Drop for Mount {
                 }
             }
             Ok(Unmounted::Already | Unmounted::Detached) => {
-                // Somebody may still use it, for as long as they like.
+                // Processes may still use the detached mount, and no thread can wait for that.
             }
-            Err(error) => log::error!("{} stays mounted: {error}", self.point.path.display()),
+            Err(error) => {
+                log::error!(
+                    "cannot unmount {}, it stays mounted: {error}",
+                    self.point.path.display()
+                );
+            }
         }
-        drop(self.room.take());
+        drop(self.shrinker.take());
     }
 }

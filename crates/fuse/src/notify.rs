@@ -1,9 +1,9 @@
-//! Telling the kernel to drop what it has cached, since somebody else has changed the files.
+//! Notifications to the kernel to drop cached names and inodes that another program has changed.
 //!
-//! To drop a name the kernel takes the lock of its directory, which whoever waits for a request in
-//! that directory holds: a thread that serves requests would wait for itself. So none of this may be
-//! called by a back end while it serves. What is dropped because the cache is over its budget is the
-//! matter of [`room`](crate::room).
+//! To drop a name, the kernel locks the directory. A process that waits for a request in that
+//! directory holds the same lock. So a thread that serves requests would wait for itself, and a
+//! back end must not call these functions while it serves a request. Notifications because of the
+//! budget of the cache are in [`shrinker`](crate::shrinker).
 //!
 //! Source: Linux `fuse_reverse_inval_entry` and `fuse_reverse_inval_inode`.
 
@@ -16,11 +16,11 @@ use fuser::{INodeNo, Notifier};
 
 use crate::server::Server;
 
-/// What the kernel has cached of a mount.
+/// The kernel's cache of a mount.
 ///
-/// Its methods are for changes that were not made through the mount: they drop what corewalk has
-/// cached, then what the kernel has. They wait for the kernel, so they must not be called by a
-/// [`FileSystem`](corewalk::FileSystem) while it serves a request.
+/// Call its methods after a change that was not made through the mount. They drop the cached answer
+/// first from corewalk's cache, then from the kernel's. They wait for the kernel, so a
+/// [`FileSystem`](corewalk::FileSystem) must not call them while it serves a request.
 #[derive(Clone, Debug)]
 pub struct KernelCache {
     server: Arc<Server>,
@@ -36,18 +36,18 @@ impl KernelCache {
         &self.notifier
     }
 
-    /// Drops what is known of `name` in the directory with inode number `parent`.
+    /// Drops the cached answer for `name` in the directory with inode number `parent`.
     ///
     /// # Errors
-    /// What the kernel says, `ENOTDIR` among it; that it knows nothing is no error.
+    /// The kernel's errors, such as `ENOTDIR`. It is no error if the kernel has nothing cached.
     pub fn invalidate_entry(&self, parent: u64, name: Name<'_>) -> Result<(), Errno> {
         match self.server.vfs().inode(parent) {
             Ok(dir) => match self.server.vfs().invalidate(&dir, name) {
-                // Removed: there are no names in it.
+                // The directory was removed, so it has no names.
                 Err(Errno::NOENT) => {}
                 result => result?,
             },
-            // Not in use: the kernel has no name in it.
+            // The inode is not in use, so the kernel has no name in it.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }
@@ -56,14 +56,14 @@ impl KernelCache {
         self.notifier.inval_entry(node, name).map_err(errno)
     }
 
-    /// Drops the attributes and the content of the inode with number `ino`.
+    /// Drops the cached attributes and pages of the inode with number `ino`.
     ///
     /// # Errors
-    /// What the kernel says; that it knows nothing is no error.
+    /// The kernel's errors. It is no error if the kernel has nothing cached.
     pub fn invalidate_inode(&self, ino: u64) -> Result<(), Errno> {
         match self.server.vfs().inode(ino) {
             Ok(inode) => self.server.vfs().invalidate_attributes(&inode),
-            // Not in use: the kernel has nothing of it.
+            // The inode is not in use, so the kernel has nothing cached of it.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }

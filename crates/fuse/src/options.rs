@@ -1,67 +1,68 @@
-//! What a server promises the kernel, and what it asks of it.
+//! The options of a server: how long the kernel may cache answers, and which features are used.
 //!
-//! The kernel may cache what it is told; how long is right depends on who else changes the files.
-//! [`Options::exclusive`] is for a back end that is changed through this mount alone: the kernel
-//! keeps what it knows for a day, does not ask before it opens a file, and keeps pages over opens.
-//! [`Options::shared`] is for everything else: a second of trust, and open files are looked at anew.
+//! How long the kernel may cache depends on which programs change the files.
+//! [`Options::exclusive`] is for a back end that is changed through this mount alone. The kernel
+//! keeps names and attributes for a day, keeps pages over opens, and sends no open if the back end
+//! needs none. [`Options::shared`] is for every other back end. The kernel keeps names and
+//! attributes for a second, and drops pages when a file is opened.
 //!
-//! # Who checks permissions
-//! Normally the kernel does, ACLs included ([`Permissions::Kernel`]); requests then carry an owner
-//! for new files and nothing else is checked again. With [`Permissions::Server`] the server checks
-//! each request against the credentials of the caller. The kernel must not cache then, since what
-//! it has in its cache it hands to anybody: [`Options::check`] refuses timeouts with it.
+//! # Permission checks
+//! With [`Permissions::Kernel`], the default, the kernel checks permissions, ACLs included. A
+//! request then carries an owner for new files, and the server checks no permission. With
+//! [`Permissions::Server`] the server checks each request against the credentials of the caller.
+//! The kernel must not cache answers then, since it would give the answer for one user to all
+//! others. [`Options::check`] refuses timeouts with it.
 //!
-//! # Why writes go through
-//! With [`WriteCache::Back`] the kernel collects small writes and times. It is fast, but a full
-//! store is reported at fsync or never, where write(2) should have failed; so it has to be asked
-//! for.
+//! # Why writes are not collected by default
+//! With [`WriteCache::Back`] the kernel collects small writes and times. That is fast. But if the
+//! store is full, write(2) succeeds, and only fsync(2) reports the error, or no call does.
 //!
-//! Source: fuse(8) for the timeouts; Linux `fs/fuse/inode.c` for what follows from the flags.
+//! Source: fuse(8) for the timeouts; Linux `fs/fuse/inode.c` for the effect of the flags.
 
 use std::time::Duration;
 
 use corewalk::VfsOptions;
 
-/// The longest write that fits the buffers of the transport.
+/// The longest write request that fits the buffers of fuser, in bytes.
 const WRITE_BYTES_MAX: u32 = 16 << 20;
-/// The shortest that the protocol allows.
+/// The shortest maximum that the protocol allows, in bytes.
 const WRITE_BYTES_MIN: u32 = 4096;
 
-/// How a [`Server`](crate::Server) deals with the kernel.
+/// The options of a [`Server`](crate::Server).
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Who changes the files.
+    /// Whether other programs change the files too.
     pub ownership: Ownership,
-    /// Who checks permissions.
+    /// Whether the kernel or the server checks permissions.
     pub permissions: Permissions,
     /// Whether the kernel collects writes.
     pub write_cache: WriteCache,
-    /// Whether the kernel gets attributes with the names of a directory.
+    /// Whether a listing of a directory contains attributes.
     pub readdirplus: ReaddirPlus,
-    /// How long the kernel may use what a name refers to.
+    /// How long the kernel may use a looked-up name without asking again.
     pub entry_timeout: Duration,
-    /// How long the kernel may use attributes.
+    /// How long the kernel may use attributes without asking again.
     pub attr_timeout: Duration,
-    /// How long the kernel may use that a name does not exist. Zero: it is not told.
+    /// How long the kernel may remember that a name does not exist. Zero: it does not remember it.
     pub negative_timeout: Duration,
-    /// The longest write request, in bytes.
+    /// The longest write request, in bytes: 4096 to 16 MiB.
     pub write_bytes_max: u32,
-    /// Requests that may run in the background (read-ahead, writeback, release).
+    /// The background requests (read-ahead, writeback, release) that the kernel may send at a time.
     pub background_max: u16,
-    /// The cache of names.
+    /// The options of the namespace and its cache.
     pub vfs: VfsOptions,
 }
 
-/// Who changes the files of a back end.
+/// Which programs change the files of a back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ownership {
-    /// This mount alone.
+    /// Only programs that use this mount.
     Exclusive,
-    /// Others too.
+    /// Other programs too.
     Shared,
 }
 
-/// Who checks permissions.
+/// Which side checks permissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permissions {
     /// The kernel (`default_permissions`, `FUSE_POSIX_ACL`).
@@ -70,40 +71,42 @@ pub enum Permissions {
     Server,
 }
 
-/// Whether the kernel collects writes.
+/// Whether the kernel collects writes before it sends them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteCache {
-    /// Each write is a request.
+    /// The kernel sends each write at once.
     Through,
-    /// The kernel writes back when it likes (`FUSE_WRITEBACK_CACHE`).
+    /// The kernel decides when it writes back (`FUSE_WRITEBACK_CACHE`).
     Back,
 }
 
-/// Whether the kernel gets attributes with the names of a directory.
+/// Whether a listing of a directory contains attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReaddirPlus {
-    /// Never: names and types only.
+    /// Never: a listing contains names and types only.
     Never,
-    /// When the kernel sees that attributes are asked for anyway, and may use a name for a while.
+    /// If the kernel expects that a program reads the attributes, and if names have a timeout.
     Auto,
     /// Always.
     Always,
 }
 
-/// Options that do not go together.
+/// Two options that contradict each other, or a value out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Conflict {
-    /// The server is to check permissions, but the kernel would answer from its cache.
+    /// The server checks permissions, and a timeout is not 0. The kernel would answer from its
+    /// cache without a check.
     CachedNames,
-    /// The server is to check permissions, but the kernel would write back in nobody's name.
+    /// The server checks permissions, and the kernel collects writes. Collected writes do not name
+    /// the user, so the server could not check them.
     CachedWrites,
     /// The longest write is shorter than 4096 bytes or longer than 16 MiB.
     WriteSize,
 }
 
 impl Options {
-    /// Returns what suits a back end that is changed through this mount alone.
+    /// Returns options for a back end that is changed through this mount alone.
     pub fn exclusive() -> Options {
         let day = Duration::from_secs(86400);
         Options {
@@ -115,8 +118,10 @@ impl Options {
         }
     }
 
-    /// Returns what suits a back end that others change too. The kernel keeps names for a second and misses not at all, and
-    /// what the server has cached of a name is held against the back end before each use ([`corewalk::Vfs::revalidate`]).
+    /// Returns options for a back end that other programs change too.
+    ///
+    /// The kernel keeps names for a second, and does not remember missing names. The server
+    /// compares a cached name with the back end before each use ([`corewalk::Vfs::revalidate`]).
     pub fn shared() -> Options {
         Options {
             ownership: Ownership::Shared,
@@ -132,8 +137,8 @@ impl Options {
         }
     }
 
-    /// Returns these options with permissions checked by the server, and without the caching that
-    /// this forbids.
+    /// Returns these options with permission checks by the server, and with no timeouts and no
+    /// collected writes.
     #[must_use]
     pub fn with_server_permissions(self) -> Options {
         Options {
@@ -146,7 +151,7 @@ impl Options {
         }
     }
 
-    /// Returns whether the options go together.
+    /// Checks that the options do not contradict each other.
     ///
     /// # Errors
     /// The [`Conflict`].
@@ -178,8 +183,10 @@ impl std::fmt::Display for Conflict {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Conflict::CachedNames => "timeouts must be 0 where the server checks permissions",
-            Conflict::CachedWrites => "no writeback cache where the server checks permissions",
-            Conflict::WriteSize => "the longest write must have 4096 to 16777216 bytes",
+            Conflict::CachedWrites => {
+                "the write cache must be off where the server checks permissions"
+            }
+            Conflict::WriteSize => "the longest write must be 4096 to 16777216 bytes",
         })
     }
 }

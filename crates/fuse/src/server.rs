@@ -1,26 +1,28 @@
-//! What each request means, apart from how requests arrive.
+//! The requests of the FUSE protocol, apart from how they arrive.
 //!
-//! A [`Server`] has one method per request of the protocol. It turns node numbers into counted
-//! inodes, callers into credentials, and answers into what the kernel counts. It is `Sync`; requests
-//! run side by side on as many threads as a transport likes.
+//! A [`Server`] has one method per request. A method translates the node number to a counted inode
+//! and the caller to credentials. It calls the back end through [`Vfs`], and counts each inode that
+//! the answer gives to the kernel. A `Server` is `Sync`: any number of threads may call it.
 //!
 //! # Node numbers
-//! The kernel calls the root 1 and everything else what it was told. Node numbers are the inode
-//! numbers of the back end with two exchanged: 1 and the number of its root, so that nothing collides
-//! whatever the back end uses. 0 means "no such name" to the kernel and is refused.
+//! In the protocol the root has the number 1. The node number of any other inode is the inode
+//! number of the back end, with one exchange: the back end's number of the root and 1 are swapped.
+//! So no two inodes have one node number, whatever numbers the back end uses. The kernel reads
+//! number 0 as "no such name", so an inode with that number is refused.
 //!
 //! # Counting
-//! An [`Entry`] that is returned has been counted: the transport must deliver it, or call
-//! [`Server::forget`] for it. The kernel keeps a delivered entry, also if whoever asked has died
-//! meanwhile; if the connection ends before that, all counts end with it. Forgets name numbers, never
-//! names, so that a late one cannot hit what has taken over a name (traps P1, P2).
+//! A returned [`Entry`] has been counted. The transport must deliver it to the kernel, or call
+//! [`Server::forget`] for it. The kernel keeps a delivered entry even if the calling process has
+//! died meanwhile. When the connection ends, all counts end with it. A forget names a node number
+//! and no name. So a late forget cannot hit the file that has the name by then (traps P1, P2).
 //!
 //! # Guarantees
-//! - A.1: a directory's cookies are those of the back end plus 2; 1 and 2 stand behind `.` and `..`.
+//! - A.1: a directory's cookies are those of the back end plus 2. Cookies 1 and 2 are the positions
+//!   after `.` and after `..`.
 //! - A.2: `readdirplus` counts an entry only once its sink has taken it.
 //!
 //! # Locks
-//! None of its own; see the crates it calls.
+//! The server has no lock of its own.
 //!
 //! Source: Linux `fs/fuse/dir.c`, `inode.c`; fuse(4).
 
@@ -48,15 +50,18 @@ use crate::credentials::{Caller, UserNamespace};
 use crate::options::{Options, Ownership, Permissions};
 use counters::Tallies;
 
-/// The node number of the root, as the protocol has it.
+/// The node number of the root in the protocol.
 pub(crate) const ROOT_NODE: u64 = 1;
 
-/// The node number that is told of entries in a listing that could not be looked up, and of no others: fuser sends one number
-/// as that of the node and that of the entry, and the C library leaves out entries of number 0. It is told with no
-/// time to keep it, so that nothing is done with it: the kernel asks for the name first, and is told why not.
+/// The node number of entries in a listing with attributes whose lookup failed.
+///
+/// The server would like to send the entry without a node, by number 0. But fuser sends one number
+/// as that of the node and that of the directory entry, and the C library skips directory entries
+/// with number 0. The entry's timeout is 0, so the kernel never uses this node. It looks up the
+/// name before it does anything with it, and then gets the error.
 pub(crate) const NO_NODE: u64 = u64::MAX;
 
-/// Serves one file system. See the module's text.
+/// A server of one file system. The module's text says how it counts.
 ///
 /// # Examples
 /// ```
@@ -67,7 +72,8 @@ pub(crate) const NO_NODE: u64 = u64::MAX;
 /// let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
 /// let server = Server::new(fs, Options::exclusive())?;
 /// let caller = Caller { uid: 1000, gid: 1000, pid: 0 };
-/// let made = server.make(caller, 1, b"file", &New { mode: 0o100_666, umask: 0o22, ..New::default() })?;
+/// let new = New { mode: 0o100_666, umask: 0o22, ..New::default() };
+/// let made = server.make(caller, 1, b"file", &new)?;
 /// assert_eq!((made.attr.mode, made.attr.uid), (0o100_644, 1000));
 /// assert_eq!(server.counters().lookups, 1);
 /// server.forget(made.node, 1);
@@ -85,27 +91,27 @@ pub struct Server {
     drop_attributes: OnceLock<DropAttributes>,
 }
 
-/// Has the kernel drop the attributes that it keeps of a node.
+/// Makes the kernel drop its cached attributes of a node.
 type DropAttributes = Box<dyn Fn(u64) + Send + Sync>;
 
-/// An inode as it is handed to the kernel, counted once.
+/// An inode for the kernel, counted once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "it is counted: deliver it, or forget it"]
 pub struct Entry {
-    /// Its node number.
+    /// The node number.
     pub node: u64,
-    /// With `node`, its name for ever.
+    /// The generation. Node number and generation together are never used for another inode.
     pub generation: u64,
-    /// Its attributes, with the node number as inode number.
+    /// The attributes. Their inode number is the node number.
     pub attr: Attr,
 }
 
-/// A change of attributes, and how it was asked for.
+/// A change of attributes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// What is to change.
+    /// The new attributes.
     pub set: SetAttr,
-    /// It came through a file that is open for writing (ftruncate(2)).
+    /// True if the caller made the change through a file that is open for writing (ftruncate(2)).
     pub through_handle: bool,
 }
 
@@ -113,11 +119,11 @@ impl Server {
     /// Returns a server of `fs`.
     ///
     /// # Errors
-    /// `EINVAL` for options that [conflict](Options::check); what [`Vfs::new`] says.
+    /// `EINVAL` for options that [conflict](Options::check); the errors of [`Vfs::new`].
     pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Result<Server, Errno> {
         options.check().map_err(|_| Errno::INVAL)?;
-        // A back end that has only paths is kept an unlinked file by the namespace, which has to know
-        // that it is open.
+        // If the back end has only paths, the namespace keeps unlinked files until they are
+        // closed. So it must know which files are open.
         let has_open_state = fs.has_open_state() || fs.addressing() == Addressing::PathOnly;
         let fsync_waits = fs.fsync_waits();
         let vfs = Vfs::new(fs, options.vfs.clone())?;
@@ -134,13 +140,13 @@ impl Server {
         })
     }
 
-    /// Returns the namespace that is served.
+    /// Returns the namespace of the server.
     pub fn vfs(&self) -> &Arc<Vfs> {
         &self.vfs
     }
 
-    /// Sets, once, how the kernel is told to drop the attributes of a node that it has just changed: called by the
-    /// thread that serves the request.
+    /// Sets the function that makes the kernel drop the attributes of a node. The server calls it
+    /// on the thread of the request that changed them. It can be set once.
     pub(crate) fn set_drop_attributes(&self, drop_attributes: DropAttributes) {
         let is_first = self.drop_attributes.set(drop_attributes).is_ok();
         debug_assert!(is_first, "a server is mounted once");
@@ -151,21 +157,21 @@ impl Server {
         &self.options
     }
 
-    /// Returns true if neither open nor release of a file matters, so that a transport may have the
-    /// kernel leave both out.
+    /// Returns true if the server needs neither the open nor the release of a file. A transport may
+    /// then tell the kernel to send neither.
     pub fn opens_are_free(&self) -> bool {
         !self.has_open_state
             && self.options.ownership == Ownership::Exclusive
             && self.options.permissions == Permissions::Kernel
     }
 
-    /// Returns true if [`Server::fsync`] may wait for a disk or another machine, so that a transport should serve
-    /// others meanwhile.
+    /// Returns true if [`Server::fsync`] may wait for a disk or another machine. A transport should
+    /// then run it on a thread that reads no requests.
     pub fn fsync_waits(&self) -> bool {
         self.fsync_waits
     }
 
-    /// Returns what has happened so far.
+    /// Returns the counters of the server and its cache.
     pub fn counters(&self) -> Counters {
         self.tallies.read(&self.vfs.stats())
     }
@@ -175,7 +181,7 @@ impl Server {
         self.tallies.panics.add(1);
     }
 
-    /// Returns what `name` in `parent` refers to.
+    /// Returns the inode that `name` in `parent` refers to.
     ///
     /// # Errors
     /// `ENOENT`; `ENAMETOOLONG`; `ENOTDIR`; `EACCES`; `ESTALE` for an unknown `parent`.
@@ -184,17 +190,19 @@ impl Server {
             return self.lookup_by_handle(parent, name);
         }
         let dir = self.inode(parent)?;
-        let name = self.fresh(&dir, self.name(name)?)?;
+        let name = self.revalidated(&dir, self.name(name)?)?;
         let inode = self.vfs.lookup(&self.cred(caller), &dir, name)?;
         let attr = self.vfs.getattr(&inode)?;
         self.hand_out(inode, attr)
     }
 
-    /// Returns `node` itself for `.`, or the directory that it is in for `..`: so the kernel asks for what it has a
-    /// file handle of and no inode any more, and for the directories above that.
+    /// Returns `node` itself for the name `.`, or its parent directory for `..`.
+    ///
+    /// The kernel sends such a lookup if a process opens a file handle whose inode the kernel has
+    /// forgotten, and for the directories above that inode.
     ///
     /// # Errors
-    /// `ESTALE` if it is gone.
+    /// `ESTALE` if the inode is gone.
     fn lookup_by_handle(&self, node: u64, name: &[u8]) -> Result<Entry, Errno> {
         self.tallies.requests.add(1);
         let found = || {
@@ -218,12 +226,12 @@ impl Server {
         self.hand_out(inode, attr)
     }
 
-    /// Takes back `n` lookups of `node`. A number that does not fit is counted and logged, and
-    /// changes nothing.
+    /// Gives back `n` lookups of `node`. If that is more than the kernel holds, nothing changes,
+    /// and the server counts and logs it.
     pub fn forget(&self, node: u64, n: u64) {
         self.tallies.requests.add(1);
         if node == ROOT_NODE || node == NO_NODE {
-            // Neither was ever handed out.
+            // The server never hands out either of them.
             return;
         }
         if self.vfs.forget(self.translate(node), n) {
@@ -237,7 +245,7 @@ impl Server {
     /// Returns the attributes of `node`.
     ///
     /// # Errors
-    /// `ESTALE`; what the back end says.
+    /// `ESTALE`; the errors of the back end.
     pub fn getattr(&self, node: u64) -> Result<Attr, Errno> {
         let attr = self.vfs.getattr(&self.inode(node)?)?;
         Ok(Attr { ino: node, ..attr })
@@ -246,16 +254,17 @@ impl Server {
     /// Changes attributes of `node` and returns the new ones.
     ///
     /// # Errors
-    /// `EPERM`, `EACCES`, `EINVAL`, `EISDIR` as the system calls have them; what the back end says.
+    /// `EPERM`, `EACCES`, `EINVAL`, `EISDIR` as in chmod(2), chown(2), truncate(2) and
+    /// utimensat(2); the errors of the back end.
     pub fn setattr(&self, caller: Caller, node: u64, change: Change) -> Result<Attr, Errno> {
-        let inode = self.inode_now(node)?;
+        let inode = self.inode_refreshed(node)?;
         let mut set = change.set;
         if set.size.is_some() {
-            // The kernel adds the time to truncate(2), which sets it anyway.
+            // For truncate(2) the kernel adds the time. A truncation sets it anyway.
             set.mtime = set.mtime.filter(|time| *time != SetTime::Now);
         }
         let attr = self.change(caller, &inode, |cred| {
-            // The permission was checked when the file was opened.
+            // The kernel checked the permission when the file was opened.
             let is_open = set.size.is_some() && change.through_handle;
             let more = if is_open { Caps::DAC_OVERRIDE } else { Caps::empty() };
             let cred = Cred { caps: cred.caps | more, ..cred.clone() };
@@ -264,51 +273,52 @@ impl Server {
         Ok(Attr { ino: node, ..attr })
     }
 
-    /// Returns whether the caller may do `mask` (the bits of access(2)) with `node`.
+    /// Checks whether the caller has the permissions `mask` (the bits of access(2)) for `node`.
     ///
     /// # Errors
-    /// `EACCES`; `ESTALE`.
+    /// `EACCES` if not; `ESTALE`.
     pub fn access(&self, caller: Caller, node: u64, mask: u32) -> Result<(), Errno> {
         let inode = self.inode(node)?;
         self.vfs.access(&self.cred(caller), &inode, May::from_bits_truncate(mask & 7))
     }
 
-    /// Returns the counted inode of a node.
+    /// Counts a request, and returns the counted inode of its node.
     fn inode(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         self.tallies.requests.add(1);
         self.counted(node)
     }
 
-    /// As `inode`, of one that a request names beside another.
+    /// Returns the counted inode of a node. For the second node that a request names.
     fn counted(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.vfs.inode(self.translate(node))?;
         let (ownership, permissions) = (self.options.ownership, self.options.permissions);
         if ownership == Ownership::Shared && permissions == Permissions::Server {
-            // Others may have changed them.
+            // Other programs may have changed owner and mode, which the permission check needs.
             self.vfs.invalidate_attributes(&inode);
         }
         Ok(inode)
     }
 
-    /// As `inode`, of one whose owner and mode decide what the request does whoever checks permissions: what a new file
-    /// inherits, which bits a change keeps. Others may have changed them. Requests that only ask whether the caller
-    /// may do without: the kernel has said so, and to ask the back end again would cost each of them a look.
-    fn inode_now(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
+    /// As `inode`, but the back end is asked again for owner and mode if other programs may change
+    /// them. For requests whose effect depends on both, whatever checks permissions: a new file
+    /// inherits from them, or a change clears some bits. Other requests need them only for the
+    /// permission check, which the kernel has made. Asking again would cost a `stat` each.
+    fn inode_refreshed(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.inode(node)?;
         self.refresh(&inode);
         Ok(inode)
     }
 
-    /// Has the back end asked for owner and mode, if others change them.
+    /// Makes the next use of owner and mode ask the back end, if other programs may change them.
     fn refresh(&self, inode: &InodeRef<'_>) {
         if self.options.ownership == Ownership::Shared {
             self.vfs.invalidate_attributes(inode);
         }
     }
 
-    /// Returns a name that is to be resolved in `dir`, once what is cached of it is what the back end says, if
-    /// others change that.
-    fn fresh<'a>(&self, dir: &InodeRef<'_>, name: Name<'a>) -> Result<Name<'a>, Errno> {
+    /// Returns `name` after the cached answer for it in `dir` was compared with the back end, if
+    /// other programs may change that.
+    fn revalidated<'a>(&self, dir: &InodeRef<'_>, name: Name<'a>) -> Result<Name<'a>, Errno> {
         match self.options.ownership {
             Ownership::Exclusive => {}
             Ownership::Shared => self.vfs.revalidate(dir, name)?,
@@ -316,7 +326,7 @@ impl Server {
         Ok(name)
     }
 
-    /// Returns the inode number of a node number, or the other way around.
+    /// Returns the inode number of a node number, or the node number of an inode number.
     pub(crate) fn translate(&self, number: u64) -> u64 {
         match number {
             ROOT_NODE => self.root,
@@ -325,18 +335,18 @@ impl Server {
         }
     }
 
-    /// Returns a checked name that is to be resolved, and counts it.
+    /// Checks a name that a request resolves, and counts it.
     fn name<'a>(&self, name: &'a [u8]) -> Result<Name<'a>, Errno> {
         let name = Name::new(name)?;
         self.tallies.names.add(1);
         Ok(name)
     }
 
-    /// Turns a reference into one lookup that the kernel holds.
+    /// Turns a reference to an inode into one lookup that the kernel holds.
     fn hand_out(&self, inode: InodeRef<'_>, attr: Attr) -> Result<Entry, Errno> {
         let node = self.translate(inode.ino());
         if node == 0 || node == ROOT_NODE || node == NO_NODE {
-            // None of them can be the answer to a name.
+            // The protocol uses these numbers for something else than a looked-up inode.
             return Err(Errno::IO);
         }
         let generation = inode.generation();
@@ -345,7 +355,7 @@ impl Server {
         Ok(Entry { node, generation, attr: Attr { ino: node, ..attr } })
     }
 
-    /// Returns the credentials that a request is checked with.
+    /// Returns the credentials for the permission checks of a request.
     fn cred(&self, caller: Caller) -> Cred {
         match self.options.permissions {
             Permissions::Kernel => caller.prechecked(),
@@ -353,9 +363,11 @@ impl Server {
         }
     }
 
-    /// Runs a change of the content, the size or the owner of `inode` with the credentials that it is checked
-    /// with. Where the kernel checks permissions, it decides about the bits of set-user-ID and of set-group-ID
-    /// with execution by the group, but not about set-group-ID alone.
+    /// Runs `change`, which changes content, size or owner of `inode`, with the credentials that
+    /// decide whether the set-group-ID bit is cleared.
+    ///
+    /// Where the kernel checks permissions, it clears set-user-ID, and set-group-ID with execution
+    /// by the group. It does not clear set-group-ID without that execution bit, so the server does.
     fn change<T>(
         &self,
         caller: Caller,
@@ -370,14 +382,15 @@ impl Server {
         if let Some(drop_attributes) = self.drop_attributes.get()
             && self.vfs.has_lone_set_group_id(inode) != Ok(true)
         {
-            // The answer to a write says nothing of the mode, which the kernel may keep for a day.
+            // The answer to a write has no mode, and the kernel may keep the old one for a day.
             drop_attributes(self.translate(inode.ino()));
         }
         changed
     }
 
-    /// As `cred`, with the groups of the caller and, of `CAP_FSETID`, what the caller has: these decide whether
-    /// set-group-ID stays, and the kernel says nothing of them. All other checks it has made, if it makes any.
+    /// As `cred`, with the real groups of the caller and its real `CAP_FSETID`. These decide
+    /// whether set-group-ID stays, and a request does not carry them. The other capabilities are
+    /// all set where the kernel has made the checks.
     fn cred_in_groups(&self, caller: Caller) -> Cred {
         let cred = caller.resolve(self.namespace);
         match self.options.permissions {

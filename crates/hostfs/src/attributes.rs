@@ -1,15 +1,15 @@
-//! Attributes: what statx(2) says, and chmod, chown, truncate and utimensat.
+//! Attributes: statx(2), and chmod, chown, truncate and utimensat.
 //!
-//! A change of several attributes is made one after the other. If one fails, the owner and the mode
-//! are put back as they were, if they were to change; the size is changed last but for the times, since
-//! it cannot be put back.
+//! A change of several attributes is made step by step. If a step fails, the old owner and mode are
+//! restored, as far as they were to change. The size is changed after them, since a truncation
+//! cannot be undone.
 //!
-//! # Who asks for ACLs
-//! Neither statx(2) nor the mode says whether a file has an ACL, and asking takes longer than all
-//! else about attributes. What the cache checks permissions by is asked for: what a name turns out
-//! to be, what was made, and what was changed. Whoever only wants to know the attributes hears that
-//! there may be an ACL. If the cache uses that, it asks for the ACL itself, and is told that there
-//! is none: the answer is right, and takes longer.
+//! # When ACLs are read
+//! Neither statx(2) nor the mode shows whether a file has an ACL. Reading the ACL takes longer than
+//! reading all other attributes. So the ACL is read only in calls whose attributes the cache uses
+//! for permission checks: lookup, creation and changes. In any other call the attributes say that
+//! there may be an ACL. If the cache uses those for a check, it reads the ACL itself and finds
+//! none. So the answer is right, but takes longer.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -23,18 +23,19 @@ use rustix::fs::{
 use crate::descriptors::SharedFd;
 use crate::hostfs::{AclSupport, HostFs, magic, reopen};
 
-/// The bits that who writes to a file takes from it.
+/// The mode bits that a write by another user clears.
 const SET_ID: u32 = S_ISUID | S_ISGID;
 
 impl HostFs {
-    /// Returns the attributes of what a descriptor refers to, which may have an ACL.
-    pub(crate) fn attr_of_any(&self, fd: BorrowedFd<'_>) -> Result<Attr, Errno> {
+    /// Returns the attributes of the file behind a descriptor. `has_acl` may be true without an
+    /// ACL.
+    pub(crate) fn attr_maybe_acl(&self, fd: BorrowedFd<'_>) -> Result<Attr, Errno> {
         let status = self.status(fd, b"")?;
         let may_have_acl = self.has_acl(&status, || Ok(true))?;
         Ok(self.attr(&status, may_have_acl))
     }
 
-    /// Returns the attributes of what a descriptor refers to.
+    /// Returns the attributes of the file behind a descriptor.
     pub(crate) fn attr_of(&self, fd: BorrowedFd<'_>) -> Result<Attr, Errno> {
         let status = self.status(fd, b"")?;
         let has_acl =
@@ -42,7 +43,7 @@ impl HostFs {
         Ok(self.attr(&status, has_acl))
     }
 
-    /// Returns whether a file has an ACL, which `ask` finds out where that is possible.
+    /// Returns true if a file has an ACL. Calls `ask` only if the file could have one.
     pub(crate) fn has_acl(
         &self,
         status: &Statx,
@@ -56,7 +57,7 @@ impl HostFs {
         }
     }
 
-    /// Returns what a status says; the generation is 0.
+    /// Returns the attributes in a status, with generation 0.
     #[inline]
     pub(crate) fn attr(&self, status: &Statx, has_acl: bool) -> Attr {
         Attr {
@@ -83,18 +84,18 @@ impl HostFs {
         let shared = self.at(node)?;
         let fd = shared.as_fd();
         let before = self.status(fd, b"")?;
-        // Opened first, so that a file that cannot be truncated is not changed at all.
+        // Open the file first, so that nothing is changed if it cannot be opened for writing.
         let writable = match set.size {
             Some(_) => Some(self.writable(node, fd)?),
             None => None,
         };
         if let Err(error) = change(node, fd, (&before, set), writable) {
-            // Best effort: what cannot be put back was changed by somebody else meanwhile.
+            // If this fails, another program has changed the attributes meanwhile.
             let changes_owner = set.uid.is_some() || set.gid.is_some();
             if changes_owner {
                 let _ = chown(fd, Some(before.stx_uid), Some(before.stx_gid));
             }
-            // A change of owner changes the mode too.
+            // chown(2) may have cleared mode bits too.
             if (changes_owner || set.mode.is_some()) && node.kind() != FileKind::Symlink {
                 let _ = chmod(fd, u32::from(before.stx_mode));
             }
@@ -103,8 +104,9 @@ impl HostFs {
         self.attr_of(fd)
     }
 
-    /// Returns a descriptor to truncate the file by. One that a client has open is taken first: who
-    /// made a file of mode 0400 may truncate it for as long as it is open, and could not open it again.
+    /// Returns a descriptor for a truncation. Prefers an open file of a client: a user who has
+    /// created a file with mode 0400 may truncate it while it is open, but could not open it for
+    /// writing again.
     fn writable(&self, node: Node<'_>, fd: BorrowedFd<'_>) -> Result<SharedFd, Errno> {
         if let Some(open) = self.descriptors.get_writable(node.ino()) {
             return Ok(open);
@@ -113,7 +115,7 @@ impl HostFs {
     }
 }
 
-/// Changes one attribute after the other; the size by `writable`.
+/// Changes one attribute after the other. The size is changed through `writable`.
 fn change(
     node: Node<'_>,
     fd: BorrowedFd<'_>,
@@ -127,7 +129,7 @@ fn change(
         && node.kind() != FileKind::Symlink
     {
         let changed = chmod(fd, mode);
-        // Who may write but is not the owner: the host takes the bits from what is truncated itself.
+        // The caller may write to the file without owning it. The truncation clears the bits then.
         let before = u32::from(before.stx_mode);
         let takes_set_id = (before ^ mode) & !S_IFMT & !SET_ID == 0 && mode & !before & SET_ID == 0;
         match changed {
@@ -146,17 +148,17 @@ fn change(
     Ok(())
 }
 
-/// Changes the owner of what a descriptor refers to.
+/// Changes the owner of the file behind a descriptor.
 pub(crate) fn chown(fd: BorrowedFd<'_>, uid: Option<u32>, gid: Option<u32>) -> Result<(), Errno> {
     let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
     chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH)
 }
 
-/// Changes the mode of what a descriptor refers to, which is no symbolic link.
+/// Changes the mode of the file behind a descriptor. It must not be a symbolic link.
 pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
     let mode = Mode::from_raw_mode(mode & !S_IFMT);
     match fchmod(fd, mode) {
-        // It has been opened with `O_PATH`.
+        // The descriptor was opened with `O_PATH`.
         Err(Errno::BADF) => chmodat(CWD, magic(fd), mode, AtFlags::empty()),
         done => done,
     }

@@ -1,28 +1,28 @@
-//! Resolving a path beneath the root, whatever is going on there.
+//! Resolving a path beneath the root, while other programs change the tree.
 //!
-//! The paths come from the cache: names of directories, none of them `.`, `..` or a symbolic link.
-//! So nothing on the way may be a link, nothing may lead up or to another file system, and the last
-//! component is opened itself: with `O_PATH`, whatever it is, or as a directory. Where the host has
-//! openat2(2) it says so to the kernel; where not (before Linux 5.6, or under a filter of system
-//! calls), each component is opened from the directory before it with `O_NOFOLLOW`, which allows the same paths.
+//! A path comes from the cache. It consists of names of directories and contains no `.`, no `..`
+//! and no symbolic link. So no component may be a link, and none may lead up or to another file
+//! system. The last component itself is opened: as a directory, or any file with `O_PATH`.
+//! openat2(2) does all that in the kernel. Without it (before Linux 5.6, or forbidden by a filter
+//! of system calls) each component is opened from the directory before it with `O_NOFOLLOW`. Both
+//! accept the same paths.
 //!
-//! A path longer than `PATH_MAX` is resolved in pieces. Between two pieces the directory reached may
-//! be moved, also out of the root; that the file found is the one that was meant is checked by the
-//! caller, by its number.
+//! A path longer than `PATH_MAX` is resolved in pieces. Between two pieces the directory may be
+//! moved, even out of the root. So the caller checks by inode number that it got the right file.
 //!
-//! Source: openat2(2); CVE-2015-2925 for what a rename does to `..`.
+//! Source: openat2(2); CVE-2015-2925 for the effect of a rename on `..`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use corewalk::Errno;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 
-/// The longest piece of a path that is resolved by one call, in bytes.
+/// The longest piece of a path for one call, in bytes.
 const PIECE_MAX: usize = 4000;
-/// Calls of openat2 that may fail because something was renamed meanwhile.
+/// The calls of openat2(2) that may fail because of a concurrent rename.
 const AGAIN_MAX: u32 = 64;
 
-/// How the host resolves paths.
+/// The way in which paths are resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resolver {
     /// With openat2(2).
@@ -32,7 +32,7 @@ pub(crate) enum Resolver {
 }
 
 impl Resolver {
-    /// Returns the best way that works on this host.
+    /// Returns the better way that works on this host.
     pub(crate) fn detect(root: BorrowedFd<'_>) -> Resolver {
         match beneath(root, b".", OFlags::PATH | OFlags::DIRECTORY) {
             Ok(_) => Resolver::Openat2,
@@ -40,12 +40,12 @@ impl Resolver {
         }
     }
 
-    /// Returns a descriptor of what `path`, `/` or `/a/b`, leads to from `root`, opened with `how`:
-    /// `O_PATH`, or `O_DIRECTORY` to read it.
+    /// Opens `path` (`/` or `/a/b`) from `root`. `how` is `O_PATH`, or `O_DIRECTORY` to read a
+    /// directory.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR`; `ELOOP` for a symbolic link on the way; `EXDEV` for another file system;
-    /// `EACCES`.
+    /// `ENOENT`, `ENOTDIR`; `ELOOP` for a symbolic link on the way; `EXDEV` for another file
+    /// system; `EACCES`.
     pub(crate) fn open(
         self,
         root: BorrowedFd<'_>,
@@ -73,7 +73,7 @@ impl Resolver {
     }
 }
 
-/// Returns the flags that every descriptor here is opened with.
+/// Returns the flags of every descriptor that is opened here.
 pub(crate) fn no_follow() -> OFlags {
     OFlags::NOFOLLOW | OFlags::CLOEXEC
 }
@@ -94,7 +94,7 @@ fn beneath(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, E
     result
 }
 
-/// Returns as many components of `path` as fit into `max` bytes, one at least, and the others.
+/// Splits `path` into components of at most `max` bytes together, at least one, and the rest.
 fn split_piece(path: &[u8], max: usize) -> (&[u8], &[u8]) {
     if path.len() <= max {
         return (path, b"");
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn both_resolvers_find_the_same_and_follow_nothing() {
+    fn both_resolvers_find_the_same_files_and_follow_no_link() {
         let root = std::env::temp_dir().join(format!("corewalk-beneath-{}", std::process::id()));
         std::fs::create_dir_all(root.join("a/b")).unwrap();
         let _ = std::os::unix::fs::symlink("/etc", root.join("a/out"));
@@ -133,7 +133,7 @@ mod tests {
             assert!(open(b"/").is_ok() && open(b"/a/b").is_ok());
             assert!(open_directory(b"/").is_ok() && open_directory(b"/a/b").is_ok());
             assert_eq!(open_directory(b"/a/out").err(), Some(Errno::NOTDIR));
-            assert!(open(b"/a/out").is_ok(), "the link itself");
+            assert!(open(b"/a/out").is_ok(), "the link itself is opened");
             let through = open(b"/a/out/passwd").err();
             assert!([Some(Errno::LOOP), Some(Errno::NOTDIR)].contains(&through), "{through:?}");
             assert_eq!(open(b"/a/none").err(), Some(Errno::NOENT));

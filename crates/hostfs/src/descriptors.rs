@@ -1,20 +1,20 @@
-//! The descriptors that are kept, and why each of them.
+//! The descriptors that are kept.
 //!
-//! | kept | for | until | how many |
+//! | kind | of | kept until | at most |
 //! |---|---|---|---|
-//! | reusable | an inode that was used lately | it was not used for a round | `reusable` |
-//! | orphans | an inode that lost its last name | `forget`, or as above | `orphans` |
-//! | fresh | a file that was made to be opened | the `open` that follows | makers at work |
-//! | open files | a handle that the client has | `release` | `open_max`, with the fresh ones |
+//! | reusable | recently used inodes | evicted by the clock algorithm | `reusable` |
+//! | orphans | inodes that lost their last name | `forget`, or evicted as above | `orphans` |
+//! | fresh | files created in order to be opened | the `open` that follows | creations at work |
+//! | open | files that the client has open | `release` | `open_max`, with the fresh ones |
 //!
-//! A descriptor keeps its inode, so the number it is filed under cannot come to mean another file.
-//! An orphan that is dropped because there are too many can still be reached through an open file.
-//! `forget` tells a number: if the host has given that of a file which is still held to another, and that has
-//! lost its last name too, what is kept for it goes with the first of both.
+//! A descriptor keeps its inode alive, so the host gives its inode number to no other file. An
+//! evicted orphan can still be reached through an open file. The back end is told only the number
+//! of a forgotten inode. The host may have given a number to a second file while the first is still
+//! referenced. If both lost their last names, the first `forget` drops the descriptors of both.
 //!
 //! # Locks
-//! One for all three, since a miss has to look at each of them; a leaf: descriptors are opened and
-//! closed outside of it.
+//! One mutex protects all kinds, since a lookup looks at each of them. It is a leaf of the lock
+//! order. Descriptors are opened and closed outside of it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -28,10 +28,10 @@ use rustix::fs::OFlags;
 
 use crate::hostfs::HostFsOptions;
 
-/// A descriptor that several calls may use at once; it is closed after the last one.
+/// A descriptor that several calls may use. It is closed after the last use.
 pub(crate) type SharedFd = Arc<OwnedFd>;
 
-/// How many descriptors are kept of each kind.
+/// The numbers of descriptors that are kept, by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shares {
     pub(crate) reusable: usize,
@@ -40,9 +40,9 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// Divides the `limit` of the process (`RLIMIT_NOFILE`; None is no limit): `reserved` are held
-    /// back, half of all at most; reusable ones and orphans take a quarter of the rest each, at most;
-    /// all others are for files that clients open, one at least.
+    /// Divides the `limit` of the process (`RLIMIT_NOFILE`; `None` is no limit). `reserved` ones
+    /// are held back, at most half of all. Reusable ones and orphans take at most a quarter of the
+    /// rest each. All others are for files that clients open, at least one.
     pub(crate) fn new(options: &HostFsOptions, limit: Option<u64>) -> Shares {
         let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
         let rest = limit - options.reserved.min(limit / 2);
@@ -54,34 +54,35 @@ impl Shares {
 /// The descriptors of one file system.
 pub(crate) struct Descriptors {
     kept: Mutex<Kept>,
-    /// Open and fresh files, at most. Calls that run at the same instant may exceed it by one each.
+    /// The open and fresh files, at most. Each call that runs at the same instant may exceed it by
+    /// one.
     open_max: usize,
     next_handle: AtomicU64,
 }
 
-/// What is kept.
+/// The kept descriptors.
 struct Kept {
     reusable: Recent,
     orphans: Recent,
-    /// By inode number, each with how it is open.
+    /// Files by inode number, each with its access mode.
     fresh: HashMap<u64, (OFlags, OwnedFd), RandomState>,
     /// Open files by inode number and handle.
     open: BTreeMap<(u64, u64), Open>,
 }
 
-/// An open file.
+/// A file that the client has open.
 struct Open {
     access: OFlags,
     fd: SharedFd,
 }
 
-/// At most so many descriptors by inode number. A hand goes round them when there are too many: one
-/// that was used since it passed stays for another round, the first that was not goes.
+/// Descriptors by inode number, at most `max`. Evicts by the clock algorithm: the hand skips slots
+/// that were used since it last passed, and evicts the first that was not.
 struct Recent {
     max: usize,
     hand: usize,
     slots: Vec<Slot>,
-    /// Where the descriptor of an inode is in `slots`.
+    /// The index in `slots` by inode number.
     by_ino: HashMap<u64, usize, RandomState>,
 }
 
@@ -129,13 +130,13 @@ impl Descriptors {
         drop(gone);
     }
 
-    /// Undoes [`Descriptors::keep_orphan`].
+    /// Undoes [`Descriptors::keep_orphan`], after a removal that failed.
     pub(crate) fn adopt_orphan(&self, ino: u64) {
         let orphan = self.kept.lock().orphans.remove(ino);
         drop(orphan);
     }
 
-    /// Closes what is kept of an inode that nobody uses any more.
+    /// Drops the descriptors of an inode that is not in use any more, except open ones.
     pub(crate) fn forget(&self, ino: u64) {
         let mut kept = self.kept.lock();
         let gone = (kept.reusable.remove(ino), kept.orphans.remove(ino), kept.fresh.remove(&ino));
@@ -143,51 +144,51 @@ impl Descriptors {
         drop(gone);
     }
 
-    /// Closes what is kept for reuse: the process has run out of descriptors.
+    /// Closes all reusable descriptors, since the process has run out of descriptors.
     pub(crate) fn drop_reusable(&self) {
         let all = self.kept.lock().reusable.take();
         drop(all);
     }
 
-    /// Keeps a file that was made, open with `access`, for the open that follows.
+    /// Keeps a new file, opened with `access`, for the open that follows.
     pub(crate) fn keep_fresh(&self, ino: u64, access: OFlags, fd: OwnedFd) {
         let replaced = self.kept.lock().fresh.insert(ino, (access, fd));
         drop(replaced);
     }
 
-    /// Returns a file that was made to be opened with `access`, once.
+    /// Takes the new file with this inode number, if it was opened with `access`.
     pub(crate) fn take_fresh(&self, ino: u64, access: OFlags) -> Option<OwnedFd> {
         let mut kept = self.kept.lock();
-        // Somebody else may have opened it first, in another way.
+        // Another client may have opened the file in between, with another access mode.
         kept.fresh.get(&ino).filter(|(kept, _)| *kept == access)?;
         kept.fresh.remove(&ino).map(|(_, fd)| fd)
     }
 
-    /// Returns an error unless a client may open one more file.
+    /// Checks that a client may open one more file.
     ///
     /// # Errors
-    /// `ENFILE`: `EMFILE` would say that the client itself has too many.
-    pub(crate) fn check_room(&self) -> Result<(), Errno> {
+    /// `ENFILE` if not. `EMFILE` would mean that the client itself has too many.
+    pub(crate) fn check_open_limit(&self) -> Result<(), Errno> {
         let kept = self.kept.lock();
         let is_full = kept.open.len() + kept.fresh.len() >= self.open_max;
         if is_full { Err(Errno::NFILE) } else { Ok(()) }
     }
 
-    /// Files an open file and returns its handle.
+    /// Registers an open file and returns its handle.
     pub(crate) fn add_open(&self, ino: u64, access: OFlags, fd: OwnedFd) -> u64 {
-        // ORDERING: Relaxed. Only hands out different numbers.
+        // ORDERING: Relaxed. The handles must only differ.
         let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
         let open = Open { access, fd: Arc::new(fd) };
         self.kept.lock().open.insert((ino, handle), open);
         handle
     }
 
-    /// Returns an open file; None for a handle that is not one of this inode.
+    /// Returns the open file with this handle, or `None` if the inode has no such handle.
     pub(crate) fn get_open(&self, ino: u64, handle: u64) -> Option<SharedFd> {
         self.kept.lock().open.get(&(ino, handle)).map(|open| Arc::clone(&open.fd))
     }
 
-    /// Returns an open file of an inode that can be written to, if there is one.
+    /// Returns an open file of the inode that is open for writing, if there is one.
     pub(crate) fn get_writable(&self, ino: u64) -> Option<SharedFd> {
         let kept = self.kept.lock();
         let mut open = kept.open.range((ino, 0)..=(ino, u64::MAX)).map(|(_, open)| open);
@@ -213,7 +214,7 @@ impl Recent {
         Some(Arc::clone(&slot.fd))
     }
 
-    /// Returns what had to go; the caller drops it outside of the lock.
+    /// Inserts a descriptor and returns the evicted one. The caller drops it outside of the lock.
     fn insert(&mut self, ino: u64, fd: SharedFd) -> Option<SharedFd> {
         if self.max == 0 {
             return Some(fd);
@@ -234,7 +235,7 @@ impl Recent {
         Some(evicted.fd)
     }
 
-    /// Returns the place of the first descriptor that was not used for a round.
+    /// Returns the index of the first descriptor that was not used since the hand passed it.
     fn next_unused(&mut self) -> usize {
         loop {
             let at = self.hand % self.slots.len();
@@ -254,7 +255,7 @@ impl Recent {
         Some(removed.fd)
     }
 
-    /// Takes all of them.
+    /// Removes all descriptors and returns them.
     fn take(&mut self) -> Vec<Slot> {
         self.by_ino.clear();
         std::mem::take(&mut self.slots)
@@ -279,7 +280,7 @@ mod tests {
         descriptors.keep(3, fd());
         assert!(descriptors.get(2).is_none());
         assert!(descriptors.get(1).is_some() && descriptors.get(3).is_some());
-        // Used both of them, so that the hand passes each once.
+        // Both are used now, so the hand passes each of them once.
         descriptors.keep(4, fd());
         let kept = [1, 3, 4].map(|ino| descriptors.get(ino).is_some());
         assert_eq!(kept.iter().filter(|kept| **kept).count(), 2);
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn any_order_of_calls_keeps_at_most_the_bound_and_finds_what_is_kept() {
+    fn any_order_of_calls_keeps_the_bound_and_finds_kept_descriptors() {
         let mut recent = Recent::new(5);
         let mut seed = 7_u64;
         for _ in 0..10_000 {
@@ -314,12 +315,12 @@ mod tests {
         assert!(descriptors.get_open(5, handle).is_some());
         assert!(descriptors.get_open(6, handle).is_none());
         assert!(descriptors.get_writable(5).is_none());
-        assert_eq!(descriptors.check_room(), Ok(()));
+        assert_eq!(descriptors.check_open_limit(), Ok(()));
         let writer = descriptors.add_open(5, OFlags::RDWR, fd().try_clone().unwrap());
         assert!(descriptors.get_writable(5).is_some() && descriptors.get_writable(4).is_none());
-        assert_eq!(descriptors.check_room(), Err(Errno::NFILE));
+        assert_eq!(descriptors.check_open_limit(), Err(Errno::NFILE));
         descriptors.close(5, writer);
-        assert_eq!(descriptors.check_room(), Ok(()));
+        assert_eq!(descriptors.check_open_limit(), Ok(()));
         descriptors.close(6, handle);
         assert!(descriptors.get(5).is_some() && descriptors.get(6).is_none());
         descriptors.close(5, handle);
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_fit_into_the_limit_and_leave_what_is_reserved() {
+    fn shares_fit_into_the_limit_and_leave_the_reserve() {
         let options = HostFsOptions { reserved: 32, ..HostFsOptions::default() };
         let of = |limit| {
             let Shares { reusable, orphans, open_max } = Shares::new(&options, limit);

@@ -1,13 +1,13 @@
-//! Data: open files, reading, writing, allocation, holes.
+//! Content: open files, reading, writing, allocation, holes.
 //!
-//! An open file has a descriptor of its own, opened as the client opened it. A call without one (a
-//! handle of 0, or one whose descriptor is not open for what is asked, as a writeback cache does)
-//! opens the file for itself alone.
+//! An open file has a descriptor of its own, opened with the client's access mode. A call may come
+//! without a handle (0), or with a handle whose descriptor has another access mode, as from a
+//! writeback cache. Such a call opens the file for itself.
 //!
 //! # Appending
-//! No descriptor is open with `O_APPEND`: the pages that a kernel writes back through the handle of a
-//! client that appends belong where they are. A call that appends says so itself, and the host finds
-//! the end, which others may have moved since the client has looked.
+//! No descriptor is opened with `O_APPEND`. A kernel may write back pages through the handle of a
+//! client that appends, and these pages have their own offsets. A call that appends says so, and
+//! the host finds the end, which another program may have moved meanwhile.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,19 +29,19 @@ impl HostFs {
         if let Some(file) = self.descriptors.take_fresh(node.ino(), access) {
             return Ok(self.descriptors.add_open(node.ino(), access, file));
         }
-        self.descriptors.check_room()?;
+        self.descriptors.check_open_limit()?;
         let file = self.reopen_file(&*self.at(node)?, access)?;
         Ok(self.descriptors.add_open(node.ino(), access, file))
     }
 
-    /// Opens a regular file that `fd` refers to; to read it changes its access time as the options say.
+    /// Opens the regular file behind `fd`, with `O_NOATIME` if the options say so.
     fn reopen_file(&self, fd: impl AsFd, access: OFlags) -> Result<OwnedFd, Errno> {
         self.retry_full(|| {
-            open_noted(self.atime.others, |flags| reopen(fd.as_fd(), access | flags))
+            open_with_atime(self.atime.others, |flags| reopen(fd.as_fd(), access | flags))
         })
     }
 
-    /// Runs `call` on the open file, or on one opened for it if the handle is no good for it.
+    /// Runs `call` with the open file, or with a newly opened one if the handle does not suit.
     fn with_file<R>(
         &self,
         node: Node<'_>,
@@ -121,8 +121,8 @@ impl HostFs {
         self.with_file(node, handle, OFlags::WRONLY, |file| fallocate(file, how, offset, len))
     }
 
-    /// Returns the offset of the next data or hole. The offset of the descriptor, which this moves,
-    /// is used by nobody.
+    /// Returns the offset of the next data or hole. This moves the offset of the descriptor, which
+    /// no other call uses.
     pub(crate) fn find_data(
         &self,
         node: Node<'_>,
@@ -138,7 +138,7 @@ impl HostFs {
     }
 }
 
-/// Puts as much as fits, piece by piece, and returns how much that is.
+/// Writes all bytes, in pieces if needed, and returns the count. It is less if a later piece fails.
 fn put_all(
     file: &SharedFd,
     bytes: &[u8],
@@ -162,7 +162,8 @@ fn put_at(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
     pwrite(file, bytes, offset)
 }
 
-/// Writes at the end of the file; at `offset`, which was the end, where the host cannot do that.
+/// Writes at the end of the file. If the host cannot do that, writes at `offset`, which was the
+/// end.
 fn put_at_end(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
     match pwritev2(file, &[IoSlice::new(bytes)], offset, ReadWriteFlags::APPEND) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => pwrite(file, bytes, offset),
@@ -170,9 +171,9 @@ fn put_at_end(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno
     }
 }
 
-/// Runs `open` with `O_NOATIME` if reading is not to be noted, and without it where the host refuses it,
-/// since the file belongs to another user.
-pub(crate) fn open_noted<R>(
+/// Runs `open`, with `O_NOATIME` if reading must not change the time of the last access. The host
+/// refuses that flag for a file of another user; then runs `open` without it.
+pub(crate) fn open_with_atime<R>(
     atime: Atime,
     open: impl Fn(OFlags) -> Result<R, Errno>,
 ) -> Result<R, Errno> {
@@ -185,8 +186,8 @@ pub(crate) fn open_noted<R>(
     }
 }
 
-/// Returns what matters of a client's flags. Offsets come with each call; to append, creation and
-/// truncation are calls of their own.
+/// Returns the access mode in a client's flags. The other flags have no use here: each call has its
+/// offset, and appending, creation and truncation are separate calls.
 pub(crate) fn access_of(flags: u32) -> OFlags {
     OFlags::from_bits_retain(flags) & OFlags::ACCMODE
 }

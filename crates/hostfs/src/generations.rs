@@ -1,16 +1,15 @@
-//! Generations: what tells an inode from an earlier one of the same number (trap P11).
+//! Generations, which distinguish an inode from an earlier one with the same number (trap P11).
 //!
-//! Host file systems use the number of a removed inode again at once. What differs is the time of
-//! birth, so that is the generation, in microseconds. Clocks of file systems tick only every few
-//! milliseconds, though: a file that is made, removed, and made again within a tick may get both
-//! the same number and the same time. So the death of a young inode is noted, and one that is made
-//! with a number and a birth of such a one gets a higher count in the low bits. That count is kept
-//! as long as the mount: it is needed for files that were born in a tick in which another one of
-//! their number was born and died, which are few.
+//! Host file systems reuse the number of a removed inode at once. The time of creation differs, so
+//! it is the generation, in microseconds. But the clock of a file system may tick only every few
+//! milliseconds. A file that is created, removed and created again within a tick may get the same
+//! number and the same time. So the removal of a young inode is recorded. If a new inode has the
+//! number and time of a recorded one, a count in the low bits of its generation is increased. The
+//! count is kept as long as the file system is served. Such inodes are few.
 //!
-//! All this is for host file systems without file handles: see `handles` for the others.
-//! A host file system without times of birth has generation 0 everywhere but for those counts; NFS
-//! exports of such a mount are not safe. What others do to the host is not seen here.
+//! This is only for host file systems without file handles; see `handles` for the others. If the
+//! host file system has no times of creation, only the counts differ. An NFS export of such a mount
+//! is not safe. Changes by other programs on the host are not seen here.
 //!
 //! Source: statx(2); trap P11.
 
@@ -21,46 +20,47 @@ use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use foldhash::fast::RandomState;
 
-/// Low bits of a generation, which count inodes of one number and one time of birth.
+/// The low bits of a generation, which count inodes with one number and one time of creation.
 const COUNT_BITS: u32 = 12;
-/// Inodes that died young, at most, that are remembered: the map is emptied beyond.
+/// The recorded inodes that were removed young, at most. If there are more, all are dropped.
 const YOUNG_DEAD_MAX: usize = 4096;
-/// The age in microseconds over which no clock of a file system stands still.
+/// The age in microseconds from which an inode is not young. The clock ticks more often than that.
 const YOUNG_US: u64 = 1_000_000;
 
-/// What is known of numbers that were used more than once within a tick.
+/// The numbers that were used more than once within a tick.
 #[derive(Default)]
 pub(crate) struct Generations {
     known: Mutex<Known>,
-    /// Whether `counts` has something: without it nobody need look there.
+    /// True if `counts` is not empty. Otherwise no call has to take the lock.
     has_counts: AtomicBool,
 }
 
 #[derive(Default)]
 struct Known {
-    /// By number: birth and count of one that died young.
+    /// By inode number: time of creation and count of an inode that was removed young.
     young_dead: HashMap<u64, (u64, u64), RandomState>,
-    /// The counts, where they are not 0, by number and birth.
+    /// The counts that are not 0, by inode number and time of creation.
     counts: HashMap<(u64, u64), u64, RandomState>,
 }
 
 impl Generations {
-    /// Returns the generation of inode `ino`, born at `birth`.
+    /// Returns the generation of inode `ino`, created at `birth`.
     pub(crate) fn of(&self, ino: u64, birth: Timespec) -> u64 {
         let birth = micros(birth);
-        // ORDERING: Relaxed. The count of an inode is noted before anybody hears of the inode, by way
-        // of whatever tells them; of the others' counts nothing is asked.
+        // ORDERING: Relaxed. The count of an inode is recorded before any other thread gets to know
+        // the inode. Passing it to that thread orders the two. Counts of other inodes do not
+        // matter.
         let count = if self.has_counts.load(Ordering::Relaxed) {
             self.known.lock().counts.get(&(ino, birth)).copied()
         } else {
             None
         };
         let generation = (birth << COUNT_BITS) | count.unwrap_or(0);
-        // The kernel keeps the lower half alone, which is to have something of the upper one.
+        // The kernel keeps only the lower half, so mix some bits of the upper half into it.
         generation ^ generation >> 32
     }
 
-    /// Notes that inode `ino` has lost its last name at `now`.
+    /// Records that inode `ino` has lost its last name at `now`.
     pub(crate) fn note_death(&self, ino: u64, birth: Timespec, now: Timespec) {
         let birth = micros(birth);
         if birth != 0 && micros(now).saturating_sub(birth) > YOUNG_US {
@@ -77,7 +77,7 @@ impl Generations {
         known.young_dead.insert(ino, (birth, count));
     }
 
-    /// Notes that inode `ino` has just been made.
+    /// Records that inode `ino` was created at `birth`.
     pub(crate) fn note_birth(&self, ino: u64, birth: Timespec) {
         let birth = micros(birth);
         let mut known = self.known.lock();
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn number_used_again_within_a_tick_has_another_generation() {
+    fn number_reused_within_a_tick_has_another_generation() {
         let generations = Generations::default();
         let at = Timespec { secs: 1000, nanos: 5000 };
         let mut seen = vec![generations.of(7, at)];
@@ -113,7 +113,7 @@ mod tests {
         seen.dedup();
         assert_eq!(seen.len(), 11);
         let (one, another) = (generations.of(8, at), generations.of(9, at));
-        assert_eq!(one, another, "control: others have no count");
+        assert_eq!(one, another, "control: other numbers have no count");
     }
 
     #[test]

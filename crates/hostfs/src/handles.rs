@@ -1,19 +1,22 @@
-//! File handles of the host: what tells a file from a later one of the same number, and leads to it by number.
+//! File handles of the host. They distinguish a file from a later one with the same inode number,
+//! and find a file by its number.
 //!
-//! The host gives each file a handle that no later file ever has (name_to_handle_at(2)). It is the inode's number
-//! and a generation of the host, laid out as the file system likes. [`Handles`] knows four layouts. In these the
-//! generation is read from the handle of a file, and the handle of a file is made from its number and its
-//! generation, without a list of files. Of any other handle a hash stands for the generation.
+//! The host gives each file a handle that no later file ever gets (name_to_handle_at(2)). It
+//! contains the inode number and a generation of the host, in a layout of the file system.
+//! [`Handles`] knows four layouts. With these it reads the generation from a handle, and makes the
+//! handle of a file from number and generation, without a list of files. Of a handle with another
+//! layout a hash serves as the generation.
 //!
 //! # Beneath the root
-//! A number may be that of a file outside of the root, on the same file system. A directory that was opened by
-//! its handle knows its way up, so it is climbed from. A file does not, unless the host has its name in a cache:
-//! then its path is resolved beneath the root. If not, the file is served only if the root is that of the whole
-//! file system, and `ESTALE` otherwise.
+//! A number may belong to a file outside of the root, on the same file system. An opened directory
+//! leads to its parent, so the way up to the root is checked. Another file leads to a path only if
+//! the host has its name in a cache. Then that path is resolved beneath the root. Otherwise the
+//! file is used only if the root is the root of the whole file system. If not, the call fails with
+//! `ESTALE`.
 //!
-//! # What it refuses
-//! - To open a handle without `CAP_DAC_READ_SEARCH`, or with another layout: `ESTALE`.
-//! - A number without a generation on tmpfs and XFS, which look at the generation: `ESTALE`.
+//! # Refused calls
+//! - Opening a handle without `CAP_DAC_READ_SEARCH`, or with an unknown layout: `ESTALE`.
+//! - A number without a generation on tmpfs and XFS, which check the generation: `ESTALE`.
 //!
 //! Source: open_by_handle_at(2); Linux `fs/libfs.c` (`generic_encode_ino32_fh`), `mm/shmem.c`
 //! (`shmem_encode_fh`), `fs/xfs/xfs_export.c`, `fs/btrfs/export.c`.
@@ -35,39 +38,40 @@ use crate::beneath::no_follow;
 use crate::descriptors::SharedFd;
 use crate::hostfs::{HostFs, magic, stat_fd};
 
-/// How often a name is looked at that others give to another file meanwhile.
-const LOOKS_MAX: u32 = 16;
-/// The most directories above one another that a directory is climbed through.
+/// The tries to read status and handle of a name while other programs give it to other files.
+const TRIES_MAX: u32 = 16;
+/// The levels of directories that are followed upwards, at most.
 const DEPTH_MAX: u32 = 1 << 16;
-/// The name of the directory that a directory is in.
-const UP: &[u8] = b"..";
+/// The name of the parent directory.
+const PARENT: &[u8] = b"..";
 
-/// The handles of one file system.
+/// The file handles of one file system.
 pub(crate) struct Handles {
-    /// The handle of the root, from which those of others are made.
+    /// The handle of the root, a template for the handles of other files.
     root: FileHandle,
     layout: Option<Layout>,
-    /// Whether the root is that of the whole file system, so that all its files are beneath the root.
+    /// True if the root is that of the whole file system, so that all its files are beneath it.
     is_whole: bool,
-    /// The host's generations of files that were opened by number, and have no name in the cache.
+    /// The host's generations of files that were found by number and have no name in the cache.
+    /// Protected by its mutex.
     nameless: Mutex<HashMap<u64, u32, RandomState>>,
 }
 
-/// How a file system lays out a handle.
+/// The layout of the handles of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
-    /// Number and generation, of 32 bits each: ext4, f2fs and most others.
+    /// The inode number and the generation, 32 bits each: ext4, f2fs and most others.
     Short,
-    /// Generation, and a number of 64 bits: tmpfs.
+    /// The generation (32 bits) and the inode number (64 bits): tmpfs.
     Tmpfs,
-    /// A number of 64 bits and the generation: XFS.
+    /// The inode number (64 bits) and the generation (32 bits): XFS.
     Xfs,
-    /// A number of 64 bits, that of the subvolume, and the generation: btrfs.
+    /// The inode number (64 bits), the subvolume (64 bits) and the generation (32 bits): btrfs.
     Btrfs,
 }
 
 impl Layout {
-    /// Returns the layout of the handle of inode `ino`.
+    /// Returns the layout of `handle`, which belongs to inode `ino`.
     fn of(handle: &FileHandle, ino: u64) -> Option<Layout> {
         let layout = match (handle.kind(), handle.bytes().len()) {
             (0x01, 8) => Layout::Short,
@@ -79,7 +83,7 @@ impl Layout {
         (layout.number(handle) == ino).then_some(layout)
     }
 
-    /// Returns the number that a handle has.
+    /// Returns the inode number in a handle.
     fn number(self, handle: &FileHandle) -> u64 {
         match self {
             Layout::Short => u64::from(word(handle, 0)),
@@ -88,7 +92,7 @@ impl Layout {
         }
     }
 
-    /// Returns where the generation is, in bytes.
+    /// Returns the offset of the generation in a handle, in bytes.
     fn generation_at(self) -> usize {
         match self {
             Layout::Short => 4,
@@ -98,8 +102,9 @@ impl Layout {
         }
     }
 
-    /// Returns the handle of inode `ino`, like `root`; without a generation one that any will do for, if the
-    /// file system knows such.
+    /// Returns the handle of inode `ino`, or `None` if it cannot be made.
+    ///
+    /// Without a generation the handle matches any, if the file system has such handles.
     fn handle(self, root: &FileHandle, ino: u64, generation: Option<u32>) -> Option<FileHandle> {
         let any = matches!(self, Layout::Short | Layout::Btrfs).then_some(0);
         let mut bytes = root.bytes().to_vec();
@@ -115,14 +120,16 @@ impl Layout {
 }
 
 impl Handles {
-    /// Returns the handles of the file system that `root`, with number `ino`, is in; None if it has none.
+    /// Returns the handles of the file system of the root `fd` with inode number `ino`, or `None`
+    /// if it has none.
     pub(crate) fn new(fd: BorrowedFd<'_>, ino: u64) -> Option<Handles> {
         let root = FileHandle::of(fd, b"").ok()?;
         let layout = Layout::of(&root, ino);
         Some(Handles { root, layout, is_whole: is_whole(fd), nameless: Mutex::default() })
     }
 
-    /// Returns what `handle` has beside the number of inode `ino`; None if it is that of another inode.
+    /// Returns the generation in `handle`, or `None` if the handle belongs to another inode than
+    /// `ino`.
     fn generation(&self, handle: &FileHandle, ino: u64) -> Option<u32> {
         let layout = self.layout.filter(|_| {
             handle.kind() == self.root.kind() && handle.bytes().len() == self.root.bytes().len()
@@ -131,29 +138,31 @@ impl Handles {
             Some(layout) => {
                 (layout.number(handle) == ino).then(|| word(handle, layout.generation_at()))
             }
-            // Of two handles of one number, one pair in 2 to the 32nd has the same hash.
+            // Two handles of one inode number have the same hash with a probability of 1 in 2^32.
             None => Some(handle.bytes().iter().fold(handle.kind() as u32, |hash, &byte| {
                 (hash.rotate_left(8) ^ u32::from(byte)).wrapping_mul(0x9e37_79b1)
             })),
         }
     }
 
-    /// Drops what is known of an inode that the cache has let go of.
+    /// Drops the generation of an inode that the cache has evicted.
     pub(crate) fn forget(&self, ino: u64) {
         self.nameless.lock().remove(&ino);
     }
 }
 
 impl HostFs {
-    /// Returns the status of `name` in a directory, or of the directory itself for an empty name, and its
-    /// generation: the host's in the lower half, which is all that the kernel keeps of it, and the time of birth
-    /// in the upper.
+    /// Returns the status and the generation of `name` in a directory, or of the directory itself
+    /// for an empty name.
+    ///
+    /// The lower half of the generation is that of the host, since the kernel keeps only that half.
+    /// The upper half is the time of creation.
     pub(crate) fn status_and_generation(
         &self,
         dir: BorrowedFd<'_>,
         name: &[u8],
     ) -> Result<(Statx, u64), Errno> {
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..TRIES_MAX {
             let status = self.status(dir, name)?;
             if let Some(generation) = self.generation(dir, name, &status)? {
                 return Ok((status, generation));
@@ -162,7 +171,8 @@ impl HostFs {
         Err(Errno::STALE)
     }
 
-    /// Returns the generation of what had this status under `name` just now; None if another file has the name.
+    /// Returns the generation of the file that had this status under `name` before, or `None` if
+    /// another file has the name now.
     pub(crate) fn generation(
         &self,
         dir: BorrowedFd<'_>,
@@ -182,8 +192,8 @@ impl HostFs {
         }
     }
 
-    /// Returns true if what has this status under `name` is the inode of `node`, and not a later one of its
-    /// number.
+    /// Returns true if the file with this status under `name` is the inode of `node`, and not a
+    /// later one with the same number.
     pub(crate) fn is_node(
         &self,
         node: Node<'_>,
@@ -193,12 +203,12 @@ impl HostFs {
     ) -> bool {
         let is_number = status.stx_ino == node.ino();
         let Some(wanted) = node.generation().filter(|_| is_number) else { return is_number };
-        // No more is asked for if the birth says so already.
+        // The time of creation is known already, so compare it first.
         let may_be = self.handles.is_none() || birth_half(status) == wanted & !u64::from(u32::MAX);
         may_be && self.generation(dir, name, status) == Ok(Some(wanted))
     }
 
-    /// Returns the attributes of an inode by its number.
+    /// Returns the attributes of the inode with number `ino`.
     pub(crate) fn attr_by_number(&self, ino: u64, wanted: Option<u64>) -> Result<Attr, Errno> {
         let handles = self.handles.as_ref().ok_or(Errno::STALE)?;
         if ino == self.root_ino {
@@ -220,16 +230,15 @@ impl HostFs {
         Ok(Attr { generation, ..self.attr(&status, has_acl) })
     }
 
-    /// Returns a descriptor of a file that was opened by number and has no name in the cache.
+    /// Opens a file that was found by number before and has no name in the cache.
     pub(crate) fn open_nameless(&self, ino: u64) -> Result<OwnedFd, Errno> {
         let handles = self.handles.as_ref().ok_or(Errno::STALE)?;
         let generation = handles.nameless.lock().get(&ino).copied();
         self.open_number(ino, Some(generation.ok_or(Errno::STALE)?))
     }
 
-    /// Returns a descriptor of an inode that no path of the cache leads to: other programs have renamed
-    /// it on the host, or a directory above it. None if it cannot be had by number, or has left the
-    /// root.
+    /// Returns a descriptor of an inode after another program has renamed it, or a directory above
+    /// it, on the host. Returns `None` if it cannot be found by number, or is not beneath the root.
     ///
     /// # Errors
     /// `ENFILE`, `ENOMEM`, `EIO`.
@@ -265,7 +274,7 @@ impl HostFs {
         })
     }
 
-    /// Returns the number of the directory that a directory is in.
+    /// Returns the inode number of a directory's parent.
     pub(crate) fn parent_of(&self, dir: Node<'_>) -> Result<u64, Errno> {
         if dir.ino() == self.root_ino {
             return Ok(dir.ino());
@@ -274,11 +283,11 @@ impl HostFs {
         let status = self.status(fd.as_fd(), b"")?;
         match status.stx_nlink {
             0 => Err(Errno::STALE),
-            _ => Ok(self.status(fd.as_fd(), UP)?.stx_ino),
+            _ => Ok(self.status(fd.as_fd(), PARENT)?.stx_ino),
         }
     }
 
-    /// Returns true if what a descriptor refers to is beneath the root, as far as can be told.
+    /// Returns true if the file behind a descriptor is known to be beneath the root.
     fn is_beneath(&self, fd: BorrowedFd<'_>, kind: FileKind) -> Result<bool, Errno> {
         match kind {
             FileKind::Directory => self.is_directory_beneath(fd),
@@ -297,7 +306,7 @@ impl HostFs {
                 return Ok(true);
             }
             let above =
-                openat(&at, UP, OFlags::PATH | OFlags::DIRECTORY | no_follow(), Mode::empty())?;
+                openat(&at, PARENT, OFlags::PATH | OFlags::DIRECTORY | no_follow(), Mode::empty())?;
             let status = stat_fd(above.as_fd())?;
             let is_top = status.stx_ino == ino;
             if is_top || (status.stx_dev_major, status.stx_dev_minor) != self.device {
@@ -308,7 +317,7 @@ impl HostFs {
         Ok(false)
     }
 
-    /// Returns true if the path that the host shows of a file leads to it from the root.
+    /// Returns true if the host shows a path for the file, and that path leads to it from the root.
     fn has_path_beneath(&self, fd: BorrowedFd<'_>) -> Result<bool, Errno> {
         let shown = |fd| readlinkat(CWD, magic(fd), Vec::new()).map(std::ffi::CString::into_bytes);
         let (path, root) = (shown(fd)?, shown(self.root.as_fd())?);
@@ -331,16 +340,16 @@ fn is_whole(root: BorrowedFd<'_>) -> bool {
         return false;
     }
     let id = status.stx_mnt_id.to_string();
-    // A path in the table need not be text.
+    // Paths in the table need not be UTF-8.
     let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     table.split(|&b| b == b'\n').any(|line| {
-        // The number of the mount, that of its parent, the device, and what the mount shows of that.
+        // The fields are: mount ID, parent ID, device, mounted directory of that device.
         let mut fields = line.split(|&b| b == b' ');
         fields.next() == Some(id.as_bytes()) && fields.nth(2) == Some(b"/")
     })
 }
 
-/// Returns the half of a generation that tells when the file was made.
+/// Returns the upper half of a generation: the time of creation.
 fn birth_half(status: &Statx) -> u64 {
     let birth = time(&status.stx_btime);
     let micros = (birth.secs as u64).wrapping_mul(1_000_000) + u64::from(birth.nanos / 1000);

@@ -1,10 +1,11 @@
-//! The file system itself: from an inode to a descriptor, and from a call to its operation.
+//! The file system: how a call gets from an inode to a descriptor.
 //!
-//! [`HostFs::at`] is where every call begins. An inode that was used lately, was unlinked, or is open
-//! has a descriptor. For any other inode the cache gives a path, which is resolved beneath the root
-//! and checked by number. The path stays true until the call returns, as far as this server renames
-//! (`FileSystem`, F.6). A path that leads elsewhere was changed on the host: the other names that the
-//! cache knows are tried, and an inode that none of them leads to is `ESTALE`.
+//! Every call starts with [`HostFs::at`]. An inode that was used recently, was unlinked while in
+//! use, or is open has a descriptor. For any other inode the cache gives a path. It is resolved
+//! beneath the root, and the result is checked by inode number and generation. This server's own
+//! renames cannot change the path until the call returns (`FileSystem`, F.6). If the path leads to
+//! another inode, a program has changed it on the host. Then the other names that the cache knows
+//! are tried. If none of them leads to the inode, the call fails with `ESTALE`.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -20,92 +21,94 @@ use rustix::process::{Resource, getegid, geteuid, getrlimit};
 
 use crate::beneath::Resolver;
 use crate::descriptors::{Descriptors, SharedFd, Shares};
+use crate::directory_paths::DirectoryPaths;
 use crate::generations::Generations;
 use crate::handles::Handles;
-use crate::places::Places;
 
-/// What statx(2) is asked for.
+/// The fields that statx(2) is called for.
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
-/// The magic numbers (statfs(2)) of file systems that know all about their files: btrfs, ext4, f2fs, tmpfs,
-/// xfs. Not those that may lie over others, as overlayfs.
+/// The magic numbers (statfs(2)) of file systems that store their files themselves: btrfs, ext4,
+/// f2fs, tmpfs, xfs. File systems that lie over others, such as overlayfs, are not among them.
 const LOCAL: [u32; 5] = [0x9123_683e, 0xef53, 0xf2f5_2010, 0x0102_1994, 0x5846_5342];
 
-/// How a host directory is served.
+/// The options of a [`HostFs`].
 #[derive(Clone, Copy, Debug)]
 pub struct HostFsOptions {
-    /// Descriptors of recently used inodes that are kept for reuse.
+    /// The descriptors of recently used inodes that are kept, at most.
     pub reusable: usize,
-    /// Descriptors of inodes that were unlinked while in use, at most. A file that is open is
-    /// reached through its open descriptor as well.
+    /// The descriptors of inodes unlinked while in use that are kept, at most. If such a file is
+    /// open, its open descriptor is used too.
     pub orphans: usize,
-    /// Descriptors that clients' open files leave to calls while they run and to the rest of the
-    /// process: about five for each thread that makes calls. The limit (`RLIMIT_NOFILE`) is asked for
-    /// by [`HostFs::new`]. Where it is low, all three are less.
+    /// The descriptors that open files leave free, for running calls and the rest of the process.
+    /// Use about five per thread that makes calls.
+    ///
+    /// [`HostFs::new`] reads the limit of the process (`RLIMIT_NOFILE`). If it is low, all three
+    /// values are reduced.
     pub reserved: usize,
-    /// When reading sets the time of the last access: `Never` opens with `O_NOATIME` where the host
-    /// allows it (a file of the server's user, or `CAP_FOWNER`). Otherwise the host decides by its
-    /// own mount.
+    /// When a read sets the time of the last access. With `Never`, files are opened with
+    /// `O_NOATIME` if the host permits it (the server's user owns the file, or has `CAP_FOWNER`).
+    /// With any other value the mount of the host directory decides.
     pub atime: AtimePolicy,
 }
 
 impl Default for HostFsOptions {
-    /// Returns 64 of each, 32 reserved, and access times as the host keeps them.
+    /// Returns 64 reusable descriptors, 64 orphans, 32 reserved, and the host's access times.
     fn default() -> HostFsOptions {
         let atime = AtimePolicy::default();
         HostFsOptions { reusable: 64, orphans: 64, reserved: 32, atime }
     }
 }
 
-/// A directory of the host. See the crate's text.
+/// A directory of the host as a file system. The crate's text says how it works.
 pub struct HostFs {
     pub(crate) root: SharedFd,
     pub(crate) root_ino: u64,
-    /// The device of the root; nothing else is entered.
+    /// The device number of the root. Files on other devices are refused.
     pub(crate) device: (u32, u32),
     resolver: Resolver,
     pub(crate) descriptors: Descriptors,
-    places: Places,
+    directory_paths: DirectoryPaths,
     pub(crate) generations: Generations,
-    /// None if the host file system has no handles.
+    /// `None` if the host file system has no file handles.
     pub(crate) handles: Option<Handles>,
-    /// Whether the host file system asks another machine, or process, about its files.
+    /// Whether the host file system gets attributes from another machine or process.
     reach: Reach,
     /// Whether the host file system has POSIX ACLs.
     pub(crate) acls: AclSupport,
     pub(crate) atime: AtimePolicy,
-    /// The user and the group that new files belong to.
+    /// The user ID and group ID that new files get from the host.
     pub(crate) owner: (u32, u32),
 }
 
-/// Whether a host file system asks another machine, or process, about its files.
+/// Whether a host file system gets attributes from another machine or process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// Never.
+    /// The attributes in the kernel are always current.
     Local,
-    /// It does, or may do.
+    /// The attributes in the kernel may be old.
     Remote,
 }
 
 /// Whether a host file system has POSIX ACLs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AclSupport {
-    /// It has, or may have.
+    /// It has ACLs, or this is not known.
     Yes,
-    /// Asking for one is `EOPNOTSUPP`.
+    /// Reading an ACL fails with `EOPNOTSUPP`.
     No,
 }
 
 impl HostFs {
-    /// Returns the file system whose root is the directory `root`, through whatever symbolic links
-    /// lead there.
+    /// Returns the file system whose root is the directory `root`. Symbolic links in the path
+    /// `root` are followed.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR`, `EACCES` for the directory; `ENOSYS` without `/proc`.
+    /// `ENOENT`, `ENOTDIR`, `EACCES` for the directory; `ENOSYS` if `/proc` is not mounted.
     pub fn new(root: &Path, options: HostFsOptions) -> Result<HostFs, Errno> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = match open(root, flags, Mode::empty()) {
-            // It may be searched and not read.
+            // A directory may be searchable without being readable.
             Err(Errno::ACCESS) => open(root, flags | OFlags::PATH, Mode::empty())?,
             opened => opened?,
         };
@@ -127,7 +130,7 @@ impl HostFs {
                 getrlimit(Resource::Nofile).current,
             )),
             atime: options.atime,
-            places: Places::default(),
+            directory_paths: DirectoryPaths::default(),
             generations: Generations::default(),
             acls: AclSupport::Yes,
             owner: (geteuid().as_raw(), getegid().as_raw()),
@@ -138,25 +141,25 @@ impl HostFs {
         Ok(fs)
     }
 
-    /// Returns a descriptor of the inode: of a directory one to read it with, if that is allowed, of
-    /// anything else one that is good for what `O_PATH` is good for.
+    /// Returns a descriptor of the inode: an `O_RDONLY` descriptor of a directory if permitted,
+    /// otherwise an `O_PATH` one.
     ///
     /// # Errors
-    /// `ESTALE` if no path of the cache leads to it any more (H.1); `ENFILE`.
+    /// `ESTALE` if no path of the cache leads to the inode (H.1); `ENFILE`.
     pub(crate) fn at(&self, node: Node<'_>) -> Result<SharedFd, Errno> {
         let ino = node.ino();
         if let Some(fd) = self.kept(ino) {
             return Ok(fd);
         }
-        // Without a name only a descriptor could have reached it, and it may have been removed, and
-        // kept, while this call waited for the removal.
+        // The inode has no name. It may have been removed, and its descriptor kept, while this call
+        // waited for the removal. So look for a descriptor again.
         let Ok(path) = node.path() else {
             return self.descriptors.get(ino).map_or_else(|| self.nameless(ino), Ok);
         };
         if let Some(fd) = self.open_if(node, &path)? {
             return Ok(fd);
         }
-        // That name may have been removed on the host, and another be there.
+        // On the host that name may have been removed or given to another file.
         for path in node.other_paths() {
             if let Some(fd) = self.open_if(node, &path)? {
                 return Ok(fd);
@@ -168,7 +171,8 @@ impl HostFs {
         self.descriptors.get(ino).ok_or(Errno::STALE)
     }
 
-    /// Returns a descriptor of an inode that has no name in the cache, if it was asked for by number.
+    /// Returns a descriptor of an inode without a name in the cache, if it was found by number
+    /// before.
     fn nameless(&self, ino: u64) -> Result<SharedFd, Errno> {
         let fd = Arc::new(self.open_nameless(ino)?);
         self.descriptors.keep(ino, Arc::clone(&fd));
@@ -182,7 +186,7 @@ impl HostFs {
         self.descriptors.get(ino)
     }
 
-    /// Returns a descriptor of what `path` leads to if that is inode `ino`, and keeps it for reuse.
+    /// Returns a descriptor for `path` and keeps it, or `None` if the path does not lead to `node`.
     fn open_if(&self, node: Node<'_>, path: &[u8]) -> Result<Option<SharedFd>, Errno> {
         let fd = match self.open_beneath(path, node.kind()) {
             Ok(fd) => fd,
@@ -191,7 +195,7 @@ impl HostFs {
             ) => {
                 return Err(error);
             }
-            // The name is gone, or something else has taken it or a name above.
+            // The name was removed, or it or a directory above leads to another file.
             Err(_) => return Ok(None),
         };
         if !self.is_node(node, fd.as_fd(), b"", &stat_fd(fd.as_fd())?) {
@@ -202,12 +206,13 @@ impl HostFs {
         Ok(Some(fd))
     }
 
-    /// Returns a descriptor of what `path` leads to, which should be of `kind`.
+    /// Opens `path`, which should lead to a file of type `kind`.
     pub(crate) fn open_beneath(&self, path: &[u8], kind: FileKind) -> Result<OwnedFd, Errno> {
         let open = |how| self.retry_full(|| self.resolver.open(self.root.as_fd(), path, how));
         if kind == FileKind::Directory {
             match open(OFlags::DIRECTORY) {
-                // It may be searched and not read, or something would be mounted on it first.
+                // The directory may be searchable without being readable, or opening it would
+                // trigger an automount.
                 Err(Errno::ACCESS | Errno::XDEV) => {}
                 opened => return opened,
             }
@@ -215,10 +220,11 @@ impl HostFs {
         open(OFlags::PATH)
     }
 
-    /// Runs `open`, and once more without the descriptors kept for reuse if there are too many.
+    /// Runs `open`. If there are too many descriptors, closes those kept for reuse and runs it
+    /// again.
     ///
     /// # Errors
-    /// `ENFILE` for `EMFILE`: the limit is that of this process, and not of the client's.
+    /// `ENFILE` instead of `EMFILE`, since the limit is that of this process, not of its client.
     pub(crate) fn retry_full<R>(&self, open: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
         match open() {
             Err(Errno::MFILE | Errno::NFILE) => {
@@ -229,25 +235,26 @@ impl HostFs {
         }
     }
 
-    /// Returns the attributes of an inode, which may have an ACL. One that has no descriptor gets none
-    /// for this, unless it is a directory, which others are reached by.
+    /// Returns the attributes of an inode. `has_acl` may be true without an ACL. An inode without a
+    /// descriptor is not opened for this, except a directory, since other files are found through
+    /// it.
     ///
     /// # Errors
     /// As [`HostFs::at`] and [`HostFs::status`].
-    pub(crate) fn attr_now(&self, node: Node<'_>) -> Result<Attr, Errno> {
+    pub(crate) fn attr_by_fd_or_name(&self, node: Node<'_>) -> Result<Attr, Errno> {
         if let Some(fd) = self.kept(node.ino()) {
-            return self.attr_of_any(fd.as_fd());
+            return self.attr_maybe_acl(fd.as_fd());
         }
         if node.kind() != FileKind::Directory
             && let Some(attr) = self.attr_by_name(node)
         {
             return Ok(attr);
         }
-        self.attr_of_any(self.at(node)?.as_fd())
+        self.attr_maybe_acl(self.at(node)?.as_fd())
     }
 
-    /// Returns the attributes of an inode as its directory has it, if the first path that the cache
-    /// gives leads there.
+    /// Reads the attributes of an inode by directory and name. Returns `None` if the first path
+    /// from the cache does not lead to the inode.
     fn attr_by_name(&self, node: Node<'_>) -> Option<Attr> {
         let path = node.path().ok()?;
         let slash = path.iter().rposition(|&b| b == b'/')?;
@@ -262,16 +269,16 @@ impl HostFs {
                 Some(self.attr(&status, may_have_acl))
             }
             _ => {
-                self.places.forget(above);
+                self.directory_paths.forget(above);
                 None
             }
         }
     }
 
-    /// Returns a descriptor of the directory that `path` leads to, or has led to a while ago: what is
-    /// found in it must be checked by its number.
+    /// Returns a descriptor of the directory that `path` leads to, or led to some time ago. So the
+    /// caller must check by inode number the files that it finds there.
     fn directory(&self, path: &[u8]) -> Option<SharedFd> {
-        if let Some(ino) = self.places.get(path)
+        if let Some(ino) = self.directory_paths.get(path)
             && let Some(fd) = self.descriptors.get(ino)
         {
             return Some(fd);
@@ -279,17 +286,18 @@ impl HostFs {
         let fd = self.open_beneath(path, FileKind::Directory).ok()?;
         let (ino, fd) = (stat_fd(fd.as_fd()).ok()?.stx_ino, Arc::new(fd));
         self.descriptors.keep(ino, Arc::clone(&fd));
-        self.places.note(path, ino);
+        self.directory_paths.note(path, ino);
         Some(fd)
     }
 
     /// Returns the status of `name` in a directory, or of the directory itself for an empty name.
     ///
-    /// What is mounted on the name is not asked for anything: it is not served, and if it is the mount
-    /// that this call comes from, perhaps nobody else can answer. Its device is known without.
+    /// Never calls a file system that is mounted on the name, since it is not served. It may be the
+    /// very mount that this call comes from, which could not answer. The kernel knows its device
+    /// without calling it.
     ///
     /// # Errors
-    /// `EXDEV` if it is on another file system, or the root of a mount.
+    /// `EXDEV` if `name` is on another file system or the root of a mount.
     #[inline]
     pub(crate) fn status(&self, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Statx, Errno> {
         if name.is_empty() {
@@ -324,19 +332,19 @@ impl Reach {
     }
 }
 
-/// Returns the status of what a descriptor refers to.
+/// Returns the status of the file behind a descriptor.
 #[inline]
 pub(crate) fn stat_fd(fd: BorrowedFd<'_>) -> Result<Statx, Errno> {
     statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT, WANTED)
 }
 
-/// Returns the path under which the kernel shows what a descriptor refers to: for calls that take no
-/// `O_PATH` descriptor. What it leads to is not followed any further.
+/// Returns the path in `/proc` that leads to the file behind a descriptor, for calls that take no
+/// `O_PATH` descriptor. If the file is a symbolic link, calls do not follow it.
 pub(crate) fn magic(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
-/// Opens what an `O_PATH` descriptor refers to, for reading or writing.
+/// Opens the file behind an `O_PATH` descriptor for reading or writing.
 pub(crate) fn reopen(fd: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
     open(magic(fd), flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())
 }
@@ -363,7 +371,7 @@ impl FileSystem for HostFs {
     }
 
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
-        self.attr_now(node)
+        self.attr_by_fd_or_name(node)
     }
 
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
@@ -541,7 +549,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_of_files_need_a_descriptor_of_their_directory_alone() {
+    fn attributes_of_files_need_only_a_descriptor_of_their_directory() {
         let root = std::env::temp_dir().join(format!("corewalk-attributes-{}", std::process::id()));
         std::fs::create_dir_all(root.join("d/e")).unwrap();
         let ino = |path: &str| std::fs::metadata(root.join(path)).unwrap().ino();
@@ -557,19 +565,19 @@ mod tests {
         let d = lookup(&vfs.root(), b"d");
         let (a, e) = (lookup(&d, b"a"), lookup(&d, b"e"));
         let b = lookup(&e, b"b");
-        // Where they are is found out once more by each path.
+        // Each path must find its directory again.
         fs.descriptors.drop_reusable();
         for _ in 0..2 {
             assert_eq!((vfs.getattr(&a).unwrap().size, vfs.getattr(&b).unwrap().size), (5, 5));
         }
         let has = |path| fs.descriptors.get(ino(path)).is_some();
         assert_eq!(["d", "d/e", "d/a", "d/e/b"].map(has), [true, true, false, false]);
-        // Another directory behind the same path.
+        // Another directory at the same path.
         std::fs::rename(root.join("d/e"), root.join("old")).unwrap();
         std::fs::create_dir(root.join("d/e")).unwrap();
         std::fs::rename(root.join("old/b"), root.join("d/e/b")).unwrap();
         assert_eq!(vfs.getattr(&b).unwrap().ino, ino("d/e/b"));
-        // Another file under the same name.
+        // Another file with the same name.
         std::fs::write(root.join("new"), b"1").unwrap();
         std::fs::rename(root.join("new"), root.join("d/a")).unwrap();
         assert_eq!(vfs.getattr(&a), Err(Errno::STALE));
@@ -577,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn file_made_to_be_opened_is_opened_once_and_as_it_was_meant() {
+    fn fresh_file_is_taken_once_and_with_its_access_mode() {
         let root = std::env::temp_dir().join(format!("corewalk-fresh-{}", std::process::id()));
         std::fs::create_dir_all(&root).unwrap();
         let fs = Arc::new(HostFs::new(&root, HostFsOptions::default()).unwrap());
@@ -598,7 +606,7 @@ mod tests {
         let ino = b.ino();
         vfs.remove(&cred, &vfs.root(), Name::new(b"b").unwrap(), Removal::Unlink).unwrap();
         drop(b);
-        assert!(!is_fresh(ino), "nobody uses it");
+        assert!(!is_fresh(ino), "the inode is not in use");
         std::fs::remove_dir_all(&root).unwrap();
     }
 }

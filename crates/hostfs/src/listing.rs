@@ -1,13 +1,13 @@
-//! Directory listings.
+//! Listings of directories.
 //!
-//! A listing is read from a descriptor that is opened for it and moved to the cookie, which is the
-//! host's own `d_off`. So cookies mean the same place for as long as the host says so: disk file
-//! systems hash the name or number the entries, and old versions of the host's tmpfs (before Linux
-//! 6.6) count, so that there a removal may hide an entry from a listing that goes on.
+//! A listing opens a descriptor of its own and seeks to the cookie, which is the host's `d_off`. So
+//! a cookie stays valid as long as on the host. Disk file systems hash the names or number the
+//! entries. The host's tmpfs before Linux 6.6 counts entries. There a removal may hide an entry
+//! from a listing that continues.
 //!
-//! Two offsets get another number. 0, which would mean the start; and 2^63 - 1, by which ext4 and
-//! btrfs mean the end: a server needs room above the largest cookie for what it adds. No host uses
-//! the numbers below 2^63 - 1 that stand for them (ext4's hashes end at 2^63 - 2^32 - 1).
+//! Two offsets are replaced by other cookies. Offset 0 would mean the start. With offset 2^63 - 1
+//! ext4 and btrfs mean the end, but a server needs numbers above the largest cookie. No host uses
+//! the two numbers below 2^63 - 1 that replace them (ext4's hashes end at 2^63 - 2^32 - 1).
 //!
 //! Source: getdents64(2), traps T48 and P13.
 
@@ -18,20 +18,20 @@ use corewalk::{DirEntry, DirSink, Errno, FileKind, Name, Node};
 use rustix::fs::{FileType, Mode, OFlags, RawDir, SeekFrom, openat, seek};
 
 use crate::beneath::no_follow;
-use crate::files::open_noted;
+use crate::files::open_with_atime;
 use crate::hostfs::{HostFs, reopen};
 
-/// Bytes of entries that are read at once.
+/// The size of the buffer for entries, in bytes.
 const READ_BYTES: usize = 32 << 10;
-/// The offset that means the end of a directory.
+/// The offset of the end of a directory.
 const END: u64 = i64::MAX as u64;
-/// Stands for an offset of [`END`].
+/// The cookie for offset [`END`].
 const COOKIE_OF_END: u64 = END - 3;
-/// Stands for an offset of 0.
+/// The cookie for offset 0.
 const COOKIE_OF_ZERO: u64 = END - 4;
 
 impl HostFs {
-    /// Reports the entries of a directory behind `cookie`.
+    /// Passes the entries of a directory after `cookie` to `sink`.
     pub(crate) fn list(
         &self,
         dir: Node<'_>,
@@ -40,7 +40,7 @@ impl HostFs {
     ) -> Result<(), Errno> {
         let path_fd = self.at(dir)?;
         let file = self.retry_full(|| {
-            open_noted(self.atime.directories, |flags| open_to_list(path_fd.as_fd(), flags))
+            open_with_atime(self.atime.directories, |flags| open_to_list(path_fd.as_fd(), flags))
         })?;
         if cookie != 0 {
             seek(&file, SeekFrom::Start(offset_of(cookie)))?;
@@ -49,7 +49,7 @@ impl HostFs {
         let mut entries = RawDir::new(&file, &mut buf);
         while let Some(entry) = entries.next() {
             let entry = entry?;
-            // `.` and `..` are no names.
+            // `.` and `..` are not valid names.
             let Ok(name) = Name::new(entry.file_name().to_bytes()) else { continue };
             let kind = match kind_of(entry.file_type()) {
                 Some(kind) => kind,
@@ -68,10 +68,10 @@ impl HostFs {
     }
 }
 
-/// Opens a directory once more, with an offset of its own.
+/// Opens a directory again, with an offset of its own.
 fn open_to_list(dir: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
     match openat(dir, c".", flags | OFlags::DIRECTORY | no_follow(), Mode::empty()) {
-        // It may be read and not searched.
+        // A directory may be readable without being searchable.
         Err(Errno::ACCESS) => reopen(dir, flags | OFlags::DIRECTORY),
         opened => opened,
     }
@@ -93,7 +93,7 @@ fn offset_of(cookie: u64) -> u64 {
     }
 }
 
-/// Returns the kind of file; None if the host does not say.
+/// Returns corewalk's file type, or `None` if the host does not report it.
 fn kind_of(kind: FileType) -> Option<FileKind> {
     Some(match kind {
         FileType::RegularFile => FileKind::Regular,
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offset_comes_back_from_its_cookie_and_leaves_room() {
+    fn offset_survives_its_cookie_and_leaves_larger_numbers_free() {
         for offset in [0, 1, 2, 1 << 40, END - (1 << 32), END] {
             assert_eq!(offset_of(cookie_of(offset)), offset);
             assert!((1..END - 2).contains(&cookie_of(offset)), "{offset}");

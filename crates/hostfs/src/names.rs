@@ -1,15 +1,16 @@
-//! Names: looking them up, making, linking, removing and renaming them.
+//! Names: lookup, creation, link, removal and rename.
 //!
-//! A new file is made with the rights of its owner alone, then gets its owner, its ACLs and its mode,
-//! and is removed again if one of these fails; whoever looks at the host directly can see it in
-//! between. Through the cache no call can, since its name has an in-lookup lock. A file of the
-//! server's own user and group without an ACL is made with its mode at once: what the host makes of
-//! that is looked at, and is most often right.
+//! A new file is created with permissions for its owner only. Then it gets its owner, its ACLs and
+//! its mode. If one of these fails, the file is removed again. Programs on the host can see the
+//! file in between. Calls through the cache cannot, since they hold the in-lookup lock of its name.
+//! A file that belongs to the server's own user and group and has no ACL is created with its mode
+//! at once. The resulting mode is checked, since the host may change it.
 //!
-//! Before the last name of an inode goes, a descriptor of it is kept: whoever uses it still has it
-//! until the cache forgets it. What a name refers to is looked at just before, so that a file that
-//! others put there is not taken for the one that was meant. A rename first asks the host to replace
-//! nothing, and looks at what is in the way only if something is.
+//! Before an inode loses its last name, a descriptor of it is kept. So the users of the inode can
+//! use it until the cache forgets it. The file at the name is checked just before the removal, so
+//! that another file, which another program put there, is not removed. A rename first asks the host
+//! not to replace a file. Only if there is a file at the new name, that file is looked up and
+//! replaced.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -45,8 +46,8 @@ impl HostFs {
         let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
         let mode = self.first_mode(what);
         if what.open.is_some() && kind == FileKind::Regular {
-            // Before the file is made, as open(2) has it.
-            self.descriptors.check_room()?;
+            // As in open(2), the limit is checked before the file is created.
+            self.descriptors.check_open_limit()?;
         }
         let flags =
             if self.atime.others == Atime::Never { OFlags::NOATIME } else { OFlags::empty() };
@@ -56,7 +57,7 @@ impl HostFs {
             None => self.retry_full(|| open_made(dir.as_fd(), name, kind)),
         };
         let made = opened.and_then(|fd| {
-            let attr = self.dress(fd.as_fd(), kind, what)?;
+            let attr = self.finish_new_file(fd.as_fd(), kind, what)?;
             Ok((fd, attr))
         });
         match made {
@@ -84,21 +85,25 @@ impl HostFs {
         let dir = self.at(dir)?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file = self.retry_full(|| openat(&dir, c".", flags, Mode::from_raw_mode(0o600)))?;
-        let attr = self.dress(file.as_fd(), FileKind::Regular, what)?;
+        let attr = self.finish_new_file(file.as_fd(), FileKind::Regular, what)?;
         self.descriptors.keep_orphan(attr.ino, Arc::new(file));
         Ok(attr)
     }
 
-    /// Returns the permission bits that a file is made with.
+    /// Returns the permission bits for the creation of a file.
     fn first_mode(&self, what: &Make<'_>) -> Mode {
         let has_acl = what.access_acl.is_some() || what.default_acl.is_some();
         let is_ours = (what.uid, what.gid) == self.owner && !has_acl;
         Mode::from_raw_mode(what.mode & if is_ours { 0o7777 } else { 0o700 })
     }
 
-    /// Gives a file that has just been made its owner, its ACLs and its mode, as far as it has not
-    /// got them already.
-    fn dress(&self, fd: BorrowedFd<'_>, kind: FileKind, what: &Make<'_>) -> Result<Attr, Errno> {
+    /// Gives a new file its owner, its ACLs and its mode, unless it has them already.
+    fn finish_new_file(
+        &self,
+        fd: BorrowedFd<'_>,
+        kind: FileKind,
+        what: &Make<'_>,
+    ) -> Result<Attr, Errno> {
         let mut status = self.status(fd, b"")?;
         self.generations.note_birth(status.stx_ino, time(&status.stx_btime));
         let is_owned = (status.stx_uid, status.stx_gid) == (what.uid, what.gid);
@@ -148,16 +153,16 @@ impl HostFs {
         let dir = self.at(dir)?;
         let (status, fd) = match self.descriptors.get(node.ino()) {
             Some(fd) => (self.status(dir.as_fd(), name.as_bytes())?, Some(fd)),
-            None => self.open_victim(dir.as_fd(), name)?,
+            None => self.open_before_removal(dir.as_fd(), name)?,
         };
         if status.stx_ino != node.ino() {
             return Err(Errno::STALE);
         }
         let is_dir = node.kind() == FileKind::Directory;
         let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        let last = self.keep_victim(&status, fd);
+        let last = self.keep_before_removal(&status, fd);
         let done = unlinkat(&dir, name.as_bytes(), flags);
-        self.settle_victim(&status, last, &done);
+        self.settle_removal(&status, last, &done);
         done
     }
 
@@ -175,22 +180,22 @@ impl HostFs {
         let rename =
             |flags| renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
         match rename(flags) {
-            // The last two from a file system, or a host, that knows no flags.
+            // EINVAL and ENOSYS come from file systems and kernels without rename flags.
             Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) if mode == RenameMode::Replace => {}
             done => return done,
         }
-        let victim = self.open_victim(new_dir.as_fd(), to).ok();
-        let victim = victim.map(|(status, fd)| (self.keep_victim(&status, fd), status));
+        let replaced = self.open_before_removal(new_dir.as_fd(), to).ok();
+        let replaced = replaced.map(|(status, fd)| (self.keep_before_removal(&status, fd), status));
         let done = rename(RenameFlags::empty());
-        if let Some((last, status)) = victim {
-            self.settle_victim(&status, last, &done);
+        if let Some((last, status)) = replaced {
+            self.settle_removal(&status, last, &done);
         }
         done
     }
 
-    /// Returns the status of what is about to lose a name, and a descriptor of it; none if there are
-    /// too many descriptors.
-    fn open_victim(
+    /// Returns the status of the file that is about to lose a name, and a descriptor of it. Without
+    /// a descriptor if there are too many.
+    fn open_before_removal(
         &self,
         dir: BorrowedFd<'_>,
         name: Name<'_>,
@@ -202,8 +207,8 @@ impl HostFs {
         }
     }
 
-    /// Keeps a descriptor of what is about to lose a name, if that is its last one.
-    fn keep_victim(&self, status: &Statx, fd: Option<SharedFd>) -> Last {
+    /// Keeps a descriptor of a file that is about to lose a name, if that is its last one.
+    fn keep_before_removal(&self, status: &Statx, fd: Option<SharedFd>) -> Last {
         let is_dir = u32::from(status.stx_mode) & S_IFMT == corewalk::attr::mode::S_IFDIR;
         if status.stx_nlink > 1 && !is_dir {
             return Last::No;
@@ -214,7 +219,7 @@ impl HostFs {
         Last::Yes
     }
 
-    fn settle_victim(&self, status: &Statx, last: Last, done: &Result<(), Errno>) {
+    fn settle_removal(&self, status: &Statx, last: Last, done: &Result<(), Errno>) {
         match (last, done) {
             (Last::No, _) => {}
             (Last::Yes, Ok(())) => {
@@ -237,7 +242,7 @@ fn open_path(dir: BorrowedFd<'_>, name: Name<'_>) -> Result<OwnedFd, Errno> {
     openat(dir, name.as_bytes(), OFlags::PATH | no_follow(), Mode::empty())
 }
 
-/// Opens what has just been made: a directory to be read, if its mode allows that.
+/// Opens a new file. A directory is opened for reading if its mode permits that.
 fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<OwnedFd, Errno> {
     if kind == FileKind::Directory {
         let flags = OFlags::DIRECTORY | no_follow();
@@ -249,8 +254,10 @@ fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<Owne
     open_path(dir, name)
 }
 
-/// Makes a file of the kind that is wanted, with the permission bits `mode`, and returns a descriptor
-/// of it if that comes with it: open as it is to be opened next, or for reading, and with `flags`.
+/// Creates a file of type `kind` with the permission bits `mode`.
+///
+/// For a regular file, returns a descriptor opened with the flags of the open that follows, or for
+/// reading, and with `flags`.
 fn create(
     dir: BorrowedFd<'_>,
     name: Name<'_>,

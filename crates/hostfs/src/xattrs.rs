@@ -1,8 +1,9 @@
-//! Extended attributes and ACLs, which the host keeps as such.
+//! Extended attributes and ACLs, which the host stores.
 //!
-//! No call takes an `O_PATH` descriptor for them, so they are asked for by its path under `/proc`.
-//! That leads to the file itself, also if it is a symbolic link. It takes several times as long as
-//! the call itself; a descriptor of another kind, as there often is of a directory, spares it.
+//! The system calls for attributes take no `O_PATH` descriptor. So they are called with the
+//! descriptor's path under `/proc`, which leads to the file itself, even if that is a symbolic
+//! link. Resolving that path takes several times as long as the call itself. A readable descriptor,
+//! as there often is of a directory, avoids it.
 //!
 //! Source: xattr(7), acl(5).
 
@@ -18,15 +19,15 @@ use rustix::fs::{
 use crate::attributes::chmod;
 use crate::hostfs::{HostFs, magic};
 
-/// The largest value and the longest list there can be, in bytes (`XATTR_SIZE_MAX`).
+/// The size of the largest value and of the longest list of names, in bytes.
 const XATTR_SIZE_MAX: usize = 65536;
-/// Bytes that most values and lists fit into.
+/// The size of the first buffer, in bytes. Most values and lists fit.
 const USUAL_BYTES: usize = 256;
 
 impl HostFs {
     pub(crate) fn xattr_of(&self, fd: BorrowedFd<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
         match fetch(|buf| fgetxattr(fd, name, spare_capacity(buf))) {
-            // It has been opened with `O_PATH`.
+            // The descriptor was opened with `O_PATH`.
             Err(Errno::BADF) => {}
             done => return done,
         }
@@ -49,7 +50,7 @@ impl HostFs {
         setxattr(magic(fd), name, value, flags)
     }
 
-    /// Returns the names of all attributes, each ended by a NUL, without those of ACLs.
+    /// Returns the names of all attributes except ACLs. Each name ends with a NUL.
     pub(crate) fn xattrs_of(&self, fd: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
         let path = magic(fd);
         let all = match fetch(|buf| listxattr(&path, spare_capacity(buf))) {
@@ -63,10 +64,10 @@ impl HostFs {
         Ok(names.flatten().copied().collect())
     }
 
-    /// Returns an ACL of what a descriptor refers to.
+    /// Returns an ACL of the file behind a descriptor.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` if the host file system has none.
+    /// `EOPNOTSUPP` if the host file system has no ACLs.
     pub(crate) fn acl_of(&self, fd: BorrowedFd<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
         match self.xattr_of(fd, xattr_name(kind)) {
             Ok(bytes) => Acl::from_xattr(&bytes),
@@ -75,10 +76,10 @@ impl HostFs {
         }
     }
 
-    /// Returns whether `name` in a directory, which is no symbolic link, has an access ACL.
+    /// Returns true if `name` in a directory has an access ACL. It must not be a symbolic link.
     pub(crate) fn name_has_acl(&self, dir: BorrowedFd<'_>, name: Name<'_>) -> Result<bool, Errno> {
         let path = [magic(dir).as_bytes(), b"/", name.as_bytes()].concat();
-        // Its value is not asked for, only its size.
+        // Only the size of the value is read.
         match lgetxattr_query(&path, XATTR_ACCESS) {
             Ok(_) => Ok(true),
             Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(false),
@@ -102,7 +103,7 @@ impl HostFs {
                 Err(error) => return Err(error),
             },
         }
-        // The host has set the permission bits from the ACL; this is about the others.
+        // The host has set the permission bits from the ACL. This sets the other mode bits.
         mode.map_or(Ok(()), |mode| chmod(fd, mode))
     }
 }
@@ -114,7 +115,8 @@ fn xattr_name(kind: AclKind) -> &'static [u8] {
     }
 }
 
-/// Returns what `call` puts into a buffer, which is the largest there can be if it has to.
+/// Returns the value that `call` writes to a buffer. If it does not fit, retries with the largest
+/// size.
 fn fetch(call: impl Fn(&mut Vec<u8>) -> Result<usize, Errno>) -> Result<Vec<u8>, Errno> {
     let mut buf = Vec::with_capacity(USUAL_BYTES);
     match call(&mut buf) {

@@ -9,7 +9,7 @@
 //!
 //! Source: open(2), proc(5).
 
-use corewalk_ipc::{Backing, Elsewhere, Namespace, NamespaceOptions};
+use corewalk_ipc::{Backing, Namespace, NamespaceOptions, NoBacking};
 use rustix::fs::{Mode, OFlags, fstat};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
 pub(crate) fn open() -> Result<Namespace, String> {
     let backing: Box<dyn Backing> = match crate::shm::segments() {
         Some(segments) => Box::new(segments),
-        None => Box::new(Elsewhere),
+        None => Box::new(NoBacking),
     };
     let options = NamespaceOptions { backing: Some(backing), ..NamespaceOptions::default() };
     if let Some(file) = handed::file() {

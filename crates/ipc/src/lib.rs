@@ -183,7 +183,7 @@ pub use sem::{
     SemTotals,
 };
 pub use shm::{
-    Access, Backing, Elsewhere, Mapping, Memfds, SHM_DEST, SHM_EXEC, SHM_HUGETLB, SHM_INFO,
+    Access, Backing, Mapping, Memfds, NoBacking, SHM_DEST, SHM_EXEC, SHM_HUGETLB, SHM_INFO,
     SHM_LOCK, SHM_LOCKED, SHM_RDONLY, SHM_REMAP, SHM_RND, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK,
     SegmentFiles, SegmentName, ShmStat, ShmTotals, Unmapping,
 };

@@ -1,41 +1,41 @@
 //! Message queues: msgget(2), msgsnd(2), msgrcv(2), msgctl(2).
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
-//! | `queue` | where a queue lies, and what its lock protects |
-//! | `message` | a message: its truth word, its text in a range of lines |
-//! | `node` | a call that waits |
-//! | `filter` | which messages a receiver takes |
+//! | `queue` | the words of a queue, and its lock |
+//! | `message` | a message: its truth word, and its text in a range of lines |
+//! | `node` | a waiting call |
+//! | `filter` | the messages that a receiver takes |
 //! | `send`, `receive` | msgsnd and msgrcv |
-//! | `handover` | a message that goes to a waiting receiver, who may have died |
+//! | `handover` | passing a message to a waiting receiver, which may have died |
 //! | `get`, `ctl` | msgget and msgctl |
-//! | `rebuild` | everything that can be told from the messages and nodes alone |
+//! | `rebuild` | repair of a queue from its messages and nodes |
 //!
 //! # How it works
 //!
-//! Lookup and permission checks take no lock. The text is copied into a range of lines before the
-//! queue's lock is taken, and out of it after the lock was let go. Under the lock, whoever sends
-//! hands its message to the first waiting receiver that takes it, and appends it otherwise;
-//! whoever receives takes the first message that fits its filter, and lets those senders look again
-//! whose messages have room now. To find that one has to wait, and to be found waiting, is one
-//! section of the lock (trap I5).
+//! Lookup and permission checks take no lock. A sender copies the text into a range of lines before
+//! it takes the queue's lock. A receiver copies the text after it has released the lock. Under the
+//! lock, a sender passes its message to the first waiting receiver whose filter fits, or else
+//! appends it. A receiver takes the first message that fits its filter, and calls the waiting
+//! senders whose messages fit now. A call checks the queue and starts to wait under one lock (I5).
 //!
-//! # One truth per message
+//! # One truth word per message
 //!
-//! A message has one word that says whose it is: private, queued, delivered to a node, or taken by a
-//! task. The store of that word is what sends or receives it. The order of the list follows from
-//! tickets; bytes, counts and lists of waiting calls can be told from the messages and nodes, which
-//! keep their type in the region (`rebuild`). So nothing is logged.
+//! One word of a message contains its state: private, queued, or delivered to a node. Storing that
+//! word sends or receives the message. Tickets define the order of the list. Bytes, counts and
+//! lists of waiting calls can be computed from the messages and nodes, whose lines keep their type
+//! (`rebuild`). So no log is needed.
 //!
-//! # Rules, which are Linux's
+//! # Rules, as in Linux
 //!
-//! - A message has room if the bytes with it are at most `msg_qbytes`, and so is the number of messages.
-//! - A receiver whose buffer is too small, and who does not truncate, gets `E2BIG` when its message comes;
-//!   the message goes on to the next.
-//! - `IPC_SET` has all waiting receivers, and senders that now have room, ask for permission again.
-//! - A sender that is let go on looks again; another may have come first, and it then waits as the last.
-//! - `MSG_COPY` counts messages from zero, takes none, and with a buffer that is too small and `MSG_NOERROR`
-//!   fails with `EINVAL`.
+//! - A message fits if the bytes of the queue including it are at most `msg_qbytes`, and so is the
+//!   number of messages.
+//! - A receiver with a too small buffer and without `MSG_NOERROR` gets `E2BIG` when a message comes
+//!   for it. The message goes to the next receiver.
+//! - `IPC_SET` makes waiting receivers, and senders whose messages fit now, check permission again.
+//! - A called sender checks again whether its message fits. If not, it waits as the last one.
+//! - `MSG_COPY` counts messages from zero and takes none. It does not truncate: with `MSG_NOERROR`
+//!   and a too small buffer it fails with `EINVAL`.
 //!
 //! Source: Linux `ipc/msg.c` for the semantics; msgop(2), msgctl(2), msgget(2).
 
@@ -67,12 +67,12 @@ pub use ctl::{MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgStat, MsgTotals};
 pub use filter::{MSG_COPY, MSG_EXCEPT, MSG_NOERROR};
 pub use receive::{Arrived, Received};
 
-/// Bytes of a message at most, whatever the limit: a message lies in one range.
+/// The largest message in bytes, whatever the limit: the text must fit one range of lines.
 pub(crate) const MSGMAX_MAX: u32 = 1 << 20;
 
-/// Bits of the mode that sending asks for.
+/// The permission bits for sending.
 const WRITE: u32 = 0o222;
-/// Bits of the mode that receiving and `IPC_STAT` ask for.
+/// The permission bits for receiving and for `IPC_STAT`.
 const READ: u32 = 0o444;
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]

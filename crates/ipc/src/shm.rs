@@ -1,46 +1,43 @@
-//! Shared memory: shmget(2), shmat(2), shmdt(2), shmctl(2), as far as it is bookkeeping.
+//! Shared memory: the bookkeeping of shmget(2), shmat(2), shmdt(2) and shmctl(2).
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
-//! | `backing` | where the memory of segments comes from |
+//! | `backing` | the memory of segments |
 //! | `files` | memory as files in a folder, for several processes |
-//! | `segment` | what is known of a segment, and who has attached it |
+//! | `segment` | the state of a segment and its attaches |
 //! | `attach` | shmat, shmdt, fork and exit |
-//! | `dead` | attaches of tasks that were killed |
+//! | `dead` | attaches of killed tasks |
 //! | `get`, `ctl` | shmget and shmctl |
 //!
-//! The library keeps ids, permissions, limits, times, pids and the number of attaches. It maps nothing:
-//! [`Task::shmat`] checks and counts, and gives the host a descriptor; the host maps it, and says where
-//! with [`Mapping::attached_at`]. [`Task::shmdt`] tells how much to unmap.
+//! The library keeps ids, permissions, limits, times, pids and the number of attaches. It maps no
+//! memory. [`Task::shmat`] checks and counts, and returns a descriptor. The host maps that, and
+//! reports the address by [`Mapping::attached_at`]. [`Task::shmdt`] returns the size to unmap.
 //!
 //! # Attaches
 //!
-//! For each task and segment that it has attached there is one *record* with a count, so `shm_nattch` is a
-//! sum, and what a task that died has left can be told from the records: nothing is lost with it.
-//! [`Task::fork`] copies the attaches of the parent to its child, and the end of a task detaches
-//! all of its own. What a killed task has attached is detached before a segment's numbers are told, before it
-//! is removed, and before one that is marked for removal is attached.
+//! Each pair of a task and a segment that it has attached has one *record* with a count.
+//! `shm_nattch` is the sum of the counts. The records also show what a dead task had attached.
+//! [`Task::fork`] copies the attaches of the parent to its child. A task that ends detaches all its
+//! segments. The attaches of a killed task are removed before the numbers of the segment are
+//! returned, before it is removed, and before it is attached although it is marked for removal.
 //!
 //! # Removal
 //!
-//! `IPC_RMID` of a segment with attaches takes its key and marks it `SHM_DEST`; its id stays good until
-//! the last detach, which removes it. With `is_shm_rmid_forced` of the limits every last detach does
-//! that, and the end of the task that made a segment nobody has attached.
+//! `IPC_RMID` of an attached segment removes its key and marks it `SHM_DEST`. Its id stays valid
+//! until the last detach, which removes the segment. With the limit `is_shm_rmid_forced` every last
+//! detach removes a segment. The end of its creator removes a segment without attaches.
 //!
 //! # Locks
 //!
-//! The lock of the kind protects all segments and records: who attaches asks the kernel for a mapping, so
-//! nothing here is worth a lock of its own. Lookups and permission checks take none, and what they found
-//! is looked up again under it (traps I2, I10, I18). Memory is made under it, and given back after (by those who
-//! put things in order after a death, under it).
+//! The lock of the kind protects all segments and records. Lookups and permission checks take no
+//! lock. Their result is looked up again under the lock (traps I2, I10, I18). Memory is created
+//! under the lock. It is given back after it, or under it during recovery after a death.
 //!
-//! # What it refuses
+//! # Limits
 //!
-//! - Huge pages: `SHM_HUGETLB` is `EINVAL`, as without them in the kernel.
-//! - To tell how much of a segment is in memory or swapped out: `SHM_INFO` says 0.
-//! - `SHM_LOCK` keeps nothing in memory; it checks and notes.
-//!
-//! Source: Linux `ipc/shm.c` for the semantics; shmop(2), shmctl(2), shmget(2).
+//! `SHM_HUGETLB` is `EINVAL`, as in a kernel without huge pages. `SHM_INFO` reports 0 for resident
+//! and swapped pages. `SHM_LOCK` checks and sets the mark, but keeps no memory resident. Source:
+//! shmop(2), shmctl(2), shmget(2); Linux `ipc/shm.c` for the semantics.
 
 mod attach;
 mod backing;
@@ -56,13 +53,13 @@ pub(crate) use attach::{Own, exit_shm};
 pub(crate) use segment::{SEGMENT_LINES, end_slot, give_back_all, reap, recover_slot};
 
 pub use attach::{Mapping, SHM_EXEC, SHM_RDONLY, SHM_REMAP, SHM_RND, Unmapping};
-pub use backing::{Access, Backing, Elsewhere, Memfds, SegmentName};
+pub use backing::{Access, Backing, Memfds, NoBacking, SegmentName};
 pub use ctl::{SHM_INFO, SHM_LOCK, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK, ShmStat, ShmTotals};
 pub use files::SegmentFiles;
 pub use get::SHM_HUGETLB;
 pub use segment::{SHM_DEST, SHM_LOCKED};
 
-/// Bits of the mode that reading asks for.
+/// The permission bits for reading.
 const READ: u32 = 0o444;
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]

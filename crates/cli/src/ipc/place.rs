@@ -33,7 +33,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as 
 use std::path::{Path, PathBuf};
 
 use corewalk_ipc::{
-    Backing, Cred, Elsewhere, Namespace, NamespaceOptions, OpenError, SegmentFiles, Task,
+    Backing, Cred, Namespace, NamespaceOptions, NoBacking, OpenError, SegmentFiles, Task,
 };
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, fchmod, flock, fstat, open, stat};
 use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
@@ -376,7 +376,7 @@ fn options(shm: &Path) -> NamespaceOptions {
 
 /// As [`options`], for a process that has nothing to do with segments.
 fn without_shm() -> NamespaceOptions {
-    NamespaceOptions { backing: Some(Box::new(Elsewhere)), ..NamespaceOptions::default() }
+    NamespaceOptions { backing: Some(Box::new(NoBacking)), ..NamespaceOptions::default() }
 }
 
 /// Returns the outer folder of the segments of the namespace in the file `path`.

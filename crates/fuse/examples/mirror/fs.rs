@@ -1,4 +1,4 @@
-//! The back end: each call opens, changes or lists whatever its path leads to.
+//! The back end. Each call opens, changes or lists the file at its path.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -26,7 +26,7 @@ impl Mirror {
         Mirror { root: root.to_owned() }
     }
 
-    /// Returns the path of a node on the host. It is true until the call returns.
+    /// Returns the path of a node on the host. It stays valid until the call returns.
     fn at(&self, node: Node<'_>) -> Result<PathBuf, Errno> {
         let path = node.path()?;
         let relative = path.strip_prefix(b"/").unwrap_or(&path);
@@ -48,7 +48,8 @@ impl Mirror {
         let birth = time(&found.stx_btime);
         Ok(Attr {
             ino: found.stx_ino,
-            // The host uses numbers again; no two files of a number are born at one instant.
+            // The host uses inode numbers again. Two files with one number differ in their creation
+            // time.
             generation: birth.secs as u64 * 1_000_000_000 + u64::from(birth.nanos),
             mode: found.stx_mode.into(),
             nlink: found.stx_nlink,
@@ -123,7 +124,7 @@ impl FileSystem for Mirror {
         let owner = (Some(Uid::from_raw(what.uid)), Some(Gid::from_raw(what.gid)));
         fs::chownat(CWD, &path, owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW)?;
         if what.mode & S_IFMT != S_IFLNK {
-            // Without the umask of the server.
+            // The umask of this process must not apply.
             fs::chmod(&path, mode)?;
         }
         self.attr(&path)
@@ -169,7 +170,7 @@ impl FileSystem for Mirror {
         let mut entries = RawDir::new(&dir, buf.spare_capacity_mut());
         while let Some(entry) = entries.next() {
             let entry = entry?;
-            // The caller adds `.` and `..`.
+            // `.` and `..` are no valid names here. The caller adds them.
             let Ok(name) = Name::new(entry.file_name().to_bytes()) else { continue };
             let kind = FileKind::from_mode(entry.file_type().as_raw_mode());
             let (ino, kind) = (entry.ino(), kind.unwrap_or(FileKind::Regular));

@@ -1,4 +1,4 @@
-//! A server that finds files by path alone: it shows a directory of the host at another place.
+//! A back end that finds files by path alone. It shows a directory of the host at a second place.
 //!
 //! ```console
 //! mkdir /tmp/mirror
@@ -6,9 +6,9 @@
 //! ls /tmp/mirror
 //! ```
 //!
-//! [`fs::Mirror`] has no descriptors, no table of inodes and no lock. The paths that it is given stay
-//! true during each call, and a file that is removed while it is open stays there until it is closed.
-//! `corewalk-hostfs` does the same with kept descriptors, and checks what others do to the directory.
+//! [`fs::Mirror`] keeps no descriptors, no table of inodes and no lock. The library guarantees that
+//! a path stays valid during a call. It also keeps a file that is removed while it is open.
+//! `corewalk-hostfs` does the same with descriptors, and is safe against changes by other programs.
 
 mod fs;
 
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let fs = Arc::new(fs::Mirror::new(&from));
     let mount = Mount::new(fs, &point, Options::shared(), &MountOptions::default())?;
-    println!("mounted on {}; umount ends it", point.display());
+    println!("mounted on {}; end it with umount", point.display());
     mount.wait()?;
     Ok(())
 }

@@ -1,16 +1,16 @@
-//! From the terms of corewalk to those of fuser, and back.
+//! Conversions between the types of corewalk and those of fuser.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use corewalk::{Attr, Errno, FileKind, SetTime, Timespec};
 use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
 
-/// Returns the error number for a reply; both sides use the kernel's numbers.
+/// Returns fuser's error with the same number. Both sides use the kernel's numbers.
 pub(super) fn errno(error: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(error.raw_os_error())
 }
 
-/// Returns attributes for a reply.
+/// Returns fuser's form of attributes.
 pub(super) fn attr(attr: &Attr) -> FileAttr {
     FileAttr {
         ino: INodeNo(attr.ino),
@@ -25,15 +25,15 @@ pub(super) fn attr(attr: &Attr) -> FileAttr {
         nlink: attr.nlink,
         uid: attr.uid,
         gid: attr.gid,
-        // The low 32 bits are the whole number unless a major number has more than 12 bits, which
-        // the protocol cannot say.
+        // The protocol has 32 bits for a device number. A device number has more only if its major
+        // number has more than 12 bits.
         rdev: attr.rdev as u32,
         blksize: attr.blksize,
         flags: 0,
     }
 }
 
-/// Returns the attributes of what does not exist: the kernel takes number 0 for that.
+/// Returns the attributes for the answer "no such name". The kernel knows it by the number 0.
 pub(super) fn no_attr() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),
@@ -66,7 +66,7 @@ pub(super) fn kind(kind: FileKind) -> FileType {
     }
 }
 
-/// Returns a time to set.
+/// Returns corewalk's form of a time to set.
 pub(super) fn set_time(time: TimeOrNow) -> SetTime {
     match time {
         TimeOrNow::Now => SetTime::Now,
@@ -76,8 +76,9 @@ pub(super) fn set_time(time: TimeOrNow) -> SetTime {
 
 /// Returns the seconds and nanoseconds that the kernel sent.
 ///
-/// fuser 0.18 takes the nanoseconds of a time before 1970 off instead of adding them: -1.5 s, sent as
-/// -2 s and 0.5e9 ns, arrives as -2.5 s. The two numbers that were sent can still be read off that.
+/// fuser 0.18 subtracts the nanoseconds of a time before 1970 where it should add them. The kernel
+/// sends -1.5 s as -2 s and 0.5e9 ns, and fuser passes on -2.5 s. The whole seconds and the
+/// fraction of that are still the two numbers of the kernel.
 pub(super) fn timespec(time: SystemTime) -> Timespec {
     let (secs, nanos) = match time.duration_since(UNIX_EPOCH) {
         Ok(since) => (i64::try_from(since.as_secs()).unwrap_or(i64::MAX), since.subsec_nanos()),
@@ -105,11 +106,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_survive_both_ways() {
+    fn times_survive_both_conversions() {
         for secs in [0, 1, -1, 1 << 40, -(1 << 40)] {
             for nanos in [0, 1, 500_000_000, 999_999_999] {
                 let there = system_time(Timespec { secs, nanos });
-                // What fuser sends for it.
+                // The seconds and nanoseconds that fuser sends for this time.
                 let sent = match there.duration_since(UNIX_EPOCH) {
                     Ok(since) => (since.as_secs() as i64, since.subsec_nanos()),
                     Err(before) => {
@@ -121,7 +122,7 @@ mod tests {
                     }
                 };
                 assert_eq!(sent, (secs, nanos));
-                // What fuser makes of it on the way in.
+                // The time that fuser passes on when it receives these two numbers.
                 let back = match sent.0 >= 0 {
                     true => UNIX_EPOCH + Duration::new(sent.0 as u64, sent.1),
                     false => UNIX_EPOCH - Duration::new(-sent.0 as u64, sent.1),

@@ -1,4 +1,4 @@
-//! One method per request.
+//! The methods of [`Filesystem`], one per request.
 
 use std::ffi::OsStr;
 use std::io;
@@ -17,18 +17,18 @@ use fuser::{
 };
 use rustix::fs::OFlags;
 
-use super::full::Again;
+use super::retry::Retry;
 use super::{Adapter, Opening, READ_BUFFER, convert, guarded};
 use crate::credentials::Caller;
 use crate::server::{Change, Entry, NO_NODE, New, Server, WriteOrigin, XattrAnswer};
 
 impl Adapter {
-    /// Makes a file and replies with it.
+    /// Makes a file and sends the reply.
     fn make(&self, caller: Caller, parent: u64, name: &OsStr, new: &New<'_>, reply: ReplyEntry) {
         let name = name.as_bytes();
         let result = self.guarded(|server| server.make(caller, parent, name, new));
         let timeouts = Timeouts::of(&self.server);
-        let again = || -> Again<Entry> {
+        let retry = || -> Retry<Entry> {
             let (name, target, new) =
                 (name.to_vec(), new.target.to_vec(), (new.mode, new.umask, new.rdev));
             Box::new(move |server| {
@@ -36,10 +36,11 @@ impl Adapter {
                 server.make(caller, parent, &name, &New { mode, umask, rdev, target: &target })
             })
         };
-        self.answer_with_room(result, again, move |result| entry(timeouts, result, reply));
+        self.answer_or_retry(result, retry, move |result| entry(timeouts, result, reply));
     }
 
-    /// Makes a file or directory durable and replies, on a thread that has nothing else to do if that takes time.
+    /// Makes a file or directory durable and sends the reply. If that waits, an offload thread does
+    /// it.
     fn sync(&self, node: u64, handle: u64, is_datasync: bool, reply: ReplyEmpty) {
         let what = if is_datasync { Fsync::Data } else { Fsync::All };
         let sync = move |server: &Server| server.fsync(node, handle, what);
@@ -47,7 +48,7 @@ impl Adapter {
             return empty(self.guarded(sync), reply);
         }
         let server = self.server.clone();
-        self.aside.run(Box::new(move || empty(guarded(&server, sync), reply)));
+        self.offload.run(Box::new(move || empty(guarded(&server, sync), reply)));
     }
 
     fn xattr(result: Result<XattrAnswer, Errno>, reply: ReplyXattr) {
@@ -59,7 +60,7 @@ impl Adapter {
     }
 }
 
-/// How long the kernel may use an entry and its attributes.
+/// How long the kernel may use an entry and its attributes without asking retry.
 #[derive(Clone, Copy)]
 struct Timeouts {
     entry: Duration,
@@ -100,7 +101,7 @@ fn created(
 ) {
     match result {
         Ok((entry, handle)) => reply.created(
-            // fuser has one timeout for both here; the shorter is safe.
+            // fuser has one timeout for both here. The shorter one is right for both.
             &timeouts.entry.min(timeouts.attr),
             &convert::attr(&entry.attr),
             Generation(entry.generation),
@@ -122,7 +123,7 @@ fn empty(result: Result<(), Errno>, reply: ReplyEmpty) {
     }
 }
 
-/// Replies a count that fits, since no request asks for more.
+/// Replies with a count. It fits 32 bits, since no request asks for more.
 fn written(result: Result<u64, Errno>, reply: ReplyWrite) {
     match result {
         Ok(count) => reply.written(u32::try_from(count).unwrap_or(u32::MAX)),
@@ -154,7 +155,7 @@ impl Filesystem for Adapter {
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
-        // There is nobody to tell of a panic; it is counted.
+        // A forget has no reply, so a panic is only counted.
         let _ = self.guarded(|server| {
             server.forget(ino.0, nlookup);
             Ok(())
@@ -196,10 +197,10 @@ impl Filesystem for Adapter {
         let change = Change { set, through_handle: fh.is_some() };
         let caller = caller(request);
         let result = self.guarded(|server| server.setattr(caller, ino.0, change));
-        let again =
-            || -> Again<Attr> { Box::new(move |server| server.setattr(caller, ino.0, change)) };
+        let retry =
+            || -> Retry<Attr> { Box::new(move |server| server.setattr(caller, ino.0, change)) };
         let timeouts = Timeouts::of(&self.server);
-        self.answer_with_room(result, again, move |result| attributes(timeouts, result, reply));
+        self.answer_or_retry(result, retry, move |result| attributes(timeouts, result, reply));
     }
 
     fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
@@ -274,13 +275,13 @@ impl Filesystem for Adapter {
         let (from, to) = ((parent.0, name.as_bytes()), (newparent.0, newname.as_bytes()));
         let (caller, flags) = (caller(request), flags.bits());
         let result = self.guarded(|server| server.rename(caller, from, to, flags));
-        let again = || -> Again<()> {
+        let retry = || -> Retry<()> {
             let (old, new) = (name.as_bytes().to_vec(), newname.as_bytes().to_vec());
             Box::new(move |server| {
                 server.rename(caller, (parent.0, &old), (newparent.0, &new), flags)
             })
         };
-        self.answer_with_room(result, again, move |result| empty(result, reply));
+        self.answer_or_retry(result, retry, move |result| empty(result, reply));
     }
 
     fn link(
@@ -293,12 +294,12 @@ impl Filesystem for Adapter {
     ) {
         let (caller, name) = (caller(request), newname.as_bytes());
         let linked = self.guarded(|server| server.link(caller, ino.0, newparent.0, name));
-        let again = || -> Again<Entry> {
+        let retry = || -> Retry<Entry> {
             let name = name.to_vec();
             Box::new(move |server| server.link(caller, ino.0, newparent.0, &name))
         };
         let timeouts = Timeouts::of(&self.server);
-        self.answer_with_room(linked, again, move |linked| entry(timeouts, linked, reply));
+        self.answer_or_retry(linked, retry, move |linked| entry(timeouts, linked, reply));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -345,7 +346,7 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        // The flags as fcntl(2) has left them.
+        // The current flags, after changes by fcntl(2).
         let appends = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::APPEND);
         let origin = match write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
             true => WriteOrigin::Cache,
@@ -354,11 +355,11 @@ impl Filesystem for Adapter {
         };
         let caller = caller(request);
         let count = self.guarded(|server| server.write(caller, ino.0, fh.0, offset, data, origin));
-        let again = || -> Again<usize> {
+        let retry = || -> Retry<usize> {
             let data = data.to_vec();
             Box::new(move |server| server.write(caller, ino.0, fh.0, offset, &data, origin))
         };
-        self.answer_with_room(count, again, |count| written(count.map(|n| n as u64), reply));
+        self.answer_or_retry(count, retry, |count| written(count.map(|n| n as u64), reply));
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
@@ -433,7 +434,7 @@ impl Filesystem for Adapter {
         let options = self.server.options();
         let listed = self.guarded(|server| {
             server.readdirplus(ino.0, offset, &mut |entry, attr| {
-                // What was not looked up the kernel is to ask for.
+                // The kernel looks up a name whose lookup failed here, and gets the error then.
                 let (attr, timeout) = match entry.node {
                     0 => (Attr { ino: NO_NODE, ..*attr }, Duration::ZERO),
                     _ => (*attr, options.entry_timeout),
@@ -491,11 +492,11 @@ impl Filesystem for Adapter {
     ) {
         let (caller, name, flags) = (caller(request), name.as_bytes(), flags as u32);
         let result = self.guarded(|server| server.setxattr(caller, ino.0, name, value, flags));
-        let again = || -> Again<()> {
+        let retry = || -> Retry<()> {
             let (name, value) = (name.to_vec(), value.to_vec());
             Box::new(move |server| server.setxattr(caller, ino.0, &name, &value, flags))
         };
-        self.answer_with_room(result, again, move |result| empty(result, reply));
+        self.answer_or_retry(result, retry, move |result| empty(result, reply));
     }
 
     fn getxattr(
@@ -518,11 +519,11 @@ impl Filesystem for Adapter {
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (caller, name) = (caller(request), name.as_bytes());
         let result = self.guarded(|server| server.removexattr(caller, ino.0, name));
-        let again = || -> Again<()> {
+        let retry = || -> Retry<()> {
             let name = name.to_vec();
             Box::new(move |server| server.removexattr(caller, ino.0, &name))
         };
-        self.answer_with_room(result, again, move |result| empty(result, reply));
+        self.answer_or_retry(result, retry, move |result| empty(result, reply));
     }
 
     fn access(&self, request: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
@@ -547,13 +548,13 @@ impl Filesystem for Adapter {
             Opening::Free => FopenFlags::FOPEN_KEEP_CACHE,
         };
         let result = self.guarded(|server| server.create(caller, parent.0, name, &new, flags));
-        let again = || -> Again<(Entry, u64)> {
+        let retry = || -> Retry<(Entry, u64)> {
             let name = name.to_vec();
             let new = New { mode, umask, ..New::default() };
             Box::new(move |server| server.create(caller, parent.0, &name, &new, flags))
         };
         let timeouts = Timeouts::of(&self.server);
-        self.answer_with_room(result, again, move |result| created(timeouts, kept, result, reply));
+        self.answer_or_retry(result, retry, move |result| created(timeouts, kept, result, reply));
     }
 
     fn ioctl(
@@ -582,10 +583,10 @@ impl Filesystem for Adapter {
     ) {
         let (caller, range, flags) = (caller(request), (offset, length), mode as u32);
         let result = self.guarded(|server| server.fallocate(caller, ino.0, fh.0, range, flags));
-        let again = || -> Again<()> {
+        let retry = || -> Retry<()> {
             Box::new(move |server| server.fallocate(caller, ino.0, fh.0, range, flags))
         };
-        self.answer_with_room(result, again, move |result| empty(result, reply));
+        self.answer_or_retry(result, retry, move |result| empty(result, reply));
     }
 
     fn lseek(
@@ -620,10 +621,10 @@ impl Filesystem for Adapter {
         let to = (ino_out.0, fh_out.0, offset_out);
         let caller = caller(request);
         let copied = self.guarded(|server| server.copy_file_range(caller, from, to, len));
-        // What has copied anything has not failed, so nothing is copied twice.
-        let again = || -> Again<u64> {
+        // A request that copied some bytes has not failed, so no byte is copied twice.
+        let retry = || -> Retry<u64> {
             Box::new(move |server| server.copy_file_range(caller, from, to, len))
         };
-        self.answer_with_room(copied, again, move |copied| written(copied, reply));
+        self.answer_or_retry(copied, retry, move |copied| written(copied, reply));
     }
 }

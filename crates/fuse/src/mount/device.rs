@@ -1,10 +1,10 @@
-//! The FUSE device, and attaching it to a directory.
+//! The FUSE device: opening it, and mounting and unmounting with it.
 //!
-//! Root mounts with mount(2). Anybody else runs fusermount3(1), which sends the device back over a
-//! socket whose number it finds in an environment variable.
+//! Root mounts by mount(2). For any other user fusermount3(1) mounts. It gets the number of a
+//! socket in an environment variable, and sends the open device over that socket.
 //!
-//! Source: Linux `fs/fuse/inode.c` (`fuse_fs_parameters`); libfuse `lib/mount.c` for how
-//! fusermount3(1) is called.
+//! Source: Linux `fs/fuse/inode.c` (`fuse_fs_parameters`); libfuse `lib/mount.c` for the use of
+//! fusermount3(1).
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
@@ -32,10 +32,10 @@ const SUBTYPE: &str = "corewalk";
 
 /// The number of `FUSE_NOTIFY_PRUNE` (protocol 7.45), which fuser 0.18 does not have.
 const NOTIFY_PRUNE: u32 = 9;
-/// Nodes that one notification names, at most. The kernel takes them in such portions anyway.
+/// The nodes in one notification, at most. The kernel splits longer ones into such portions anyway.
 const PRUNE_MAX: usize = 512;
 
-/// The options of mount(8) with their flags for mount(2).
+/// The flags of a mount, each with its name for mount(8) and its flag for mount(2).
 const FLAGS: [(MountFlags, &str, rustix::mount::MountFlags); 10] = [
     (MountFlags::RDONLY, "ro", rustix::mount::MountFlags::RDONLY),
     (MountFlags::NOSUID, "nosuid", rustix::mount::MountFlags::NOSUID),
@@ -49,16 +49,16 @@ const FLAGS: [(MountFlags, &str, rustix::mount::MountFlags); 10] = [
     (MountFlags::NOSYMFOLLOW, "nosymfollow", rustix::mount::MountFlags::NOSYMFOLLOW),
 ];
 
-/// The device of a mount.
+/// The open device of a mount.
 #[derive(Debug)]
 pub(crate) struct Device(File);
 
-/// How hard to unmount.
+/// The treatment of a mount in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Force {
-    /// Only if nobody uses it.
+    /// Fail with `EBUSY`.
     None,
-    /// Take the name away now, the rest when the last user leaves.
+    /// Detach it: its path is gone at once, and it ends when its last user closes it.
     Detach,
 }
 
@@ -68,24 +68,25 @@ impl Device {
         Ok(self.0.try_clone()?.into())
     }
 
-    /// Returns whether the connection has ended: its mount is gone, or was aborted.
+    /// Returns true if the connection has ended, because of an unmount or an abort.
     pub(super) fn is_disconnected(&self) -> bool {
         let mut polled = [PollFd::new(&self.0, PollFlags::empty())];
         let count = rustix::event::poll(&mut polled, Some(&Timespec::default()));
         count.is_ok() && polled[0].revents().contains(PollFlags::ERR)
     }
 
-    /// Asks the kernel to drop what it has cached of these nodes, as far as they are not in use. Must
-    /// not be called on a thread that serves requests: the kernel may have pages to write first.
+    /// Requests the kernel to drop these nodes from its cache, except those in use. Must not be
+    /// called on a thread that serves requests, since the kernel may have to write pages first.
     ///
     /// # Errors
-    /// `EINVAL` from a kernel that does not know how; `ENODEV`, `ENOTCONN` if the mount has ended.
+    /// `EINVAL` if the kernel does not know the notification; `ENODEV`, `ENOTCONN` if the mount has
+    /// ended.
     pub(crate) fn notify_prune(&self, nodes: &[u64]) -> Result<(), Errno> {
         for nodes in nodes.chunks(PRUNE_MAX) {
             let count = nodes.len() as u32;
-            // `fuse_out_header`: length, code, and no request that is answered.
+            // `fuse_out_header`: length, code, and 0 since it answers no request.
             let header = [32 + 8 * count, NOTIFY_PRUNE, 0, 0];
-            // `fuse_notify_prune_out`: the count, and room for more.
+            // `fuse_notify_prune_out`: the count, and three reserved words.
             let prune = [count, 0, 0, 0];
             let mut message = Vec::with_capacity(header[0] as usize);
             message.extend(header.iter().chain(&prune).flat_map(|word| word.to_ne_bytes()));
@@ -95,8 +96,8 @@ impl Device {
         Ok(())
     }
 
-    /// Returns whether each thread can have a device of its own: fusermount3(1) opens the device
-    /// for users who may not.
+    /// Returns true if each thread can open a device of its own. Not all users may open
+    /// `/dev/fuse`; fusermount3(1) opens it for them.
     pub(super) fn can_be_cloned(&self) -> bool {
         File::options().read(true).write(true).open(DEVICE).is_ok()
     }
@@ -161,7 +162,7 @@ fn mount_as_root(
         text.push(',');
         text.push_str(option);
     }
-    let data = CString::new(text).expect("no NUL is written above");
+    let data = CString::new(text).expect("numbers and option names contain no NUL");
     let mut flags = rustix::mount::MountFlags::empty();
     for (flag, _, bits) in FLAGS {
         if mount.flags.contains(flag) {
@@ -190,7 +191,8 @@ fn mount_as_user(
         }
     };
     let (theirs, ours) = UnixStream::pair().map_err(system("making a socket"))?;
-    // Other programs that are started right now inherit it too; they do not know its number.
+    // Any program that this process starts at this moment inherits the socket too. That is
+    // harmless, since the program does not know its number.
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty())
         .map_err(|error| MountError::System("making a socket", error))?;
     let child = Command::new(FUSERMOUNT)
@@ -217,14 +219,16 @@ fn mount_as_user(
     }
 }
 
-/// Returns whether a folder of `PATH` shows fusermount3(1). An error of starting it does not tell: it is `EACCES` also
-/// where it is in none of them, and one may not be looked into.
+/// Returns true if a directory in `PATH` contains fusermount3(1).
+///
+/// The error of starting it does not say that. It is `EACCES` too if no directory contains the
+/// program and this user may not search one of them.
 fn is_fusermount_found() -> bool {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&folders).any(|folder| folder.join(FUSERMOUNT).exists())
 }
 
-/// Returns the descriptor that is sent over `socket`, None if it is closed instead.
+/// Returns the descriptor received over `socket`, or `None` if the other side closed it.
 fn receive(socket: &UnixStream) -> Result<Option<File>, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -241,18 +245,18 @@ fn receive(socket: &UnixStream) -> Result<Option<File>, Errno> {
     Ok(None)
 }
 
-/// Waits for fusermount3 and returns the first line that it complained with.
+/// Waits for fusermount3(1), and returns the first line of its error messages.
 fn words_of(mut child: Child) -> Box<str> {
     let mut text = String::new();
     if let Some(stderr) = &mut child.stderr {
-        // What cannot be read is not said.
+        // Without a message the default text below is used.
         let _ = stderr.read_to_string(&mut text);
     }
     let _ = child.wait();
-    text.lines().next().unwrap_or("fusermount3 failed and does not say why").into()
+    text.lines().next().unwrap_or("fusermount3 failed without a message").into()
 }
 
-/// Returns the options that both ways of mounting share.
+/// Returns the options that both ways of mounting use.
 fn protocol_options(options: &Options, mount: &MountOptions) -> Vec<&'static str> {
     let mut list = Vec::new();
     if options.permissions == Permissions::Kernel {
@@ -264,7 +268,8 @@ fn protocol_options(options: &Options, mount: &MountOptions) -> Vec<&'static str
     list
 }
 
-/// Returns the options for fusermount3(1), where a comma ends one unless it is escaped.
+/// Returns the options for fusermount3(1). It separates options by commas, so a comma inside one is
+/// escaped.
 fn fusermount_options(options: &Options, mount: &MountOptions) -> OsString {
     use std::os::unix::ffi::OsStringExt as _;
     let mut list = format!("subtype={SUBTYPE},fsname=").into_bytes();

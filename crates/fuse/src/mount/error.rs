@@ -1,4 +1,4 @@
-//! Why a mount failed, in words for whoever typed the command.
+//! The errors of mounting, with messages for the user of a command.
 
 use std::fmt;
 
@@ -6,31 +6,31 @@ use corewalk::Errno;
 
 use crate::options::Conflict;
 
-/// Why nothing was mounted.
+/// The reason why a mount failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MountError {
-    /// The options do not go together.
+    /// Two options contradict each other.
     Options(Conflict),
     /// The back end or its cache failed to start.
     FileSystem(Errno),
     /// The mount point does not exist.
     Missing,
-    /// The mount point is no directory.
+    /// The mount point is not a directory.
     NotDirectory,
-    /// Something is mounted there.
+    /// Another file system is mounted there.
     Busy,
-    /// What is mounted there has lost its server.
+    /// A FUSE mount is there whose server has ended.
     Dead,
-    /// The mount point may not be used by this user.
+    /// This user may not use the mount point.
     Denied(Errno),
-    /// There is no `/dev/fuse`.
+    /// `/dev/fuse` does not exist.
     NoDevice,
-    /// This user needs fusermount3(1), and there is none.
+    /// This user needs fusermount3(1), which is not installed.
     NoFusermount,
-    /// fusermount3(1) refused; these are its words, which are nobody else's to phrase.
+    /// fusermount3(1) failed. The text is the first line of its own message.
     Fusermount(Box<str>),
-    /// A system call failed.
+    /// A system call failed. The text says which step failed.
     System(&'static str, Errno),
 }
 
@@ -38,19 +38,19 @@ impl fmt::Display for MountError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             MountError::Options(conflict) => conflict.fmt(f),
-            MountError::FileSystem(error) => write!(f, "the file system does not start: {error}"),
+            MountError::FileSystem(error) => write!(f, "cannot start the file system: {error}"),
             MountError::Missing => f.write_str("no such directory"),
             MountError::NotDirectory => f.write_str("not a directory"),
             MountError::Busy => f.write_str("something is mounted there already"),
             MountError::Dead => {
-                f.write_str("a mount without a server is there; remove it with umount -l")
+                f.write_str("a mount whose server has ended is there; remove it with umount -l")
             }
             MountError::Denied(error) => error.fmt(f),
             MountError::NoDevice => {
                 f.write_str("no /dev/fuse; load the kernel module with modprobe fuse")
             }
             MountError::NoFusermount => {
-                f.write_str("no fusermount3, which mounting needs without root; install fuse3")
+                f.write_str("no fusermount3, which is needed to mount without root; install fuse3")
             }
             MountError::Fusermount(words) => f.write_str(words),
             MountError::System(what, error) => write!(f, "{what}: {error}"),

@@ -1,63 +1,68 @@
-//! How a mount appears to the system, apart from what the server does.
+//! The options of a mount, apart from those of the server.
 
 use std::ffi::OsString;
 
 use bitflags::bitflags;
 
-/// Threads of a mount unless told otherwise: for a back end of which nothing is known, and which may wait.
+/// The default count of threads. It suits a back end that may wait in any request.
 const THREADS: usize = 16;
 
 /// The options of a mount, after mount(8) and fuse(8).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
-    /// What the mount table shows as the source (`fsname=`).
+    /// The source in the mount table (`fsname=`).
     pub source: OsString,
-    /// Who may use the mount.
+    /// Which users may use the mount.
     pub access: Access,
-    /// What holds for the whole mount.
+    /// The flags of the mount, such as `nosuid`.
     pub flags: MountFlags,
-    /// How many threads read requests and serve them: as many as processors where requests seldom wait, since more
-    /// take turns, and several clients take up to three times as long then; where each may wait, as many as
-    /// the back end should have at a time. What is known to wait is not counted
+    /// The number of threads that read and serve requests.
+    ///
+    /// If requests seldom wait, use one thread per processor. With more threads, parallel clients
+    /// take up to three times as long. If each request may wait, use as many threads as the back
+    /// end can serve at a time. Requests that are known to wait run on further threads
     /// ([`FileSystem::fsync_waits`](corewalk::FileSystem::fsync_waits)).
     pub threads: usize,
 }
 
-/// Who may use a mount.
+/// Which users may use a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Only the user who mounted it, not even root.
+    /// Only the user who mounted it. Not even root may use it.
     Owner,
-    /// Everybody, as far as permissions go (`allow_other`).
+    /// All users, within their permissions (`allow_other`).
     Everyone,
 }
 
 bitflags! {
-    /// Properties of a mount, as mount(2) has them.
+    /// Flags of a mount, as in mount(2).
     ///
-    /// The kernel keeps `ro`, `nosuid`, `nodev`, `noexec` and `nosymfollow`. The others it only shows, for a FUSE
-    /// mount: times of access, and what is durable when a change of a directory returns, are the back end's, which
-    /// has to be told as well (`StoreOptions` and `TmpfsOptions` have fields for them). So does one that is to
-    /// change nothing for itself under `ro`.
+    /// For a FUSE mount the kernel enforces `ro`, `nosuid`, `nodev`, `noexec` and `nosymfollow`.
+    /// The back end decides about times of access, and about the durability of changes of
+    /// directories. The kernel only shows these flags, so set them in the back end too
+    /// (`StoreOptions` and `TmpfsOptions` have fields for them). With `ro`, also tell a back end
+    /// that writes on its own.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct MountFlags: u32 {
-        /// Nothing can be changed (`ro`).
+        /// The mount is read-only (`ro`).
         const RDONLY = 1;
         /// Set-user-ID and set-group-ID bits have no effect (`nosuid`).
         const NOSUID = 1 << 1;
         /// Device nodes cannot be opened (`nodev`).
         const NODEV = 1 << 2;
-        /// Nothing can be executed (`noexec`).
+        /// Programs cannot be executed (`noexec`).
         const NOEXEC = 1 << 3;
-        /// Reading does not change the time of the last access (`noatime`), if the back end keeps that.
+        /// Reading does not change the time of the last access (`noatime`). Set the back end too.
         const NOATIME = 1 << 4;
-        /// Every write is durable at once (`sync`).
+        /// Each write is durable when it returns (`sync`).
         const SYNC = 1 << 5;
-        /// Every change of a directory is durable at once (`dirsync`), if the back end keeps that.
+        /// Each change of a directory is durable when it returns (`dirsync`). Set the back end too.
         const DIRSYNC = 1 << 6;
-        /// Reading does not change the time of the last access of directories (`nodiratime`), as above.
+        /// Reading a directory does not change its time of the last access (`nodiratime`). Set the
+        /// back end too.
         const NODIRATIME = 1 << 7;
-        /// Reading always changes the time of the last access (`strictatime`), as above.
+        /// Reading always changes the time of the last access (`strictatime`). Set the back end
+        /// too.
         const STRICTATIME = 1 << 8;
         /// Symbolic links are not followed (`nosymfollow`).
         const NOSYMFOLLOW = 1 << 9;
@@ -65,7 +70,8 @@ bitflags! {
 }
 
 impl Default for MountOptions {
-    /// Returns a mount for its owner without set-user-ID programs and devices, served by 16 threads.
+    /// Returns options for a mount that only its owner may use, without set-user-ID programs and
+    /// devices, and with 16 threads.
     fn default() -> MountOptions {
         MountOptions {
             source: "corewalk".into(),

@@ -1,15 +1,16 @@
-//! What is mounted where.
+//! The mount table, and the identity of a mount.
 //!
-//! The mount table is read from `/proc/self/mountinfo`, which asks no file system anything, so that
-//! a mount whose server hangs or is dead does no harm.
+//! The table is read from `/proc/self/mountinfo`. That calls no file system, so it cannot block on
+//! a mount whose server hangs.
 //!
-//! A mount goes by its number and that of its device: its path is another once somebody has renamed a
-//! directory above it, or moved the mount. The device number alone also has every copy of it
-//! (`mount --bind`), the number of the mount alone is given again.
+//! A mount is identified by its own number and the number of its device. Its path can change, since
+//! a directory above it may be renamed and the mount may be moved. The device number alone does not
+//! suffice: copies of the mount (`mount --bind`) have the same. The mount number alone does not
+//! suffice either: the kernel uses it again.
 //!
-//! The kernel does not tell what number a new mount got; it is what lies there afterwards. So that this
-//! is not what another process has mounted at the same time, whoever mounts has a [`Claim`] of the
-//! place meanwhile.
+//! mount(2) does not return the number of the new mount. So it is read from the table afterwards.
+//! Meanwhile another process could mount on the same directory. Therefore each process that mounts
+//! with this crate holds a [`MountpointLock`] on the directory until it has read the number.
 //!
 //! Source: proc_pid_mountinfo(5).
 
@@ -27,31 +28,34 @@ use super::error::MountError;
 
 const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 
-/// How often a claim is tried for, and how long after the last time: a mount takes a few milliseconds.
-const CLAIM_TRIES: u32 = 500;
-const CLAIM_PAUSE: Duration = Duration::from_millis(2);
+/// How often the lock is tried, and the pause between two tries. A mount takes a few milliseconds.
+const LOCK_TRIES: u32 = 500;
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
-/// What a mount goes by, for as long as it exists; then another may get the same.
+/// The identity of a mount while it exists. Another mount may get the same numbers later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     mount: u64,
-    /// The device number, major and minor.
+    /// The major and the minor number of the device.
     device: (u32, u32),
 }
 
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct MountEntry {
     pub(super) identity: Identity,
     pub(super) path: PathBuf,
     pub(super) is_fuse: bool,
 }
 
-/// A lock on the directory that is mounted on, until it is dropped; none if that cannot be locked.
-#[must_use = "others may mount as soon as it is dropped"]
-pub(super) struct Claim(#[allow(dead_code, reason = "it is there to be dropped")] Option<OwnedFd>);
+/// A lock on the directory of a new mount, released by drop. It is `None` if the directory cannot
+/// be locked.
+#[must_use = "other processes may mount once it is dropped"]
+pub(super) struct MountpointLock(
+    #[allow(dead_code, reason = "dropping it releases the lock")] Option<OwnedFd>,
+);
 
-/// Returns the path of a directory that something can be mounted on, without links in it.
+/// Checks that a file system can be mounted on `path`, and returns the path without symbolic links.
 pub(super) fn checked_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     let failed = |error: std::io::Error| match Errno::from_io_error(&error).unwrap_or(Errno::IO) {
         Errno::NOENT => MountError::Missing,
@@ -70,25 +74,27 @@ pub(super) fn checked_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     }
 }
 
-/// Returns whether the FUSE mount at `path` has lost its server. The kernel has the attributes of
-/// its root; only a request tells.
+/// Returns true if the FUSE mount at `path` has lost its server. The kernel caches the attributes
+/// of the root, so only a request shows that.
 pub(super) fn is_dead(path: &Path) -> bool {
     matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
-/// Returns a claim of the directory `path`, on which nothing was mounted. Others who want one wait; but not
-/// for long, since anybody who can read the directory may have locked it, as flock(1) does.
+/// Locks the directory `path`, on which nothing is mounted yet.
+///
+/// If the lock is taken, this waits for about a second and then goes on without it. Any process
+/// that can read the directory can lock it by flock(1), so waiting longer could block all mounts.
 ///
 /// # Errors
-/// [`MountError::Busy`] if something was mounted there before it was had.
-pub(super) fn claim(path: &Path) -> Result<Claim, MountError> {
+/// [`MountError::Busy`] if a file system was mounted on `path` meanwhile.
+pub(super) fn lock_mountpoint(path: &Path) -> Result<MountpointLock, MountError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    // One that may not be read, or is not on a file system with locks, is mounted on without.
-    let claimed = rustix::fs::open(path, flags, Mode::empty()).ok().filter(|directory| {
-        (0..CLAIM_TRIES).any(|_| {
+    // A directory that cannot be read, or whose file system has no locks, is used without a lock.
+    let locked = rustix::fs::open(path, flags, Mode::empty()).ok().filter(|directory| {
+        (0..LOCK_TRIES).any(|_| {
             match rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {
-                    thread::sleep(CLAIM_PAUSE);
+                    thread::sleep(LOCK_PAUSE);
                     false
                 }
                 _ => true,
@@ -96,17 +102,17 @@ pub(super) fn claim(path: &Path) -> Result<Claim, MountError> {
         })
     });
     match mounted_on(path)? {
-        None => Ok(Claim(claimed)),
+        None => Ok(MountpointLock(locked)),
         Some(_) => Err(MountError::Busy),
     }
 }
 
-/// Returns what a path walk meets that comes to `path`, if it is the root of a mount.
-pub(super) fn mounted_on(path: &Path) -> Result<Option<Found>, MountError> {
+/// Returns the mount whose root a path walk to `path` reaches, if it reaches the root of one.
+pub(super) fn mounted_on(path: &Path) -> Result<Option<MountEntry>, MountError> {
     Ok(find(&read()?, path))
 }
 
-/// Returns where a mount is now.
+/// Returns the path of a mount now.
 pub(super) fn find_again(identity: Identity) -> Result<Option<PathBuf>, MountError> {
     let found = lines(&read()?).find(|found| found.identity == identity);
     Ok(found.map(|found| found.path))
@@ -119,12 +125,12 @@ fn read() -> Result<Vec<u8>, MountError> {
     })
 }
 
-/// Returns the last line for `path`: what was mounted last lies on top.
-fn find(table: &[u8], path: &Path) -> Option<Found> {
+/// Returns the last line for `path`. It is the topmost mount, since later mounts lie on top.
+fn find(table: &[u8], path: &Path) -> Option<MountEntry> {
     lines(table).rfind(|found| found.path == path)
 }
 
-fn lines(table: &[u8]) -> impl DoubleEndedIterator<Item = Found> {
+fn lines(table: &[u8]) -> impl DoubleEndedIterator<Item = MountEntry> {
     table.split(|&b| b == b'\n').filter_map(|line| {
         let mut words = line.split(|&b| b == b' ');
         let mount = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
@@ -133,11 +139,11 @@ fn lines(table: &[u8]) -> impl DoubleEndedIterator<Item = Found> {
         let path = PathBuf::from(unescaped(words.nth(1)?));
         let kind = words.skip_while(|word| *word != b"-").nth(1)?;
         let is_fuse = kind == b"fuse" || kind.starts_with(b"fuse.");
-        Some(Found { identity: Identity { mount, device }, path, is_fuse })
+        Some(MountEntry { identity: Identity { mount, device }, path, is_fuse })
     })
 }
 
-/// Returns a word of the table with its octal escapes (`\040` for a space) undone.
+/// Undoes the octal escapes (`\040` for a space) in a word of the table.
 fn unescaped(word: &[u8]) -> OsString {
     let mut out = Vec::with_capacity(word.len());
     let mut rest = word;
@@ -170,9 +176,9 @@ mod tests {
         43 28 0:33 /dir /mnt/copy rw - fuse.corewalk tmpfs rw\n\
         torn line\n";
 
-    fn fuse(mount: u64, minor: u32, path: &str) -> Found {
+    fn fuse(mount: u64, minor: u32, path: &str) -> MountEntry {
         let identity = Identity { mount, device: (0, minor) };
-        Found { identity, path: path.into(), is_fuse: true }
+        MountEntry { identity, path: path.into(), is_fuse: true }
     }
 
     #[test]
@@ -186,7 +192,7 @@ mod tests {
         assert_eq!(find(TABLE, Path::new("/mnt/twice")), Some(fuse(42, 35, "/mnt/twice")));
     }
 
-    /// The fourth column is the directory of the file system that is mounted.
+    /// A bind mount of `/dir` has the device of its source. Column 4 shows the mounted directory.
     #[test]
     fn copies_of_a_mount_have_numbers_of_their_own() {
         let all: Vec<_> = lines(TABLE).filter(|found| found.is_fuse).collect();
@@ -195,24 +201,27 @@ mod tests {
     }
 
     #[test]
-    fn claim_is_waited_for_and_no_more_than_a_moment() {
-        let path = std::env::temp_dir().join(format!("corewalk-claim-{}", std::process::id()));
-        std::fs::create_dir(&path).expect("a folder for the test");
-        let claim = super::claim(&path).expect("nothing is mounted there");
+    fn taken_lock_is_waited_for_only_a_moment() {
+        let path =
+            std::env::temp_dir().join(format!("corewalk-mountpoint-lock-{}", std::process::id()));
+        std::fs::create_dir(&path).expect("make the test's folder");
+        let lock = super::lock_mountpoint(&path).expect("the folder is no mount point");
         thread::scope(|scope| {
-            let other = scope.spawn(|| super::claim(&path).map(|claim| claim.0.is_some()));
-            drop(claim);
+            let other = scope.spawn(|| super::lock_mountpoint(&path).map(|lock| lock.0.is_some()));
+            drop(lock);
             assert_eq!(other.join().expect("a thread"), Ok(true));
         });
-        let _kept = super::claim(&path).expect("nothing is mounted there");
-        assert!(super::claim(&path).expect("it goes on without").0.is_none());
-        std::fs::remove_dir(&path).expect("it is the test's");
+        let _kept = super::lock_mountpoint(&path).expect("the folder is no mount point");
+        assert!(
+            super::lock_mountpoint(&path).expect("mounting without a lock is allowed").0.is_none()
+        );
+        std::fs::remove_dir(&path).expect("remove the test's folder");
     }
 
     #[test]
     fn other_paths_are_not_found() {
         assert_eq!(find(TABLE, Path::new("/mnt")), None);
         assert_eq!(find(b"", Path::new("/mnt")), None);
-        assert!(!find(TABLE, Path::new("/proc")).expect("it is there").is_fuse);
+        assert!(!find(TABLE, Path::new("/proc")).expect("the table has /proc").is_fuse);
     }
 }

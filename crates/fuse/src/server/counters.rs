@@ -1,68 +1,69 @@
-//! What a server counts, and how it shows it.
+//! The counters of a server.
 //!
-//! Each count is spread over the threads, so that counting moves no cache line between them. A hit
-//! is a name that a request had to resolve and that the back end was not asked for: the difference
-//! of two counts, exact while nothing runs. Names that are made anew are neither hits nor misses.
+//! Each counter is spread over several cache lines, so that threads do not contend for it. A hit is
+//! a name that a request resolved without the back end. It is computed as the difference of two
+//! counters, which is exact only while no request runs. The name of a new file is neither a hit nor
+//! a miss.
 
 use std::fmt::Write as _;
 
 use corewalk::Stats;
 use corewalk_base::ShardedCounter;
 
-/// The counts of a server.
+/// The counters that the server itself increments.
 #[derive(Debug, Default)]
 pub(crate) struct Tallies {
     pub(crate) requests: ShardedCounter,
-    /// Names that requests had to resolve.
+    /// The names that requests resolved.
     pub(crate) names: ShardedCounter,
     pub(crate) lookups: ShardedCounter,
     pub(crate) refused_forgets: ShardedCounter,
     pub(crate) panics: ShardedCounter,
 }
 
-/// What a mount holds and has done. Counts since the start, unless it says otherwise.
+/// The state of a mount and its event counts since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// The names in the cache now, the root included.
+    /// The names in the cache now, including the root.
     pub entries: u64,
-    /// The names in the cache now that are known not to exist.
+    /// The names in the cache now that do not exist (negative dentries).
     pub negatives: u64,
-    /// Entries of removed names that are held still, or wait for what is cached below them.
+    /// Entries of removed names that are still referenced or still have cached children.
     pub removed: u64,
     /// The inodes in the cache now.
     pub inodes: u64,
-    /// Bytes that the cache takes now.
+    /// The bytes that the cache uses now.
     pub bytes: u64,
-    /// Bytes that the cache may take.
+    /// The bytes that the cache may use.
     pub budget_bytes: u64,
-    /// Names resolved without the back end.
+    /// Names that were resolved without the back end.
     pub hits: u64,
-    /// Names that the back end was asked for.
+    /// Names that were resolved by the back end.
     pub misses: u64,
-    /// Passes of a walk that a change made begin again.
+    /// Restarts of a walk because of a concurrent change.
     pub retries: u64,
-    /// Walks that became a ref-walk, since too many passes failed.
+    /// Walks that became a ref-walk after too many restarts.
     pub fallbacks: u64,
-    /// Answers of the back end that were not cached, since an invalidation came in between.
+    /// Answers of the back end that were not cached because of a concurrent invalidation.
     pub refused_fills: u64,
-    /// Entries evicted.
+    /// Evicted entries.
     pub reclaimed: u64,
-    /// Renames and exchanges.
+    /// Renames, including exchanges.
     pub renames: u64,
     /// Invalidations.
     pub invalidations: u64,
-    /// Requests served.
+    /// Requests.
     pub requests: u64,
-    /// Lookups that the kernel holds now, in all (the sum of `nlookup`).
+    /// The lookups that the kernel holds now (the sum of `nlookup`).
     pub lookups: u64,
-    /// Forgets that named more lookups than the kernel held.
+    /// Forgets of more lookups than the kernel held.
     pub refused_forgets: u64,
     /// Requests that panicked.
     pub panics: u64,
 }
 
 impl Tallies {
-    /// Returns the counts together with those of the cache.
+    /// Returns these counters together with those of the cache.
     pub(crate) fn read(&self, stats: &Stats) -> Counters {
         let count = |counter: &ShardedCounter| counter.sum().max(0) as u64;
         Counters {
@@ -125,7 +126,7 @@ impl Counters {
         self.to_json_with(&[])
     }
 
-    /// Returns the counts, and behind them those of the back end, as one JSON object.
+    /// Returns the counters and then those of the back end as one JSON object.
     pub(crate) fn to_json_with(self, own: &[(&'static str, u64)]) -> String {
         let mut json = String::from("{");
         for (at, (name, value)) in self.fields().iter().chain(own).enumerate() {

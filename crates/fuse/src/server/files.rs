@@ -1,4 +1,4 @@
-//! Requests about open files and their content.
+//! Requests about open files, their content, links' targets, and statfs.
 
 use corewalk::{Caps, Cred, Errno, Fallocate, Fsync, InodeRef, May, Seek, StatFs};
 use rustix::fs::OFlags;
@@ -7,42 +7,44 @@ use super::Server;
 use crate::credentials::Caller;
 use crate::options::{Ownership, Permissions, WriteCache};
 
-/// The flag that execve(2) opens a file with.
+/// The flag of an open by execve(2).
 const OPEN_FOR_EXEC: u32 = 0x20;
-/// The most bytes that one request copies; callers go on behind a short copy.
+/// The bytes that one request copies, at most. A caller goes on after a short copy.
 const COPY_BYTES_MAX: u64 = 16 << 20;
-/// Bytes copied at once.
+/// The bytes that are copied in one step.
 const COPY_CHUNK_BYTES: usize = 128 << 10;
 
-/// What a write request is about.
+/// Why the kernel sends a write request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteOrigin {
-    /// A write(2) that waits for its answer.
+    /// A process has called write(2) and waits for the answer.
     Call,
-    /// As `Call`, of a file that is open with `O_APPEND`: its offset is where the kernel takes the end
-    /// to be. A pwritev2(2) with `RWF_NOAPPEND`, whose offset is meant, looks the same: a request has the flags of the
-    /// open file, not those of the call. An offset before the end does not tell them apart, since the end is
-    /// where others have moved it.
+    /// As `Call`, with the file opened with `O_APPEND`. The offset is the end of the file as the
+    /// kernel knows it.
+    ///
+    /// A pwritev2(2) with `RWF_NOAPPEND` looks the same although its offset is meant, since a
+    /// request has only the flags of the open file. An offset before the end does not distinguish
+    /// the two: another program may have extended the file.
     Append,
-    /// Pages that the kernel writes back, in nobody's name.
+    /// The kernel writes back collected pages. The request does not name the user.
     Cache,
 }
 
 impl Server {
-    /// Opens `node` with `flags` (of open(2); `O_TRUNC` truncates) and returns the handle.
+    /// Opens `node` with `flags` (those of open(2)) and returns the handle. `O_TRUNC` truncates.
     ///
     /// # Errors
-    /// `EACCES`; `EISDIR`; what the back end says.
+    /// `EACCES`; `EISDIR`; the errors of the back end.
     pub fn open(&self, caller: Caller, node: u64, flags: u32) -> Result<u64, Errno> {
-        // Nobody runs what is not executable, and what is truncated may have bits to lose.
+        // An exec needs the current mode. A truncation may have to clear mode bits.
         let inode = match flags & (OPEN_FOR_EXEC | OFlags::TRUNC.bits()) {
             0 => self.inode(node)?,
-            _ => self.inode_now(node)?,
+            _ => self.inode_refreshed(node)?,
         };
         self.open_checked(caller, &self.cred(caller), &inode, flags)
     }
 
-    /// Opens a directory, which has no state.
+    /// Checks that a directory may be opened. Open directories have no state.
     ///
     /// # Errors
     /// `EACCES`; `ENOTDIR`; `ESTALE`.
@@ -57,8 +59,10 @@ impl Server {
         }
     }
 
-    /// Opens for `caller`, whose credentials the check takes to be `cred`. The kernel leaves it to the server to
-    /// truncate, and to take away the set-user-ID and set-group-ID bits then, whoever checks permissions.
+    /// Opens `inode` for `caller`, and checks permissions with `cred`.
+    ///
+    /// With `O_TRUNC` the kernel leaves two things to the server, whichever side checks
+    /// permissions: to truncate, and to clear the set-user-ID and set-group-ID bits.
     pub(super) fn open_checked(
         &self,
         caller: Caller,
@@ -88,7 +92,7 @@ impl Server {
         Ok(handle)
     }
 
-    /// Closes what was opened.
+    /// Closes a handle of [`Server::open`] or [`Server::create`].
     ///
     /// # Errors
     /// `ESTALE`.
@@ -100,10 +104,11 @@ impl Server {
         Ok(())
     }
 
-    /// Reads at `offset` into `buf` and returns the count of bytes: fewer only at the end.
+    /// Reads at `offset` into `buf` and returns the count of bytes. It is less than the length of
+    /// `buf` only at the end of the file.
     ///
     /// # Errors
-    /// `EISDIR`; `ESTALE`; what the back end says.
+    /// `EISDIR`; `ESTALE`; the errors of the back end.
     pub fn read(
         &self,
         node: u64,
@@ -114,12 +119,14 @@ impl Server {
         self.vfs.read(&self.inode(node)?, handle, offset, buf)
     }
 
-    /// Writes at `offset` and returns the count of bytes. What is appended to a file that others change
-    /// too goes where the end is now, unless the kernel collects writes: then it knows of an end that
-    /// the back end does not know yet.
+    /// Writes at `offset` and returns the count of bytes.
+    ///
+    /// If other programs change the file too, an append goes to the end that the file has now. If
+    /// the kernel collects writes, it goes to `offset`: the kernel may know of an end that the back
+    /// end does not know yet.
     ///
     /// # Errors
-    /// `ENOSPC`, `EFBIG`; `ESTALE`; what the back end says.
+    /// `ENOSPC`, `EFBIG`; `ESTALE`; the errors of the back end.
     pub fn write(
         &self,
         caller: Caller,
@@ -143,16 +150,19 @@ impl Server {
         }
     }
 
-    /// Returns true if the end of a file may be elsewhere than the kernel says.
+    /// Returns true if the end of a file may differ from the kernel's idea of it.
     fn ends_move(&self) -> bool {
         let options = &self.options;
         options.ownership == Ownership::Shared && options.write_cache == WriteCache::Through
     }
 
-    /// Writes for a caller that may have no right to keep the set-user-ID and set-group-ID bits of the
-    /// file. The caller's groups and capabilities are looked up only if the file has such bits, which few
-    /// files have. Where the kernel checks permissions, it has taken all bits but set-group-ID alone, and it
-    /// keeps others from changing the mode until the request has been answered.
+    /// Writes for `caller`, and clears set-user-ID and set-group-ID if the caller may not keep
+    /// them.
+    ///
+    /// The caller's groups and capabilities are read only if the file has such bits. Where the
+    /// kernel checks permissions, it has cleared them already, except set-group-ID without
+    /// execution by the group. It then also blocks changes of the mode until the request is
+    /// answered.
     fn write_for(
         &self,
         caller: Caller,
@@ -173,7 +183,7 @@ impl Server {
         }
     }
 
-    /// As `write_for`, at the end that the file has now; the kernel takes it to be at `end`.
+    /// As `write_for`, but at the current end of the file. The kernel believes that it is at `end`.
     fn append_for(
         &self,
         caller: Caller,
@@ -197,12 +207,13 @@ impl Server {
     /// Makes a file or directory durable.
     ///
     /// # Errors
-    /// What the back end says.
+    /// The errors of the back end.
     pub fn fsync(&self, node: u64, handle: u64, what: Fsync) -> Result<(), Errno> {
         self.vfs.fsync(&self.inode(node)?, handle, what)
     }
 
-    /// Changes the allocation of a file; `flags` are those of fallocate(2).
+    /// Allocates or deallocates a range (offset and length, in bytes) of a file. The `flags` are
+    /// those of fallocate(2).
     ///
     /// # Errors
     /// `EOPNOTSUPP` for flags that are unknown or not supported; `EINVAL`, `EFBIG`, `ENOSPC`.
@@ -224,9 +235,11 @@ impl Server {
     /// Returns the offset of the next data or hole.
     ///
     /// # Errors
-    /// `ENXIO` behind the end; `EINVAL` for another `whence`; `ENOSYS` with a writeback cache, since
-    /// the kernel asks without having written back what it has, and would report holes where there
-    /// is data. It takes the whole file for data then.
+    /// - `ENXIO` after the end of the file;
+    /// - `EINVAL` if `whence` is neither `SEEK_DATA` nor `SEEK_HOLE`;
+    /// - `ENOSYS` with [`WriteCache::Back`]. The kernel does not write its pages back before it
+    ///   asks, so the server could report a hole where there is data. After `ENOSYS` the kernel
+    ///   treats the whole file as data.
     pub fn seek(&self, node: u64, handle: u64, offset: i64, whence: i32) -> Result<u64, Errno> {
         if self.options.write_cache == WriteCache::Back {
             return Err(Errno::NOSYS);
@@ -242,11 +255,11 @@ impl Server {
         self.vfs.seek(&inode, handle, offset, what)
     }
 
-    /// Copies up to `len` bytes between files (node, handle, offset) and returns the count; a
-    /// single call copies at most 16 MiB, so that no request takes for ever.
+    /// Copies up to `len` bytes between two files and returns the count. A file is given by node,
+    /// handle and offset. One call copies at most 16 MiB, so that no request takes too long.
     ///
     /// # Errors
-    /// As reading and writing, if nothing was copied.
+    /// The errors of [`Server::read`] and [`Server::write`], if nothing was copied.
     pub fn copy_file_range(
         &self,
         caller: Caller,
@@ -281,15 +294,15 @@ impl Server {
     /// Returns the target of a symbolic link.
     ///
     /// # Errors
-    /// `EINVAL` if it is none; what the back end says.
+    /// `EINVAL` if `node` is no symbolic link; the errors of the back end.
     pub fn readlink(&self, node: u64) -> Result<Vec<u8>, Errno> {
         self.vfs.readlink(&self.inode(node)?)
     }
 
-    /// Returns what statfs(2) reports.
+    /// Returns the values of statfs(2).
     ///
     /// # Errors
-    /// What the back end says.
+    /// The errors of the back end.
     pub fn statfs(&self, node: u64) -> Result<StatFs, Errno> {
         self.vfs.statfs(&self.inode(node)?)
     }

@@ -1,11 +1,13 @@
 //! Reading directories.
 //!
-//! `.` and `..` come first, with the cookies 1 and 2; a back end's cookie is shifted by 2, so that
-//! no two meet (A.1). With attributes ("readdirplus") each name is looked up through the cache, which
-//! then has it for the lookups that follow. The names of one answer are taken from the back end
-//! first and looked up afterwards, since it may hold locks while it reports them. A name that cannot be looked up (another
-//! file system is mounted on it, its file cannot be read) is there all the same: it is reported without attributes, and
-//! who wants those asks for it, and is told why.
+//! `.` and `..` come first, with the cookies 1 and 2. Each cookie of the back end is increased by
+//! 2, so no two entries have one cookie (A.1).
+//!
+//! A listing with attributes (`readdirplus`) looks each name up through the cache, so later lookups
+//! hit. The back end may hold locks while it lists. So the server first collects a batch of names
+//! and then looks them up. A lookup can fail, for example because another file system is mounted on
+//! the name. Such a name is listed without attributes. If a program needs them, the kernel looks
+//! the name up and gets the error.
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
@@ -14,50 +16,52 @@ use corewalk::{Attr, Cred, DirEntry, Errno, FileKind, InodeRef, Timespec};
 
 use super::{Entry, Server};
 
-/// How far the cookies of a back end are shifted.
+/// The difference between a cookie for the kernel and the back end's cookie.
 const COOKIE_SHIFT: u64 = 2;
-/// The largest that fits `loff_t` after the shift.
+/// The largest cookie of a back end: after the shift it must fit `loff_t`.
 const COOKIE_MAX: u64 = i64::MAX as u64 - COOKIE_SHIFT;
-/// How many names are collected first, about what fits the smallest answer with attributes (4096
-/// bytes, at least 160 each), and at most.
+/// The names in the first batch and in the largest batch. The first suits the smallest answer with
+/// attributes: 4096 bytes, with at least 160 bytes per name.
 const BATCH_NAMES: std::ops::RangeInclusive<usize> = 26..=208;
 
-/// One name of a directory.
+/// One entry of a directory.
 #[derive(Clone, Copy, Debug)]
 pub struct Dirent<'a> {
-    /// The name, `.` and `..` included.
+    /// The name. It may be `.` or `..`.
     pub name: &'a [u8],
-    /// Its node number; with attributes 0 for what could not be looked up, which counts no lookup.
+    /// The node number. In a listing with attributes it is 0 if the lookup failed. Such an entry
+    /// counts no lookup.
     pub node: u64,
-    /// Its file type.
+    /// The file type.
     pub kind: FileKind,
-    /// Where to go on behind it.
+    /// The cookie with which a listing continues after this entry.
     pub cookie: u64,
 }
 
-/// Names of a directory, copied.
+/// A batch of names of a directory.
 #[derive(Debug, Default)]
 struct Names {
     bytes: Vec<u8>,
-    /// For each what the back end says of it, and where it ends in `bytes`.
-    ends: Vec<(usize, Told)>,
+    /// For each name its end in `bytes`, and the back end's entry.
+    ends: Vec<(usize, ListedEntry)>,
 }
 
-/// What a back end says of a name.
+/// The back end's entry of a name.
 #[derive(Clone, Copy, Debug)]
-struct Told {
+struct ListedEntry {
     ino: u64,
     kind: FileKind,
     cookie: u64,
 }
 
 impl Server {
-    /// Reports the names in `node` behind `cookie` until the end or until `sink` breaks, which
-    /// means that it did not take the entry.
+    /// Passes the entries of `node` after `cookie` to `sink`, until the end or until `sink` breaks.
+    /// An entry for which `sink` breaks is not taken.
     ///
     /// # Errors
-    /// `ENOTDIR`; `ESTALE`; `EOVERFLOW` for a cookie above 2^63 - 3; what the back end says. None if
-    /// something was reported before: the next call, which begins there, fails.
+    /// `ENOTDIR`; `ESTALE`; `EOVERFLOW` for a cookie above 2^63 - 3; the errors of the back end.
+    /// After an entry was taken no error is returned. The next call, which starts there, returns
+    /// it.
     pub fn readdir(
         &self,
         node: u64,
@@ -94,8 +98,8 @@ impl Server {
         if taken > 0 { Ok(()) } else { result }
     }
 
-    /// Reports names with attributes. Each entry but `.` and `..` counts one lookup once `sink` has
-    /// taken it (A.2).
+    /// As [`Server::readdir`], with attributes. Each entry except `.` and `..` counts one lookup
+    /// once `sink` has taken it (A.2).
     ///
     /// # Errors
     /// As [`Server::readdir`].
@@ -108,7 +112,7 @@ impl Server {
         let dir = self.inode(node)?;
         let mut taken = 0_usize;
         if cookie < COOKIE_SHIFT {
-            // The kernel uses no attributes of these two.
+            // The kernel ignores the attributes of `.` and `..`.
             let attr = self.vfs.getattr(&dir)?;
             let dots = self.dots(&dir, node, cookie, &mut |entry| {
                 sink(entry, &Attr { ino: entry.node, ..attr })?;
@@ -129,8 +133,8 @@ impl Server {
         if taken > 0 { Ok(()) } else { result }
     }
 
-    /// Collects names behind the back end's `cookie`, looks them up and reports them, batch by
-    /// batch.
+    /// Collects the names after the back end's `cookie`, looks them up and passes them to `sink`,
+    /// batch by batch.
     fn report(
         &self,
         dir: &InodeRef<'_>,
@@ -141,8 +145,8 @@ impl Server {
         let mut count_max = *BATCH_NAMES.start();
         loop {
             names.collect(self, dir, cookie, count_max)?;
-            for (name, told) in names.iter() {
-                if self.report_one(dir, name, told, sink)?.is_break() {
+            for (name, listed) in names.iter() {
+                if self.report_one(dir, name, listed, sink)?.is_break() {
                     return Ok(());
                 }
             }
@@ -158,17 +162,17 @@ impl Server {
         &self,
         dir: &InodeRef<'_>,
         name: &[u8],
-        told: Told,
+        listed: ListedEntry,
         sink: &mut dyn FnMut(Dirent<'_>, &Attr) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, Errno> {
-        let cookie = shifted(told.cookie)?;
+        let cookie = shifted(listed.cookie)?;
         let Entry { node, attr, .. } = match self.look_up(dir, name) {
             Ok(entry) => entry,
-            // Removed since it was collected.
+            // The name was removed since it was collected.
             Err(Errno::NOENT) => return Ok(ControlFlow::Continue(())),
             Err(_) => {
-                let attr = Attr { ino: self.translate(told.ino), ..unknown(told.kind) };
-                return Ok(sink(Dirent { name, node: 0, kind: told.kind, cookie }, &attr));
+                let attr = Attr { ino: self.translate(listed.ino), ..unknown(listed.kind) };
+                return Ok(sink(Dirent { name, node: 0, kind: listed.kind, cookie }, &attr));
             }
         };
         let untaken = Untaken { server: self, node };
@@ -179,16 +183,16 @@ impl Server {
         Ok(taken)
     }
 
-    /// Looks up a name that was collected.
+    /// Looks up a collected name.
     fn look_up(&self, dir: &InodeRef<'_>, name: &[u8]) -> Result<Entry, Errno> {
-        let name = self.fresh(dir, self.name(name)?)?;
-        // Who may read a directory may see what is in it.
+        let name = self.revalidated(dir, self.name(name)?)?;
+        // A process that may read a directory may see all its names, so the lookup needs no check.
         let inode = self.vfs.lookup(&Cred::root(), dir, name)?;
         let attr = self.vfs.getattr(&inode)?;
         self.hand_out(inode, attr)
     }
 
-    /// Reports `.` and `..` as far as they are behind `cookie`.
+    /// Passes `.` and `..` to `sink` if they are after `cookie`.
     fn dots(
         &self,
         dir: &InodeRef<'_>,
@@ -201,7 +205,7 @@ impl Server {
             sink(Dirent { name: b".", node, kind, cookie: 1 })?;
         }
         if cookie < 2 {
-            // A directory that has been removed has no parent any more.
+            // A removed directory has no parent.
             let parent = self.vfs.parent_ino(dir).map_or(node, |ino| self.translate(ino));
             sink(Dirent { name: b"..", node: parent, kind, cookie: 2 })?;
         }
@@ -209,7 +213,7 @@ impl Server {
     }
 }
 
-/// An entry that has been counted and not taken yet: the count is given back, also if the sink
+/// An entry that is counted but not taken yet. Its drop gives the lookup back, also if the sink
 /// panics.
 struct Untaken<'a> {
     server: &'a Server,
@@ -225,7 +229,7 @@ impl Drop for Untaken<'_> {
     }
 }
 
-/// Returns attributes that say nothing but the kind of a file.
+/// Returns attributes of which only the file type is known.
 fn unknown(kind: FileKind) -> Attr {
     let never = Timespec::default();
     Attr {
@@ -247,18 +251,19 @@ fn unknown(kind: FileKind) -> Attr {
     }
 }
 
-/// Returns what the kernel gets for a back end's cookie; `EOVERFLOW` if it has no room for it.
+/// Returns the kernel's cookie for a cookie of the back end, or `EOVERFLOW` if it is too large.
 fn shifted(cookie: u64) -> Result<u64, Errno> {
     if cookie > COOKIE_MAX { Err(Errno::OVERFLOW) } else { Ok(cookie + COOKIE_SHIFT) }
 }
 
-/// Returns the back end's cookie, 0 for what stands before its first entry.
+/// Returns the back end's cookie for a cookie of the kernel. It is 0 for the start of the
+/// directory.
 fn unshifted(cookie: u64) -> u64 {
     cookie.saturating_sub(COOKIE_SHIFT)
 }
 
 thread_local! {
-    /// Room for names, kept from one request to the next.
+    /// The batch, whose memory is kept from one request to the next.
     static NAMES: RefCell<Names> = RefCell::default();
 }
 
@@ -285,18 +290,18 @@ impl Names {
                 return ControlFlow::Break(());
             }
             self.bytes.extend_from_slice(entry.name.as_bytes());
-            let told = Told { ino: entry.ino, kind: entry.kind, cookie: entry.cookie };
-            self.ends.push((self.bytes.len(), told));
+            let listed = ListedEntry { ino: entry.ino, kind: entry.kind, cookie: entry.cookie };
+            self.ends.push((self.bytes.len(), listed));
             ControlFlow::Continue(())
         })
     }
 
-    fn iter(&self) -> impl Iterator<Item = (&[u8], Told)> {
+    fn iter(&self) -> impl Iterator<Item = (&[u8], ListedEntry)> {
         let mut start = 0;
-        self.ends.iter().map(move |&(end, told)| {
+        self.ends.iter().map(move |&(end, listed)| {
             let name = &self.bytes[start..end];
             start = end;
-            (name, told)
+            (name, listed)
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Requests that make, remove and move names.
+//! Requests that create, remove and rename files.
 
 use corewalk::attr::mode;
 use corewalk::{Cred, Errno, FileKind, InodeRef, Make, May, Name, Removal, RenameMode};
@@ -7,10 +7,10 @@ use rustix::fs::OFlags;
 use super::{Entry, Server};
 use crate::credentials::Caller;
 
-/// A new file as a request describes it.
+/// The new file of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct New<'a> {
-    /// Type bits and permission bits, before the umask.
+    /// Type bits and permission bits, before the umask is applied.
     pub mode: u32,
     /// The umask of the caller.
     pub umask: u32,
@@ -21,10 +21,10 @@ pub struct New<'a> {
 }
 
 impl Server {
-    /// Makes a file of any kind.
+    /// Creates a file of any type.
     ///
     /// # Errors
-    /// `EEXIST`; `ENAMETOOLONG`; `EACCES`, `EPERM`; `ENOSPC`; what the back end says.
+    /// `EEXIST`; `ENAMETOOLONG`; `EACCES`, `EPERM`; `ENOSPC`; the errors of the back end.
     pub fn make(
         &self,
         caller: Caller,
@@ -32,17 +32,18 @@ impl Server {
         name: &[u8],
         new: &New<'_>,
     ) -> Result<Entry, Errno> {
-        let dir = self.inode_now(parent)?;
+        let dir = self.inode_refreshed(parent)?;
         let cred = self.cred_to_make(caller, new);
         let (inode, attr) = self.make_in(&cred, &dir, name, new, None)?;
         self.hand_out(inode, attr)
     }
 
-    /// Makes a regular file and opens it with `flags` (of open(2)); returns the handle too. A file
-    /// that exists, though the kernel did not know, is opened unless `O_EXCL` forbids it.
+    /// Creates a regular file, opens it with `flags` (those of open(2)), and returns the handle
+    /// too. If the name exists without the kernel's knowledge, the existing file is opened, unless
+    /// `O_EXCL` forbids it.
     ///
     /// # Errors
-    /// As [`Server::make`] and [`Server::open`]; `ESTALE` if what exists is no regular file.
+    /// As [`Server::make`] and [`Server::open`]; `ESTALE` if the existing file is not regular.
     pub fn create(
         &self,
         caller: Caller,
@@ -51,12 +52,12 @@ impl Server {
         new: &New<'_>,
         flags: u32,
     ) -> Result<(Entry, u64), Errno> {
-        let dir = self.inode_now(parent)?;
+        let dir = self.inode_refreshed(parent)?;
         let new = New { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
         let open = self.has_open_state.then_some(flags);
         match self.make_in(&self.cred_to_make(caller, &new), &dir, name, &new, open) {
             Ok((inode, attr)) => {
-                // Whoever makes a file may open it, whatever its mode.
+                // The creator of a file may open it, whatever its mode.
                 let handle = match self.has_open_state {
                     true => self.vfs.open(&caller.prechecked(), &inode, flags, May::empty())?,
                     false => 0,
@@ -70,9 +71,11 @@ impl Server {
         }
     }
 
-    /// Opens what somebody else has made. The kernel checks nothing here, since it takes the file
-    /// for one that it has just made. What is no regular file it would refuse with `EIO`, without taking back what has
-    /// been counted and opened for it; `ESTALE` has it look the name up.
+    /// Opens a file that another program has created meanwhile.
+    ///
+    /// The server checks the permission, since the kernel believes that it has created the file. If
+    /// the file is not regular, the kernel would fail with `EIO`, and would not give back the
+    /// lookup and the handle. After `ESTALE` it looks the name up instead.
     fn open_existing(
         &self,
         caller: Caller,
@@ -81,7 +84,7 @@ impl Server {
         flags: u32,
     ) -> Result<(Entry, u64), Errno> {
         let cred = caller.resolve(self.namespace);
-        let name = self.fresh(dir, self.name(name)?)?;
+        let name = self.revalidated(dir, self.name(name)?)?;
         let inode = self.vfs.lookup(&cred, dir, name)?;
         if inode.kind() != FileKind::Regular {
             return Err(Errno::STALE);
@@ -97,12 +100,12 @@ impl Server {
         }
     }
 
-    /// Makes a regular file without a name (`O_TMPFILE`).
+    /// Creates a regular file without a name (`O_TMPFILE`).
     ///
     /// # Errors
-    /// `EOPNOTSUPP` if the back end has none; as [`Server::make`].
+    /// `EOPNOTSUPP` if the back end has no such files; as [`Server::make`].
     pub fn tmpfile(&self, caller: Caller, parent: u64, new: &New<'_>) -> Result<Entry, Errno> {
-        let dir = self.inode_now(parent)?;
+        let dir = self.inode_refreshed(parent)?;
         let new = New { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
         let make = Make { umask: new.umask, ..Make::new(new.mode, caller.uid, caller.gid) };
         let (inode, attr) = self.vfs.tmpfile(&self.cred_to_make(caller, &new), &dir, make)?;
@@ -112,7 +115,7 @@ impl Server {
     /// Gives `node` another name.
     ///
     /// # Errors
-    /// `EEXIST`; `EPERM` for a directory; `EMLINK`; `EACCES`; what the back end says.
+    /// `EEXIST`; `EPERM` for a directory; `EMLINK`; `EACCES`; the errors of the back end.
     pub fn link(
         &self,
         caller: Caller,
@@ -122,7 +125,7 @@ impl Server {
     ) -> Result<Entry, Errno> {
         let inode = self.inode(node)?;
         let dir = self.counted(parent)?;
-        let name = self.fresh(&dir, Name::new(name)?)?;
+        let name = self.revalidated(&dir, Name::new(name)?)?;
         let attr = self.vfs.link(&self.cred(caller), &inode, &dir, name)?;
         self.hand_out(inode, attr)
     }
@@ -130,7 +133,7 @@ impl Server {
     /// Removes a name.
     ///
     /// # Errors
-    /// `ENOENT`; `EISDIR`, `ENOTDIR`; `ENOTEMPTY`; `EACCES`, `EPERM`; what the back end says.
+    /// `ENOENT`; `EISDIR`, `ENOTDIR`; `ENOTEMPTY`; `EACCES`, `EPERM`; the errors of the back end.
     pub fn remove(
         &self,
         caller: Caller,
@@ -139,15 +142,15 @@ impl Server {
         removal: Removal,
     ) -> Result<(), Errno> {
         let dir = self.inode(parent)?;
-        let name = self.fresh(&dir, self.name(name)?)?;
+        let name = self.revalidated(&dir, self.name(name)?)?;
         self.vfs.remove(&self.cred(caller), &dir, name, removal)
     }
 
-    /// Renames. `flags` are those of renameat2(2); `RENAME_WHITEOUT` is not for these back ends.
+    /// Renames a file. The `flags` are those of renameat2(2), except `RENAME_WHITEOUT`.
     ///
     /// # Errors
-    /// `EINVAL` for other flags or a directory into itself; `EEXIST`, `ENOENT`, `ENOTEMPTY`,
-    /// `EISDIR`, `ENOTDIR`; `EACCES`, `EPERM`; what the back end says.
+    /// `EINVAL` for other flags, or if a directory would move into itself; `EEXIST`, `ENOENT`,
+    /// `ENOTEMPTY`, `EISDIR`, `ENOTDIR`; `EACCES`, `EPERM`; the errors of the back end.
     pub fn rename(
         &self,
         caller: Caller,
@@ -165,12 +168,15 @@ impl Server {
         let old_dir = self.inode(from.0)?;
         let new_dir = self.counted(to.0)?;
         let (old, new) = (self.name(from.1)?, self.name(to.1)?);
-        let (old, new) = (self.fresh(&old_dir, old)?, self.fresh(&new_dir, new)?);
+        let (old, new) = (self.revalidated(&old_dir, old)?, self.revalidated(&new_dir, new)?);
         self.vfs.rename(&self.cred(caller), (&old_dir, old), (&new_dir, new), mode)
     }
 
-    /// As `cred`, to make a file. One with set-group-ID and execution by the group keeps the bit in a directory
-    /// of another group only if the caller is in that; kernels before 6.0 do not look.
+    /// Returns credentials to create the file `new`.
+    ///
+    /// A directory may have a group that the caller is not in. A file in it that has set-group-ID
+    /// and execution by the group must then lose set-group-ID. Kernels before 6.0 do not check
+    /// that.
     fn cred_to_make(&self, caller: Caller, new: &New<'_>) -> Cred {
         let marked = mode::S_ISGID | 0o010;
         match new.mode & marked == marked {
@@ -187,7 +193,7 @@ impl Server {
         new: &New<'_>,
         open: Option<u32>,
     ) -> Result<(InodeRef<'_>, corewalk::Attr), Errno> {
-        let name = self.fresh(dir, Name::new(name)?)?;
+        let name = self.revalidated(dir, Name::new(name)?)?;
         let make = Make {
             rdev: new.rdev,
             target: new.target,

@@ -1,4 +1,4 @@
-//! Tests of the rules that need no mount.
+//! Tests of the server's rules that need no mount.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -14,21 +14,21 @@ use rustix::fs::OFlags;
 
 use super::*;
 
-/// Changes of a mode that a write runs beside.
+/// The number of mode changes that run in parallel with writes.
 const ROUNDS: u32 = 1000;
 const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 
 fn server() -> Server {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-    Server::new(fs, Options::exclusive()).expect("a server of an empty tmpfs")
+    Server::new(fs, Options::exclusive()).expect("start a server of an empty tmpfs")
 }
 
 fn make(server: &Server, parent: u64, name: &[u8], mode: u32) -> Entry {
     let new = New { mode, ..New::default() };
-    server.make(CALLER, parent, name, &new).expect("a new name")
+    server.make(CALLER, parent, name, &new).expect("make the file")
 }
 
-/// The pseudo-random numbers of a seed (xorshift).
+/// Returns a generator of pseudo-random numbers below a limit (xorshift), started with `seed`.
 fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed | 1;
     move |below| {
@@ -44,27 +44,27 @@ fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
 fn late_forget_after_recreate_keeps_the_new_file() {
     let server = server();
     let old = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o644);
-    server.remove(CALLER, ROOT_NODE, b"a", Removal::Unlink).expect("it exists");
+    server.remove(CALLER, ROOT_NODE, b"a", Removal::Unlink).expect("remove the name");
     let new = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o600);
     assert_ne!((old.node, old.generation), (new.node, new.generation));
     server.forget(old.node, 1);
     assert_eq!(server.getattr(old.node), Err(Errno::STALE));
     assert_eq!(server.getattr(new.node).map(|attr| attr.mode & 0o777), Ok(0o600));
-    server.rename(CALLER, (ROOT_NODE, b"a"), (ROOT_NODE, b"b"), 0).expect("it is there");
-    let found = server.lookup(CALLER, ROOT_NODE, b"b").expect("it was renamed");
+    server.rename(CALLER, (ROOT_NODE, b"a"), (ROOT_NODE, b"b"), 0).expect("rename the file");
+    let found = server.lookup(CALLER, ROOT_NODE, b"b").expect("look the name up");
     assert_eq!(found.node, new.node);
     assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
 }
 
 /// Trap P2.
 #[test]
-fn forget_of_a_replaced_file_keeps_what_replaced_it() {
+fn forget_of_a_replaced_file_keeps_the_new_file() {
     let server = server();
     let victim = make(&server, ROOT_NODE, b"b", mode::S_IFREG | 0o644);
     let file = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o600);
-    server.rename(CALLER, (ROOT_NODE, b"a"), (ROOT_NODE, b"b"), 0).expect("both exist");
+    server.rename(CALLER, (ROOT_NODE, b"a"), (ROOT_NODE, b"b"), 0).expect("rename the file");
     server.forget(victim.node, 1);
-    let found = server.lookup(CALLER, ROOT_NODE, b"b").expect("it replaced the other");
+    let found = server.lookup(CALLER, ROOT_NODE, b"b").expect("the new file has the name");
     assert_eq!(found.node, file.node);
     assert_eq!(server.getattr(victim.node), Err(Errno::STALE));
     assert_eq!(server.getattr(file.node).map(|attr| attr.mode & 0o777), Ok(0o600));
@@ -76,7 +76,7 @@ fn forget_of_more_than_is_held_is_refused() {
     let server = server();
     let file = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o644);
     for _ in 0..3 {
-        let _ = server.lookup(CALLER, ROOT_NODE, b"a").expect("it exists");
+        let _ = server.lookup(CALLER, ROOT_NODE, b"a").expect("look the name up");
     }
     server.forget(file.node, 5);
     let counters = server.counters();
@@ -90,8 +90,8 @@ fn forget_of_more_than_is_held_is_refused() {
     assert!(server.getattr(ROOT_NODE).is_ok(), "the root is never forgotten");
 }
 
-/// Trap P5. A model counts what a kernel holds, for random operations; after the last forget
-/// nothing is held.
+/// Trap P5. A model counts the lookups that a kernel holds after random operations. After the last
+/// forget the server holds none.
 #[test]
 fn counts_agree_with_a_model_and_end_at_zero() {
     for seed in 1..=8 {
@@ -148,7 +148,7 @@ fn number_and_generation_never_repeat() {
     for _ in 0..3000 {
         let made = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o644);
         assert!(seen.insert((made.node, made.generation)), "{made:?} came twice");
-        server.remove(CALLER, ROOT_NODE, b"a", Removal::Unlink).expect("it exists");
+        server.remove(CALLER, ROOT_NODE, b"a", Removal::Unlink).expect("remove the name");
         server.forget(made.node, 1);
     }
 }
@@ -166,25 +166,26 @@ fn directory_rename_moves_every_descendant() {
     for depth in 0..6 {
         let renamed = format!("renamed{depth}");
         let to = (nodes[depth], renamed.as_bytes());
-        server.rename(CALLER, (nodes[depth], b"d"), to, 0).expect("it exists");
+        server.rename(CALLER, (nodes[depth], b"d"), to, 0).expect("rename the file");
         let mut parent = ROOT_NODE;
         let mut path = String::new();
         for (below, &node) in nodes[1..].iter().enumerate() {
             let name = if below <= depth { format!("renamed{below}") } else { "d".to_owned() };
-            let found = server.lookup(CALLER, parent, name.as_bytes()).expect("it was moved along");
+            let found =
+                server.lookup(CALLER, parent, name.as_bytes()).expect("the descendant moved too");
             assert_eq!(found.node, node);
             path = format!("{path}/{name}");
-            let inode = server.vfs().inode(node).expect("it is held");
+            let inode = server.vfs().inode(node).expect("the inode is in use");
             assert_eq!(inode.path().as_deref(), Ok(path.as_bytes()));
             parent = node;
         }
-        let inode = server.vfs().inode(file).expect("it is held");
+        let inode = server.vfs().inode(file).expect("the inode is in use");
         assert_eq!(inode.path(), Ok(format!("{path}/file").into_bytes()));
     }
 }
 
 #[test]
-fn listing_can_go_on_behind_every_cookie() {
+fn listing_continues_after_every_cookie() {
     let server = server();
     for at in 0..300 {
         let _ = make(&server, ROOT_NODE, format!("n{at}").as_bytes(), mode::S_IFREG | 0o644);
@@ -195,7 +196,7 @@ fn listing_can_go_on_behind_every_cookie() {
             names.push((entry.cookie, entry.name.to_vec(), entry.kind));
             ControlFlow::Continue(())
         };
-        server.readdir(ROOT_NODE, cookie, &mut sink).expect("it is a directory");
+        server.readdir(ROOT_NODE, cookie, &mut sink).expect("list the directory");
         names
     };
     let all = list(0);
@@ -203,15 +204,15 @@ fn listing_can_go_on_behind_every_cookie() {
     assert_eq!((&all[0].1[..], &all[1].1[..]), (&b"."[..], &b".."[..]));
     assert_eq!(all[0].2, FileKind::Directory);
     let cookies: BTreeSet<u64> = all.iter().map(|entry| entry.0).collect();
-    assert_eq!(cookies.len(), all.len(), "each cookie is of one entry");
+    assert_eq!(cookies.len(), all.len(), "no two entries have one cookie");
     assert!(!cookies.contains(&0));
     for (at, entry) in all.iter().enumerate() {
-        assert_eq!(list(entry.0), all[at + 1..], "behind entry {at}");
+        assert_eq!(list(entry.0), all[at + 1..], "after entry {at}");
     }
 }
 
 #[test]
-fn listing_with_attributes_says_the_same() {
+fn listing_with_attributes_has_the_same_entries() {
     let server = server();
     for at in 0..1000 {
         let _ = make(&server, ROOT_NODE, format!("n{at}").as_bytes(), mode::S_IFREG | 0o644);
@@ -223,7 +224,7 @@ fn listing_with_attributes_says_the_same() {
             plain.push((entry.name.to_vec(), entry.cookie, entry.node));
             ControlFlow::Continue(())
         })
-        .expect("it is a directory");
+        .expect("list the directory");
     let mut plus = Vec::new();
     server
         .readdirplus(ROOT_NODE, 0, &mut |entry, attr| {
@@ -231,24 +232,24 @@ fn listing_with_attributes_says_the_same() {
             plus.push((entry.name.to_vec(), entry.cookie, entry.node));
             ControlFlow::Continue(())
         })
-        .expect("it is a directory");
+        .expect("list the directory");
     assert_eq!(plain, plus);
-    assert_eq!(server.counters().lookups, held + 1000, "the dots are not counted");
+    assert_eq!(server.counters().lookups, held + 1000, "`.` and `..` are not counted");
 }
 
 #[test]
-fn listing_counts_only_what_was_taken() {
+fn listing_counts_only_taken_entries() {
     let server = server();
     for at in 0..100 {
         let _ = make(&server, ROOT_NODE, format!("n{at}").as_bytes(), mode::S_IFREG | 0o644);
     }
     let held = server.counters().lookups;
-    let mut room = 12;
+    let mut space = 12;
     let mut sink = |_: Dirent<'_>, _: &Attr| {
-        room -= 1;
-        if room < 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        space -= 1;
+        if space < 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    server.readdirplus(ROOT_NODE, 0, &mut sink).expect("it is a directory");
+    server.readdirplus(ROOT_NODE, 0, &mut sink).expect("list the directory");
     assert_eq!(server.counters().lookups, held + 10);
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         server.readdirplus(ROOT_NODE, 2, &mut |_, _| panic!("the sink fails"))
@@ -261,7 +262,7 @@ fn listing_counts_only_what_was_taken() {
 fn removed_directory_lists_itself_as_its_parent() {
     let server = server();
     let dir = make(&server, ROOT_NODE, b"d", mode::S_IFDIR | 0o755).node;
-    server.remove(CALLER, ROOT_NODE, b"d", Removal::Rmdir).expect("it is empty");
+    server.remove(CALLER, ROOT_NODE, b"d", Removal::Rmdir).expect("remove the name");
     let mut names = Vec::new();
     let listed = server.readdir(dir, 0, &mut |entry| {
         names.push((entry.name.to_vec(), entry.node));
@@ -272,20 +273,20 @@ fn removed_directory_lists_itself_as_its_parent() {
 }
 
 #[test]
-fn umask_applies_unless_a_default_acl_stands_in() {
+fn umask_applies_unless_there_is_a_default_acl() {
     let server = server();
     let new = New { mode: mode::S_IFREG | 0o666, umask: 0o027, ..New::default() };
-    let plain = server.make(CALLER, ROOT_NODE, b"plain", &new).expect("a new name");
+    let plain = server.make(CALLER, ROOT_NODE, b"plain", &new).expect("make the file");
     assert_eq!(plain.attr.mode & 0o777, 0o640);
     let dir = make(&server, ROOT_NODE, b"d", mode::S_IFDIR | 0o755).node;
-    // Version 2; owner rwx, group rwx, others rwx.
+    // The ACL: version 2; owner, group and others have rwx.
     let entry = |tag: u8| [tag, 0, 7, 0, 0xff, 0xff, 0xff, 0xff];
     let acl = [&[2, 0, 0, 0][..], &entry(0x01), &entry(0x04), &entry(0x20)].concat();
-    server.setxattr(CALLER, dir, XATTR_DEFAULT, &acl, 0).expect("a default ACL");
-    let inherited = server.make(CALLER, dir, b"inherited", &new).expect("a new name");
+    server.setxattr(CALLER, dir, XATTR_DEFAULT, &acl, 0).expect("set the default ACL");
+    let inherited = server.make(CALLER, dir, b"inherited", &new).expect("make the file");
     assert_eq!(inherited.attr.mode & 0o777, 0o666);
     let target = New { mode: mode::S_IFLNK, umask: 0o777, target: b"x", ..New::default() };
-    let link = server.make(CALLER, ROOT_NODE, b"link", &target).expect("a new name");
+    let link = server.make(CALLER, ROOT_NODE, b"link", &target).expect("make the file");
     assert_eq!(link.attr.mode & 0o777, 0o777);
 }
 
@@ -293,7 +294,7 @@ fn umask_applies_unless_a_default_acl_stands_in() {
 fn xattr_sizes_are_probed() {
     let server = server();
     let file = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o644).node;
-    server.setxattr(CALLER, file, b"user.k", b"value", 0).expect("room");
+    server.setxattr(CALLER, file, b"user.k", b"value", 0).expect("set the attribute");
     assert_eq!(server.getxattr(CALLER, file, b"user.k", 0), Ok(XattrAnswer::Length(5)));
     assert_eq!(server.getxattr(CALLER, file, b"user.k", 4), Err(Errno::RANGE));
     let value = XattrAnswer::Value(b"value".to_vec());
@@ -302,7 +303,7 @@ fn xattr_sizes_are_probed() {
     assert_eq!(server.listxattr(CALLER, file, 6), Err(Errno::RANGE));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 1), Err(Errno::EXIST));
     assert_eq!(server.setxattr(CALLER, file, b"user.l", b"", 2), Err(Errno::NODATA));
-    // Create and replace at once cannot be, whatever is there.
+    // Create and replace contradict each other, whether the attribute exists or not.
     assert_eq!(server.setxattr(CALLER, file, b"user.l", b"", 3), Err(Errno::NODATA));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 3), Err(Errno::EXIST));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 4), Err(Errno::INVAL));
@@ -314,46 +315,48 @@ fn counters_are_an_attribute_of_the_root_alone() {
     let file = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o644).node;
     let read = |node| server.getxattr(CALLER, node, XATTR_STAT.as_bytes(), 4096);
     let Ok(XattrAnswer::Value(json)) = read(ROOT_NODE) else { panic!("no counters") };
-    let json = String::from_utf8(json).expect("JSON is text");
+    let json = String::from_utf8(json).expect("the text is UTF-8");
     assert!(json.contains("\"lookups\":1,"), "{json}");
     assert_eq!(read(file), Err(Errno::NODATA));
     assert_eq!(server.listxattr(CALLER, ROOT_NODE, 0), Ok(XattrAnswer::Length(0)));
 }
 
-/// What others make, remove and protect counts from the next request on.
+/// Changes on the back end by other programs are visible in the next request.
 #[test]
 fn shared_back_end_is_asked_each_time() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let options = Options::shared().with_server_permissions();
-    let server = Server::new(fs.clone(), options).expect("a server of an empty tmpfs");
-    let root = fs.root().expect("a root").ino;
+    let server = Server::new(fs.clone(), options).expect("start a server of an empty tmpfs");
+    let root = fs.root().expect("read the root's attributes").ino;
     let (root, name) =
-        (Node::detached(root, FileKind::Directory), Name::new(b"a").expect("a name"));
+        (Node::detached(root, FileKind::Directory), Name::new(b"a").expect("the name is valid"));
     assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
-    let attr = fs.make(root, name, &Make::new(0o644, 0, 0)).expect("a new name");
-    let found = server.lookup(CALLER, ROOT_NODE, b"a").expect("it was made");
+    let attr = fs.make(root, name, &Make::new(0o644, 0, 0)).expect("make the file");
+    let found = server.lookup(CALLER, ROOT_NODE, b"a").expect("look the name up");
     let (user, read) = (Caller { uid: 1000, gid: 1000, pid: 0 }, 0);
     assert!(server.open(user, found.node, read).is_ok());
     let node = Node::detached(attr.ino, FileKind::Regular);
     let protect = SetAttr { mode: Some(0o600), ..SetAttr::default() };
-    fs.setattr(node, &protect).expect("it is there");
+    fs.setattr(node, &protect).expect("change the attributes");
     assert_eq!(server.open(user, found.node, read).err(), Some(Errno::ACCESS));
     let closed = SetAttr { mode: Some(0o700), ..SetAttr::default() };
-    fs.setattr(root, &closed).expect("it is there");
+    fs.setattr(root, &closed).expect("change the attributes");
     assert_eq!(server.lookup(user, ROOT_NODE, b"a"), Err(Errno::ACCESS));
-    fs.remove(root, name, node).expect("it is there");
+    fs.remove(root, name, node).expect("remove the name");
     assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
 }
 
-/// The control: of what is this server's alone it need not ask.
+/// The control: with exclusive ownership the server does not ask the back end again.
 #[test]
 fn control_exclusive_back_end_is_not_asked_again() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-    let server = Server::new(fs.clone(), Options::exclusive()).expect("a server of an empty tmpfs");
-    let root = Node::detached(fs.root().expect("a root").ino, FileKind::Directory);
+    let server =
+        Server::new(fs.clone(), Options::exclusive()).expect("start a server of an empty tmpfs");
+    let root =
+        Node::detached(fs.root().expect("read the root's attributes").ino, FileKind::Directory);
     assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
-    let name = Name::new(b"a").expect("a name");
-    fs.make(root, name, &Make::new(0o644, 0, 0)).expect("a new name");
+    let name = Name::new(b"a").expect("the name is valid");
+    fs.make(root, name, &Make::new(0o644, 0, 0)).expect("make the file");
     assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
 }
 
@@ -388,17 +391,17 @@ fn whiteout_and_unknown_rename_flags_are_invalid() {
 fn server_permissions_are_checked_against_the_caller() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let options = Options::exclusive().with_server_permissions();
-    let server = Server::new(fs, options).expect("a server");
-    // Nobody can be asked about these: no capabilities, no groups.
+    let server = Server::new(fs, options).expect("start the server");
+    // No process has these numbers, so the callers have no capabilities and no groups.
     let owner = Caller { uid: 1000, gid: 1000, pid: 0 };
     let other = Caller { uid: 1001, gid: 1001, pid: 0 };
     let new = New { mode: mode::S_IFREG | 0o640, ..New::default() };
-    let file = server.make(owner, ROOT_NODE, b"a", &new).expect("all may write there").node;
+    let file = server.make(owner, ROOT_NODE, b"a", &new).expect("make the file").node;
     assert!(server.open(owner, file, 2).is_ok());
     assert_eq!(server.open(other, file, 0), Err(Errno::ACCESS));
     assert_eq!(server.access(other, file, 4), Err(Errno::ACCESS));
     assert_eq!(server.access(owner, file, 6), Ok(()));
-    // Sticky.
+    // The sticky bit.
     let removed = server.remove(other, ROOT_NODE, b"a", Removal::Unlink);
     assert_eq!(removed, Err(Errno::PERM));
     let shrink = |through_handle| {
@@ -406,35 +409,38 @@ fn server_permissions_are_checked_against_the_caller() {
         server.setattr(other, file, Change { set, through_handle }).map(|attr| attr.size)
     };
     assert_eq!(shrink(false), Err(Errno::ACCESS));
-    assert_eq!(shrink(true), Ok(0), "checked when it was opened");
+    assert_eq!(shrink(true), Ok(0), "the permission was checked at open");
 }
 
 #[test]
-fn write_of_another_clears_set_user_id() {
+fn write_by_another_user_clears_set_user_id() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-    let server = Server::new(fs, Options::exclusive().with_server_permissions()).expect("a server");
+    let server =
+        Server::new(fs, Options::exclusive().with_server_permissions()).expect("start the server");
     let owner = Caller { uid: 1000, gid: 1000, pid: 0 };
     let new = New { mode: mode::S_IFREG | 0o6777, ..New::default() };
-    let file = server.make(owner, ROOT_NODE, b"a", &new).expect("all may write there").node;
+    let file = server.make(owner, ROOT_NODE, b"a", &new).expect("make the file").node;
     assert_eq!(server.getattr(file).map(|attr| attr.mode & 0o7777), Ok(0o6777));
     let other = Caller { uid: 1001, gid: 1001, pid: 0 };
     assert_eq!(server.write(other, file, 0, 0, b"x", WriteOrigin::Call), Ok(1));
     assert_eq!(server.getattr(file).map(|attr| attr.mode & 0o7777), Ok(0o777));
 }
 
-/// The kernel has taken the name for free. It would not take back what it cannot open as what it has made.
+/// The kernel believes that the name is free. If it cannot open the existing file, it does not give
+/// back what the server has counted for it.
 #[test]
-fn create_that_meets_what_is_no_regular_file_counts_nothing() {
+fn create_on_a_file_that_is_not_regular_counts_nothing() {
     for options in [Options::shared(), Options::shared().with_server_permissions()] {
         let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-        let server = Server::new(fs.clone(), options).expect("a server");
+        let server = Server::new(fs.clone(), options).expect("start the server");
         assert_eq!(server.lookup(CALLER, ROOT_NODE, b"f"), Err(Errno::NOENT));
         let root = Node::detached(server.vfs().root().ino(), FileKind::Directory);
         let create = |name, flags| server.create(CALLER, ROOT_NODE, name, &New::default(), flags);
         let kinds = [mode::S_IFIFO, mode::S_IFLNK, mode::S_IFDIR, mode::S_IFREG];
         for (kind, name) in kinds.into_iter().zip([b"a", b"b", b"c", b"d"]) {
             let make = Make { target: b"f", ..Make::new(kind | 0o666, 0, 0) };
-            fs.make(root, Name::new(name).expect("a name"), &make).expect("a new name");
+            fs.make(root, Name::new(name).expect("the name is valid"), &make)
+                .expect("make the file");
             let exclusive = OFlags::EXCL.bits() | 1;
             assert_eq!(create(name, exclusive), Err(Errno::EXIST));
             if kind == mode::S_IFREG {
@@ -448,24 +454,25 @@ fn create_that_meets_what_is_no_regular_file_counts_nothing() {
     }
 }
 
-/// Others take a file that the cache knows away from everybody, and give it the name that is created: who
-/// creates it must not be let in by the mode that it had.
+/// On the back end a file that the cache knows loses all permissions and gets the name of the
+/// creation. The creator must be checked against the current mode, not against the cached one.
 #[test]
-fn create_that_meets_a_known_file_decides_by_the_mode_that_it_has_now() {
+fn create_on_an_existing_file_checks_its_current_mode() {
     for options in [Options::shared(), Options::shared().with_server_permissions()] {
         let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-        let server = Server::new(fs.clone(), options).expect("a server");
+        let server = Server::new(fs.clone(), options).expect("start the server");
         let file = make(&server, ROOT_NODE, b"g", mode::S_IFREG | 0o666).node;
         assert_eq!(server.write(CALLER, file, 0, 0, b"text", WriteOrigin::Call), Ok(4));
         let other = Caller { uid: 1001, gid: 1001, pid: 0 };
-        let opened = server.open(other, file, 1).expect("all may write");
-        server.release(file, opened).expect("it is open");
+        let opened = server.open(other, file, 1).expect("open the file");
+        server.release(file, opened).expect("close the file");
         assert_eq!(server.lookup(other, ROOT_NODE, b"f"), Err(Errno::NOENT));
         let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
-        fs.setattr(Node::detached(file, FileKind::Regular), &set).expect("it is there");
+        fs.setattr(Node::detached(file, FileKind::Regular), &set).expect("change the attributes");
         let root = Node::detached(server.vfs().root().ino(), FileKind::Directory);
-        let [from, to] = [&b"g"[..], b"f"].map(|name| (root, Name::new(name).expect("a name")));
-        fs.rename(from, to, RenameMode::Replace).expect("it is there");
+        let [from, to] =
+            [&b"g"[..], b"f"].map(|name| (root, Name::new(name).expect("the name is valid")));
+        fs.rename(from, to, RenameMode::Replace).expect("rename the file");
         let flags = (OFlags::WRONLY | OFlags::TRUNC).bits();
         let created = server.create(other, ROOT_NODE, b"f", &New::default(), flags);
         assert_eq!(created, Err(Errno::ACCESS));
@@ -473,12 +480,12 @@ fn create_that_meets_a_known_file_decides_by_the_mode_that_it_has_now() {
     }
 }
 
-/// Others give the bit to a file that is shared; a copy into it takes it as a write does.
+/// A file gets set-user-ID on the back end. A write clears the bit, and so does a copy.
 #[test]
-fn write_and_copy_of_another_clear_a_set_user_id_that_others_have_set() {
+fn write_and_copy_clear_a_set_user_id_set_on_the_back_end() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let options = Options::shared().with_server_permissions();
-    let server = Server::new(fs.clone(), options).expect("a server");
+    let server = Server::new(fs.clone(), options).expect("start the server");
     let (from, to) = (
         make(&server, ROOT_NODE, b"from", mode::S_IFREG | 0o644).node,
         make(&server, ROOT_NODE, b"to", mode::S_IFREG | 0o666).node,
@@ -488,28 +495,29 @@ fn write_and_copy_of_another_clear_a_set_user_id_that_others_have_set() {
     let write = || server.write(other, to, 0, 0, b"text", WriteOrigin::Call).map(|n| n as u64);
     let copy = || server.copy_file_range(other, (from, 0, 0), (to, 0, 0), 4);
     for change in [&write as &dyn Fn() -> Result<u64, Errno>, &copy] {
-        // The cache has the mode of before.
+        // The cache still has the old mode.
         assert_eq!(server.access(other, to, 2), Ok(()));
         let set = SetAttr { mode: Some(0o4777), ..SetAttr::default() };
-        fs.setattr(Node::detached(to, FileKind::Regular), &set).expect("it is there");
+        fs.setattr(Node::detached(to, FileKind::Regular), &set).expect("change the attributes");
         assert_eq!(change(), Ok(4));
         assert_eq!(server.getattr(to).map(|attr| attr.mode & 0o7777), Ok(0o777));
     }
     server.forget(to, 1);
-    server.remove(CALLER, ROOT_NODE, b"to", Removal::Unlink).expect("it is there");
+    server.remove(CALLER, ROOT_NODE, b"to", Removal::Unlink).expect("remove the name");
     assert_eq!(copy(), Err(Errno::STALE));
 }
 
-/// The kernel has checked who may change an attribute of the class `security`, and takes file capabilities
-/// from what is written to in the name of the writer: a refusal would fail the write.
+/// The kernel checks changes of `security.*` attributes. In a write it removes file capabilities in
+/// the name of the writer, so a refusal by the server would fail the write.
 #[test]
-fn attributes_of_security_are_left_to_the_kernel() {
+fn security_attributes_are_left_to_the_kernel() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-    let server = Server::new(fs, Options::exclusive().with_server_permissions()).expect("a server");
+    let server =
+        Server::new(fs, Options::exclusive().with_server_permissions()).expect("start the server");
     let owner = Caller { uid: 1000, gid: 1000, pid: 0 };
     let other = Caller { uid: 1001, gid: 1001, pid: 0 };
     let new = New { mode: mode::S_IFREG | 0o666, ..New::default() };
-    let file = server.make(owner, ROOT_NODE, b"a", &new).expect("all may write there").node;
+    let file = server.make(owner, ROOT_NODE, b"a", &new).expect("make the file").node;
     let mut value = [0; 20];
     value[3] = 2;
     for name in [&b"security.capability"[..], b"security.label"] {
@@ -519,27 +527,30 @@ fn attributes_of_security_are_left_to_the_kernel() {
     assert_eq!(server.setxattr(owner, file, b"trusted.t", b"v", 0), Err(Errno::PERM));
 }
 
-/// The owner changes the mode while another writes all the time: what it sets stays, but for the bit.
-/// Who writes is a process, so that it takes a while to look it up.
+/// The owner changes the mode while another user writes all the time. The new mode stays, except
+/// the set-user-ID bit. The writer is a real process, so reading its credentials takes some time.
 #[test]
-fn chmod_beside_writes_of_another_is_not_lost() {
+fn chmod_during_writes_by_another_user_is_not_lost() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-    let server = Server::new(fs, Options::exclusive().with_server_permissions()).expect("a server");
+    let server =
+        Server::new(fs, Options::exclusive().with_server_permissions()).expect("start the server");
     let owner = Caller { uid: 1000, gid: 1000, pid: 0 };
     let other = Caller { uid: 1001, gid: 1001, pid: std::process::id() };
     let new = New { mode: mode::S_IFREG | 0o777, ..New::default() };
-    let file = server.make(owner, ROOT_NODE, b"a", &new).expect("all may write there").node;
+    let file = server.make(owner, ROOT_NODE, b"a", &new).expect("make the file").node;
     let chmod = |mode| {
         let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
-        server.setattr(owner, file, Change { set, through_handle: false }).expect("its own file");
+        server
+            .setattr(owner, file, Change { set, through_handle: false })
+            .expect("change the attributes");
     };
     let (written, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
-    // ORDERING: SeqCst. What is counted is what has been written.
+    // ORDERING: SeqCst. The counter must follow each write.
     let count = || written.load(Ordering::SeqCst);
     thread::scope(|scope| {
         let _over = Over(&is_over);
         let writer = scope.spawn(|| {
-            // ORDERING: Relaxed. A flag.
+            // ORDERING: Relaxed. A stop flag.
             while !is_over.load(Ordering::Relaxed) {
                 assert_eq!(server.write(other, file, 0, 0, b"x", WriteOrigin::Call), Ok(1));
                 // ORDERING: SeqCst. As above.
@@ -552,38 +563,39 @@ fn chmod_beside_writes_of_another_is_not_lost() {
                 thread::yield_now();
             }
             chmod(0o4711);
-            // One write may have been under way; the next one began after the change.
+            // One write may have been running. The next one began after the change.
             let before = count();
             while count() < before + 2 {
                 assert!(!writer.is_finished(), "a write failed");
                 thread::yield_now();
             }
-            let mode = server.getattr(file).expect("it is there").mode & 0o7777;
+            let mode = server.getattr(file).expect("read the attributes").mode & 0o7777;
             assert_eq!(mode, 0o711, "round {round}: {mode:o}");
         }
     });
 }
 
-/// Ends what runs beside a test, also when the test fails.
+/// Ends the writing thread when it is dropped, also if the test fails.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. A flag.
+        // ORDERING: Relaxed. A stop flag.
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// Who has the capability keeps the bits, as this process does where it runs as root.
+/// A caller with `CAP_FSETID` keeps the bits. This process has it if it runs as root.
 #[test]
-fn write_of_root_keeps_set_user_id() {
+fn write_by_root_keeps_set_user_id() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-    let server = Server::new(fs, Options::exclusive().with_server_permissions()).expect("a server");
+    let server =
+        Server::new(fs, Options::exclusive().with_server_permissions()).expect("start the server");
     let uid = rustix::process::geteuid().as_raw();
     let us = Caller { uid, gid: 0, pid: std::process::id() };
     let keeps = us.resolve(UserNamespace::ours()).has(Caps::FSETID);
     let new = New { mode: mode::S_IFREG | 0o4777, ..New::default() };
-    let file = server.make(us, ROOT_NODE, b"a", &new).expect("all may write there").node;
+    let file = server.make(us, ROOT_NODE, b"a", &new).expect("make the file").node;
     assert_eq!(server.write(us, file, 0, 0, b"x", WriteOrigin::Call), Ok(1));
     let kept = if keeps { 0o4777 } else { 0o777 };
     assert_eq!(server.getattr(file).map(|attr| attr.mode & 0o7777), Ok(kept));
@@ -594,34 +606,35 @@ fn hits_are_names_resolved_without_the_back_end() {
     let server = server();
     let hits = |server: &Server| (server.counters().hits, server.counters().misses);
     let _ = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o644);
-    assert_eq!(hits(&server), (0, 0), "a new name is neither");
-    let _ = server.lookup(CALLER, ROOT_NODE, b"a").expect("it was made");
+    assert_eq!(hits(&server), (0, 0), "a new name is neither a hit nor a miss");
+    let _ = server.lookup(CALLER, ROOT_NODE, b"a").expect("look the name up");
     assert_eq!(hits(&server), (1, 0));
     for expected in [(1, 1), (2, 1)] {
         assert_eq!(server.lookup(CALLER, ROOT_NODE, b"none"), Err(Errno::NOENT));
-        assert_eq!(hits(&server), expected, "the second time it is known to be missing");
+        assert_eq!(hits(&server), expected, "the second lookup finds a negative entry");
     }
-    server.remove(CALLER, ROOT_NODE, b"a", Removal::Unlink).expect("it exists");
+    server.remove(CALLER, ROOT_NODE, b"a", Removal::Unlink).expect("remove the name");
     assert_eq!(server.lookup(CALLER, ROOT_NODE, &[b'x'; 256]), Err(Errno::NAMETOOLONG));
-    assert_eq!(hits(&server), (3, 1), "a name that cannot be is not counted");
+    assert_eq!(hits(&server), (3, 1), "an invalid name is not counted");
 }
 
-/// Trap X9. A kernel before 6.0 leaves this to the server.
+/// Trap X9. Kernels before 6.0 leave this check to the server.
 #[test]
 fn file_made_outside_of_the_group_of_its_directory_has_no_set_group_id() {
     let server = server();
     let dir = make(&server, ROOT_NODE, b"dir", mode::S_IFDIR | 0o777);
     let set = SetAttr { gid: Some(42), mode: Some(0o2777), ..SetAttr::default() };
     let change = Change { set, through_handle: false };
-    server.setattr(CALLER, dir.node, change).expect("root may");
+    server.setattr(CALLER, dir.node, change).expect("change the attributes");
     let other = Caller { uid: 7, gid: 7, pid: 0 };
     let new = |mode| New { mode: mode::S_IFREG | mode, ..New::default() };
     for (caller, mode, left) in [(other, 0o2771, 0o771), (other, 0o2761, 0o2761)] {
-        let (made, _) = server.create(caller, dir.node, b"f", &new(mode), 0).expect("a new name");
+        let (made, _) =
+            server.create(caller, dir.node, b"f", &new(mode), 0).expect("create the file");
         assert_eq!((made.attr.mode & 0o7777, made.attr.gid), (left, 42), "{mode:o}");
-        server.remove(CALLER, dir.node, b"f", Removal::Unlink).expect("it is there");
+        server.remove(CALLER, dir.node, b"f", Removal::Unlink).expect("remove the name");
     }
     let member = Caller { gid: 42, ..other };
-    let made = server.make(member, dir.node, b"f", &new(0o2771)).expect("a new name");
+    let made = server.make(member, dir.node, b"f", &new(0o2771)).expect("make the file");
     assert_eq!(made.attr.mode & 0o7777, 0o2771);
 }

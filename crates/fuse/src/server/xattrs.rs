@@ -1,9 +1,9 @@
-//! Extended attributes, and the two that a mount answers itself.
+//! Extended attributes, including two that the server answers itself.
 //!
-//! The root of a mount has two attributes that no back end sees and that are not listed:
-//! [`XATTR_STAT`] reads as the counters in JSON, and setting [`XATTR_PRUNE`] evicts what is not in
-//! use. They need no channel beside the mount, pass through containers, and are subject to the
-//! permissions of the root directory.
+//! The root of a mount has two attributes that the back end never sees and that no listing shows.
+//! Reading [`XATTR_STAT`] returns the counters as JSON. Setting [`XATTR_PRUNE`] evicts all unused
+//! entries from the cache. They need no further socket or file, work inside containers, and are
+//! protected by the permissions of the root directory.
 
 use corewalk::acl::XATTR_ACCESS;
 use corewalk::{Caps, Cred, Errno, XattrMode};
@@ -12,16 +12,16 @@ use super::{ROOT_NODE, Server};
 use crate::credentials::Caller;
 use crate::options::Permissions;
 
-/// The attribute of the root that reads as the counters, in JSON.
+/// The attribute of the root whose value is the counters as JSON.
 pub const XATTR_STAT: &str = "user.corewalk.stat";
-/// The attribute of the root that, when root or the owner of the root sets it, evicts what is not
-/// in use.
+/// The attribute of the root that evicts all unused entries when it is set. Only root and the owner
+/// of the root directory may set it.
 pub const XATTR_PRUNE: &str = "user.corewalk.prune";
 
-/// The answer to a request for a value of at most so many bytes.
+/// The answer to a request for a value of at most a given size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum XattrAnswer {
-    /// How long it is, to who asked with a size of 0.
+    /// The length of the value in bytes. The answer to a request with size 0.
     Length(u32),
     /// The value.
     Value(Vec<u8>),
@@ -31,7 +31,7 @@ impl Server {
     /// Returns the value of an extended attribute, or its length if `size` is 0.
     ///
     /// # Errors
-    /// `ENODATA`; `ERANGE` if it does not fit; `EOPNOTSUPP`; `EACCES`.
+    /// `ENODATA`; `ERANGE` if the value is longer than `size`; `EOPNOTSUPP`; `EACCES`.
     pub fn getxattr(
         &self,
         caller: Caller,
@@ -48,7 +48,7 @@ impl Server {
         fit(self.vfs.getxattr(&self.cred(caller), &inode, name)?, size)
     }
 
-    /// Sets an extended attribute; `flags` are those of setxattr(2).
+    /// Sets an extended attribute. The `flags` are those of setxattr(2).
     ///
     /// # Errors
     /// `EINVAL` for other flags; `EEXIST`, `ENODATA`; `EPERM`, `EACCES`; `ENOSPC`; `EOPNOTSUPP`.
@@ -61,7 +61,7 @@ impl Server {
         flags: u32,
     ) -> Result<(), Errno> {
         let inode = match name == XATTR_ACCESS {
-            true => self.inode_now(node)?,
+            true => self.inode_refreshed(node)?,
             false => self.inode(node)?,
         };
         let mode = match flags {
@@ -69,7 +69,7 @@ impl Server {
             // The numbers of XATTR_CREATE and XATTR_REPLACE.
             1 => XattrMode::Create,
             2 => XattrMode::Replace,
-            // Both, which cannot be: the error is that of the one that does not hold.
+            // Both flags contradict each other. The error is that of the flag that does not hold.
             3 if self.getxattr(caller, node, name, 0).is_ok() => XattrMode::Create,
             3 => XattrMode::Replace,
             _ => return Err(Errno::INVAL),
@@ -91,12 +91,12 @@ impl Server {
     /// Returns the names of all extended attributes, or their length if `size` is 0.
     ///
     /// # Errors
-    /// `ERANGE` if they do not fit; what the back end says.
+    /// `ERANGE` if the names are longer than `size`; the errors of the back end.
     pub fn listxattr(&self, caller: Caller, node: u64, size: u32) -> Result<XattrAnswer, Errno> {
         let inode = self.inode(node)?;
         let cred = self.cred(caller);
         let names = self.vfs.listxattr(&cred, &inode)?;
-        // The kernel checks who may read an attribute, but leaves it to the file system who sees its name.
+        // The kernel checks who may read an attribute. It does not check who may see its name.
         let is_trusted = |name: &[u8]| name.starts_with(b"trusted.");
         let is_prechecked = self.options.permissions == Permissions::Kernel;
         if is_prechecked
@@ -118,9 +118,11 @@ impl Server {
         self.vfs.removexattr(&self.xattr_cred(caller, name), &inode, name)
     }
 
-    /// Returns credentials to change an attribute with. Who may change one of the class `security` the
-    /// kernel has checked, whoever checks the rest; and it removes `security.capability` from what is
-    /// written to in the name of the writer, who may not do so otherwise.
+    /// Returns credentials for a change of the attribute `name`.
+    ///
+    /// The kernel always checks changes of `security.*` attributes, so the server need not. The
+    /// kernel also removes `security.capability` from a file when a process writes to it. That
+    /// request names the process, which may not be allowed to remove the attribute itself.
     fn xattr_cred(&self, caller: Caller, name: &[u8]) -> Cred {
         let cred = self.cred(caller);
         match name.starts_with(b"security.") {

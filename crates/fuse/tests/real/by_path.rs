@@ -1,4 +1,4 @@
-//! The example `mirror`, a back end by path, under renames of what its clients use.
+//! The example `mirror`, a back end by path, while directories and files in use are renamed.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -19,10 +19,10 @@ use crate::site::{Folder, Site};
 #[path = "../../examples/mirror/fs.rs"]
 mod mirror;
 
-/// Reads of each reader.
+/// The number of reads of each test.
 const READS: u32 = 300;
 
-/// A mirror whose renames take a while, before and after they are made.
+/// A mirror whose renames wait before and after the change.
 struct Slow {
     inner: mirror::Mirror,
     rename: Duration,
@@ -90,7 +90,7 @@ impl FileSystem for Slow {
     }
 }
 
-/// A mirror of a folder that goes with it.
+/// A mounted mirror with the folder that it mirrors.
 struct Mirrored {
     site: Site,
     _host: Host,
@@ -125,13 +125,13 @@ fn modes() -> [Options; 2] {
     [Options::exclusive(), Options::shared()]
 }
 
-/// Opens a file so that each read reaches the server.
+/// Opens a file with `O_DIRECT`, so that each read reaches the server.
 fn open_direct(path: &Path) -> File {
     let flags = OFlags::DIRECT.bits() as i32;
-    OpenOptions::new().read(true).custom_flags(flags).open(path).expect("the file opens")
+    OpenOptions::new().read(true).custom_flags(flags).open(path).expect("open the file")
 }
 
-/// Trap X1: an open file is read, and files are made, while directories above are renamed.
+/// Trap X1: a file is read and files are created while the directories above are renamed.
 #[test]
 fn open_file_is_read_under_renames_of_directories_above() {
     for (options, rename, reads) in modes().into_iter().flat_map(|options| {
@@ -139,17 +139,18 @@ fn open_file_is_read_under_renames_of_directories_above() {
             .map(|(ms, reads)| (options.clone(), Duration::from_millis(ms), reads))
     }) {
         let Some(mirrored) = Mirrored::new(options, rename) else { return };
-        fs::create_dir_all(mirrored.path("a/d")).expect("folders");
-        fs::write(mirrored.path("a/d/f"), "content").expect("a file");
+        fs::create_dir_all(mirrored.path("a/d")).expect("make the folders");
+        fs::write(mirrored.path("a/d/f"), "content").expect("write the file");
         let file = open_direct(&mirrored.path("a/d/f"));
-        let dir = File::open(mirrored.path("a/d")).expect("the folder opens");
+        let dir = File::open(mirrored.path("a/d")).expect("open the folder");
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
             let mover = scope.spawn(|| {
-                // ORDERING: Relaxed. A flag; nothing is published through it.
+                // ORDERING: Relaxed. A stop flag; nothing is published through it.
                 while !is_over.load(Ordering::Relaxed) {
-                    fs::rename(mirrored.path("a"), mirrored.path("b")).expect("it is renamed");
-                    fs::rename(mirrored.path("b"), mirrored.path("a")).expect("and back");
+                    fs::rename(mirrored.path("a"), mirrored.path("b")).expect("rename the folder");
+                    fs::rename(mirrored.path("b"), mirrored.path("a"))
+                        .expect("rename the folder back");
                 }
             });
             let ending = Ending(&is_over);
@@ -159,10 +160,10 @@ fn open_file_is_read_under_renames_of_directories_above() {
                 assert_eq!(&buf[..count], b"content");
                 let made = format!("made{i}");
                 let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
-                rustix::fs::openat(&dir, &*made, flags, 0o644.into()).expect("a file is made");
+                rustix::fs::openat(&dir, &*made, flags, 0o644.into()).expect("open the file");
             }
             drop(ending);
-            mover.join().expect("the mover");
+            mover.join().expect("the renaming thread ends without a panic");
         });
         for i in 0..reads {
             assert!(mirrored.host().join(format!("a/d/made{i}")).exists(), "file {i} is lost");
@@ -170,19 +171,19 @@ fn open_file_is_read_under_renames_of_directories_above() {
     }
 }
 
-/// Ends the storm, also if a test fails.
+/// Ends the renaming thread when it is dropped, also if the test fails.
 struct Ending<'a>(&'a AtomicBool);
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. A flag; nothing is published through it.
+        // ORDERING: Relaxed. A stop flag; nothing is published through it.
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// Trap X1: a file is published by rename over the one before, as editors and git do.
+/// Trap X1: a new version replaces a file by rename, as editors and git do.
 #[test]
-fn file_that_is_published_by_rename_is_always_there() {
+fn file_replaced_by_rename_always_exists() {
     for (options, rename, reads) in modes()
         .into_iter()
         .flat_map(|options| [(0, READS), (3, 60)].map(|(ms, reads)| (options.clone(), ms, reads)))
@@ -190,24 +191,24 @@ fn file_that_is_published_by_rename_is_always_there() {
         let rename = Duration::from_millis(rename);
         let Some(mirrored) = Mirrored::new(options, rename) else { return };
         let (current, next) = (mirrored.path("current"), mirrored.path("next"));
-        fs::write(&current, "version 0").expect("a file");
+        fs::write(&current, "version 0").expect("write the file");
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
             let publisher = scope.spawn(|| {
-                // ORDERING: Relaxed. A flag; nothing is published through it.
+                // ORDERING: Relaxed. A stop flag; nothing is published through it.
                 for version in (1..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
-                    fs::write(&next, format!("version {version}")).expect("a file");
-                    fs::rename(&next, &current).expect("it is published");
+                    fs::write(&next, format!("version {version}")).expect("write the file");
+                    fs::rename(&next, &current).expect("rename the file");
                 }
             });
             let ending = Ending(&is_over);
             for i in 0..reads {
                 let text = fs::read_to_string(&current).unwrap_or_else(|e| panic!("read {i}: {e}"));
                 assert!(text.starts_with("version "), "read {i}: {text:?}");
-                assert!(fs::metadata(&current).expect("attributes").len() >= 9);
+                assert!(fs::metadata(&current).expect("read the attributes").len() >= 9);
             }
             drop(ending);
-            publisher.join().expect("the publisher");
+            publisher.join().expect("the publishing thread ends without a panic");
         });
     }
 }
@@ -216,18 +217,18 @@ fn file_that_is_published_by_rename_is_always_there() {
 fn file_that_is_removed_while_open_stays_until_it_is_closed() {
     for options in modes() {
         let Some(mirrored) = Mirrored::new(options, Duration::ZERO) else { return };
-        fs::create_dir(mirrored.path("d")).expect("a folder");
-        fs::write(mirrored.path("d/f"), "content").expect("a file");
+        fs::create_dir(mirrored.path("d")).expect("make the folder");
+        fs::write(mirrored.path("d/f"), "content").expect("write the file");
         let file = open_direct(&mirrored.path("d/f"));
-        fs::remove_file(mirrored.path("d/f")).expect("it is removed");
-        fs::remove_dir(mirrored.path("d")).expect("the folder is empty");
-        assert_eq!(fs::read_dir(mirrored.site.root()).expect("a listing").count(), 0);
+        fs::remove_file(mirrored.path("d/f")).expect("remove the file");
+        fs::remove_dir(mirrored.path("d")).expect("remove the folder");
+        assert_eq!(fs::read_dir(mirrored.site.root()).expect("list the folder").count(), 0);
         let mut buf = [0; 16];
-        assert_eq!(file.read_at(&mut buf, 0).expect("it can be read"), 7);
-        assert_eq!(file.metadata().expect("attributes").nlink(), 0);
+        assert_eq!(file.read_at(&mut buf, 0).expect("read the file"), 7);
+        assert_eq!(file.metadata().expect("read the attributes").nlink(), 0);
         drop(file);
-        // The kernel tells of the close and forgets the file a moment later.
-        while fs::read_dir(mirrored.host()).expect("a listing").count() > 0 {
+        // The kernel sends the close and the forget a moment later.
+        while fs::read_dir(mirrored.host()).expect("list the folder").count() > 0 {
             thread::yield_now();
         }
     }

@@ -1,4 +1,4 @@
-//! A tmpfs that can be slow, fail, panic, number its inodes differently, and have handles.
+//! A tmpfs with injected behaviour: delays, failures, panics, other inode numbers, and handles.
 
 use corewalk::acl::Acl;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
@@ -8,22 +8,22 @@ use corewalk::{
 };
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
-/// Called before each operation with what it is called and the name it is about.
+/// Called before each operation with the name of the operation and the file name that it is for.
 type Hook = Box<dyn Fn(&str, &[u8]) + Send + Sync>;
 
 pub(crate) struct Hooked {
     inner: Tmpfs,
     hook: Hook,
-    /// The numbers of two inodes that are exchanged.
+    /// Two inode numbers that are swapped.
     exchanged: (u64, u64),
-    /// How many changes from now on find the store full.
+    /// The number of next changes that fail with `ENOSPC`.
     full: AtomicU64,
-    /// The handle of every open file, 0 if there are none. No other is taken.
+    /// The handle of each open file, or 0 if open files have no state. Other handles are refused.
     handle: u64,
-    /// How many files are open.
+    /// The number of open files.
     open: AtomicU64,
-    /// Nobody is told attributes while a file is open.
-    is_closed_mouthed: bool,
+    /// While a file is open, reading attributes fails.
+    hides_attributes: bool,
 }
 
 impl Hooked {
@@ -35,26 +35,26 @@ impl Hooked {
             full: AtomicU64::new(0),
             handle: 0,
             open: AtomicU64::new(0),
-            is_closed_mouthed: false,
+            hides_attributes: false,
         }
     }
 
-    /// Has the next `changes` changes of content, attributes or names find the store full.
+    /// Makes the next `changes` changes of content, attributes or names fail with `ENOSPC`.
     pub(crate) fn fill_for(&self, changes: u64) {
-        // ORDERING: Relaxed. Whoever changes something does so after a request that comes after this.
+        // ORDERING: Relaxed. The changes come in later requests, which the kernel orders.
         self.full.store(changes, Ordering::Relaxed);
     }
 
-    /// Returns how many changes are still to find the store full.
+    /// Returns the number of next changes that will fail with `ENOSPC`.
     pub(crate) fn is_full_for(&self) -> u64 {
-        // ORDERING: Relaxed. Asked after the answer to a request.
+        // ORDERING: Relaxed. The test reads it after the answer to its request.
         self.full.load(Ordering::Relaxed)
     }
 
     /// Returns a file system whose root has the number `root`.
     pub(crate) fn with_root(root: u64) -> Hooked {
         let mut fs = Hooked::new(|_, _| {});
-        fs.exchanged = (fs.inner.root().expect("a root").ino, root);
+        fs.exchanged = (fs.inner.root().expect("read the root's attributes").ino, root);
         fs
     }
 
@@ -63,14 +63,14 @@ impl Hooked {
         Hooked { handle, ..Hooked::new(|_, _| {}) }
     }
 
-    /// Returns a file system that tells no attributes while a file is open.
-    pub(crate) fn closed_mouthed() -> Hooked {
-        Hooked { is_closed_mouthed: true, ..Hooked::with_handle(7) }
+    /// Returns a file system whose attributes cannot be read while a file is open.
+    pub(crate) fn hiding_attributes() -> Hooked {
+        Hooked { hides_attributes: true, ..Hooked::with_handle(7) }
     }
 
-    /// Returns how many files are open.
+    /// Returns the number of open files.
     pub(crate) fn open_files(&self) -> u64 {
-        // ORDERING: Relaxed. Asked by the thread that opens.
+        // ORDERING: Relaxed. The thread that opens files reads it.
         self.open.load(Ordering::Relaxed)
     }
 
@@ -120,7 +120,7 @@ impl FileSystem for Hooked {
 
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
         self.call("getattr", b"");
-        if self.is_closed_mouthed && self.open_files() > 0 {
+        if self.hides_attributes && self.open_files() > 0 {
             return Err(Errno::IO);
         }
         self.inner.getattr(self.node(node)).map(|attr| self.attr(attr))

@@ -19,16 +19,16 @@ fn large_directory_is_listed_once_in_each_mode() {
         let mut expected = BTreeSet::new();
         for at in 0..3000 {
             let name = format!("{at}-{}", "x".repeat(at % 200));
-            fs::write(site.path(&name), "").expect("a file");
+            fs::write(site.path(&name), "").expect("write the file");
             expected.insert(name);
         }
         for _ in 0..2 {
             let mut seen = BTreeSet::new();
-            for entry in fs::read_dir(site.root()).expect("a folder") {
-                let entry = entry.expect("an entry");
-                let metadata = entry.metadata().expect("it exists");
+            for entry in fs::read_dir(site.root()).expect("list the folder") {
+                let entry = entry.expect("read the entry");
+                let metadata = entry.metadata().expect("read the attributes");
                 assert_eq!(rustix_ino(&entry), metadata.ino());
-                let name = entry.file_name().into_string().expect("a name");
+                let name = entry.file_name().into_string().expect("the name is UTF-8");
                 assert!(seen.insert(name), "{entry:?} came twice with {readdirplus:?}");
             }
             assert_eq!(seen, expected, "{readdirplus:?}");
@@ -36,19 +36,19 @@ fn large_directory_is_listed_once_in_each_mode() {
     }
 }
 
-/// Attributes of names that the kernel will ask for again are not sent along.
+/// If the kernel may not keep names, a listing contains no attributes and looks no names up.
 #[test]
-fn listing_looks_names_up_only_where_they_may_be_kept() {
+fn listing_looks_names_up_only_with_an_entry_timeout() {
     let kept = Options::exclusive();
     let asked = Options { entry_timeout: Duration::ZERO, ..Options::exclusive() };
     for (options, looks_up) in [(kept, true), (asked, false)] {
         let Some(site) = Site::tmpfs(options) else { return };
         for at in 0..20 {
-            fs::write(site.path(&at.to_string()), "").expect("a file");
+            fs::write(site.path(&at.to_string()), "").expect("write the file");
         }
         let names = || site.counters().hits + site.counters().misses;
         let before = names();
-        assert_eq!(fs::read_dir(site.root()).expect("a folder").count(), 20);
+        assert_eq!(fs::read_dir(site.root()).expect("list the folder").count(), 20);
         assert_eq!(names() - before >= 20, looks_up, "{} names", names() - before);
     }
 }
@@ -58,16 +58,17 @@ fn dots_come_first_with_their_numbers() {
     for readdirplus in [ReaddirPlus::Never, ReaddirPlus::Always] {
         let options = Options { readdirplus, ..Options::exclusive() };
         let Some(site) = Site::tmpfs(options) else { return };
-        fs::create_dir_all(site.path("a/b")).expect("folders");
-        fs::write(site.path("a/b/file"), "").expect("a file");
+        fs::create_dir_all(site.path("a/b")).expect("make the folders");
+        fs::write(site.path("a/b/file"), "").expect("write the file");
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        let folder = rustix::fs::open(site.path("a/b"), flags, Mode::empty()).expect("a folder");
+        let folder =
+            rustix::fs::open(site.path("a/b"), flags, Mode::empty()).expect("open the folder");
         let entries: BTreeMap<Vec<u8>, u64> = Dir::new(folder)
-            .expect("a folder")
-            .map(|entry| entry.expect("an entry"))
+            .expect("list the folder")
+            .map(|entry| entry.expect("read the entry"))
             .map(|entry| (entry.file_name().to_bytes().to_vec(), entry.ino()))
             .collect();
-        let ino = |name: &str| fs::metadata(site.path(name)).expect("it exists").ino();
+        let ino = |name: &str| fs::metadata(site.path(name)).expect("read the attributes").ino();
         let expected = [
             (b".".to_vec(), ino("a/b")),
             (b"..".to_vec(), ino("a")),
@@ -82,7 +83,7 @@ fn dots_come_first_with_their_numbers() {
 fn stable_entries_are_listed_once_while_others_come_and_go() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
     for at in 0..2000 {
-        fs::write(site.path(&format!("stable{at}")), "").expect("a file");
+        fs::write(site.path(&format!("stable{at}")), "").expect("write the file");
     }
     let root = site.root().to_owned();
     let changing = thread::spawn(move || {
@@ -95,8 +96,12 @@ fn stable_entries_are_listed_once_while_others_come_and_go() {
     let mut rounds = 0;
     while rounds < 5 || !changing.is_finished() {
         let mut seen = BTreeSet::new();
-        for entry in fs::read_dir(site.root()).expect("a folder") {
-            let name = entry.expect("an entry").file_name().into_string().expect("a name");
+        for entry in fs::read_dir(site.root()).expect("list the folder") {
+            let name = entry
+                .expect("read the entry")
+                .file_name()
+                .into_string()
+                .expect("the name is UTF-8");
             if name.starts_with("stable") {
                 assert!(seen.insert(name.clone()), "{name} came twice");
             }
@@ -104,7 +109,7 @@ fn stable_entries_are_listed_once_while_others_come_and_go() {
         assert_eq!(seen.len(), 2000);
         rounds += 1;
     }
-    changing.join().expect("a thread");
+    changing.join().expect("the thread ends without a panic");
 }
 
 fn rustix_ino(entry: &fs::DirEntry) -> u64 {

@@ -12,6 +12,6 @@ mod hooked;
 mod listing;
 mod mounting;
 mod names;
-mod room;
+mod shrinker;
 mod site;
 mod slow;

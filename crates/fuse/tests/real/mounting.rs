@@ -18,21 +18,21 @@ fn mount(path: &Path) -> Result<Mount, MountError> {
 }
 
 #[test]
-fn mountpoint_that_cannot_be_is_refused() {
+fn invalid_mountpoint_is_refused() {
     if !has_fuse() {
         return;
     }
     let folder = Folder::new();
     let file = folder.path().join("file");
     assert_eq!(mount(&file).map(drop), Err(MountError::Missing));
-    fs::write(&file, "").expect("a file");
+    fs::write(&file, "").expect("write the file");
     assert_eq!(mount(&file).map(drop), Err(MountError::NotDirectory));
     assert_eq!(mount(&file.join("below")).map(drop), Err(MountError::NotDirectory));
-    fs::remove_file(file).expect("it exists");
+    fs::remove_file(file).expect("remove the file");
 }
 
 #[test]
-fn mountpoint_that_is_taken_is_refused() {
+fn mountpoint_in_use_is_refused() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
     assert_eq!(mount(site.root()).map(drop), Err(MountError::Busy));
     fs::write(site.path("file"), "x").expect("the first mount still works");
@@ -52,39 +52,40 @@ fn options_that_conflict_are_refused() {
 #[test]
 fn unmount_ends_the_wait_and_can_be_repeated() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
-    fs::write(site.path("file"), "x").expect("a file");
+    fs::write(site.path("file"), "x").expect("write the file");
     let (mount, folder) = site.into_mount();
     let point = mount.point().clone();
     let waiting = thread::spawn(move || mount.wait());
     assert_eq!(point.unmount(), Ok(Unmounted::Done));
-    assert_eq!(waiting.join().expect("a thread"), Ok(()));
+    assert_eq!(waiting.join().expect("the thread ends without a panic"), Ok(()));
     assert_eq!(point.unmount(), Ok(Unmounted::Already));
-    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
+    assert_eq!(fs::read_dir(folder.path()).expect("list the folder").count(), 0);
 }
 
 #[test]
 fn mount_in_use_is_detached() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
-    let file = fs::File::create(site.path("file")).expect("a file");
+    let file = fs::File::create(site.path("file")).expect("create the file");
     let point = site.mount().point().clone();
     assert_eq!(point.unmount(), Ok(Unmounted::Detached));
     assert!(!site.path("file").exists());
-    assert_eq!(file.metadata().expect("it is served until it is closed").len(), 0);
+    assert_eq!(file.metadata().expect("an open file is served after the detach").len(), 0);
     let (mount, _folder) = site.into_mount();
     drop(file);
     assert_eq!(mount.wait(), Ok(()));
 }
 
 #[test]
-fn unmount_leaves_what_others_mounted_there_since() {
+fn unmount_leaves_a_later_mount_on_the_same_folder() {
     if !has_root() {
         return;
     }
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
     let (first, folder) = site.into_mount();
-    rustix::mount::unmount(folder.path(), UnmountFlags::empty()).expect("nobody uses it");
-    let second = mount(folder.path()).expect("the place is free");
-    fs::write(folder.path().join("file"), "x").expect("a file");
+    rustix::mount::unmount(folder.path(), UnmountFlags::empty())
+        .expect("unmount a mount without users");
+    let second = mount(folder.path()).expect("mount on the free folder");
+    fs::write(folder.path().join("file"), "x").expect("write the file");
     drop(first);
     assert!(folder.path().join("file").exists(), "the second mount is still there");
     drop(second);

@@ -1,4 +1,4 @@
-//! Names, paths, renames.
+//! Names, paths and renames.
 
 use std::fs;
 use std::io::Write as _;
@@ -23,8 +23,8 @@ fn errno<T>(result: std::io::Result<T>) -> Option<Errno> {
 fn name_of_255_bytes_fits_and_256_do_not() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
     let (longest, too_long) = ("n".repeat(255), "n".repeat(256));
-    fs::write(site.path(&longest), "x").expect("it fits");
-    assert_eq!(fs::read_to_string(site.path(&longest)).expect("it exists"), "x");
+    fs::write(site.path(&longest), "x").expect("write the file");
+    assert_eq!(fs::read_to_string(site.path(&longest)).expect("read the file"), "x");
     assert_eq!(errno(fs::write(site.path(&too_long), "x")), Some(Errno::NAMETOOLONG));
     assert_eq!(errno(fs::metadata(site.path(&too_long))), Some(Errno::NAMETOOLONG));
     let renamed = fs::rename(site.path(&longest), site.path(&too_long));
@@ -34,28 +34,28 @@ fn name_of_255_bytes_fits_and_256_do_not() {
 #[test]
 fn path_of_4095_bytes_fits_and_4096_do_not() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
-    let mut path = site.root().to_str().expect("a plain path").to_owned();
+    let mut path = site.root().to_str().expect("the path is UTF-8").to_owned();
     while path.len() < 4095 - 130 {
         path = format!("{path}/{}", "d".repeat(100));
-        fs::create_dir(&path).expect("a folder");
+        fs::create_dir(&path).expect("make the folder");
     }
     let fits = format!("{path}/{}", "f".repeat(4095 - path.len() - 1));
     assert_eq!(fits.len(), 4095);
-    fs::write(&fits, "x").expect("it fits");
-    assert_eq!(fs::read_to_string(&fits).expect("it exists"), "x");
+    fs::write(&fits, "x").expect("write the file");
+    assert_eq!(fs::read_to_string(&fits).expect("read the file"), "x");
     assert_eq!(errno(fs::metadata(format!("{fits}f"))), Some(Errno::NAMETOOLONG));
 }
 
 #[test]
 fn forty_symbolic_links_are_followed_and_41_are_not() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
-    fs::write(site.path("link0"), "end").expect("a file");
+    fs::write(site.path("link0"), "end").expect("write the file");
     for at in 1..=41 {
-        symlink(format!("link{}", at - 1), site.path(&format!("link{at}"))).expect("a link");
+        symlink(format!("link{}", at - 1), site.path(&format!("link{at}"))).expect("make the link");
     }
-    assert_eq!(fs::read_to_string(site.path("link40")).expect("40 links"), "end");
+    assert_eq!(fs::read_to_string(site.path("link40")).expect("follow 40 links"), "end");
     assert_eq!(errno(fs::read_to_string(site.path("link41"))), Some(Errno::LOOP));
-    symlink("loop", site.path("loop")).expect("a link");
+    symlink("loop", site.path("loop")).expect("make the link");
     assert_eq!(errno(fs::metadata(site.path("loop"))), Some(Errno::LOOP));
 }
 
@@ -63,26 +63,26 @@ fn forty_symbolic_links_are_followed_and_41_are_not() {
 fn rename_flags_are_obeyed() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
     let (a, b, c) = (site.path("a"), site.path("b"), site.path("c"));
-    fs::write(&a, "a").expect("a file");
-    fs::create_dir(&b).expect("a folder");
+    fs::write(&a, "a").expect("write the file");
+    fs::create_dir(&b).expect("make the folder");
     let rename = |from, to, flags| renameat_with(CWD, from, CWD, to, flags);
     assert_eq!(rename(&a, &b, RenameFlags::NOREPLACE), Err(Errno::EXIST));
     assert_eq!(rename(&a, &c, RenameFlags::EXCHANGE), Err(Errno::NOENT));
     assert_eq!(rename(&a, &b, RenameFlags::EXCHANGE), Ok(()));
     assert!(a.is_dir());
-    assert_eq!(fs::read_to_string(&b).expect("a file"), "a");
+    assert_eq!(fs::read_to_string(&b).expect("read the file"), "a");
     assert_eq!(rename(&b, &c, RenameFlags::NOREPLACE), Ok(()));
     assert_eq!(rename(&c, &b, RenameFlags::WHITEOUT), Err(Errno::INVAL));
-    assert_eq!(fs::read_to_string(&c).expect("a file"), "a");
+    assert_eq!(fs::read_to_string(&c).expect("read the file"), "a");
 }
 
 /// Trap P3.
 #[test]
-fn directory_rename_keeps_what_is_below_in_reach() {
+fn directory_rename_keeps_descendants_reachable() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
-    fs::create_dir_all(site.path("a/b/c/d")).expect("folders");
-    fs::write(site.path("a/b/c/d/file"), "x").expect("a file");
-    let file = fs::File::open(site.path("a/b/c/d/file")).expect("it exists");
+    fs::create_dir_all(site.path("a/b/c/d")).expect("make the folders");
+    fs::write(site.path("a/b/c/d/file"), "x").expect("write the file");
+    let file = fs::File::open(site.path("a/b/c/d/file")).expect("open the file");
     for (from, to, now) in [
         ("a/b/c", "a/b/C", "a/b/C/d/file"),
         ("a/b", "b", "b/C/d/file"),
@@ -90,13 +90,16 @@ fn directory_rename_keeps_what_is_below_in_reach() {
         ("b", "B", "B/C/d/file"),
     ] {
         let old = site.path(from);
-        fs::rename(&old, site.path(to)).expect("a rename");
+        fs::rename(&old, site.path(to)).expect("rename the file");
         assert!(!old.exists());
-        assert_eq!(fs::read_to_string(site.path(now)).expect("it moved along"), "x");
+        assert_eq!(
+            fs::read_to_string(site.path(now)).expect("the file moved with its folder"),
+            "x"
+        );
         let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file.as_fd()));
-        assert_eq!(fs::read_link(link).expect("a path"), site.path(now));
-        let ino = file.metadata().expect("it is open").ino();
-        let inode = site.server().vfs().inode(ino).expect("it is held");
+        assert_eq!(fs::read_link(link).expect("read the link"), site.path(now));
+        let ino = file.metadata().expect("read the attributes").ino();
+        let inode = site.server().vfs().inode(ino).expect("the inode is in use");
         assert_eq!(inode.path(), Ok(format!("/{now}").into_bytes()));
     }
 }
@@ -105,16 +108,19 @@ fn directory_rename_keeps_what_is_below_in_reach() {
 fn hard_links_share_their_attributes_under_long_timeouts() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
     let (a, b) = (site.path("a"), site.path("b"));
-    fs::write(&a, "x").expect("a file");
-    fs::hard_link(&a, &b).expect("a link");
+    fs::write(&a, "x").expect("write the file");
+    fs::hard_link(&a, &b).expect("make the link");
     for path in [&a, &b] {
-        let metadata = fs::metadata(path).expect("it exists");
-        assert_eq!((metadata.nlink(), metadata.ino()), (2, fs::metadata(&a).expect("it").ino()));
+        let metadata = fs::metadata(path).expect("read the attributes");
+        assert_eq!(
+            (metadata.nlink(), metadata.ino()),
+            (2, fs::metadata(&a).expect("read the attributes").ino())
+        );
     }
-    fs::set_permissions(&b, fs::Permissions::from_mode(0o600)).expect("a mode");
-    assert_eq!(fs::metadata(&a).expect("it exists").mode() & 0o777, 0o600);
-    fs::remove_file(&a).expect("it exists");
-    assert_eq!(fs::metadata(&b).expect("it exists").nlink(), 1);
+    fs::set_permissions(&b, fs::Permissions::from_mode(0o600)).expect("change the mode");
+    assert_eq!(fs::metadata(&a).expect("read the attributes").mode() & 0o777, 0o600);
+    fs::remove_file(&a).expect("remove the file");
+    assert_eq!(fs::metadata(&b).expect("read the attributes").nlink(), 1);
 }
 
 #[test]
@@ -122,62 +128,71 @@ fn root_may_have_any_number() {
     let Some(site) = Site::new(Arc::new(Hooked::with_root(5)), Options::exclusive()) else {
         return;
     };
-    // One of these would have the number 5, and has 1: it must not be taken for the root.
+    // One of these has number 5 in the tmpfs and so number 1 here. It must not be taken for the
+    // root.
     for at in 0..10 {
-        fs::create_dir(site.path(&format!("d{at}"))).expect("a folder");
-        fs::write(site.path(&format!("d{at}/file")), format!("{at}")).expect("a file");
+        fs::create_dir(site.path(&format!("d{at}"))).expect("make the folder");
+        fs::write(site.path(&format!("d{at}/file")), format!("{at}")).expect("write the file");
     }
-    let mut numbers = vec![fs::metadata(site.root()).expect("a root").ino()];
+    let mut numbers = vec![fs::metadata(site.root()).expect("read the attributes").ino()];
     for at in 0..10 {
-        let text = fs::read_to_string(site.path(&format!("d{at}/file"))).expect("a file");
+        let text = fs::read_to_string(site.path(&format!("d{at}/file"))).expect("read the file");
         assert_eq!(text, format!("{at}"));
         for name in [format!("d{at}"), format!("d{at}/file")] {
-            numbers.push(fs::metadata(site.path(&name)).expect("it exists").ino());
+            numbers.push(fs::metadata(site.path(&name)).expect("read the attributes").ino());
         }
     }
     numbers.sort_unstable();
     numbers.dedup();
     assert_eq!(numbers.len(), 21, "each has a number of its own");
-    assert_eq!(fs::read_dir(site.root()).expect("a folder").count(), 10);
+    assert_eq!(fs::read_dir(site.root()).expect("list the folder").count(), 10);
 }
 
 #[test]
-fn invalidation_shows_what_others_have_changed() {
+fn invalidation_shows_changes_by_other_programs() {
     let tmpfs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-    // A promise that is broken below; so somebody has to tell.
+    // The server is told that no other program changes files. The test does so, and notifies it.
     let Some(site) = Site::new(Arc::clone(&tmpfs) as _, Options::exclusive()) else { return };
-    let root = tmpfs.root().expect("a root");
+    let root = tmpfs.root().expect("read the root's attributes");
     let dir = Node::detached(root.ino, FileKind::Directory);
-    let name = Name::new(b"theirs").expect("a name");
+    let name = Name::new(b"theirs").expect("the name is valid");
     assert!(!site.path("theirs").exists());
-    let made = tmpfs.make(dir, name, &Make::new(0o644, 0, 0)).expect("a file");
+    let made = tmpfs.make(dir, name, &Make::new(0o644, 0, 0)).expect("make the file");
     assert!(!site.path("theirs").exists(), "the kernel was told that it does not exist");
-    site.mount().kernel_cache().invalidate_entry(root.ino, name).expect("the kernel listens");
-    assert_eq!(fs::metadata(site.path("theirs")).expect("it is seen now").len(), 0);
+    site.mount().kernel_cache().invalidate_entry(root.ino, name).expect("notify the kernel");
+    assert_eq!(
+        fs::metadata(site.path("theirs"))
+            .expect("the name is visible after the invalidation")
+            .len(),
+        0
+    );
     let node = Node::detached(made.ino, FileKind::Regular);
-    tmpfs.write(node, 0, 0, b"text").expect("room");
-    assert_eq!(fs::metadata(site.path("theirs")).expect("it exists").len(), 0);
-    site.mount().kernel_cache().invalidate_inode(made.ino).expect("the kernel listens");
-    assert_eq!(fs::read_to_string(site.path("theirs")).expect("it exists"), "text");
+    tmpfs.write(node, 0, 0, b"text").expect("write the file");
+    assert_eq!(fs::metadata(site.path("theirs")).expect("read the attributes").len(), 0);
+    site.mount().kernel_cache().invalidate_inode(made.ino).expect("notify the kernel");
+    assert_eq!(fs::read_to_string(site.path("theirs")).expect("read the file"), "text");
 }
 
-/// The kernel, which takes the name for free, asks to make it, and looks again.
+/// The kernel believes that the name is free. It requests a creation, and then looks the name up.
 #[test]
-fn file_to_be_made_that_is_a_link_by_now_is_opened_behind_it() {
+fn create_of_a_name_that_became_a_link_opens_its_target() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let negative_timeout = std::time::Duration::from_secs(600);
     let options = Options { negative_timeout, ..Options::shared() };
     let Some(site) = Site::new(Arc::<Tmpfs>::clone(&fs), options) else { return };
     assert_eq!(errno(fs::metadata(site.path("link"))), Some(Errno::NOENT));
-    let root = Node::detached(fs.root().expect("a root").ino, FileKind::Directory);
+    let root =
+        Node::detached(fs.root().expect("read the root's attributes").ino, FileKind::Directory);
     let link = Make { target: b"file", ..Make::new(S_IFLNK | 0o777, 0, 0) };
-    fs.make(root, Name::new(b"link").expect("a name"), &link).expect("the name is free");
+    fs.make(root, Name::new(b"link").expect("the name is valid"), &link).expect("make the file");
     for text in ["one", "two"] {
         let opened = fs::File::options().append(true).create(true).open(site.path("link"));
-        opened.and_then(|mut file| file.write_all(text.as_bytes())).expect("it can be made");
+        opened
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .expect("create or open the file");
     }
-    assert_eq!(fs::read_to_string(site.path("file")).expect("it was made"), "onetwo");
-    fs::remove_file(site.path("link")).expect("it is there");
-    fs::remove_file(site.path("file")).expect("it is there");
+    assert_eq!(fs::read_to_string(site.path("file")).expect("read the file"), "onetwo");
+    fs::remove_file(site.path("link")).expect("remove the file");
+    fs::remove_file(site.path("file")).expect("remove the file");
     site.wait_for("all is forgotten", |counters| counters.lookups == 0);
 }

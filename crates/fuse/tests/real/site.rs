@@ -1,4 +1,4 @@
-//! A folder with a mount, which goes away with the test however that ends.
+//! A folder with a mount. Both are removed with the test, also if it fails.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use corewalk_fuse::{Access, Counters, Mount, MountOptions, Options, Server};
 use corewalk_testkit::require::has_fuse;
 use rustix::mount::UnmountFlags;
 
-/// How long a test may take before the mount is taken away under it: whoever waits for a server
-/// that hangs cannot be ended otherwise.
+/// The time after which a test counts as hanging and its mount is removed. A process that waits for
+/// a hanging server cannot be ended otherwise.
 const TEST_LIMIT: Duration = Duration::from_secs(120);
 
 /// A mounted file system and its folder.
@@ -30,12 +30,12 @@ pub(crate) struct Site {
 pub(crate) struct Folder(PathBuf);
 
 impl Site {
-    /// Mounts `fs`; None, after saying so, where that is not possible.
+    /// Mounts `fs`. Prints a message and returns `None` if mounting is not possible here.
     pub(crate) fn new(fs: Arc<dyn FileSystem>, options: Options) -> Option<Site> {
         Site::with_threads(fs, options, MountOptions::default().threads)
     }
 
-    /// As [`Site::new`], with so many threads that read requests.
+    /// As [`Site::new`], with the given number of threads that read requests.
     pub(crate) fn with_threads(
         fs: Arc<dyn FileSystem>,
         options: Options,
@@ -46,7 +46,7 @@ impl Site {
         }
         let folder = Folder::new();
         let with = MountOptions { threads, ..mount_options() };
-        let mount = Mount::new(fs, &folder.0, options, &with).expect("a mount");
+        let mount = Mount::new(fs, &folder.0, options, &with).expect("mount the file system");
         let watched = watch(&mount);
         Some(Site { mount: Some(mount), folder, _watched: watched })
     }
@@ -65,7 +65,7 @@ impl Site {
     }
 
     pub(crate) fn mount(&self) -> &Mount {
-        self.mount.as_ref().expect("it is there until the site is dropped")
+        self.mount.as_ref().expect("only drop and into_mount take the mount")
     }
 
     pub(crate) fn server(&self) -> &Arc<Server> {
@@ -76,27 +76,27 @@ impl Site {
         self.server().counters()
     }
 
-    /// Waits until the counters are as `condition` says; each look is a request, after which the
-    /// server has served what came before it.
+    /// Waits until the counters satisfy `condition`. Each check sends a request, so the server has
+    /// handled all earlier requests.
     pub(crate) fn wait_for(&self, what: &str, condition: impl Fn(&Counters) -> bool) {
         let begin = Instant::now();
         while !condition(&self.counters()) {
             assert!(begin.elapsed() < Duration::from_secs(20), "{what}: {:?}", self.counters());
             rustix::fs::getxattr(self.root(), corewalk_fuse::XATTR_STAT, &mut [0; 4096][..])
-                .expect("the counters");
+                .expect("read the counters");
         }
     }
 
-    /// Ends the test with the mount given back.
+    /// Ends the watch and returns the mount.
     pub(crate) fn into_mount(mut self) -> (Mount, Folder) {
         let folder = std::mem::replace(&mut self.folder, Folder::new());
-        (self.mount.take().expect("it is there"), folder)
+        (self.mount.take().expect("only drop and into_mount take the mount"), folder)
     }
 }
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // Before the folder.
+        // The mount must be gone before its folder is removed.
         drop(self.mount.take());
     }
 }
@@ -108,7 +108,7 @@ impl Folder {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("corewalk-fuse-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).expect("a folder for the test");
+        std::fs::create_dir(&path).expect("make the test's folder");
         Folder(path)
     }
 
@@ -119,12 +119,12 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // Not if something is mounted on it still.
+        // This fails, as it should, if a file system is still mounted on the folder.
         let _ = std::fs::remove_dir(&self.0);
     }
 }
 
-/// Returns what tests mount with: for everybody if root does.
+/// Returns the mount options of the tests. If root runs the tests, all users may use the mount.
 pub(crate) fn mount_options() -> MountOptions {
     let mut options = MountOptions::default();
     if rustix::process::geteuid().is_root() {
@@ -139,8 +139,8 @@ fn watch(mount: &Mount) -> Sender<()> {
     thread::spawn(move || {
         if ended.recv_timeout(TEST_LIMIT) == Err(RecvTimeoutError::Timeout) {
             eprintln!("a test hangs on {}", point.path().display());
-            // Forced: whoever waits for the server gets an error. A thread that waits would keep
-            // this process, and with it the connection, for ever.
+            // The forced unmount fails all waiting calls. A waiting thread would keep this process
+            // and with it the connection for ever.
             let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
             let _ = rustix::mount::unmount(point.path(), flags);
             std::process::exit(101);

@@ -14,8 +14,9 @@ use corewalk_fuse::Options;
 use crate::hooked::Hooked;
 use crate::site::Site;
 
-/// Trap P6. 16 threads in 16 directories, 20 ms a lookup: at least 90 % of what 16 lookups at a time
-/// give. The best of three counts, since the machine may be busy.
+/// Trap P6. 16 threads each look up names in their own directory, with 20 ms per lookup. The rate
+/// must be at least 90 % of 16 lookups at a time. The best of three runs counts, since the machine
+/// may be busy.
 #[test]
 fn slow_lookups_run_side_by_side() {
     const LOOKUPS: u32 = 40;
@@ -27,7 +28,7 @@ fn slow_lookups_run_side_by_side() {
     });
     let Some(site) = Site::new(Arc::new(fs), Options::exclusive()) else { return };
     for dir in 0..16 {
-        fs::create_dir(site.path(&format!("d{dir}"))).expect("a folder");
+        fs::create_dir(site.path(&format!("d{dir}"))).expect("make the folder");
     }
     let mut best = Duration::MAX;
     for attempt in 0..3 {
@@ -43,7 +44,7 @@ fn slow_lookups_run_side_by_side() {
             })
             .collect();
         for thread in threads {
-            thread.join().expect("a thread");
+            thread.join().expect("the thread ends without a panic");
         }
         best = best.min(begin.elapsed());
     }
@@ -51,19 +52,19 @@ fn slow_lookups_run_side_by_side() {
     assert!(ideal.as_secs_f64() / best.as_secs_f64() >= 0.9, "{best:?} instead of {ideal:?}");
 }
 
-/// Trap P7. A directory whose rename takes 3 s can be used below meanwhile. The best of three, since
-/// the machine may be busy.
+/// Trap P7. While a rename of a directory takes 3 s, files below it can be used. The best of three
+/// runs counts, since the machine may be busy.
 #[test]
 fn slow_rename_of_a_directory_delays_nothing_below_it() {
     let (began, has_begun) = channel();
     let fs = Hooked::new(move |what, name| {
         if what == "rename" && name.starts_with(b"dir") {
-            began.send(()).expect("the test listens");
+            began.send(()).expect("the other thread receives");
             thread::sleep(Duration::from_secs(3));
         }
     });
     let mut options = Options::exclusive();
-    // Each fstat is a request.
+    // Each fstat must be a request.
     options.attr_timeout = Duration::ZERO;
     let Some(site) = Site::new(Arc::new(fs), options) else { return };
     let mut best = Duration::MAX;
@@ -71,10 +72,10 @@ fn slow_rename_of_a_directory_delays_nothing_below_it() {
         let from = format!("dir{attempt}");
         let to = format!("renamed{attempt}");
         best = best.min(longest_below_a_rename(&site, &from, &to, || {
-            has_begun.recv().expect("the rename begins");
+            has_begun.recv().expect("the rename starts");
         }));
         let moved = fs::read_to_string(site.path(&to).join("below/file"));
-        assert_eq!(moved.expect("it moved along"), "x");
+        assert_eq!(moved.expect("the file moved with its folder"), "x");
         if best < Duration::from_millis(50) {
             return;
         }
@@ -82,17 +83,17 @@ fn slow_rename_of_a_directory_delays_nothing_below_it() {
     panic!("a request below took {best:?}");
 }
 
-/// Returns how long the slowest of 100 requests below a directory took while it was renamed.
+/// Returns the time of the slowest of 100 requests below a directory that is being renamed.
 fn longest_below_a_rename(
     site: &Site,
     from: &str,
     to: &str,
     wait_for_begin: impl FnOnce(),
 ) -> Duration {
-    fs::create_dir_all(site.path(from).join("below")).expect("folders");
-    fs::write(site.path(from).join("below/file"), "x").expect("a file");
-    let file = fs::File::open(site.path(from).join("below/file")).expect("it exists");
-    let below = fs::File::open(site.path(from).join("below")).expect("it exists");
+    fs::create_dir_all(site.path(from).join("below")).expect("make the folders");
+    fs::write(site.path(from).join("below/file"), "x").expect("write the file");
+    let file = fs::File::open(site.path(from).join("below/file")).expect("open the file");
+    let below = fs::File::open(site.path(from).join("below")).expect("open the file");
     let (from, to) = (site.path(from), site.path(to));
     let renaming = thread::spawn(move || fs::rename(from, to));
     wait_for_begin();
@@ -106,45 +107,48 @@ fn longest_below_a_rename(
         longest = longest.max(begin.elapsed());
         answers.push((length.ok(), stat.err()));
     }
-    // Nothing is asserted before the thread is done: a test that panics while the server still owes
-    // it an answer never ends.
+    // Assert only after the thread has ended. A test that panics while the server owes it an answer
+    // never ends.
     let was_quick = renaming.is_finished();
-    renaming.join().expect("a thread").expect("a rename");
-    assert!(!was_quick, "the rename was too quick to prove anything");
+    renaming.join().expect("the thread ends without a panic").expect("rename the folder");
+    assert!(!was_quick, "the rename ended before the requests");
     assert!(answers.iter().all(|answer| *answer == (Some(1), Some(Errno::NOENT))));
     longest
 }
 
-/// The only thread that reads requests reads them while fsyncs wait, be it of a file or a directory.
+/// The only thread that reads requests goes on reading while fsyncs of a file and a folder wait.
 #[test]
-fn fsync_that_waits_delays_nobody() {
+fn waiting_fsync_delays_no_other_request() {
     let (began, has_begun) = channel();
     let (release, released) = channel::<()>();
     let (was_released, all_released) = channel();
     let released = corewalk_base::Mutex::new(released);
     let fs = Hooked::new(move |what, _| {
         if what == "fsync" {
-            began.send(()).expect("the test listens");
+            began.send(()).expect("the other thread receives");
             let release = released.lock().recv_timeout(Duration::from_secs(3));
-            was_released.send(release.is_ok()).expect("the test listens");
+            was_released.send(release.is_ok()).expect("the other thread receives");
         }
     });
     let Some(site) = Site::with_threads(Arc::new(fs), Options::exclusive(), 1) else { return };
-    let file = fs::File::create(site.path("file")).expect("a file");
-    // The kernel locks what is synced.
-    fs::create_dir(site.path("dir")).expect("a folder");
-    let dir = fs::File::open(site.path("dir")).expect("it exists");
+    let file = fs::File::create(site.path("file")).expect("create the file");
+    // The kernel locks a file during fsync, so this uses a file and a folder.
+    fs::create_dir(site.path("dir")).expect("make the folder");
+    let dir = fs::File::open(site.path("dir")).expect("open the file");
     let syncing = [file, dir].map(|file| {
         let syncing = thread::spawn(move || file.sync_all());
-        has_begun.recv().expect("it begins");
+        has_begun.recv().expect("the fsync starts");
         syncing
     });
     let made = fs::write(site.path("other"), "x");
     let read = fs::read_to_string(site.path("other"));
     let _ = [release.send(()), release.send(())];
-    let synced = syncing.map(|syncing| syncing.join().expect("a thread"));
-    // Nothing is asserted before: see `longest_below_a_rename`.
-    assert!(all_released.iter().take(2).all(|is_released| is_released), "somebody waited for it");
+    let synced = syncing.map(|syncing| syncing.join().expect("the thread ends without a panic"));
+    // Assert only now: see `longest_below_a_rename`.
+    assert!(
+        all_released.iter().take(2).all(|is_released| is_released),
+        "a request waited for an fsync"
+    );
     assert!(synced.iter().all(Result::is_ok), "{synced:?}");
     assert_eq!((made.is_ok(), read.ok().as_deref()), (true, Some("x")));
 }
@@ -153,15 +157,15 @@ fn fsync_that_waits_delays_nobody() {
 fn fsync_that_panics_fails_and_the_next_one_does_not() {
     let is_first = AtomicBool::new(true);
     let fs = Hooked::new(move |what, _| {
-        // ORDERING: Relaxed. One after the other.
+        // ORDERING: Relaxed. The test's requests come one after the other.
         if what == "fsync" && is_first.swap(false, Ordering::Relaxed) {
             panic!("the back end panics, as it should");
         }
     });
     let Some(site) = Site::new(Arc::new(fs), Options::exclusive()) else { return };
-    let file = fs::File::create(site.path("file")).expect("a file");
+    let file = fs::File::create(site.path("file")).expect("create the file");
     assert_eq!(file.sync_all().map_err(|error| error.raw_os_error()), Err(Some(5)));
-    file.sync_all().expect("a back end that lives");
+    file.sync_all().expect("sync the file after the panic");
     assert_eq!(site.counters().panics, 1);
 }
 
@@ -179,12 +183,12 @@ fn request_that_panics_fails_and_the_server_lives() {
         assert_eq!(errno(fs::metadata(site.path(&name)).map(drop)), eio);
     }
     assert_eq!(site.counters().panics, 80);
-    fs::write(site.path("file"), "fine").expect("a file");
-    assert_eq!(fs::read_to_string(site.path("file")).expect("it exists"), "fine");
+    fs::write(site.path("file"), "fine").expect("write the file");
+    assert_eq!(fs::read_to_string(site.path("file")).expect("read the file"), "fine");
 }
 
 #[test]
-fn listing_that_panics_half_way_returns_what_it_has() {
+fn listing_that_panics_half_way_returns_the_entries_before() {
     let fs = Hooked::new(|what, name| {
         assert!(what != "entry" || name != b"n13", "the listing panics, as it should");
     });
@@ -192,13 +196,13 @@ fn listing_that_panics_half_way_returns_what_it_has() {
     options.readdirplus = corewalk_fuse::ReaddirPlus::Always;
     let Some(site) = Site::new(Arc::new(fs), options) else { return };
     for at in 0..40 {
-        fs::write(site.path(&format!("n{at}")), "").expect("a file");
+        fs::write(site.path(&format!("n{at}")), "").expect("write the file");
     }
-    let listed: Vec<_> = fs::read_dir(site.root()).expect("a folder").collect();
+    let listed: Vec<_> = fs::read_dir(site.root()).expect("list the folder").collect();
     assert!(listed.last().is_some_and(|last| last.is_err()), "the end is an error");
     assert!(site.counters().panics > 0);
     for at in 0..40 {
-        fs::remove_file(site.path(&format!("n{at}"))).expect("it exists");
+        fs::remove_file(site.path(&format!("n{at}"))).expect("remove the file");
     }
     site.wait_for("all is forgotten", |counters| counters.lookups == 0);
     assert_eq!(site.counters().refused_forgets, 0);

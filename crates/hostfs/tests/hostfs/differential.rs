@@ -1,5 +1,5 @@
-//! The same calls, made through the namespace in one directory and directly in another: every one
-//! has the same result, down to the number of the error, and in the end both look the same.
+//! The same random calls, made through the namespace in one directory and directly in another. Each
+//! call has the same result, including the errno. At the end both directories are equal.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::fixtures::{TempDir, link, make, over, remove, rename, symlink, walk};
 
-/// Paths that operations are made up from.
+/// The paths that the operations use.
 const PATHS: [&str; 12] = [
     "a",
     "b",
@@ -29,7 +29,7 @@ const PATHS: [&str; 12] = [
     "l",
 ];
 
-/// A call, made of places in [`PATHS`].
+/// A call. The numbers are indexes into [`PATHS`].
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Create(usize),
@@ -91,11 +91,11 @@ fn directly(root: &Path, op: Op) -> Result<(), Errno> {
             return renameat_with(CWD, at(a), CWD, at(b), flags);
         }
     };
-    result.map_err(|error: io::Error| Errno::from_io_error(&error).expect("a system call failed"))
+    result.map_err(|error: io::Error| Errno::from_io_error(&error).expect("the error has an errno"))
 }
 
-/// Returns true where two errors apply and the namespace names the other one than the host. A kernel
-/// in front of it has made these checks itself, in its own order.
+/// Returns true if two errors apply to a call, and the namespace and the host return different
+/// ones. Before a call reaches the namespace, a kernel has made these checks in its own order.
 fn is_order_of_checks(op: Op, mine: Result<(), Errno>, right: Result<(), Errno>) -> bool {
     let both = (mine.err(), right.err());
     match op {
@@ -104,7 +104,7 @@ fn is_order_of_checks(op: Op, mine: Result<(), Errno>, right: Result<(), Errno>)
     }
 }
 
-/// Returns what is below a directory: kind, links and size by path.
+/// Returns the tree below a directory: file type, link count and size by path.
 fn collect_tree(root: &Path) -> BTreeMap<String, (u32, u64, u64)> {
     let (mut found, mut left) = (BTreeMap::new(), vec![root.to_path_buf()]);
     while let Some(dir) = left.pop() {
@@ -122,9 +122,9 @@ fn collect_tree(root: &Path) -> BTreeMap<String, (u32, u64, u64)> {
     found
 }
 
-/// Every error is the one that the host gives, whatever was done before.
+/// Each result is that of the host, for random sequences of calls.
 #[test]
-fn random_calls_answer_as_the_host_does() {
+fn random_calls_have_the_results_of_the_host() {
     let seed = Seed::choose();
     let _report = ReportSeed::new(seed);
     let mut rng = Rng::new(seed);
@@ -146,5 +146,5 @@ fn random_calls_answer_as_the_host_does() {
         }
         assert_eq!(collect_tree(ours.path()), collect_tree(theirs.path()), "round {round}");
     }
-    assert!(errors.len() >= 6, "too few kinds of errors were met: {errors:?}");
+    assert!(errors.len() >= 6, "too few different errors occurred: {errors:?}");
 }

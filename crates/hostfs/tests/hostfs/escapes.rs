@@ -1,4 +1,4 @@
-//! Attempts to get out of the root, and changes behind the back of the namespace.
+//! Attempts to leave the root, and changes that other programs make on the host.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -12,12 +12,12 @@ use corewalk_testkit::rng::Seed;
 
 use crate::fixtures::{TempDir, at, make, name, over, rename, walk, with_options};
 
-/// Nothing is kept for reuse: every call resolves a path.
+/// No descriptor is kept for reuse, so each call resolves a path.
 const BY_PATH: HostFsOptions =
     HostFsOptions { reusable: 0, orphans: 0, reserved: 32, atime: AtimePolicy::NEVER };
 
 #[test]
-fn symbolic_links_are_the_namespaces_own() {
+fn symbolic_links_are_followed_in_the_namespace() {
     let dir = TempDir::new();
     symlink("/etc", dir.join("absolute")).unwrap();
     symlink("../../../../../../etc", dir.join("relative")).unwrap();
@@ -31,10 +31,10 @@ fn symbolic_links_are_the_namespaces_own() {
     }
 }
 
-/// A directory that the cache knows becomes a link to one outside of the root. Whatever is asked of
-/// the file below it, nothing is done to the one outside.
+/// A directory that the cache knows is replaced by a link to a directory outside of the root. Calls
+/// for the file below it must not reach the file outside.
 #[test]
-fn directory_that_turns_into_a_link_leads_nowhere() {
+fn directory_replaced_by_a_link_leads_nowhere() {
     let (dir, outside) = (TempDir::new(), TempDir::new());
     fs::create_dir(dir.join("d")).unwrap();
     fs::write(dir.join("d/f"), b"inside").unwrap();
@@ -54,9 +54,9 @@ fn directory_that_turns_into_a_link_leads_nowhere() {
     assert!(!outside.join("made").exists());
 }
 
-/// H.1: another file under the same name is not taken for the one that was meant.
+/// H.1: a file is replaced by another one with the same name. The calls must not use the new file.
 #[test]
-fn file_replaced_behind_our_back_is_stale_and_then_found() {
+fn file_replaced_on_the_host_is_stale_and_then_found() {
     let dir = TempDir::new();
     fs::write(dir.join("f"), b"old").unwrap();
     let vfs = with_options(dir.path(), BY_PATH);
@@ -72,10 +72,10 @@ fn file_replaced_behind_our_back_is_stale_and_then_found() {
     assert_eq!(&buf, b"new");
 }
 
-/// A file that the host renames away and back, and looks at in between, has the name that is there; so has
-/// one of whose two names the host removes the one that was looked up last.
+/// The host renames a file away and back, with a lookup in between. Later the host removes one of
+/// its two names, the one that was looked up last. Both times the file is found by its other name.
 #[test]
-fn file_is_reached_by_the_name_that_the_host_left_it() {
+fn file_is_found_by_the_name_that_remains_on_the_host() {
     let dir = TempDir::new();
     fs::write(dir.join("a"), b"file").unwrap();
     let vfs = with_options(dir.path(), BY_PATH);
@@ -88,15 +88,19 @@ fn file_is_reached_by_the_name_that_the_host_left_it() {
     fs::rename(dir.join("a"), dir.join("c")).unwrap();
     assert_eq!(look("c"), Ok(a));
     fs::rename(dir.join("c"), dir.join("a")).unwrap();
-    assert_eq!(vfs.getattr(&held).map(|attr| attr.ino), Ok(a), "by the older name");
+    assert_eq!(vfs.getattr(&held).map(|attr| attr.ino), Ok(a), "found by the older name");
     assert_eq!(look("a"), Ok(a));
-    assert_eq!(vfs.path_of_ino(a), Ok(b"/a".to_vec()), "it is known to be the right one");
+    assert_eq!(vfs.path_of_ino(a), Ok(b"/a".to_vec()), "the older name is current again");
     fs::create_dir(dir.join("d")).unwrap();
     fs::hard_link(dir.join("a"), dir.join("d/f")).unwrap();
     assert_eq!(walk(&vfs, "d/f").map(|inode| inode.ino()), Ok(a));
     fs::remove_file(dir.join("d/f")).unwrap();
     crate::fixtures::remove(&vfs, "d", corewalk::Removal::Rmdir).unwrap();
-    assert_eq!(vfs.getattr(&held).map(|attr| attr.ino), Ok(a), "its last name is in no directory");
+    assert_eq!(
+        vfs.getattr(&held).map(|attr| attr.ino),
+        Ok(a),
+        "the newer name's directory is gone"
+    );
     fs::hard_link(dir.join("a"), dir.join("b")).unwrap();
     assert_eq!(look("b"), Ok(a));
     fs::remove_file(dir.join("b")).unwrap();
@@ -105,10 +109,10 @@ fn file_is_reached_by_the_name_that_the_host_left_it() {
     assert_eq!(vfs.getattr(&held).err(), Some(Errno::STALE));
 }
 
-/// Trap T20: a directory is moved out of the root and back on the host, while files below it are
-/// read and written by path. What is outside under the same names is never touched.
+/// Trap T20: the host moves a directory out of the root and back, while a file below it is written
+/// by path. The file with the same path outside of the root must never be written.
 #[test]
-fn directory_moved_out_and_back_is_never_mistaken() {
+fn directory_moved_out_and_back_leads_to_no_file_outside() {
     let _watchdog = Watchdog::start("moved out and back", Duration::from_secs(120));
     let (dir, outside) = (TempDir::new(), TempDir::new());
     for base in [dir.path(), outside.path()] {
@@ -121,7 +125,7 @@ fn directory_moved_out_and_back_is_never_mistaken() {
     let counts = race::run(2, Seed::choose(), |racer| {
         let (mut reached, mut stale) = (0, 0);
         if racer.thread == 0 {
-            // ORDERING: Relaxed. A flag; nothing is published through it.
+            // ORDERING: Relaxed. A stop flag; nothing is published through it.
             while !done.load(Ordering::Relaxed) {
                 fs::rename(dir.join("d"), outside.join("gone")).unwrap();
                 symlink(outside.join("d"), dir.join("d")).unwrap();
@@ -137,18 +141,18 @@ fn directory_moved_out_and_back_is_never_mistaken() {
                 other => panic!("{other:?}"),
             }
         }
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. A stop flag.
         done.store(true, Ordering::Relaxed);
         (reached, stale)
     });
-    assert!(counts[1].0 > 0, "never reached");
+    assert!(counts[1].0 > 0, "no write succeeded");
     assert_eq!(fs::read(outside.join("d/e/f")).unwrap(), b"12345678");
 }
 
-/// Renames through the namespace are never in the way of those who hold what is below: the time
-/// between the host's rename and that of the cache shows as nothing at all.
+/// While the namespace renames a directory, files below it never become stale. A rename changes the
+/// host first and the cache second, and no call may notice the time between.
 #[test]
-fn renames_through_the_namespace_make_nothing_stale() {
+fn renames_through_the_namespace_make_no_file_stale() {
     let _watchdog = Watchdog::start("renames through the namespace", Duration::from_secs(120));
     let dir = TempDir::new();
     let vfs = with_options(dir.path(), BY_PATH);
@@ -160,7 +164,7 @@ fn renames_through_the_namespace_make_nothing_stale() {
     race::run(3, Seed::choose(), |racer| {
         if racer.thread == 0 {
             let steps = [("a", "x"), ("x/b", "z/c"), ("z/c", "x/b"), ("x", "a")];
-            // ORDERING: Relaxed. A flag; nothing is published through it.
+            // ORDERING: Relaxed. A stop flag; nothing is published through it.
             for i in (0..).take_while(|_| !done.load(Ordering::Relaxed)) {
                 let (from, to) = steps[i % 4];
                 rename(&vfs, from, to, RenameMode::Replace).unwrap();
@@ -169,16 +173,16 @@ fn renames_through_the_namespace_make_nothing_stale() {
         }
         for i in 0..3000 {
             let found = vfs.getattr(&f);
-            assert_eq!(found.map(|attr| attr.ino), Ok(f.ino()), "reading {i}");
+            assert_eq!(found.map(|attr| attr.ino), Ok(f.ino()), "read {i}");
         }
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. A stop flag.
         done.store(true, Ordering::Relaxed);
     });
 }
 
 #[test]
 fn other_file_systems_below_the_root_are_not_entered() {
-    // `/proc` is one on every machine that this runs on.
+    // `/proc` is another file system on every Linux host.
     let vfs = over("/".as_ref());
     assert_eq!(walk(&vfs, "proc").err(), Some(Errno::XDEV));
     assert!(walk(&vfs, "usr").is_ok());

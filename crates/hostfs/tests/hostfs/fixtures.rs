@@ -1,4 +1,4 @@
-//! Temporary directories and short ways to work with a namespace over one.
+//! Temporary directories, and functions that make calls through a namespace by path.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,13 @@ use corewalk::{
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_hostfs::{HostFs, HostFsOptions};
 
-/// A directory of its own, removed in the end.
+/// A temporary directory, removed with its content when dropped.
 pub(crate) struct TempDir(PathBuf);
 
 impl TempDir {
     pub(crate) fn new() -> TempDir {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // ORDERING: Relaxed. Only hands out different numbers.
+        // ORDERING: Relaxed. The numbers must only differ.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("corewalk-hostfs-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -41,7 +41,7 @@ impl Drop for TempDir {
     }
 }
 
-/// Returns a namespace over a host directory.
+/// Returns a namespace whose root is a host directory.
 pub(crate) fn over(root: &Path) -> Arc<Vfs> {
     with_options(root, HostFsOptions::default())
 }
@@ -64,7 +64,7 @@ pub(crate) fn walk<'v>(vfs: &'v Vfs, path: &str) -> Result<InodeRef<'v>, Errno> 
     Ok(vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::empty())?.inode())
 }
 
-/// Returns the directory of the last component, as the host's calls find it, and that component.
+/// Returns the parent directory and the last component of `path`, found as in the host's calls.
 fn parent<'v, 'p>(vfs: &'v Vfs, path: &'p str) -> Result<(InodeRef<'v>, Name<'p>), Errno> {
     let path = path.trim_end_matches('/');
     let (dir, last) = path.rsplit_once('/').unwrap_or((".", path));
@@ -75,7 +75,7 @@ fn parent<'v, 'p>(vfs: &'v Vfs, path: &'p str) -> Result<(InodeRef<'v>, Name<'p>
     }
 }
 
-/// Makes a file, or with a `/` behind the path a directory.
+/// Makes a directory if `path` ends with `/`, otherwise a regular file.
 pub(crate) fn make<'v>(vfs: &'v Vfs, path: &str) -> Result<InodeRef<'v>, Errno> {
     let mode = if path.ends_with('/') { S_IFDIR | 0o755 } else { S_IFREG | 0o644 };
     let (dir, last) = parent(vfs, path)?;
@@ -104,7 +104,7 @@ pub(crate) fn link(vfs: &Vfs, from: &str, to: &str) -> Result<(), Errno> {
     vfs.link(&Cred::root(), &file, &dir, last).map(drop)
 }
 
-/// Returns the sorted names in a directory, read in replies of `reply` entries.
+/// Returns the sorted names in a directory. Each call of `readdir` takes at most `reply` entries.
 pub(crate) fn list(vfs: &Vfs, path: &str, reply: usize) -> Result<Vec<String>, Errno> {
     let dir = walk(vfs, path)?;
     let (mut names, mut at) = (Vec::new(), Some(0));

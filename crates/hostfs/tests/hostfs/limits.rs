@@ -1,4 +1,4 @@
-//! Few descriptors and little memory over many files.
+//! Many files with few descriptors and little memory.
 
 use std::fs;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ const DIRS: usize = 2000;
 const FILES: usize = 100;
 const CACHE_BYTES: u64 = 16 << 20;
 
-/// Trap P10: 200,000 files are walked and asked for their attributes with at most 256 descriptors
-/// and 16 MiB of cache.
+/// Trap P10: a walk reads the attributes of 200,000 files, with at most 256 descriptors and 16 MiB
+/// of cache.
 #[test]
 fn walk_of_many_files_needs_few_descriptors() {
     const NAME: &str = "limits::walk_of_many_files_needs_few_descriptors";
@@ -50,7 +50,7 @@ fn walk_of_many_files_needs_few_descriptors() {
             let file = format!("f{f}");
             let found = vfs.lookup(&Cred::root(), &dir, name(&file)).unwrap();
             assert_eq!(vfs.getattr(&found).unwrap().ino, found.ino());
-            // As a kernel does, some of them are kept.
+            // Keep some references, as a kernel does.
             if f % 10 == 0 {
                 held.push(found);
             }
@@ -65,11 +65,11 @@ fn walk_of_many_files_needs_few_descriptors() {
     }
 }
 
-/// Trap X10: a client that opens files until it may open no more gets `ENFILE`. All other calls go
-/// on, of this client and of others, with a limit of 64 descriptors for the whole process.
+/// Trap X10: a client opens files until an open fails with `ENFILE`. All other calls go on, of this
+/// client and of others, with a limit of 64 descriptors for the whole process.
 #[test]
-fn files_of_one_client_take_no_descriptor_from_the_calls_of_others() {
-    const NAME: &str = "limits::files_of_one_client_take_no_descriptor_from_the_calls_of_others";
+fn open_files_of_one_client_leave_descriptors_to_all_calls() {
+    const NAME: &str = "limits::open_files_of_one_client_leave_descriptors_to_all_calls";
     const TREE: &str = "COREWALK_TREE";
     if reexec::role().is_none() {
         let dir = TempDir::new();
@@ -95,15 +95,15 @@ fn files_of_one_client_take_no_descriptor_from_the_calls_of_others() {
             Ok(handle) => opened.push((file, handle)),
             Err(error) => break error,
         }
-        assert!(opened.len() < 64, "there is no limit");
+        assert!(opened.len() < 64, "no open failed with ENFILE");
     };
     assert_eq!(refused, Errno::NFILE);
     assert!(opened.len() >= 8, "{} files are open", opened.len());
-    // A file that cannot be opened is not made either.
+    // A file that cannot be opened must not be created either.
     let made_open = Make { open: Some(OFlags::RDWR.bits()), ..Make::new(S_IFREG | 0o644, 0, 0) };
     assert_eq!(vfs.make(&cred, &vfs.root(), name("o"), made_open).err(), Some(Errno::NFILE));
     assert!(!tree.join("o").exists());
-    // Each directory is new to the cache, and each call may use descriptors.
+    // Each directory is new to the cache, so each call needs descriptors.
     for i in 50..100 {
         let path = |name: &str| format!("d{i}/{name}");
         assert_eq!(list(&vfs, &format!("d{i}"), 100), Ok(vec!["f".to_owned(), "sub".to_owned()]));

@@ -1,4 +1,4 @@
-//! What each operation does to the host, and what the host's state looks like from here.
+//! The operations: their effect on the host, and how the host's state appears in the namespace.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -39,13 +39,13 @@ fn made_files_are_on_the_host_with_owner_and_mode() {
     assert_eq!(list(&vfs, "d", 1).unwrap(), ["f", "l", "p"]);
 }
 
-/// A program that runs cannot be written to, and no size is negative.
+/// Truncation fails for a running program, and for a negative size.
 #[test]
 fn truncation_that_fails_changes_nothing() {
     let dir = TempDir::new();
     let vfs = over(dir.path());
     let path = dir.join("cat");
-    // By another process: a child that another test starts just now must not have it open.
+    // `cp` writes the program. A child of another test could inherit a descriptor of this process.
     assert!(Command::new("cp").arg("/bin/cat").arg(&path).status().unwrap().success());
     let program = walk(&vfs, "cat").unwrap();
     let changed = || {
@@ -64,15 +64,15 @@ fn truncation_that_fails_changes_nothing() {
     assert!(running.wait().unwrap().success());
     assert_eq!(truncate(u64::MAX), Some(Errno::INVAL));
     assert_eq!(changed(), before);
-    // What was changed beside is put back.
+    // The mode was changed before the size, and must be restored.
     let set = SetAttr { size: Some(u64::MAX), mode: Some(0o600), ..SetAttr::default() };
     assert_eq!(vfs.setattr(&Cred::root(), &program, &set).err(), Some(Errno::INVAL));
     assert_eq!((changed().0, changed().1), (before.0, before.1));
 }
 
-/// The host has a say in the mode of what is made: its umask, and the group of the directory.
+/// The host can change the mode of a new file, by its umask and by the group of the directory.
 #[test]
-fn made_files_have_the_mode_that_was_asked_for() {
+fn made_files_have_the_requested_mode() {
     let dir = TempDir::new();
     let vfs = over(dir.path());
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
@@ -89,7 +89,7 @@ fn made_files_have_the_mode_that_was_asked_for() {
                 let what = Make::new(kind | bits, uid, gid);
                 let made = vfs.make(&Cred::root(), &parent, name(&entry), what);
                 let (_, attr) = made.unwrap();
-                // A directory takes the bit from the one it is in, and from nowhere else.
+                // A directory gets set-group-ID only from its parent.
                 let expected = match (kind, sub) {
                     (S_IFDIR, "group") => kind | bits & 0o1777 | 0o2000,
                     (S_IFDIR, _) => kind | bits & 0o1777,
@@ -103,7 +103,7 @@ fn made_files_have_the_mode_that_was_asked_for() {
     }
 }
 
-/// What is made in a directory with a default ACL gets what it would get in corewalk's own tmpfs.
+/// A new file in a directory with a default ACL gets the same mode and ACL as in corewalk's tmpfs.
 #[test]
 fn made_files_inherit_the_default_acl() {
     let dir = TempDir::new();
@@ -140,7 +140,7 @@ fn made_files_inherit_the_default_acl() {
 }
 
 #[test]
-fn permission_follows_an_acl_that_comes_and_goes() {
+fn permission_follows_changes_of_an_acl() {
     let dir = TempDir::new();
     let vfs = over(dir.path());
     let (f, cred) = (make(&vfs, "f").unwrap(), Cred::root());
@@ -164,7 +164,7 @@ fn permission_follows_an_acl_that_comes_and_goes() {
         assert_eq!(vfs.access(&user, &f, May::READ), Err(Errno::ACCESS));
         assert_eq!(vfs.getxattr(&cred, &f, XATTR_ACCESS), Err(Errno::NODATA));
     }
-    // One that comes without this namespace's doing, as it is told.
+    // Another namespace sets an ACL, and this one is notified.
     let again = over(dir.path());
     let same = walk(&again, "f").unwrap();
     again.setxattr(&cred, &same, XATTR_ACCESS, &acl.to_xattr(), XattrMode::Set).unwrap();
@@ -186,10 +186,10 @@ fn data_is_read_and_written_with_and_without_a_handle() {
     assert_eq!(vfs.read(&f, handle, 0, &mut buf), Ok(14));
     assert_eq!(&buf[..14], b"\0\0\0withoutwith");
     vfs.fsync(&f, handle, Fsync::All).unwrap();
-    // A handle for reading alone serves a writeback cache too.
+    // A read-only handle serves the writes of a writeback cache too.
     let reader = vfs.open(&cred, &f, 0, May::READ).unwrap();
     assert_eq!(vfs.write(&cred, &f, reader, 0, b"abc"), Ok(3));
-    // The end is where it is now, whatever the client says.
+    // The host knows the end of the file, and the client's idea of it does not matter.
     for handle in [0, handle, reader] {
         assert_eq!(vfs.append(&cred, &f, handle, 3, b"!"), Ok(1));
     }
@@ -224,7 +224,7 @@ fn attributes_are_changed_on_the_host() {
     );
     assert_eq!((host.mode() & 0o7777, host.uid(), host.gid(), host.len()), (0o640, 7, 8, 100));
     assert_eq!((host.mtime(), host.mtime_nsec()), (1_000_000, 5_000));
-    // A symbolic link has an owner and times of its own.
+    // A symbolic link has its own owner and times.
     fs::write(dir.join("target"), b"").unwrap();
     symlink(&vfs, "l", "target").unwrap();
     let l = walk(&vfs, "l").unwrap();
@@ -259,8 +259,8 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
     .unwrap();
     vfs.setxattr(&cred, &f, XATTR_ACCESS, &acl.to_xattr(), XattrMode::Set).unwrap();
     let mode = fs::metadata(dir.join("f")).unwrap().permissions().mode() & 0o777;
-    assert_eq!(mode, 0o640, "the mask stands in for the group");
-    // Another namespace, which has never seen the file, learns of the ACL by itself.
+    assert_eq!(mode, 0o640, "the group bits show the mask");
+    // Another namespace, which has never seen the file, finds the ACL.
     let again = over(dir.path());
     let f = walk(&again, "f").unwrap();
     assert!(again.access(&Cred::user(1000, 1000, &[]), &f, May::READ).is_ok());
@@ -269,11 +269,11 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
     assert_eq!(again.getxattr(&cred, &f, XATTR_ACCESS), Ok(acl.to_xattr()));
 }
 
-/// Trap P3: what lies below a renamed directory is found by its new path and its old handle.
+/// Trap P3: files below a renamed directory are found by their new paths and by old references.
 #[test]
-fn descendants_of_a_renamed_directory_are_reached() {
+fn descendants_of_a_renamed_directory_are_found() {
     let dir = TempDir::new();
-    // Nothing is kept for reuse, so every call goes by path.
+    // No descriptor is kept for reuse, so each call resolves a path.
     let none = HostFsOptions { reusable: 0, orphans: 0, ..Default::default() };
     let vfs = with_options(dir.path(), none);
     for path in ["a/", "a/b/", "a/b/c/"] {
@@ -309,8 +309,8 @@ fn rename_modes_are_those_of_the_host() {
     assert!(!dir.join("d").exists());
 }
 
-/// Trap P11: a number that the host uses again comes with another generation, also when all happens
-/// within one tick of its clock.
+/// Trap P11: a reused inode number comes with another generation, even within one tick of the
+/// host's clock.
 #[test]
 fn number_and_generation_never_repeat() {
     let dir = TempDir::new();
@@ -319,18 +319,18 @@ fn number_and_generation_never_repeat() {
     for _ in 0..2000 {
         let made = make(&vfs, "f").unwrap();
         let pair = (made.ino(), made.generation());
-        assert!(seen.insert(pair), "{pair:?} again");
+        assert!(seen.insert(pair), "{pair:?} was used twice");
         drop(made);
         assert_eq!(walk(&vfs, "f").map(|f| (f.ino(), f.generation())), Ok(pair));
         remove(&vfs, "f", Removal::Unlink).unwrap();
         numbers += 1;
     }
     let distinct: std::collections::HashSet<u64> = seen.iter().map(|(ino, _)| *ino).collect();
-    assert!(distinct.len() < numbers, "the host never used a number again: nothing was shown");
+    assert!(distinct.len() < numbers, "the host reused no number, so the test shows nothing");
 }
 
 #[test]
-fn listing_goes_on_where_it_stopped() {
+fn listing_continues_after_its_last_entry() {
     let dir = TempDir::new();
     let mut names: Vec<String> = (0..3000).map(|i| format!("name-{i}")).collect();
     for name in &names {
@@ -343,7 +343,8 @@ fn listing_goes_on_where_it_stopped() {
     }
 }
 
-/// Sets the access time of what is on the host far back, so that `relatime` notes the next read.
+/// Sets the access time of a file on the host far back, so that `relatime` updates it at the next
+/// read.
 fn make_read_long_ago(path: &std::path::Path) {
     let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
     let times = fs::FileTimes::new().set_accessed(long_ago);
@@ -351,11 +352,11 @@ fn make_read_long_ago(path: &std::path::Path) {
 }
 
 #[test]
-fn reading_without_access_times_leaves_those_of_the_host() {
+fn reads_without_atime_leave_access_times_of_the_host() {
     let dir = TempDir::new();
     fs::create_dir(dir.join("d")).unwrap();
     fs::write(dir.join("d/f"), "text").unwrap();
-    // What the host itself does, which a mount of the host may forbid.
+    // Does the host itself update access times? Its mount may forbid that.
     make_read_long_ago(&dir.join("d/f"));
     fs::read(dir.join("d/f")).unwrap();
     let is_noted_here = fs::metadata(dir.join("d/f")).unwrap().atime() != 1_000_000;

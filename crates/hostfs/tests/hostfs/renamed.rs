@@ -1,4 +1,4 @@
-//! Directories that a client holds and other programs rename on the host.
+//! Directories in use that other programs rename on the host.
 
 use std::fs;
 use std::os::fd::AsFd as _;
@@ -11,7 +11,7 @@ use rustix::fs::OFlags;
 
 use crate::fixtures::{TempDir, make, name, walk, with_options};
 
-/// No descriptor is kept, so a path or a handle has to do.
+/// No descriptor is kept, so each call needs a path or a handle.
 const NONE_KEPT: HostFsOptions =
     HostFsOptions { reusable: 0, orphans: 0, reserved: 32, atime: AtimePolicy::NEVER };
 
@@ -62,7 +62,7 @@ fn held_directory_renamed_on_the_host_is_found_by_its_handle() {
     assert_eq!(names, ["file", "new", "sub"]);
 }
 
-/// A handle leads everywhere on the host file system. The root still is the end.
+/// A handle reaches any file of the host's file system. Files outside of the root must be refused.
 #[test]
 fn held_directory_moved_out_of_the_root_is_stale() {
     let dir = TempDir::new();
@@ -70,7 +70,7 @@ fn held_directory_moved_out_of_the_root_is_stale() {
         return;
     }
     fs::create_dir_all(dir.join("root/held/sub")).unwrap();
-    // Its path begins as that of the root does.
+    // The path of this directory starts with the path of the root, without a `/` behind it.
     fs::create_dir(dir.join("rootless")).unwrap();
     let vfs = with_options(&dir.join("root"), NONE_KEPT);
     let (held, sub) = (walk(&vfs, "/held").unwrap(), walk(&vfs, "/held/sub").unwrap());
@@ -82,7 +82,7 @@ fn held_directory_moved_out_of_the_root_is_stale() {
 }
 
 #[test]
-fn held_directory_removed_on_the_host_is_stale_also_if_another_has_its_name() {
+fn held_directory_replaced_on_the_host_is_stale() {
     let dir = TempDir::new();
     fs::create_dir(dir.join("held")).unwrap();
     let vfs = with_options(dir.path(), NONE_KEPT);

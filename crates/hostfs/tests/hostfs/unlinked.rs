@@ -1,4 +1,4 @@
-//! Files that are used after their last name has gone.
+//! Files that are used after their last name was removed.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ fn unlinked_file_stays_usable_until_it_is_forgotten() {
     vfs.write(&cred, &f, 0, 0, b"before").unwrap();
     remove(&vfs, "f", Removal::Unlink).unwrap();
     assert!(!dir.join("f").exists());
-    // Without a handle, and with the same name in use again.
+    // The call has no handle, and another file has the same name.
     let other = make(&vfs, "f").unwrap();
     assert_ne!((other.ino(), other.generation()), (f.ino(), f.generation()));
     assert_eq!(vfs.write(&cred, &f, 0, 6, b" and after"), Ok(10));
@@ -30,7 +30,7 @@ fn unlinked_file_stays_usable_until_it_is_forgotten() {
 }
 
 #[test]
-fn renamed_over_file_and_removed_directory_stay_usable() {
+fn replaced_file_and_removed_directory_stay_usable() {
     let dir = TempDir::new();
     let vfs = over(dir.path());
     let (a, b, d) = (make(&vfs, "a").unwrap(), make(&vfs, "b").unwrap(), make(&vfs, "d/").unwrap());
@@ -43,7 +43,7 @@ fn renamed_over_file_and_removed_directory_stay_usable() {
     assert_eq!(made.err(), Some(Errno::NOENT));
 }
 
-/// A failed removal leaves a file as it was.
+/// A removal that fails does not change the file.
 #[test]
 fn directory_that_is_not_empty_stays() {
     let dir = TempDir::new();
@@ -56,7 +56,7 @@ fn directory_that_is_not_empty_stays() {
     assert_eq!(remove(&vfs, "d", Removal::Rmdir), Ok(()));
 }
 
-/// The bound: of more orphans than there is room for the oldest are stale, unless they are open.
+/// If there are more orphans than the limit, the oldest become stale, unless they are open.
 #[test]
 fn orphans_beyond_the_bound_are_stale_unless_they_are_open() {
     let dir = TempDir::new();

@@ -1,4 +1,4 @@
-//! A server that is not root: the host checks what it does.
+//! A server that does not run as root, so the host checks its calls.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt as _, chown};
@@ -12,28 +12,28 @@ use rustix::fs::{Gid, OFlags, Uid};
 
 use crate::fixtures::{TempDir, name, over};
 
-/// The user and group nobody.
-const NOBODY: u32 = 65534;
+/// The user ID and group ID without rights (65534).
+const OTHER_ID: u32 = 65534;
 
-/// Runs `call` with a folder of a user who is not root, on a thread that has that user's rights and
-/// takes them with it.
+/// Runs `call` with a folder that a user without rights owns. The call runs on its own thread,
+/// which takes that user's credentials.
 fn as_user(call: impl FnOnce(&Path) + Send) {
     as_user_with(|_| {}, call);
 }
 
-/// As [`as_user`], once `prepare` has filled the folder with the rights of the test.
+/// As [`as_user`]. `prepare` fills the folder first, with the credentials of the test.
 fn as_user_with(prepare: impl FnOnce(&Path), call: impl FnOnce(&Path) + Send) {
     let dir = TempDir::new();
     prepare(dir.path());
     let is_root = rustix::process::geteuid().is_root();
     if is_root {
-        chown(dir.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+        chown(dir.path(), Some(OTHER_ID), Some(OTHER_ID)).unwrap();
     }
     thread::scope(|scope| {
         scope.spawn(|| {
             if is_root {
                 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
-                let (uid, gid) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
+                let (uid, gid) = (Uid::from_raw(OTHER_ID), Gid::from_raw(OTHER_ID));
                 set_thread_groups(&[]).unwrap();
                 set_thread_res_gid(gid, gid, gid).unwrap();
                 set_thread_res_uid(uid, uid, uid).unwrap();
@@ -43,33 +43,34 @@ fn as_user_with(prepare: impl FnOnce(&Path), call: impl FnOnce(&Path) + Send) {
     });
 }
 
-/// Who may write to a file of another truncates it: the host takes the bits that the user may not change.
+/// A user truncates another user's file. The host clears the mode bits that the user may not
+/// change.
 #[test]
-fn file_of_another_is_truncated_and_loses_set_user_id() {
+fn file_of_another_user_is_truncated_and_loses_set_user_id() {
     if !has_root() {
         return;
     }
     let prepare = |path: &Path| {
         std::fs::write(path.join("f"), "text").unwrap();
-        chown(path.join("f"), Some(0), Some(NOBODY)).unwrap();
+        chown(path.join("f"), Some(0), Some(OTHER_ID)).unwrap();
         std::fs::set_permissions(path.join("f"), Permissions::from_mode(0o6775)).unwrap();
     };
     as_user_with(prepare, |path| {
         let vfs = over(path);
         let file = vfs.lookup(&Cred::root(), &vfs.root(), name("f")).unwrap();
-        let user = Cred::user(NOBODY, NOBODY, &[]);
+        let user = Cred::user(OTHER_ID, OTHER_ID, &[]);
         let set = SetAttr { size: Some(0), ..SetAttr::default() };
         let attr = vfs.setattr(&user, &file, &set).unwrap();
         assert_eq!((attr.size, attr.mode & 0o7777), (0, 0o775));
-        // A change of the mode itself is the owner's.
+        // Only the owner may change the mode itself.
         let set = SetAttr { size: Some(0), mode: Some(0o600), ..SetAttr::default() };
         assert_eq!(vfs.setattr(&Cred::root(), &file, &set), Err(Errno::PERM));
     });
 }
 
-/// As cp(1) ends a copy of a file with a hole at its end.
+/// cp(1) does this at the end of a copy if the file ends with a hole.
 #[test]
-fn file_that_may_not_be_opened_again_is_truncated_while_it_is_open() {
+fn open_file_is_truncated_without_the_right_to_reopen_it() {
     as_user(|path| {
         let (vfs, cred) = (over(path), Cred::root());
         let flags = OFlags::RDWR.bits();
@@ -85,7 +86,7 @@ fn file_that_may_not_be_opened_again_is_truncated_while_it_is_open() {
         };
         assert_eq!(truncate(8192), Ok(8192));
         assert_eq!(std::fs::metadata(path.join("f")).unwrap().len(), 8192);
-        // It has gone with whoever made it; one that reads is no good for it.
+        // After the release of the writer, only a reader is open, which cannot truncate.
         vfs.release(&file, writer);
         assert!(reader.is_ok());
         assert_eq!(truncate(0), Err(Errno::ACCESS));

@@ -1,7 +1,8 @@
-//! A task is stopped before every store of a call of a message queue, and others go on.
+//! Crash models of message queues. A task is stopped before each store of a call, while others go
+//! on.
 //!
-//! After each stop the namespace is put in order, and nothing may be left over: every message is in its
-//! queue or gone, and no node is in use but of who waits.
+//! After each stop the namespace is recovered. Then each message must be in its queue or gone, and
+//! only waiting calls may have nodes.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -12,14 +13,14 @@ use corewalk_base::primitives::{Arc, thread};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 
-use super::queue::{Place, Queue};
+use super::queue::{Queue, QueueName};
 use super::rebuild;
 use crate::sem::{INTERRUPTED, STATUS};
 use crate::{Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
 
 const NOWAIT: i32 = IPC_NOWAIT as i32;
 
-/// Stores of a call at most.
+/// The stores of a call, at most.
 const STORES_MAX: u64 = 1000;
 
 struct World {
@@ -46,8 +47,8 @@ impl World {
         Queue::new(&self.survivor.shared, &object)
     }
 
-    /// Stops the victim before the store numbered `stores` of `act`, while `others` run once it waits or
-    /// is dead; returns whether it was stopped.
+    /// Runs `act` as the victim, and stops it before store number `stores`. Runs `others` once the
+    /// victim waits or is dead. Returns true if the victim was stopped.
     fn stop(&self, stores: u64, act: fn(&Task, i32), others: fn(&Self)) -> bool {
         let thread = thread::spawn({
             let (victim, id) = (Arc::clone(&self.victim), self.id);
@@ -71,12 +72,13 @@ impl World {
         thread.join().unwrap()
     }
 
-    /// Wakes who waits, with `bits` more in its status. The list of the task may be locked for ever.
+    /// Wakes all waiting calls, with `bits` added to their status. This takes no lock of a dead
+    /// task.
     fn wake(&self, bits: u64) {
         let shared = &self.survivor.shared;
         for (line, _) in shared.layout.msg_waits.used(&shared.region) {
             let status = &shared.region.line(line)[STATUS];
-            // ORDERING: Relaxed. As `Task::interrupt`.
+            // ORDERING: Relaxed. See `Task::interrupt`.
             status.fetch_or(bits, Ordering::Relaxed);
             futex::wake(status, 1, shared.scope);
         }
@@ -92,17 +94,17 @@ impl World {
         self.survivor.msg_stat(self.id).unwrap().qnum
     }
 
-    /// Ends the victim, which has to leave nothing.
+    /// Ends the victim, and checks that nothing is left of it.
     fn end(self, at: &str) {
         crate::task::forget_process(&self.victim.shared, self.victim.owner.index);
         self.namespace.recover().unwrap();
-        assert_eq!(self.used(), [self.qnum() as usize, 0], "{at}: something is left over");
-        // Its line is nobody's any more.
+        assert_eq!(self.used(), [self.qnum() as usize, 0], "{at}: a message or node is left over");
+        // The victim's number is free, so its end must not store anything.
         crash::run(0, || drop(self.victim));
     }
 }
 
-/// A receiver is handed its message, and is killed before it has taken it.
+/// A receiver gets a message, and is killed before it has taken it.
 #[test]
 fn crash_of_a_receiver_that_is_handed_a_message_leaves_none_delivered() {
     let mut sent = [0; 2];
@@ -113,32 +115,32 @@ fn crash_of_a_receiver_that_is_handed_a_message_leaves_none_delivered() {
         });
         world.namespace.recover().unwrap();
         sent[world.qnum() as usize] += 1;
-        // Neither this nor a rebuild hands it over again.
+        // A second recovery must not deliver the message again.
         rebuild::recover(world.queue(), world.survivor.owner);
         world.end(&format!("stopped after {stores} stores"));
         if !is_stopped {
             println!("{stores} stores; received or gone, still there: {sent:?}");
-            assert!(sent.iter().all(|count| *count > 0), "not reached: {sent:?}");
+            assert!(sent.iter().all(|count| *count > 0), "an outcome was not reached: {sent:?}");
             return;
         }
     }
-    panic!("never ends");
+    panic!("the call needs more than {STORES_MAX} stores");
 }
 
-/// A waiter has left its list and let go of the queue, and has not freed its node: a rebuild by another
-/// does not link that again.
+/// A waiting call has left its list and released the lock, and has not freed its node yet. A
+/// rebuild by another task must not link the node again.
 fn leaves_before_a_rebuild(act: fn(&Task, i32), prepare: fn(&World), others: fn(&World)) {
     for stores in 0..STORES_MAX {
         let world = World::new();
         prepare(&world);
         let is_stopped = world.stop(stores, act, others);
         {
-            // What it has left half done is put in order here.
+            // Taking the lock repairs the queue.
             let guard = world.queue().lock(world.survivor.owner).unwrap();
             let linked = || [guard.receivers(), guard.senders()].map(|list| list.iter().collect());
             let before: [Vec<u32>; 2] = linked();
             rebuild::rebuild(&guard);
-            assert_eq!(linked(), before, "{stores}: a node that has left waits again");
+            assert_eq!(linked(), before, "{stores}: a node that left its list is linked again");
         }
         world.end(&format!("stopped after {stores} stores"));
         if !is_stopped {
@@ -146,7 +148,7 @@ fn leaves_before_a_rebuild(act: fn(&Task, i32), prepare: fn(&World), others: fn(
             return;
         }
     }
-    panic!("never ends");
+    panic!("the call needs more than {STORES_MAX} stores");
 }
 
 fn interrupt(world: &World) {
@@ -182,18 +184,19 @@ fn crash_of_a_sender_that_gets_room_leaves_no_node() {
 
 const KEY: i32 = 9;
 
-/// The ids are in order, and there is nothing in a slot without a queue.
+/// Checks the ids, and that each slot without a queue is empty.
 fn audit(world: &World, at: &str) {
     let ids = world.survivor.msg_ids();
     let (objects, _) = ids.audit().unwrap_or_else(|what| panic!("{at}: {what}"));
     for index in 0..ids.slots() {
-        let slot = Queue { shared: &world.survivor.shared, place: Place { index, tag: 0 } };
+        let slot = Queue { shared: &world.survivor.shared, name: QueueName { index, tag: 0 } };
         let payload = objects.iter().find(|object| object.index == index).map(|it| it.payload);
         assert_eq!(slot.live(), payload.unwrap_or(0), "{at}: slot {index}");
     }
 }
 
-/// A queue is made, in the slot of one whose id somebody still has, and its maker is killed.
+/// A creator is killed. Its new queue uses the slot of a removed one, to which another task has an
+/// id.
 #[test]
 fn crash_of_a_new_queue_leaves_all_of_it_or_nothing() {
     let mut seen = [0; 2];
@@ -209,14 +212,14 @@ fn crash_of_a_new_queue_leaves_all_of_it_or_nothing() {
         let is_stopped = world.stop(stores, make, |_| {});
         let at = format!("stopped after {stores} stores");
         let enter = || found.lock(world.survivor.owner).err();
-        assert_eq!(enter(), Some(Errno::IDRM), "{at}: it was removed");
+        assert_eq!(enter(), Some(Errno::IDRM), "{at}: the old queue is gone");
         assert_eq!(world.survivor.msgsnd(stale, 1, b"text", NOWAIT), Err(Errno::INVAL), "{at}");
         seen[usize::from(world.survivor.msgget(KEY, 0).is_ok())] += 1;
         audit(&world, &at);
-        // There is room for as many as ever.
+        // The number of possible queues has not changed.
         let again = world.survivor.msgget(KEY, crate::IPC_CREAT | 0o600).unwrap();
         assert_eq!(world.survivor.msg_stat(again).unwrap().qnum, 0, "{at}");
-        assert_eq!(enter(), Some(Errno::IDRM), "{at}: it was removed");
+        assert_eq!(enter(), Some(Errno::IDRM), "{at}: the old queue is gone");
         world.end(&at);
         if !is_stopped {
             println!("{stores} stores; not there, there: {seen:?}");
@@ -224,7 +227,7 @@ fn crash_of_a_new_queue_leaves_all_of_it_or_nothing() {
             return;
         }
     }
-    panic!("never ends");
+    panic!("the call needs more than {STORES_MAX} stores");
 }
 
 #[test]
@@ -257,7 +260,7 @@ fn crash_of_a_removal_of_a_queue_leaves_all_of_it_or_nothing() {
             return;
         }
     }
-    panic!("never ends");
+    panic!("the call needs more than {STORES_MAX} stores");
 }
 
 #[test]
@@ -271,7 +274,7 @@ fn crash_of_a_change_of_a_queue_does_all_of_it_or_nothing() {
         };
         let is_stopped = world.stop(stores, set, |_| {});
         world.namespace.recover().unwrap();
-        // As who uses it next: nobody else looks into the queue.
+        // The next call on the queue completes the change.
         let stat = world.survivor.msg_stat(world.id).unwrap();
         let is_set = (stat.perm.mode, stat.qbytes) == (0o640, 77);
         assert!(is_set || (stat.perm.mode, stat.qbytes) == (0o600, before), "{stores}: {stat:?}");
@@ -283,5 +286,5 @@ fn crash_of_a_change_of_a_queue_does_all_of_it_or_nothing() {
             return;
         }
     }
-    panic!("never ends");
+    panic!("the call needs more than {STORES_MAX} stores");
 }

@@ -16,18 +16,18 @@ use crate::task::Task;
 
 /// As `IPC_STAT`, by index.
 pub const MSG_STAT: i32 = 11;
-/// Tell what is used.
+/// Return the totals of all queues.
 pub const MSG_INFO: i32 = 12;
 /// As `MSG_STAT`, without a permission check.
 pub const MSG_STAT_ANY: i32 = 13;
 
-/// What `IPC_STAT` tells of a queue.
+/// The answer to `IPC_STAT`.
 #[doc(alias = "msqid_ds")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MsgStat {
     /// The queue's id.
     pub id: i32,
-    /// Its permissions.
+    /// The permissions.
     pub perm: Perm,
     /// The last msgsnd(2), in seconds since 1970, or 0.
     pub stime_s: u64,
@@ -35,38 +35,38 @@ pub struct MsgStat {
     pub rtime_s: u64,
     /// The last change, in seconds since 1970.
     pub ctime_s: u64,
-    /// Bytes of the messages that are there.
+    /// The bytes of the messages in the queue.
     pub cbytes: u64,
-    /// How many messages are there.
+    /// The number of messages in the queue.
     pub qnum: u64,
-    /// How many bytes there may be, and messages.
+    /// The largest number of bytes in the queue, and of messages.
     pub qbytes: u64,
-    /// Who sent last.
+    /// The pid of the last sender, or 0.
     pub lspid: u32,
-    /// Who received last.
+    /// The pid of the last receiver, or 0.
     pub lrpid: u32,
 }
 
-/// What `MSG_INFO` tells beside the limits.
+/// The answer to `MSG_INFO`, without the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MsgTotals {
-    /// Queues that there are.
+    /// The number of queues.
     pub queues: u32,
-    /// Messages in all queues.
+    /// The number of messages in all queues.
     pub messages: u64,
-    /// Bytes of these messages.
+    /// The bytes of these messages.
     pub bytes: u64,
     /// The highest index in use, or 0.
     pub index_max: u32,
 }
 
 impl Task {
-    /// Returns what there is to know about a queue: `IPC_STAT`.
+    /// Returns the state of a queue: `IPC_STAT`.
     ///
     /// # Errors
     ///
-    /// `EACCES`: no read permission; `EIDRM`: the queue was removed meanwhile; `EINVAL`: there is no
-    /// such queue.
+    /// `EACCES`: no read permission; `EIDRM`: the queue was removed during the call; `EINVAL`:
+    /// there is no such queue.
     ///
     /// # Examples
     ///
@@ -91,7 +91,7 @@ impl Task {
         self.msg_stat_of(&object, IPC_STAT)
     }
 
-    /// As [`Task::msg_stat`] of the queue at an index, with its id: `MSG_STAT`.
+    /// As [`Task::msg_stat`], for the queue at an index: `MSG_STAT`. The answer contains its id.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl Task {
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
     /// let id = task.msgget(IPC_PRIVATE, 0o600)?;
-    /// // As ipcs(1) looks for all that there are.
+    /// // As ipcs(1) lists all queues.
     /// let indices = 0..=task.msg_totals()?.index_max.cast_signed();
     /// let found: Vec<i32> =
     ///     indices.filter_map(|index| Some(task.msg_stat_index(index).ok()?.id)).collect();
@@ -121,11 +121,11 @@ impl Task {
         self.msg_stat_of(&object, MSG_STAT)
     }
 
-    /// As [`Task::msg_stat_index`] for everybody: `MSG_STAT_ANY`.
+    /// As [`Task::msg_stat_index`], without a permission check: `MSG_STAT_ANY`.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no queue at this index; `EIDRM`: it was removed meanwhile.
+    /// `EINVAL`: there is no queue at this index; `EIDRM`: it was removed during the call.
     ///
     /// # Examples
     ///
@@ -147,15 +147,15 @@ impl Task {
         self.msg_stat_of(&object, MSG_STAT_ANY)
     }
 
-    /// Changes owner, group, the nine permission bits, and how many bytes the queue may hold: `IPC_SET`.
+    /// Changes owner, group, the nine permission bits, and the largest number of bytes: `IPC_SET`.
     ///
-    /// Receivers that wait, and senders for whom there is room now, ask for permission again.
+    /// Waiting receivers, and senders whose messages fit now, check permission again.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no such queue, or an id of `-1`; `EPERM`: the caller is neither its owner nor
-    /// its creator, and has no `CAP_SYS_ADMIN`; or `qbytes` is more than `MSGMNB`, and it has no
-    /// `CAP_SYS_RESOURCE`.
+    /// `EINVAL`: there is no such queue, or an id is `-1`; `EPERM`: the caller is neither owner nor
+    /// creator of the queue, and has no `CAP_SYS_ADMIN`. Also `EPERM` if `qbytes` is above
+    /// `MSGMNB`, and the caller has no `CAP_SYS_RESOURCE`.
     ///
     /// # Examples
     ///
@@ -169,7 +169,7 @@ impl Task {
     /// owner.msg_set(id, 1000, 1000, 0o600, 4)?;
     /// owner.msgsnd(id, 1, b"full", 0)?;
     /// assert_eq!(owner.msgsnd(id, 1, b"more", IPC_NOWAIT.into()), Err(Errno::AGAIN));
-    /// // More than `MSGMNB` takes a capability.
+    /// // More than `MSGMNB` needs a capability.
     /// assert_eq!(owner.msg_set(id, 1000, 1000, 0o600, 1 << 20), Err(Errno::PERM));
     /// # Ok::<(), Errno>(())
     /// ```
@@ -206,13 +206,13 @@ impl Task {
         Ok(())
     }
 
-    /// Returns what is used: `MSG_INFO`, and `IPC_INFO` for the highest index.
+    /// Returns the totals of all queues: `MSG_INFO`. The highest index is also for `IPC_INFO`.
     ///
-    /// Queues that change meanwhile are counted as they are when it comes to them.
+    /// The queues are read one after the other, so the totals may combine several instants.
     ///
     /// # Errors
     ///
-    /// What the security hook returns.
+    /// The error of the security hook.
     ///
     /// # Examples
     ///

@@ -1,4 +1,5 @@
-//! Waiting calls that were called and then cannot have their queue: they end, whatever the reason is.
+//! Waiting calls end even if they cannot acquire their queue's lock, or if the queue was
+//! overwritten.
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_testkit::race::Watchdog;
@@ -11,7 +12,7 @@ use super::queue::{LIVE, Locked, QUEUE_LINES, Queue};
 use crate::field::put;
 use crate::{Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
 
-/// A queue that is full, with a sender and a receiver of another type that wait there.
+/// A full queue with a waiting sender and a receiver that waits for another type.
 struct Waiting {
     one: Task,
     other: Arc<Task>,
@@ -49,7 +50,7 @@ impl Waiting {
         Queue::new(&self.one.shared, &self.one.msg_ids().obtain_object_check(self.id).unwrap())
     }
 
-    /// Has both look again, as a change of the queue does.
+    /// Calls both to check again, as a change of the queue does.
     fn call_both(&self, locked: &Locked<'_>) {
         let lists = [locked.receivers(), locked.senders()];
         let lines = lists.iter().flat_map(|list| list.iter().collect::<Vec<_>>());
@@ -60,7 +61,7 @@ impl Waiting {
     }
 }
 
-/// Somebody writes over the word that says which queue is in the slot: nobody tells the nodes.
+/// The word `LIVE` was overwritten, so no removal ends the calls.
 #[test]
 fn call_at_a_queue_that_was_overwritten_ends() {
     let _watchdog = Watchdog::start("calls at an overwritten queue", Duration::from_secs(300));
@@ -75,13 +76,13 @@ fn call_at_a_queue_that_was_overwritten_ends() {
 }
 
 impl Waiting {
-    /// Writes over the word that says which queue is in the slot.
+    /// Overwrites the word `LIVE` with 0.
     fn overwrite(&self) {
-        let line = self.one.shared.layout.queues + QUEUE_LINES * self.queue().place.index;
+        let line = self.one.shared.layout.queues + QUEUE_LINES * self.queue().name.index;
         put(&self.one.shared.region.line(line)[LIVE], 0);
     }
 
-    /// Removes the queue; nothing is left of it.
+    /// Removes the queue and checks that nothing is left of it.
     fn remove(self) {
         drop(self.other);
         assert_eq!(self.one.msg_rmid(self.id), Ok(()));
@@ -94,7 +95,7 @@ impl Waiting {
     }
 }
 
-/// The same, and nobody calls: they look themselves, now and then.
+/// As above, but no task calls the waiting ones. They check `LIVE` from time to time.
 #[test]
 fn wait_at_a_queue_that_was_overwritten_ends() {
     let _watchdog = Watchdog::start("waits at an overwritten queue", Duration::from_secs(300));
@@ -107,7 +108,7 @@ fn wait_at_a_queue_that_was_overwritten_ends() {
 }
 
 #[test]
-fn queue_that_was_overwritten_is_removed_and_tells_who_waits() {
+fn overwritten_queue_is_removed_and_ends_its_waits() {
     let _watchdog = Watchdog::start("removal of an overwritten queue", Duration::from_secs(300));
     let (waiting, calls) = Waiting::new();
     waiting.overwrite();
@@ -119,9 +120,9 @@ fn queue_that_was_overwritten_is_removed_and_tells_who_waits() {
     assert_eq!(one.msg_rmid(id), Err(Errno::INVAL));
 }
 
-/// Somebody who lives does not let go of the queue.
+/// A living task does not release the queue's lock.
 #[test]
-fn call_at_a_queue_that_is_held_ends_with_eio_and_its_node_is_freed_later() {
+fn call_at_a_held_queue_ends_with_eio_and_its_node_is_freed_later() {
     let _watchdog = Watchdog::start("calls at a queue that is held", Duration::from_secs(300));
     let (waiting, calls) = Waiting::new();
     let guard = waiting.queue().lock(waiting.one.owner).unwrap();
@@ -132,7 +133,7 @@ fn call_at_a_queue_that_is_held_ends_with_eio_and_its_node_is_freed_later() {
     assert_eq!(waiting.other.waiting(), 0);
     drop(guard);
     let Waiting { one, id, .. } = waiting;
-    // Who meets the nodes frees them, and no message goes to them.
+    // Calls that find the nodes free them, and pass no message to them.
     one.msgrcv(id, &mut [0; 4], 1, 0).unwrap();
     one.msgsnd(id, 2, b"text", 0).unwrap();
     assert_eq!(one.msgrcv(id, &mut [0; 4], 2, IPC_NOWAIT.into()).unwrap().mtype, 2);

@@ -1,4 +1,4 @@
-//! Which messages a receiver takes.
+//! The messages that a receiver takes.
 //!
 //! Source: msgrcv(2); Linux `ipc/msg.c` (`convert_mode`, `testmsg`, `find_msg`).
 
@@ -15,7 +15,7 @@ pub const MSG_EXCEPT: i32 = 0o20_000;
 /// Copy the message with this index, and leave it in the queue.
 pub const MSG_COPY: i32 = 0o40_000;
 
-/// What a receiver asks for.
+/// The messages that a receiver requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Filter {
     /// Any message.
@@ -26,12 +26,12 @@ pub(super) enum Filter {
     NotEqual(i64),
     /// The lowest type, if it is at most this.
     LessEqual(i64),
-    /// The message with this index; nobody waits for one.
+    /// The message with this index. No call waits for one.
     Number(i64),
 }
 
 impl Filter {
-    /// Returns what the arguments of msgrcv(2) ask for.
+    /// Returns the filter for the arguments of msgrcv(2).
     ///
     /// # Errors
     ///
@@ -45,14 +45,14 @@ impl Filter {
         }
         Ok(match msgtyp {
             0 => Self::Any,
-            // The least number has no counterpart: all types are below it.
+            // The least number cannot be negated. All types are at most the largest one.
             ..0 => Self::LessEqual(msgtyp.checked_neg().unwrap_or(i64::MAX)),
             _ if msgflg & MSG_EXCEPT != 0 => Self::NotEqual(msgtyp),
             _ => Self::Equal(msgtyp),
         })
     }
 
-    /// Returns true if a message of this type is one of those asked for.
+    /// Returns true if the filter takes a message of this type.
     #[inline]
     pub(super) fn takes(self, mtype: i64) -> bool {
         match self {
@@ -63,7 +63,7 @@ impl Filter {
         }
     }
 
-    /// Returns which of `messages`, given with their types, is taken.
+    /// Returns the message to take among `messages`, which are given with their types.
     #[inline]
     pub(super) fn find<M>(self, messages: impl Iterator<Item = (i64, M)>) -> Option<M> {
         let mut messages = messages.filter(|(mtype, _)| self.takes(*mtype));
@@ -74,7 +74,7 @@ impl Filter {
                     if lowest.as_ref().is_none_or(|(low, _)| mtype < *low) {
                         lowest = Some((mtype, message));
                     }
-                    // No type is lower.
+                    // 1 is the lowest type.
                     if mtype == 1 {
                         break;
                     }
@@ -89,7 +89,7 @@ impl Filter {
         }
     }
 
-    /// Returns the two words that stand for a filter in the region.
+    /// Returns the filter as two words for the region.
     pub(super) fn to_words(self) -> [u64; 2] {
         let (mode, mtype) = match self {
             Self::Any => (0, 0),
@@ -101,7 +101,7 @@ impl Filter {
         [mode, mtype.cast_unsigned()]
     }
 
-    /// Returns the filter that two words stand for.
+    /// Returns the filter of two words.
     pub(super) fn from_words([mode, mtype]: [u64; 2]) -> Self {
         let mtype = mtype.cast_signed();
         match mode {

@@ -14,14 +14,14 @@ use crate::task::Task;
 impl Task {
     /// Returns the id of the queue with this key, or of a new one.
     ///
-    /// `IPC_PRIVATE` always makes a new queue. A queue may hold `MSGMNB` bytes at first.
+    /// `IPC_PRIVATE` always creates a new queue. A new queue may hold `MSGMNB` bytes.
     ///
     /// # Errors
     ///
-    /// - `EACCES`: the queue is there, and its mode does not allow what `msgflg` asks for.
-    /// - `EEXIST`: the queue is there, and both `IPC_CREAT` and `IPC_EXCL` are given.
+    /// - `EACCES`: the queue exists, and its mode does not permit what `msgflg` requests.
+    /// - `EEXIST`: the queue exists, and both `IPC_CREAT` and `IPC_EXCL` are given.
     /// - `ENOENT`: there is no queue with this key, and no `IPC_CREAT`.
-    /// - `ENOSPC`: `MSGMNI` queues would be exceeded.
+    /// - `ENOSPC`: more than `MSGMNI` queues would exist.
     ///
     /// # Examples
     ///
@@ -49,10 +49,10 @@ impl Task {
                 may_alloc(self, &perm)?;
                 let qbytes = u64::from(shared.limits.msgmnb);
                 let make =
-                    |index| Ok(Queue::make(shared, index, qbytes, self.owner)?.place.payload());
+                    |index| Ok(Queue::make(shared, index, qbytes, self.owner)?.name.payload());
                 let publish = || ids.publish(perm, now_s(), shared.limits.msgmni, make);
                 match publish() {
-                    // What is left of queues that were removed is in the way.
+                    // Some slots may have remains of removed queues. Clear them and try again.
                     Err(Errno::NOSPC) if ids.end_left() => publish(),
                     id => id,
                 }
@@ -60,12 +60,12 @@ impl Task {
         )
     }
 
-    /// Removes a queue with its messages: `IPC_RMID`. Who waits gets `EIDRM`.
+    /// Removes a queue with its messages: `IPC_RMID`. Waiting calls end with `EIDRM`.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no such queue; `EPERM`: the caller is neither its owner nor its creator, and
-    /// has no `CAP_SYS_ADMIN`.
+    /// `EINVAL`: there is no such queue; `EPERM`: the caller is neither owner nor creator of the
+    /// queue, and has no `CAP_SYS_ADMIN`.
     ///
     /// # Examples
     ///
@@ -101,7 +101,7 @@ impl Task {
         };
         ids.unpublish(&object);
         let Some(guard) = guard else {
-            // Somebody has written over the queue. What there is of it ends as if it had been found half removed.
+            // The queue was overwritten. Recovery ends it, as after an interrupted removal.
             let _ended = queue.recover(self.owner);
             return Ok(());
         };

@@ -1,8 +1,8 @@
-//! Models: a wait for a message or for room against what ends it; removal against sending and waiting; a
-//! message that is handed over.
+//! Models of message queues: a wait for a message or for space against the call that ends it; a
+//! removal against a send and a wait; passing on a message.
 //!
-//! As those of semaphores (`crate::loom_models`): each counts its outcomes, and has a twin that leaves one
-//! step out and has to fail.
+//! As in `crate::loom_models` for semaphores, each model counts its outcomes. Its twin leaves one
+//! step out and must fail.
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -31,14 +31,14 @@ fn send(task: &Task, id: i32) -> Result<(), Errno> {
     task.msgsnd(id, 1, b"", NOWAIT)
 }
 
-/// Sends without a look at who waits.
+/// Sends without checking for waiting receivers.
 fn blind_send(task: &Task, id: i32) -> Result<(), Errno> {
     let message = Message::alloc(task, 1, b"")?;
     queue(task, id).lock(task.owner)?.append(message);
     Ok(())
 }
 
-/// Sends whether or not the queue is the one that was looked up.
+/// Sends without checking that the queue is the one that was looked up.
 fn stale_send(task: &Task, id: i32) -> Result<(), Errno> {
     let object = task.msg_ids().obtain_object_check(id)?;
     let queue = Queue::new(&task.shared, &object);
@@ -48,7 +48,7 @@ fn stale_send(task: &Task, id: i32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Tells the receiver before the message is its own.
+/// Tells the receiver before the message is delivered.
 fn hasty_send(task: &Task, id: i32) -> Result<(), Errno> {
     let message = Message::alloc(task, 1, b"")?;
     let guard = queue(task, id).lock(task.owner)?;
@@ -58,11 +58,11 @@ fn hasty_send(task: &Task, id: i32) -> Result<(), Errno> {
     };
     guard.receivers().unlink(line);
     assert!(guard.node(line).tell(Ok(message.line)));
-    message.set_truth(Truth::Delivered(guard.queue.place, line));
+    message.set_truth(Truth::Delivered(guard.queue.name, line));
     Ok(())
 }
 
-/// Receives without a look at who waits for room.
+/// Receives without calling waiting senders.
 fn blind_receive(task: &Task, id: i32) -> Result<(), Errno> {
     let guard = queue(task, id).lock(task.owner)?;
     let message = guard.message(guard.messages().iter().next().ok_or(Errno::NOMSG)?);
@@ -76,7 +76,7 @@ fn receive(task: &Task, id: i32) -> Result<(), Errno> {
     task.msgrcv(id, &mut [], 0, NOWAIT).map(drop)
 }
 
-/// Somebody waits for the message that `send` sends; returns how often the sender found (nobody, a
+/// A receiver waits for the message of `send`. Returns how often the sender found (no waiter, a
 /// waiter).
 fn receiver_against(send: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
@@ -95,26 +95,27 @@ fn receiver_against(send: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 2] {
     })
 }
 
-/// Trap I5: to find that there is no message, and to be found waiting for one, is one step.
+/// Trap I5: finding no message and starting to wait is one step.
 #[test]
 fn receiver_beside_its_message_goes_on() {
     assert_all_reached(&receiver_against(send));
 }
 
-/// Trap I5: a message that is appended whoever waits.
+/// Trap I5: a message that is appended although a receiver waits.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_message_that_wakes_nobody_is_caught() {
     receiver_against(blind_send);
 }
 
-/// Somebody waits for the room that `receive` makes; returns how often that found (nobody, a waiter).
+/// A sender waits for the space that `receive` frees. Returns how often `receive` found (no waiter,
+/// a waiter).
 fn sender_against(receive: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace(1);
         let (one, other) = (task(&namespace, 1), task(&namespace, 2));
         let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
-        // Room for one message.
+        // The queue has space for one message.
         one.msg_set(id, 0, 0, 0o600, 1).unwrap();
         send(&one, id).unwrap();
         let waiter = thread::spawn({
@@ -129,20 +130,21 @@ fn sender_against(receive: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 2] {
     })
 }
 
-/// Trap I5: to find that there is no room, and to be found waiting for it, is one step.
+/// Trap I5: finding no space and starting to wait is one step.
 #[test]
 fn sender_beside_a_receiver_goes_on() {
     assert_all_reached(&sender_against(receive));
 }
 
-/// Trap I5: a receiver that calls nobody.
+/// Trap I5: a receiver that does not call waiting senders.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_receiver_that_calls_nobody_is_caught() {
     sender_against(blind_receive);
 }
 
-/// A queue is removed and another made beside `send`; returns how often that was (done, EINVAL, EIDRM).
+/// A queue is removed and another one created during `send`. Returns the counts of (success,
+/// EINVAL, EIDRM).
 fn remove_against(send: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 3] {
     Tally::of_bounded(1, move |tally| {
         let namespace = namespace(1);
@@ -157,7 +159,7 @@ fn remove_against(send: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 3] {
             }
         });
         let (outcome, next) = (sender.join().unwrap(), remover.join().unwrap());
-        assert_ne!(next, id, "an id came back at once");
+        assert_ne!(next, id, "an id was reused at once");
         assert_eq!(one.msg_stat(next).unwrap().qnum, 0, "a stale message reached the next queue");
         tally.hit(match outcome {
             Ok(()) => 0,
@@ -168,20 +170,20 @@ fn remove_against(send: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 3] {
     })
 }
 
-/// Traps I3, I10: what a lookup found is looked at again under the lock.
+/// Traps I3, I10: the result of a lookup is checked again under the lock.
 #[test]
 fn message_beside_removal_reaches_its_own_queue_or_none() {
     assert_all_reached(&remove_against(send));
 }
 
-/// Trap I3: a sender that trusts its lookup.
+/// Trap I3: a sender that does not check again.
 #[test]
 #[should_panic(expected = "a stale message reached the next queue")]
 fn control_message_without_a_second_look_is_caught() {
     remove_against(stale_send);
 }
 
-/// Trap I3: who waits when the queue is removed, or is about to, is told.
+/// Trap I3: a call that waits, or is about to, when the queue is removed, ends.
 #[test]
 fn receiver_beside_removal_ends() {
     let outcomes: [usize; 2] = Tally::of_bounded(2, move |tally| {
@@ -199,8 +201,8 @@ fn receiver_beside_removal_ends() {
     assert_all_reached(&outcomes);
 }
 
-/// A message is handed over to one who sends it on at once; returns how often it (lay there, was handed
-/// over).
+/// A message is passed to a receiver that sends another one at once. Returns how often the first
+/// message was (queued, passed to a waiting receiver).
 fn hand_over(send: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace(2);
@@ -210,7 +212,7 @@ fn hand_over(send: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 2] {
             let other = Arc::clone(&other);
             move || {
                 other.msgrcv(ids[0], &mut [], 0, 0).unwrap();
-                // The lines of the message that it has got serve this one.
+                // The new message uses the lines of the received one.
                 other.msgsnd(ids[1], 1, b"", NOWAIT).unwrap();
             }
         });
@@ -220,18 +222,18 @@ fn hand_over(send: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 2] {
         let next = queue(&one, ids[1]);
         let guard = next.lock(one.owner).unwrap();
         let message = guard.message(guard.messages().iter().next().unwrap());
-        assert_eq!(message.truth(), Truth::Queued(next.place), "I13: touched after it was told");
+        assert_eq!(message.truth(), Truth::Queued(next.name), "I13: accessed after the outcome");
         tally.hit(usize::from(was_waiting));
     })
 }
 
-/// Trap I13: node and message are the receiver's once it is told.
+/// Trap I13: once the receiver is told, only it may access node and message.
 #[test]
-fn message_that_is_handed_over_is_its_receivers() {
+fn delivered_message_belongs_to_its_receiver() {
     assert_all_reached(&hand_over(send));
 }
 
-/// Trap I13: a sender that is not done when it tells.
+/// Trap I13: a sender that accesses the message after it told the receiver.
 #[test]
 #[should_panic(expected = "I13")]
 fn control_message_touched_after_it_was_told_is_caught() {

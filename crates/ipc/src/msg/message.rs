@@ -1,81 +1,82 @@
-//! A message: a line that says whose it is, and its text in the lines behind.
+//! A message: a line with its state, and its text in the following lines.
 //!
-//! The *truth word* is the message's state, and its store the step that sends or receives it:
+//! The *truth word* is the message's state. Storing it sends or receives the message:
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
 //! | 0-1 | state | private, queued, delivered |
 //! | 2-16 | index | the queue's slot |
-//! | 17-36 | tag | which queue of that slot |
+//! | 17-36 | tag | the queue among those of that slot |
 //! | 37-63 | node | delivered: the node of the receiver |
 //!
-//! States: private (being written by its sender) -> queued -> private (being read by its receiver), or
-//! private -> delivered -> private when it is handed to a receiver that waits. Whose a private message
-//! is says the pool's header, which is written before the message becomes private. Everything
-//! else (links, the queue's counts) follows from the truth words and the tickets.
+//! The sender writes a private message and makes it queued. The receiver makes it private again and
+//! reads it. If a receiver waits, the message becomes delivered instead of queued. The pool's
+//! header contains the owner of a private message, and is written before the message becomes
+//! private. All else (links, the queue's counts) follows from the truth words and the tickets.
 //!
-//! Type, size and ticket are written before the truth word and do not change while the message is
-//! queued. The text belongs to the sender before and to the receiver after, so it is copied without
-//! a lock; the queue's lock, or the status of a node, is what orders the two copies.
+//! Type, size and ticket are written before the truth word, and do not change while the message is
+//! queued. Only the sender writes the text, and only the receiver reads it, so they need no lock.
+//! The queue's lock, or the status of a node, orders the two.
 //!
-//! Who is done with a message keeps its lines for its next one, those of one message at most. They stay a
-//! private message of the task. So who receives and sends by turns does not take the lock of the pool, which
-//! all queues share. All tasks together keep at most a quarter of the lines.
+//! A task that has read a message keeps its lines for its next message, at most those of one
+//! message. The lines stay a private message of the task. So a task that receives and sends in turn
+//! does not take the lock of the pool, which all queues share. All tasks together keep at most a
+//! quarter of the lines.
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
 use rustix::io::Errno;
 
-use super::queue::Place;
+use super::queue::QueueName;
 use crate::field::{get, put};
 use crate::lock::Owner;
 use crate::namespace::Shared;
 use crate::recover;
 use crate::task::Task;
 
-// Words of a message's first line; 6 and 7 are the pool's, and 1 the links of its list.
+// Words of a message's first line. Word 1 has the links of the list, words 6 and 7 are the pool's.
 const TRUTH: usize = 0;
 const TICKET: usize = 2;
 const TYPE: usize = 3;
 const SIZE: usize = 4;
 
-/// Bytes of a line.
+/// The size of a line in bytes.
 const LINE_BYTES: usize = 64;
 const WORD_BYTES: usize = 8;
 
 const NODE_SHIFT: u32 = 37;
 
-/// Of how many lines those are that all tasks together may keep at most: a quarter.
+/// All tasks together keep at most one in so many lines.
 const KEPT_SHARE: u32 = 4;
 
-/// Whose a message is.
+/// The state of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Truth {
-    /// That of the task in the pool's header, or nobody's.
+    /// It belongs to the task in the pool's header.
     Private,
-    /// In this queue.
-    Queued(Place),
-    /// Handed to the receiver with this node, of this queue.
-    Delivered(Place, u32),
+    /// It is in this queue.
+    Queued(QueueName),
+    /// It was passed to the receiver with this node, from this queue.
+    Delivered(QueueName, u32),
 }
 
 impl Truth {
     fn to_word(self) -> u64 {
-        let word = |state: u64, place: Place, node: u32| {
-            state | place.to_bits() << 2 | u64::from(node) << NODE_SHIFT
+        let word = |state: u64, name: QueueName, node: u32| {
+            state | name.to_bits() << 2 | u64::from(node) << NODE_SHIFT
         };
         match self {
             Self::Private => 0,
-            Self::Queued(place) => word(1, place, 0),
-            Self::Delivered(place, node) => word(2, place, node),
+            Self::Queued(name) => word(1, name, 0),
+            Self::Delivered(name, node) => word(2, name, node),
         }
     }
 
     fn from_word(word: u64) -> Self {
-        let place = Place::from_bits(word >> 2);
+        let name = QueueName::from_bits(word >> 2);
         match word & 3 {
-            1 => Self::Queued(place),
-            2 => Self::Delivered(place, (word >> NODE_SHIFT) as u32),
+            1 => Self::Queued(name),
+            2 => Self::Delivered(name, (word >> NODE_SHIFT) as u32),
             _ => Self::Private,
         }
     }
@@ -93,7 +94,7 @@ impl<'s> Message<'s> {
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if there is no room.
+    /// `ENOMEM` if there are too few free lines.
     #[inline]
     pub(super) fn alloc(task: &'s Task, mtype: i64, text: &[u8]) -> Result<Self, Errno> {
         let shared = &*task.shared;
@@ -103,7 +104,8 @@ impl<'s> Message<'s> {
             None => alloc_lines(task, lines)?,
         };
         let message = Self { shared, line };
-        // ORDERING(ipc-joins): Release. Who reads a part of the text where a range was before finds that it was joined.
+        // ORDERING(ipc-joins): Release. A reader that sees this text in an old range also sees that
+        // the range was joined.
         fence(Ordering::Release);
         let first = message.first();
         put(&first[TYPE], mtype.cast_unsigned());
@@ -112,21 +114,22 @@ impl<'s> Message<'s> {
         Ok(message)
     }
 
-    /// Gives the lines of a private message back.
+    /// Frees the lines of a private message.
     #[inline]
     pub(super) fn free(self, owner: Owner) {
         self.shared.layout.msgs.free(self.shared, self.line, owner);
     }
 
-    /// Lets go of a private message of `task`, which keeps its lines if it keeps none yet.
+    /// Releases a private message of `task`. The task keeps its lines if it keeps none yet.
     ///
-    /// What is kept is a private message still, to whoever reaps the task.
+    /// If the task dies, the kept lines are reaped like any private message.
     #[inline]
     pub(super) fn let_go(self, task: &Task) {
         let layout = &self.shared.layout;
         let kept_max = layout.msgs.lines / (KEPT_SHARE * layout.tasks_max.max(1));
         let is_small = layout.msgs.len(&self.shared.region, self.line) <= kept_max;
-        // ORDERING(ipc-kept): Release. What was read of it was read before another thread writes it.
+        // ORDERING(ipc-kept): Release. All reads of the message come before the next write by a
+        // thread.
         let kept = is_small
             && task
                 .hot
@@ -138,10 +141,10 @@ impl<'s> Message<'s> {
         }
     }
 
-    /// Makes the message private to a task.
+    /// Makes the message private to the task with number `task`.
     #[inline]
     pub(super) fn make_private(&self, task: u32) {
-        // In this order: whoever finds it private finds whose it is.
+        // The header is first, so a private message always has an owner.
         self.shared.layout.msgs.set_whose(&self.shared.region, self.line, task);
         self.set_truth(Truth::Private);
     }
@@ -151,7 +154,8 @@ impl<'s> Message<'s> {
         get(&self.first()[TYPE]).cast_signed()
     }
 
-    /// Returns the bytes of the text; no more than can be, whatever the region says.
+    /// Returns the length of the text in bytes, at most [`super::MSGMAX_MAX`] even in a damaged
+    /// region.
     #[inline]
     pub(super) fn size(&self) -> usize {
         get(&self.first()[SIZE]).min(u64::from(super::MSGMAX_MAX)) as usize
@@ -171,14 +175,14 @@ impl<'s> Message<'s> {
         Truth::from_word(self.first()[TRUTH].load(Ordering::Acquire))
     }
 
-    /// Says whose the message is from now on.
+    /// Stores the state of the message.
     #[inline]
     pub(super) fn set_truth(&self, truth: Truth) {
         // ORDERING(ipc-truth): Release. See `truth`.
         self.first()[TRUTH].store(truth.to_word(), Ordering::Release);
     }
 
-    /// Copies the text to `out`, as much of it as there is room for; returns how much.
+    /// Copies the text to `out`, at most its length. Returns the count of bytes.
     #[inline]
     pub(super) fn read(&self, out: &mut [u8]) -> usize {
         let size = self.size().min(out.len());
@@ -196,7 +200,7 @@ impl<'s> Message<'s> {
         size
     }
 
-    /// Copies `text` into the lines behind the first.
+    /// Copies `text` into the lines after the first.
     #[inline]
     fn write(&self, text: &[u8]) {
         for (line, bytes) in self.text_lines().zip(text.chunks(LINE_BYTES)) {
@@ -226,7 +230,7 @@ impl<'s> Message<'s> {
     }
 }
 
-/// Takes lines from the pool; if there are none, after those of the dead have come back.
+/// Allocates lines. If there are none, reaps dead tasks and tries again.
 #[inline]
 fn alloc_lines(task: &Task, lines: u32) -> Result<u32, Errno> {
     let (shared, owner) = (&*task.shared, task.owner);
@@ -234,10 +238,11 @@ fn alloc_lines(task: &Task, lines: u32) -> Result<u32, Errno> {
     recover::with_room(shared, owner, alloc)
 }
 
-/// Returns the lines that `task` has kept, if they are as many as a message of `lines` lines takes.
+/// Returns the kept lines of `task` if their number suits a message of `lines` lines. Otherwise
+/// frees them.
 #[inline]
 fn take_kept(task: &Task, lines: u32) -> Option<u32> {
-    // ORDERING: Relaxed. A guess.
+    // ORDERING: Relaxed. A hint; the swap below decides.
     if task.hot.kept_message.load(Ordering::Relaxed) == 0 {
         return None;
     }
@@ -254,7 +259,7 @@ fn take_kept(task: &Task, lines: u32) -> Option<u32> {
     None
 }
 
-/// Gives back the lines that a task has kept, at its end.
+/// Frees the kept lines of a task, at its end.
 pub(crate) fn exit_msg(task: &Task) {
     // ORDERING(ipc-kept): Acquire. See `Message::let_go`.
     let line = task.hot.kept_message.swap(0, Ordering::Acquire);
@@ -270,13 +275,13 @@ mod tests {
 
     #[test]
     fn truth_survives_its_word() {
-        let place = Place { index: (1 << 15) - 1, tag: (1 << 20) - 1 };
-        let other = Place { index: 3, tag: 1 };
+        let name = QueueName { index: (1 << 15) - 1, tag: (1 << 20) - 1 };
+        let other = QueueName { index: 3, tag: 1 };
         let truths = [
             Truth::Private,
-            Truth::Queued(place),
+            Truth::Queued(name),
             Truth::Delivered(other, (1 << 27) - 1),
-            Truth::Delivered(place, 0),
+            Truth::Delivered(name, 0),
         ];
         assert!(truths.iter().all(|truth| Truth::from_word(truth.to_word()) == *truth));
     }

@@ -1,19 +1,19 @@
-//! A call that waits: for a message, or for room.
+//! A waiting call: a receiver that waits for a message, or a sender that waits for space.
 //!
-//! A node has two lines of a pool. Its first word is what its task sleeps on and the
-//! only one that it looks at when it wakes: the queue may be gone by then. Whoever tells the outcome
-//! takes nothing out of the node afterwards (trap I13).
+//! A node has two lines of a pool. Its task sleeps on the first word. After a wake-up the task
+//! looks only at that word, since the queue may be gone. A task that stores the outcome there must
+//! not access the node afterwards (trap I13).
 //!
 //! | status | meaning |
 //! |---|---|
 //! | 0 | waits |
-//! | `CALLED` | look again: permissions or room may have changed; it is still in its list |
-//! | `INTERRUPTED` | somebody asks it to give up |
-//! | `LEFT` | its task is gone from it, and could not take it out of its list: whoever meets it there frees it |
-//! | `DONE`, errno, line | it is over; a receiver's message is at that line. It is in no list |
+//! | `CALLED` | check again: permissions or space may have changed. The node is still in its list |
+//! | `INTERRUPTED` | the call must give up |
+//! | `LEFT` | abandoned in its list; a task that finds it there frees it |
+//! | `DONE`, errno, line | the outcome: an errno, or a receiver's message. It is in no list |
 //!
-//! `WHOSE` says what the node waits for and in which queue, and with its ticket, where in the list; so the
-//! lists of a queue follow from the nodes alone. It is 0 in a node that is free.
+//! `WHOSE` contains the role of the node and its queue. The ticket defines its position in the
+//! list. So the lists of a queue can be rebuilt from the nodes. `WHOSE` is 0 in a free node.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::{Line, futex};
@@ -21,18 +21,18 @@ use rustix::io::Errno;
 use smallvec::SmallVec;
 
 use super::filter::Filter;
-use super::queue::Place;
+use super::queue::QueueName;
 use crate::field::{errno_of, get, high, low, pair, put};
 use crate::lock::Owner;
 use crate::namespace::Shared;
 use crate::sem::{INTERRUPTED, STATUS};
 use crate::task::Task;
 
-// Words of a node's first line, beside the status and the links; 6 and 7 are the pool's.
+// Words of a node's first line, without status and links. Words 6 and 7 are the pool's.
 const TICKET: usize = 2;
-/// Pid and number of the task.
+/// The pid and the number of the task.
 const TASK: usize = 3;
-/// Bytes: of the message of a sender, or of the buffer of a receiver.
+/// The size of a sender's message or of a receiver's buffer, in bytes.
 const SIZE: usize = 4;
 const WHOSE: usize = 5;
 
@@ -44,33 +44,33 @@ const CALLED: u64 = 1 << 1;
 const LEFT: u64 = 1 << 7;
 const ERRNO_SHIFT: u32 = 8;
 
-/// Above the place in `WHOSE`: tells a node that is in use.
+/// Bit of `WHOSE` above the queue, set in each node in use.
 const IS_NODE: u64 = 1 << 62;
 const ROLE_SHIFT: u32 = 40;
 
-/// Nodes whose tasks are to be woken once the lock is free.
+/// Nodes whose tasks must be woken after the lock is released.
 pub(super) type Wakes = SmallVec<[u32; 4]>;
 
-/// What a node waits for.
+/// The role of a waiting call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Receiver,
     Sender,
 }
 
-/// What a waiting task finds in its node.
+/// The status of a node, as its task sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Status {
     Waits,
     Called,
     Interrupted,
-    /// It is over; a receiver has the message at this line.
+    /// The call has an outcome. A receiver's message is at this line.
     Done(Result<u32, Errno>),
 }
 
-/// Returns true if the call of a node may still be asked to give up.
+/// Returns true if the call of a node can still be interrupted.
 pub(crate) fn is_interruptible(status: &AtomicU64) -> bool {
-    // ORDERING: Relaxed. A guess: the waiter takes the lock before it gives up.
+    // ORDERING: Relaxed. A hint; the waiting task takes the lock before it gives up.
     status.load(Ordering::Relaxed) & (DONE | INTERRUPTED) == 0
 }
 
@@ -82,14 +82,14 @@ pub(super) struct Node<'s> {
 }
 
 impl<'s> Node<'s> {
-    /// Returns a node for a call of `task` that is about to wait at `place`.
+    /// Returns a node for a call of `task` that will wait at a queue.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if there is no room.
+    /// `ENOMEM` if there is no free node.
     pub(super) fn alloc(
         task: &'s Task,
-        (role, place, ticket): (Role, Place, u64),
+        (role, name, ticket): (Role, QueueName, u64),
         size: usize,
         filter: Filter,
     ) -> Result<Self, Errno> {
@@ -105,8 +105,9 @@ impl<'s> Node<'s> {
         put(&first[SIZE], size as u64);
         put(&first[STATUS], 0);
         node.set_ticket(ticket);
-        // ORDERING(ipc-truth): Release. From now on the node waits; the fields above are its own.
-        first[WHOSE].store(whose(role, place), Ordering::Release);
+        // ORDERING(ipc-truth): Release. The node waits from here on. The fields above are stored
+        // before.
+        first[WHOSE].store(whose(role, name), Ordering::Release);
         Ok(node)
     }
 
@@ -115,22 +116,22 @@ impl<'s> Node<'s> {
         self.shared.layout.msg_waits.free(self.shared, self.line, owner);
     }
 
-    /// Takes note that the node waits no more. It is in no list.
+    /// Records that the node does not wait any more. It is in no list.
     pub(super) fn forget(&self) {
         put(&self.first()[WHOSE], 0);
     }
 
-    /// Returns what the node is and where, or none if it is no node of a message queue.
-    pub(super) fn whose(&self) -> Option<(Role, Place)> {
+    /// Returns role and queue of the node, or `None` if it is not a node in use.
+    pub(super) fn whose(&self) -> Option<(Role, QueueName)> {
         // ORDERING(ipc-truth): Acquire. See `alloc`.
         let word = self.first()[WHOSE].load(Ordering::Acquire);
-        let place = Place::from_bits(word);
+        let name = QueueName::from_bits(word);
         let mut roles = [Role::Receiver, Role::Sender].into_iter();
-        roles.find(|role| whose(*role, place) == word).map(|role| (role, place))
+        roles.find(|role| whose(*role, name) == word).map(|role| (role, name))
     }
 
-    /// Returns what the node waits for and where, or none if it does not wait any more.
-    pub(super) fn waits_as(&self) -> Option<(Role, Place)> {
+    /// Returns role and queue of the node, or `None` if it does not wait any more.
+    pub(super) fn waits_as(&self) -> Option<(Role, QueueName)> {
         self.whose().filter(|_| !matches!(self.status(), Status::Done(_)))
     }
 
@@ -146,12 +147,12 @@ impl<'s> Node<'s> {
         low(get(&self.first()[TASK]))
     }
 
-    /// Returns the number of the task that waits.
+    /// Returns the number of the waiting task.
     pub(super) fn task(&self) -> u32 {
         high(get(&self.first()[TASK]))
     }
 
-    /// Returns the bytes of a sender's message, or of a receiver's buffer.
+    /// Returns the size of a sender's message or of a receiver's buffer, in bytes.
     pub(super) fn size(&self) -> usize {
         get(&self.first()[SIZE]) as usize
     }
@@ -160,13 +161,13 @@ impl<'s> Node<'s> {
         Filter::from_words(FILTER.map(|at| get(&self.second()[at])))
     }
 
-    /// Returns the word that the task sleeps on.
+    /// Returns the word on which the task sleeps.
     pub(super) fn word(&self) -> &'s AtomicU64 {
         &self.first()[STATUS]
     }
 
     pub(super) fn status(&self) -> Status {
-        // ORDERING(ipc-status): Acquire. What the waker did happens before the task goes on.
+        // ORDERING(ipc-status): Acquire. All that the waker did comes before the task goes on.
         let status = self.word().load(Ordering::Acquire);
         let errno = (status >> ERRNO_SHIFT & 0xffff) as i32;
         match status {
@@ -178,15 +179,16 @@ impl<'s> Node<'s> {
         }
     }
 
-    /// Returns what the low half of the status is as long as the task sleeps: what is there, whoever wrote it,
-    /// without what ends the sleep.
+    /// Returns the low half of the status without the bits that end the sleep. The task sleeps
+    /// while the word has this value. Other bits are kept, even in a damaged region.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.word()) & !(DONE | INTERRUPTED | CALLED))
     }
 
-    /// Tells the task what its call came to: a receiver the line of its message. The node is in no list
-    /// any more, and is not looked at after this; but if the task has left it, this returns false, and the
-    /// node is to be freed.
+    /// Stores the outcome of the call; for a receiver the line of its message. The node is in no
+    /// list, and the caller must not access it afterwards.
+    ///
+    /// Returns false if the task has abandoned the node. Then the caller must free it.
     #[must_use]
     pub(super) fn tell(&self, outcome: Result<u32, Errno>) -> bool {
         let status = match outcome {
@@ -195,19 +197,22 @@ impl<'s> Node<'s> {
                 DONE | u64::from(errno.raw_os_error().cast_unsigned() & 0xffff) << ERRNO_SHIFT
             }
         };
-        // ORDERING(ipc-status): Release. What was done for the call happens before its task goes on.
+        // ORDERING(ipc-status): Release. All that was done for the call comes before its task goes
+        // on.
         let told = self.word().fetch_update(Ordering::Release, Ordering::Relaxed, |seen| {
             (seen & LEFT == 0).then_some(status)
         });
         told.is_ok()
     }
 
-    /// Ends a wait with `outcome`. If the node is in its list still, because the queue's lock could not be
-    /// had, it is left to whoever meets it there; it was told meanwhile, or it is the caller's no more.
+    /// Ends a wait with `outcome`, unless another task has stored an outcome meanwhile.
     ///
-    /// Returns what the call came to, and whether the node is to be freed.
+    /// If the node is still in its list, since the queue's lock could not be acquired, it is
+    /// abandoned. Then a task that finds it in the list frees it.
+    ///
+    /// Returns the outcome, and whether the caller must free the node.
     pub(super) fn leave(&self, outcome: Result<u32, Errno>) -> (Result<u32, Errno>, bool) {
-        // ORDERING(ipc-status): AcqRel. As in `tell`, the other way round.
+        // ORDERING(ipc-status): AcqRel. Pairs with `tell` in both directions.
         let leave = || {
             let next = |seen: u64| (seen & DONE == 0).then_some(seen | LEFT);
             self.word().fetch_update(Ordering::AcqRel, Ordering::Acquire, next).is_ok()
@@ -223,21 +228,22 @@ impl<'s> Node<'s> {
         }
     }
 
-    /// Returns true if the task has left the node in its list.
+    /// Returns true if the task has abandoned the node in its list.
     pub(super) fn is_left(&self) -> bool {
-        // ORDERING(ipc-status): Acquire. The task does not touch the node after it.
+        // ORDERING(ipc-status): Acquire. The task does not access the node after it has abandoned
+        // it.
         self.word().load(Ordering::Acquire) & LEFT != 0
     }
 
-    /// Asks the task to look again; returns whether it has to be woken. The queue's lock is held.
+    /// Calls the task to check again. Returns true if it must be woken. The queue's lock is held.
     pub(super) fn call(&self) -> bool {
-        // ORDERING(ipc-status): AcqRel. As in `tell`; the bit of an interrupt stays.
+        // ORDERING(ipc-status): AcqRel. As in `tell`. The bit of an interrupt stays.
         self.word().fetch_or(CALLED, Ordering::AcqRel) & CALLED == 0
     }
 
-    /// Takes note that the task has looked again. The queue's lock is held.
+    /// Records that the task has checked again. The queue's lock is held.
     pub(super) fn answer_call(&self) {
-        // ORDERING(ipc-status): AcqRel. As above.
+        // ORDERING(ipc-status): AcqRel. As in `call`.
         self.word().fetch_and(!CALLED, Ordering::AcqRel);
     }
 
@@ -250,7 +256,7 @@ impl<'s> Node<'s> {
     }
 }
 
-/// Wakes tasks. No lock is held.
+/// Wakes the tasks of nodes. The caller holds no lock.
 #[inline]
 pub(super) fn wake(shared: &Shared, wakes: &[u32]) {
     for node in wakes {
@@ -258,10 +264,10 @@ pub(super) fn wake(shared: &Shared, wakes: &[u32]) {
     }
 }
 
-fn whose(role: Role, place: Place) -> u64 {
+fn whose(role: Role, name: QueueName) -> u64 {
     let role = match role {
         Role::Receiver => 1,
         Role::Sender => 2,
     };
-    IS_NODE | role << ROLE_SHIFT | place.to_bits()
+    IS_NODE | role << ROLE_SHIFT | name.to_bits()
 }

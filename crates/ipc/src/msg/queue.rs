@@ -1,9 +1,9 @@
-//! A queue: where it lies, and what its lock protects.
+//! A queue: its words and its lock.
 //!
-//! A queue has two lines per slot of its kind. All of it is protected by the queue's lock: the words
-//! below, the links of its messages and nodes, and their truth words as long as they belong to it.
-//! `LIVE` says which queue is in the slot: what a lookup has found is compared with it once the lock is
-//! held (trap I3).
+//! A queue has two lines per slot of its kind. The queue's lock protects the words below, the links
+//! of the queue's messages and nodes, and their truth words while they belong to the queue. `LIVE`
+//! contains the payload of the slot's queue. A lookup takes no lock, so its result is compared with
+//! `LIVE` under the lock (trap I3).
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -20,12 +20,12 @@ use crate::lock::{Held, Owner, Wait, is_left, lock_within};
 use crate::namespace::Shared;
 use crate::pool::Pool;
 
-/// Lines of a queue.
+/// The number of lines of a queue.
 pub(crate) const QUEUE_LINES: u32 = 2;
 
 // Words of a queue's first line.
 const LOCK: usize = 0;
-/// The payload of the queue that is there, or 0.
+/// The payload of the existing queue, or 0.
 pub(super) const LIVE: usize = 1;
 const MESSAGES: usize = 2;
 const RECEIVERS: usize = 3;
@@ -35,7 +35,7 @@ const QNUM: usize = 6;
 const QBYTES: usize = 7;
 
 // Words of its second line.
-/// The last ticket that was given to a message or node.
+/// The last ticket of a message or node.
 const TICKET: usize = 0;
 /// `lspid` and `lrpid`.
 const PIDS: usize = 1;
@@ -44,29 +44,29 @@ const RTIME: usize = 3;
 /// The tag of the last queue of this slot.
 const TAG: usize = 4;
 
-/// What `IPC_SET` is about to set `QBYTES` to.
+/// The new `QBYTES` of an `IPC_SET` that has begun.
 const NEXT_QBYTES: usize = 5;
-/// `IPC_SET` is under way, and the changes of the slot when it began; or 0.
+/// If an `IPC_SET` has begun: [`IS_SETTING`] and the slot's count of changes at that time. Else 0.
 const SETTING: usize = 6;
 
-/// Tells `SETTING` from 0.
+/// Bit of `SETTING`, so that it is not 0.
 const IS_SETTING: u64 = 1 << 63;
 
-/// Tags: 20 bits.
+/// The bits of a tag: 20.
 const TAG_MASK: u32 = (1 << 20) - 1;
 
-/// Tells a payload from 0.
+/// Bit of a payload, so that no payload is 0.
 const PAYLOAD: u64 = 1 << 63;
 
-/// Which queue: the slot, and which of the queues that the slot has served.
+/// The identity of a queue: its slot, and its tag among the queues of that slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct QueueName {
     pub(super) index: u32,
     pub(super) tag: u32,
 }
 
-impl Place {
-    /// Returns 35 bits.
+impl QueueName {
+    /// Returns the identity as 35 bits.
     #[inline]
     pub(super) fn to_bits(self) -> u64 {
         u64::from(self.index) | u64::from(self.tag) << INDEX_BITS
@@ -84,11 +84,11 @@ impl Place {
     }
 }
 
-/// A queue that a lookup has found. It may be gone.
+/// A queue that a lookup without the lock has found. It may be gone.
 #[derive(Clone, Copy)]
 pub(super) struct Queue<'s> {
     pub(super) shared: &'s Shared,
-    pub(super) place: Place,
+    pub(super) name: QueueName,
 }
 
 /// A queue whose lock the caller holds.
@@ -98,13 +98,13 @@ pub(super) struct Locked<'s> {
     pub(super) owner: Owner,
 }
 
-/// The lock of a queue, held; the queue is there.
+/// The held lock of an existing queue.
 pub(super) struct QueueGuard<'s> {
     locked: Locked<'s>,
     _held: Held<'s>,
 }
 
-/// What is known of a queue beside its permissions.
+/// The numbers of a queue for msgctl(2), without its permissions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Numbers {
     pub(super) cbytes: u64,
@@ -120,25 +120,25 @@ impl<'s> Queue<'s> {
     #[inline]
     pub(super) fn new(shared: &'s Shared, object: &Object) -> Self {
         let tag = object.payload as u32 & TAG_MASK;
-        Self { shared, place: Place { index: object.index, tag } }
+        Self { shared, name: QueueName { index: object.index, tag } }
     }
 
-    /// Returns the queue that the slot of this one has served last.
+    /// Returns the last queue of this slot.
     pub(super) fn last_of_slot(self) -> Self {
         let tag = get(&self.second()[TAG]) as u32 & TAG_MASK;
-        Self { shared: self.shared, place: Place { index: self.place.index, tag } }
+        Self { shared: self.shared, name: QueueName { index: self.name.index, tag } }
     }
 
-    /// Takes the queue's lock. If its holder has died, the queue is put in order first.
+    /// Acquires the queue's lock. If its holder has died, the queue is repaired first.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the queue is gone (trap I3: every path looks again once it has the lock); `EIO` if
-    /// the holder is there and does not let go.
+    /// `EIDRM` if the queue is gone (trap I3: every path checks again under the lock); `EIO` if a
+    /// living holder does not release the lock.
     #[inline]
     pub(super) fn lock(self, owner: Owner) -> Result<QueueGuard<'s>, Errno> {
         let held = self.hold(owner, Wait::Long)?;
-        if self.live() != self.place.payload() {
+        if self.live() != self.name.payload() {
             return Err(Errno::IDRM);
         }
         Ok(QueueGuard { locked: Locked { queue: self, owner }, _held: held })
@@ -157,90 +157,93 @@ impl<'s> Queue<'s> {
         is_left(self.shared, &self.line()[LOCK])
     }
 
-    /// Takes the lock, whichever queue is in the slot. If its holder has died, the queue is put in order.
+    /// Acquires the lock, whichever queue the slot has. If its holder has died, the queue is
+    /// repaired.
     ///
     /// # Errors
     ///
-    /// `EIO` if the lock cannot be had.
+    /// `EIO` if the lock cannot be acquired.
     pub(super) fn take_over(self, owner: Owner) -> Result<(), Errno> {
         self.hold(owner, Wait::Short).map(drop)
     }
 
-    /// Puts whatever is in the slot in order.
+    /// Repairs the slot, whichever queue it has.
     ///
     /// # Errors
     ///
-    /// `EIO` if the lock cannot be had.
+    /// `EIO` if the lock cannot be acquired.
     pub(super) fn recover(self, owner: Owner) -> Result<(), Errno> {
         let _held = self.hold(owner, Wait::Short)?;
         rebuild::recover(self, owner);
         Ok(())
     }
 
-    /// As [`Queue::lock`], whichever queue is in the slot by now.
+    /// As [`Queue::lock`], whichever queue the slot has.
     #[cfg(all(test, corewalk_loom))]
     pub(super) fn hold_whatever(self, owner: Owner) -> Result<Held<'s>, Errno> {
         self.hold(owner, Wait::Long)
     }
 
-    /// Returns true if nobody has the lock.
+    /// Returns true if no task holds the lock.
     #[cfg(all(test, corewalk_crash))]
     pub(super) fn is_free(self) -> bool {
         get(&self.line()[LOCK]) == 0
     }
 
-    /// Returns the payload of the queue that is in the slot, or 0. Of use under the lock.
+    /// Returns the payload of the slot's queue, or 0. Without the lock it is only a hint.
     #[inline]
     pub(super) fn live(self) -> u64 {
         get(&self.line()[LIVE])
     }
 
-    /// Makes the next queue of slot `index`, empty; nobody can find it yet.
+    /// Creates an empty queue in slot `index`. No lookup can find it yet.
     ///
     /// # Errors
     ///
-    /// `EIO` if the lock cannot be had.
+    /// `EIO` if the lock cannot be acquired.
     pub(super) fn make(
         shared: &'s Shared,
         index: u32,
         qbytes: u64,
         owner: Owner,
     ) -> Result<Self, Errno> {
-        let none = Self { shared, place: Place { index, tag: 0 } };
+        let none = Self { shared, name: QueueName { index, tag: 0 } };
         let _held = none.hold(owner, Wait::Long)?;
-        let last = none.last_of_slot().place.tag;
-        let queue = Self { shared, place: Place { index, tag: last.wrapping_add(1) & TAG_MASK } };
+        let last = none.last_of_slot().name.tag;
+        let queue =
+            Self { shared, name: QueueName { index, tag: last.wrapping_add(1) & TAG_MASK } };
         for word in [MESSAGES, RECEIVERS, SENDERS, CBYTES, QNUM] {
             put(&queue.line()[word], 0);
         }
         for word in [TICKET, PIDS, STIME, RTIME, SETTING] {
             put(&queue.second()[word], 0);
         }
-        put(&queue.second()[TAG], u64::from(queue.place.tag));
+        put(&queue.second()[TAG], u64::from(queue.name.tag));
         Locked { queue, owner }.set_qbytes(qbytes);
-        put(&queue.line()[LIVE], queue.place.payload());
+        put(&queue.line()[LIVE], queue.name.payload());
         Ok(queue)
     }
 
-    /// Returns the ticket that was given last. Without the lock it is a hint: another one tells that something was sent.
+    /// Returns the last ticket. Without the lock it is a hint: a change shows that a message was
+    /// sent.
     #[inline]
     pub(super) fn last_ticket(self) -> u64 {
         get(&self.second()[TICKET])
     }
 
-    /// Returns how many messages and bytes there are, without the lock.
+    /// Returns the counts of messages and bytes, without the lock.
     pub(super) fn glimpse(self) -> (u64, u64) {
         (get(&self.line()[QNUM]), get(&self.line()[CBYTES]))
     }
 
     #[inline]
     fn line(&self) -> &'s Line {
-        self.shared.region.line(self.shared.layout.queues + QUEUE_LINES * self.place.index)
+        self.shared.region.line(self.shared.layout.queues + QUEUE_LINES * self.name.index)
     }
 
     #[inline]
     fn second(&self) -> &'s Line {
-        self.shared.region.line(self.shared.layout.queues + QUEUE_LINES * self.place.index + 1)
+        self.shared.region.line(self.shared.layout.queues + QUEUE_LINES * self.name.index + 1)
     }
 }
 
@@ -291,7 +294,7 @@ impl<'s> Locked<'s> {
         }
     }
 
-    /// Returns a number larger than all before.
+    /// Returns a ticket larger than all before.
     #[inline]
     pub(super) fn next_ticket(&self) -> u64 {
         let ticket = &self.queue.second()[TICKET];
@@ -308,16 +311,19 @@ impl<'s> Locked<'s> {
         put(&self.queue.line()[QBYTES], qbytes);
     }
 
-    /// Takes note that owner and mode are about to change, and `qbytes` with them. `changes` are those of the
-    /// slot (`Ids::changes`): the step that begins the change of the slot is the one that does all of it.
+    /// Records that `IPC_SET` is about to change the slot, and `qbytes` with it.
+    ///
+    /// `changes` is the slot's count of changes (`Ids::changes`). If it has increased, the slot was
+    /// changed, and recovery must change `qbytes` too. So the whole change takes effect at one
+    /// store.
     pub(super) fn begin_set(&self, qbytes: u64, changes: u64) {
         let second = self.queue.second();
         put(&second[NEXT_QBYTES], qbytes);
-        // ORDERING(ipc-redo): Release. What is to be stored is there before any of it is stored.
+        // ORDERING(ipc-redo): Release. The new value is stored before the record of the change.
         second[SETTING].store(IS_SETTING | changes & !IS_SETTING, Ordering::Release);
     }
 
-    /// Does what such a change has left to do; returns true if the slot was changed.
+    /// Completes an interrupted `IPC_SET`. Returns true if it had changed the slot.
     pub(super) fn redo_set(&self, changes: u64) -> bool {
         let second = self.queue.second();
         let setting = get(&second[SETTING]);
@@ -328,13 +334,13 @@ impl<'s> Locked<'s> {
         is_changed
     }
 
-    /// Takes note that all of the change is done.
+    /// Records that the whole change is done.
     pub(super) fn end_set(&self) {
-        // ORDERING(ipc-redo): Release. As above, the other way round.
+        // ORDERING(ipc-redo): Release. The change is stored before the record is cleared.
         self.queue.second()[SETTING].store(0, Ordering::Release);
     }
 
-    /// Returns true if there is room for a message of `size` bytes.
+    /// Returns true if a message of `size` bytes fits.
     #[doc(alias = "msg_fits_inqueue")]
     #[inline]
     pub(super) fn fits(&self, size: usize) -> bool {
@@ -344,7 +350,7 @@ impl<'s> Locked<'s> {
             && get(&line[QNUM]).saturating_add(1) <= qbytes
     }
 
-    /// Notes who has sent last, and when.
+    /// Records pid and time of a send.
     #[inline]
     pub(super) fn note_send(&self, pid: u32, now_s: u64) {
         let second = self.queue.second();
@@ -352,7 +358,7 @@ impl<'s> Locked<'s> {
         put(&second[STIME], now_s);
     }
 
-    /// Notes who has received last, and when.
+    /// Records pid and time of a receive.
     #[inline]
     pub(super) fn note_receive(&self, pid: u32, now_s: u64) {
         let second = self.queue.second();
@@ -364,25 +370,25 @@ impl<'s> Locked<'s> {
     #[inline]
     pub(super) fn append(&self, message: Message<'s>) {
         message.set_ticket(self.next_ticket());
-        message.set_truth(Truth::Queued(self.queue.place));
+        message.set_truth(Truth::Queued(self.queue.name));
         self.messages().push(message.line);
         let size = message.size() as u64;
         self.set_counts(|cbytes, qnum| (cbytes.saturating_add(size), qnum.saturating_add(1)));
     }
 
-    /// Puts a message that was handed to a receiver into the queue, at the place of its ticket.
+    /// Inserts a delivered message into the queue, at the position of its ticket.
     #[cold]
     pub(super) fn put_back(&self, message: Message<'s>) {
         let mut lines: Vec<u32> = self.messages().iter().collect();
         let at = lines.partition_point(|line| self.message(*line).ticket() < message.ticket());
         lines.insert(at, message.line);
-        message.set_truth(Truth::Queued(self.queue.place));
+        message.set_truth(Truth::Queued(self.queue.name));
         self.messages().set(lines);
         let size = message.size() as u64;
         self.set_counts(|cbytes, qnum| (cbytes.saturating_add(size), qnum.saturating_add(1)));
     }
 
-    /// Takes a queued message out, for the task numbered `task`.
+    /// Removes a queued message from the queue. It becomes private to the task with number `task`.
     #[inline]
     pub(super) fn take(&self, message: Message<'s>, task: u32) {
         message.make_private(task);
@@ -399,7 +405,7 @@ impl<'s> Locked<'s> {
         put(&line[QNUM], qnum);
     }
 
-    /// Asks waiting senders that have room now to look again; returns whom to wake.
+    /// Calls the waiting senders whose messages fit now. Returns the nodes to wake.
     #[doc(alias = "ss_wakeup")]
     #[inline]
     pub(super) fn call_senders(&self) -> Wakes {
@@ -411,14 +417,14 @@ impl<'s> Locked<'s> {
         fitting.filter(|node| node.call()).map(|node| node.line).collect()
     }
 
-    /// Asks all waiting receivers to look again; returns whom to wake.
+    /// Calls all waiting receivers. Returns the nodes to wake.
     #[doc(alias = "expunge_all")]
     pub(super) fn call_receivers(&self) -> Wakes {
         let waiting = self.who_waits(self.receivers());
         waiting.filter(|node| node.call()).map(|node| node.line).collect()
     }
 
-    /// Returns who waits in a list; the nodes that were left there are freed.
+    /// Returns the waiting nodes of a list. Unlinks and frees abandoned ones.
     fn who_waits(&self, list: List<'s>) -> impl Iterator<Item = Node<'s>> {
         let locked = *self;
         list.iter().map(move |line| locked.node(line)).filter(move |node| {
@@ -431,7 +437,8 @@ impl<'s> Locked<'s> {
         })
     }
 
-    /// Ends the queue: all messages are freed, and all waits end with `EIDRM`. Returns whom to wake.
+    /// Ends the queue: frees all messages, and ends all waits with `EIDRM`. Returns the nodes to
+    /// wake.
     #[doc(alias = "freeque")]
     pub(super) fn end(&self, owner: Owner) -> Wakes {
         let waiting = self.receivers().iter().chain(self.senders().iter());
@@ -446,7 +453,7 @@ impl<'s> Locked<'s> {
         }
         self.messages().set([]);
         self.set_counts(|_, _| (0, 0));
-        // Last: until here there is something to be ended.
+        // This store is the last one, so that recovery completes an interrupted end.
         put(&self.queue.line()[LIVE], 0);
         told
     }
@@ -462,10 +469,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn place_survives_its_bits() {
-        for place in [Place { index: 32_767, tag: TAG_MASK }, Place { index: 0, tag: 1 }] {
-            assert_eq!(Place::from_bits(place.to_bits()), place);
-            assert!(place.to_bits() < 1 << 35 && place.payload() != 0);
+    fn name_survives_its_bits() {
+        for name in [QueueName { index: 32_767, tag: TAG_MASK }, QueueName { index: 0, tag: 1 }] {
+            assert_eq!(QueueName::from_bits(name.to_bits()), name);
+            assert!(name.to_bits() < 1 << 35 && name.payload() != 0);
         }
     }
 }

@@ -1,31 +1,32 @@
-//! A queue from its messages and nodes alone.
+//! Rebuilding a queue from its messages and nodes.
 //!
-//! Whoever takes the lock of a queue over from a task that died calls [`recover`]: it looks at all
-//! messages and nodes of the pools, whose truth words say what belongs to the queue, and sets its
-//! lists and counts by them. What the dead task was in the middle of is then done or not done:
+//! A task that takes over a queue's lock from a dead task calls [`recover`]. That reads all
+//! messages and nodes of the pools. Their truth words say which of them belong to the queue. Its
+//! lists and counts are set accordingly. So the step that the dead task had begun is completed or
+//! undone:
 //!
-//! | it died | then |
+//! | the task died | then |
 //! |---|---|
-//! | before the truth word of its message was stored | the message is private, and not sent |
-//! | after `Queued` | it is sent |
-//! | after `Delivered`, before the node was told | the node is told here |
-//! | after it made a message private | the message has left; senders that have room are called here |
-//! | before its node's `WHOSE` was stored | it does not wait |
-//! | while it moved its node, or called others | the node waits in the order of its ticket |
-//! | while `IPC_SET` changed the slot, or after | `qbytes` is set here, and receivers are called |
-//! | while it removed the queue, after it was unpublished | the queue is ended here |
+//! | before it stored the truth word of its message | the message is private and not sent |
+//! | after it stored `Queued` | the message is sent |
+//! | after it stored `Delivered`, before it told the node | the node is told here |
+//! | after it made a message private | the message is received; senders are called here |
+//! | before it stored `WHOSE` of its node | the node does not wait |
+//! | while it moved its node or called others | the node waits at the position of its ticket |
+//! | in `IPC_SET`, once the slot was changed | `qbytes` is set here, and receivers are called |
+//! | in a removal, after it unpublished the queue | the queue is ended here |
 //!
-//! It may be stopped anywhere and begun again. What a dead task has left that is its own (messages that it
-//! was writing or reading, nodes) [`reap`] frees, for who knows that it is dead.
+//! Recovery may be stopped at any point and started again. It does not free the nodes and private
+//! messages of a dead task. [`reap`] does that, once the task is known to be dead.
 //!
-//! Both cost a look at every message and node of the namespace.
+//! Both read every message and node of the namespace.
 
 use rustix::io::Errno;
 
 use super::handover::pipelined_send;
 use super::message::{Message, Truth};
 use super::node::{self, Node, Role, Status, Wakes};
-use super::queue::{Locked, Place, Queue};
+use super::queue::{Locked, Queue, QueueName};
 use crate::ids::{Ids, Kind};
 use crate::lock::Owner;
 use crate::namespace::{Shared, now_s};
@@ -33,13 +34,13 @@ use crate::recover::reap_absent;
 use crate::sem::{Absent, Remains};
 use crate::task::Task;
 
-/// Puts the queue in order whose lock was taken over; `queue` is any of its slot.
+/// Repairs the queue whose lock was taken over. `queue` is any queue of the slot.
 pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
     let shared = queue.shared;
     let locked = Locked { queue: queue.last_of_slot(), owner };
     let ids = Ids { shared, kind: Kind::Msg, owner };
-    let is_there = queue.live() != 0 && ids.payload(queue.place.index) == Some(queue.live());
-    let is_set = locked.redo_set(ids.changes(queue.place.index));
+    let is_there = queue.live() != 0 && ids.payload(queue.name.index) == Some(queue.live());
+    let is_set = locked.redo_set(ids.changes(queue.name.index));
     let mut wakes = rebuild(&locked);
     if !is_there {
         wakes.extend(locked.end(owner));
@@ -50,15 +51,15 @@ pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
     node::wake(shared, &wakes);
 }
 
-/// Makes lists and counts of a queue anew; returns whom to wake.
+/// Rebuilds lists and counts of a queue. Returns the nodes to wake.
 pub(super) fn rebuild(locked: &Locked<'_>) -> Wakes {
     let shared = locked.queue.shared;
-    let place = locked.queue.place;
+    let name = locked.queue.name;
     let mut wakes = Wakes::new();
-    // Messages of the queue do not come and go: its lock is held.
+    // The queue's lock is held, so no message enters or leaves the queue.
     let (_, messages) = shared.layout.msgs.collect_used(&shared.region, |line, _| {
         let truth = Message { shared, line }.truth();
-        let is_own = matches!(truth, Truth::Queued(of) | Truth::Delivered(of, _) if of == place);
+        let is_own = matches!(truth, Truth::Queued(of) | Truth::Delivered(of, _) if of == name);
         is_own.then_some((line, truth))
     });
     let mut queued = Vec::new();
@@ -70,11 +71,11 @@ pub(super) fn rebuild(locked: &Locked<'_>) -> Wakes {
             Truth::Queued(_) => queued.push((message.ticket(), line)),
             Truth::Delivered(_, node) => {
                 let node = Node { shared, line: node };
-                if node.waits_as() == Some((Role::Receiver, place)) {
+                if node.waits_as() == Some((Role::Receiver, name)) {
                     if node.tell(Ok(line)) {
                         wakes.push(node.line);
                     } else {
-                        // Not sent: it is its sender's, who has died.
+                        // The message was not sent. It belongs to its sender, which has died.
                         message.set_truth(Truth::Private);
                     }
                 }
@@ -88,7 +89,7 @@ pub(super) fn rebuild(locked: &Locked<'_>) -> Wakes {
     locked.set_counts(|_, _| counts);
     locked.messages().set(queued.iter().map(|(_, line)| *line));
     for (role, list) in [(Role::Receiver, locked.receivers()), (Role::Sender, locked.senders())] {
-        let waiting = nodes(shared).filter(|(node, _)| node.waits_as() == Some((role, place)));
+        let waiting = nodes(shared).filter(|(node, _)| node.waits_as() == Some((role, name)));
         let mut waiting: Vec<_> = waiting.map(|(node, _)| (node.ticket(), node.line)).collect();
         waiting.sort_unstable();
         last_ticket = last_ticket.max(waiting.last().map_or(0, |(ticket, _)| *ticket));
@@ -99,17 +100,19 @@ pub(super) fn rebuild(locked: &Locked<'_>) -> Wakes {
     wakes
 }
 
-/// Frees what the dead task numbered `task` has left: its nodes and its private messages. Messages that were handed to it go
-/// to others. Returns the tasks of those if they may have died.
+/// Frees the nodes and private messages of the dead task with number `task`.
+///
+/// Messages that were passed to it go to other receivers. Returns the tasks of these receivers if
+/// they may have died.
 ///
 /// # Errors
 ///
-/// `EIO` if somebody does not let go of a queue: the task has to be reaped again.
+/// `EIO` if a living task does not release a queue's lock. Then the task must be reaped again.
 pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<Absent, Errno> {
     let mut absent = Absent::new();
     for (node, _) in nodes(shared).filter(|(_, whose)| *whose == task) {
-        if let Some((role, place)) = node.whose() {
-            absent.extend(end_node(shared, owner, node, (role, place))?);
+        if let Some((role, name)) = node.whose() {
+            absent.extend(end_node(shared, owner, node, (role, name))?);
         }
         node.free(owner);
     }
@@ -120,11 +123,11 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<Absent, E
     Ok(absent)
 }
 
-/// Takes back a wait of a task that lives, whose thread has left it: the node in this line.
+/// Ends a wait that its thread has left, of a living task. `line` is the line of its node.
 ///
 /// # Errors
 ///
-/// `EIO` if somebody does not let go of a queue.
+/// `EIO` if a living task does not release a queue's lock.
 pub(crate) fn abandon(task: &Task, line: u32) -> Result<(), Errno> {
     let (shared, owner) = (&*task.shared, task.owner);
     let node = Node { shared, line };
@@ -137,7 +140,7 @@ pub(crate) fn abandon(task: &Task, line: u32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Frees the private messages of the dead task numbered `task` among those that were seen to be that.
+/// Frees those of the `seen` messages that are still private messages of the dead task `task`.
 pub(super) fn free_private(
     shared: &Shared,
     owner: Owner,
@@ -147,24 +150,25 @@ pub(super) fn free_private(
     let pool = &shared.layout.msgs;
     for line in seen {
         let message = Message { shared, line };
-        // A message that the task has sent may be taken meanwhile: who takes it says so before it makes it
-        // private (`Message::make_private`), so what is private now is looked at again.
+        // A receiver may take a message of the dead task meanwhile. It records itself as the owner
+        // before it makes the message private. So read the owner again after the truth word.
         pool.free_seen(shared, (line, joins), owner, || {
             message.truth() == Truth::Private && pool.whose(&shared.region, line) == Some(task)
         });
     }
 }
 
-/// Takes a node out of its list, and sends on the message that was handed to it. Returns the task that the message was
-/// then handed to, if that may have died.
+/// Unlinks a node from its list, and passes on the message that was passed to it. Returns the task
+/// of the new receiver if that may have died.
 fn end_node(
     shared: &Shared,
     owner: Owner,
     node: Node<'_>,
-    (role, place): (Role, Place),
+    (role, name): (Role, QueueName),
 ) -> Result<Absent, Errno> {
-    // With the lock the node is in its list or told; a queue that is gone has told it.
-    let guard = match (Queue { shared, place }).lock(owner) {
+    // Under the lock, the node is in its list or has its outcome. A removed queue has told its
+    // nodes.
+    let guard = match (Queue { shared, name }).lock(owner) {
         Err(Errno::IDRM) => None,
         guard => Some(guard?),
     };
@@ -176,7 +180,7 @@ fn end_node(
     }
     let Status::Done(Ok(line)) = node.status() else { return Ok(Absent::new()) };
     let message = Message { shared, line };
-    if message.truth() != Truth::Delivered(place, node.line) {
+    if message.truth() != Truth::Delivered(name, node.line) {
         return Ok(Absent::new());
     }
     let Some(guard) = guard else {
@@ -184,7 +188,7 @@ fn end_node(
         message.free(owner);
         return Ok(Absent::new());
     };
-    // If this task dies while the message is private, the message is freed with it.
+    // The message belongs to this task while it is private. If this task dies, it is freed.
     shared.layout.msgs.set_whose(&shared.region, line, owner.index);
     let sent = pipelined_send(&guard, message, now_s());
     if !sent.is_handed() {
@@ -194,16 +198,16 @@ fn end_node(
     Ok(sent.wake(shared))
 }
 
-/// Ends what is left in a slot that has no queue any more. The lock of the kind is held.
+/// Clears the remains in a slot without a queue. The lock of the kind is held.
 pub(crate) fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
-    let slot = Queue { shared: ids.shared, place: Place { index, tag: 0 } };
+    let slot = Queue { shared: ids.shared, name: QueueName { index, tag: 0 } };
     if slot.live() != 0 && slot.recover(ids.owner).is_err() {
         return Remains::Some;
     }
     Remains::None
 }
 
-/// Returns the nodes that are used, each with the number of its task.
+/// Returns the nodes in use, each with the number of its task.
 pub(super) fn nodes(shared: &Shared) -> impl Iterator<Item = (Node<'_>, u32)> {
     let used = shared.layout.msg_waits.used(&shared.region);
     used.map(move |(line, whose)| (Node { shared, line }, whose))

@@ -1,7 +1,7 @@
 //! msgrcv(2).
 //!
-//! A message that was taken, or handed to a node, belongs to its receiver: the text is copied without
-//! the queue's lock, and the lines are given back when [`Arrived`] is dropped.
+//! A received message is private to its receiver. So the text is copied without the queue's lock.
+//! The lines are released when [`Arrived`] is dropped.
 //!
 //! Source: msgop(2); Linux `ipc/msg.c` (`do_msgrcv`, "lockless receive").
 
@@ -24,16 +24,16 @@ use crate::spin::Spin;
 use crate::task::Task;
 use crate::watch::Turn;
 
-/// What msgrcv(2) returns beside the text.
+/// The type of a received message, and the length of its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
     /// The type of the message.
     pub mtype: i64,
-    /// The bytes that were copied.
+    /// The number of copied bytes.
     pub size_bytes: usize,
 }
 
-/// A message on its way to its receiver. It is gone when this is dropped.
+/// A message that the receiver owns. Dropping it frees the message.
 pub struct Arrived<'t> {
     from: From<'t>,
     mtype: i64,
@@ -41,9 +41,9 @@ pub struct Arrived<'t> {
 }
 
 enum From<'t> {
-    /// It is the receiver's own.
+    /// The message itself, which belongs to the receiver.
     Message(Message<'t>, &'t Task),
-    /// A copy, of a message that stays.
+    /// A copy of a message that stays in the queue.
     Copy(Vec<u8>),
 }
 
@@ -54,7 +54,7 @@ impl Arrived<'_> {
         self.mtype
     }
 
-    /// Returns the bytes that there are for the receiver.
+    /// Returns the length of the text in bytes, after truncation.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
         let size = match &self.from {
@@ -64,7 +64,7 @@ impl Arrived<'_> {
         size.min(self.size_max)
     }
 
-    /// Copies the text to `out`, as much as there is room for; returns how much.
+    /// Copies the text to `out`, at most its length. Returns the count of bytes.
     #[inline]
     pub fn read(&self, out: &mut [u8]) -> usize {
         let size = self.size_max.min(out.len());
@@ -96,23 +96,24 @@ impl Drop for Arrived<'_> {
 }
 
 impl Task {
-    /// Receives a message into `text`, and waits until there is one.
+    /// Receives a message into `text`. Waits until there is one.
     ///
-    /// `msgtyp` 0 takes the first message, a positive one the first of this type (with `MSG_EXCEPT`:
-    /// of another), a negative one the first of the lowest type up to its absolute value.
-    /// `MSG_COPY` copies the message with the index `msgtyp` and leaves it.
+    /// `msgtyp` 0 takes the first message, a positive one the first of this type (with
+    /// `MSG_EXCEPT`: of another), a negative one the first of the lowest type up to its absolute
+    /// value. `MSG_COPY` copies the message with the index `msgtyp` and leaves it.
     ///
     /// # Errors
     ///
-    /// - `E2BIG`: the message is longer than `text`, and there is no `MSG_NOERROR`. It stays.
-    /// - `EACCES`: no read permission, and no `CAP_IPC_OWNER`; also if it was taken during the wait.
-    /// - `EIDRM`: the queue was removed meanwhile.
+    /// - `E2BIG`: the message is longer than `text`, and `MSG_NOERROR` is not given. It stays.
+    /// - `EACCES`: no read permission, and no `CAP_IPC_OWNER`. Also if the permission is removed
+    ///   during the wait.
+    /// - `EIDRM`: the queue was removed during the call.
     /// - `EINTR`: the wait was interrupted, by a signal or by [`Task::interrupt`].
-    /// - `EIO`: the namespace is shared, and another process does not let go of the queue.
-    /// - `EINVAL`: there is no such queue; `MSG_COPY` without `IPC_NOWAIT`, with `MSG_EXCEPT`, or with
-    ///   `MSG_NOERROR` and too little room.
-    /// - `ENOMEM`: no room for the waiting call.
-    /// - `ENOMSG`: there is no such message, and `IPC_NOWAIT` was given.
+    /// - `EIO`: the namespace is shared, and another process does not release the queue's lock.
+    /// - `EINVAL`: there is no such queue; `MSG_COPY` without `IPC_NOWAIT`, with `MSG_EXCEPT`, or
+    ///   with `MSG_NOERROR` and too short a `text`.
+    /// - `ENOMEM`: there is no free node for the waiting call.
+    /// - `ENOMSG`: there is no such message, and `IPC_NOWAIT` is given.
     ///
     /// # Examples
     ///
@@ -126,7 +127,7 @@ impl Task {
     /// task.msgsnd(id, 5, b"five", 0)?;
     /// task.msgsnd(id, 2, b"second", 0)?;
     /// let mut text = [0; 4];
-    /// // The lowest type up to 9.
+    /// // Take the lowest type up to 9.
     /// assert_eq!(task.msgrcv(id, &mut text, -9, 0), Err(Errno::TOOBIG));
     /// let received = task.msgrcv(id, &mut text, -9, MSG_NOERROR)?;
     /// assert_eq!((received.mtype, &text), (2, b"seco"));
@@ -147,7 +148,8 @@ impl Task {
         Ok(Received { mtype: arrived.mtype(), size_bytes: arrived.read(text) })
     }
 
-    /// As [`Task::msgrcv`] with room for `size_max` bytes: for callers whose buffer is elsewhere.
+    /// As [`Task::msgrcv`] with a buffer of `size_max` bytes, for a caller that copies the text
+    /// later.
     ///
     /// # Errors
     ///
@@ -213,7 +215,7 @@ impl Task {
             }
         };
         match self.receive_waiting(guard, filter, size_max, (msgtyp, msgflg)) {
-            // As `recover::with_room` does, for the calls only that wait.
+            // As `recover::with_room`, but only for waiting calls.
             Err(Errno::NOMEM) if recover::makes_room(&self.shared, self.owner) => {
                 self.msgrcv_owned(msqid, size_max, msgtyp, msgflg)
             }
@@ -221,23 +223,23 @@ impl Task {
         }
     }
 
-    /// Returns true if a receiver is to look for a message before it is queued. It is not where others are queued: they come
-    /// first.
+    /// Returns true if a receiver should poll for a message before it is queued. It should not if
+    /// other receivers are queued, since they come first.
     fn is_worth_watching(&self, guard: &QueueGuard<'_>) -> bool {
         self.shared.spin_ns != 0 && guard.receivers().is_empty() && Spin::Arrival.is_worth_it()
     }
 
-    /// Looks for a moment whether something is sent. The receiver is in no queue meanwhile, so a sender makes no system
-    /// call for it, and nothing is left of a receiver that is killed.
+    /// Polls for a short time whether a message is sent.
     ///
-    /// Each look gives the processor to others, as the one that sends may need it. A signal whose handler runs meanwhile
-    /// interrupts the call.
+    /// The receiver is in no list meanwhile. So a sender makes no system call for it, and a killed
+    /// receiver leaves nothing behind. Each poll yields the processor, since the sender may need
+    /// it. A signal handler that runs meanwhile interrupts the call.
     #[cold]
     fn watch(&self, queue: Queue<'_>, last_ticket: u64) -> Ended {
         let signals = nested::signals();
         let end = Deadline { monotonic_ns: futex::now().monotonic_ns + self.shared.spin_ns };
         let mut ended = Ended::Woken;
-        while queue.last_ticket() == last_ticket && queue.live() == queue.place.payload() {
+        while queue.last_ticket() == last_ticket && queue.live() == queue.name.payload() {
             if ended == Ended::TimedOut {
                 break;
             }
@@ -262,7 +264,7 @@ impl Task {
         }
     }
 
-    /// Takes a queued message, and lets senders go on that have room now.
+    /// Takes a queued message, and calls the senders whose messages fit now.
     #[inline]
     fn take<'t>(
         &'t self,
@@ -284,7 +286,7 @@ impl Task {
         Arrived { from: From::Message(message, self), mtype, size_max }
     }
 
-    /// Waits for a message; returns its line. It is private then.
+    /// Waits for a message and returns its line. The message is private then.
     #[cold]
     fn receive_waiting(
         &self,
@@ -295,8 +297,8 @@ impl Task {
     ) -> Result<u32, Errno> {
         let queue = guard.queue;
         let size_max = if msgflg & MSG_NOERROR != 0 { usize::MAX } else { size_max };
-        // In this section it was found that there is no message (trap I5).
-        let who = (Role::Receiver, queue.place, guard.next_ticket());
+        // The caller found no message in this same section of the lock (trap I5).
+        let who = (Role::Receiver, queue.name, guard.next_ticket());
         let node = Node::alloc(self, who, size_max, filter)?;
         guard.receivers().push(node.line);
         let begun = self.begin_wait(node.line);
@@ -307,7 +309,7 @@ impl Task {
         }
         let (received, is_ours) = node.leave(received);
         if let Ok(line) = received {
-            // Before the node is free: a message that is delivered is found by its node.
+            // Do this before the node is freed: recovery finds a delivered message by its node.
             Message { shared: &self.shared, line }.make_private(self.owner.index);
         }
         if is_ours {
@@ -333,10 +335,10 @@ impl Task {
                     if let Err(errno) = self.permitted_still(queue, may) {
                         return self.give_up_receiving(queue, node, errno);
                     }
-                    // A removal has told the node before the lock is free again, and `Node::leave` looks there
-                    // first. So whatever the error, and whatever others wrote, the call ends.
+                    // A removal stores the outcome in the node before it releases the lock, and
+                    // `Node::leave` reads it first. So the call ends after any error.
                     let _guard = queue.lock(self.owner)?;
-                    // Nothing that it takes can have come: it would have been handed over.
+                    // A message that this call takes cannot be queued: its sender passes it on.
                     if !matches!(node.status(), Status::Done(_)) {
                         node.answer_call();
                     }
@@ -350,7 +352,7 @@ impl Task {
         }
     }
 
-    /// Takes the node out of its list with `errno`, unless the call was completed meanwhile.
+    /// Unlinks the node and returns `errno`, unless the call has an outcome.
     fn give_up_receiving(
         &self,
         queue: Queue<'_>,
@@ -363,7 +365,7 @@ impl Task {
         }
         let guard = guard?;
         guard.receivers().unlink(node.line);
-        // Under the lock: a rebuild does not link it again.
+        // Do this under the lock, so that a rebuild does not link the node again.
         node.forget();
         Err(errno)
     }
@@ -376,7 +378,7 @@ fn find<'s>(guard: &QueueGuard<'s>, filter: Filter) -> Option<Message<'s>> {
     filter.find(messages.map(|message| (message.mtype(), message)))
 }
 
-/// Copies a message that stays in its queue, whose lock is held.
+/// Copies a message that stays in its queue. The queue's lock is held.
 fn copy<'t>(message: Message<'_>, size_max: usize) -> Result<Arrived<'t>, Errno> {
     if message.size() > size_max {
         return Err(Errno::INVAL);

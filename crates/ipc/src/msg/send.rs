@@ -20,19 +20,21 @@ use crate::task::Task;
 use crate::watch::{self, Turn};
 
 impl Task {
-    /// Sends a message of type `mtype` with `text`, and waits until the queue has room for it.
+    /// Sends a message of type `mtype` with `text`. Waits until it fits the queue.
     ///
     /// `msgflg` is 0 or `IPC_NOWAIT`.
     ///
     /// # Errors
     ///
-    /// - `EACCES`: no write permission, and no `CAP_IPC_OWNER`; also if it was taken during the wait.
-    /// - `EAGAIN`: there is no room, and `IPC_NOWAIT` was given.
-    /// - `EIDRM`: the queue was removed meanwhile.
+    /// - `EACCES`: no write permission, and no `CAP_IPC_OWNER`. Also if the permission is removed
+    ///   during the wait.
+    /// - `EAGAIN`: the message does not fit, and `IPC_NOWAIT` is given.
+    /// - `EIDRM`: the queue was removed during the call.
     /// - `EINTR`: the wait was interrupted, by a signal or by [`Task::interrupt`].
-    /// - `EIO`: the namespace is shared, and another process does not let go of the queue.
+    /// - `EIO`: the namespace is shared, and another process does not release the queue's lock.
     /// - `EINVAL`: there is no such queue, `mtype` is below 1, or `text` is longer than `MSGMAX`.
-    /// - `ENOMEM`: no room for the message or for the waiting call.
+    /// - `ENOMEM`: there are too few free lines for the message, or no free node for the waiting
+    ///   call.
     ///
     /// # Examples
     ///
@@ -63,7 +65,7 @@ impl Task {
         let message = Message::alloc(self, mtype, text)?;
         let send = || self.send(queue, message, msgflg);
         let sent = recover::with_room(&self.shared, self.owner, send);
-        // In a forked child the message is its parent's.
+        // In a forked child the message belongs to the parent.
         if sent.is_err() && !self.is_copy() {
             message.let_go(self);
         }
@@ -79,7 +81,7 @@ impl Task {
         }
     }
 
-    /// Sends a private message, which stays private if this fails.
+    /// Sends a private message. If this fails, the message stays private.
     #[inline]
     fn send(&self, queue: Queue<'_>, message: Message<'_>, msgflg: i32) -> Result<(), Errno> {
         let guard = queue.lock(self.owner)?;
@@ -93,7 +95,7 @@ impl Task {
         self.send_waiting(guard, message, msgflg)
     }
 
-    /// Sends a message for which there is room.
+    /// Sends a message that fits.
     #[inline]
     fn hand_in(&self, guard: QueueGuard<'_>, message: Message<'_>) {
         let shared = guard.queue.shared;
@@ -114,7 +116,7 @@ impl Task {
         }
     }
 
-    /// Waits for room, and sends then.
+    /// Waits until the message fits, and sends it.
     #[cold]
     fn send_waiting(
         &self,
@@ -123,8 +125,9 @@ impl Task {
         msgflg: i32,
     ) -> Result<(), Errno> {
         let queue = guard.queue;
-        // In this section it was found that there is no room (trap I5).
-        let who = (Role::Sender, queue.place, guard.next_ticket());
+        // The caller found in this same section of the lock that the message does not fit (trap
+        // I5).
+        let who = (Role::Sender, queue.name, guard.next_ticket());
         let node = Node::alloc(self, who, message.size(), Filter::Any)?;
         guard.senders().push(node.line);
         let begun = self.begin_wait(node.line);
@@ -159,8 +162,8 @@ impl Task {
                     if let Err(errno) = permitted {
                         return self.give_up_sending(queue, node, errno);
                     }
-                    // A removal has told the node before the lock is free again, and `Node::leave` looks there
-                    // first. So whatever the error, and whatever others wrote, the call ends.
+                    // A removal stores the outcome in the node before it releases the lock, and
+                    // `Node::leave` reads it first. So the call ends after any error.
                     let guard = queue.lock(self.owner)?;
                     guard.senders().unlink(node.line);
                     if guard.fits(message.size()) {
@@ -168,7 +171,7 @@ impl Task {
                         self.hand_in(guard, message);
                         return Ok(());
                     }
-                    // Another came first: it waits again, as the last.
+                    // Another message has taken the space. Wait again, as the last one.
                     node.set_ticket(guard.next_ticket());
                     guard.senders().push(node.line);
                     node.answer_call();
@@ -182,11 +185,12 @@ impl Task {
         }
     }
 
-    /// Sleeps until the node's status changes or the call's turn is over. The watcher then looks for the dead.
+    /// Sleeps until the node's status changes or the call's turn ends. The watcher then looks for
+    /// dead tasks.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the queue is gone: the node has been told, or somebody has written over the queue.
+    /// `EIDRM` if the queue is gone: it was removed, or overwritten.
     pub(super) fn sleep(
         &self,
         queue: Queue<'_>,
@@ -202,36 +206,37 @@ impl Task {
         if ended == Ended::TimedOut && turn.is_watcher(&self.shared) {
             watch::look(&self.shared, self.owner);
         }
-        // A watcher wakes a call whose queue is gone. A lock that cannot be had does not end the wait.
-        let may_be_gone = !IS_MODEL && queue.live() != queue.place.payload();
+        // A watcher wakes a call whose queue is gone. If the lock cannot be acquired, the wait goes
+        // on.
+        let may_be_gone = !IS_MODEL && queue.live() != queue.name.payload();
         if may_be_gone && queue.lock(self.owner).err() == Some(Errno::IDRM) {
             return Err(Errno::IDRM);
         }
         Ok(ended)
     }
 
-    /// Takes the node out of its list with `errno`, unless the queue is gone.
+    /// Unlinks the node and returns `errno`, unless the queue is gone.
     fn give_up_sending(&self, queue: Queue<'_>, node: Node<'_>, errno: Errno) -> Result<(), Errno> {
         let guard = queue.lock(self.owner)?;
         guard.senders().unlink(node.line);
-        // Under the lock: a rebuild does not link it again.
+        // Do this under the lock, so that a rebuild does not link the node again.
         node.forget();
         Err(errno)
     }
 
-    /// Asks for permission again, for a call that has waited at `queue`.
+    /// Checks permission again, for a call that has waited at `queue`.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the queue is gone, and those of `may`.
+    /// `EIDRM` if the queue is gone; the errors of `may`.
     pub(super) fn permitted_still(
         &self,
         queue: Queue<'_>,
         may: impl FnOnce(&Object) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        let object = self.msg_ids().obtain_object(queue.place.index);
+        let object = self.msg_ids().obtain_object(queue.name.index);
         let object = object.map_err(|_| Errno::IDRM)?;
-        if object.payload != queue.place.payload() {
+        if object.payload != queue.name.payload() {
             return Err(Errno::IDRM);
         }
         may(&object)

@@ -1,5 +1,5 @@
-//! Queues seen from inside of the crate: what is left behind, and what can be told from the messages and
-//! nodes alone.
+//! Tests of queues with access to the crate's internals: leftovers, and rebuilding from messages
+//! and nodes.
 
 use corewalk_base::primitives::{Arc, thread};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -28,13 +28,13 @@ fn queue(task: &Task, id: i32) -> Queue<'_> {
     Queue::new(&task.shared, &task.msg_ids().obtain_object_check(id).unwrap())
 }
 
-/// A sender that was called because there is room has stopped waiting, although it may find none.
+/// A called sender does not count as waiting, although its message may not fit after all.
 #[test]
-fn call_that_is_to_look_again_does_not_count_as_waiting() {
+fn called_sender_does_not_count_as_waiting() {
     let namespace = namespace();
     let task = task(&namespace, 1);
     let id = task.msgget(IPC_PRIVATE, 0o600).unwrap();
-    let who = (Role::Sender, queue(&task, id).place, 1);
+    let who = (Role::Sender, queue(&task, id).name, 1);
     let node = Node::alloc(&task, who, 1, Filter::Any).unwrap();
     let begun = task.begin_wait(node.line);
     assert_eq!(task.waiting(), 1);
@@ -47,7 +47,7 @@ fn call_that_is_to_look_again_does_not_count_as_waiting() {
     node.free(task.owner);
 }
 
-/// Runs `call` on a thread of its own, and returns once it waits.
+/// Runs `call` on its own thread, and returns once it waits.
 fn waiting<T: Send + 'static>(
     task: &Arc<Task>,
     call: impl FnOnce(&Task) -> T + Send + 'static,
@@ -63,7 +63,7 @@ fn waiting<T: Send + 'static>(
     handle
 }
 
-/// Returns what a rebuild may not change.
+/// Returns the derived state of a queue, which a rebuild must restore.
 fn picture(task: &Task, id: i32) -> (Vec<u32>, Vec<u32>, Vec<u32>, u64, u64) {
     let guard = queue(task, id).lock(task.owner).unwrap();
     let numbers = guard.numbers();
@@ -72,7 +72,7 @@ fn picture(task: &Task, id: i32) -> (Vec<u32>, Vec<u32>, Vec<u32>, u64, u64) {
     (messages, receivers, senders, numbers.cbytes, numbers.qnum)
 }
 
-/// Writes nonsense into all that is derived.
+/// Overwrites the derived state of a queue with random values.
 fn scramble(task: &Task, id: i32, seed: u64) {
     let guard = queue(task, id).lock(task.owner).unwrap();
     let lists = [guard.messages(), guard.receivers(), guard.senders()];
@@ -88,7 +88,7 @@ fn scramble(task: &Task, id: i32, seed: u64) {
 }
 
 #[test]
-fn queue_that_was_scrambled_is_rebuilt_from_its_messages_and_nodes() {
+fn overwritten_queue_is_rebuilt_from_its_messages_and_nodes() {
     let namespace = namespace();
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
     let ids = [(); 2].map(|()| one.msgget(IPC_PRIVATE, 0o600).unwrap());
@@ -110,10 +110,10 @@ fn queue_that_was_scrambled_is_rebuilt_from_its_messages_and_nodes() {
     for seed in [1, u64::MAX, 0x1234_5678_9abc_def0] {
         scramble(&one, id, seed);
         let wakes = rebuild(&queue(&one, id).lock(one.owner).unwrap());
-        assert!(wakes.is_empty(), "nobody has room");
+        assert!(wakes.is_empty(), "no waiting message fits");
         assert_eq!([picture(&one, id), picture(&one, untouched)], before);
     }
-    // The order is that of before, and everything goes on.
+    // The order is as before, and all calls work.
     let sizes = [10, 0, 8192, 7000];
     for size in sizes {
         assert_eq!(one.msgrcv(id, &mut [0; 8192], 0, 0).unwrap().size_bytes, size);
@@ -136,9 +136,9 @@ fn control_scrambled_queue_without_a_rebuild_is_wrong() {
     assert_ne!(picture(&one, id), before);
 }
 
-/// A sender that died after it had handed its message over, and before it told the receiver.
+/// A sender died after it stored `Delivered`, and before it told the receiver.
 #[test]
-fn delivered_message_is_told_by_the_rebuild() {
+fn receiver_of_a_delivered_message_is_told_by_the_rebuild() {
     let namespace = namespace();
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
     let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
@@ -150,7 +150,7 @@ fn delivered_message_is_told_by_the_rebuild() {
         let guard = queue(&one, id).lock(one.owner).unwrap();
         let message = Message::alloc(&one, 3, b"handed").unwrap();
         let node = guard.receivers().iter().next().unwrap();
-        message.set_truth(Truth::Delivered(guard.queue.place, node));
+        message.set_truth(Truth::Delivered(guard.queue.name, node));
         let wakes = rebuild(&guard);
         assert_eq!(&wakes[..], [node]);
         assert!(guard.receivers().is_empty());
@@ -160,7 +160,7 @@ fn delivered_message_is_told_by_the_rebuild() {
     assert_eq!(receiver.join().unwrap().unwrap(), b"handed");
 }
 
-/// A receiver that died after it had taken its message, and before it called those who wait for room.
+/// A receiver died after it took its message, and before it called the waiting senders.
 #[test]
 fn senders_that_have_room_are_called_by_the_rebuild() {
     let namespace = namespace();
@@ -183,9 +183,9 @@ fn senders_that_have_room_are_called_by_the_rebuild() {
     assert_eq!(one.msg_stat(id).unwrap().qnum, 2);
 }
 
-/// A task that died while it removed a queue: what is not published any more is ended.
+/// A task died while it removed a queue, after it unpublished it. Recovery ends the queue.
 #[test]
-fn removal_that_stopped_is_finished_by_who_takes_the_lock() {
+fn interrupted_removal_is_completed_by_recovery() {
     let namespace = namespace();
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
     for is_begun in [false, true] {
@@ -199,7 +199,7 @@ fn removal_that_stopped_is_finished_by_who_takes_the_lock() {
             ids.unpublish(&ids.obtain_object_check(id).unwrap());
         }
         if is_begun {
-            let line = one.shared.layout.queues + super::QUEUE_LINES * queue.place.index;
+            let line = one.shared.layout.queues + super::QUEUE_LINES * queue.name.index;
             put(&one.shared.region.line(line)[super::queue::LIVE], 0);
         }
         rebuild::recover(queue, one.owner);
@@ -216,23 +216,23 @@ fn used(task: &Task) -> [usize; 2] {
     [&layout.msgs, &layout.msg_waits].map(|pool| pool.used(&task.shared.region).count())
 }
 
-/// What a task that died has left of its own is freed, and nothing else.
+/// A dead task's private messages and nodes are freed, and nothing else.
 #[test]
 fn messages_and_nodes_of_a_dead_task_are_reaped() {
     let namespace = namespace();
     let (one, dead) = (task(&namespace, 1), task(&namespace, 2));
     let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
-    // Sent by it, and so nobody's but the queue's.
+    // A queued message belongs to the queue, not to its sender.
     dead.msgsnd(id, 5, b"sent", 0).unwrap();
     let shared = &*dead.shared;
-    // Being written, and being read.
+    // One message is being written, another one is being read.
     Message::alloc(&dead, 1, b"written").unwrap();
     one.msgsnd(id, 6, b"read", 0).unwrap();
     std::mem::forget(dead.msgrcv_owned(id, 8, 6, 0).unwrap());
     let guard = queue(&dead, id).lock(dead.owner).unwrap();
-    // Waiting, and handed a message that it did not get to see.
+    // One node waits, and another one has got a message that its task has not seen.
     let nodes = [9, 10].map(|mtype| {
-        let who = (Role::Receiver, guard.queue.place, guard.next_ticket());
+        let who = (Role::Receiver, guard.queue.name, guard.next_ticket());
         let node = Node::alloc(&dead, who, 8, super::filter::Filter::Equal(mtype)).unwrap();
         guard.receivers().push(node.line);
         node
@@ -247,20 +247,20 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     let guard = queue(&one, id).lock(one.owner).unwrap();
     assert!(guard.receivers().is_empty());
     drop(guard);
-    // What it was handed is in the queue.
+    // The message of the second node is in the queue again.
     let received = [(); 2].map(|()| one.msgrcv(id, &mut [0; 8], 0, 0).unwrap().mtype);
     assert_eq!(received, [5, 10]);
 }
 
-/// A message of a dead task is taken between two looks of who reaps the task: it is the receiver's.
+/// A message of a dead task is taken while the task is reaped. The message belongs to its receiver.
 #[test]
-fn message_taken_beside_the_reaper_of_its_sender_stays_its_receivers() {
+fn message_taken_while_its_sender_is_reaped_stays_with_its_receiver() {
     let namespace = namespace();
     let (one, dead) = (task(&namespace, 1), task(&namespace, 2));
     let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
     dead.msgsnd(id, 5, b"sent", 0).unwrap();
     let shared = &*dead.shared;
-    // Being written by it: this one goes.
+    // This message was being written, so it is freed.
     Message::alloc(&dead, 1, b"written").unwrap();
     let seen = shared.layout.msgs.collect_used(&shared.region, |line, whose| {
         assert_eq!(whose, dead.owner.index);
@@ -270,7 +270,7 @@ fn message_taken_beside_the_reaper_of_its_sender_stays_its_receivers() {
     let arrived = one.msgrcv_owned(id, 8, 5, 0).unwrap();
     rebuild::free_private(shared, one.owner, dead.owner.index, seen);
     assert_eq!(used(&one), [1, 0]);
-    // The next message finds other lines.
+    // The next message needs other lines.
     one.msgsnd(id, 6, b"next", 0).unwrap();
     let mut text = [0; 8];
     assert_eq!((arrived.read(&mut text), &text[..4]), (4, &b"sent"[..]));
@@ -282,7 +282,7 @@ fn linked(task: &Task, id: i32, role: Role) -> Node<'_> {
     let guard = queue(task, id).lock(task.owner).unwrap();
     let node = Node::alloc(
         task,
-        (role, guard.queue.place, guard.next_ticket()),
+        (role, guard.queue.name, guard.next_ticket()),
         8,
         super::filter::Filter::Any,
     );
@@ -293,14 +293,18 @@ fn linked(task: &Task, id: i32, role: Role) -> Node<'_> {
 
 fn left(task: &Task, id: i32, role: Role) -> Node<'_> {
     let node = linked(task, id, role);
-    assert_eq!(node.leave(Err(Errno::IO)), (Err(Errno::IO), false), "it is in its list");
+    assert_eq!(
+        node.leave(Err(Errno::IO)),
+        (Err(Errno::IO), false),
+        "the node is still in its list"
+    );
     node
 }
 
-/// Who could not have the queue's lock leaves its node where it is: no message goes to it, and whoever meets
-/// it frees it.
+/// A task that cannot acquire the queue's lock abandons its node in the list. The node gets no
+/// message. A call that finds it frees it.
 #[test]
-fn node_that_was_left_in_its_list_gets_nothing_and_is_freed_by_who_meets_it() {
+fn abandoned_node_gets_no_message_and_is_freed_when_found() {
     let namespace = namespace();
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
     let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
@@ -326,30 +330,32 @@ fn node_that_was_left_in_its_list_gets_nothing_and_is_freed_by_who_meets_it() {
     assert_eq!(used(&one), [0, 0]);
 }
 
-/// The two meet: one of them finds out.
+/// A node gets an outcome or is abandoned, and the second of the two tasks notices.
 #[test]
-fn node_is_told_or_left_and_never_both() {
+fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     let namespace = namespace();
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
     let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
     let node = linked(&other, id, Role::Receiver);
     one.msgsnd(id, 3, b"text", NOWAIT).unwrap();
     let (told, is_ours) = node.leave(Err(Errno::IO));
-    assert!(told.is_ok() && is_ours, "it has a message");
+    assert!(told.is_ok() && is_ours, "the node has a message");
     let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
     let node = left(&other, id, Role::Receiver);
     assert!(!node.tell(Ok(1)) && node.is_left());
-    // A sender that died after it had handed its message to such a node, and before it told it.
+    // A sender died after it stored `Delivered` with an abandoned node, and before it told the
+    // node.
     let guard = queue(&one, id).lock(one.owner).unwrap();
     let message = Message::alloc(&one, 3, b"text").unwrap();
-    message.set_truth(Truth::Delivered(guard.queue.place, node.line));
+    message.set_truth(Truth::Delivered(guard.queue.name, node.line));
     assert!(rebuild(&guard).is_empty());
     assert_eq!(message.truth(), Truth::Private);
 }
 
-/// A task that died in the middle of `IPC_SET`: all of it is done once the slot is changed, and nothing before.
+/// A task died in `IPC_SET`. The whole change takes effect once the slot is changed, and none
+/// before.
 #[test]
-fn change_of_a_queue_that_stopped_is_whole_or_nothing() {
+fn interrupted_change_of_a_queue_is_whole_or_nothing() {
     let namespace = namespace();
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
     for is_changed in [false, true] {
@@ -360,7 +366,7 @@ fn change_of_a_queue_that_stopped_is_whole_or_nothing() {
         {
             let ids = one.msg_ids().lock().unwrap();
             let guard = queue.lock(one.owner).unwrap();
-            guard.begin_set(77, one.msg_ids().changes(queue.place.index));
+            guard.begin_set(77, one.msg_ids().changes(queue.name.index));
             if is_changed {
                 ids.update_perm(&ids.obtain_object_check(id).unwrap(), 0, 0, 0o640, 0);
             }
@@ -373,7 +379,7 @@ fn change_of_a_queue_that_stopped_is_whole_or_nothing() {
         }
         one.msg_set(id, 0, 0, 0o600, 99).unwrap();
         rebuild::recover(queue, one.owner);
-        assert_eq!(one.msg_stat(id).unwrap().qbytes, 99, "it is over");
+        assert_eq!(one.msg_stat(id).unwrap().qbytes, 99, "recovery does not repeat the change");
     }
 }
 
@@ -400,7 +406,7 @@ fn region_after_queues_come_and_go_has_nothing_in_use() {
     assert_eq!((totals.queues, totals.messages, totals.bytes), (0, 0, 0));
 }
 
-/// Lines of messages in use, with those that tasks keep.
+/// Returns the number of ranges of lines in use, including kept ones.
 fn ranges(task: &Task) -> usize {
     task.shared.layout.msgs.used(&task.shared.region).count()
 }
@@ -419,9 +425,9 @@ fn task_keeps_the_lines_of_one_message_until_it_ends_or_dies() {
             for mtype in [7, 8] {
                 other.msgrcv(id, &mut [0; 8], mtype, 0).unwrap();
             }
-            assert_eq!(ranges(&one), 1, "of two it keeps one");
+            assert_eq!(ranges(&one), 1, "the receiver keeps the lines of one message of two");
         }
-        // One of another size takes others, and gives these back.
+        // A message of another size needs other lines, and frees the kept ones.
         other.msgsnd(id, 9, &[0; 500], 0).unwrap();
         assert_eq!(ranges(&one), 1);
         one.msgrcv(id, &mut [0; 500], 9, 0).unwrap();
@@ -436,9 +442,9 @@ fn task_keeps_the_lines_of_one_message_until_it_ends_or_dies() {
     }
 }
 
-/// Lines that the dead have kept or were writing come back to who finds none.
+/// A sender without free lines reaps dead tasks, and gets their lines.
 #[test]
-fn sender_that_finds_no_lines_gets_those_of_the_dead() {
+fn sender_without_free_lines_gets_those_of_dead_tasks() {
     let capacity = Capacity { queues: 1, msgs: 16, waits: 4, tasks: 4, ..Capacity::LEAST };
     let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
     let file = memfd_create("lines", MemfdFlags::CLOEXEC).unwrap();
@@ -446,12 +452,12 @@ fn sender_that_finds_no_lines_gets_those_of_the_dead() {
     let [one, other] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
     let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
     while Message::alloc(&other, 1, b"written").is_ok() {}
-    assert_eq!(one.msgsnd(id, 1, b"text", 0), Err(Errno::NOMEM), "they are those of the living");
+    assert_eq!(one.msgsnd(id, 1, b"text", 0), Err(Errno::NOMEM), "the lines of a living task stay");
     crate::sem::dead::kill(other);
     assert_eq!(one.msgsnd(id, 1, b"text", 0), Ok(()));
 }
 
-/// What tasks keep for their next messages, whatever they have sent.
+/// The bound on kept lines holds for messages of all sizes.
 #[test]
 fn lines_that_all_tasks_keep_are_at_most_a_quarter() {
     const LINES: u32 = 1024;
@@ -468,12 +474,12 @@ fn lines_that_all_tasks_keep_are_at_most_a_quarter() {
             task.msgsnd(id, 1, &text, NOWAIT).unwrap();
             task.msgrcv(id, &mut text, 0, NOWAIT).unwrap();
         }
-        // Nothing is queued, so these are the ones that are kept.
+        // The queue is empty, so all lines in use are kept ones.
         let kept: u32 = pool.used(region).map(|(line, _)| pool.len(region, line)).sum();
-        assert!(kept <= LINES / 4, "{kept} lines after messages of {lines}");
+        assert!(kept <= LINES / 4, "{kept} lines are kept after messages of {lines} lines");
         kept_most = kept.max(kept_most);
     }
-    assert!(kept_most >= 8, "nothing is kept");
+    assert!(kept_most >= 8, "no lines are kept");
 }
 
 #[test]
@@ -494,9 +500,9 @@ fn text_of_any_length_arrives_as_it_was_sent() {
     }
 }
 
-/// A region that somebody else has written to leads to wrong messages, and to nothing worse.
+/// A damaged region leads to wrong messages, but not to a crash.
 #[test]
-fn message_with_a_size_beyond_everything_is_cut() {
+fn message_with_an_impossible_size_is_cut() {
     let namespace = namespace();
     let one = task(&namespace, 1);
     let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
@@ -510,11 +516,11 @@ fn message_with_a_size_beyond_everything_is_cut() {
     assert_eq!(received.size_bytes, 8192);
 }
 
-/// Has `task` wait for a message, as a call does until it sleeps. No thread sleeps.
+/// Makes `task` wait for a message, without a sleeping thread.
 fn receive_without_sleep(task: &Task, id: i32) -> u32 {
     let queue = queue(task, id);
     let guard = queue.lock(task.owner).unwrap();
-    let who = (Role::Receiver, queue.place, guard.next_ticket());
+    let who = (Role::Receiver, queue.name, guard.next_ticket());
     let node = Node::alloc(task, who, 64, Filter::Any).unwrap();
     guard.receivers().push(node.line);
     node.line
@@ -527,9 +533,9 @@ fn shared_namespace() -> Namespace {
     Namespace::open_fd(&file, options).unwrap()
 }
 
-/// The sender does not ask whether receivers live. Both are dead when msgsnd begins.
+/// The sender does not check whether receivers live. Both are dead when msgsnd begins.
 #[test]
-fn message_handed_to_dead_receivers_is_there_for_the_next_call() {
+fn message_handed_to_dead_receivers_is_left_to_the_next_call() {
     let namespace = shared_namespace();
     let [first, second, other] =
         [1, 2, 3].map(|pid| namespace.register(Cred::root(), pid).unwrap());
@@ -563,9 +569,9 @@ fn message_handed_to_a_dead_receiver_goes_to_the_one_that_waits_next() {
     assert_eq!(waits.join().unwrap(), Ok(b"text".to_vec()));
 }
 
-/// The receiver dies after the hand-over. What was sent after its message stays behind it.
+/// The receiver dies after it got its message. The message comes back before later messages.
 #[test]
-fn message_of_a_receiver_that_died_later_comes_back_to_its_place() {
+fn message_of_a_receiver_that_died_later_returns_to_its_position() {
     let namespace = shared_namespace();
     let [victim, other] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
     let id = other.msgget(IPC_PRIVATE, 0o600).unwrap();
@@ -573,7 +579,7 @@ fn message_of_a_receiver_that_died_later_comes_back_to_its_place() {
     for text in [b"1", b"2", b"3"] {
         other.msgsnd(id, 1, text, 0).unwrap();
     }
-    assert_eq!(other.msg_stat(id).unwrap().qnum, 2, "the first is the victim's");
+    assert_eq!(other.msg_stat(id).unwrap().qnum, 2, "the victim has the first message");
     crate::sem::dead::kill(victim);
     namespace.recover().unwrap();
     let mut text = [0; 1];

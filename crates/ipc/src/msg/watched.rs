@@ -1,34 +1,36 @@
-//! What [`crate::watch`] does for calls that wait at message queues.
+//! The part of [`crate::watch`] for calls that wait at message queues.
 
 use corewalk_base::futex;
 
 use super::node::Status;
-use super::queue::{Place, Queue};
+use super::queue::{Queue, QueueName};
 use super::rebuild::nodes;
 use crate::ids::{Ids, Kind};
 use crate::lock::Owner;
 use crate::namespace::Shared;
 use crate::watch::Concerns;
 
-/// Adds what concerns the calls that wait at queues, and wakes those that were told something or whose queue is gone.
+/// Adds the calls that wait at queues to `concerns`. Wakes those whose queue is gone or that have
+/// an outcome.
 pub(crate) fn collect_concerns(shared: &Shared, concerns: &mut Concerns) {
     for (node, task) in nodes(shared) {
         let status = node.status();
         if matches!(status, Status::Done(Ok(_))) {
             concerns.suspects.push(task);
         }
-        let place = node.waits_as().map(|(_, place)| place);
-        let is_there = |place: &Place| Queue { shared, place: *place }.live() == place.payload();
-        match place.filter(is_there).filter(|_| status == Status::Waits) {
-            Some(place) => concerns.queues.push(place.index),
+        let name = node.waits_as().map(|(_, name)| name);
+        let is_there = |name: &QueueName| Queue { shared, name: *name }.live() == name.payload();
+        match name.filter(is_there).filter(|_| status == Status::Waits) {
+            Some(name) => concerns.queues.push(name.index),
             None => drop(futex::wake(node.word(), 1, shared.scope)),
         }
     }
 }
 
-/// Repairs the awaited queue in a slot: the holder of its lock has died, or its removal was interrupted.
+/// Repairs the awaited queue in a slot: the holder of its lock has died, or its removal was
+/// interrupted.
 pub(crate) fn look_at(shared: &Shared, owner: Owner, index: u32) {
-    let queue = Queue { shared, place: Place { index, tag: 0 } };
+    let queue = Queue { shared, name: QueueName { index, tag: 0 } };
     let ids = Ids { shared, kind: Kind::Msg, owner };
     if queue.live() != 0
         && ids.payload(index) != Some(queue.live())

@@ -1,9 +1,10 @@
-//! shmat(2), shmdt(2), and what fork(2) and the end of a task do.
+//! shmat(2), shmdt(2), and the effects of fork(2) and of the end of a task.
 //!
-//! Addresses belong to a process, so the table of what is attached where is the task's own and not in the
-//! region; there, only counts are. A task that dies leaves its counts, under its number.
+//! Addresses belong to one process. So the table from addresses to segments is in the task's own
+//! memory. The shared region has only the counts, by task number. They stay if a task dies.
 //!
-//! Source: shmop(2); Linux `ipc/shm.c` (`do_shmat`, `shm_open`, `shm_close`, `ksys_shmdt`, `exit_shm`).
+//! Source: shmop(2); Linux `ipc/shm.c` (`do_shmat`, `shm_open`, `shm_close`, `ksys_shmdt`,
+//! `exit_shm`).
 
 use corewalk_base::primitives::Arc as TaskArc;
 use rustix::io::Errno;
@@ -20,26 +21,26 @@ use crate::ids::IdsGuard;
 use crate::recover;
 use crate::task::Task;
 
-/// Attach for reading only.
+/// Attach read-only.
 pub const SHM_RDONLY: i32 = 0o10_000;
 
 /// Round the address down to a multiple of `SHMLBA`, which is a page.
 pub const SHM_RND: i32 = 0o20_000;
 
-/// Replace what is mapped there.
+/// Replace existing mappings at the address.
 pub const SHM_REMAP: i32 = 0o40_000;
 
-/// Attach for executing too.
+/// Attach with permission to execute.
 pub const SHM_EXEC: i32 = 0o100_000;
 
-/// What a task has made and attached.
+/// The segments that a task has created and attached.
 #[derive(Default)]
 pub(crate) struct Own {
-    /// Slots of segments that it has made.
+    /// The slots of the segments that the task has created.
     pub(super) made: Vec<u32>,
-    /// What is attached where.
+    /// The attached segments by address.
     attached: BTreeMap<usize, Attached>,
-    /// Whether it has had a hold, which is to be forgotten.
+    /// True if the task has had a hold, which must be removed at its end.
     has_hold: bool,
 }
 
@@ -49,7 +50,7 @@ struct Attached {
     size_bytes: u64,
 }
 
-/// A segment that is about to be mapped: it is counted as attached, and no more if this is dropped.
+/// A segment that will be mapped. It is counted as attached, until this is dropped or used.
 #[must_use = "the segment is detached again when this is dropped"]
 pub struct Mapping<'t> {
     task: &'t Task,
@@ -62,37 +63,38 @@ pub struct Mapping<'t> {
 }
 
 impl Mapping<'_> {
-    /// Returns how many bytes to map, from the start of the descriptor. Pages are mapped whole.
+    /// Returns the number of bytes to map, from the start of the memory. Whole pages are mapped.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// Returns where to map, a multiple of the page size; or none if that is left to the host.
+    /// Returns the address for the mapping, a multiple of the page size. `None`: the host chooses.
     #[must_use]
     pub fn address(&self) -> Option<usize> {
         self.address
     }
 
-    /// Returns true if what is mapped at the address is to be replaced; otherwise nothing may be there.
+    /// Returns true if the mapping must replace existing ones. Otherwise the range must be free.
     #[must_use]
     pub fn is_remap(&self) -> bool {
         self.shmflg & SHM_REMAP != 0
     }
 
-    /// Returns true if the mapping is to be writable.
+    /// Returns true if the mapping must be writable.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.shmflg & SHM_RDONLY == 0
     }
 
-    /// Returns true if the mapping is to be executable.
+    /// Returns true if the mapping must be executable.
     #[must_use]
     pub fn is_executable(&self) -> bool {
         self.shmflg & SHM_EXEC != 0
     }
 
-    /// Takes note that the segment was mapped at `address`, in place of what was attached there.
+    /// Records that the segment was mapped at `address`. This detaches the segment that was
+    /// attached there before.
     pub fn attached_at(mut self, address: usize) {
         let task = self.task;
         let shared = &*task.shared;
@@ -101,7 +103,7 @@ impl Mapping<'_> {
         let attached = Attached { name: self.name, size_bytes: self.size_bytes };
         let before = task.shm.lock().attached.insert(address, attached);
         self.is_kept = true;
-        // Without the lock it is counted all the same; only who and when is not noted.
+        // Without the lock the attach is counted all the same. Only time and pid are not recorded.
         let Ok(ids) = ids else { return };
         if let Some(segment) = Segment::named(shared, &ids, self.name) {
             segment.note_attach(task.pid);
@@ -132,13 +134,13 @@ impl fmt::Debug for Mapping<'_> {
 impl Drop for Mapping<'_> {
     fn drop(&mut self) {
         if !self.is_kept {
-            // As if it had never been: no time, no pid.
+            // The mapping failed, so no time and no pid are recorded.
             self.task.uncount(self.name);
         }
     }
 }
 
-/// A segment that is about to be unmapped: it is counted as attached until this is dropped.
+/// A segment that will be unmapped. It is counted as attached until this is dropped.
 #[must_use = "the segment is detached when this is dropped"]
 pub struct Unmapping<'t> {
     task: &'t Task,
@@ -146,17 +148,18 @@ pub struct Unmapping<'t> {
 }
 
 impl Unmapping<'_> {
-    /// Returns how many bytes the host has to unmap. Pages are unmapped whole.
+    /// Returns the number of bytes to unmap. Whole pages are unmapped.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.attached.size_bytes
     }
 
-    /// Detaches the segment, which is mapped no more.
+    /// Detaches the segment after the host has unmapped it.
     ///
     /// # Errors
     ///
-    /// `EIO` if a process that lives does not let go of a lock for 10 s: the segment stays counted until the task ends.
+    /// `EIO` if a living process holds a lock for 10 s. The segment stays counted until the task
+    /// ends.
     pub fn detach(self) -> Result<(), Errno> {
         let this = std::mem::ManuallyDrop::new(self);
         this.uncount()
@@ -180,24 +183,25 @@ impl fmt::Debug for Unmapping<'_> {
 
 impl Drop for Unmapping<'_> {
     fn drop(&mut self) {
-        // What cannot be detached now is when the task ends.
+        // If this fails, the end of the task detaches the segment.
         let _detached = self.uncount();
     }
 }
 
 impl Task {
-    /// Attaches a segment: checks and counts, and returns what the host is to map.
+    /// Attaches a segment: checks permissions, counts the attach, and returns the mapping that the
+    /// host must make.
     ///
-    /// `address` 0 leaves the place to the host. `shmflg` is made of `SHM_RDONLY`, `SHM_EXEC`, `SHM_RND` and
-    /// `SHM_REMAP`.
+    /// With `address` 0 the host chooses the address. `shmflg` consists of `SHM_RDONLY`,
+    /// `SHM_EXEC`, `SHM_RND` and `SHM_REMAP`.
     ///
     /// # Errors
     ///
-    /// - `EACCES`: the mode does not allow what is asked for, and there is no `CAP_IPC_OWNER`.
-    /// - `EIDRM`: the segment was removed meanwhile.
-    /// - `EINVAL`: there is no such segment; `address` is not a multiple of the page size, and there is no
-    ///   `SHM_RND`; `SHM_REMAP` with an address of 0.
-    /// - `ENOMEM`: no room for the attach, or no memory.
+    /// - `EACCES`: the mode does not permit the access, and the caller has no `CAP_IPC_OWNER`.
+    /// - `EIDRM`: the segment was removed during the call.
+    /// - `EINVAL`: there is no such segment; `address` is not a multiple of the page size, and
+    ///   `SHM_RND` is not given; `SHM_REMAP` with address 0.
+    /// - `ENOMEM`: there is no free record, or no memory.
     ///
     /// # Examples
     ///
@@ -209,7 +213,7 @@ impl Task {
     /// let task = namespace.register(Cred::root(), 1)?;
     /// let id = task.shmget(IPC_PRIVATE, 4096, 0o600)?;
     /// let mapping = task.shmat(id, 0, 0)?;
-    /// // The host maps `size_bytes` of it, and says where.
+    /// // The host maps `size_bytes` of it and reports the address.
     /// let (_memory, _size_bytes) = (mapping.as_fd(), mapping.size_bytes());
     /// mapping.attached_at(0x1000_0000);
     /// task.shm_rmid(id)?;
@@ -225,7 +229,7 @@ impl Task {
         let shared = &*self.shared;
         let mut found = self.shm_ids().obtain_object_check(shmid)?;
         if found.mode() & SHM_DEST != 0 {
-            // It may be there only because nobody has noticed a death.
+            // The segment may exist only because a killed task has not been reaped.
             self.reap_attachers(shmid);
             found = self.shm_ids().obtain_object_check(shmid)?;
         }
@@ -237,7 +241,7 @@ impl Task {
         }
         let size_bytes = recover::with_room(shared, self.owner, || {
             let ids = self.shm_ids().lock()?;
-            // Trap I2: only what is looked up again under the lock is counted.
+            // Trap I2: look the segment up again under the lock before it is counted.
             let segment = Segment::again(shared, &ids, &found)?;
             segment.attach(self.owner.index, 1, self.owner)?;
             Ok(segment.size_bytes())
@@ -248,12 +252,13 @@ impl Task {
         Ok(Mapping { task: self, name, size_bytes, memory, address, shmflg, is_kept: false })
     }
 
-    /// Detaches what is attached at `address`, which the host has unmapped or is about to; returns how many bytes that are.
+    /// Detaches the segment at `address` and returns its size in bytes. The host unmaps it before
+    /// or after this call.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: nothing is attached at this address. `EIO` if a process that lives does not let go of a lock for 10 s:
-    /// the segment stays counted until the task ends.
+    /// `EINVAL`: no segment is attached at this address. `EIO` if a living process holds a lock for
+    /// 10 s; the segment stays counted until the task ends.
     ///
     /// # Examples
     ///
@@ -276,12 +281,12 @@ impl Task {
         unmapping.detach().map(|()| size_bytes)
     }
 
-    /// As [`Task::shmdt`], for a host that shares the namespace with others: it unmaps what is there before the segment is
-    /// counted no more, so that who counts nobody can rely on it.
+    /// As [`Task::shmdt`], for a host that shares the namespace with other processes. Unmap first,
+    /// then detach, so that `shm_nattch` == 0 means that no mapping is left.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: nothing is attached at this address.
+    /// `EINVAL`: no segment is attached at this address.
     ///
     /// # Examples
     ///
@@ -306,7 +311,7 @@ impl Task {
         Ok(Unmapping { task: self, attached })
     }
 
-    /// Returns the hold of the task, see [`crate::Backing::hold`].
+    /// Returns the hold of the task; see [`crate::Backing::hold`].
     ///
     /// # Errors
     ///
@@ -316,22 +321,22 @@ impl Task {
         self.shared.backing.hold(self.owner.index)
     }
 
-    /// Returns how many attaches the task has.
+    /// Returns the number of attaches of the task.
     #[must_use]
     pub fn attached(&self) -> usize {
         self.shm.lock().attached.len()
     }
 
-    /// Returns a new task with what fork(2) hands on: credentials and attached segments, but no undo.
+    /// Returns a new task with the credentials and attaches of this one, as after fork(2). It has
+    /// no undo entries.
     ///
-    /// Where processes share the namespace it is the child that calls this, on its copy of the parent's task,
-    /// which it must then forget: a task is known by the process that makes it.
+    /// If processes share the namespace, the child calls this on its copy of the parent's task.
+    /// Then it must forget that copy: only the process that created a task may end it.
     ///
     /// # Errors
     ///
-    /// Those of [`crate::Namespace::register`]; `ENOMEM` also if there is no room for its attaches; `EIDRM` if a
-    /// segment is gone that is attached: the child would have memory that nobody counts.
-    ///
+    /// Those of [`crate::Namespace::register`]; `ENOMEM` also if there are too few free records;
+    /// `EIDRM` if an attached segment is gone, since the child's memory would not be counted.
     /// # Examples
     ///
     /// ```
@@ -359,7 +364,7 @@ impl Task {
         Ok(child)
     }
 
-    /// Attaches to `child` what it has not yet of what this task has.
+    /// Attaches to `child` the segments of this task that it has not attached yet.
     fn copy_attached(&self, child: &Self) -> Result<(), Errno> {
         let ids = child.shm_ids().lock()?;
         let attached = self.shm.lock().attached.clone();
@@ -375,7 +380,7 @@ impl Task {
         })
     }
 
-    /// Takes back what [`Task::shmat`] has counted.
+    /// Undoes the count of [`Task::shmat`].
     fn uncount(&self, name: SegmentName) {
         let shared = &*self.shared;
         let mut gone = Gone::default();
@@ -389,12 +394,12 @@ impl Task {
     }
 }
 
-/// Detaches all that a task has attached, and then orphans what it has made.
+/// Detaches all segments of a task, and then orphans those that it has created.
 ///
 /// # Errors
 ///
-/// `EIO` if the lock cannot be had, `EBUSY` if a child that is not yet counted has its attaches: the line of the task has to
-/// stay its own, so that it is reaped.
+/// `EIO` if the lock cannot be acquired. `EBUSY` if an uncounted child has the attaches: the task
+/// keeps its line, so that it is reaped later.
 pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
     let Own { made, attached, has_hold } = std::mem::take(&mut *task.shm.lock());
     let shared = &*task.shared;
@@ -408,7 +413,7 @@ pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
         return Err(Errno::BUSY);
     }
     let mut gone = Gone::default();
-    // What cannot be detached now is found to be that of a task that has gone.
+    // If the lock cannot be acquired, a later task reaps the attaches.
     let ids = task.shm_ids().lock()?;
     for attached in attached.values() {
         detach(task, &ids, attached.name, &mut gone);
@@ -428,14 +433,14 @@ pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
 
 fn detach(task: &Task, ids: &IdsGuard<'_>, name: SegmentName, gone: &mut Gone) {
     if let Some(segment) = Segment::named(&task.shared, ids, name) {
-        // In this order: who is killed in between is detached, and that is noted.
+        // Record first: if the task is killed in between, the detach is still recorded.
         segment.note_detach(task.pid);
         segment.detach(task.owner.index, 1, task.owner);
         segment.destroy_if_due(gone);
     }
 }
 
-/// Returns where to attach, or none if that is left to the host.
+/// Returns the address for the mapping, or `None` if the host chooses.
 fn rounded(address: usize, shmflg: i32) -> Result<Option<usize>, Errno> {
     let is_remap = shmflg & SHM_REMAP != 0;
     let start = address - address % page_size();
@@ -445,6 +450,6 @@ fn rounded(address: usize, shmflg: i32) -> Result<Option<usize>, Errno> {
     if start == 0 && is_remap {
         return Err(Errno::INVAL);
     }
-    // An address that is rounded to 0 is one: the host will find that nothing can be mapped there.
+    // An address that is rounded down to 0 is still an address. The host fails to map there.
     Ok((address != 0).then_some(start))
 }

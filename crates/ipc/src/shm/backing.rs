@@ -1,17 +1,18 @@
-//! Where the memory of segments comes from.
+//! The memory of segments.
 //!
-//! A segment has a name that no other segment of the namespace ever has, so memory cannot be taken for
-//! that of a segment which had the same id before (trap I10). Within a process, memory is a memfd;
-//! a host whose processes share a namespace brings files that all of them can open.
+//! A segment has a name that no other segment of the namespace ever gets. So the memory of an older
+//! segment with the same id is never used for it (trap I10). In one process the memory is a memfd.
+//! If processes share a namespace, the host provides files that all of them can open.
 //!
 //! # Holds
 //!
-//! A child that was just forked has attached what its parent has, and is not yet counted: if the parent is killed
-//! then, nobody counts. So where processes share a namespace, one that has something attached has a *hold*: an open file
-//! with a lock (flock(2)), which the host maps. Every child has that mapping too, however it was made, and
-//! gives it up once it is counted; the kernel ends it with execve(2) and with the process. So the lock of a task that has died
-//! is there exactly as long as somebody has its attaches and is not counted, and for that long they are left as they are.
-//! To write the number of the child down would not do: the parent does not know it before there is a child.
+//! A forked child has the mappings of its parent before it is counted. If the parent is killed
+//! then, no record shows that the child has the segments. So if processes share a namespace, a task
+//! with attaches has a *hold*: an open file with a lock (flock(2)), which the host maps. Each child
+//! gets that mapping too, however it is created, and removes it once it is counted. execve(2) and
+//! the end of the process also remove it. So the lock of a dead task exists exactly as long as an
+//! uncounted process has its attaches. Until then the attaches are kept. The parent cannot record
+//! the child instead, since it does not know the child's pid before the child exists.
 //!
 //! Source: flock(2), mmap(2); memfd_create(2), sysinfo(2); proc(5) `overcommit_memory`.
 
@@ -26,80 +27,81 @@ use std::sync::Arc;
 
 use crate::file::lengthen;
 
-/// A segment, among all that a namespace has ever had.
+/// The name of a segment, unique among all segments that a namespace has ever had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SegmentName {
     /// The index of its slot.
     pub index: u32,
-    /// Which of the segments of this slot.
+    /// The serial number among the segments of this slot.
     pub serial: u64,
 }
 
-/// What a segment is opened for.
+/// The access with which a segment is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// To be mapped for reading.
+    /// The memory will be mapped for reading.
     Read,
-    /// To be mapped for reading and writing.
+    /// The memory will be mapped for reading and writing.
     Write,
 }
 
-/// Makes, opens and removes the memory of segments.
+/// Creates, opens and removes the memory of segments.
 ///
-/// `create`, `remove`, `is_held` and `forget` may be called under a lock of the namespace, so they must not call the namespace.
+/// `create`, `remove`, `is_held` and `forget` may be called under a lock of the namespace. So they
+/// must not call the namespace.
 pub trait Backing: Send + Sync {
-    /// Makes the memory of a new segment: `size_bytes` zeroes.
+    /// Creates the memory of a new segment: `size_bytes` zero bytes.
     ///
     /// # Errors
     ///
-    /// What the caller of shmget(2) is to see: `ENOMEM` if there is none.
+    /// The errno for the caller of shmget(2): `ENOMEM` if there is no memory.
     fn create(&self, name: SegmentName, size_bytes: u64) -> Result<(), Errno>;
 
-    /// Returns the memory of a segment, for mmap(2). For reading it need not be writable.
+    /// Returns the memory of a segment, for mmap(2). For [`Access::Read`] it need not be writable.
     ///
     /// # Errors
     ///
-    /// What the caller of shmat(2) is to see.
+    /// The errno for the caller of shmat(2).
     fn open(&self, name: SegmentName, access: Access) -> Result<Arc<OwnedFd>, Errno>;
 
-    /// Takes note that a segment is gone; returns true if nothing is left of its memory. What is mapped stays mapped.
+    /// Removes the memory of a segment. Existing mappings stay. Returns true if the memory is gone.
     ///
-    /// Where it returns false, because the caller may not remove it, others are asked to.
+    /// Returns false if the caller may not remove it. Other tasks are asked later.
     ///
-    /// If a process was killed in the middle it is told again, perhaps by two tasks at once, and perhaps of a
-    /// segment that was never made: there is nothing to be done then.
+    /// After a process was killed this may be called again for the same segment, also by two tasks
+    /// at once, or for a segment without memory. It must then do nothing.
     fn remove(&self, name: SegmentName) -> bool;
 
-    /// Returns the hold of the task numbered `task`: the host maps it while the task has something attached, and closes it.
-    /// No other task that lives has this number.
+    /// Returns the hold of the task with number `task`. The host maps it while the task has
+    /// attaches, and closes the descriptor. No other living task has this number.
     ///
     /// # Errors
     ///
-    /// Those of open(2) and flock(2). Without a hold a child that is not yet counted is not seen.
+    /// Those of open(2) and flock(2). Without a hold an uncounted child is not noticed.
     fn hold(&self, task: u32) -> Result<OwnedFd, Errno> {
         let _ = task;
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Returns true if somebody has the hold of the task numbered `task`, or may have: it is asked for a task
-    /// that has died with something attached.
+    /// Returns true if a process has the hold of the task with number `task`, or if that is
+    /// unknown. Called for a dead task with attaches.
     fn is_held(&self, task: u32) -> bool {
         let _ = task;
         false
     }
 
-    /// Takes note that the task numbered `task` has nothing attached any more, and never will have.
+    /// The task with number `task` has no attaches and will have none, so its hold can be removed.
     fn forget(&self, task: u32) {
         let _ = task;
     }
 }
 
-/// The memory of segments for a process that does not use any, in a namespace where others may: it is elsewhere, so this process can
-/// neither remove it nor tell who is there.
+/// The backing of a process that uses no segments, in a namespace where other processes may use
+/// them. It has no access to the memory. So it can neither remove memory nor see holds.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Elsewhere;
+pub struct NoBacking;
 
-impl Backing for Elsewhere {
+impl Backing for NoBacking {
     fn create(&self, _: SegmentName, _: u64) -> Result<(), Errno> {
         Err(Errno::ACCESS)
     }
@@ -117,7 +119,7 @@ impl Backing for Elsewhere {
     }
 }
 
-/// Memory of this process: one memfd per segment.
+/// The memory of segments in one process: one memfd per segment.
 ///
 /// A segment larger than memory and swap together is refused, as Linux does by default.
 #[derive(Default)]
@@ -126,7 +128,7 @@ pub struct Memfds {
 }
 
 impl Memfds {
-    /// Returns how many segments there is memory for.
+    /// Returns the number of segments that have memory.
     #[must_use]
     pub fn count(&self) -> usize {
         self.files.lock().len()
@@ -144,7 +146,7 @@ impl Backing for Memfds {
         Ok(())
     }
 
-    /// Returns the one descriptor that there is, whatever it is for.
+    /// Returns the segment's only descriptor, for either access.
     fn open(&self, name: SegmentName, _: Access) -> Result<Arc<OwnedFd>, Errno> {
         self.files.lock().get(&name).map(Arc::clone).ok_or(Errno::NOMEM)
     }
@@ -156,7 +158,7 @@ impl Backing for Memfds {
     }
 }
 
-/// Returns the bytes of memory and swap.
+/// Returns the size of memory and swap in bytes.
 fn memory_of_machine() -> u64 {
     let info = sysinfo();
     let units = (info.totalram as u64).saturating_add(info.totalswap as u64);

@@ -1,9 +1,9 @@
-//! A task is stopped before every store of a call on segments, and then before every store of putting that in
-//! order.
+//! Crash models of segments. A task is stopped before each store of a call, and recovery from that
+//! is stopped before each of its stores.
 //!
-//! As those of semaphores (`crate::crash_models`): every stop has to look like a victim that died before its
-//! call or like one that died after it, and nothing may be left over: no line of an attach, no memory. The
-//! backing counts what it holds in words that stop with their task.
+//! As in `crate::crash_models` for semaphores, the result of each stop must equal the result of a
+//! death before the call or of a death after it. Nothing may be left: no record and no memory. The
+//! backing keeps its state in words whose stores stop with the task too.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -19,19 +19,19 @@ use super::segment;
 use crate::field::put;
 use crate::{Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, Task};
 
-/// What a call may make, and what is there.
+/// The keys of a new segment and of the existing one.
 const NEW: i32 = 7;
 const KEY: i32 = 8;
 const SEGMENTS: u32 = 4;
 
-/// Where the victim attaches.
+/// The addresses of the victim's attaches.
 const HERE: usize = 0x10_000;
 const THERE: usize = 0x20_000;
 
-/// Stores of a call at most.
+/// The stores of a call, at most.
 const STORES_MAX: u64 = 1000;
 
-/// Says which segments there is memory of: a bit for each serial number, a word for each slot.
+/// A backing that records which segments have memory: a bit per serial number in a word per slot.
 struct Memory {
     file: Arc<OwnedFd>,
     there: [AtomicU64; SEGMENTS as usize],
@@ -51,7 +51,7 @@ impl Counted {
     }
 
     fn count(&self) -> u32 {
-        // ORDERING: Relaxed. Nobody is at it.
+        // ORDERING: Relaxed. No other thread runs.
         self.0.there.iter().map(|word| word.load(Ordering::Relaxed).count_ones()).sum()
     }
 }
@@ -59,7 +59,7 @@ impl Counted {
 impl Backing for Counted {
     fn create(&self, name: SegmentName, _size_bytes: u64) -> Result<(), Errno> {
         let (word, bit) = self.word(name);
-        // ORDERING: Relaxed. Bookkeeping of a test.
+        // ORDERING: Relaxed. The model runs one task at a time.
         word.fetch_or(bit, Ordering::Relaxed);
         Ok(())
     }
@@ -70,7 +70,7 @@ impl Backing for Counted {
 
     fn remove(&self, name: SegmentName) -> bool {
         let (word, bit) = self.word(name);
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. The model runs one task at a time.
         word.fetch_and(!bit, Ordering::Relaxed);
         true
     }
@@ -85,7 +85,7 @@ struct World {
     id: i32,
 }
 
-/// What is there, and what happens to it.
+/// A call to be stopped, and the state before it.
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
@@ -94,10 +94,10 @@ struct Case {
     act: fn(&Task, i32) -> Result<(), Errno>,
 }
 
-/// What others see.
+/// The state that another task sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
-    /// Attaches and mode of each segment.
+    /// The number of attaches and the mode of each segment.
     segments: Vec<Result<(u64, u16), Errno>>,
     keyed: [bool; 2],
     count: u32,
@@ -140,7 +140,7 @@ impl World {
         }
     }
 
-    /// Puts everything in order as a survivor; returns what is seen, or what is wrong.
+    /// Recovers as the survivor. Returns the visible state, or a description of an inconsistency.
     fn settle(&self) -> Result<Seen, String> {
         self.namespace.recover().map_err(|errno| format!("recover: {errno}"))?;
         let seen = self.seen();
@@ -148,7 +148,7 @@ impl World {
         Ok(seen)
     }
 
-    /// Returns what is wrong.
+    /// Checks the internal state. The error describes an inconsistency.
     fn audit(&self) -> Result<(), String> {
         let shared = &*self.survivor.shared;
         let pool = shared.layout.attaches;
@@ -161,17 +161,17 @@ impl World {
         used.sort_unstable();
         listed.sort_unstable();
         if used != listed {
-            return Err(format!("lines {used:?} are used, {listed:?} are records"));
+            return Err(format!("lines {used:?} are in use, but {listed:?} are records"));
         }
         let memory = self.memory.count() as usize;
         if memory != objects.len() {
-            return Err(format!("memory of {memory} segments, there are {}", objects.len()));
+            return Err(format!("{memory} segments have memory, but {} exist", objects.len()));
         }
         Ok(())
     }
 }
 
-/// Ends a task without a store other than one that says that it is gone.
+/// Kills a task: its only store records its death.
 fn kill(task: Task) {
     crate::task::forget_process(&task.shared, task.owner.index);
     crash::run(0, || drop(task));
@@ -181,11 +181,11 @@ fn attach(task: &Task, id: i32, address: usize) -> Result<(), Errno> {
     task.shmat(id, address, 0).map(|mapping| mapping.attached_at(address))
 }
 
-/// What is left out.
+/// The recovery protocol, or a weakened one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     Whole,
-    /// Locks are free after a death, and nothing is put in order.
+    /// Locks of a dead task are free at once, and its segments are not repaired.
     WithoutLocks,
 }
 
@@ -196,7 +196,7 @@ fn forget_locks(task: &Task) {
     }
 }
 
-/// Returns what has to be seen: the victim dies before its call, and after it.
+/// Returns the allowed states: the victim dies before its call, or after it.
 fn expected(case: Case) -> [Seen; 2] {
     [false, true].map(|acts| {
         let mut world = World::new(case);
@@ -208,7 +208,7 @@ fn expected(case: Case) -> [Seen; 2] {
     })
 }
 
-/// Stops the victim before each store; returns how many stores there are, or what is wrong.
+/// Stops the victim before each store. Returns the number of stores, or a description of a failure.
 fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     let expected = expected(case);
     for stores in 0..STORES_MAX {
@@ -230,7 +230,7 @@ fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     Err(format!("{} never ends", case.name))
 }
 
-/// Stops the victim before each store, and before each store of who puts that in order.
+/// Stops the victim before each store, and the recovery from that before each of its stores.
 fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
     let expected = expected(case);
     let mut count = 0;
@@ -309,7 +309,7 @@ const CASES: [Case; 9] = [
         name: "a mark",
         prepare: |world| {
             attach(&world.survivor, world.id, HERE).unwrap();
-            // Another in the chain of its key, or before it.
+            // A segment whose key has the same hash, in the same chain.
             world.survivor.shmget(KEY + SEGMENTS as i32, 1, IPC_CREAT | 0o600).unwrap();
         },
         act: |task, id| task.shm_rmid(id),
@@ -360,6 +360,6 @@ fn crash_control_on_segments_without_locks_that_change_hands_is_caught() {
     let failing: Vec<&str> = CASES.into_iter().filter(fails).map(|case| case.name).collect();
     println!("caught by {failing:?}");
     for name in ["a new segment", "an attach", "the last detach of a marked segment", "a mark"] {
-        assert!(failing.contains(&name), "{name} notices nothing");
+        assert!(failing.contains(&name), "the case {name} does not fail without the locks");
     }
 }

@@ -19,20 +19,20 @@ pub const SHM_LOCK: i32 = 11;
 pub const SHM_UNLOCK: i32 = 12;
 /// As `IPC_STAT`, by index.
 pub const SHM_STAT: i32 = 13;
-/// Tell what is used.
+/// Return the totals of all segments.
 pub const SHM_INFO: i32 = 14;
 /// As `SHM_STAT`, without a permission check.
 pub const SHM_STAT_ANY: i32 = 15;
 
-/// What `IPC_STAT` tells of a segment.
+/// The answer to `IPC_STAT`.
 #[doc(alias = "shmid_ds")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShmStat {
     /// The segment's id.
     pub id: i32,
-    /// Its permissions; the mode with [`crate::SHM_DEST`] and [`crate::SHM_LOCKED`].
+    /// The permissions. The mode includes [`crate::SHM_DEST`] and [`crate::SHM_LOCKED`].
     pub perm: Perm,
-    /// Its size.
+    /// The size in bytes.
     pub size_bytes: u64,
     /// The last shmat(2), in seconds since 1970, or 0.
     pub atime_s: u64,
@@ -40,32 +40,32 @@ pub struct ShmStat {
     pub dtime_s: u64,
     /// The last change, in seconds since 1970.
     pub ctime_s: u64,
-    /// Who made it.
+    /// The pid of the creator.
     pub cpid: u32,
-    /// Who attached or detached last.
+    /// The pid of the process that attached or detached last, or 0.
     pub lpid: u32,
-    /// How often it is attached.
+    /// The number of attaches.
     pub nattch: u64,
 }
 
-/// What `SHM_INFO` tells beside the limits.
+/// The answer to `SHM_INFO`, without the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShmTotals {
-    /// Segments that there are.
+    /// The number of segments.
     pub segments: u32,
-    /// Pages of all segments.
+    /// The pages of all segments.
     pub pages: u64,
     /// The highest index in use, or 0.
     pub index_max: u32,
 }
 
 impl Task {
-    /// Returns what there is to know about a segment: `IPC_STAT`.
+    /// Returns the state of a segment: `IPC_STAT`.
     ///
     /// # Errors
     ///
-    /// `EACCES`: no read permission; `EIDRM`: the segment was removed meanwhile; `EINVAL`: there is no
-    /// such segment.
+    /// `EACCES`: no read permission; `EIDRM`: the segment was removed during the call; `EINVAL`:
+    /// there is no such segment.
     ///
     /// # Examples
     ///
@@ -90,7 +90,7 @@ impl Task {
         self.shm_stat_of(&object, IPC_STAT)
     }
 
-    /// As [`Task::shm_stat`] of the segment at an index, with its id: `SHM_STAT`.
+    /// As [`Task::shm_stat`], for the segment at an index: `SHM_STAT`. The answer contains its id.
     ///
     /// # Errors
     ///
@@ -105,7 +105,7 @@ impl Task {
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
     /// let id = task.shmget(IPC_PRIVATE, 56, 0o600)?;
-    /// // As ipcs(1) looks for all that there are.
+    /// // As ipcs(1) lists all segments.
     /// let indices = 0..=task.shm_totals()?.index_max.cast_signed();
     /// let found: Vec<i32> =
     ///     indices.filter_map(|index| Some(task.shm_stat_index(index).ok()?.id)).collect();
@@ -120,11 +120,11 @@ impl Task {
         self.shm_stat_of(&object, SHM_STAT)
     }
 
-    /// As [`Task::shm_stat_index`] for everybody: `SHM_STAT_ANY`.
+    /// As [`Task::shm_stat_index`], without a permission check: `SHM_STAT_ANY`.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no segment at this index; `EIDRM`: it was removed meanwhile.
+    /// `EINVAL`: there is no segment at this index; `EIDRM`: it was removed during the call.
     ///
     /// # Examples
     ///
@@ -150,8 +150,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no such segment, or an id of `-1`; `EPERM`: the caller is neither its owner
-    /// nor its creator, and has no `CAP_SYS_ADMIN`.
+    /// `EINVAL`: there is no such segment, or an id is `-1`; `EPERM`: the caller is neither owner
+    /// nor creator of the segment, and has no `CAP_SYS_ADMIN`.
     ///
     /// # Examples
     ///
@@ -181,12 +181,12 @@ impl Task {
         Ok(())
     }
 
-    /// Removes a segment once nobody has it attached: `IPC_RMID`. Its key is free at once.
+    /// Removes a segment, once no task has it attached: `IPC_RMID`. Its key is free at once.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no such segment; `EPERM`: the caller is neither its owner nor its creator, and
-    /// has no `CAP_SYS_ADMIN`.
+    /// `EINVAL`: there is no such segment; `EPERM`: the caller is neither owner nor creator of the
+    /// segment, and has no `CAP_SYS_ADMIN`.
     ///
     /// # Examples
     ///
@@ -199,7 +199,7 @@ impl Task {
     /// let id = task.shmget(5, 4096, IPC_CREAT | 0o600)?;
     /// task.shmat(id, 0, 0)?.attached_at(0x1000_0000);
     /// task.shm_rmid(id)?;
-    /// // It is there for as long as it is attached, and its key is not.
+    /// // The segment exists as long as it is attached, without its key.
     /// assert_eq!(task.shm_stat(id)?.nattch, 1);
     /// assert_eq!(task.shmget(5, 4096, 0), Err(Errno::NOENT));
     /// task.shmdt(0x1000_0000)?;
@@ -225,8 +225,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// `EIDRM`: the segment was removed meanwhile; `EINVAL`: there is no such segment; `EPERM`: the caller is
-    /// neither its owner nor its creator, and has no `CAP_IPC_LOCK`.
+    /// `EIDRM`: the segment was removed during the call; `EINVAL`: there is no such segment;
+    /// `EPERM`: the caller is neither owner nor creator of the segment, and has no `CAP_IPC_LOCK`.
     ///
     /// # Examples
     ///
@@ -250,7 +250,7 @@ impl Task {
         self.set_locked(shmid, SHM_LOCK, SHM_LOCKED)
     }
 
-    /// Takes the mark of [`Task::shm_lock`] back: `SHM_UNLOCK`.
+    /// Removes the mark of [`Task::shm_lock`]: `SHM_UNLOCK`.
     ///
     /// # Errors
     ///
@@ -259,11 +259,11 @@ impl Task {
         self.set_locked(shmid, SHM_UNLOCK, 0)
     }
 
-    /// Returns what is used: `SHM_INFO`, and `IPC_INFO` for the highest index.
+    /// Returns the totals of all segments: `SHM_INFO`. The highest index is also for `IPC_INFO`.
     ///
     /// # Errors
     ///
-    /// What the security hook returns.
+    /// The error of the security hook.
     ///
     /// # Examples
     ///
@@ -274,7 +274,7 @@ impl Task {
     /// let task = namespace.register(Cred::root(), 1)?;
     /// task.shmget(IPC_PRIVATE, 1, 0o600)?;
     /// let totals = task.shm_totals()?;
-    /// // A byte takes a page.
+    /// // A segment of one byte occupies a page.
     /// assert_eq!((totals.segments, totals.pages), (1, 1));
     /// # Ok::<(), rustix::io::Errno>(())
     /// ```

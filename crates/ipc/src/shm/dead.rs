@@ -1,10 +1,12 @@
-//! Attaches of tasks that were killed.
+//! Attaches of killed tasks.
 //!
-//! A kernel detaches what a process has attached when that process ends, so `shm_nattch` counts the living:
-//! PostgreSQL takes it as the proof that nobody is left of a server that was killed. Here the records
-//! of the dead stay until somebody looks, so whoever is about to use the number looks first.
+//! A kernel detaches the segments of a process when the process ends. So `shm_nattch` counts living
+//! processes only. PostgreSQL relies on that: 0 means that no process of a killed server is left.
+//! In this library the records of a dead task stay until another task reaps them. So each call that
+//! uses the number reaps first.
 //!
-//! Source: shmctl(2) `shm_nattch`; PostgreSQL `src/backend/port/sysv_shmem.c` (`PGSharedMemoryAttach`).
+//! Source: shmctl(2) `shm_nattch`; PostgreSQL `src/backend/port/sysv_shmem.c`
+//! (`PGSharedMemoryAttach`).
 
 use super::segment::Segment;
 use crate::ids::SLOTS_MAX;
@@ -12,10 +14,11 @@ use crate::recover;
 use crate::task::Task;
 
 impl Task {
-    /// Reaps the tasks that have died with the segment in the slot of `shmid` attached. No lock is held.
+    /// Reaps the dead tasks that have attached the segment in the slot of `shmid`. The caller holds
+    /// no lock.
     ///
-    /// What cannot be done now leaves a count that is too high: that is the safe side for who asks
-    /// whether anybody is left.
+    /// If a task cannot be reaped now, the number of attaches stays too high. That is the safe side
+    /// for a caller that waits for 0.
     pub(super) fn reap_attachers(&self, shmid: i32) {
         let Ok(id) = u32::try_from(shmid) else { return };
         let shared = &*self.shared;
@@ -46,13 +49,13 @@ mod tests {
         SEM_UNDO, SHM_DEST, SegmentName, SemBuf, Task,
     };
 
-    /// Memory that a child is there for which is not yet counted, or that may not be removed by who is there.
+    /// Memory with two switches: an uncounted child has the hold, or memory cannot be removed.
     #[derive(Clone, Default)]
     struct Scene(Arc<(Memfds, AtomicBool, AtomicBool)>);
 
     impl Scene {
         fn is_held(&self, is: bool) {
-            // ORDERING: Relaxed. One thread.
+            // ORDERING: Relaxed. The test has one thread.
             self.0.1.store(is, Ordering::Relaxed);
         }
 
@@ -64,7 +67,7 @@ mod tests {
 
     impl Backing for Scene {
         fn create(&self, name: SegmentName, size_bytes: u64) -> Result<(), Errno> {
-            // There is room for two.
+            // There is memory for two segments.
             if self.0.0.count() == 2 {
                 Err(Errno::NOSPC)
             } else {
@@ -107,7 +110,8 @@ mod tests {
         Namespace::open_fd(&file, options).unwrap()
     }
 
-    /// Returns two tasks, and two segments that the second one has attached; the first is marked.
+    /// Returns two tasks and two segments. The second task has attached both segments. The first
+    /// segment is marked for removal.
     fn attached(namespace: &Namespace) -> (Task, Task, [i32; 2]) {
         let pid = std::process::id();
         let [one, other] = [(); 2].map(|()| namespace.register(Cred::root(), pid).unwrap());
@@ -133,7 +137,7 @@ mod tests {
         let (one, other, ids) = attached(&namespace);
         forget_process(&one.shared, other.owner.index);
         assert_eq!(one.shm_stat(ids[1]).map(|stat| stat.nattch), Ok(0));
-        assert_eq!(one.shm_stat_any(ids[0]).err(), Some(Errno::INVAL), "it was to go");
+        assert_eq!(one.shm_stat_any(ids[0]).err(), Some(Errno::INVAL), "it was marked for removal");
         std::mem::forget(other);
     }
 
@@ -144,12 +148,12 @@ mod tests {
         forget_process(&one.shared, other.owner.index);
         assert_eq!(one.shmat(ids[0], 0, 0).err(), Some(Errno::INVAL));
         one.shm_rmid(ids[1]).unwrap();
-        assert_eq!(one.shm_totals().unwrap().segments, 0, "nobody is left to detach it");
+        assert_eq!(one.shm_totals().unwrap().segments, 0, "no living task has attached them");
         std::mem::forget(other);
     }
 
     #[test]
-    fn attaches_of_the_dead_stay_while_a_child_has_them_and_adjustments_do_not() {
+    fn attaches_of_the_dead_stay_while_a_child_has_them_and_undo_does_not() {
         let scene = Scene::default();
         let namespace = over(Some(&scene));
         let (one, other, ids) = attached(&namespace);
@@ -160,12 +164,12 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(ids.map(|id| one.shm_stat(id).unwrap().nattch), [1, 1]);
             assert_eq!(one.sem_getval(set, 0), Ok(0));
-            assert_eq!(namespace.recover(), Ok(0), "its line is its own");
+            assert_eq!(namespace.recover(), Ok(0), "the dead task keeps its line");
         }
-        // The child is counted, and lets go.
+        // The child is counted and removes the hold.
         let child = other.fork(std::process::id()).unwrap();
         scene.is_held(false);
-        // By a task that is there: to register one may reap as well, for its line.
+        // An existing task does this. Registering a new one could reap too, to get a line.
         assert_eq!(crate::recover::reap_all(&one.shared, one.owner), Ok(1));
         assert_eq!(ids.map(|id| one.shm_stat(id).unwrap().nattch), [1, 1]);
         drop(child);
@@ -194,12 +198,12 @@ mod tests {
         forget_process(&one.shared, other.owner.index);
         assert_eq!(one.shm_stat(ids[1]).map(|stat| stat.nattch), Ok(0));
         assert_eq!(other.fork(std::process::id()).err(), Some(Errno::IDRM));
-        assert_eq!(one.shm_stat(ids[1]).map(|stat| stat.nattch), Ok(0), "as a whole");
+        assert_eq!(one.shm_stat(ids[1]).map(|stat| stat.nattch), Ok(0), "no attach was copied");
         std::mem::forget(other);
     }
 
     #[test]
-    fn memory_that_one_may_not_remove_is_removed_by_who_may() {
+    fn memory_that_one_task_cannot_remove_is_removed_by_another() {
         let scene = Scene::default();
         let namespace = over(Some(&scene));
         let task = namespace.register(Cred::root(), std::process::id()).unwrap();
@@ -215,7 +219,7 @@ mod tests {
                 assert_eq!(namespace.recover(), Ok(0));
                 assert_eq!(scene.0.0.count(), 0);
             }
-            // Who needs the room removes it, in whichever slot it is.
+            // The task that needs memory removes it, in whichever slot it is.
             task.shm_rmid(segment().unwrap()).unwrap();
             assert_eq!(scene.0.0.count(), 0);
         }

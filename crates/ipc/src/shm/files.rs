@@ -1,32 +1,33 @@
 //! Memory of segments as files in a folder, for processes that share a namespace.
 //!
-//! Each segment is a sparse file that is named by its slot and its serial number, which no other segment of
-//! the namespace ever has. The folder says who may reach the segments: its files get its owner, its group
-//! and its permission bits (without those to execute), whoever of those who share the namespace makes them.
+//! Each segment is a sparse file, named by its slot and serial number. No other segment of the
+//! namespace ever has that name. The folder decides which users may open the segments: each file
+//! gets the owner, the group and the permission bits of the folder, without execute bits.
 //!
 //! A process that has changed its user or its root directory may not reach the folder by its path.
 //! It opens the folder through an inherited descriptor ([`SegmentFiles::of_descriptor`]), so no
 //! outer folder has to let the process in.
 //!
-//! # What a kill leaves
+//! # Files of killed processes
 //!
-//! Who is killed between making a file and publishing the segment, or between removing the segment and its
-//! file, leaves a file that nobody finds. The next segment of the slot removes it. So there are never more
-//! files too many than slots.
+//! A process may be killed after it created a file and before it published the segment, or after it
+//! removed the segment and before it removed the file. Such a file belongs to no segment. The next
+//! segment of the slot removes it. So there is at most one such file per slot.
 //!
 //! # Holds
 //!
-//! The hold of a task (`backing`) is an empty file `task-NUMBER` with an exclusive lock of flock(2), which lasts as long as
-//! the open file: until it is closed and unmapped everywhere. Who looks takes a shared lock, so those who look are not in each other's
-//! way. The file goes with what the task has attached, or is used again by the next task of that number.
+//! The hold of a task (`backing`) is an empty file `task-NUMBER` with an exclusive lock of
+//! flock(2). The lock lasts until the open file is closed and unmapped in all processes. A check
+//! takes a shared lock, so checks do not block each other. The file is removed when the task has no
+//! attaches any more, or is used by the next task with that number.
 //!
-//! # What it refuses
+//! # Limits
 //!
-//! - To promise memory: a file is sparse, as a segment of the kernel is. Where the file system is full by the time
-//!   that a page is touched, the process gets `SIGBUS`; the kernel would end some process for want of memory. A
-//!   segment that the file system has no room for when it is made is refused with `ENOSPC`, and with `ENOMEM` if it
-//!   is larger than the file system.
-//! - To send `SIGXFSZ`: a segment larger than `RLIMIT_FSIZE` is refused with `ENOMEM`.
+//! - Memory is not reserved, as in the kernel. If the file system is full when a page is written
+//!   for the first time, the process gets `SIGBUS`. (A kernel without memory would kill a process.)
+//!   A new segment is refused with `ENOMEM` if it is larger than the file system, and with `ENOSPC`
+//!   if it is larger than the free space.
+//! - A segment larger than `RLIMIT_FSIZE` is refused with `ENOMEM`. No `SIGXFSZ` is sent.
 //!
 //! Source: shmget(2), shmop(2), tmpfs(5), getrlimit(2).
 
@@ -44,14 +45,14 @@ use std::sync::Arc;
 
 use super::backing::{Access, Backing, SegmentName};
 
-/// The permission bits that a file takes over from its folder.
+/// The permission bits that a file gets from its folder.
 const FILE_BITS: u32 = 0o666;
 
 /// Flags for a file that another user may have made: no link is followed, and the open of a FIFO does
 /// not wait.
 const FOREIGN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
-/// How often a hold is asked for: those who look have it for two system calls.
+/// The tries to lock a new hold. A check keeps it locked for two system calls.
 const HOLD_TRIES: u32 = 1000;
 
 /// Memory of segments as files in a folder.
@@ -90,8 +91,8 @@ enum Folder {
 }
 
 impl SegmentFiles {
-    /// Returns the files in a folder, which has to be there by the time that a segment is made. The path
-    /// should be absolute: processes change their folder.
+    /// Returns a backing with its files in `folder`. The folder must exist when a segment is
+    /// created. Use an absolute path, since a process may change its working directory.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: Folder::Path(folder.into()) }
@@ -142,8 +143,8 @@ impl SegmentFiles {
         }
     }
 
-    /// Returns true if there is no folder any more. A process in another root directory, or one that
-    /// has closed the descriptor, cannot tell.
+    /// Returns true if the folder was removed. A process with another root directory, or one that has
+    /// closed the descriptor, cannot know, so it gets false.
     fn is_gone(&self) -> bool {
         let Folder::Path(path) = &self.folder else { return false };
         let is_parent_there = path.parent().is_some_and(Path::is_dir);
@@ -161,11 +162,11 @@ impl Backing for SegmentFiles {
         let folder = self.open_folder().map_err(of_shmget)?;
         let before = SegmentName { serial: name.serial.wrapping_sub(1), ..name };
         for leftover in [before, name] {
-            // There is seldom one. What it takes is room for the new one.
+            // Such a file is rare, but may occupy the space that the new segment needs.
             let _gone = unlinkat(&folder, file_name(leftover), AtFlags::empty());
         }
         let room = fstatvfs(&folder).map_err(of_shmget)?;
-        // As Linux refuses what is more than all of memory and swap.
+        // Linux too refuses a segment larger than memory and swap.
         if room.f_blocks.saturating_mul(room.f_frsize) < rounded {
             return Err(Errno::NOMEM);
         }
@@ -175,7 +176,7 @@ impl Backing for SegmentFiles {
         make(folder.as_fd(), name, size_bytes).map_err(of_shmget)
     }
 
-    /// What is opened for reading cannot be made writable by mprotect(2).
+    /// mprotect(2) cannot make a read-only mapping of this descriptor writable.
     fn open(&self, name: SegmentName, access: Access) -> Result<Arc<OwnedFd>, Errno> {
         let folder = self.open_folder().map_err(of_shmat)?;
         let access = match access {
@@ -188,7 +189,7 @@ impl Backing for SegmentFiles {
     }
 
     fn remove(&self, name: SegmentName) -> bool {
-        // A folder that is gone has taken the file with it.
+        // If the folder was removed, the file was removed with it.
         let Ok(folder) = self.open_folder() else { return self.is_gone() };
         let unlinked = unlinkat(folder, file_name(name), AtFlags::empty());
         matches!(unlinked, Ok(()) | Err(Errno::NOENT))
@@ -206,7 +207,7 @@ impl Backing for SegmentFiles {
         }
         for _ in 0..HOLD_TRIES {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // Somebody still looks whether the task before was held.
+                // A process checks the hold of the last task with this number.
                 Err(Errno::AGAIN) => thread::yield_now(),
                 done => return done.map(|()| file),
             }
@@ -220,19 +221,19 @@ impl Backing for SegmentFiles {
             let file = openat(folder, hold_name(task), flags, Mode::empty())?;
             flock(file, FlockOperation::NonBlockingLockShared)
         };
-        // Who may not look does not know, and leaves it to those who do.
+        // If this process may not look, it assumes that the hold exists, and leaves it to others.
         let Ok(folder) = self.open_folder() else { return !self.is_gone() };
         !matches!(look(folder), Ok(()) | Err(Errno::NOENT))
     }
 
     fn forget(&self, task: u32) {
         let unlink = |folder| unlinkat(folder, hold_name(task), AtFlags::empty());
-        // What stays is used by the next task of this number.
+        // If this fails, the next task with this number uses the file.
         let _gone = self.open_folder().and_then(unlink);
     }
 }
 
-/// Makes a file of zeroes, which belongs to whom the folder belongs to.
+/// Creates a file of zero bytes with the owner and permissions of the folder.
 fn make(folder: BorrowedFd<'_>, name: SegmentName, size_bytes: u64) -> Result<(), Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = openat(folder, file_name(name), flags, Mode::RUSR | Mode::WUSR)?;
@@ -248,7 +249,7 @@ fn hand_over(file: &OwnedFd, folder: &Stat) -> Result<(), Errno> {
     if (own.st_uid, own.st_gid) != (folder.st_uid, folder.st_gid) {
         let user = (own.st_uid != folder.st_uid).then(|| Uid::from_raw(folder.st_uid));
         let group = Some(Gid::from_raw(folder.st_gid));
-        // Who may not give it away keeps it, and shares it with whom its permissions name.
+        // If this process may not change the owner, it remains the owner.
         let _kept = fchown(file, user, group);
     }
     fchmod(file, Mode::from_raw_mode(folder.st_mode & FILE_BITS))
@@ -262,7 +263,7 @@ fn file_name(name: SegmentName) -> String {
     format!("{}-{}", name.index, name.serial)
 }
 
-/// Returns what the caller of shmget(2) is to see.
+/// Returns the errno for the caller of shmget(2).
 fn of_shmget(errno: Errno) -> Errno {
     match errno {
         Errno::ACCESS | Errno::PERM | Errno::ROFS => Errno::ACCESS,
@@ -271,11 +272,11 @@ fn of_shmget(errno: Errno) -> Errno {
     }
 }
 
-/// Returns what the caller of shmat(2) is to see.
+/// Returns the errno for the caller of shmat(2).
 fn of_shmat(errno: Errno) -> Errno {
     match errno {
         Errno::ACCESS | Errno::PERM => Errno::ACCESS,
-        // The segment is there, and its file is not: somebody has removed the folder.
+        // The segment exists without its file, so its folder was removed.
         Errno::NOENT => Errno::IDRM,
         _ => Errno::NOMEM,
     }
@@ -352,22 +353,22 @@ mod tests {
     }
 
     #[test]
-    fn file_that_a_kill_has_left_goes_with_the_next_segment_of_its_slot() {
+    fn leftover_file_is_removed_by_the_next_segment_of_its_slot() {
         let folder = Folder::new("left");
         let files = SegmentFiles::new(&folder.0);
         let next = SegmentName { serial: 4, ..NAME };
         let other = SegmentName { index: 8, ..NAME };
         [NAME, other].iter().for_each(|name| files.create(*name, 1).unwrap());
-        // The second is what a namespace before has left under the same name.
+        // The file of slot 7 and serial number 4 is left from an earlier namespace.
         fs::write(folder.0.join("7-4"), "stale").unwrap();
         files.create(next, 1).unwrap();
         assert_eq!(folder.names(), ["7-4", "8-3"]);
         assert_eq!(fs::read(folder.0.join("7-4")).unwrap(), [0]);
     }
 
-    /// What a kill has left may be what takes the room.
+    /// The file left by a killed process may occupy the space that the new segment needs.
     #[test]
-    fn file_that_a_kill_has_left_goes_before_there_is_found_to_be_no_room() {
+    fn leftover_file_is_removed_before_the_space_is_checked() {
         let folder = Folder::new("full");
         let files = SegmentFiles::new(&folder.0);
         let all = statvfs(&folder.0).map(|room| room.f_blocks * room.f_frsize).unwrap();
@@ -380,10 +381,10 @@ mod tests {
     }
 
     #[test]
-    fn hold_lasts_as_long_as_somebody_has_it() {
+    fn hold_lasts_until_all_copies_are_closed() {
         let folder = Folder::new("hold");
         let files = SegmentFiles::new(&folder.0);
-        assert!(!files.is_held(7), "there is none");
+        assert!(!files.is_held(7), "there is no hold");
         let hold = files.hold(7).unwrap();
         let inherited = hold.try_clone().unwrap();
         drop(hold);
@@ -394,11 +395,11 @@ mod tests {
         assert!(folder.names().is_empty());
         drop(files.hold(7).unwrap());
         fs::remove_dir_all(&folder.0).unwrap();
-        assert!(!files.is_held(7) && files.hold(7).is_err(), "there is no folder");
-        assert!(files.remove(NAME), "nor the file of a segment");
-        // As a process in another root directory sees it.
+        assert!(!files.is_held(7) && files.hold(7).is_err(), "the folder is gone");
+        assert!(files.remove(NAME), "the file went with the folder");
+        // For a process with another root directory, the parent does not exist either.
         let elsewhere = SegmentFiles::new(folder.0.join("folder"));
-        assert!(elsewhere.is_held(7) && !elsewhere.remove(NAME), "nobody knows");
+        assert!(elsewhere.is_held(7) && !elsewhere.remove(NAME), "the state is unknown");
     }
 
     /// Another user may write in the folder.
@@ -427,11 +428,11 @@ mod tests {
     fn file_that_cannot_be_removed_is_not_gone() {
         let folder = Folder::new("kept");
         let files = SegmentFiles::new(&folder.0);
-        assert!(files.remove(NAME), "there is none");
+        assert!(files.remove(NAME), "the file does not exist");
         fs::create_dir(folder.0.join("7-3")).unwrap();
         assert!(!files.remove(NAME));
         fs::remove_dir(folder.0.join("7-3")).unwrap();
-        // A link of this name leads elsewhere: nobody can say what is there.
+        // The folder must not be a symbolic link. Through one, the state is unknown.
         let link = folder.0.with_extension("link");
         std::os::unix::fs::symlink(&folder.0, &link).unwrap();
         let through = SegmentFiles::new(&link);
@@ -449,11 +450,11 @@ mod tests {
     }
 
     #[test]
-    fn segment_that_there_is_no_room_for_is_refused_and_leaves_nothing() {
+    fn segment_without_space_is_refused_and_leaves_nothing() {
         let folder = Folder::new("room");
         let files = SegmentFiles::new(&folder.0);
         let all = statvfs(&folder.0).map(|room| room.f_blocks * room.f_frsize).unwrap();
-        assert_eq!(files.create(NAME, all), Err(Errno::NOSPC), "this test has a folder in it");
+        assert_eq!(files.create(NAME, all), Err(Errno::NOSPC), "the test's folder uses some space");
         assert_eq!(files.create(NAME, 1 << 60), Err(Errno::NOMEM));
         assert_eq!(files.create(NAME, u64::MAX), Err(Errno::NOMEM));
         assert!(folder.names().is_empty());

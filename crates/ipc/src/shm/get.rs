@@ -12,23 +12,24 @@ use crate::namespace::now_s;
 use crate::perm::Perm;
 use crate::task::Task;
 
-/// Use huge pages. There are none.
+/// Use huge pages. Not supported.
 pub const SHM_HUGETLB: i32 = 0o4000;
 
 impl Task {
     /// Returns the id of the segment with this key, or of a new one of `size_bytes` zeroes.
     ///
-    /// `IPC_PRIVATE` always makes a new segment. `SHM_NORESERVE` is what always happens.
+    /// `IPC_PRIVATE` always creates a new segment. `SHM_NORESERVE` has no effect: memory is never
+    /// reserved.
     ///
     /// # Errors
     ///
-    /// - `EACCES`: the segment is there, and its mode does not allow what `shmflg` asks for.
-    /// - `EEXIST`: the segment is there, and both `IPC_CREAT` and `IPC_EXCL` are given.
-    /// - `EINVAL`: `size_bytes` is 0 or more than `SHMMAX` for a new segment, or more than the
-    ///   segment has; `SHM_HUGETLB`, or a size that no file can have, for a new segment.
+    /// - `EACCES`: the segment exists, and its mode does not permit what `shmflg` requests.
+    /// - `EEXIST`: the segment exists, and both `IPC_CREAT` and `IPC_EXCL` are given.
+    /// - `EINVAL`: for a new segment, `size_bytes` is 0, above `SHMMAX` or above the largest file,
+    ///   or `SHM_HUGETLB` is given. For an existing segment, `size_bytes` is above its size.
     /// - `ENOENT`: there is no segment with this key, and no `IPC_CREAT`.
     /// - `ENOMEM`: no memory.
-    /// - `ENOSPC`: `SHMMNI` segments or `SHMALL` pages would be exceeded.
+    /// - `ENOSPC`: more than `SHMMNI` segments or `SHMALL` pages would exist.
     ///
     /// # Examples
     ///
@@ -84,7 +85,7 @@ impl Task {
             let (payload, name) = segment::make(shared, index, size_bytes, whose);
             let mut created = shared.backing.create(name, size_bytes);
             if created == Err(Errno::NOSPC) {
-                // Who was to give memory back may have had no right to.
+                // Some memory of removed segments may be left, if another task could not remove it.
                 segment::give_back_all(shared, ids, Some(index));
                 created = shared.backing.create(name, size_bytes);
             }
@@ -98,7 +99,7 @@ impl Task {
     }
 }
 
-/// Returns how many pages a size takes, or none if that is more than there are.
+/// Returns the number of pages of a segment, or `None` if `size_bytes` is too large.
 pub(super) fn pages(size_bytes: u64) -> Option<u64> {
     let page = page_size() as u64;
     let pages = size_bytes.div_ceil(page);

@@ -1,19 +1,22 @@
-//! What is known of a segment, and who has attached it. All of it under the lock of the kind.
+//! The state of a segment and its attaches. All of it is protected by the lock of the kind.
 //!
-//! The truth about attaches is in the records: `WHOSE` says which task and which segment, and is 0 in a
-//! record that is free. The list of a segment's records can be told from them.
+//! The records are the only source of truth about attaches. The word `WHOSE` of a record contains
+//! the task and the segment; it is 0 in a free record. The list of a segment's records can be
+//! rebuilt from them.
 //!
-//! # A task that dies
+//! # Death of a task
 //!
-//! | it died | then |
-//! |---|---|
-//! | while it had the lock of the kind | [`recover_slot`] makes the lists anew, and ends segments that were due |
-//! | with attaches, or with lines for records that are none yet or no more | [`reap`] frees those by the pool's headers |
-//! | while a child that is not yet counted has its attaches | [`reap`] leaves them until it is, or has ended (`backing`) |
-//! | before it gave the memory of a segment back | `HAS_MEMORY` says so, and whoever comes by gives it back |
+//! - With the lock of the kind: [`recover_slot`] rebuilds the lists, and removes segments that were
+//!   due to be removed.
+//! - With attaches, or while it made or freed a record: [`reap`] frees the records by the pool's
+//!   headers.
+//! - While an uncounted child has its attaches: [`reap`] keeps them until the child is counted or
+//!   has ended (`backing`).
+//! - Before it gave back the memory of a segment: `HAS_MEMORY` is set, and a later task gives it
+//!   back.
 //!
-//! Memory is given back without the lock, so two may do it at once: names are never used again, and the backing
-//! takes note of the end of a segment once more, or of one that it never heard of.
+//! Memory is given back without the lock, so two tasks may do it at once. That is safe: names are
+//! never used again, and [`Backing::remove`](super::Backing::remove) may be called twice.
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::Ordering;
@@ -27,53 +30,54 @@ use crate::lock::Owner;
 use crate::namespace::{Shared, now_s};
 use crate::sem::Remains;
 
-/// Lines of a segment.
+/// The number of lines of a segment.
 pub(crate) const SEGMENT_LINES: u32 = 1;
 
-/// In the mode: the segment goes with its last attach.
+/// Bit of the mode: the last detach removes the segment.
 pub const SHM_DEST: u16 = 0o1000;
 
-/// In the mode: the segment is locked into memory.
+/// Bit of the mode: the segment is locked into memory.
 pub const SHM_LOCKED: u16 = 0o2000;
 
 // Words of a segment's line.
 const SIZE: usize = 0;
-/// The records of the segment.
+/// The list of the segment's records.
 const ATTACHES: usize = 1;
 const ATIME: usize = 2;
 const DTIME: usize = 3;
-/// Who made it, and who attached or detached last.
+/// The pids of the creator and of the task that attached or detached last.
 const PIDS: usize = 4;
-/// The number of the task that made it, plus one, while it runs; and [`WAS_ATTACHED`].
+/// The number of the creator plus one while it runs, otherwise 0; and [`WAS_ATTACHED`].
 const CREATOR: usize = 5;
 /// The serial number of the last segment of this slot, and [`HAS_MEMORY`].
 const SERIAL: usize = 6;
 
-// Words of a record; 1 is the links, 6 and 7 are the pool's.
+// Words of a record. Word 1 has the links of the list, words 6 and 7 are the pool's.
 const WHOSE: usize = 0;
 const COUNT: usize = 2;
 
-/// In `CREATOR`: somebody has had the segment attached.
+/// Bit of `CREATOR`: the segment has been attached.
 const WAS_ATTACHED: u64 = 1 << 63;
-/// In `SERIAL`: the memory of the segment with this number may be there.
+/// Bit of `SERIAL`: the segment with this number may still have memory.
 const HAS_MEMORY: u64 = 1 << 63;
 
 const SERIAL_MASK: u64 = (1 << 48) - 1;
-/// Tells a payload from 0.
+/// Bit of a payload, so that no payload is 0.
 const PAYLOAD: u64 = 1 << 63;
 
-/// In `WHOSE`, above the slot (15 bits) and the task (22 bits).
+/// Bit of `WHOSE`. Below it are the slot (15 bits), the task (22 bits) and part of the serial
+/// number.
 const IS_RECORD: u64 = 1 << 63;
 const TASK_SHIFT: u32 = 15;
 const TASK_MASK: u32 = (1 << 22) - 1;
 const WHOSE_SERIAL_SHIFT: u32 = 37;
 
-/// Segments that are gone; their memory is given back once the lock is free.
+/// Removed segments, whose memory is given back after the lock is released.
 #[derive(Default)]
 #[must_use]
 pub(super) struct Gone(Vec<SegmentName>);
 
-/// A segment that is there: the lock of its kind is held.
+/// An existing segment. The lock of its kind is held.
 #[derive(Clone, Copy)]
 pub(super) struct Segment<'g, 's> {
     shared: &'s Shared,
@@ -81,7 +85,7 @@ pub(super) struct Segment<'g, 's> {
     pub(super) object: Object,
 }
 
-/// What is known of a segment beside its permissions.
+/// The numbers of a segment for shmctl(2), without its permissions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Numbers {
     pub(super) size_bytes: u64,
@@ -92,19 +96,19 @@ pub(super) struct Numbers {
     pub(super) nattch: u64,
 }
 
-/// Returns the name of the segment that a lookup has found.
+/// Returns the name of a segment that a lookup has found.
 pub(super) fn name_of(object: &Object) -> SegmentName {
     SegmentName { index: object.index, serial: object.payload & SERIAL_MASK }
 }
 
-/// Fills the line of a new segment in slot `index`; returns its payload and name.
+/// Fills the line of a new segment in slot `index`. Returns its payload and name.
 pub(super) fn make(
     shared: &Shared,
     index: u32,
     size_bytes: u64,
     (task, pid): (u32, u32),
 ) -> (u64, SegmentName) {
-    // Whoever was to do it has died, or will do it once more.
+    // The last segment of the slot may still have memory, because a task died or is not done yet.
     give_back_left(shared, index);
     let line = line(shared, index);
     let serial = get(&line[SERIAL]).wrapping_add(1) & SERIAL_MASK;
@@ -127,11 +131,11 @@ fn line(shared: &Shared, index: u32) -> &Line {
 }
 
 impl<'g, 's> Segment<'g, 's> {
-    /// Returns the segment that a lookup has found before the lock was taken.
+    /// Returns the segment that a lookup without the lock has found.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if it is gone, whatever has its id by now.
+    /// `EIDRM` if it is gone, even if another segment has its id.
     pub(super) fn again(
         shared: &'s Shared,
         ids: &'g IdsGuard<'s>,
@@ -144,7 +148,7 @@ impl<'g, 's> Segment<'g, 's> {
         Ok(Self { shared, ids, object })
     }
 
-    /// Returns the segment with this name, or none if it is gone.
+    /// Returns the segment with this name, or `None` if it is gone.
     pub(super) fn named(
         shared: &'s Shared,
         ids: &'g IdsGuard<'s>,
@@ -180,24 +184,24 @@ impl<'g, 's> Segment<'g, 's> {
         }
     }
 
-    /// Returns how often the segment is attached.
+    /// Returns the number of attaches.
     #[doc(alias = "shm_nattch")]
     pub(super) fn nattch(&self) -> u64 {
         let counts = self.records().iter().map(|record| get(&self.record(record)[COUNT]));
         counts.fold(0, u64::saturating_add)
     }
 
-    /// Returns the tasks that have it attached.
+    /// Returns the tasks that have the segment attached.
     pub(super) fn attachers(&self) -> Vec<u32> {
         let whose = self.records().iter().map(|record| get(&self.record(record)[WHOSE]));
         whose.map(|whose| (whose >> TASK_SHIFT) as u32 & TASK_MASK).collect()
     }
 
-    /// Counts `count` more attaches of a task.
+    /// Adds `count` attaches of a task.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if there is no room for a record.
+    /// `ENOMEM` if there is no free record.
     pub(super) fn attach(&self, task: u32, count: u64, owner: Owner) -> Result<(), Errno> {
         let whose = self.whose(task);
         if let Some(record) = self.find(whose) {
@@ -216,7 +220,7 @@ impl<'g, 's> Segment<'g, 's> {
         Ok(())
     }
 
-    /// Counts `count` fewer attaches of a task.
+    /// Removes up to `count` attaches of a task.
     pub(super) fn detach(&self, task: u32, count: u64, owner: Owner) {
         let Some(record) = self.find(self.whose(task)) else { return };
         let cell = &self.record(record)[COUNT];
@@ -229,20 +233,20 @@ impl<'g, 's> Segment<'g, 's> {
         }
     }
 
-    /// Notes who has attached, and when.
+    /// Records the time of an attach and the pid.
     pub(super) fn note_attach(&self, pid: u32) {
         self.note(ATIME, pid);
     }
 
-    /// Notes who has detached, and when.
+    /// Records the time of a detach and the pid.
     pub(super) fn note_detach(&self, pid: u32) {
         self.note(DTIME, pid);
     }
 
-    /// Removes the segment if it is to go with its last attach and has none.
+    /// Removes the segment if it has no attach, and is marked or removal is forced.
     #[doc(alias = "shm_may_destroy")]
     pub(super) fn destroy_if_due(&self, gone: &mut Gone) {
-        // As it is now: it may have been marked since it was looked up.
+        // Read the mode again: the segment may have been marked since it was looked up.
         let object = self.ids.at(self.object.index).unwrap_or(self.object);
         let is_marked = self.shared.limits.is_shm_rmid_forced || object.mode() & SHM_DEST != 0;
         if is_marked && self.records().is_empty() {
@@ -250,7 +254,7 @@ impl<'g, 's> Segment<'g, 's> {
         }
     }
 
-    /// Marks a segment that is attached, and removes one that is not: `IPC_RMID`.
+    /// `IPC_RMID`: marks the segment if it is attached, otherwise removes it.
     #[doc(alias = "do_shm_rmid")]
     pub(super) fn remove(&self, gone: &mut Gone) {
         if self.records().is_empty() {
@@ -260,7 +264,7 @@ impl<'g, 's> Segment<'g, 's> {
         }
     }
 
-    /// Takes note that the task that made the segment has ended; it goes if that is forced.
+    /// Handles the end of the segment's creator. If removal is forced, an unattached segment goes.
     #[doc(alias = "exit_shm")]
     pub(super) fn orphan(&self, task: u32, gone: &mut Gone) {
         let creator = &self.line()[CREATOR];
@@ -308,21 +312,21 @@ impl<'g, 's> Segment<'g, 's> {
 }
 
 impl Gone {
-    /// Gives the memory back. No lock is held.
+    /// Gives back the memory. The caller holds no lock.
     pub(super) fn give_back(self, shared: &Shared) {
         self.0.into_iter().for_each(|name| give_back(shared, name));
     }
 }
 
-/// Gives the memory of a segment that is gone back.
+/// Gives back the memory of a removed segment.
 pub(super) fn give_back(shared: &Shared, name: SegmentName) {
     if !shared.backing.remove(name) {
-        // Others may.
+        // This task may not remove it. A later one does.
         return;
     }
     let word = &line(shared, name.index)[SERIAL];
-    // The next segment of the slot may be there by now, whose memory it then is.
-    // ORDERING: Relaxed. Nothing is published with it: to remove it again does no harm.
+    // A new segment may use the slot by now. Then the word has another serial number and stays.
+    // ORDERING: Relaxed. Nothing is published with it, and removing the memory twice is safe.
     let _noted = word.compare_exchange(
         name.serial | HAS_MEMORY,
         name.serial,
@@ -331,8 +335,8 @@ pub(super) fn give_back(shared: &Shared, name: SegmentName) {
     );
 }
 
-/// Gives the memory back that the last segment of slot `index`, which is gone, may have. The lock of the kind is
-/// held.
+/// Gives back the memory of the last segment of slot `index`, if it is removed and still has some.
+/// The lock of the kind is held.
 fn give_back_left(shared: &Shared, index: u32) {
     let serial = get(&line(shared, index)[SERIAL]);
     if serial & HAS_MEMORY != 0 {
@@ -340,7 +344,7 @@ fn give_back_left(shared: &Shared, index: u32) {
     }
 }
 
-/// Gives back what segments that are gone have left, but for slot `but`, which is being filled.
+/// Gives back the memory of all removed segments, except in slot `but`, which is being filled.
 pub(crate) fn give_back_all(shared: &Shared, ids: &IdsGuard<'_>, but: Option<u32>) {
     for index in (0..shared.layout.shm_ids.slots).filter(|index| Some(*index) != but) {
         if ids.at(index).is_none() {
@@ -349,14 +353,15 @@ pub(crate) fn give_back_all(shared: &Shared, ids: &IdsGuard<'_>, but: Option<u32
     }
 }
 
-/// Detaches all that a task has attached, orphans all that it has made, and gives back what it was about to, by
-/// the records alone: for a task that died. Costs a look at every segment and its records, and at all records.
+/// Removes the attaches of a dead task, orphans its segments, and frees its unfinished records.
 ///
-/// Returns false if a child that is not yet counted has its attaches: they stay, for somebody to come by again.
+/// Reads all segments with their records, and then all records of the pool.
+///
+/// Returns false if an uncounted child has the attaches. They stay, and a later call tries again.
 ///
 /// # Errors
 ///
-/// `EIO` if the lock cannot be had.
+/// `EIO` if the lock cannot be acquired.
 pub(crate) fn reap(ids: Ids<'_>, (task, pid): (u32, u32)) -> Result<bool, Errno> {
     let (shared, owner, slots) = (ids.shared, ids.owner, ids.slots());
     let mut gone = Gone::default();
@@ -368,7 +373,7 @@ pub(crate) fn reap(ids: Ids<'_>, (task, pid): (u32, u32)) -> Result<bool, Errno>
             continue;
         };
         let is_attached = segment.find(segment.whose(task)).is_some();
-        // A child is counted before it lets go of the hold.
+        // A child is counted before it removes the hold.
         if is_attached && !*is_held.get_or_insert_with(|| shared.backing.is_held(task)) {
             segment.note_detach(pid);
             segment.detach(task, u64::MAX, owner);
@@ -384,7 +389,7 @@ pub(crate) fn reap(ids: Ids<'_>, (task, pid): (u32, u32)) -> Result<bool, Errno>
         return Ok(false);
     }
     shared.backing.forget(task);
-    // What is left was about to become a record, or was one.
+    // The other records of the task were being made or freed when it died.
     let pool = shared.layout.attaches;
     for (record, _) in pool.used(&shared.region).filter(|(_, whose)| *whose == task) {
         put(&shared.region.line(record)[WHOSE], 0);
@@ -395,16 +400,17 @@ pub(crate) fn reap(ids: Ids<'_>, (task, pid): (u32, u32)) -> Result<bool, Errno>
     Ok(true)
 }
 
-/// Gives back what the segment that was in slot `index` last has left.
+/// Gives back the memory of the last segment of slot `index`.
 pub(crate) fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
     give_back_left(ids.shared, index);
     Remains::None
 }
 
-/// Puts a segment in order; returns its pages. For who has taken the lock of the kind over.
+/// Repairs a segment and returns its pages. Called by the task that has taken over the lock of the
+/// kind from a dead one.
 ///
-/// The list of records is made anew from the records alone. What was marked loses its key, and what was to go
-/// with its last attach goes if there is none.
+/// Rebuilds the list from the records. Removes the key of a marked segment, and removes the segment
+/// if its last detach should have done so.
 pub(crate) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
     let (shared, index) = (ids.shared, object.index);
     let records = rebuild(shared, object);
@@ -413,19 +419,19 @@ pub(crate) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
     if is_marked {
         ids.forget_key(index);
     }
-    // A segment that nobody has had attached yet stays until its maker ends.
+    // A segment that was never attached stays until its creator ends.
     let creator = get(&line[CREATOR]);
     let is_forced =
         shared.limits.is_shm_rmid_forced && (creator == 0 || creator & WAS_ATTACHED != 0);
     if records.is_empty() && (is_marked || is_forced) {
-        // Its memory is what is left of it then.
+        // Only its memory is left then.
         ids.forget_slot(index);
         return 0;
     }
     super::get::pages(get(&line[SIZE])).unwrap_or(0)
 }
 
-/// Makes the list of records of a segment anew.
+/// Rebuilds the list of a segment's records.
 fn rebuild<'s>(shared: &'s Shared, object: &Object) -> List<'s> {
     let line = line(shared, object.index);
     let own = whose(object, 0);
@@ -444,7 +450,7 @@ fn list<'s>(shared: &'s Shared, line: &'s Line) -> List<'s> {
     List { region: &shared.region, ends: &line[ATTACHES], max: shared.layout.attaches.lines }
 }
 
-/// Returns what the record of a task for a segment says.
+/// Returns the value of `WHOSE` in the record of a task and a segment.
 fn whose(object: &Object, task: u32) -> u64 {
     let SegmentName { index, serial } = name_of(object);
     IS_RECORD
@@ -453,7 +459,7 @@ fn whose(object: &Object, task: u32) -> u64 {
         | (serial << WHOSE_SERIAL_SHIFT & !IS_RECORD)
 }
 
-/// Returns the records of a segment, for who looks whether all is in order.
+/// Returns the records of a segment, for consistency checks.
 #[cfg(all(test, corewalk_crash))]
 pub(super) fn listed(shared: &Shared, _ids: &IdsGuard<'_>, object: &Object) -> Vec<u32> {
     list(shared, line(shared, object.index)).iter().collect()

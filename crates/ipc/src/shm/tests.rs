@@ -1,4 +1,5 @@
-//! Segments seen from inside of the crate: what is left behind, and what can be told from the records alone.
+//! Tests of segments with access to the crate's internals: leftovers, and rebuilding from the
+//! records.
 
 use corewalk_base::primitives::Arc;
 use corewalk_base::primitives::thread;
@@ -12,7 +13,7 @@ use super::segment;
 use crate::field::put;
 use crate::{Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, Task};
 
-/// Counts segments whose memory is there; the test keeps a handle.
+/// A backing whose segments the test can count.
 #[derive(Clone, Default)]
 struct Counted(Arc<Memfds>);
 
@@ -61,7 +62,7 @@ fn mapping_that_is_dropped_leaves_no_trace() {
     let one = task(&namespace, 1);
     let id = segment(&one);
     let mapping = one.shmat(id, 0, 0).unwrap();
-    assert_eq!(nattch(&one, id), 1, "it is counted while it is being mapped");
+    assert_eq!(nattch(&one, id), 1, "a segment counts as attached while it is mapped");
     one.shm_rmid(id).unwrap();
     drop(mapping);
     assert_eq!(one.shm_stat(id), Err(Errno::INVAL));
@@ -73,7 +74,7 @@ fn mapping_that_is_dropped_leaves_no_trace() {
 }
 
 #[test]
-fn memory_of_a_segment_is_what_others_see_of_it() {
+fn memory_of_a_segment_is_shared_by_its_tasks() {
     let (namespace, _memory) = namespace(false);
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
     let id = one.shmget(IPC_PRIVATE, 5000, 0o600).unwrap();
@@ -87,7 +88,7 @@ fn memory_of_a_segment_is_what_others_see_of_it() {
 }
 
 #[test]
-fn attach_in_place_of_another_detaches_that() {
+fn remap_detaches_the_replaced_segment() {
     let (namespace, _memory) = namespace(false);
     let one = task(&namespace, 1);
     let (first, second) = (segment(&one), segment(&one));
@@ -101,30 +102,31 @@ fn attach_in_place_of_another_detaches_that() {
 }
 
 #[test]
-fn forced_removal_takes_what_nobody_attaches_and_nobody_made() {
+fn forced_removal_removes_unattached_segments_and_orphans() {
     let (namespace, memory) = namespace(true);
     let (maker, other) = (task(&namespace, 1), task(&namespace, 2));
     let detached = segment(&maker);
     attach(&other, detached, 0x10000);
     other.shmdt(0x10000).unwrap();
-    assert_eq!(other.shm_stat(detached), Err(Errno::INVAL), "the last detach");
+    assert_eq!(other.shm_stat(detached), Err(Errno::INVAL), "removed by the last detach");
     let (unused, used) = (segment(&maker), segment(&maker));
     attach(&other, used, 0x10000);
     maker.exit();
-    assert_eq!(other.shm_stat(unused), Err(Errno::INVAL), "its maker has gone");
+    assert_eq!(other.shm_stat(unused), Err(Errno::INVAL), "removed with its creator");
     assert_eq!((nattch(&other, used), memory.0.count()), (1, 1));
     drop(other);
     assert_eq!(memory.0.count(), 0);
 }
 
-/// Trap I14: what a process has made in several namespaces goes in each of them, and only there.
+/// Trap I14: a process has created segments in two namespaces. Its end removes only those that the
+/// limits of their namespace say.
 #[test]
-fn maker_in_two_namespaces_takes_its_segments_of_both() {
+fn creator_in_two_namespaces_orphans_its_segments_in_each() {
     let (forced, forced_memory) = namespace(true);
     let (plain, plain_memory) = namespace(false);
     let (in_forced, in_plain) = (task(&forced, 1), task(&plain, 1));
     let (gone, stays) = (segment(&in_forced), segment(&in_plain));
-    // The first task of both has the same number, and another has made something in between.
+    // The first tasks of both namespaces have the same number.
     let other = task(&forced, 2);
     let theirs = segment(&other);
     drop(in_plain);
@@ -136,9 +138,9 @@ fn maker_in_two_namespaces_takes_its_segments_of_both() {
     assert_eq!(task(&plain, 3).shm_stat(stays).map(|stat| stat.id), Ok(stays));
 }
 
-/// A slot serves another segment, made by a task with the same number: that one is not an orphan.
+/// A slot is used by a new segment of another task. The end of the old creator must not remove it.
 #[test]
-fn maker_of_a_slot_before_takes_nothing_of_the_next() {
+fn creator_of_an_old_segment_does_not_orphan_the_next_in_its_slot() {
     let (namespace, memory) = namespace(true);
     let maker = task(&namespace, 1);
     let first = segment(&maker);
@@ -151,9 +153,9 @@ fn maker_of_a_slot_before_takes_nothing_of_the_next() {
     assert_eq!(ids.len(), 4);
 }
 
-/// Traps I2, I10: what is attached beside a removal is the segment that was asked for, or none.
+/// Traps I2, I10: an attach during a removal gets the requested segment, or fails.
 #[test]
-fn attach_beside_removal_gets_the_memory_it_asked_for_or_none() {
+fn attach_during_removal_gets_the_requested_memory_or_none() {
     const ROUNDS: u64 = 400;
     let (namespace, memory) = namespace(false);
     let (maker, other) = (task(&namespace, 1), task(&namespace, 2));
@@ -163,7 +165,7 @@ fn attach_beside_removal_gets_the_memory_it_asked_for_or_none() {
             let mut outcomes = [0u64; 3];
             let (mut last, mut times) = (0, 0);
             loop {
-                // ORDERING: Acquire. The number of pages goes with the id.
+                // ORDERING: Acquire. Pairs with the store of the id and the number of pages.
                 let seen = current.load(Ordering::Acquire);
                 if seen == u64::MAX {
                     return outcomes;
@@ -171,14 +173,14 @@ fn attach_beside_removal_gets_the_memory_it_asked_for_or_none() {
                 times = if seen == last { times + 1 } else { 0 };
                 last = seen;
                 if times > 20 {
-                    // So that the other gets the lock.
+                    // Let the other thread take the lock.
                     thread::yield_now();
                     continue;
                 }
                 let (id, pages) = ((seen & 0xffff_ffff) as i32, seen >> 32);
                 match other.shmat(id, 0, 0) {
                     Ok(mapping) => {
-                        // Sizes go round with all that there can be: a stale id shows.
+                        // Each segment has another size than the last ones, so a wrong one shows.
                         let size = rustix::fs::fstat(mapping.as_fd()).unwrap().st_size;
                         let sizes = (mapping.size_bytes(), size as u64);
                         assert_eq!(sizes, (pages * 4096, pages * 4096), "I2: another segment");
@@ -195,25 +197,25 @@ fn attach_beside_removal_gets_the_memory_it_asked_for_or_none() {
         for round in 0..ROUNDS {
             let pages = 1 + round % 251;
             let id = maker.shmget(IPC_PRIVATE, pages * 4096, 0o600).unwrap();
-            // ORDERING: Release. See above.
+            // ORDERING: Release. Pairs with the load above.
             current.store(id as u64 | pages << 32, Ordering::Release);
             for _ in 0..round % 4 {
                 thread::yield_now();
             }
             maker.shm_rmid(id).unwrap();
         }
-        // ORDERING: Release. As above.
+        // ORDERING: Release. Pairs with the load above.
         current.store(u64::MAX, Ordering::Release);
         attacher.join().unwrap()
     });
-    // How the two meet is the scheduler's matter; `tests/shm_windows` has them meet in every run.
+    // The outcomes depend on the scheduler. `tests/shm_windows` forces each of them.
     println!("attached, EINVAL, EIDRM: {outcomes:?}");
     assert_eq!((memory.0.count(), maker.shm_totals().unwrap().pages), (0, 0));
 }
 
-/// Trap I18: the end of a maker beside an attach: the attach counts, or there is no segment.
+/// Trap I18: the creator ends during an attach. Either the attach counts, or the segment is gone.
 #[test]
-fn orphan_beside_an_attach_stays_or_is_gone_as_a_whole() {
+fn orphan_during_an_attach_stays_or_is_gone_as_a_whole() {
     let (namespace, memory) = namespace(true);
     let other = task(&namespace, 2);
     let mut attached = 0;
@@ -257,11 +259,11 @@ fn capacity_for_attaches_that_is_used_up_is_enomem_and_recovers() {
     let ids = [segment(&one), segment(&one), segment(&one)];
     attach(&one, ids[0], 0x10000);
     attach(&one, ids[1], 0x20000);
-    // As often as one likes: it is the same record.
+    // Further attaches of the same segment use the same record.
     attach(&one, ids[0], 0x30000);
     assert_eq!(one.shmat(ids[2], 0, 0).unwrap_err(), Errno::NOMEM);
     assert_eq!(one.fork(3).unwrap_err(), Errno::NOMEM);
-    assert_eq!((nattch(&other, ids[0]), nattch(&other, ids[1])), (2, 1), "a fork is whole or not");
+    assert_eq!((nattch(&other, ids[0]), nattch(&other, ids[1])), (2, 1), "no attach was copied");
     one.shmdt(0x20000).unwrap();
     attach(&one, ids[2], 0x20000);
     drop(one);
@@ -284,7 +286,7 @@ fn attaches_of_a_dead_task_are_reaped_and_lists_rebuilt() {
         attach(task, id, address);
     }
     one.shm_rmid(marked).unwrap();
-    // The lists are lost, and made anew from the records.
+    // Destroy the lists, and rebuild them from the records.
     for index in 0..one.shared.layout.shm_ids.slots {
         put(&one.shared.region.line(one.shared.layout.segments + index)[1], 0);
     }
@@ -299,7 +301,7 @@ fn attaches_of_a_dead_task_are_reaped_and_lists_rebuilt() {
     assert_eq!((nattch(&one, shared), nattch(&one, key)), (1, 1));
     assert_eq!(one.shm_stat(shared).unwrap().lpid, 2);
     assert_eq!((one.shm_stat(marked), memory.0.count()), (Err(Errno::INVAL), 2));
-    // Its own end then finds nothing to do.
+    // Its own end then finds no attaches.
     drop(dead);
     assert_eq!((nattch(&one, shared), nattch(&one, key)), (1, 1));
 }

@@ -1,4 +1,4 @@
-//! The budget of the cache on a real mount, where the kernel holds what it has looked up.
+//! The budget of the cache on a real mount, where the kernel pins all inodes that it has looked up.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -14,7 +14,7 @@ use crate::site::Site;
 const DIRECTORIES: u64 = 100;
 const FILES: u64 = 300;
 
-/// Returns a tmpfs whose cache may take this many bytes.
+/// Mounts a tmpfs whose cache may use `cache_bytes` bytes.
 fn site(cache_bytes: u64) -> Option<Site> {
     let mut options = Options::exclusive();
     options.vfs.cache_bytes = cache_bytes;
@@ -25,9 +25,9 @@ fn is_within_budget(counters: &Counters) -> bool {
     counters.bytes <= counters.budget_bytes
 }
 
-/// Runs `visit` on the number of each directory and file, and asserts after each directory that the
-/// cache is near its budget: half as much again, since the thread that makes room has to be
-/// scheduled first.
+/// Calls `visit` with the numbers of each directory and file. After each directory it asserts that
+/// the cache is at most half as large again as its budget. The slack is for the shrinker thread,
+/// which must be scheduled first.
 fn for_each_file(site: &Site, mut visit: impl FnMut(u64, u64)) {
     for directory in 0..DIRECTORIES {
         for file in 0..FILES {
@@ -38,17 +38,17 @@ fn for_each_file(site: &Site, mut visit: impl FnMut(u64, u64)) {
     }
 }
 
-/// Trap P10. The kernel is asked to forget what it holds, while files are made, looked at and removed
-/// and also when nothing happens any more.
+/// Trap P10. The kernel is requested to forget inodes while files are created, read and removed,
+/// and also when no request arrives any more.
 #[test]
 fn cache_returns_to_its_budget_when_the_load_ends() {
     let Some(site) = site(2 << 20) else { return };
     for directory in 0..DIRECTORIES {
-        fs::create_dir(site.path(&format!("d{directory}"))).expect("a folder");
+        fs::create_dir(site.path(&format!("d{directory}"))).expect("make the folder");
     }
     let path = |directory, file| site.path(&format!("d{directory}/file-{file}"));
     for_each_file(&site, |directory, file| {
-        fs::write(path(directory, file), "").expect("a file");
+        fs::write(path(directory, file), "").expect("write the file");
     });
     site.wait_for("files were made", is_within_budget);
     for_each_file(&site, |directory, file| {
@@ -57,26 +57,26 @@ fn cache_returns_to_its_budget_when_the_load_ends() {
     site.wait_for("files were looked at", is_within_budget);
     let counters = site.counters();
     assert!(counters.lookups < DIRECTORIES * FILES, "nothing was forgotten: {counters:?}");
-    let listed = fs::read_dir(site.path("d7")).expect("a folder").count() as u64;
+    let listed = fs::read_dir(site.path("d7")).expect("list the folder").count() as u64;
     assert_eq!(listed, FILES);
     for_each_file(&site, |directory, file| {
-        fs::remove_file(path(directory, file)).expect("it is there");
+        fs::remove_file(path(directory, file)).expect("remove the file");
     });
-    // An eighth of the budget, at 96 bytes each.
+    // Negative entries may use an eighth of the budget, at 96 bytes each.
     site.wait_for("files were removed", |counters| {
         is_within_budget(counters) && counters.negatives <= (2 << 20) / 8 / 96
     });
     assert_eq!(site.counters().refused_forgets, 0);
 }
 
-/// Trap P10. Directories are forgotten too, where the kernel can be asked for them without harm.
+/// Trap P10. Directories are forgotten too, if the kernel has `FUSE_NOTIFY_PRUNE`.
 #[test]
 fn deep_tree_does_not_outgrow_the_budget() {
     let Some(site) = site(256 << 10) else { return };
     for top in 0..50 {
         for below in 0..100 {
             let path = site.path(&format!("t{top}/{below}/x"));
-            fs::create_dir_all(path).expect("folders");
+            fs::create_dir_all(path).expect("make the folders");
         }
     }
     if can_forget_directories() {
@@ -87,7 +87,7 @@ fn deep_tree_does_not_outgrow_the_budget() {
     }
 }
 
-/// Returns whether the kernel is 6.18 or newer, which has `FUSE_NOTIFY_PRUNE`.
+/// Returns true if the kernel is 6.18 or newer and so has `FUSE_NOTIFY_PRUNE`.
 fn can_forget_directories() -> bool {
     let uname = rustix::system::uname();
     let release = uname.release().to_string_lossy().into_owned();
@@ -95,69 +95,69 @@ fn can_forget_directories() -> bool {
     let mut next = || numbers.next().and_then(Result::ok).unwrap_or(0);
     let is_new = (next(), next()) >= (6, 18);
     if !is_new {
-        let reason = format!("Linux {release} cannot be asked to forget directories");
+        let reason = format!("Linux {release} has no FUSE_NOTIFY_PRUNE to forget directories");
         skip(Need::Machine, reason);
     }
     is_new
 }
 
-/// What is in use stays, whatever it takes; when it is let go of the cache shrinks by itself.
+/// Open files may exceed the budget. After they are closed the cache shrinks without a request.
 #[test]
-fn closed_files_are_let_go_of_without_another_request() {
+fn closed_files_are_evicted_without_another_request() {
     let Some(site) = site(64 << 10) else { return };
     let files: Vec<_> = (0..800)
-        .map(|file| fs::File::create(site.path(&format!("f{file}"))).expect("a file"))
+        .map(|file| fs::File::create(site.path(&format!("f{file}"))).expect("create the file"))
         .collect();
     let counters = site.counters();
     assert!(counters.lookups >= 800, "open files are kept: {counters:?}");
     for (file, number) in files.iter().zip(0_u64..) {
-        let metadata = file.metadata().expect("it is open");
+        let metadata = file.metadata().expect("read the attributes");
         assert_eq!((metadata.len(), metadata.is_file()), (0, true), "f{number}");
     }
     drop(files);
     site.wait_for("files were closed", is_within_budget);
 }
 
-/// The working directory of a process keeps its path when the kernel is asked to forget.
+/// The working directory of a process keeps its path when the kernel is requested to forget.
 #[test]
 fn working_directory_keeps_its_path_under_pressure() {
     let Some(site) = site(128 << 10) else { return };
     let inside = site.path("a/b/c");
-    fs::create_dir_all(&inside).expect("folders");
+    fs::create_dir_all(&inside).expect("make the folders");
     let mut shell = Command::new("sh")
         .args(["-c", "echo ready; read -r line; /bin/pwd -P"])
         .current_dir(&inside)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .expect("a shell");
-    let mut output = BufReader::new(shell.stdout.take().expect("it is piped"));
+        .expect("start the program");
+    let mut output = BufReader::new(shell.stdout.take().expect("the stream is piped"));
     let mut line = String::new();
-    output.read_line(&mut line).expect("a line");
+    output.read_line(&mut line).expect("read a line of the shell");
     assert_eq!(line, "ready\n");
     for file in 0..5000 {
-        fs::write(site.path(&format!("f{file}")), "").expect("a file");
+        fs::write(site.path(&format!("f{file}")), "").expect("write the file");
     }
     site.wait_for("files were made", is_within_budget);
     assert!(site.counters().reclaimed > 1000, "nothing was reclaimed: {:?}", site.counters());
-    writeln!(shell.stdin.take().expect("it is piped"), "go").expect("it reads");
+    writeln!(shell.stdin.take().expect("the stream is piped"), "go").expect("write to the shell");
     line.clear();
-    output.read_line(&mut line).expect("a line");
-    assert!(shell.wait().expect("a child").success());
-    assert_eq!(line.trim_end(), inside.to_str().expect("a plain path"));
+    output.read_line(&mut line).expect("read a line of the shell");
+    assert!(shell.wait().expect("wait for the shell").success());
+    assert_eq!(line.trim_end(), inside.to_str().expect("the path is UTF-8"));
 }
 
-/// Sets of attributes that were changed twice are shared although nothing is changed any more.
+/// The back end shares equal attributes that were changed twice, although no request arrives.
 #[test]
-fn attributes_that_wait_are_shared_by_and_by() {
+fn deferred_sharing_of_attributes_needs_no_request() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let Some(site) = Site::new(fs.clone(), Options::exclusive()) else { return };
     for name in ["a", "b", "c"] {
         let path = site.path(name);
-        fs::write(&path, "").expect("a file");
+        fs::write(&path, "").expect("write the file");
         for value in [b"one", b"two"] {
             let flags = rustix::fs::XattrFlags::empty();
-            rustix::fs::setxattr(&path, "user.label", value, flags).expect("an attribute");
+            rustix::fs::setxattr(&path, "user.label", value, flags).expect("set the attribute");
         }
     }
     site.wait_for("attributes were changed", |_| {

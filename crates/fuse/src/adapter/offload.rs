@@ -1,12 +1,14 @@
-//! Requests that wait, beside the threads that read requests.
+//! Offload threads, for requests that wait for a disk or another machine.
 //!
-//! The kernel wakes the threads that read requests in turn. One more than there are processors has requests and
-//! whoever waits for them meet on another processor each time, which takes up to three times as long; but a thread
-//! that waits for a disk reads nothing. So there are few that read, and what is known to wait is done by others,
-//! which give the answer.
+//! A mount should have as many threads that read requests as there are processors. The kernel wakes
+//! these threads in turn. With one thread more, a request and the process that waits for it run on
+//! different processors each time, which takes up to three times as long. But a thread that waits
+//! for a disk reads no requests. So the reading threads pass each request that waits to an offload
+//! thread, which also sends the answer.
 //!
-//! The threads start when they are needed and stay until the adapter ends. What comes while all of them are
-//! occupied waits in order. Whoever asked waits for the answer, so nothing overtakes anything.
+//! The pool starts a thread when no thread is idle, up to a limit. The threads stay until the pool
+//! is dropped. If all are busy, requests wait in a queue. The calling process waits for its answer,
+//! so its requests keep their order.
 //!
 //! Source: Linux `fs/fuse/dev.c` (`fuse_dev_do_read`, `wait_event_interruptible_exclusive`).
 
@@ -18,15 +20,15 @@ use std::sync::Arc;
 use corewalk_base::primitives::thread;
 use corewalk_base::{Condvar, Mutex, MutexGuard};
 
-/// Requests that wait at a time, at most.
+/// The number of threads of one pool, at most.
 const THREADS_MAX: usize = 32;
 
-/// What is left to do of a request, with the answer.
+/// The rest of a request, including the answer.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
-/// The threads; dropping it waits until they have done what is there.
+/// The pool. Dropping it waits until all queued jobs have run.
 #[derive(Default)]
-pub(super) struct Aside {
+pub(super) struct Offload {
     shared: Arc<Shared>,
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
@@ -41,13 +43,14 @@ struct Shared {
 struct Queue {
     jobs: VecDeque<Job>,
     started: usize,
-    /// How many of the threads wait for a job, or have been woken and have not got one yet.
+    /// The threads that wait for a job, and those that were woken but have not locked the queue
+    /// yet.
     idle: usize,
     is_closed: bool,
 }
 
-impl Aside {
-    /// Has `job` run by another thread, or by this one if there can be no other.
+impl Offload {
+    /// Runs `job` on a thread of the pool, or on the calling thread if no thread can be started.
     pub(super) fn run(&self, job: Job) {
         let mut queue = self.shared.queue.lock();
         queue.jobs.push_back(job);
@@ -63,11 +66,11 @@ impl Aside {
 
     fn start(&self) {
         let shared = self.shared.clone();
-        let builder = thread::Builder::new().name("corewalk-aside".into());
+        let builder = thread::Builder::new().name("corewalk-offload".into());
         match builder.spawn(move || shared.work()) {
             Ok(thread) => self.threads.lock().push(thread),
             Err(error) => {
-                log::error!("no thread for a request that waits: {error}");
+                log::error!("cannot start a thread for a request that waits: {error}");
                 let mut queue = self.shared.queue.lock();
                 queue.started -= 1;
                 if queue.started == 0 {
@@ -79,7 +82,7 @@ impl Aside {
 }
 
 impl Shared {
-    /// Does what comes until there is to be no more.
+    /// Runs jobs until the pool is closed.
     fn work(&self) {
         let mut queue = self.queue.lock();
         loop {
@@ -93,32 +96,32 @@ impl Shared {
         }
     }
 
-    /// Does what is there.
+    /// Runs the queued jobs. The queue is unlocked while a job runs.
     fn work_off(&self, queue: &mut MutexGuard<'_, Queue>) {
         while let Some(job) = queue.jobs.pop_front() {
             MutexGuard::unlocked(queue, || {
-                // A reply that is dropped answers EIO; the panic hook has said what and where.
+                // A dropped reply answers EIO. The panic hook has printed the message.
                 let _ = catch_unwind(AssertUnwindSafe(job));
             });
         }
     }
 }
 
-impl Drop for Aside {
+impl Drop for Offload {
     fn drop(&mut self) {
         self.shared.queue.lock().is_closed = true;
         self.shared.changed.notify_all();
         for thread in self.threads.get_mut().drain(..) {
-            // What panicked has been caught.
+            // A job's panic was caught above.
             let _ = thread.join();
         }
     }
 }
 
-impl fmt::Debug for Aside {
+impl fmt::Debug for Offload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let queue = self.shared.queue.lock();
-        f.debug_struct("Aside")
+        f.debug_struct("Offload")
             .field("jobs", &queue.jobs.len())
             .field("started", &queue.started)
             .field("idle", &queue.idle)
@@ -135,17 +138,17 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    /// Each waits for one that comes later, as far as there are threads; then all are done.
+    /// Each job waits until the test wakes it. The first `THREADS_MAX` are woken in reverse order.
     #[test]
     fn jobs_wait_side_by_side_and_all_are_done() {
-        let aside = Aside::default();
+        let offload = Offload::default();
         let (done, all) = channel();
         let mut wakes = Vec::new();
         for number in 0..THREADS_MAX + 8 {
             let (wake, woken) = channel::<()>();
             wakes.push(wake);
             let done = done.clone();
-            aside.run(Box::new(move || {
+            offload.run(Box::new(move || {
                 woken.recv().unwrap();
                 done.send(number).unwrap();
             }));
@@ -160,40 +163,40 @@ mod tests {
 
     #[test]
     fn idle_thread_takes_the_next_job() {
-        let aside = Aside::default();
+        let offload = Offload::default();
         let (done, all) = channel();
         for number in 0..100 {
             let done = done.clone();
-            aside.run(Box::new(move || done.send(number).unwrap()));
+            offload.run(Box::new(move || done.send(number).unwrap()));
             assert_eq!(all.recv_timeout(SOON), Ok(number));
-            // It has answered, and is about to wait.
-            while aside.shared.queue.lock().idle == 0 {
+            // The thread has sent its answer and is about to wait.
+            while offload.shared.queue.lock().idle == 0 {
                 thread::yield_now();
             }
         }
-        assert_eq!(aside.shared.queue.lock().started, 1);
+        assert_eq!(offload.shared.queue.lock().started, 1);
     }
 
     #[test]
-    fn panic_leaves_the_thread_to_others() {
-        let aside = Aside::default();
+    fn thread_survives_a_job_that_panics() {
+        let offload = Offload::default();
         let (done, all) = channel();
         for _ in 0..2 * THREADS_MAX {
-            aside.run(Box::new(|| std::panic::resume_unwind(Box::new("a job"))));
+            offload.run(Box::new(|| std::panic::resume_unwind(Box::new("a job"))));
         }
-        aside.run(Box::new(move || done.send(()).unwrap()));
+        offload.run(Box::new(move || done.send(()).unwrap()));
         assert_eq!(all.recv_timeout(SOON), Ok(()));
     }
 
     #[test]
-    fn dropping_waits_for_what_was_begun() {
+    fn drop_waits_for_started_jobs() {
         let (done, all) = channel();
-        let aside = Aside::default();
-        aside.run(Box::new(move || {
+        let offload = Offload::default();
+        offload.run(Box::new(move || {
             thread::sleep(Duration::from_millis(50));
             done.send(()).unwrap();
         }));
-        drop(aside);
+        drop(offload);
         assert_eq!(all.try_recv(), Ok(()));
     }
 }

@@ -1,0 +1,58 @@
+//! Retrying requests that fail with `ENOSPC`.
+//!
+//! unlink(2) returns as soon as the kernel has queued the forget that frees the removed file. The
+//! server may not have handled that forget when the next write arrives. So a program that removes
+//! one file to make space for another could fail with `ENOSPC`. The adapter therefore tries such a
+//! request a few times more. It passes the error on only after forgets had time to arrive.
+//!
+//! The retries run on an offload thread (`offload`), since the thread of the request has to read
+//! the forgets. The calling process waits for the answer meanwhile, so requests keep their order.
+
+use std::time::Duration;
+
+use corewalk_base::primitives::thread;
+
+use super::{Adapter, guarded};
+use crate::server::Server;
+
+/// The pauses before the retries, in which forgets can arrive.
+const PAUSES: [Duration; 3] =
+    [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(4)];
+
+/// A request with its own copy of the arguments, to be run again.
+pub(super) type Retry<T> = Box<dyn Fn(&Server) -> Result<T, corewalk::Errno> + Send>;
+
+impl Adapter {
+    /// Passes `result` to `answer`. If `result` is `ENOSPC`, the adapter first runs the request
+    /// again after each pause, until the result is another.
+    ///
+    /// `retry` makes the copy of the request, so a request that succeeds copies nothing.
+    pub(super) fn answer_or_retry<T: 'static>(
+        &self,
+        result: Result<T, fuser::Errno>,
+        retry: impl FnOnce() -> Retry<T>,
+        answer: impl FnOnce(Result<T, fuser::Errno>) + Send + 'static,
+    ) {
+        // fuser's `Errno` has no `PartialEq`.
+        let is_full = |error: &fuser::Errno| i32::from(*error) == i32::from(fuser::Errno::ENOSPC);
+        if !result.as_ref().is_err_and(is_full) {
+            return answer(result);
+        }
+        let (server, retry) = (self.server.clone(), retry());
+        self.offload.run(Box::new(move || {
+            let tries = PAUSES.into_iter().map(|pause| {
+                thread::sleep(pause);
+                guarded(&server, &retry)
+            });
+            let mut last = Err(fuser::Errno::ENOSPC);
+            for result in tries {
+                let is_over = !result.as_ref().is_err_and(is_full);
+                last = result;
+                if is_over {
+                    break;
+                }
+            }
+            answer(last);
+        }));
+    }
+}

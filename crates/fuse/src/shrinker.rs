@@ -1,0 +1,246 @@
+//! The shrinker: a thread that keeps the cache within its budget by making the kernel forget
+//! inodes.
+//!
+//! The kernel holds each inode that it has looked up until it forgets it. The cache cannot evict
+//! such an inode. The kernel forgets when memory is short, which does not depend on our budget. So
+//! the shrinker watches the budget. While the cache is over it, the shrinker works in rounds. It
+//! evicts unused entries, requests that the kernel forget some of the pinned ones, and evicts those
+//! once the forgets have arrived.
+//!
+//! While the cache is within its budget, the shrinker makes the back end do deferred work, once per
+//! second.
+//!
+//! # Never on a request's thread
+//! The kernel may block while it handles a notification: on a lock whose holder waits for a
+//! request, or on pages that must be written first. A thread that serves requests would wait for
+//! itself.
+//!
+//! # The two notifications
+//! - By node (`FUSE_NOTIFY_PRUNE`, Linux 6.18): one call names many nodes. The kernel drops each of
+//!   them that is not in use. This works for directories too.
+//! - By name (`FUSE_NOTIFY_INVAL_ENTRY`), for older kernels. The kernel unhashes the name even if
+//!   the inode is in use. That does not hurt a file, but a process would lose the path of its
+//!   working directory. So the shrinker names only files. The kernel forgets directories when its
+//!   memory is short.
+//!
+//! # Memory that the budget does not bound
+//! - Open files, working directories, and the directories above them.
+//! - The hash tables, which do not shrink.
+//! - A directory in which the kernel remembers a missing name, until the kernel drops that name.
+//!
+//! If no entry can be evicted, the shrinker tries again a few times per second.
+//!
+//! Source: Linux `fs/fuse/dev.c` (`fuse_notify_prune`), `fs/fuse/dir.c`
+//! (`fuse_reverse_inval_entry`), `fs/dcache.c` (`d_prune_aliases`, `d_invalidate`).
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use corewalk::{EntryId, Errno, FileKind, Name, Pinned, Pressure};
+use corewalk_base::primitives::thread;
+use fuser::{INodeNo, Notifier};
+
+use crate::mount::Device;
+use crate::server::Server;
+
+/// The time between two checks of the budget if no wake-up arrives.
+const TICK: Duration = Duration::from_secs(1);
+/// The pause between two rounds, in which forgets arrive.
+const ROUND: Duration = Duration::from_millis(1);
+/// The entries that one round requests the kernel to forget, at most.
+const REQUEST_MAX: u64 = 4096;
+/// The rounds after which the shrinker stops waiting for an entry that is still in use.
+const TRIES_MAX: u32 = 16;
+/// The rounds in a row that may evict nothing. Each pause is twice as long as the one before.
+const FRUITLESS_MAX: u32 = 6;
+/// The pause after that many rounds: all requested entries are in use.
+const REST: Duration = Duration::from_millis(200);
+/// The memory of one entry, roughly: its dentry, its inode, its slots in the tables.
+const ENTRY_BYTES: u64 = 128;
+/// Once over the budget, the cache shrinks to this fraction (one in so many) below the budget.
+const SPARE_SHARE: u64 = 16;
+
+/// The handle of the shrinker thread. Dropping it ends the thread.
+#[derive(Debug)]
+pub(crate) struct Shrinker {
+    wakes: SyncSender<Wake>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+/// A message to the shrinker thread.
+enum Wake {
+    /// The cache is over its budget.
+    OverBudget,
+    /// The mount ends.
+    Stop,
+}
+
+/// The cache's end of the message queue.
+struct WakeOnPressure(SyncSender<Wake>);
+
+/// The state of the shrinker thread.
+struct ShrinkThread {
+    server: Arc<Server>,
+    notifier: Notifier,
+    device: Arc<Device>,
+    notification: Notification,
+    requested: Vec<Requested>,
+    /// True from the moment the cache exceeds its budget until it is below budget minus spare
+    /// share.
+    is_shrinking: bool,
+}
+
+/// The notification that is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Notification {
+    /// `FUSE_NOTIFY_PRUNE`: many nodes with one call.
+    ByNode,
+    /// `FUSE_NOTIFY_INVAL_ENTRY`: one name with one call.
+    ByName,
+}
+
+/// An entry that the kernel was requested to forget.
+struct Requested {
+    entry: EntryId,
+    tries: u32,
+}
+
+impl Shrinker {
+    /// Starts the thread, and registers it with the server's cache.
+    pub(crate) fn start(server: Arc<Server>, notifier: Notifier, device: Arc<Device>) -> Shrinker {
+        let (wakes, woken) = sync_channel(1);
+        if server.vfs().set_pressure(Box::new(WakeOnPressure(wakes.clone()))).is_err() {
+            log::debug!(
+                "the cache wakes another shrinker already; this one checks once per second"
+            );
+        }
+        let (notification, requested) = (Notification::ByNode, Vec::new());
+        let state =
+            ShrinkThread { server, notifier, device, notification, requested, is_shrinking: false };
+        let thread = thread::spawn(move || state.run(&woken));
+        Shrinker { wakes, thread: Some(thread) }
+    }
+}
+
+impl ShrinkThread {
+    fn run(mut self, woken: &Receiver<Wake>) {
+        let (mut fruitless, mut pause) = (0, TICK);
+        while has_waited(woken, pause) {
+            let missing = self.missing_bytes();
+            if missing == 0 {
+                self.requested.clear();
+                // Removals turn entries into negative ones, which may exceed their own limit.
+                self.server.vfs().reclaim(0, &mut |_| {});
+                self.server.vfs().maintain_backend(&self.server.vfs().root());
+                (fruitless, pause) = (0, TICK);
+                continue;
+            }
+            let evicted = self.round(missing.div_ceil(ENTRY_BYTES));
+            fruitless = if evicted > 0 { 0 } else { fruitless + 1 };
+            pause = ROUND * (1 << fruitless);
+            if fruitless > FRUITLESS_MAX {
+                self.requested.clear();
+                (fruitless, pause) = (0, REST);
+            }
+        }
+    }
+
+    /// Returns the number of bytes by which the cache must shrink now.
+    fn missing_bytes(&mut self) -> u64 {
+        let stats = self.server.vfs().stats();
+        self.is_shrinking |= stats.bytes > stats.budget_bytes;
+        let spare = if self.is_shrinking { stats.budget_bytes / SPARE_SHARE } else { 0 };
+        let missing = stats.bytes.saturating_sub(stats.budget_bytes - spare);
+        self.is_shrinking &= missing > 0;
+        missing
+    }
+
+    /// Evicts entries that the kernel has forgotten and entries that are not in use. Then requests
+    /// the kernel to forget as many entries as are still over the budget. Returns the count of
+    /// evicted entries.
+    fn round(&mut self, missing: u64) -> u64 {
+        let vfs = self.server.vfs();
+        let mut evicted = 0;
+        self.requested.retain_mut(|requested| {
+            let now = vfs.evict(requested.entry);
+            evicted += now;
+            requested.tries += 1;
+            now == 0 && requested.tries < TRIES_MAX
+        });
+        let expected = evicted + self.requested.len() as u64;
+        let want = missing.saturating_sub(expected).min(REQUEST_MAX);
+        if want == 0 {
+            return evicted;
+        }
+        let (notification, mut nodes, mut names) = (self.notification, Vec::new(), Vec::new());
+        evicted += vfs.reclaim(want, &mut |pinned: Pinned<'_>| {
+            self.requested.push(Requested { entry: pinned.entry, tries: 0 });
+            match notification {
+                Notification::ByNode => nodes.push(self.server.translate(pinned.ino)),
+                Notification::ByName if pinned.kind == FileKind::Directory => {}
+                Notification::ByName => {
+                    names.push((pinned.parent, Box::from(pinned.name.as_bytes())))
+                }
+            }
+        });
+        self.prune_nodes(&nodes);
+        self.invalidate_names(&names);
+        evicted
+    }
+
+    /// Requests the kernel to drop these nodes. If it does not know the notification, later rounds
+    /// use names.
+    fn prune_nodes(&mut self, nodes: &[u64]) {
+        match self.device.notify_prune(nodes) {
+            Ok(()) => {}
+            Err(Errno::INVAL | Errno::NOSYS) => self.notification = Notification::ByName,
+            // The connection ends.
+            Err(error) => log::debug!("cannot request the kernel to forget nodes: {error}"),
+        }
+    }
+
+    fn invalidate_names(&self, names: &[(u64, Box<[u8]>)]) {
+        for (parent, name) in names {
+            let node = INodeNo(self.server.translate(*parent));
+            if let Err(error) = self.notifier.inval_entry(node, OsStr::from_bytes(name)) {
+                log::debug!("cannot request the kernel to forget a name: {error}");
+            }
+        }
+    }
+}
+
+/// Waits for `pause`, and returns false if the thread must end. A wake-up ends a pause of `TICK`
+/// early. It does not end a pause between rounds, since the shrinker knows already.
+fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
+    let end = Instant::now() + pause;
+    loop {
+        match woken.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
+            Err(RecvTimeoutError::Timeout) => return true,
+            Ok(Wake::OverBudget) if pause == TICK => return true,
+            Ok(Wake::OverBudget) => {}
+        }
+    }
+}
+
+impl Pressure for WakeOnPressure {
+    fn please_forget(&self, _: u64, _: Name<'_>) {
+        // One message in the queue is enough: the shrinker looks for pinned entries itself.
+        let _ = self.0.try_send(Wake::OverBudget);
+    }
+}
+
+impl Drop for Shrinker {
+    fn drop(&mut self) {
+        // The send blocks until the thread has taken an earlier message from the queue.
+        let _ = self.wakes.send(Wake::Stop);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the thread that keeps the cache within its budget panicked");
+        }
+    }
+}

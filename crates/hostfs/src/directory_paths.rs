@@ -1,0 +1,67 @@
+//! A cache of directories by path, for reading attributes by name.
+//!
+//! Reading the attributes of a file needs no descriptor of the file. A descriptor of its directory
+//! and its name suffice, and one directory serves many files. The dentry cache gives the path of
+//! the file. This cache maps the path of its directory to the directory's inode number, for which a
+//! descriptor may be kept.
+//!
+//! A rename or removal of a directory does not update this cache. The caller checks the inode
+//! number of the file that it finds. If the number is wrong, it drops the entry. So an old entry
+//! only costs time.
+//!
+//! # Locks
+//! One mutex, a leaf of the lock order.
+
+use std::collections::HashMap;
+
+use corewalk_base::Mutex;
+use foldhash::fast::RandomState;
+
+/// The directories in the cache, at most. If there are more, all are dropped.
+const DIRECTORIES_MAX: usize = 256;
+
+/// The inode numbers of directories, by the paths that led to them.
+#[derive(Default)]
+pub(crate) struct DirectoryPaths {
+    by_path: Mutex<HashMap<Vec<u8>, u64, RandomState>>,
+}
+
+impl DirectoryPaths {
+    /// Returns the inode number of the directory that `path` led to.
+    pub(crate) fn get(&self, path: &[u8]) -> Option<u64> {
+        self.by_path.lock().get(path).copied()
+    }
+
+    /// Records that `path` led to the directory with number `ino`.
+    pub(crate) fn note(&self, path: &[u8], ino: u64) {
+        let mut by_path = self.by_path.lock();
+        if by_path.len() == DIRECTORIES_MAX {
+            by_path.clear();
+        }
+        by_path.insert(path.to_vec(), ino);
+    }
+
+    /// Drops the entry of `path`.
+    pub(crate) fn forget(&self, path: &[u8]) {
+        self.by_path.lock().remove(path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directory_is_cached_until_it_is_forgotten_or_the_cache_is_full() {
+        let paths = DirectoryPaths::default();
+        paths.note(b"/a", 1);
+        paths.note(b"/a", 2);
+        assert_eq!((paths.get(b"/a"), paths.get(b"/b")), (Some(2), None));
+        paths.forget(b"/a");
+        assert_eq!(paths.get(b"/a"), None);
+        for ino in 0..=DIRECTORIES_MAX as u64 {
+            paths.note(format!("/{ino}").as_bytes(), ino);
+        }
+        assert_eq!((paths.get(b"/0"), paths.get(b"/256")), (None, Some(256)));
+    }
+}
