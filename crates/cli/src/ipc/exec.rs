@@ -140,10 +140,10 @@ fn ended_as(status: ExitStatus) -> Result<(), Failure> {
     if let Some(signal) = status.signal() {
         // Returns only for a signal that cannot end a process.
         let _alive = signal_hook::low_level::emulate_default_handler(signal);
-        return Err(Failure::Said(128u8.wrapping_add(signal as u8)));
+        return Err(Failure::Reported(128u8.wrapping_add(signal as u8)));
     }
     match status.code() {
         Some(0) => Ok(()),
-        code => Err(Failure::Said(code.unwrap_or(1) as u8)),
+        code => Err(Failure::Reported(code.unwrap_or(1) as u8)),
     }
 }
