@@ -1,6 +1,6 @@
-//! `corewalk ipc rm`: removes objects, after ipcrm(1), or a whole namespace.
+//! `corewalk ipc rm`: removes objects, as ipcrm(1) does, or a whole namespace.
 //!
-//! Each object that cannot be removed is named; the others are removed.
+//! If some objects cannot be removed, the error names each of them, and the others are removed.
 //!
 //! Source: ipcrm(1).
 
@@ -17,8 +17,8 @@ use crate::failure::Failure;
 #[derive(clap::Args, Debug)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]
 pub(crate) struct Arguments {
-    /// The namespace: its name, or with a slash in it the path of its file. Without this option it is the one
-    /// that this process runs in.
+    /// The namespace: a name, or the path of its file (with a / in it). Without this option: the
+    /// namespace that this command runs in.
     #[arg(long, value_name = "NAME|PATH")]
     namespace: Option<String>,
     /// Remove the message queue with this id.
@@ -27,10 +27,11 @@ pub(crate) struct Arguments {
     /// Remove the message queue with this key.
     #[arg(short = 'Q', long = "queue-key", value_name = "KEY", group = "what", value_parser = key)]
     queue_key: Vec<i32>,
-    /// Remove the segment with this id; one that is attached goes with its last detach.
+    /// Remove the shared memory segment with this id. An attached segment lives until the last
+    /// detach.
     #[arg(short = 'm', long = "shmem-id", value_name = "ID", group = "what")]
     shmem_id: Vec<i32>,
-    /// Remove the segment with this key.
+    /// Remove the shared memory segment with this key.
     #[arg(short = 'M', long = "shmem-key", value_name = "KEY", group = "what", value_parser = key)]
     shmem_key: Vec<i32>,
     /// Remove the semaphore set with this id.
@@ -39,20 +40,20 @@ pub(crate) struct Arguments {
     /// Remove the semaphore set with this key.
     #[arg(short = 'S', long = "semaphore-key", value_name = "KEY", group = "what", value_parser = key)]
     semaphore_key: Vec<i32>,
-    /// Remove all objects, or all of a kind.
+    /// Remove all objects, or all objects of one kind.
     #[arg(short = 'a', long, value_name = "KIND", group = "what", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "all", value_enum)]
     all: Vec<All>,
-    /// Remove the file of the namespace, and its segments. Who has them open keeps them; nobody can join the
-    /// namespace any more.
+    /// Remove the namespace: its file and its segments. Processes in the namespace can still use
+    /// it, and no further process can join it.
     #[arg(long, group = "what")]
     purge: bool,
-    /// Say what is removed.
+    /// Print each object that is removed.
     #[arg(short = 'v', long)]
     verbose: bool,
 }
 
-/// What `--all` is about.
+/// The kinds that `--all` removes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum All {
     #[value(name = "all")]
@@ -73,7 +74,7 @@ impl All {
     }
 }
 
-/// Removes them.
+/// Removes the objects or the namespace.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     place::remove_orphans();
     let place = Place::existing(arguments.namespace.as_deref())?;
@@ -109,7 +110,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             if arguments.verbose {
                 println!("removing {} id '{}'", kind.word(), object.id);
             }
-            // Another may have removed it meanwhile.
+            // Another process may have removed the object meanwhile.
             if let Err(errno) = remove(&task, kind, object.id)
                 && !matches!(errno, Errno::INVAL | Errno::IDRM)
             {
@@ -127,7 +128,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// Removes the file of the namespace, and the folder with its segments.
+/// Removes the file of the namespace and the directory with its segments.
 fn purge(place: &Place) -> Result<(), Failure> {
     let removed = std::fs::remove_file(&place.path);
     removed.map_err(|error| Failure::of(place.path.display(), error))?;
@@ -139,7 +140,7 @@ fn purge(place: &Place) -> Result<(), Failure> {
     }
 }
 
-/// Says what ipcrm(1) says; `by` is "id" or "key".
+/// Returns the error message of ipcrm(1); `by` is "id" or "key".
 fn complaint(errno: Errno, by: &str) -> String {
     match errno {
         Errno::ACCESS | Errno::PERM => format!("permission denied for {by}"),
@@ -159,7 +160,7 @@ fn remove(task: &Task, kind: Kind, id: i32) -> Result<(), Errno> {
 }
 
 fn find(task: &Task, kind: Kind, key: i32) -> Result<i32, Errno> {
-    // There is no key of a private object.
+    // `IPC_PRIVATE` is not the key of an object.
     if key == corewalk_ipc::IPC_PRIVATE {
         return Err(Errno::DOM);
     }
@@ -170,7 +171,7 @@ fn find(task: &Task, kind: Kind, key: i32) -> Result<i32, Errno> {
     }
 }
 
-/// Reads a key as strtoul(3) does: decimal, octal, hexadecimal.
+/// Parses a key as strtoul(3) does: decimal, octal (`0...`) or hexadecimal (`0x...`).
 fn key(word: &str) -> Result<i32, String> {
     let parsed = match word.strip_prefix("0x").or_else(|| word.strip_prefix("0X")) {
         Some(digits) => u32::from_str_radix(digits, 16),
