@@ -1,12 +1,14 @@
-//! PostgreSQL whose shared memory is that of a namespace in user space.
+//! PostgreSQL with the shared memory of a namespace in user space.
 //!
-//! Before it starts after a crash, PostgreSQL asks whether anybody still has the segment of the server before attached
-//! (`shm_nattch`), and refuses if so: two servers on one directory would destroy it. So attaches must be counted
-//! over fork, over the end of a process by whatever means, and for processes that never make a call.
+//! When PostgreSQL starts after a crash, it reads `shm_nattch` of the segment of the previous
+//! server. If a process still has the segment attached, PostgreSQL refuses to start: two servers on
+//! one directory would destroy the data. So `shm_nattch` must be correct after fork, after any end
+//! of a process, and for processes that never make a call.
 //!
-//! The suite runs a server under `corewalk ipc exec --shm`, with all of its memory in segments; kills it while one of its
-//! processes is stopped; sees that a start is refused, with and without `postmaster.pid`; ends that process; and sees
-//! that a start goes well, that the data is there, and that nothing is left at the end.
+//! The suite runs a server under `corewalk ipc exec --shm` and kills it while one of its processes
+//! is stopped. A new server must refuse to start, with and without `postmaster.pid`. Then the suite
+//! kills the stopped process. Now a server must start and have all data. After its end no segment
+//! may be left.
 //!
 //! Source: PostgreSQL `src/backend/port/sysv_shmem.c`; postgres(1); pgbench(1).
 
@@ -26,13 +28,14 @@ pub(super) fn ipc_postgres(site: &Site) -> Outcome {
     let Some(postgres) = postgres_folder() else {
         return Outcome::Skipped("no complete postgres is installed".to_owned());
     };
-    // The server's user need not be able to reach the folder of the build.
+    // The user of the server may not have access to the target directory.
     let work = site.work();
     let files = [Some(site.program.clone()), library(&site.program)];
     for file in files {
         let copied = file.as_deref().and_then(|file| Some((file, work.join(file.file_name()?))));
         let Some((from, to)) = copied else {
-            return Outcome::Failed(format!("{LIBRARY} is not beside the program: build it first"));
+            let line = format!("{LIBRARY} is not beside the program; build the workspace first");
+            return Outcome::Failed(line);
         };
         if let Err(error) = fs::copy(from, to) {
             return Outcome::Failed(format!("{}: {error}", from.display()));
@@ -79,7 +82,7 @@ until_() {
     tries=0
     until "$@"; do
         tries=$((tries + 1))
-        test "$tries" -lt 1200 || fail "never: $*"
+        test "$tries" -lt 1200 || fail "timeout: $*"
         sleep 0.1
     done
 }
@@ -107,7 +110,7 @@ user "$BIN/pgbench" -h "$WORK/pg" -U bench -i -q -s 1 postgres
 user "$BIN/pgbench" -h "$WORK/pg" -U bench -c 4 -j 2 -t 250 postgres
 echo "- $(segments)"
 
-# A process of the server that does not notice that it has gone.
+# A process of the server that is stopped, so that it does not notice the death of the server.
 mkfifo gate
 psql_ < gate > backend &
 exec 3> gate
@@ -116,7 +119,7 @@ until_ test -s backend
 BACKEND=$(cat backend)
 kill -s STOP "$BACKEND"
 kill -s KILL "$POSTMASTER"
-wait "$SERVER" && fail "the server has ended well"
+wait "$SERVER" && fail "the killed server has exit status 0"
 until_ attached 1
 echo "- killed: $(segments)"
 refused
@@ -132,7 +135,7 @@ test "$(psql_ -c 'SELECT count(*) FROM pgbench_history')" = 1000 || fail "transa
 test "$(psql_ -c 'SELECT (SELECT sum(abalance) FROM pgbench_accounts) =
     (SELECT sum(delta) FROM pgbench_history)')" = t || fail "the sums differ"
 kill -s INT "$POSTMASTER"
-wait "$SERVER" || fail "the server has not ended well"
+wait "$SERVER" || fail "the server has failed"
 test "$(segments)" = '{"shm":[]}' || fail "segments are left: $(segments)"
 test -z "$(ls "$NS.shm")" || fail "files are left: $(ls "$NS.shm")"
 "#;
