@@ -121,14 +121,14 @@ Exit status: 0 if the mount was unmounted in order (with --daemon: if the mount 
 
 /// The command line.
 #[derive(clap::Args, Debug)]
-#[command(after_long_help = OPTIONS, after_help = "--help lists the options.")]
+#[command(after_long_help = OPTIONS)]
 pub(crate) struct Arguments {
     /// The file system to mount: tmpfs, store:DIR, or a directory (a path with a / in it).
     source: OsString,
     /// The directory to mount it on. If it does not exist, it is created, and removed when the
     /// mount ends.
     mountpoint: PathBuf,
-    /// Options, separated by commas. They are listed below.
+    /// Options, separated by commas. The end of the --help text lists them.
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<OsString>,
     /// Serve the mount in the background. The command returns when the mount is ready.

@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn table_keeps_order_and_aligns() {
-        let counters = serde_json::from_str(r#"{"misses":7,"a":1234}"#).expect("it is JSON");
+        let counters = serde_json::from_str(r#"{"misses":7,"a":1234}"#).expect("the text is JSON");
         assert_eq!(table(&counters), "misses     7\na       1234\n");
     }
 }

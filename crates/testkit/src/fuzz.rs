@@ -214,7 +214,7 @@ mod tests {
         });
         assert!(failed.is_err());
         let is_ours = |path: &PathBuf| path.display().to_string().contains(&name);
-        let entries = fs::read_dir(env::temp_dir()).expect("it is readable").flatten();
+        let entries = fs::read_dir(env::temp_dir()).expect("the directory is readable").flatten();
         let written: Vec<_> = entries.map(|entry| entry.path()).filter(is_ours).collect();
         assert_eq!(written.len(), 1, "{written:?}");
         assert_eq!(fs::read(&written[0]).expect("the file is readable"), b"the input");

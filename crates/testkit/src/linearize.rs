@@ -9,11 +9,12 @@
 //!
 //! The search is that of Wing and Gong. It takes a call that no remaining call must precede, and
 //! runs it on the model. If the result fits, it continues with the remaining calls. If they have no
-//! explanation, it takes the call back. Lowe's addition makes the search practical: a pair of (set
-//! of taken calls, state of the model) is never entered twice, because the rest of the search
-//! depends on this pair alone. The calls are in a list in order of time; to take a call or put it
-//! back changes two links each. The search has an explicit stack, so that a long history does not
-//! overflow that of the thread.
+//! explanation, it takes the call back.
+//!
+//! Lowe's addition makes the search practical. The rest of the search depends only on the set of
+//! taken calls and the state of the model. So the search enters each such pair once. The calls are
+//! in a list in order of time; to take a call or put it back changes two links each. The search has
+//! an explicit stack, so that a long history does not overflow that of the thread.
 //!
 //! # Bounds
 //!

@@ -131,8 +131,8 @@ impl Plan {
             }
             // One per processor: with more, the threads compete for the processors. Eight threads
             // on two processors serve two clients at half the speed or less. At least two: one
-            // thread uses a fifth less processor time for one client, but two busy clients waited
-            // up to four times as long on a machine with other load.
+            // thread saves a fifth of the processor time with one client. But on a machine with
+            // other load, two busy clients then waited up to four times as long.
             Source::Store(_) | Source::Host(_) | Source::Tmpfs => processors.max(2),
         }
     }

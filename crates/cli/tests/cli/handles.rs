@@ -70,14 +70,14 @@ fn resolve(mount: &Path, handle: &FileHandle) -> Result<String, Errno> {
     let is_dir = file.metadata().expect("the file is open").is_dir();
     if !is_dir {
         let mut text = String::new();
-        file.read_to_string(&mut text).expect("it is readable");
+        file.read_to_string(&mut text).expect("the file is readable");
         return Ok(text);
     }
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
     let place = fs::read_link(&path).expect("the directory is open");
     let place = place.strip_prefix(mount).expect("the path is below the root").to_owned();
     let mut names: Vec<_> = fs::read_dir(&path)
-        .expect("it is readable")
+        .expect("the directory is readable")
         .map(|entry| {
             entry
                 .expect("the name is valid")
@@ -200,8 +200,8 @@ fn handles_of_a_host_directory_lead_to_their_files_when_all_is_forgotten() {
     assert_as_oracle("host", "no_default_permissions");
 }
 
-/// Trap P11. The host reuses the inode number of a removed file at once, and the two files may have
-/// the same times, because file clocks tick slowly.
+/// Trap P11. The host reuses the inode number of a removed file at once. The two files may have the
+/// same times, because file clocks tick slowly.
 #[test]
 fn handle_of_a_removed_file_never_leads_to_one_with_its_number() {
     if !can_mount() {

@@ -57,7 +57,11 @@ fn files_come_and_go(host: &Path, mount: &Path) {
     let mut opened = OpenOptions::new();
     let mut opened = opened.read(true).append(true).create(true).open(mount.join("file"));
     let mut text = String::new();
-    opened.as_mut().expect("the file appeared").read_to_string(&mut text).expect("it is readable");
+    opened
+        .as_mut()
+        .expect("the file appeared")
+        .read_to_string(&mut text)
+        .expect("the file is readable");
     assert_eq!(text, "three");
     assert_eq!(kind_of(fs::metadata(mount.join("link"))), missing);
     fs::write(host.join("link"), "four").expect("the file is created");
@@ -174,7 +178,7 @@ fn directory_is_mounted_on_itself() {
     let options = format!("{KEEP_NOTHING},threads=1");
     let mut server = Server::of(&source, &["-o", &options], &host);
     fs::write(host.join("dir/file"), "x").expect("the file is created");
-    assert_eq!(fs::read(host.join("dir/file")).expect("it was created"), b"x");
+    assert_eq!(fs::read(host.join("dir/file")).expect("the file was created"), b"x");
     assert_eq!(fs::read_dir(&host).expect("the directory can be read").count(), 1);
     server.signal(rustix::process::Signal::TERM);
     assert!(server.wait().success());
@@ -236,8 +240,8 @@ fn client_with_many_open_files_does_not_stop_other_calls() {
         );
         fs::create_dir(path("made")).expect("the directory is created");
         std::os::unix::fs::symlink("f", path("link")).expect("the link is created");
-        fs::rename(path("made"), path("renamed")).expect("it can be renamed");
-        fs::remove_dir(path("renamed")).expect("it can be removed");
+        fs::rename(path("made"), path("renamed")).expect("the directory can be renamed");
+        fs::remove_dir(path("renamed")).expect("the directory can be removed");
         assert_eq!(fs::metadata(path("link")).expect("the link leads to a file").len(), 4);
     }
     opened.pop();
@@ -270,7 +274,7 @@ fn working_directory_that_the_host_renames_can_be_used() {
     let printed = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && printed.is_empty(), "{printed}");
     assert_eq!(output.stdout, b"file\ntextnew\n");
-    assert_eq!(fs::read(host.join("moved/made")).expect("it was created"), b"new\n");
+    assert_eq!(fs::read(host.join("moved/made")).expect("the file was created"), b"new\n");
     assert!(Command::new("umount").arg(&mount).status().expect("umount runs").success());
     assert!(server.wait().success());
 }

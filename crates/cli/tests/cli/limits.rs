@@ -43,12 +43,15 @@ fn write_over_the_file_limit_of_the_server_is_efbig() {
         assert!(server.line.starts_with("mounted "), "{kind}: {:?}", server.line);
         fs::write(path.join("small"), b"long").expect("the file is created");
         let written = fs::write(path.join("large"), vec![7; FILE_BYTES as usize + (4 << 20)]);
-        let errno = written.expect_err("it is over the limit").raw_os_error();
+        let errno = written.expect_err("the file is over the limit").raw_os_error();
         assert_eq!(errno, Some(rustix::io::Errno::FBIG.raw_os_error()), "{kind}");
         // The server continues, and a write below the limit succeeds.
-        fs::remove_file(path.join("large")).expect("it was created");
+        fs::remove_file(path.join("large")).expect("the file was created");
         let small = fs::File::options().write(true).open(path.join("small"));
-        small.expect("it was created").write_all(b"kept").expect("its block lies below the limit");
+        small
+            .expect("the file was created")
+            .write_all(b"kept")
+            .expect("its block lies below the limit");
         assert_eq!(fs::read(path.join("small")).expect("the file was written"), b"kept");
         server.signal(Signal::TERM);
         assert_eq!(server.wait().code(), Some(0), "{kind}");

@@ -350,7 +350,7 @@ fn full_tmpfs_reports_enospc_and_has_space_again_after_removal() {
     let folder = Folder::new();
     let path = folder.path("m");
     let mut server = Server::start(&["-o", "size=1m,nr_inodes=10"], &path);
-    let error = fs::write(path.join("large"), vec![1; 2 << 20]).expect_err("it does not fit");
+    let error = fs::write(path.join("large"), vec![1; 2 << 20]).expect_err("the file does not fit");
     assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
     fs::remove_file(path.join("large")).expect("the part that fits was written");
     fs::write(path.join("small"), vec![1; 1 << 19]).expect("there is free space");

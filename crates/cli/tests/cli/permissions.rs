@@ -129,7 +129,7 @@ fn file_that_the_host_has_made_executable_since_can_be_run() {
     let path = site.mount.join("run");
     let status = || Command::new(&path).status().map(|status| status.code());
     for _ in 0..2 {
-        fs::read(&path).expect("it is readable");
+        fs::read(&path).expect("the file is readable");
         assert_eq!(status().map_err(|error| error.kind()), Err(ErrorKind::PermissionDenied));
         set_mode(&site.host.join("run"), 0o755);
         assert_eq!(status().expect("the script is executable"), Some(7));

@@ -131,7 +131,7 @@ fn missing_lock_of_a_store_is_reported() {
     let folder = Folder::new();
     let (path, source) = (folder.path("store"), source(&folder));
     drop(Store::open(&path, &StoreOptions::default()).expect("the store is created"));
-    fs::remove_file(path.join("lock")).expect("it was created");
+    fs::remove_file(path.join("lock")).expect("the file was created");
     for options in ["ro", "no_create"] {
         let mount = corewalk(&["mount", &source, "/", "-o", options]);
         folder.assert_refused(mount, 1, "the file `lock` of the store is missing");
