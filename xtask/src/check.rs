@@ -1,12 +1,12 @@
-//! A quick verdict on what changed: format, tidy, traps, clippy and unit tests.
+//! A quick check of the changed crates: format, tidy, traps, clippy and unit tests.
 //!
-//! Git tells which files differ from the point where this branch left the main branch, with what is
-//! not committed yet. A file belongs to the crate whose folder holds it. Clippy looks at these
-//! crates and at all that depend on them. The unit tests of the changed crates run, and each
-//! changed file of a `tests/` folder.
+//! A changed file is one that differs from the merge base with the main branch, committed or not.
+//! It belongs to the crate in whose directory it is. Clippy checks the changed crates and all
+//! crates that depend on them. The unit tests of the changed crates run, and the changed test files
+//! in `tests/`.
 //!
-//! It is for the minutes between two edits and promises less than `ci`: no models, no mounts, no
-//! tests of the crates above.
+//! The check is for the time between two edits. It covers less than `ci`: no models, no mounts, and
+//! no tests of the dependent crates.
 //!
 //! Source: `CONTRIBUTING.md`.
 
@@ -22,20 +22,20 @@ use std::{
     process::Command,
 };
 
-/// The names of the main branch, the one to compare with first.
+/// The names of the main branch. The first one that exists is used.
 const MAIN: [&str; 2] = ["origin/main", "main"];
 
-/// Files whose change concerns every crate.
+/// Files whose change affects all crates.
 const FOR_ALL: [&str; 3] = ["Cargo.toml", "Cargo.lock", "clippy.toml"];
 
-/// Checks what changed and prints how each step ended.
+/// Checks the changed crates and prints the outcome of each step.
 pub(crate) fn run(root: &Path) -> Outcome {
     let packages = match collect_packages(root) {
         Ok(packages) => packages,
         Err(error) => return Outcome::Failed(format!("cannot read the repository: {error}")),
     };
     let Some(files) = changed_files(root) else {
-        return Outcome::Failed("git does not tell what changed".to_owned());
+        return Outcome::Failed("git cannot list the changed files".to_owned());
     };
     let plan = Plan::new(&packages, &files);
     let mut tally = Tally::new();
@@ -66,25 +66,25 @@ fn clippy(root: &Path, plan: &Plan) -> Outcome {
 #[derive(Clone, Debug)]
 struct Package {
     name: String,
-    /// Its folder, from the root, with a slash at the end.
+    /// The directory of the crate, relative to the root, with a slash at the end.
     folder: String,
-    /// The crates of the workspace that its manifest names.
+    /// The first words of the lines of its manifest; among them are all dependencies.
     dependencies: Vec<String>,
     has_library: bool,
     has_program: bool,
 }
 
-/// What is to run.
+/// The packages to check and to test.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Plan {
     /// The packages for clippy.
     linted: BTreeSet<String>,
-    /// The packages to test, each with the words that select its targets.
+    /// The packages to test, each with the arguments of cargo that select its targets.
     tested: Vec<(String, Vec<String>)>,
 }
 
 impl Plan {
-    /// Returns what to run if `files` changed.
+    /// Returns the plan for the changed files `files`.
     fn new(packages: &[Package], files: &[String]) -> Self {
         let mut plan = Self::default();
         if files.iter().any(|file| FOR_ALL.contains(&file.as_str())) {
@@ -107,7 +107,8 @@ impl Plan {
 }
 
 impl Package {
-    /// Returns the words that select the unit tests, and the tests in `tests/` that are in `files`.
+    /// Returns the arguments of cargo that select the unit tests, and those test targets in
+    /// `tests/` that have changed.
     fn targets(&self, files: &[String]) -> Vec<String> {
         let mut targets = Vec::new();
         targets.extend(self.has_library.then(|| "--lib".to_owned()));
@@ -124,7 +125,7 @@ impl Package {
     }
 }
 
-/// Returns `name` and the names of all packages that depend on it, also through others.
+/// Returns `name` and the names of all packages that depend on it, directly or not.
 fn with_dependents(packages: &[Package], name: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::from([name.to_owned()]);
     loop {
@@ -172,7 +173,7 @@ fn first_word(line: &str) -> Option<String> {
     line.trim().split(['.', '=', ' ']).next().map(str::to_owned)
 }
 
-/// Returns the files that differ from the main branch, or none if git does not tell.
+/// Returns the files that differ from the main branch. Returns None if git fails.
 fn changed_files(root: &Path) -> Option<Vec<String>> {
     let base = MAIN.iter().find_map(|main| git(root, &["merge-base", "HEAD", main]));
     let base = base.map_or_else(|| "HEAD".to_owned(), |base| base.trim().to_owned());
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn clippy_sees_the_changed_crates_and_all_above() {
+    fn clippy_checks_the_changed_crates_and_their_dependents() {
         assert_eq!(linted(&["crates/sync/src/lib.rs"]), ["cache", "program", "sync"]);
         assert_eq!(linted(&["crates/program/src/main.rs"]), ["program"]);
         assert_eq!(linted(&["Cargo.toml"]), ["cache", "other", "program", "sync"]);
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn manifests_tell_names_and_dependencies() {
+    fn manifests_have_names_and_dependencies() {
         let root = crate::repository_root();
         let packages = collect_packages(&root).expect("the repository can be read");
         let above = with_dependents(&packages, "corewalk-sync");

@@ -1,10 +1,10 @@
-//! Checks that need the workspace built in another way: loom, shuttle, crash models, miri, ThreadSanitizer, 64-bit ARM.
+//! Checks that build the workspace in a special way: models, miri, ThreadSanitizer, 64-bit ARM.
 //!
-//! Each one has a target folder of its own, so that switching between them rebuilds nothing. The
-//! crates to check are found, not listed: a crate has models if a file of it names the cfg. A run
-//! in which no test ran is a failure, because a green run of nothing is how models rot.
+//! Each check has its own target directory, so that a switch between checks rebuilds nothing. The
+//! crates with models are not listed: a crate has models if one of its files names the cfg. A run
+//! without a test fails. Otherwise models that are not compiled any more would pass unnoticed.
 //!
-//! What each tool can and cannot see is told in `docs/developing/testing.md`.
+//! `docs/developing/testing.md` describes the limits of each tool.
 //!
 //! Source: crossbeam's `ci/`; tokio-rs/loom#392 for why a green model alone proves nothing.
 
@@ -27,12 +27,12 @@ const HOST: &str = "x86_64-unknown-linux-gnu";
 const ARM: &str = "aarch64-unknown-linux-gnu";
 const ARM_COMPILER: &str = "aarch64-linux-gnu-gcc";
 const ARM_EMULATOR: &str = "qemu-aarch64-static";
-/// Where Debian has the C library for it.
+/// The directory of the C library for ARM on Debian.
 const ARM_LIBRARIES: &str = "/usr/aarch64-linux-gnu";
-/// The crates whose unit tests an emulator runs in seconds.
+/// The crates whose unit tests take seconds in an emulator.
 const ARM_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-mbcache"];
 
-/// The crates with unsafe code, which is what miri is for.
+/// The crates with unsafe code whose unit tests run under miri.
 const UNSAFE_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-testkit"];
 
 /// Runs the models under loom.
@@ -45,7 +45,7 @@ pub(crate) fn shuttle(root: &Path) -> Outcome {
     models(root, "corewalk_shuttle", "shuttle_")
 }
 
-/// Runs the models that stop a task before every store.
+/// Runs the models that stop a task before each store.
 pub(crate) fn crash(root: &Path) -> Outcome {
     models(root, "corewalk_crash", "crash_")
 }
@@ -55,7 +55,7 @@ pub(crate) fn miri(root: &Path) -> Outcome {
     miri_with(root, "")
 }
 
-/// As [`miri`], with more flags of miri.
+/// As [`miri`], with further flags for miri.
 pub(crate) fn miri_with(root: &Path, flags: &str) -> Outcome {
     if !is_quiet_success(Command::new("cargo").args(["+nightly", "--version"])) {
         return Outcome::Skipped("miri: no nightly toolchain".to_owned());
@@ -81,7 +81,7 @@ pub(crate) fn miri_with(root: &Path, flags: &str) -> Outcome {
     tests_ran(&mut command, root, "miri")
 }
 
-/// Runs the stress tests under ThreadSanitizer, if the toolchain takes the flags.
+/// Runs the stress tests under ThreadSanitizer, if the toolchain supports it.
 pub(crate) fn tsan(root: &Path) -> Outcome {
     let stress = root.join("crates/sync/tests/stress.rs");
     if !stress.exists() {
@@ -98,13 +98,13 @@ pub(crate) fn tsan(root: &Path) -> Outcome {
         command
     };
     if !is_quiet_success(&mut tsan(&["build"])) {
-        return Outcome::Skipped("tsan: the toolchain does not build with it".to_owned());
+        return Outcome::Skipped("tsan: the toolchain cannot build with it".to_owned());
     }
     tests_ran(&mut tsan(&["test", "--test", "stress"]), root, "tsan")
 }
 
-/// Compiles everything for 64-bit ARM, without a warning; and runs the unit tests of the crates below all others, if
-/// there is an emulator.
+/// Compiles the workspace for 64-bit ARM, without warnings. If there is an emulator, also runs the
+/// unit tests of [`ARM_PACKAGES`].
 pub(crate) fn aarch64(root: &Path) -> Outcome {
     let mut add = Command::new("rustup");
     add.current_dir(root).env_remove("RUSTUP_TOOLCHAIN").args(["target", "add", ARM]);
@@ -127,7 +127,7 @@ pub(crate) fn aarch64(root: &Path) -> Outcome {
     let has_emulator = is_quiet_success(Command::new(ARM_EMULATOR).arg("--version"));
     if !has_emulator || !Path::new(ARM_LIBRARIES).exists() {
         return Outcome::Skipped(format!(
-            "aarch64: it compiles; no {ARM_EMULATOR} or no {ARM_LIBRARIES}"
+            "aarch64: compiled, but not tested: no {ARM_EMULATOR} or no {ARM_LIBRARIES}"
         ));
     }
     let mut tests = arm(&["test", "--lib"]);
@@ -153,7 +153,8 @@ fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
         command.args(["test", "--profile", "models", "-p", &package]);
         command.env("RUSTFLAGS", format!("--cfg {cfg}"));
         let what = match &target {
-            // Ordinary unit tests use the model's atomics outside of a model, which panics.
+            // Only the models: other unit tests would use the model's atomics outside of a model,
+            // which panics.
             ModelTarget::Library => {
                 command.args(["--lib", filter]);
                 format!("{cfg} {package}")
@@ -171,16 +172,16 @@ fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
     Outcome::Passed
 }
 
-/// Where the models of a crate are.
+/// The cargo target that has the models of a crate.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ModelTarget {
-    /// Beside the code, in modules whose names say so.
+    /// The library, in modules whose names begin with the name of the tool.
     Library,
-    /// In this file of `tests/`, which holds nothing else.
+    /// This file in `tests/`, which has models only.
     Test(String),
 }
 
-/// Returns each package with models under `cfg`, with the place where they are.
+/// Returns each package with models under `cfg`, and the target that has them.
 fn model_targets(root: &Path, cfg: &str) -> std::io::Result<Vec<(String, ModelTarget)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root.join("crates"))? {
@@ -201,7 +202,7 @@ fn model_targets(root: &Path, cfg: &str) -> std::io::Result<Vec<(String, ModelTa
     Ok(found)
 }
 
-/// Returns true if `file` holds models, and does not only name the cfg as a switch does.
+/// Returns true if `file` has models. A file that only switches types on the cfg has none.
 fn has_models(file: &RustFile, cfg: &str) -> bool {
     let code: String = file.code().split_whitespace().collect();
     let inside = format!("#[cfg(all(test,{cfg}");
@@ -211,12 +212,12 @@ fn has_models(file: &RustFile, cfg: &str) -> bool {
 fn cargo(root: &Path, target: &str) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(root).env("CARGO_TARGET_DIR", target_folder(root).join(target));
-    // The toolchain of the task itself must not decide that of the check.
+    // Do not pass on the toolchain that runs xtask: a check may select another one.
     command.env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTFLAGS");
     command
 }
 
-/// Returns the folder that cargo builds into.
+/// Returns the target directory of cargo.
 pub(crate) fn target_folder(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }
@@ -226,7 +227,7 @@ fn is_quiet_success(command: &mut Command) -> bool {
     process::run(command, LIMIT) == Ended::Well
 }
 
-/// Runs `command`, a `cargo test`, and demands that at least one test passed.
+/// Runs `command`, a `cargo test`. Fails if no test passed.
 fn tests_ran(command: &mut Command, root: &Path, what: &str) -> Outcome {
     let folder = target_folder(root);
     let log = folder.join(format!("{}.log", what.replace(' ', "-")));
@@ -246,7 +247,7 @@ fn tests_ran(command: &mut Command, root: &Path, what: &str) -> Outcome {
     }
 }
 
-/// Returns the number of tests that the output of `cargo test` reports as passed.
+/// Returns the number of passed tests in the output of `cargo test`.
 fn passed_tests(output: &str) -> u64 {
     output
         .lines()

@@ -1,13 +1,14 @@
-//! Everything that must hold before a change lands, as one task.
+//! All checks that must pass before a change is merged.
 //!
-//! The steps run one after the other, cheapest first, and a failing step does not stop the others:
-//! one run tells all that is wrong. Each is timed, on the clock and on the processors. The last
-//! line counts the steps. On two cores that do nothing else the whole takes at most 25 minutes.
+//! The steps run one after the other, cheap ones first. After a failed step the others still run,
+//! so that one run reports all failures. The task prints the time and the processor time of each
+//! step, and the number of steps that passed, failed and were skipped. On two idle processors all
+//! steps take at most 25 minutes.
 //!
-//! A step that cannot run is skipped. Where `COREWALK_REQUIRE` holds the word `all`, as in
+//! A step that cannot run is skipped. If `COREWALK_REQUIRE` contains the word `all`, as in
 //! `.ci/run`, a skipped step counts as failed.
 //!
-//! Longer versions of the randomized steps are in `nightly`.
+//! `nightly` has longer versions of the randomized steps.
 //!
 //! Source: `docs/developing/testing.md`.
 
@@ -25,25 +26,25 @@ use std::{
 
 pub(crate) const STEP_LIMIT: Duration = Duration::from_secs(30 * 60);
 
-/// How much of it runs.
+/// The steps to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// All steps.
     Full,
-    /// All but those that need a mount.
+    /// All steps but the suites.
     Quick,
 }
 
-/// Where the verdict of `cargo test --workspace` comes from.
+/// The source of the result of `cargo test --workspace`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tests<'a> {
     /// The tests are a step of this run.
     Run,
-    /// The caller has run them; this is the exit status.
+    /// The caller has run the tests. This is the exit status.
     Ended(&'a str),
 }
 
-/// Runs the steps and prints how each ended.
+/// Runs the steps and prints the outcome of each.
 pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
     let mut tally = Tally::new();
     tally.step("format", || format(root));
@@ -58,13 +59,14 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
         cargo(root, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
     });
     tally.step("documentation", || documentation(root));
-    // 100 million changes of two flags by two threads, about 20 s (trap T33).
+    // Two threads change two flags 100 million times, about 20 s (trap T33).
     tally.step("flags", || {
         cargo(root, &["run", "--profile", "models", "-p", "corewalk-mbcache", "--example", "flags"])
     });
     tally.step("ipc-torture", || torture(root, 20_000));
     tally.step("ipc-hostile", || hostile(root, 1_000_000));
-    // A million calls of a back end by path beside renames above them, about 40 s (trap X1).
+    // A million calls to a back end by path, with concurrent renames of directories above, about
+    // 40 s (trap X1).
     tally.step("storm", || {
         let mut command = Command::new("cargo");
         command.current_dir(root).env("COREWALK_STORM_CALLS", "1000000");
@@ -83,7 +85,7 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
     tally.finish()
 }
 
-/// Builds the program as it is shipped and runs the suites on it.
+/// Builds the program in release mode and runs the suites with it.
 fn suites_after_build(tally: &mut Tally, root: &Path) {
     let mut is_built = false;
     tally.step("release build", || {
@@ -96,7 +98,7 @@ fn suites_after_build(tally: &mut Tally, root: &Path) {
             if is_built {
                 suites::run_one(root, name)
             } else {
-                Outcome::Failed("there is no program to test".to_owned())
+                Outcome::Failed("the release build failed".to_owned())
             }
         });
     }
@@ -107,14 +109,14 @@ pub(crate) fn format(root: &Path) -> Outcome {
     cargo(root, &["fmt", "--all", "--check"])
 }
 
-/// Kills `kills` processes in the middle of something.
+/// Runs the torture test of the IPC crate, which kills `kills` processes at random moments.
 pub(crate) fn torture(root: &Path, kills: u32) -> Outcome {
     let kills = kills.to_string();
     let test = ["test", "--profile", "models", "-p", "corewalk-ipc", "--test", "torture", "--"];
     cargo(root, &[&test[..], &[&kills]].concat())
 }
 
-/// Overwrites `words` words of a namespace under its calls.
+/// Runs the IPC test that overwrites `words` words of a namespace while calls use it.
 pub(crate) fn hostile(root: &Path, words: u32) -> Outcome {
     let mut command = Command::new("cargo");
     command.current_dir(root).env("COREWALK_IPC_MUTATIONS", words.to_string());
@@ -139,14 +141,14 @@ fn documentation(root: &Path) -> Outcome {
     }
 }
 
-/// What a step that is skipped counts as.
+/// How a skipped step counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Skips {
     Count,
     Fail,
 }
 
-/// How the steps of a run ended.
+/// The outcomes of the steps of a run.
 #[derive(Debug)]
 pub(crate) struct Tally {
     start: Instant,
@@ -160,7 +162,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Returns the tally of a run in which a skip fails if `COREWALK_REQUIRE` says so.
+    /// Returns an empty tally. If `COREWALK_REQUIRE` contains `all`, skipped steps will fail.
     pub(crate) fn new() -> Self {
         let list = env::var("COREWALK_REQUIRE").unwrap_or_default();
         Self::with(if demands_all(&list) { Skips::Fail } else { Skips::Count })
@@ -178,7 +180,7 @@ impl Tally {
         }
     }
 
-    /// Runs `step` and counts how it ended.
+    /// Runs `step` and counts its outcome.
     pub(crate) fn step(&mut self, name: &str, step: impl FnOnce() -> Outcome) {
         println!("=== {name}");
         let (start, cpu) = (Instant::now(), children_cpu());
@@ -186,7 +188,7 @@ impl Tally {
             Outcome::Passed => (&mut self.passed, "passed".to_owned()),
             Outcome::Failed(why) => (&mut self.failed, format!("FAILED: {why}")),
             Outcome::Skipped(why) if self.skips == Skips::Fail => {
-                let text = format!("FAILED: COREWALK_REQUIRE forbids to skip it: {why}");
+                let text = format!("FAILED: COREWALK_REQUIRE forbids a skip: {why}");
                 (&mut self.failed, text)
             }
             Outcome::Skipped(why) => {
@@ -201,7 +203,7 @@ impl Tally {
         self.lines.push(line);
     }
 
-    /// Prints all steps and the line that counts them.
+    /// Prints all steps and the counts, and returns the outcome of the run.
     pub(crate) fn finish(self) -> Outcome {
         let took = self.start.elapsed().as_secs_f64();
         println!("\n{}\nall steps{took:>16.1} s", self.lines.join("\n"));
@@ -214,7 +216,8 @@ impl Tally {
         }
     }
 
-    /// As [`Tally::finish`] of steps that are one thing only together: it was skipped if any of them was.
+    /// As [`Tally::finish`], for steps that are parts of one step: it is skipped if a part was
+    /// skipped.
     pub(crate) fn finish_as_one(self) -> Outcome {
         let left_out = self.left_out.join(", ");
         match self.finish() {
@@ -229,15 +232,16 @@ fn demands_all(list: &str) -> bool {
     list.split(',').any(|word| word.trim() == "all")
 }
 
-/// Returns the processor time of all children that have ended and were waited for.
+/// Returns the processor time of all child processes that have ended.
 fn children_cpu() -> Duration {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     children_ticks(&stat).map_or(Duration::ZERO, |ticks| Duration::from_millis(ticks * 10))
 }
 
-/// Returns the sum of `cutime` and `cstime` in `stat`, a `/proc/PID/stat`: in ticks of 10 ms.
+/// Returns the sum of `cutime` and `cstime` in `stat`, the text of `/proc/PID/stat`, in ticks of
+/// 10 ms.
 fn children_ticks(stat: &str) -> Option<u64> {
-    // The name of the program may hold spaces and ends with the last parenthesis.
+    // The name of the program may contain spaces. It ends at the last parenthesis.
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ').skip(13).map(str::parse::<u64>);
     Some(fields.next()?.ok()? + fields.next()?.ok()?)
@@ -248,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_that_skip_count_neither_as_passed_nor_as_failed() {
+    fn skipped_step_counts_neither_as_passed_nor_as_failed() {
         let mut tally = Tally::with(Skips::Count);
         tally.step("a", || Outcome::Passed);
         tally.step("b", || Outcome::Skipped("no reason".to_owned()));
@@ -257,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_are_one_are_skipped_if_one_is() {
+    fn parts_of_a_step_are_skipped_if_one_part_is() {
         let of = |outcomes: [Outcome; 3]| {
             let mut tally = Tally::with(Skips::Count);
             for (name, outcome) in ["a", "b", "c"].into_iter().zip(outcomes) {
@@ -276,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn one_step_that_fails_fails_the_run_and_stops_nothing() {
+    fn failed_step_fails_the_run_and_does_not_stop_it() {
         let mut tally = Tally::with(Skips::Count);
         tally.step("a", || Outcome::Failed("bad".to_owned()));
         tally.step("b", || Outcome::Passed);
@@ -284,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn skip_that_is_forbidden_counts_as_failed() {
+    fn forbidden_skip_counts_as_failed() {
         let mut tally = Tally::with(Skips::Fail);
         tally.step("a", || Outcome::Skipped("no reason".to_owned()));
         tally.step("b", || Outcome::Passed);
@@ -299,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_time_of_children_is_read_behind_the_name() {
+    fn processor_time_of_children_is_read_after_the_name() {
         let stat = "7 (a) b) S 1 7 7 0 -1 4194560 100 200 0 0 3 4 50 60 20 0 1 0 9 1 2";
         assert_eq!(children_ticks(stat), Some(110));
         assert_eq!(children_ticks("7 (a"), None);

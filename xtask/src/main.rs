@@ -1,13 +1,14 @@
-//! The chores of this repository as one program: `cargo xtask TASK`.
+//! The development tasks of this repository: `cargo xtask TASK`.
 //!
-//! What continuous integration does is written in Rust here and not in a configuration file of a
-//! service, so that every step runs on a developer's machine in the same way. Each task is one
-//! module; it prints what it does and returns whether it went well.
+//! The steps of continuous integration are in this program, not in the configuration of a service.
+//! So they run in the same way on a developer's machine. Each task is a module. It prints its
+//! progress and returns an [`Outcome`].
 //!
-//! It uses the standard library only, because a chore must build in seconds and must not bring in
-//! dependencies that the product does not have.
+//! This program uses the standard library only: it must build in seconds, and must not add
+//! dependencies to the workspace.
 //!
-//! A task that cannot run here says `skipped: why` and is counted as skipped, never as passed.
+//! A task that cannot run on this machine prints `skipped: reason` and counts as skipped, not as
+//! passed.
 //!
 //! Source: the xtask convention, <https://github.com/matklad/cargo-xtask>; TigerBeetle's tidy.zig.
 #![forbid(unsafe_code)]
@@ -28,33 +29,33 @@ use std::{env, path::PathBuf, process::ExitCode};
 const USAGE: &str = "\
 usage: cargo xtask TASK
 
-  check               format, tidy, traps, clippy and unit tests of what changed: minutes
-  ci [--quick]        everything below; --quick leaves out the suites on a mount
-  ci --tested STATUS  the same after a `cargo test --workspace` that ended with STATUS
-  nightly             the long versions of the randomized checks: hours
-  tidy                the rules of docs/developing/style.md that a program can check
-  traps [--strict]    which test covers which trap of docs/developing/traps.md
-  loom                the models under loom
-  shuttle             the models under shuttle
-  crash               the models that stop a task before every store
-  miri                the unit tests of the unsafe crates under miri
-  tsan                the stress tests under ThreadSanitizer
-  aarch64             everything compiled for 64-bit ARM, some unit tests in an emulator
-  suites [NAME...]    suites and real work on a mount; without names all of them
-  suites --list       their names
-  help                this text
+  check               format, tidy, traps, clippy and unit tests of the changed crates: minutes
+  ci [--quick]        all tests and checks; --quick leaves out the suites: 25 minutes
+  ci --tested STATUS  as ci, but take STATUS as the exit status of `cargo test --workspace`
+  nightly             long versions of the randomized tests: hours
+  tidy                check the rules of docs/developing/style.md that a program can check
+  traps [--strict]    print the tests of each trap in docs/developing/traps.md; --strict: fail if one has none
+  loom                run the models under loom
+  shuttle             run the models under shuttle
+  crash               run the models that stop a task before each store
+  miri                run the unit tests of the unsafe crates under miri
+  tsan                run the stress tests under ThreadSanitizer
+  aarch64             compile all for 64-bit ARM, and run some unit tests in an emulator
+  suites [NAME...]    run test suites of other projects and real programs; default: all
+  suites --list       print the names of the suites
+  help                print this text
 
-exit status: 0 passed, 1 failed, 2 wrong usage
+exit status: 0 passed or skipped, 1 failed, 2 invalid command line
 ";
 
-/// How a task ended.
+/// The result of a task or of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Everything that was to be checked was checked and is right.
+    /// The task ran and found nothing wrong.
     Passed,
-    /// Something is wrong; the text says what, in one line.
+    /// The task failed. The text is the reason, in one line.
     Failed(String),
-    /// It could not run here; the text says why.
+    /// The task cannot run on this machine. The text is the reason.
     Skipped(String),
 }
 
@@ -110,7 +111,7 @@ fn main() -> ExitCode {
     outcome.exit_code()
 }
 
-/// Returns the root of the repository, which is where this crate's parent lies.
+/// Returns the root of the repository: the parent directory of this crate.
 fn repository_root() -> PathBuf {
     let manifest = env!("CARGO_MANIFEST_DIR");
     PathBuf::from(manifest).parent().map_or_else(|| PathBuf::from("."), PathBuf::from)

@@ -1,8 +1,8 @@
-//! The long versions of the randomized checks, for a machine that has the night.
+//! Long versions of the randomized tests, for some hours of a machine.
 //!
-//! `cargo xtask ci` runs each of them for seconds. Here each runs long enough for rare schedules
-//! and rare inputs. Every one prints its seed when it fails; `docs/developing/testing.md` says how
-//! to repeat a run.
+//! `cargo xtask ci` runs each of these tests for seconds. Here each runs long enough to meet rare
+//! schedules and rare inputs. A test that fails prints its seed. `docs/developing/testing.md`
+//! describes how to repeat a run.
 //!
 //! Source: `docs/developing/testing.md`.
 
@@ -13,10 +13,10 @@ use crate::{
 };
 use std::{path::Path, process::Command};
 
-/// A test with the variables that make it long.
+/// A test with the environment variables that make it long.
 struct Long {
     name: &'static str,
-    /// The words after `cargo test`.
+    /// The arguments of `cargo test`.
     words: &'static [&'static str],
     variables: &'static [(&'static str, &'static str)],
 }
@@ -56,7 +56,7 @@ const LONG: [Long; 6] = [
     },
 ];
 
-/// Runs all of them and prints how each ended.
+/// Runs all tests and prints the outcome of each.
 pub(crate) fn run(root: &Path) -> Outcome {
     let mut tally = Tally::new();
     for long in &LONG {
@@ -65,7 +65,7 @@ pub(crate) fn run(root: &Path) -> Outcome {
     tally.step("ipc-hostile", || ci::hostile(root, 10_000_000));
     tally.step("ipc-torture", || ci::torture(root, 50_000));
     tally.step("miri, 16 seeds", || checks::miri_with(root, "-Zmiri-many-seeds=0..16"));
-    // All crates, the lab among them, as they are measured and shipped.
+    // All crates, also the lab, in the profile of measurements and releases.
     tally.step("release build", || ci::cargo(root, &["build", "--release", "--workspace"]));
     tally.step("oldest compiler", || release::oldest_compiler(root));
     tally.step("licences", || release::licences(root));

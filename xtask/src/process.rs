@@ -1,11 +1,11 @@
-//! Running other programs: with a limit on time, in a group that can be ended as a whole.
+//! Runs other programs with a time limit.
 //!
-//! A chore must end. Every command runs in a process group of its own and is polled; when its time
-//! is over, the group gets SIGKILL, and if a process of it is stuck in the kernel, the chore goes
-//! on without it and says so. Output goes to the terminal, or to a file when it is to be read;
-//! never to a pipe, since a pipe that nobody empties is one more way to hang.
+//! Each command runs in a new process group. After its time limit, the group gets SIGKILL. If a
+//! process does not die, because it is blocked in the kernel, the task reports that and continues.
+//! For example, a process that waits for a hung FUSE server may be in state D. Output goes to the
+//! terminal or to a file, never to a pipe: a program blocks on a full pipe that is not read.
 //!
-//! Source: `kill(1)`, `setpgid(2)`; trouble with hung FUSE servers, which are waited for in state D.
+//! Source: `kill(1)`, `setpgid(2)`.
 
 use crate::Outcome;
 use std::{
@@ -20,21 +20,21 @@ use std::{
 
 const POLL: Duration = Duration::from_millis(20);
 
-/// How long a killed process may take to be gone.
-const KILL_PATIENCE: Duration = Duration::from_secs(10);
+/// How long to wait for the end of a killed process.
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// With status zero.
+    /// With exit status 0.
     Well,
-    /// With this status.
+    /// With this exit status.
     Exit(i32),
     /// By this signal.
     Signal(i32),
-    /// It was killed when its time was over.
+    /// It was killed after its time limit.
     TimedOut,
-    /// It was killed and did not go away: it is stuck in the kernel.
+    /// It was killed but did not end: it is blocked in the kernel.
     Stuck,
     /// It could not be started.
     NotStarted,
@@ -49,20 +49,20 @@ impl Ended {
         }
     }
 
-    /// Returns what to say about a command that was to end well.
+    /// Returns the outcome of the command `what`, which passes only with exit status 0.
     pub(crate) fn outcome(self, what: &str) -> Outcome {
         match self {
             Self::Well => Outcome::Passed,
             Self::Exit(code) => Outcome::Failed(format!("{what}: exit status {code}")),
             Self::Signal(signal) => Outcome::Failed(format!("{what}: killed by signal {signal}")),
-            Self::TimedOut => Outcome::Failed(format!("{what}: did not end in time")),
+            Self::TimedOut => Outcome::Failed(format!("{what}: killed after its time limit")),
             Self::Stuck => Outcome::Failed(format!("{what}: hangs and cannot be killed")),
             Self::NotStarted => Outcome::Failed(format!("{what}: cannot be started")),
         }
     }
 }
 
-/// Runs `command`, its output on the terminal, and ends it after `limit`.
+/// Runs `command` with its output on the terminal, and kills it after `limit`.
 pub(crate) fn run(command: &mut Command, limit: Duration) -> Ended {
     match command.stdin(Stdio::null()).process_group(0).spawn() {
         Ok(mut child) => wait(&mut child, limit),
@@ -73,7 +73,8 @@ pub(crate) fn run(command: &mut Command, limit: Duration) -> Ended {
     }
 }
 
-/// Runs `command` with all its output in the file `log`, and returns how it ended and the output.
+/// Runs `command` with its output in the file `log`, and kills it after `limit`. Returns the
+/// output.
 pub(crate) fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> (Ended, String) {
     let redirected = File::create(log).and_then(|file| Ok((file.try_clone()?, file)));
     let ended = match redirected {
@@ -87,7 +88,7 @@ pub(crate) fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> 
     (ended, String::from_utf8_lossy(&output).into_owned())
 }
 
-/// Waits for `child`, and kills its process group when `limit` is over.
+/// Waits for `child`, and kills its process group after `limit`.
 pub(crate) fn wait(child: &mut Child, limit: Duration) -> Ended {
     match poll(child, limit) {
         Some(ended) => ended,
@@ -98,7 +99,7 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> Ended {
     }
 }
 
-/// Returns how `child` ended, or none if it has not after `limit`.
+/// Waits for `child`. Returns None if it has not ended after `limit`.
 pub(crate) fn poll(child: &mut Child, limit: Duration) -> Option<Ended> {
     let deadline = Instant::now() + limit;
     loop {
@@ -111,22 +112,22 @@ pub(crate) fn poll(child: &mut Child, limit: Duration) -> Option<Ended> {
     }
 }
 
-/// Kills `child` and its process group, and returns how it ended.
+/// Kills `child` and its process group, and waits for it.
 pub(crate) fn kill(child: &mut Child) -> Ended {
     signal(&format!("-{}", child.id()), "KILL");
     // The child itself, in case it is not the leader of its group.
     let _ = child.kill();
-    poll(child, KILL_PATIENCE).unwrap_or(Ended::Stuck)
+    poll(child, KILL_TIMEOUT).unwrap_or(Ended::Stuck)
 }
 
-/// Sends the signal `name` to a process, or with a `-` before the number to a group.
+/// Sends the signal `name` to the process `target`, or to the group if `target` begins with `-`.
 pub(crate) fn signal(target: &str, name: &str) {
     let sent = Command::new("kill").args(["-s", name, "--", target]).stderr(Stdio::null()).status();
-    // A target that is gone is what is wanted.
+    // An error means that the target has ended, which is fine.
     drop::<io::Result<ExitStatus>>(sent);
 }
 
-/// Calls `is_done` until it returns true, for at most `limit`; returns whether it did.
+/// Calls `is_done` until it returns true. Returns false if it does not within `limit`.
 pub(crate) fn wait_until(limit: Duration, mut is_done: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + limit;
     loop {
@@ -140,7 +141,7 @@ pub(crate) fn wait_until(limit: Duration, mut is_done: impl FnMut() -> bool) -> 
     }
 }
 
-/// Returns true if `program` can be found in the path.
+/// Returns true if `program` is found in `PATH`.
 pub(crate) fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn command_ends_as_its_status_says() {
+    fn command_ends_with_its_status_or_signal() {
         assert_eq!(run(&mut shell("exit 0"), LONG), Ended::Well);
         assert_eq!(run(&mut shell("exit 3"), LONG), Ended::Exit(3));
         assert_eq!(run(&mut shell("kill -9 $$"), LONG), Ended::Signal(9));
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn logged_command_gives_its_output() {
+    fn logged_command_returns_its_output() {
         let log = std::env::temp_dir().join(format!("xtask-process-{}", std::process::id()));
         let (ended, output) = run_logged(&mut shell("echo out; echo err >&2"), &log, LONG);
         assert_eq!((ended, output.as_str()), (Ended::Well, "out\nerr\n"));

@@ -1,13 +1,13 @@
-//! Source files as tidy sees them: each line split into code and comment.
+//! Rust files for tidy: each line is split into code and comment.
 //!
-//! A rule about code must not fire on a comment or on a string, and a rule about comments must not
-//! fire on code. A full parser is not needed for that; a scanner that knows Rust's comments,
-//! strings, raw strings and character literals is. It keeps line numbers, and it blanks the inside
-//! of strings, so that a sample of bad code in a test of tidy is no bad code.
+//! A rule about code must ignore comments and strings, and a rule about comments must ignore code.
+//! That needs no parser, but a scanner that knows Rust's comments, strings, raw strings and
+//! character literals. The scanner keeps line numbers. It drops the content of strings, so that a
+//! sample of bad code in a test of tidy is no finding.
 //!
-//! # What it refuses
+//! # Limits
 //!
-//! It does not expand macros and does not follow `include!`; both are rare here.
+//! It does not expand macros and does not follow `include!`. Both are rare in this repository.
 //!
 //! Source: The Rust Reference, "Lexical structure".
 
@@ -16,52 +16,51 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Folders that hold nothing written by hand.
+/// Directories without source files of this repository.
 const SKIPPED_FOLDERS: [&str; 4] = ["target", ".git", "shared", "node_modules"];
 
 /// One line of a Rust file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Line {
-    /// What the compiler reads, with the insides of strings left out.
+    /// The code, without the content of strings.
     pub(crate) code: String,
-    /// The text of the comments, without what introduces them, except `/` or `!` of a doc comment.
+    /// The text of the comments without `//` or `/*`. In a doc comment it begins with `/` or `!`.
     pub(crate) comment: String,
 }
 
 impl Line {
-    /// Returns the text of a doc comment, or none if the line holds no doc comment.
+    /// Returns the text of a doc comment. Returns None if the line is no doc comment.
     pub(crate) fn doc(&self) -> Option<&str> {
         let text = self.comment.strip_prefix(['/', '!'])?;
         self.code.trim().is_empty().then_some(text)
     }
 }
 
-/// A Rust file, split.
+/// A Rust file, split into code and comments.
 #[derive(Debug)]
 pub(crate) struct RustFile {
-    /// The path from the root of the repository, with `/` between its parts.
+    /// The path, relative to the root of the repository.
     pub(crate) path: String,
-    /// Its lines.
     pub(crate) lines: Vec<Line>,
 }
 
 impl RustFile {
-    /// Returns the file `path` with the text `text`.
+    /// Splits the text of the file `path`.
     pub(crate) fn parse(path: &str, text: &str) -> Self {
         Self { path: path.to_owned(), lines: Scanner::new(text).scan() }
     }
 
-    /// Returns all code of the file with one line break after each line.
+    /// Returns the code of the file, with a line break after each line.
     pub(crate) fn code(&self) -> String {
         self.lines.iter().flat_map(|line| [line.code.as_str(), "\n"]).collect()
     }
 }
 
-/// Returns the files below `root` whose names end in `.` and one of `extensions`, sorted.
+/// Returns the files below `root` with one of `extensions`, sorted.
 ///
 /// # Errors
 ///
-/// The error of a folder that cannot be read.
+/// The error of a directory that cannot be read.
 pub(crate) fn collect_files(root: &Path, extensions: &[&str]) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![root.to_owned()];
@@ -86,16 +85,16 @@ pub(crate) fn collect_files(root: &Path, extensions: &[&str]) -> io::Result<Vec<
     Ok(found)
 }
 
-/// Returns `path` from `root` on, with `/` between its parts.
+/// Returns `path` relative to `root`, with `/` as separator.
 pub(crate) fn relative(root: &Path, path: &Path) -> String {
     path.strip_prefix(root).unwrap_or(path).to_string_lossy().replace('\\', "/")
 }
 
-/// Returns all Rust files below `root`, split.
+/// Reads and splits all Rust files below `root`.
 ///
 /// # Errors
 ///
-/// The error of a file or folder that cannot be read.
+/// The error of a file or directory that cannot be read.
 pub(crate) fn collect_rust(root: &Path) -> io::Result<Vec<RustFile>> {
     collect_files(root, &["rs"])?
         .iter()
@@ -103,7 +102,7 @@ pub(crate) fn collect_rust(root: &Path) -> io::Result<Vec<RustFile>> {
         .collect()
 }
 
-/// Returns true if `text` holds `word` with no letter, digit or underscore on either side.
+/// Returns true if `text` contains `word` without a letter, digit or underscore on either side.
 pub(crate) fn has_word(text: &str, word: &str) -> bool {
     let is_inner = |letter: char| letter.is_alphanumeric() || letter == '_';
     text.match_indices(word).any(|(at, _)| {
@@ -158,7 +157,7 @@ impl Scanner {
         }
     }
 
-    /// Passes over the next letter; only its line break counts.
+    /// Drops the next letter. A line break starts a new line.
     fn skip(&mut self) {
         if self.peek(0) == Some('\n') {
             self.lines.push(Line::default());
@@ -217,7 +216,7 @@ impl Scanner {
         before.is_some_and(|letter| letter.is_alphanumeric() || *letter == '_')
     }
 
-    /// Returns the number of `#` of the raw string that begins here, or none if none does.
+    /// Returns the number of `#` of a raw string that begins here. Returns None if none begins.
     fn raw_hashes(&self) -> Option<usize> {
         let prefix = match (self.peek(0)?, self.peek(1)?) {
             ('r', _) => 1,
@@ -245,7 +244,7 @@ impl Scanner {
         }
     }
 
-    /// Passes over a character literal, or over the quote of a lifetime.
+    /// Consumes a character literal, or the quote of a lifetime.
     fn quote(&mut self) {
         let is_escaped = self.peek(1) == Some('\\');
         let is_literal = is_escaped || self.peek(2) == Some('\'');
@@ -274,19 +273,19 @@ mod tests {
     }
 
     #[test]
-    fn comment_behind_code_is_split_off() {
+    fn comment_after_code_is_split_off() {
         assert_eq!(split("let a = 1; // one"), [("let a = 1; ".into(), " one".into())]);
     }
 
     #[test]
-    fn strings_are_blanked_and_hide_comments() {
+    fn content_of_strings_is_dropped() {
         assert_eq!(split(r#"f("a // b \" c"); // d"#)[0].0, r#"f(""); "#);
         assert_eq!(split("f(r#\"x \" // y\"#); g")[0].0, "f(r#\"\"#); g");
         assert_eq!(split(r#"f(b"todo!", c"x")"#)[0].0, r#"f(b"", c"")"#);
     }
 
     #[test]
-    fn characters_and_lifetimes_are_told_apart() {
+    fn characters_and_lifetimes_are_distinguished() {
         assert_eq!(split("f('\"', 'a', '\\'', '\\n'); &'a str // c")[0].1, " c");
         assert_eq!(split("fn f<'a>(a: &'a str) {} // c")[0].1, " c");
     }
@@ -305,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn doc_comment_is_known_from_a_plain_one() {
+    fn doc_comment_is_distinguished_from_a_plain_one() {
         let file = RustFile::parse("a.rs", "/// doc\n// plain\n//! inner\nlet a; /// odd");
         let docs: Vec<Option<&str>> = file.lines.iter().map(Line::doc).collect();
         assert_eq!(docs, [Some(" doc"), None, Some(" inner"), None]);

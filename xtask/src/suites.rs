@@ -1,29 +1,31 @@
-//! Suites of others, and real work, on a mount that the built program serves.
+//! Test suites of other projects and real programs, on a mount or with System V IPC of the program.
 //!
-//! Each suite gets a fresh mount in a fresh mount and process namespace, so that neither a mount
-//! nor a process of it can outlive it, and so that a hung server hangs nothing but the suite: a
-//! hung FUSE server otherwise stops `df`, `sync` and everything that walks the mount table of the
-//! machine. Inside, every command has a limit; when it is over, the connection is aborted, the
-//! server is killed, and the suite has failed.
+//! Each suite runs in new mount and pid namespaces, so that its mounts and processes end with it.
+//! In the machine's own namespaces, a hung FUSE server would block `df`, `sync` and all programs
+//! that walk the mount table. Each command of a suite has a time limit. After the limit, the suite
+//! aborts the FUSE connection, kills the server, and has failed.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | `mount` | a server with its mount, and how to get rid of both |
+//! | `mount` | a server with its mount, and its end |
 //! | `posix` | pjdfstest, fsx, stress-ng |
-//! | `xattr` | extended attributes and ACLs, call by call against ext4 |
+//! | `xattr` | extended attributes and ACLs, compared with ext4 call by call |
 //! | `work` | git, tar, cargo, sqlite, postgres, fakeroot, rsync |
-//! | `programs` | programs of others that use System V IPC, without a mount |
+//! | `programs` | programs that use System V IPC; no mount |
 //! | `crash` | a server that is killed, a server that hangs |
-//! | `ipc_postgres` | no mount: postgres with shared memory in user space |
+//! | `ipc_postgres` | postgres with shared memory in user space; no mount |
 //!
-//! # Contract of the program
+//! # The program
 //!
-//! `corewalk mount tmpfs MNT -o OPTIONS` stays in the foreground and prints one line, `mounted
-//! tmpfs on MNT`, when it is ready; SIGTERM ends it with status zero and leaves nothing mounted;
-//! `corewalk stat MNT --json` prints counters. It is `target/release/corewalk`, or what
-//! `COREWALK_PROGRAM` names.
+//! The program under test is `target/release/corewalk`, or the path in `COREWALK_PROGRAM`. The
+//! suites rely on this:
 //!
-//! A suite whose packages cannot be installed is skipped and says so.
+//! - `corewalk mount tmpfs MNT -o OPTIONS` stays in the foreground, and prints the line
+//!   `mounted tmpfs on MNT` when the mount is ready.
+//! - On SIGTERM it unmounts and exits with status 0.
+//! - `corewalk stat MNT --json` prints counters.
+//!
+//! A suite whose packages cannot be installed is skipped.
 //!
 //! Source: the upstream documentation of each suite; `unshare(1)`; the kernel's
 //! `Documentation/filesystems/fuse.rst`, "Aborting a filesystem connection".
@@ -49,10 +51,10 @@ use std::{
     time::Duration,
 };
 
-/// The word by which this program calls itself inside the namespaces.
+/// The option by which this program runs itself inside the namespaces.
 pub(crate) const INSIDE: &str = "--inside";
 
-/// The suites that continuous integration runs, shortest first.
+/// The suites of continuous integration, short ones first.
 pub(crate) const CI: [&str; 25] = [
     "kill9",
     "hang",
@@ -81,25 +83,25 @@ pub(crate) const CI: [&str; 25] = [
     "ipc-postgres",
 ];
 
-/// The exit status inside that means skipped, as automake has it.
+/// The exit status of a skipped suite inside the namespaces, as in automake.
 const SKIPPED_STATUS: i32 = 77;
 
 /// How often a download is tried.
 const INSTALL_TRIES: u32 = 3;
 
-/// What it takes to build and run pjdfstest.
+/// The requirements to build and run pjdfstest.
 const PJDFSTEST_NEEDS: &[(&str, &str)] =
     &[("setfacl", "acl"), ("cc", "gcc"), ("libacl.so", "libacl1-dev")];
 
-/// What it takes to make an ext4 to compare with.
+/// The requirements to create an ext4 file system as the oracle.
 const XATTR_NEEDS: &[(&str, &str)] = &[("mkfs.ext4", "e2fsprogs")];
 
-/// What a suite needs and does.
+/// A suite.
 struct Suite {
     name: &'static str,
-    /// Programs that it calls, each with the package that brings it.
+    /// The programs and libraries that it needs, each with its package.
     needs: &'static [(&'static str, &'static str)],
-    /// How long it may take in all.
+    /// The time limit of the whole suite.
     limit: Duration,
     run: fn(&Site) -> Outcome,
 }
@@ -196,7 +198,8 @@ pub(crate) fn list() -> Outcome {
 /// Runs the suites `names`, or all of them.
 pub(crate) fn run(root: &Path, names: &[&str]) -> Outcome {
     if let Some(unknown) = names.iter().find(|name| find(name).is_none()) {
-        return Outcome::Failed(format!("there is no suite {unknown}; see suites --list"));
+        let line = format!("unknown suite {unknown}; cargo xtask suites --list prints the names");
+        return Outcome::Failed(line);
     }
     let names = if names.is_empty() { CI.as_slice() } else { names };
     let mut tally = Tally::new();
@@ -206,16 +209,18 @@ pub(crate) fn run(root: &Path, names: &[&str]) -> Outcome {
     tally.finish()
 }
 
-/// Runs the suite `name` in namespaces of its own.
+/// Runs the suite `name` in new namespaces.
 pub(crate) fn run_one(root: &Path, name: &str) -> Outcome {
     let Some(suite) = find(name) else {
-        return Outcome::Failed(format!("there is no suite {name}"));
+        return Outcome::Failed(format!("unknown suite {name}"));
     };
     let program = program(root);
     if !program.exists() {
-        return Outcome::Failed(format!("{}: build it first", program.display()));
+        let path = program.display();
+        let line = format!("{path} does not exist; run cargo build --release -p corewalk-cli");
+        return Outcome::Failed(line);
     }
-    // Those of System V IPC mount nothing.
+    // The suites of System V IPC mount nothing.
     if !name.starts_with("ipc-") && !Path::new("/dev/fuse").exists() {
         return Outcome::Skipped("there is no /dev/fuse".to_owned());
     }
@@ -237,24 +242,27 @@ pub(crate) fn run_one(root: &Path, name: &str) -> Outcome {
         .args(["suites", INSIDE, name])
         .current_dir(root);
     match process::run(&mut command, suite.limit) {
-        Ended::Exit(SKIPPED_STATUS) => Outcome::Skipped("see above".to_owned()),
+        Ended::Exit(SKIPPED_STATUS) => Outcome::Skipped("its output has the reason".to_owned()),
         ended => ended.outcome(name),
     }
 }
 
-/// Runs the suite `name` here; the caller has made the namespaces.
+/// Runs the suite `name` in this process, which is in the namespaces already.
 pub(crate) fn run_inside(root: &Path, name: &str) -> Outcome {
     let Some(suite) = find(name) else {
-        return Outcome::Failed(format!("there is no suite {name}"));
+        return Outcome::Failed(format!("unknown suite {name}"));
     };
     let site = match Site::new(root, &program(root), name) {
         Ok(site) => site,
-        Err(error) => return Outcome::Failed(format!("{name}: no place to work in: {error}")),
+        Err(error) => {
+            return Outcome::Failed(format!("{name}: cannot set up its directory: {error}"));
+        }
     };
     (suite.run)(&site)
 }
 
-/// Returns the exit status by which [`run_inside`] tells [`run_one`] how it went.
+/// Returns the exit status by which the process in the namespaces reports the outcome to
+/// [`run_one`].
 pub(crate) fn inside_status(outcome: &Outcome) -> ExitCode {
     match outcome {
         Outcome::Passed => ExitCode::SUCCESS,
@@ -307,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn suites_of_continuous_integration_are_all_there() {
+    fn continuous_integration_runs_all_suites() {
         for suite in &SUITES {
             assert!(CI.contains(&suite.name), "{}", suite.name);
         }

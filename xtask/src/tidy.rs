@@ -1,19 +1,19 @@
-//! The rules of the house style that a program can check.
+//! Checks the rules of the house style that a program can check.
 //!
-//! Every finding is one line, `file:line: rule: what to do instead`, so that an editor can jump to
-//! it. The checks of the compiler and of clippy are not repeated: the length of functions is
-//! `clippy::too_many_lines`, comments on unsafe blocks are `clippy::undocumented_unsafe_blocks`.
+//! A finding is one line, `file:line: rule: what to do instead`, in a form that editors know. The
+//! compiler and clippy check other rules. For example, `clippy::too_many_lines` limits functions,
+//! and `clippy::undocumented_unsafe_blocks` demands comments on unsafe blocks.
 //!
 //! | module | rules |
 //! |---|---|
-//! | `text` | length of files, ASCII, words that must not land, names of files |
-//! | `atomics` | where atomics and threads may be named, ORDERING comments and their tags |
+//! | `text` | length of files, ASCII, marks of unfinished work, names of files |
+//! | `atomics` | which files may name atomics and threads; ORDERING comments and their tags |
 //! | `names` | banned type names, names of tests |
 //! | `prose` | plain words, length of sentences, of lines of comments, and of essays |
-//! | `layers` | which crate may depend on which, which crate may be unsafe |
+//! | `layers` | dependencies between crates, crates that may have unsafe code |
 //!
-//! A rule is a function from a file, or from all files where a rule spans files, to findings. Each
-//! has a test with a sample that it must find and one that it must leave alone.
+//! A rule is a function that takes a file, or all files, and returns findings. Each rule has tests
+//! with a bad sample that it must find, and with a good one that it must not find.
 //!
 //! Source: `docs/developing/style.md`; TigerBeetle's `tidy.zig`.
 
@@ -28,15 +28,14 @@ use crate::source::RustFile;
 use crate::{Outcome, source};
 use std::{fmt, fs, io, path::Path};
 
-/// Folders and files that are not yet written in plain words. The list only ever becomes shorter.
-const NOT_YET_PLAIN: [&str; 5] =
-    ["crates/cli/", "crates/ipc/", "crates/lab/", "crates/testkit/", "xtask/"];
+/// Directories and files to which the rules of `prose` do not apply yet. Do not add entries.
+const NOT_YET_PLAIN: [&str; 2] = ["crates/ipc/", "crates/lab/"];
 
 fn is_prose_checked(path: &str) -> bool {
     !NOT_YET_PLAIN.iter().any(|start| path.starts_with(start))
 }
 
-/// One place where a rule is broken.
+/// A line that breaks a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     path: String,
@@ -117,7 +116,7 @@ fn collect_findings(root: &Path) -> io::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Returns the numbers of the lines on which `rule` fires in a file with the text `text`.
+/// Returns the line numbers of the findings of `rule` in a file with the text `text`.
 #[cfg(test)]
 fn lines_found(rule: impl Fn(&RustFile) -> Vec<Finding>, path: &str, text: &str) -> Vec<usize> {
     rule(&RustFile::parse(path, text)).into_iter().map(|finding| finding.line).collect()
@@ -128,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finding_is_printed_as_one_line_that_editors_know() {
+    fn finding_is_printed_as_one_line() {
         let finding = Finding::new("a/b.rs", 7, "ascii", "write it in ASCII");
         assert_eq!(finding.to_string(), "a/b.rs:7: ascii: write it in ASCII");
     }

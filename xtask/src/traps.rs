@@ -1,14 +1,13 @@
-//! Which test covers which trap.
+//! Lists the tests that cover each trap of `docs/developing/traps.md`.
 //!
-//! `docs/developing/traps.md` numbers the bugs that the field has already had. A test that would
-//! catch one says so in its doc comment: `Trap T13.`, or `Traps T13, T14.` for several. This module
-//! reads all doc comments, looks which of them stand on a test, and prints a table. A trap that the
-//! design makes impossible has no test; it has a line in `docs/developing/races.md` that argues so,
-//! in the form `- T12: why it cannot happen.`. The tests that this page names for races must exist
-//! as well.
+//! `docs/developing/traps.md` numbers bugs that other systems have had, the traps. A test that
+//! would catch one names it in its doc comment: `Trap T13.`, or `Traps T13, T14.`. This module
+//! reads the doc comments of all tests and prints a table. A trap that the design makes impossible
+//! has no test. It has a line in `docs/developing/races.md` with the argument: `- T12: why it
+//! cannot happen.`. All tests that `docs/developing/races.md` names must exist.
 //!
-//! What counts as a test is a function with `#[test]`, or an item whose documentation holds a
-//! `compile_fail` example. Doc comments elsewhere may mention a trap without covering it.
+//! A test is a function with `#[test]`, or an item with a `compile_fail` example in its
+//! documentation. A doc comment of another item may mention a trap, but does not cover it.
 //!
 //! Source: `docs/developing/traps.md`.
 
@@ -23,28 +22,28 @@ use std::{
     path::Path,
 };
 
-/// The traps that must be covered; the others belong to crates that are still to come.
+/// The traps that must be covered. The others concern parts that do not exist yet.
 const DEMANDED: [(char, RangeInclusive<u32>); 4] =
     [('T', 1..=51), ('T', 54..=57), ('P', 1..=13), ('I', 1..=18)];
 
 const RACES: &str = "docs/developing/races.md";
 
-/// The folder whose samples of doc comments cite traps without covering them.
+/// The directory of this program. Its tests have samples of doc comments, which cover no trap.
 const OWN_FOLDER: &str = "xtask/";
 
-/// Whether an uncovered trap is an error.
+/// How to treat a trap without a test or an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strictness {
-    /// It is printed.
+    /// Print it.
     Report,
-    /// It fails the task.
+    /// Print it and fail.
     Demand,
 }
 
-/// A trap's number, such as T13.
+/// The letter and the number of a trap, such as T13.
 type Trap = (char, u32);
 
-/// Prints what covers each trap.
+/// Prints the tests or the argument of each trap.
 pub(crate) fn run(root: &Path, strictness: Strictness) -> Outcome {
     let files = match source::collect_rust(root) {
         Ok(files) => files,
@@ -75,7 +74,8 @@ pub(crate) fn run(root: &Path, strictness: Strictness) -> Outcome {
     println!("{} of {count} traps are covered", count - open.len());
     let missing = missing_tests(&races, &files);
     if !missing.is_empty() {
-        return Outcome::Failed(format!("{RACES} names no function: {}", missing.join(" ")));
+        let missing = missing.join(" ");
+        return Outcome::Failed(format!("{RACES} names tests that do not exist: {missing}"));
     }
     if open.is_empty() || strictness == Strictness::Report {
         return Outcome::Passed;
@@ -87,7 +87,7 @@ fn demanded() -> impl Iterator<Item = Trap> {
     DEMANDED.into_iter().flat_map(|(letter, numbers)| numbers.map(move |number| (letter, number)))
 }
 
-/// Returns each trap that a test of `file` cites, with the place of the test.
+/// Returns each trap that a test of `file` cites, with the file, line and name of the test.
 fn citations(file: &RustFile) -> Vec<(Trap, String)> {
     let mut found = Vec::new();
     let mut docs = String::new();
@@ -112,7 +112,7 @@ fn citations(file: &RustFile) -> Vec<(Trap, String)> {
     found
 }
 
-/// Returns true for a line that may stand between a doc comment and its item.
+/// Returns true for a comment line, which may be between a doc comment and its item.
 fn is_between(line: &Line) -> bool {
     line.code.trim().is_empty() && !line.comment.is_empty()
 }
@@ -143,7 +143,7 @@ fn cited(docs: &str) -> Vec<Trap> {
     traps
 }
 
-/// Returns the traps that `races` argues to be impossible, each with its argument.
+/// Returns the traps with an argument in `races`, the text of `docs/developing/races.md`.
 fn argued(races: &str) -> BTreeMap<Trap, String> {
     let line = |line: &str| {
         let (names, why) = line.strip_prefix("- ")?.split_once(": ")?;
@@ -157,8 +157,8 @@ fn argued(races: &str) -> BTreeMap<Trap, String> {
         .collect()
 }
 
-/// Returns the tests that `races` names in backticks and that no file defines. A name with three
-/// underscores or more is taken for that of a test.
+/// Returns the tests that `races` names in backticks and that no file defines. A name with at least
+/// three underscores counts as that of a test.
 fn missing_tests(races: &str, files: &[RustFile]) -> Vec<String> {
     let defined: BTreeSet<&str> = files
         .iter()
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn demanded_traps_are_those_of_the_crates_that_exist() {
+    fn demanded_traps_are_those_of_existing_crates() {
         assert_eq!(demanded().count(), 51 + 4 + 13 + 18);
         assert!(!demanded().any(|trap| trap == ('T', 52)));
     }

@@ -1,33 +1,34 @@
-//! What went wrong, as a user sees it: one line and an exit status.
+//! The failure of a command as the user sees it: one line on standard error and an exit status.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
-/// The exit status of a command line that cannot be meant.
+/// The exit status for an invalid command line.
 pub(crate) const USAGE: u8 = 2;
 
-/// Why a command did not do what it was asked.
+/// Why a command failed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// The command line cannot be meant; exit status 2.
+    /// The command line is invalid. Exit status 2.
     Usage(String),
-    /// It was tried and failed; exit status 1.
+    /// The command line is valid, but the command failed. Exit status 1.
     Failed(String),
-    /// As the others, for a command that has exit statuses of its own.
+    /// A failure of a command that has its own exit statuses: the status and the line.
     Command(u8, String),
-    /// Another process has said what went wrong; exit status as it had.
-    Said(u8),
+    /// A failure that is already reported, by this process or by its child. Only the exit status
+    /// is left to pass on.
+    Reported(u8),
 }
 
 impl Failure {
-    /// Returns a failure of what was tried on `subject`.
+    /// Returns the failure of an operation on `subject`, a path for example.
     pub(crate) fn of(subject: impl Display, reason: impl Display) -> Failure {
         Failure::Failed(format!("{subject}: {reason}"))
     }
 
-    /// Prints the line and returns the exit status.
+    /// Prints the line on standard error and returns the exit status.
     pub(crate) fn report(self) -> ExitCode {
         match self {
             Failure::Usage(line) => {
@@ -42,30 +43,34 @@ impl Failure {
                 eprintln!("corewalk: {}", one_line(&line));
                 ExitCode::from(status)
             }
-            Failure::Said(status) => ExitCode::from(status),
+            Failure::Reported(status) => ExitCode::from(status),
         }
     }
 }
 
-/// Runs a step that catches panics of what it calls, and says by its result what that means: nothing is
-/// printed of them. A panic that it does not catch is a failure, which says where.
+/// Runs `step` without the messages of panics, for a step that catches panics itself and turns them
+/// into a result.
 ///
-/// No other thread may have something to say meanwhile.
-pub(crate) fn in_silence<R>(step: impl FnOnce() -> R) -> Result<R, Failure> {
+/// A panic that `step` does not catch is a failure with the message and place of the panic. The
+/// panic hook is that of the process: messages of other threads are lost meanwhile.
+pub(crate) fn without_panic_messages<R>(step: impl FnOnce() -> R) -> Result<R, Failure> {
     let last = Arc::new(Mutex::new(String::new()));
     let hook = take_hook();
-    let said = last.clone();
+    let message = last.clone();
     set_hook(Box::new(move |info| {
-        if let Ok(mut said) = said.lock() {
-            *said = info.to_string();
+        if let Ok(mut message) = message.lock() {
+            *message = info.to_string();
         }
     }));
     let done = catch_unwind(AssertUnwindSafe(step));
     set_hook(hook);
-    done.map_err(|_| Failure::of("a bug", last.lock().map_or(String::new(), |said| said.clone())))
+    done.map_err(|_| {
+        let message = last.lock().map_or(String::new(), |message| message.clone());
+        Failure::of("a bug in corewalk; please report it", message)
+    })
 }
 
-/// Returns the text without line breaks, which a path may hold.
+/// Returns the text on one line. A path in it may contain line breaks, which become `\n`.
 fn one_line(text: &str) -> String {
     text.trim_end().replace('\n', "\\n")
 }
@@ -75,16 +80,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn line_breaks_are_shown_as_such() {
+    fn line_breaks_are_escaped() {
         assert_eq!(one_line("a\nb\n"), "a\\nb");
     }
 
     #[test]
-    fn panic_in_silence_is_a_failure_that_says_where() {
-        assert_eq!(in_silence(|| 3), Ok(3));
-        let caught = in_silence(|| catch_unwind(|| panic!("expected")).is_err());
+    fn panic_without_message_is_a_failure_with_its_place() {
+        assert_eq!(without_panic_messages(|| 3), Ok(3));
+        let caught = without_panic_messages(|| catch_unwind(|| panic!("expected")).is_err());
         assert_eq!(caught, Ok(true));
-        match in_silence(|| panic!("not {}", "expected")) {
+        match without_panic_messages(|| panic!("not {}", "expected")) {
             Err(Failure::Failed(line)) => {
                 assert!(line.contains("failure.rs") && line.contains("not expected"), "{line}");
             }

@@ -1,9 +1,10 @@
 //! `corewalk fsck`: checks a store that is not mounted.
 //!
-//! Exit status as in fsck(8), also of a command line that is refused before this module sees it: the usual 1 would say
-//! that errors were corrected, and 2 that the machine is to be started again.
+//! The exit statuses are those of fsck(8), also for a command line that clap does not accept. The
+//! usual status 1 would mean "errors corrected", and 2 "the system should be rebooted".
 //!
-//! A store that is in use is waited for, as a mount waits: its server may be about to end.
+//! If a process has the store open, the check waits up to 5 seconds, as a mount does. The server of
+//! a mount that was just unmounted may be about to end.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -11,49 +12,56 @@ use std::io::Write as _;
 use corewalk_store::Report;
 
 use crate::failure::Failure;
-use crate::source::{Source, when_free};
+use crate::source::{Source, open_when_free};
 
-/// Something is wrong and was left so.
+/// Exit status: the store has errors. They were not corrected.
 const ERRORS_LEFT: u8 = 4;
-/// The check could not be made, or nobody told of it.
+/// Exit status: the check failed, or its result could not be printed.
 const OPERATIONAL: u8 = 8;
-/// A mistake on the command line.
+/// Exit status: the command line is invalid.
 pub(crate) const USAGE: u8 = 16;
 
 /// The command line.
 #[derive(clap::Args, Debug)]
-#[command(
-    after_help = "Exit status, after fsck(8): 0 nothing is wrong; 4 something is, and was left so; \
-8 the check could not be made, or its result not be written; 16 a mistake on the command line."
-)]
+#[command(after_help = "\
+The check changes nothing and needs no permission to write. The store must not be mounted: the
+check waits up to 5 seconds for another process to close it.
+
+It prints one line for each error, and then the totals.
+
+Exit status, as in fsck(8):
+     0  no errors
+     4  the store has errors, which were not corrected
+     8  the check failed, or its result could not be printed
+    16  the command line is invalid")]
 pub(crate) struct Arguments {
-    /// The store: store:DIR.
+    /// The store to check: store:DIR, where DIR is the directory of the store.
     source: OsString,
-    /// Print one JSON object.
+    /// Print one JSON object: the list of errors and the totals.
     #[arg(long)]
     json: bool,
 }
 
-/// Checks, and prints what was found.
+/// Checks the store and prints the errors and the totals.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let path = match Source::parse(&arguments.source) {
         Ok(Source::Store(path)) => path,
         _ => {
             let source = arguments.source.display();
-            let line = format!("not a store: '{source}'; a store is named as store:DIR");
+            let line = format!("'{source}' is not a store; name a store as store:DIR");
             return Err(Failure::Command(USAGE, line));
         }
     };
-    let report = when_free(path, || corewalk_store::fsck(path)).map_err(operational)?;
+    let report = open_when_free(path, || corewalk_store::fsck(path)).map_err(operational)?;
     let text = if arguments.json { json(&report) } else { lines(&report) };
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())
         .and_then(|()| out.flush())
         .map_err(|error| operational(Failure::of("standard output", error)))?;
-    if report.findings.is_empty() { Ok(()) } else { Err(Failure::Said(ERRORS_LEFT)) }
+    if report.findings.is_empty() { Ok(()) } else { Err(Failure::Reported(ERRORS_LEFT)) }
 }
 
-/// Returns a failure with the exit status that fsck(8) has for it.
+/// Returns `failure` with the exit status of fsck(8) for an operational error.
 fn operational(failure: Failure) -> Failure {
     match failure {
         Failure::Failed(line) => Failure::Command(OPERATIONAL, line),

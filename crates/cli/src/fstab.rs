@@ -1,13 +1,14 @@
-//! `mount.corewalk`: the program as a helper of mount(8), for lines of fstab(5).
+//! `mount.corewalk`: the program as an external helper of mount(8), for lines of fstab(5).
 //!
-//! For a type TYPE that the kernel does not know, mount(8) starts `/sbin/mount.TYPE SPEC DIR [-sfnv] [-o OPTIONS]
-//! [-t TYPE]`. With a link `/sbin/mount.corewalk` to this program, `mount -t corewalk store:/srv/s /mnt` and a line of
-//! fstab with that type do what `corewalk mount --daemon` does. Nothing is printed but what is wrong, as mount(8)
-//! does it; `-v` asks for the line that it works. `-f` only looks whether the command line can be meant.
+//! For a file system type TYPE that the kernel does not know, mount(8) runs
+//! `/sbin/mount.TYPE SPEC DIR [-sfnv] [-o OPTIONS] [-t TYPE]`. Link `/sbin/mount.corewalk` to this
+//! program. Then `mount -t corewalk store:/srv/s /mnt`, and a line of fstab with that type, do what
+//! `corewalk mount --daemon` does. The helper prints only errors, as mount(8) does. With `-v` it
+//! also prints a line when the mount is ready. With `-f` it only checks the command line.
 //!
 //! # Exit status
 //!
-//! That of mount(8), which passes it on: 1 for a mistake on the command line, 32 if the mount failed.
+//! As mount(8), which passes the status on: 1 for an invalid command line, 32 if the mount failed.
 //!
 //! Source: mount(8) "External helpers" and "Exit status".
 
@@ -22,48 +23,48 @@ use clap::Parser;
 use crate::failure::Failure;
 use crate::mount;
 
-/// What the name of a helper begins with.
-const NAME: &[u8] = b"mount.";
-/// A mistake on the command line.
+/// The names under which mount(8) calls a helper begin with this.
+const NAME_PREFIX: &[u8] = b"mount.";
+/// Exit status: the command line is invalid.
 const USAGE: u8 = 1;
-/// The mount failed.
+/// Exit status: the mount failed.
 const FAILED: u8 = 32;
 
-/// Mounts a file system of corewalk for mount(8), in the background.
+/// Mounts a file system in the background. mount(8) calls this program for the type "corewalk".
 #[derive(Parser, Debug)]
 #[command(name = "mount.corewalk", version)]
 struct Arguments {
-    /// What to mount, as `corewalk mount` has it.
+    /// The file system to mount; see `corewalk mount --help`.
     source: OsString,
-    /// Where to mount it.
+    /// The directory to mount it on.
     mountpoint: PathBuf,
-    /// Options, separated by commas, as `corewalk mount` has them.
+    /// Options, separated by commas; see `corewalk mount --help`.
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<OsString>,
-    /// The type that mount(8) was asked for.
+    /// The file system type that mount(8) was given. Ignored.
     #[arg(short = 't', value_name = "TYPE")]
     kind: Option<OsString>,
-    /// Be sloppy about options: changes nothing.
+    /// Tolerate unknown options. Ignored: an unknown option is always an error.
     #[arg(short = 's')]
     is_sloppy: bool,
-    /// Mount nothing.
+    /// Check the command line, and mount nothing.
     #[arg(short = 'f')]
     is_fake: bool,
-    /// Write no mtab: there is none.
+    /// Do not write /etc/mtab. Ignored: it is never written.
     #[arg(short = 'n')]
     is_without_mtab: bool,
-    /// Print a line once it works.
+    /// Print a line when the mount is ready.
     #[arg(short = 'v')]
     is_verbose: bool,
 }
 
-/// Returns true if this process was called as a helper is.
+/// Returns true if this process was started as a helper of mount(8), by its name.
 pub(crate) fn is_called() -> bool {
     let name = std::env::args_os().next().unwrap_or_default();
-    Path::new(&name).file_name().is_some_and(|name| name.as_bytes().starts_with(NAME))
+    Path::new(&name).file_name().is_some_and(|name| name.as_bytes().starts_with(NAME_PREFIX))
 }
 
-/// Does what a helper does.
+/// Mounts as the helper, reports a failure, and returns the exit status.
 pub(crate) fn run() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
@@ -83,19 +84,19 @@ fn mount(arguments: Arguments) -> Result<(), Failure> {
     }
     let line = mount::start(&plain)?;
     if arguments.is_verbose {
-        // It is mounted, whether anybody reads of it or not.
+        // The mount is ready. That the line cannot be printed is no failure of it.
         let _ = std::io::stdout().write_all(&line);
     }
     Ok(())
 }
 
-/// Returns the same failure with the exit status that mount(8) has for it.
+/// Returns `failure` with the exit status of mount(8).
 fn with_status_of_mount(failure: Failure) -> Failure {
     match failure {
         Failure::Usage(line) => Failure::Command(USAGE, line),
         Failure::Failed(line) | Failure::Command(_, line) => Failure::Command(FAILED, line),
-        // Of the process in the background.
-        Failure::Said(2) => Failure::Said(USAGE),
-        Failure::Said(_) => Failure::Said(FAILED),
+        // The process in the background has failed with a status of `corewalk mount`.
+        Failure::Reported(2) => Failure::Reported(USAGE),
+        Failure::Reported(_) => Failure::Reported(FAILED),
     }
 }

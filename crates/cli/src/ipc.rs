@@ -1,6 +1,6 @@
-//! `corewalk ipc`: System V IPC namespaces in user space, for programs that know nothing of them.
+//! `corewalk ipc`: System V IPC namespaces in user space, for unmodified programs.
 //!
-//! `exec` runs a command in a namespace; `ls`, `rm` and `stat` are for the namespaces that have a name.
+//! `exec` runs a command in a namespace. The other subcommands manage namespaces with a name.
 
 mod exec;
 mod forms;
@@ -28,20 +28,20 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Runs a command whose semaphores, message queues and perhaps shared memory are those of a namespace in user space.
+    /// Runs a command in a namespace: its semaphores, message queues and, with --shm, its shared
+    /// memory are those of the namespace instead of the kernel's.
     Exec(exec::Arguments),
-    /// Shows the objects of a namespace after ipcs(1), or which namespaces there are.
+    /// Lists the objects of a namespace, as ipcs(1) does, or the namespaces.
     Ls(ls::Arguments),
-    /// Removes objects of a namespace after ipcrm(1), or the namespace.
+    /// Removes objects of a namespace, as ipcrm(1) does, or a whole namespace.
     Rm(rm::Arguments),
-    /// Shows all limits of a namespace, what is used and by how many tasks, in one table; `ls -l` and `ls -u` show the first
-    /// two as ipcs(1) does.
+    /// Prints the limits and the use of a namespace, and its number of tasks, in one table.
     Stat(stat::Arguments),
-    /// Looks after a namespace: what killed processes have left is put in order at once.
+    /// Watches a namespace, and cleans up at once after a process that is killed.
     Serve(serve::Arguments),
 }
 
-/// Carries out the subcommand.
+/// Runs the subcommand.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.command {
         Command::Exec(arguments) => exec::run(arguments),

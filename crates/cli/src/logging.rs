@@ -1,11 +1,11 @@
-//! Logs, on the standard error: warnings and worse of the crates of this workspace, and panics.
+//! The log on standard error: warnings and errors of this workspace's crates, and panics.
 //!
-//! A server is not held up by its log. Each record is one line of at most `LINE_BYTES_MAX` bytes, without a backtrace,
-//! and a line that the standard error cannot take at once is dropped: a pipe that is never read would otherwise stop a
-//! mount.
+//! Logging never blocks the server. Each record is one line of at most `LINE_BYTES_MAX` bytes,
+//! without a backtrace. A line that standard error cannot take at once is dropped. Otherwise a pipe
+//! that no process reads would stop a mount.
 //!
-//! fuser logs an error whenever the kernel has no use for an answer any more. That happens in good
-//! order when a caller is interrupted, often, and everything else that it logs it also returns.
+//! Records of the crate `fuser` are dropped. It logs an error each time the kernel rejects a reply,
+//! which is normal after an interrupted call. It returns all other errors that it logs.
 
 use std::any::Any;
 use std::os::fd::AsFd;
@@ -15,14 +15,15 @@ use std::sync::Mutex;
 use log::{LevelFilter, Log, Metadata, Record};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// The most bytes of a line, less than a pipe with any room takes at once (PIPE_BUF, pipe(7)).
+/// The longest line in bytes, with its line break. It is below `PIPE_BUF` (pipe(7)), so a pipe that
+/// is ready for a write takes the whole line.
 const LINE_BYTES_MAX: usize = 512;
 
 struct Stderr;
 
 static STDERR: Stderr = Stderr;
 
-/// Sends logs to the standard error from now on, and panics to the log.
+/// Starts the log, and installs a panic hook that writes to it.
 pub(crate) fn start() {
     if log::set_logger(&STDERR).is_ok() {
         log::set_max_level(LevelFilter::Warn);
@@ -46,29 +47,29 @@ impl Log for Stderr {
     fn flush(&self) {}
 }
 
-/// Writes a line, or drops it if `out` has no room for it now. A closed standard error does not end the server.
+/// Writes a line, or drops it if `out` cannot take it now or is closed.
 fn write_line(out: &impl AsFd, text: &str) {
-    // One thread at a time, so that the room that it finds is still there when it writes.
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock();
+    // Held from poll(2) to write(2): another thread must not fill the pipe in between.
+    static WRITE: Mutex<()> = Mutex::new(());
+    let _guard = WRITE.lock();
     let mut line = text.replace('\n', "\\n");
     let end = (0..LINE_BYTES_MAX.min(line.len() + 1)).rfind(|&end| line.is_char_boundary(end));
     line.truncate(end.unwrap_or(0));
     line.push('\n');
     let mut ready = [PollFd::new(out, PollFlags::OUT)];
-    let has_room = poll(&mut ready, Some(&Timespec::default())) == Ok(1)
+    let is_writable = poll(&mut ready, Some(&Timespec::default())) == Ok(1)
         && ready[0].revents().contains(PollFlags::OUT);
-    if has_room {
+    if is_writable {
         let _ = rustix::io::write(out, line.as_bytes());
     }
 }
 
-/// Returns what a panic says, and where.
+/// Returns the message and the place of a panic as a text for the log.
 fn panic_text(location: Option<&Location<'_>>, payload: &(dyn Any + Send)) -> String {
-    let said = payload.downcast_ref::<&str>().copied();
-    let said = said.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    let message = payload.downcast_ref::<&str>().copied();
+    let message = message.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     let at = location.map_or(String::new(), |location| format!(" at {location}"));
-    format!("a panic{at}: {}", said.unwrap_or("no text"))
+    format!("panic{at}: {}", message.unwrap_or("no message"))
 }
 
 #[cfg(test)]
@@ -77,7 +78,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns all that is in the pipe.
+    /// Returns all bytes in the pipe.
     fn drain(end: &impl AsFd) -> Vec<u8> {
         let (mut all, mut part) = (Vec::new(), [0; 8192]);
         while let Ok(len @ 1..) = rustix::io::read(end, &mut part) {
@@ -86,11 +87,10 @@ mod tests {
         all
     }
 
-    /// The write end blocks, as a standard error does. A write into the full pipe would never return.
-    ///
-    /// Trap X3.
+    /// Trap X3. The write end is in blocking mode, as standard error is. A write to the full pipe
+    /// would never return.
     #[test]
-    fn log_that_nobody_reads_stops_nothing() {
+    fn log_into_a_full_pipe_does_not_block() {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         rustix::fs::fcntl_setfl(&read, rustix::fs::OFlags::NONBLOCK).unwrap();
         let text = "x".repeat(300);
@@ -110,11 +110,11 @@ mod tests {
         rustix::fs::fcntl_setfl(&read, rustix::fs::OFlags::NONBLOCK).unwrap();
         let here = Location::caller();
         write_line(&write, &panic_text(Some(here), &"two\nlines"));
-        let expected = format!("a panic at {here}: two\\nlines\n");
+        let expected = format!("panic at {here}: two\\nlines\n");
         assert_eq!(String::from_utf8(drain(&read)).unwrap(), expected);
         write_line(&write, &panic_text(Some(here), &"\u{e9}".repeat(10_000)));
         let line = drain(&read);
         assert!(line.len() <= LINE_BYTES_MAX && line.ends_with(b"\xa9\n"), "{}", line.len());
-        assert_eq!(panic_text(None, &7_u8), "a panic: no text");
+        assert_eq!(panic_text(None, &7_u8), "panic: no message");
     }
 }

@@ -1,11 +1,16 @@
-//! The corewalk program.
+//! The `corewalk` program.
 //!
-//! `corewalk mount SOURCE MOUNTPOINT` serves a file system through FUSE, `corewalk fsck store:DIR`
-//! checks a store, `corewalk stat MOUNTPOINT` shows the counters of a mount, `corewalk ipc` gives
-//! programs System V IPC in user space; a link `mount.corewalk` to the program is a helper of
-//! mount(8). Each subcommand is a module; this file parses the command line,
-//! and turns what went wrong into one line on the standard error and an exit status: 1 for a
-//! failure, 2 for a command line that cannot be meant (`fsck` has those of fsck(8)).
+//! | command | does |
+//! |---|---|
+//! | `corewalk mount SOURCE MOUNTPOINT` | mounts a file system and serves it through FUSE |
+//! | `corewalk fsck store:DIR` | checks a store |
+//! | `corewalk stat MOUNTPOINT` | prints the counters of a mount |
+//! | `corewalk ipc` | runs programs on System V IPC in user space |
+//! | `mount.corewalk` (a link to the program) | is called by mount(8) |
+//!
+//! Each subcommand is a module. This file parses the command line and reports a failure: one line
+//! on standard error and an exit status. The status is 1 if the command failed and 2 if the command
+//! line is invalid. `fsck` and `mount.corewalk` have the statuses of fsck(8) and mount(8).
 
 #![forbid(unsafe_code)]
 
@@ -27,10 +32,11 @@ use corewalk_base::primitives::thread;
 
 use failure::Failure;
 
-/// Bytes of stack for a command. A small `ulimit -s` binds the first thread of a process only.
+/// Stack of the thread that runs the command, in bytes. The first thread would have the stack of
+/// `ulimit -s`, which may be too small.
 const STACK_BYTES: usize = 8 << 20;
 
-/// File systems on scalable metadata caches, in user space.
+/// Mounts file systems through FUSE, and runs programs on System V IPC in user space.
 #[derive(Parser, Debug)]
 #[command(name = "corewalk", version, arg_required_else_help = true)]
 struct Arguments {
@@ -40,28 +46,28 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Mounts a file system.
+    /// Mounts a file system and serves it.
     Mount(mount::Arguments),
     /// Checks a store.
     Fsck(fsck::Arguments),
-    /// Shows the counters of a mount.
+    /// Prints the counters of a mount.
     Stat(stat::Arguments),
-    /// Gives programs System V IPC in user space.
+    /// Runs programs on System V IPC in user space, and manages its namespaces.
     Ipc(ipc::Arguments),
 }
 
 fn main() -> ExitCode {
     match thread::Builder::new().stack_size(STACK_BYTES).spawn(run) {
-        // The command has panicked, and has said so. Rust's exit status for that is 101.
+        // If the command panicked, the log has its message. 101 is Rust's exit status of a panic.
         Ok(command) => command.join().unwrap_or(ExitCode::from(101)),
-        Err(error) => Failure::of("starting a thread", error).report(),
+        Err(error) => Failure::of("cannot start a thread", error).report(),
     }
 }
 
-/// Carries out the command line, and reports what failed.
+/// Runs the command line and reports its failure.
 fn run() -> ExitCode {
     logging::start();
-    signals::outlive_file_limit();
+    signals::survive_file_size_limit();
     if fstab::is_called() {
         return fstab::run();
     }
@@ -84,25 +90,29 @@ fn run() -> ExitCode {
     }
 }
 
-/// Prints help where that is what was asked for or is missing, else what is wrong in one line; that has `status`.
+/// Reports that clap did not accept the command line, and returns the exit status.
+///
+/// Help and the version are printed as clap does it. A mistake is one line with exit status
+/// `status`.
 fn refuse(error: &clap::Error, status: u8) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // Nobody reads it if it cannot be written.
+            // A help text that cannot be written has no reader: the pipe is closed.
             let _ = error.print();
             ExitCode::from(error.exit_code() as u8)
         }
         _ => {
-            let line = format!("{}; see --help", complaint(&error.to_string()));
+            let line = format!("{}; see --help", first_paragraph(&error.to_string()));
             Failure::Command(status, line).report()
         }
     }
 }
 
-/// Returns the first paragraph of a message of clap, which says what is wrong, as one line.
-fn complaint(message: &str) -> String {
+/// Returns the first paragraph of an error message of clap as one line. It names the mistake; the
+/// other paragraphs are hints and the usage.
+fn first_paragraph(message: &str) -> String {
     let paragraph = message.split("\n\n").next().unwrap_or_default();
     let words = paragraph.strip_prefix("error: ").unwrap_or(paragraph);
     words.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -113,9 +123,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn complaint_is_the_first_paragraph() {
+    fn first_paragraph_of_a_message_is_one_line() {
         let message = "error: the following was not provided:\n  <A>\n  <B>\n\nUsage: x\n";
-        assert_eq!(complaint(message), "the following was not provided: <A> <B>");
-        assert_eq!(complaint(""), "");
+        assert_eq!(first_paragraph(message), "the following was not provided: <A> <B>");
+        assert_eq!(first_paragraph(""), "");
     }
 }

@@ -1,13 +1,15 @@
 //! `corewalk mount`: serves a file system until it is unmounted.
 //!
-//! In the foreground the command prints one line when the mount works, and ends when it is
-//! unmounted: from outside, or by itself on SIGINT, SIGTERM and SIGHUP (the terminal is closed), unless it was started to
-//! ignore hangups, as nohup(1) does. In the background (`--daemon`) a second process does that; see [`daemon`].
+//! The command prints one line when the mount is ready. It ends when the mount is unmounted, for
+//! example by umount(8). On SIGINT, SIGTERM and SIGHUP it unmounts the mount itself. It ignores
+//! SIGHUP if it was started with SIGHUP ignored, as nohup(1) does. With `--daemon` a second process
+//! does all that in the background; see [`daemon`].
 //!
-//! # What it leaves behind
-//! Nothing: a mount that is in use when a signal comes, or that another mount namespace has a copy of,
-//! loses its server, and a directory that had to be made is removed again. If it is killed, or a signal comes while
-//! something else is mounted on it, the mount stays without a server; `umount -l` removes it.
+//! # The end of a mount
+//! The command leaves no mount behind, and it removes the mount point if it has created it. If the
+//! mount is in use when a signal comes, or another mount namespace has a copy of it, the mount
+//! loses its server. In two cases the mount stays without a server until `umount -l`: the process
+//! is killed, or a signal comes while another file system is mounted on top of it.
 
 mod daemon;
 mod descriptors;
@@ -34,52 +36,105 @@ use crate::signals::is_ignored;
 use crate::source::Source;
 use options::Plan;
 
-/// What a line of fstab needs.
-const FSTAB: &str =
-    "In fstab(5): after `ln -s $(command -v corewalk) /sbin/mount.corewalk`, mount(8) takes
-`mount -t corewalk store:/srv/s /mnt -o size=1g`, and a line of fstab
+/// The help on options and fstab(5).
+const OPTIONS: &str = "\
+Sources:
+  tmpfs        a file system in memory; unmounting deletes it
+  store:DIR    a file system that is kept in the directory DIR. An empty store takes about 50 MB:
+               32 MB are reserved for commits on a full disk, 16 MB are the log. Its database uses
+               64 MiB of memory beside cache=.
+  /DIR, ./DIR  a directory of this machine
+
+Options of mount(8), with the meaning that they have there:
+  ro, rw, suid, nosuid, dev, nodev, exec, noexec, symfollow, nosymfollow, sync, async
+  dirsync      not for a directory of this machine
+  relatime (default), noatime, nodiratime, strictatime
+               strictatime is not for a directory of this machine, and does not count reads that
+               the kernel answers from its cache. For a directory of this machine, noatime and
+               nodiratime hold where the server may use O_NOATIME (open(2)). Elsewhere the options
+               of the mount that the directory lies on decide.
+  user, users, owner, group, auto, noauto, nofail, _netdev, x-*, and other words for fstab(5)
+
+Options of fuse(8):
+  allow_other                 all users may use the mount; default if root mounts it
+  default_permissions         the kernel checks permissions (default)
+  no_default_permissions      the server checks permissions; all timeouts are 0 then
+  entry_timeout=SECONDS       how long the kernel may cache a name
+  attr_timeout=SECONDS        how long the kernel may cache attributes
+  negative_timeout=SECONDS    how long the kernel may cache that a name does not exist
+                              Defaults: one day; for a directory of this machine, which other
+                              programs may change, 1, 1 and 0 seconds.
+  writeback_cache             the kernel collects small writes. It is faster, but a full file system
+                              may be reported by fsync(2) only, or not at all.
+  no_writeback_cache          each write goes to the server at once (default)
+  readdirplus=yes|no|auto     whether listings transfer attributes as well; default auto
+  fsname=NAME                 the source that the mount table shows
+
+Options of tmpfs(5), not for a directory of this machine:
+  size=SIZE          the most bytes of data; 0 for no limit
+                     Default: tmpfs half of the memory, a store no limit.
+  nr_inodes=COUNT    the most inodes; 0 for no limit
+                     Default: tmpfs one for each 4096 bytes of half of the memory, a store no limit.
+  mode=MODE          permissions of the root directory, in octal; default 1777, of a store 0755
+  uid=UID, gid=GID   owner and group of the root directory; default: the user that mounts it
+               A store uses mode, uid and gid when it is created. It does not record size and
+               nr_inodes: give them at each mount.
+
+Options of ext4(5), not for a directory of this machine:
+  mbcache (default)  store equal sets of extended attributes and ACLs once
+  no_mbcache         store the set of each file by itself
+  commit=SECONDS     for a store only: the longest time before a change is on disk without
+                     fsync(2); default 5, which 0 stands for
+
+Options of corewalk:
+  create (default)   create the store if there is none
+  no_create          for a store only: fail if there is none
+  cache=SIZE         the most memory for cached names and attributes; default 256m
+  threads=COUNT      requests served at a time, from 1 to 1024. fsync has further threads. Default:
+                     one per processor and at least 2; for a store with sync or dirsync 4 per
+                     processor and at least 8. A directory on a slow disk or on a network file
+                     system may need more.
+
+  SIZE   bytes, with k, m, g or t for a power of 1024, or with % for a share of the memory:
+         4096, 64k, 10m, 50%. No fractions.
+  COUNT  a number; nr_inodes also takes k, m, g and t
+
+If an option is given twice, the later one holds.
+
+The command ends when the mount is unmounted: by umount(8), or by itself on SIGINT, SIGTERM and
+SIGHUP. If the mount is in use when the signal comes, the programs that use it lose it.
+
+To mount by mount(8) and fstab(5), link the program into /sbin:
+
+    ln -s $(command -v corewalk) /sbin/mount.corewalk
+    mount -t corewalk store:/srv/s /mnt -o size=1g
+
+A line of fstab(5):
 
     store:/srv/s  /mnt  corewalk  size=1g,nofail,no_create  0 0
 
-no_create is for a directory on a disk that may not be mounted: no empty store is made in its place.";
+Say no_create if the store is on a disk that may not be mounted at the time. Otherwise corewalk
+would create an empty store in the directory where that disk is missing.
+
+Exit status: 0 if the mount was unmounted in order (with --daemon: if the mount is ready);
+1 if the mount failed; 2 if the command line is invalid.";
 
 /// The command line.
 #[derive(clap::Args, Debug)]
-#[command(after_help = FSTAB)]
+#[command(after_long_help = OPTIONS)]
 pub(crate) struct Arguments {
-    /// What to mount: tmpfs, a file system in memory; store:DIR, a file system that is kept in the
-    /// directory DIR, which is made if need be; or a directory (a path with a / in it).
+    /// The file system to mount: tmpfs, store:DIR, or a directory (a path with a / in it).
     source: OsString,
-    /// Where to mount it. It is made if it does not exist, and removed at the end.
+    /// The directory to mount it on. If it does not exist, it is created, and removed when the
+    /// mount ends.
     mountpoint: PathBuf,
-    /// Options, separated by commas, as in mount(8): ro, rw, suid, nosuid, dev, nodev, exec,
-    /// noexec, relatime, noatime, strictatime, nodiratime, nosymfollow, sync, async, dirsync, and
-    /// what it takes in fstab(5), as user, nofail, _netdev, x-*; as in fuse(8): allow_other,
-    /// default_permissions, no_default_permissions, entry_timeout=SECONDS, attr_timeout=SECONDS,
-    /// negative_timeout=SECONDS, fsname=NAME, writeback_cache, no_writeback_cache,
-    /// readdirplus=yes|no|auto; as in tmpfs(5), not for a directory: size=SIZE, nr_inodes=COUNT,
-    /// mode=MODE, uid=UID, gid=GID; as in ext4(5): mbcache, no_mbcache (equal sets of extended
-    /// attributes and ACLs are stored once, or each by itself), and for a store only commit=SECONDS
-    /// (how long what is not synced may be volatile; 5 is the default, and 0 means it) and create,
-    /// no_create (whether a store is made where there is none); and cache=SIZE (memory for
-    /// metadata; by default 256m) and threads=COUNT (requests at a time, fsync apart, which has
-    /// threads of its own; by default one per processor and two at least, more for a store with
-    /// dirsync; what is on a slow disk or on another machine may want more). strictatime, not for a
-    /// directory, counts each read that the server is asked for, but not reads and listings that the
-    /// kernel answers from its cache; noatime and nodiratime hold for a directory where the host allows
-    /// it (O_NOATIME of open(2)), and otherwise its own mount decides. A SIZE is bytes,
-    /// with k, m, g or t behind them 1024 times as many each, or with % a share of the machine's
-    /// memory; there are no fractions; a COUNT of inodes may have k, m, g or t. Of a store, mode, uid
-    /// and gid are those of the root directory when it is made, size and nr_inodes hold for this
-    /// mount and are not kept, and its database has 64 MiB of memory beside cache. An empty store
-    /// takes about 50 MB of the directory that it is in: 32 are kept for commits on a full disk, 16
-    /// are its log.
-    #[arg(short = 'o', value_name = "OPTIONS", verbatim_doc_comment)]
+    /// Options, separated by commas. The end of the --help text lists them.
+    #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<OsString>,
-    /// Go to the background once the mount works.
+    /// Serve the mount in the background. The command returns when the mount is ready.
     #[arg(long)]
     daemon: bool,
-    /// Be the process in the background.
+    /// Be the background process that `--daemon` starts.
     #[arg(long, hide = true)]
     background: bool,
 }
@@ -89,30 +144,30 @@ impl Arguments {
         Arguments { source, mountpoint, options, daemon: false, background: false }
     }
 
-    /// Returns what is to be mounted, and how.
+    /// Returns the source and the options, parsed.
     fn plan(&self) -> Result<(Source, Plan), Failure> {
         let source = Source::parse(&self.source)?;
         Ok((source, Plan::parse(source, &self.options)?))
     }
 }
 
-/// How long the end of a mount may take once it is unmounted.
-const END_MAX: Duration = Duration::from_secs(5);
+/// How long the command waits for the end of the mount after it has unmounted it.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the serving process waits for.
+/// An event that ends the command.
 enum Event {
-    /// A signal to leave.
+    /// SIGINT, SIGTERM or SIGHUP.
     Signal,
     /// The mount has ended.
     Ended(Result<(), MountError>),
 }
 
-/// Looks whether the command line can be meant.
+/// Checks the command line without mounting.
 pub(crate) fn check(arguments: &Arguments) -> Result<(), Failure> {
     arguments.plan().map(drop)
 }
 
-/// Mounts and serves in the background, and returns the line that says that the mount works.
+/// Starts the server in the background and returns the line that it prints when the mount is ready.
 pub(crate) fn start(arguments: &Arguments) -> Result<Vec<u8>, Failure> {
     check(arguments)?;
     daemon::start(&arguments.source, &arguments.mountpoint, &arguments.options)
@@ -130,71 +185,78 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         daemon::leave_terminal();
     }
     let (source, plan) = arguments.plan()?;
-    descriptors::allow(plan.mount.threads)?;
+    descriptors::raise_limit(plan.mount.threads)?;
     let opened = source.open(plan.tmpfs, &plan.store, plan.host)?;
-    // Before the mount: a signal that comes while it is made must not leave it behind.
-    let (events, happened) = channel();
+    // Before the mount: a signal that comes during mount(2) must not leave the mount behind.
+    let (events, received) = channel();
     watch_signals(events.clone())?;
     let path = &arguments.mountpoint;
-    let made = Made::at(path)?;
+    let created = CreatedMountpoint::create(path)?;
     let mount = Mount::new(opened.fs, path, plan.server, &plan.mount)
         .map_err(|error| Failure::of(path.display(), error));
     let mount = match mount {
         Ok(mount) => mount,
         Err(failure) => {
-            drop(made);
+            drop(created);
             return Err(failure);
         }
     };
-    if made.is_some() {
-        // Not before: a command that fails says one line.
+    if created.is_some() {
+        // After the mount succeeded: a command that fails prints one line, its error.
         let path = path.display();
-        eprintln!("corewalk: made the directory {path} for as long as it is mounted");
+        eprintln!("corewalk: {path}: created the directory; it is removed when the mount ends");
     }
     let point = mount.point().clone();
     thread::spawn(move || {
-        // Nobody listens any more if the process is about to end.
+        // The receiver is gone if the process is about to end.
         let _ = events.send(Event::Ended(mount.wait()));
     });
     if let Err(failure) = announce(&arguments.source, path) {
         let _ = point.unmount();
-        drop(made);
+        drop(created);
         return Err(failure);
     }
     if arguments.background {
-        daemon::let_go();
+        daemon::detach();
     }
-    let served = serve(&happened, &point);
-    // Also if others use the mount for a while, without the server that ends here.
+    let served = wait_for_end(&received, &point);
+    // Also if the mount was detached, and programs with open files in it lose their server now.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
-    drop(made);
+    drop(created);
     synced.map_err(|error| {
-        Failure::of(arguments.source.display(), format!("not all is durable: {error}"))
+        let why = format!("the last changes may not be on disk: {error}");
+        Failure::of(arguments.source.display(), why)
     })?;
     served.map_err(|error| Failure::of(path.display(), error))
 }
 
-/// Returns once the mount is gone or detached.
-fn serve(happened: &std::sync::mpsc::Receiver<Event>, point: &Mountpoint) -> Result<(), String> {
-    match happened.recv().expect("the thread that watches signals keeps a sender") {
+/// Waits until the mount has ended, or unmounts it on a signal.
+fn wait_for_end(
+    received: &std::sync::mpsc::Receiver<Event>,
+    point: &Mountpoint,
+) -> Result<(), String> {
+    match received.recv().expect("the thread that watches signals keeps a sender") {
         Event::Ended(result) => result.map_err(|error| error.to_string()),
         Event::Signal => match point.unmount() {
-            // The end follows, unless another mount namespace has a copy: that is as if it were in use.
-            Ok(Unmounted::Done) => match happened.recv_timeout(END_MAX) {
+            // The end follows, unless another mount namespace has a copy of the mount. Programs
+            // there lose the server, as for a mount that is in use.
+            Ok(Unmounted::Done) => match received.recv_timeout(END_TIMEOUT) {
                 Ok(Event::Ended(result)) => result.map_err(|error| error.to_string()),
                 Ok(Event::Signal) | Err(_) => Ok(()),
             },
-            // Others may use it for as long as they like; they lose it now.
+            // Programs may have open files in the mount for ever. They lose the server now.
             Ok(Unmounted::Detached | Unmounted::Already) => Ok(()),
-            Err(error) => Err(format!("cannot be unmounted: {error}")),
+            Err(error) => Err(format!("cannot unmount it: {error}")),
         },
     }
 }
 
+/// Starts a thread that sends an event for each SIGINT, SIGTERM and SIGHUP.
 fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
     let hangup = if is_ignored(SIGHUP) { None } else { Some(SIGHUP) };
     let signals = [SIGINT, SIGTERM].into_iter().chain(hangup);
-    let mut signals = Signals::new(signals).map_err(|error| Failure::of("signals", error))?;
+    let mut signals =
+        Signals::new(signals).map_err(|error| Failure::of("cannot handle signals", error))?;
     thread::spawn(move || {
         for _ in signals.forever() {
             if events.send(Event::Signal).is_err() {
@@ -205,7 +267,8 @@ fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Says that the mount works. The paths are as they were given, also if they are no text.
+/// Prints that the mount is ready. The line has the paths of the command line byte for byte, also
+/// if they are not UTF-8.
 fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
     let (source, path) = (source.as_bytes(), path.as_os_str().as_bytes());
     let line = [b"mounted ", source, b" on ", path, b"\n"].concat();
@@ -215,21 +278,24 @@ fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
         .map_err(|error| Failure::of("standard output", error))
 }
 
-/// A mount point that had to be made, and goes when this is dropped: wherever a directory above it has been
-/// moved to, and nothing that has taken its place.
-struct Made {
+/// A mount point that this command has created. Dropping it removes the directory.
+///
+/// The directory is found through a descriptor of its parent, so a rename of a directory above it
+/// does not matter. If another directory is there by then, it stays.
+struct CreatedMountpoint {
     parent: OwnedFd,
     path: PathBuf,
+    /// Device and inode number of the directory.
     identity: (u64, u64),
 }
 
-impl Made {
-    /// Makes the mount point if it does not exist.
-    fn at(path: &Path) -> Result<Option<Made>, Failure> {
+impl CreatedMountpoint {
+    /// Creates the mount point. Returns None if `path` exists.
+    fn create(path: &Path) -> Result<Option<CreatedMountpoint>, Failure> {
         let failed = |error: std::io::Error| Failure::of(path.display(), error);
         match std::fs::create_dir(path) {
             Ok(()) => {}
-            // Whether it can be used is found out by mounting.
+            // The mount fails later if it is no directory.
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(None),
             Err(error) => return Err(failed(error)),
         }
@@ -237,24 +303,24 @@ impl Made {
         let above = path.parent().unwrap_or(&path);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let parent = open(above, flags, Mode::empty()).map_err(|error| failed(error.into()))?;
-        let identity = std::fs::symlink_metadata(&path).map(|made| (made.dev(), made.ino()));
-        Ok(Some(Made { parent, identity: identity.map_err(failed)?, path }))
+        let identity = std::fs::symlink_metadata(&path).map(|stat| (stat.dev(), stat.ino()));
+        Ok(Some(CreatedMountpoint { parent, identity: identity.map_err(failed)?, path }))
     }
 
     fn remove(&self) -> Result<(), Errno> {
         let name = self.path.file_name().unwrap_or_default();
-        let there = statat(&self.parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        match (there.st_dev, there.st_ino) == self.identity {
+        let current = statat(&self.parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        match (current.st_dev, current.st_ino) == self.identity {
             true => unlinkat(&self.parent, name, AtFlags::REMOVEDIR),
             false => Err(Errno::NOENT),
         }
     }
 }
 
-impl Drop for Made {
+impl Drop for CreatedMountpoint {
     fn drop(&mut self) {
         if let Err(error) = self.remove() {
-            log::warn!("{}: {error}", self.path.display());
+            log::warn!("{}: cannot remove the mount point: {error}", self.path.display());
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Dispositions of signals that the whole program needs.
+//! Signal dispositions of the whole program.
 //!
-//! A write over the limit of `ulimit -f` sends SIGXFSZ, which ends a process by default. A server must
-//! outlive it: the write fails with `EFBIG`, and the client gets that errno. So the program has a handler
-//! that does nothing.
+//! A write beyond the file size limit (`ulimit -f`) raises SIGXFSZ, which ends a process by
+//! default. A server must survive it: the write fails with `EFBIG`, and the client gets that errno.
+//! So the program installs a handler that does nothing.
 //!
 //! Rejected: to ignore SIGXFSZ. An ignored signal stays ignored across execve(2), so a command of
 //! `corewalk ipc exec` would not have the default disposition. execve(2) resets a handler.
@@ -13,17 +13,20 @@ use std::sync::Arc;
 
 use signal_hook::consts::SIGXFSZ;
 
-/// Has a write over `ulimit -f` fail with `EFBIG` and not end the process. A SIGXFSZ that is ignored stays
-/// ignored, also for commands that this process starts.
-pub(crate) fn outlive_file_limit() {
+/// Makes a write beyond `ulimit -f` fail with `EFBIG` instead of ending the process.
+///
+/// If SIGXFSZ is ignored at the start, it stays ignored, also for commands that this process runs.
+pub(crate) fn survive_file_size_limit() {
     if !is_ignored(SIGXFSZ)
         && let Err(error) = signal_hook::flag::register(SIGXFSZ, Arc::default())
     {
-        log::warn!("a write over ulimit -f will end this process: {error}");
+        log::warn!(
+            "cannot handle SIGXFSZ; a write beyond ulimit -f will end this process: {error}"
+        );
     }
 }
 
-/// Returns true if this process ignores `signal`, as nohup(1) has it ignore SIGHUP.
+/// Returns true if this process ignores `signal`; nohup(1) starts programs with SIGHUP ignored.
 pub(crate) fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

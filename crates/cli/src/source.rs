@@ -1,8 +1,8 @@
-//! What can be mounted.
+//! The file systems that `corewalk mount` can mount.
 //!
-//! A SOURCE is a word (`tmpfs`), a store (`store:DIR`), or a directory of the host, which is told by a
-//! `/` in it: `/srv`, `./tmpfs`; later also a scheme such as `s3://`. Each becomes a [`FileSystem`] and
-//! the promises that the server may make for it.
+//! A SOURCE is `tmpfs`, a store (`store:DIR`), or a directory of the host: a path with a `/` in it,
+//! such as `/srv` or `./tmpfs`. Schemes such as `s3://` are reserved. Each source gives a
+//! [`FileSystem`] and the server options that are safe for it.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -17,47 +17,52 @@ use corewalk_fuse::Options;
 use corewalk_hostfs::{HostFs, HostFsOptions};
 use corewalk_store::{OpenError, Store, StoreOptions};
 
-use crate::failure::{Failure, in_silence};
+use crate::failure::{Failure, without_panic_messages};
 
-/// What a store begins with.
-const STORE: &str = "store:";
+/// The source of a store begins with this.
+const STORE_PREFIX: &str = "store:";
 
-/// How long a store is waited for that is in use. The server before makes it durable, and ends, after umount(8) has
-/// returned.
-const BUSY_MAX: Duration = Duration::from_secs(5);
-/// How often it is looked at meanwhile.
-const BUSY_LOOK_EVERY: Duration = Duration::from_millis(5);
+/// How long to wait for a store that another process has open. After umount(8) has returned, the
+/// server of the old mount still writes its last commit.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time between two attempts to open such a store.
+const BUSY_RETRY: Duration = Duration::from_millis(5);
 
-/// What can be mounted.
+/// A source, parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// A file system in memory.
     Tmpfs,
-    /// A directory of the host; the path is kept for as long as the process runs.
+    /// A directory of the host. The path is leaked: it lives as long as the process.
     Host(&'static Path),
     /// A store in a directory of the host.
     Store(&'static Path),
 }
 
-/// What is open while it is mounted.
+/// An open source.
 pub(crate) struct Opened {
     pub(crate) fs: Arc<dyn FileSystem>,
-    /// The same, if it is a store, which is made durable at the end.
+    /// The same file system, if it is a store. The server syncs it at its end.
     pub(crate) store: Option<Arc<Store>>,
 }
 
 impl Source {
-    /// Returns the source that `word` names.
+    /// Parses the SOURCE argument.
+    ///
+    /// # Errors
+    /// A usage error for an unknown source; a failure for a directory that does not exist.
     pub(crate) fn parse(word: &OsStr) -> Result<Source, Failure> {
         let bytes = word.as_bytes();
         if bytes == b"tmpfs" {
             return Ok(Source::Tmpfs);
         }
-        if let Some(path) = bytes.strip_prefix(STORE.as_bytes()) {
+        if let Some(path) = bytes.strip_prefix(STORE_PREFIX.as_bytes()) {
             if path.is_empty() {
-                return Err(Failure::Usage("a store needs a directory: store:DIR".to_owned()));
+                let line = "'store:' names no directory; name a store as store:DIR";
+                return Err(Failure::Usage(line.to_owned()));
             }
-            // It may not be there yet, and a process in the background has another working directory.
+            // Absolute, because the background process changes its working directory. Not
+            // canonical, because the store need not exist.
             let path = Path::new(OsStr::from_bytes(path));
             let path =
                 std::path::absolute(path).map_err(|error| Failure::of(path.display(), error))?;
@@ -66,11 +71,11 @@ impl Source {
         if bytes.windows(3).any(|bytes| bytes == b"://") {
             let url = word.display();
             return Err(Failure::Usage(format!(
-                "unknown scheme in source '{url}'; there is none yet"
+                "unknown scheme in source '{url}'; no scheme is supported"
             )));
         }
         if bytes.contains(&b'/') {
-            // Canonical, since a process in the background has another working directory.
+            // Absolute, because the background process changes its working directory.
             let path = Path::new(word)
                 .canonicalize()
                 .map_err(|error| Failure::of(word.display(), error))?
@@ -79,33 +84,33 @@ impl Source {
         }
         let word = word.display();
         Err(Failure::Usage(format!(
-            "unknown source '{word}'; known are: tmpfs, store:DIR, and a directory (with a / in its path)"
+            "unknown source '{word}'; use tmpfs, store:DIR, or a directory with a / in its path"
         )))
     }
 
-    /// Returns what the mount table shows as the source, as mount(8) has it.
+    /// Returns the source as the mount table shows it, in the form that mount(8) takes.
     pub(crate) fn name(self) -> OsString {
         match self {
             Source::Tmpfs => "tmpfs".into(),
             Source::Host(path) => path.into(),
-            Source::Store(path) => [STORE.as_ref(), path.as_os_str()].into_iter().collect(),
+            Source::Store(path) => [STORE_PREFIX.as_ref(), path.as_os_str()].into_iter().collect(),
         }
     }
 
-    /// Returns what a server may promise the kernel about it.
-    pub(crate) fn promises(self) -> Options {
+    /// Returns the server's default options. They decide how long the kernel may cache.
+    pub(crate) fn server_options(self) -> Options {
         match self {
-            // Its only door is this mount.
+            // All changes come through this mount.
             Source::Tmpfs | Source::Store(_) => Options::exclusive(),
-            // The directory is there for others as well.
+            // Other programs may change the directory on the host.
             Source::Host(_) => Options::shared(),
         }
     }
 
-    /// Returns the file system.
+    /// Opens the file system.
     ///
     /// # Errors
-    /// What the host says of the directory, or the store of itself.
+    /// The error of the host for a directory, or of the store.
     pub(crate) fn open(
         self,
         tmpfs: TmpfsOptions,
@@ -118,11 +123,12 @@ impl Source {
                 .map(|fs| Opened { fs: Arc::new(fs), store: None })
                 .map_err(|error| Failure::of(path.display(), error)),
             Source::Store(path) => {
-                let store = Arc::new(when_free(path, || Store::open(path, store))?);
+                let store = Arc::new(open_when_free(path, || Store::open(path, store))?);
                 let stats = store.stats();
                 if !stats.has_reserve && !stats.is_read_only {
-                    let needs = "nothing can be added before its disk has more room: 32 MiB are kept for commits";
-                    log::warn!("{}: {needs}", path.display());
+                    let why = "the disk is too full to reserve 32 MiB for commits; \
+                               nothing can be added to the store until space is freed";
+                    log::warn!("{}: {why}", path.display());
                 }
                 Ok(Opened { fs: store.clone(), store: Some(store) })
             }
@@ -130,27 +136,28 @@ impl Source {
     }
 }
 
-/// Opens the store in the directory `path`; waits for a while if it is in use.
+/// Opens the store in the directory `path` by `open`. Waits up to [`BUSY_TIMEOUT`] for another
+/// process to close it.
 ///
 /// # Errors
-/// What the store says of itself, and who has it.
-pub(crate) fn when_free<R>(
+/// The error of the store. If another process has it open, with the pid of that process.
+pub(crate) fn open_when_free<R>(
     path: &Path,
     open: impl Fn() -> Result<R, OpenError>,
 ) -> Result<R, Failure> {
-    let begun = Instant::now();
+    let start = Instant::now();
     loop {
-        let error = match in_silence(&open)? {
+        let error = match without_panic_messages(&open)? {
             Ok(opened) => return Ok(opened),
             Err(error) => error,
         };
         let is_busy = matches!(error, OpenError::Busy);
-        if is_busy && begun.elapsed() < BUSY_MAX {
-            thread::sleep(BUSY_LOOK_EVERY);
+        if is_busy && start.elapsed() < BUSY_TIMEOUT {
+            thread::sleep(BUSY_RETRY);
             continue;
         }
-        let who = if is_busy { corewalk_store::holder(path) } else { None };
-        let who = who.map_or(String::new(), |pid| format!(" by process {pid}"));
-        return Err(Failure::of(path.display(), format!("{error}{who}")));
+        let holder = if is_busy { corewalk_store::holder(path) } else { None };
+        let by = holder.map_or(String::new(), |pid| format!(" by process {pid}"));
+        return Err(Failure::of(path.display(), format!("{error}{by}")));
     }
 }

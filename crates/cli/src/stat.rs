@@ -9,36 +9,67 @@ use serde_json::{Map, Value};
 
 use crate::failure::Failure;
 
-/// Bytes that the counters take at most.
+/// The longest text of the counters, in bytes.
 const STAT_BYTES_MAX: usize = 64 << 10;
 
-/// What the counters are.
-const COUNTERS: &str = "Now:
-    entries, negatives, inodes   names in the cache, those known to be missing, inodes
-    removed                      entries of removed names that are still held
-    bytes, budget_bytes          memory that the cache takes, and may take
-    lookups                      lookups that the kernel holds
-Since the mount began:
-    hits, misses                 names resolved without the back end, and by asking it
-    retries, fallbacks           passes that a change made begin again; walks that then took references
-    refused_fills, invalidations answers not cached, since an invalidation came between; invalidations
-    reclaimed, renames, requests entries evicted; renames and exchanges; requests served
-    refused_forgets, panics      forgets of more than the kernel held; requests that panicked: 0, if all is well
-Of a tmpfs, now:
-    tmpfs_inodes (with further names of files), tmpfs_used_bytes, tmpfs_table_bytes (memory of inodes)
-    tmpfs_shared_sets, tmpfs_waiting  sets of attributes that are shared; files whose sets are shared soon
-Of a store, store_*: inodes, used_bytes, free_bytes, commits, logged_commits, shared_commits (which
-    found theirs done by another), logged_bytes, log_bytes, log_held_bytes, log_failures, records, syncs,
-    running_bytes (not committed), waits, xattr_blocks, xattr_users, xattr_waiting, xattr_saved_bytes,
-    has_reserve, is_read_only";
+/// The help on the counters.
+const COUNTERS: &str = "\
+Counters of each mount, current values:
+  entries              names in the cache, with those known not to exist
+  negatives            names known not to exist
+  inodes               inodes in the cache
+  removed              entries of removed names that are still in use
+  bytes, budget_bytes  memory of the cache, and its limit (mount -o cache=SIZE)
+  lookups              references that the kernel has to inodes (the sum of nlookup)
+
+Counters of each mount, since it was mounted:
+  hits, misses     names resolved without the back end, and names asked of it
+  retries          path walks repeated because a name changed meanwhile
+  fallbacks        path walks that took references after too many retries
+  refused_fills    answers of the back end not cached because of an invalidation meanwhile
+  invalidations    invalidations of names
+  reclaimed        entries evicted
+  renames          renames and exchanges
+  requests         requests served
+  refused_forgets  FORGET requests for more references than the kernel had; 0 unless there is a bug
+  panics           requests that panicked; 0 unless there is a bug
+
+Counters of a tmpfs:
+  tmpfs_inodes       inodes; a further name of a file counts as one
+  tmpfs_used_bytes   bytes that count towards size=
+  tmpfs_table_bytes  memory of the inode table
+  tmpfs_shared_sets  sets of extended attributes and ACLs that inodes share
+  tmpfs_waiting      inodes whose sets are still to be compared for sharing
+
+Counters of a store:
+  store_inodes, store_used_bytes, store_free_bytes
+                        inodes; bytes of files and attributes; bytes that are free
+  store_commits         commits, to the log and to the database
+  store_logged_commits  commits to the log alone
+  store_shared_commits  calls whose changes were committed by another call's commit
+  store_logged_bytes    bytes written to the log
+  store_log_bytes       size of the log; 0 if there is none
+  store_log_held_bytes  bytes in the log that are not in the database yet
+  store_log_failures    commits that went to the database because the log failed
+  store_records         records that commits wrote to the database
+  store_syncs           syncs of the host's files
+  store_running_bytes   bytes of records that are not committed
+  store_waits           operations that waited for a commit
+  store_xattr_blocks, store_xattr_users
+                        blocks of extended attributes; inodes that use them
+  store_xattr_waiting   inodes whose sets are compared for sharing at the next commit
+  store_xattr_saved_bytes
+                        bytes saved by sharing
+  store_has_reserve     1 if the space for commits on a full disk is reserved
+  store_is_read_only    1 if nothing can be changed: mounted with ro, or a commit failed";
 
 /// The command line.
 #[derive(clap::Args, Debug)]
 #[command(after_help = COUNTERS)]
 pub(crate) struct Arguments {
-    /// The root of a mount of corewalk.
+    /// The root directory of a corewalk mount.
     mountpoint: PathBuf,
-    /// Print one JSON object.
+    /// Print the counters as one JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -49,15 +80,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut value = vec![0; STAT_BYTES_MAX];
     let length = rustix::fs::getxattr(path, XATTR_STAT, &mut value[..]).map_err(|error| {
         let reason = match error {
-            Errno::NODATA | Errno::OPNOTSUPP => "not the root of a mount of corewalk".to_owned(),
-            Errno::NOTCONN => "the mount has lost its server".to_owned(),
+            Errno::NODATA | Errno::OPNOTSUPP => {
+                "not the root directory of a corewalk mount".to_owned()
+            }
+            Errno::NOTCONN => "the mount has no server; remove it with umount -l".to_owned(),
             error => error.to_string(),
         };
         Failure::of(path.display(), reason)
     })?;
     let json = &value[..length];
-    let counters: Map<String, Value> = serde_json::from_slice(json)
-        .map_err(|_| Failure::of(path.display(), "the counters of the mount are not readable"))?;
+    let counters: Map<String, Value> = serde_json::from_slice(json).map_err(|error| {
+        Failure::of(path.display(), format!("cannot parse the counters: {error}"))
+    })?;
     let text = match arguments.json {
         true => format!("{}\n", String::from_utf8_lossy(json)),
         false => table(&counters),
@@ -67,7 +101,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .map_err(|error| Failure::of("standard output", error))
 }
 
-/// Returns one counter per line, in columns.
+/// Formats the counters, one per line in two columns.
 fn table(counters: &Map<String, Value>) -> String {
     let width = counters.keys().map(String::len).max().unwrap_or(0);
     let values: Vec<String> = counters.values().map(Value::to_string).collect();
@@ -85,18 +119,17 @@ mod tests {
         let words: Vec<&str> =
             COUNTERS.split(|c: char| c != '_' && !c.is_ascii_lowercase()).collect();
         let cache = corewalk_fuse::Counters::default().fields().map(|(name, _)| name);
-        let store = corewalk_store::StoreStats::default().fields();
-        let store = store.map(|(name, _)| name.strip_prefix("store_").expect("it is a store's"));
+        let store = corewalk_store::StoreStats::default().fields().map(|(name, _)| name);
         for name in cache.iter().chain(&store) {
             assert!(words.contains(name), "{name}");
         }
         let page = include_str!("../../../docs/using/store.md");
-        assert!(store.iter().all(|name| page.contains(&format!("`store_{name}`"))));
+        assert!(store.iter().all(|name| page.contains(&format!("`{name}`"))));
     }
 
     #[test]
     fn table_keeps_order_and_aligns() {
-        let counters = serde_json::from_str(r#"{"misses":7,"a":1234}"#).expect("it is JSON");
+        let counters = serde_json::from_str(r#"{"misses":7,"a":1234}"#).expect("the text is JSON");
         assert_eq!(table(&counters), "misses     7\na       1234\n");
     }
 }

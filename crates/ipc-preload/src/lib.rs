@@ -2,8 +2,8 @@
 //!
 //! It defines functions of the C library, and answers them from a namespace of `corewalk-ipc` in a
 //! mapped file. `corewalk ipc exec` sets it up: `COREWALK_IPC_FD` names a descriptor of the file,
-//! and `COREWALK_IPC_NAMESPACE` its path. `docs/using/ipc.md` says for users how it differs from the
-//! kernel.
+//! and `COREWALK_IPC_NAMESPACE` its path. `docs/using/ipc.md` says for users how it differs from
+//! the kernel.
 //!
 //! | module | contents |
 //! |---|---|

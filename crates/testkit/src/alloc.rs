@@ -1,17 +1,16 @@
-//! A global allocator that counts, for tests that say "allocates nothing" or "gives it all back".
+//! A global allocator that counts, for tests that an operation does not allocate or does not leak.
 //!
-//! A test binary makes a [`Counting`] its global allocator and asks it before and after. There are
-//! two scopes, because other threads of a test binary allocate whenever they like:
+//! A test binary makes a [`Counting`] its global allocator, and compares counts before and after an
+//! operation. There are two scopes, because other threads of the binary allocate at any time:
 //!
-//! - of the process: bytes and blocks alive now ([`Counting::live`]), for bounds on memory;
-//! - of the calling thread: allocations made so far ([`thread_allocations`]), for exact claims
-//!   about one operation.
+//! - the process: bytes and blocks that are allocated now ([`Counting::live`]), for bounds on
+//!   memory;
+//! - the calling thread: its allocations so far ([`thread_allocations`]), for exact numbers.
 //!
-//! Sizes are those asked for, not what the system's allocator rounds them to: bounds that the
-//! tests state are about the program, not about malloc.
+//! Sizes are the requested ones, not those to which malloc rounds them.
 //!
-//! The counters are plain atomics and a plain thread-local cell without a destructor, since an
-//! allocator must not allocate, and runs also while a thread is being torn down.
+//! The counters are atomics and a thread-local cell without a destructor: an allocator must not
+//! allocate, and it also runs while a thread ends.
 //!
 //! ```
 //! use corewalk_testkit::alloc::{Counting, thread_allocations};
@@ -45,7 +44,7 @@ pub struct Counting {
 }
 
 impl Counting {
-    /// Returns an allocator that has counted nothing yet.
+    /// Returns an allocator whose counts are zero.
     pub const fn new() -> Self {
         Self {
             allocated_bytes: AtomicU64::new(0),
@@ -55,12 +54,13 @@ impl Counting {
         }
     }
 
-    /// Returns what the process holds now.
+    /// Returns the memory that the process has allocated and not freed.
     ///
-    /// While other threads allocate this is a snapshot of counters read one after the other.
+    /// The result is exact only while no other thread allocates or frees: the counters are read one
+    /// after the other.
     pub fn live(&self) -> Live {
-        // ORDERING: Relaxed. Statistic; exact once the other threads are quiet. What was freed is
-        // read first, so that the difference cannot be negative.
+        // ORDERING: Relaxed. Statistic; exact if no other thread allocates meanwhile. The freed
+        // counts are read first, so that the difference is not negative.
         let freed_bytes = self.freed_bytes.load(Ordering::Relaxed);
         let freed_blocks = self.freed_blocks.load(Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
@@ -86,12 +86,12 @@ impl Counting {
     }
 }
 
-/// What a process holds.
+/// The memory that a process has allocated and not freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Live {
-    /// The bytes asked for and not given back.
+    /// Requested bytes.
     pub bytes: u64,
-    /// The blocks not given back.
+    /// Number of blocks.
     pub blocks: u64,
 }
 
@@ -99,7 +99,8 @@ thread_local! {
     static THREAD_ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Returns how many allocations the calling thread has made through a [`Counting`] allocator.
+/// Returns the number of allocations that the calling thread has made with a [`Counting`]
+/// allocator.
 ///
 /// A reallocation counts as one.
 pub fn thread_allocations() -> u64 {

@@ -1,30 +1,30 @@
-//! Children by fork(2), without exec(2): to be killed often, they have to start quickly.
+//! Child processes by fork(2) without exec(2), for tests that kill many children: they start fast.
 //!
-//! A forked child has one thread, and whatever another thread of its parent was in the middle of stays so. So
-//! the parent must have one thread only, which is checked: a test that forks is a program of its own
-//! (`harness = false`).
+//! The child of a program with threads has only a copy of the forking thread. A lock that another
+//! thread held stays locked for ever. So [`Forked::start`] panics if the process has a second
+//! thread. A test that forks must be a program without the test harness (`harness = false`).
 //!
 //! # Guarantees
 //!
-//! - A.1: a child ends with its body: it runs no destructors and no exit handlers of the parent.
+//! - A.1: a child ends after its body. It runs no destructors and no exit handlers of the parent.
 //! - A.2: a child that is dropped is killed and waited for.
 //!
-//! Source: fork(2), POSIX's list of what a child of a program with threads may call.
-#![expect(unsafe_code, reason = "fork is what this is about")]
+//! Source: fork(2); the functions that POSIX permits in the child of a program with threads.
+#![expect(unsafe_code, reason = "fork is an unsafe function")]
 
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid};
 use std::fs;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// A child. It is killed by the drop.
+/// A child process. Dropping it kills the process.
 #[derive(Debug)]
 pub struct Forked {
     pid: Option<Pid>,
 }
 
 impl Forked {
-    /// Starts a child that runs `body` and then ends: well if it returns, with status 1 if it panics.
+    /// Starts a child that runs `body` and then exits, with status 0, or 1 if `body` panics.
     ///
     /// # Errors
     ///
@@ -45,15 +45,15 @@ impl Forked {
     /// ```
     pub fn start(body: impl FnOnce()) -> io::Result<Self> {
         let threads = fs::read_dir("/proc/self/task")?.count();
-        assert_eq!(threads, 1, "a process with several threads is not to be forked");
-        // SAFETY: there is one thread, so nothing is in the middle of anything in the child.
+        assert_eq!(threads, 1, "a process with several threads must not fork");
+        // SAFETY: the process has one thread, so no lock is held by a thread that the child lacks.
         let pid = unsafe { libc::fork() };
         match pid {
             -1 => Err(io::Error::last_os_error()),
             0 => {
-                let is_well = catch_unwind(AssertUnwindSafe(body)).is_ok();
-                // SAFETY: it ends this process at once, and nothing after it runs.
-                unsafe { libc::_exit(i32::from(!is_well)) }
+                let has_returned = catch_unwind(AssertUnwindSafe(body)).is_ok();
+                // SAFETY: the call ends this process at once.
+                unsafe { libc::_exit(i32::from(!has_returned)) }
             }
             _ => Ok(Self { pid: Pid::from_raw(pid) }),
         }
@@ -63,10 +63,10 @@ impl Forked {
     ///
     /// # Panics
     ///
-    /// Never: the pid goes with the child.
+    /// Panics if [`Forked::try_wait`] has returned that the child has ended.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.pid.expect("it is there until it was waited for").as_raw_pid().cast_unsigned()
+        self.pid.expect("the child was not waited for").as_raw_pid().cast_unsigned()
     }
 
     /// Kills the child with SIGKILL and waits for it.
@@ -78,7 +78,7 @@ impl Forked {
         self.end().map(|_| ())
     }
 
-    /// Waits for the child; returns true if it ended well.
+    /// Waits for the child. Returns true if its body returned without a panic.
     ///
     /// # Errors
     ///
@@ -88,7 +88,8 @@ impl Forked {
         Ok(status.is_some_and(|status| status.exit_status() == Some(0)))
     }
 
-    /// Returns how the child ended if it has, without waiting: true if it ended well.
+    /// Returns None while the child runs. After its end, returns true if its body returned without
+    /// a panic.
     ///
     /// # Errors
     ///
@@ -103,7 +104,7 @@ impl Forked {
 
     fn end(&mut self) -> io::Result<Option<WaitStatus>> {
         let Some(pid) = self.pid.take() else { return Ok(None) };
-        // It may have ended; it stays there until it is waited for.
+        // Also correct if the child has ended: its pid is not reused before waitpid(2).
         let _killed = kill_process(pid, Signal::KILL);
         wait(Some(pid))
     }
@@ -120,7 +121,7 @@ fn wait(pid: Option<Pid>) -> io::Result<Option<WaitStatus>> {
 
 impl Drop for Forked {
     fn drop(&mut self) {
-        // There is nobody to tell.
+        // A drop cannot return the error.
         let _ended = self.end();
     }
 }

@@ -1,26 +1,25 @@
-//! Inputs that nobody would write: a corpus that is kept, and changes of it at random.
+//! Fuzz tests: a target runs the inputs of a corpus and random changes of them.
 //!
-//! A fuzz test has a folder of inputs in `fuzz/`, below the root of the repository. First it runs
-//! all of them. Then it takes an input, changes a few bytes, and runs the result, many times. The
-//! target says in one value how it took an input, for instance as the error number. An input with a
-//! new answer joins the inputs that are changed further, so the search does not stay at the first
-//! check that refuses.
+//! A fuzz test has a directory of inputs, its corpus, in `fuzz/` below the root of the repository.
+//! It first runs all of them. Then it repeatedly takes an input, changes a few bytes, and runs the
+//! result. The target returns an answer for each input, for example an error number. An input with
+//! a new answer joins the inputs to be changed, so that the search gets past the first check that
+//! refuses an input.
 //!
-//! The target fails by a panic. The input is then written to a file, and its path is printed with
-//! the command that adds it to the corpus.
+//! The target fails by a panic. The test then writes the input to a file, and prints the command
+//! that adds it to the corpus.
 //!
 //! ```
 //! use corewalk_testkit::fuzz::Fuzz;
 //!
 //! let answers = Fuzz::of("names").runs(100).run(|input| std::str::from_utf8(input).is_ok());
-//! assert!(answers.contains_key(&true), "an input that is text was met");
+//! assert!(answers.contains_key(&true), "no input was valid UTF-8");
 //! ```
 //!
 //! # Guarantees
 //!
-//! - A.1: the inputs are a function of the corpus, the target and the seed. A failure is repeated
-//!   with `COREWALK_SEED`.
-//! - A.2: a target without a corpus is a panic.
+//! - A.1: corpus, target and seed determine the inputs. `COREWALK_SEED` repeats a failure.
+//! - A.2: a test without a corpus panics.
 //!
 //! `COREWALK_FUZZ_TIMES` multiplies the number of runs; `cargo xtask nightly` sets it.
 //!
@@ -42,14 +41,14 @@ use std::{
 /// The environment variable that multiplies the number of runs.
 const TIMES: &str = "COREWALK_FUZZ_TIMES";
 
-/// The longest input that a change makes.
+/// The longest input in bytes; a longer one is truncated.
 const LEN_MAX: usize = 1 << 16;
 
-/// Numbers at which bounds are.
+/// Numbers that are often bounds, such as the largest value of a type.
 const EDGES: [u64; 10] =
     [0, 1, 0x7f, 0xff, 0x7fff, 0xffff, i32::MAX as u64, u32::MAX as u64, i64::MAX as u64, u64::MAX];
 
-/// A fuzz test: what is changed, and how often.
+/// A fuzz test: its corpus, the strings to insert, and the number of runs.
 #[derive(Clone, Debug)]
 pub struct Fuzz {
     name: String,
@@ -63,25 +62,25 @@ impl Fuzz {
         Self { name: name.to_owned(), words: Vec::new(), runs: 2_000 }
     }
 
-    /// Sets byte strings that changes insert.
+    /// Sets byte strings that are inserted into inputs.
     #[must_use]
     pub fn words(mut self, words: &[&[u8]]) -> Self {
         self.words = words.iter().map(|word| word.to_vec()).collect();
         self
     }
 
-    /// Sets how many changed inputs run; 2,000 if it is not set.
+    /// Sets the number of changed inputs to run. The default is 2,000.
     #[must_use]
     pub fn runs(mut self, runs: u64) -> Self {
         self.runs = runs;
         self
     }
 
-    /// Runs `target` with each input; returns how often each answer was given.
+    /// Runs `target` with each input. Returns how often it gave each answer.
     ///
     /// # Panics
     ///
-    /// If the corpus is empty, and with `target`.
+    /// Panics if the corpus is missing or empty, or if `target` panics.
     pub fn run<A: Ord + Clone + Debug>(&self, target: impl Fn(&[u8]) -> A) -> BTreeMap<A, u64> {
         let report = ReportSeed::new(Seed::choose());
         let mut rng = Rng::new(report.seed());
@@ -113,18 +112,19 @@ impl Fuzz {
         answers
     }
 
-    /// Returns the inputs that are kept, in the order of their names.
+    /// Reads the corpus, in the order of the file names.
     fn corpus(&self) -> Vec<Vec<u8>> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz").join(&self.name);
         let entries =
             fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
         let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
         paths.sort();
-        assert!(!paths.is_empty(), "{}: no input", folder.display());
+        assert!(!paths.is_empty(), "{}: the corpus has no input", folder.display());
         paths.iter().map(|path| fs::read(path).expect("an input can be read")).collect()
     }
 
-    /// Changes one place of `input`; `other` is another input.
+    /// Changes `input` in one random place. `other` is another input, from which bytes may be
+    /// copied.
     fn change(&self, input: &mut Vec<u8>, other: &[u8], rng: &mut Rng) {
         let at = rng.index(input.len() + 1);
         let end = (at + 1 + rng.index(16)).min(input.len());
@@ -142,7 +142,7 @@ impl Fuzz {
             }
             4 if !self.words.is_empty() => insert(input, at, rng.pick::<Vec<u8>>(&self.words)),
             5 => {
-                // A number of one to eight bytes, at a bound or next to one.
+                // Overwrite one to eight bytes with a bound, or with a bound plus or minus 1.
                 let number = rng.pick(&EDGES).wrapping_add(rng.below(3)).wrapping_sub(1);
                 let width = 1 << rng.below(4);
                 let end = (at + width).min(input.len());
@@ -161,11 +161,11 @@ fn insert(input: &mut Vec<u8>, at: usize, piece: &[u8]) {
 }
 
 fn times() -> u64 {
-    let asked = env::var(TIMES).ok();
-    asked.map_or(1, |text| text.parse().expect("COREWALK_FUZZ_TIMES is a number"))
+    let text = env::var(TIMES).ok();
+    text.map_or(1, |text| text.parse().expect("COREWALK_FUZZ_TIMES is a number"))
 }
 
-/// Writes the input to a file if it is dropped by a panic.
+/// A guard that writes the input to a file when a panic of the target drops it.
 struct Failing<'a> {
     name: &'a str,
     input: &'a [u8],
@@ -192,11 +192,12 @@ mod tests {
     use super::*;
     use std::panic::catch_unwind;
 
-    /// Inputs that pass three checks are met only because inputs with new answers are kept.
-    // It is only long under miri, which has no need of it: nothing here is unsafe.
+    /// The search reaches an input that passes three checks only because it keeps inputs with new
+    /// answers.
+    // Not under miri: it would take long, and this code is not unsafe.
     #[cfg(not(miri))]
     #[test]
-    fn inputs_with_new_answers_lead_to_what_is_behind_checks() {
+    fn inputs_with_new_answers_lead_past_checks() {
         let passed = |input: &[u8]| {
             [b'/', b'!', 0xfe].iter().zip(input).take_while(|(right, byte)| right == byte).count()
         };
@@ -213,16 +214,16 @@ mod tests {
         });
         assert!(failed.is_err());
         let is_ours = |path: &PathBuf| path.display().to_string().contains(&name);
-        let entries = fs::read_dir(env::temp_dir()).expect("the folder is there").flatten();
+        let entries = fs::read_dir(env::temp_dir()).expect("the directory is readable").flatten();
         let written: Vec<_> = entries.map(|entry| entry.path()).filter(is_ours).collect();
         assert_eq!(written.len(), 1, "{written:?}");
-        assert_eq!(fs::read(&written[0]).expect("it can be read"), b"the input");
-        fs::remove_file(&written[0]).expect("it is ours");
+        assert_eq!(fs::read(&written[0]).expect("the file is readable"), b"the input");
+        fs::remove_file(&written[0]).expect("the test owns the file");
     }
 
     #[test]
     #[should_panic(expected = "No such file")]
-    fn control_target_without_a_corpus_is_a_panic() {
+    fn control_target_without_a_corpus_panics() {
         Fuzz::of("no-such-target").run(|_| ());
     }
 }

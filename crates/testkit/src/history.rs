@@ -1,25 +1,25 @@
-//! Recording what several threads asked and what they were told.
+//! Records the calls of several threads and their results.
 //!
-//! A history is a set of calls, each with the time it was invoked, the time it returned, the
-//! operation and the answer. Times come from one logical [`Clock`], a counter, so that the order of
-//! any two events of the history is known exactly; wall-clock time is too coarse on one machine
-//! and differs between cores on others. Each thread writes into a buffer of its own
-//! ([`Recorder`]), and the buffers are joined when the threads are done.
+//! A history is a set of calls. Each call has the time of its invocation, the time of its return,
+//! the operation and the result. Times come from one logical [`Clock`], a counter, so that the
+//! order of any two events is known. Wall-clock time is too coarse for that, and may differ between
+//! processors. Each thread records into its own [`Recorder`]. [`History::join`] joins the buffers
+//! after the threads have ended.
 //!
 //! # Guarantees
 //!
-//! - A.1: a call that returned before another was invoked, in the sense of happens-before or of
-//!   one thread's program order, has `returned < invoked` of the other.
-//! - A.2: if `returned` of one call is less than `invoked` of another, then the first happens
-//!   before the second. So a checker may demand that the second sees the first.
-//! - A.3: a call whose thread panicked inside it stays in the history without an answer; it may
-//!   have taken effect or not.
+//! - A.1: if the return of call `a` happens before the invocation of call `b`, then
+//!   `a.returned < b.invoked`. Calls of one thread are such a case.
+//! - A.2: if `a.returned < b.invoked`, then `a` happens before `b`. So a checker may demand that
+//!   `b` sees the effects of `a`.
+//! - A.3: a call whose thread panicked in it stays in the history without a result. It may have
+//!   taken effect or not.
 //!
-//! # What recording disturbs
+//! # Side effect
 //!
-//! Two read-modify-writes of one shared line per call. They order the calls of different threads
-//! more strongly than the code under test may do by itself, so a missing barrier can hide behind
-//! the recording: weak orderings are for the model checker, wrong answers are for this.
+//! Each call makes two read-modify-writes of one shared cache line. They order the calls of
+//! different threads more strongly than the code under test does, so that a missing barrier may go
+//! unnoticed. Use the model checker to find weak orderings, and histories to find wrong results.
 //!
 //! Source: Herlihy and Wing, "Linearizability: a correctness condition for concurrent objects",
 //! 1990.
@@ -27,7 +27,7 @@
 use crate::real::atomic::{AtomicU64, Ordering, fence};
 use std::fmt::{self, Debug};
 
-/// The logical clock that one history is timed by.
+/// The logical clock of a history.
 #[derive(Debug, Default)]
 pub struct Clock {
     ticks: AtomicU64,
@@ -39,21 +39,21 @@ impl Clock {
         Self { ticks: AtomicU64::new(0) }
     }
 
-    /// Returns the time and moves the clock on; no two calls return the same time.
+    /// Returns the time and advances the clock. No two calls return the same time.
     pub fn tick(&self) -> u64 {
-        // ORDERING: AcqRel, paired with itself. What a thread did before its tick happens
-        // before what any thread does after a later tick; that is guarantee A.2.
+        // ORDERING: AcqRel, paired with itself. The actions of a thread before its tick happen
+        // before the actions of any thread after a later tick; that is guarantee A.2.
         self.ticks.fetch_add(1, Ordering::AcqRel)
     }
 
-    /// Returns how many ticks there have been, and leaves the clock as it is.
+    /// Returns the number of ticks so far, without a store.
     ///
-    /// What a thread did before a tick that is counted happens before what follows this call; and a
-    /// tick after which another thread did something that is known here by now is counted. So
-    /// readers that store nothing can be placed among the ticks of writers.
+    /// Each counted tick happens before the return of this call. If the calling thread has read a
+    /// value that another thread stored after a tick, then that tick is counted. So readers that
+    /// store nothing can be ordered among the ticks of writers.
     pub fn now(&self) -> u64 {
-        // ORDERING: Acquire fence. Whatever an earlier read of this thread saw, relaxed ones
-        // included, the ticks before the store of it are seen below.
+        // ORDERING: Acquire fence. If an earlier read of this thread, also a relaxed one, saw a
+        // store, then the load below sees the ticks before that store.
         fence(Ordering::Acquire);
         // ORDERING: Acquire, paired with `tick`.
         self.ticks.load(Ordering::Acquire)
@@ -63,25 +63,25 @@ impl Clock {
 /// One call of a history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call<O, R> {
-    /// The number of the thread that made the call.
+    /// The number of the calling thread.
     pub thread: usize,
     /// The time just before the call.
     pub invoked: u64,
-    /// The time just after it; `u64::MAX` for a call that never returned.
+    /// The time just after the call; `u64::MAX` if it never returned.
     pub returned: u64,
-    /// What was asked.
+    /// The operation.
     pub op: O,
-    /// What was answered; none for a call that never returned.
+    /// The result; None if the call never returned.
     pub ret: Option<R>,
 }
 
 impl<O, R> Call<O, R> {
-    /// Returns a finished call; for histories written by hand.
+    /// Returns a call that returned, for histories written by hand.
     pub fn finished(thread: usize, invoked: u64, returned: u64, op: O, ret: R) -> Self {
         Self { thread, invoked, returned, op, ret: Some(ret) }
     }
 
-    /// Returns a call that never returned; for histories written by hand.
+    /// Returns a call that never returned, for histories written by hand.
     pub fn pending(thread: usize, invoked: u64, op: O) -> Self {
         Self { thread, invoked, returned: u64::MAX, op, ret: None }
     }
@@ -102,7 +102,7 @@ impl<O: Debug, R: Debug> fmt::Display for Call<O, R> {
     }
 }
 
-/// The buffer of one thread.
+/// The buffer with the calls of one thread.
 ///
 /// ```
 /// use corewalk_testkit::history::{Clock, History, Recorder};
@@ -122,14 +122,15 @@ pub struct Recorder<'c, O, R> {
 }
 
 impl<'c, O, R: Clone> Recorder<'c, O, R> {
-    /// Returns an empty buffer for thread number `thread`, with room for `capacity` calls.
+    /// Returns an empty buffer for thread number `thread`.
     ///
-    /// The room is taken at once, so that recording does not allocate until it is used up.
+    /// It allocates memory for `capacity` calls now, so that recording up to `capacity` calls does
+    /// not allocate.
     pub fn new(clock: &'c Clock, thread: usize, capacity: usize) -> Self {
         Self { clock, thread, calls: Vec::with_capacity(capacity) }
     }
 
-    /// Runs `call`, which does what `op` says, records it and returns its answer.
+    /// Runs `call`, records it as the operation `op`, and returns its result.
     pub fn call(&mut self, op: O, call: impl FnOnce() -> R) -> R {
         let invoked = self.clock.tick();
         self.calls.push(Call::pending(self.thread, invoked, op));
@@ -149,7 +150,7 @@ pub struct History<O, R> {
 }
 
 impl<O, R> History<O, R> {
-    /// Returns the history that the recorders hold together.
+    /// Returns the history of the calls of all `recorders`.
     pub fn join<'c>(recorders: impl IntoIterator<Item = Recorder<'c, O, R>>) -> Self
     where
         O: 'c,
@@ -162,8 +163,7 @@ impl<O, R> History<O, R> {
     ///
     /// # Panics
     ///
-    /// Panics if a call returned before it was invoked, or if a thread made two calls at once:
-    /// such a list is not a history.
+    /// Panics if a call returned before it was invoked, or if two calls of a thread overlap.
     pub fn from_calls(mut calls: Vec<Call<O, R>>) -> Self {
         calls.sort_by_key(|call| (call.invoked, call.returned));
         let threads = calls.iter().map(|call| call.thread).max().map_or(0, |last| last + 1);
@@ -190,7 +190,7 @@ impl<O, R> History<O, R> {
         self.calls.len()
     }
 
-    /// Returns true if nothing was recorded.
+    /// Returns true if the history has no call.
     pub fn is_empty(&self) -> bool {
         self.calls.is_empty()
     }
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn now_counts_ticks_and_is_none() {
+    fn now_counts_ticks_and_does_not_tick() {
         let clock = Clock::new();
         assert_eq!((clock.now(), clock.tick(), clock.now(), clock.now()), (0, 0, 1, 1));
     }

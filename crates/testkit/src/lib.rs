@@ -1,35 +1,35 @@
-//! What the tests of corewalk share: ways to race, to record, to judge and to prove.
+//! Tools for the tests of the workspace.
 //!
-//! A concurrent test needs more than threads in a loop: it has to start them together, repeat the
-//! same run from a seed, notice that it hangs, know whether the interesting outcome was reached at
-//! all, and judge the answers it got. Each module does one of these.
+//! A concurrent test needs more than threads in a loop. It has to start them together, repeat a run
+//! from a seed, notice a hang, count the outcomes, and check the results of all threads. Each
+//! module is one tool.
 //!
-//! | module | use it when |
+//! | module | use it if |
 //! |---|---|
-//! | [`rng`] | a test draws anything at random: the seed is printed when it fails |
-//! | [`race`] | threads start together, outcomes are counted, a hang becomes a failure |
-//! | [`fuzz`] | inputs are to be changed at random, from a corpus that is kept |
-//! | [`history`] | the answers of several threads are to be judged as a whole |
-//! | [`linearize`] | there is a sequential model that says which answers are right |
-//! | [`alloc`] | a path must not allocate, or must give back what it took |
-//! | [`seal`] | a path must not store to memory that another thread can reach |
-//! | `lines` | two operations must not write what the other touches (x86-64) |
-//! | [`sysv`] | the host kernel's semaphores are the oracle |
-//! | `trace` | the system calls of a path are to be counted |
+//! | [`rng`] | a test makes random choices; the seed is printed when it fails |
+//! | [`race`] | threads must start together; it also counts outcomes and detects hangs |
+//! | [`fuzz`] | a test runs random changes of the inputs in a corpus |
+//! | [`history`] | the calls of several threads are recorded, to be checked as a whole |
+//! | [`linearize`] | a sequential model decides whether a history is correct |
+//! | [`alloc`] | an operation must not allocate, or must free all that it allocates |
+//! | [`seal`] | an operation must not store to memory that another thread can reach |
+//! | `lines` | an operation must not write cache lines that another one touches (x86-64) |
+//! | [`sysv`] | the System V IPC of the host kernel is the oracle |
+//! | `trace` | the system calls of an operation are counted |
+//! | [`fork`] | child processes must start fast, because the test kills many |
 //! | [`require`] | a test needs root, `/dev/fuse`, a package or a feature of the kernel |
-//! | [`reexec`] | a test needs one CPU, a low limit, or a process that dies |
+//! | [`reexec`] | a test needs one processor, a low limit, or a process that dies |
 //!
 //! # Rules
 //!
-//! - This crate is a dev-dependency only. It depends on no other crate of the workspace, so every
-//!   one of them, `corewalk-base` included, can use it.
-//! - It looks at the code under test from outside. Its own atomics are always the real ones, never
-//!   those of a model checker (see `real.rs`).
-//! - `unsafe` is allowed here because the allocators and the sealed region need it; nothing of this
-//!   crate is ever shipped.
+//! - This crate is a dev-dependency only. It depends on no other crate of the workspace, so that
+//!   each of them, `corewalk-base` included, can use it.
+//! - Its atomics and threads are the real ones, never those of a model checker (see `real.rs`).
+//! - It may use `unsafe`, for the allocators and the sealed memory. No part of it is in a program
+//!   for users.
 //!
-//! Source: crossbeam (`ci/`), mountpoint-s3 (`tests/reftests`) and `TigerBeetle`
-//! (controls that must fail).
+//! Source: crossbeam (`ci/`), mountpoint-s3 (`tests/reftests`), and `TigerBeetle`, whose tests have
+//! controls that must fail.
 
 pub mod alloc;
 pub mod fork;

@@ -1,31 +1,33 @@
-//! Judging a history: is there one order of its calls that explains every answer?
+//! Checks whether a history is linearizable.
 //!
-//! A history is linearizable if its calls can be put into a sequence such that a call that
-//! returned before another was invoked stands before it, and a sequential machine ([`Spec`]) that
-//! runs them in this sequence gives the answers that were recorded. Concurrent calls may stand in
-//! any order, and a call that never returned may stand anywhere after its invocation, or nowhere.
+//! A history is linearizable if its calls can be put into a sequence with two properties. A call
+//! that returned before another was invoked comes before it. And a sequential model ([`Spec`]) that
+//! runs the sequence gives the recorded results. Concurrent calls may come in any order. A call
+//! that never returned may come anywhere after its invocation, or not at all.
 //!
 //! # How it works
 //!
-//! The search of Wing and Gong: take a call that no unfinished earlier call must precede, run it on
-//! the machine, go on if the answer fits, and take it back if the rest cannot be explained. Lowe's
-//! addition makes it practical: a pair of (set of calls taken, state of the machine) that was seen
-//! once need not be entered again, since what follows depends on nothing else. The calls form a
-//! list ordered by time, in which taking and putting back cost two links each. The search keeps
-//! its own stack, so a long history does not overflow the thread's.
+//! The search is that of Wing and Gong. It takes a call that no remaining call must precede, and
+//! runs it on the model. If the result fits, it continues with the remaining calls. If they have no
+//! explanation, it takes the call back.
+//!
+//! Lowe's addition makes the search practical. The rest of the search depends only on the set of
+//! taken calls and the state of the model. So the search enters each such pair once. The calls are
+//! in a list in order of time; to take a call or put it back changes two links each. The search has
+//! an explicit stack, so that a long history does not overflow that of the thread.
 //!
 //! # Bounds
 //!
-//! The problem is NP-complete. The search gives up after [`Limit::states`] distinct pairs and says
-//! [`Verdict::Undecided`]; it never calls an undecided history right. Histories stay cheap when few
-//! calls overlap: bound the number of threads, not the number of calls.
+//! The problem is NP-complete. The search gives up after [`Limit::states`] distinct pairs and
+//! returns [`Verdict::Undecided`]. The cost grows with the number of calls that overlap: limit the
+//! number of threads rather than the number of calls.
 //!
-//! # What the report shows
+//! # The report
 //!
-//! Linearizability is prefix-closed, so there is a shortest prefix that fails. The report finds
-//! it by bisection and shows its last call, the calls that overlap it, and the state after the
-//! longest explanation of the rest. Calls outside are left out only in print: removing calls from
-//! a history could make a right one wrong.
+//! Each prefix of a linearizable history is linearizable, so a wrong history has a shortest wrong
+//! prefix. The report finds it by bisection. It shows the last call of the prefix, the calls that
+//! overlap it, and the state after an explanation of the calls before. It leaves other calls out in
+//! print only: to remove a call from the history could make a correct history wrong.
 //!
 //! Source: Wing and Gong, "Testing and verifying concurrent objects", 1993; Lowe, "Testing for
 //! linearizability", 2016; Horn and Kroening, "Faster linearizability checking via
@@ -42,12 +44,12 @@ use std::{
     mem,
 };
 
-/// The number of calls shown before the failing one, besides those that overlap it.
+/// The number of calls that the report shows of the explanation.
 const SHOWN_BEFORE: usize = 12;
 
-/// A sequential machine that says which answers are right.
+/// A sequential model, which computes the correct results.
 ///
-/// The state is cloned once per step of the search, so it should be small or share structure.
+/// The search clones the state at each step, so it should be small or share structure.
 ///
 /// ```
 /// use corewalk_testkit::linearize::Spec;
@@ -75,59 +77,59 @@ const SHOWN_BEFORE: usize = 12;
 /// assert_eq!(Register(1).apply(&Op::Write(2)), 1);
 /// ```
 pub trait Spec: Clone + Eq + Hash {
-    /// What can be asked.
+    /// An operation.
     type Op: Debug;
-    /// What can be answered.
+    /// A result.
     type Ret: Debug + PartialEq;
 
-    /// Runs `op` on the machine and returns the right answer.
+    /// Runs `op` on the model and returns the correct result.
     fn apply(&mut self, op: &Self::Op) -> Self::Ret;
 
-    /// Returns true if `seen` may be answered where `right` is the exact answer.
+    /// Returns true if the recorded result `seen` is permitted where the model's result is `right`.
     ///
-    /// The state after the call is that of the exact answer. Override it where an operation has
-    /// leave to be vague, for example to answer "try again".
+    /// The default demands equality. Override it if an operation may give other results, such as
+    /// "try again". The state after the call is that of `right` in any case.
     fn accepts(&self, op: &Self::Op, right: &Self::Ret, seen: &Self::Ret) -> bool {
         let _ = op;
         right == seen
     }
 }
 
-/// How far a search may go.
+/// The limit of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// The number of distinct pairs of calls taken and state after which it gives up.
+    /// The number of distinct pairs (set of taken calls, state) after which the search gives up.
     pub states: usize,
 }
 
 impl Default for Limit {
-    /// Returns a limit of four million pairs, a few seconds and a few hundred MiB.
+    /// Returns a limit of four million pairs. They take a few seconds and a few hundred MiB.
     fn default() -> Self {
         Self { states: 4_000_000 }
     }
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The history has an explanation: indices into [`History::calls`] in sequential order.
+    /// The history is linearizable. The explanation: indices into [`History::calls`], in sequence.
     Linearizable(Vec<usize>),
-    /// No sequence explains the answers.
+    /// No sequence explains the results.
     Violated,
-    /// The limit was reached first.
+    /// The search reached its limit.
     Undecided,
 }
 
-/// Returns whether `history`, begun in state `initial`, is linearizable.
+/// Checks whether `history` is linearizable if it begins in state `initial`.
 pub fn check<S: Spec>(initial: &S, history: &History<S::Op, S::Ret>, limit: Limit) -> Verdict {
     Search::new(initial, history.calls(), u64::MAX, limit).run()
 }
 
-/// Checks that `history`, begun in state `initial`, is linearizable.
+/// Asserts that `history` is linearizable if it begins in state `initial`.
 ///
 /// # Panics
 ///
-/// Panics with a report and `seed` if it is not, or if the search gives up.
+/// Panics with a report and `seed` if the history is not linearizable, or if the search gives up.
 pub fn assert_linearizable<S: Spec + Debug>(
     initial: &S,
     history: &History<S::Op, S::Ret>,
@@ -144,9 +146,7 @@ pub fn assert_linearizable<S: Spec + Debug>(
     }
 }
 
-/// Returns the text that shows where a history that is not linearizable goes wrong.
-///
-/// See the module documentation for what it holds.
+/// Returns the report on a history that is not linearizable. The text of the module describes it.
 pub fn report<S: Spec + Debug>(
     initial: &S,
     history: &History<S::Op, S::Ret>,
@@ -160,7 +160,7 @@ pub fn report<S: Spec + Debug>(
         .map(|(index, call)| (call.returned, index))
         .collect();
     returns.sort_unstable();
-    // The number of returns in the shortest prefix that fails; all of them fail by assumption.
+    // The number of returns in the longest prefix that is not wrong. The whole history is wrong.
     let first_failing = returns.partition_point(|&(until, _)| {
         Search::new(initial, calls, until, limit).run() != Verdict::Violated
     });
@@ -193,7 +193,7 @@ fn describe<S: Spec + Debug>(
         state.apply(&calls[index].op);
     }
     let known = calls.iter().filter(|call| call.invoked < until).count();
-    line(format!("not linearizable: no order of the first {known} calls explains this answer:"));
+    line(format!("not linearizable: no order of the first {known} calls explains this result:"));
     line(format!("  {}", calls[failing]));
     line("calls that overlap it:".to_owned());
     let bad = &calls[failing];
@@ -203,32 +203,32 @@ fn describe<S: Spec + Debug>(
             line(format!("  {call}"));
         }
     }
-    line("one explanation of everything that returned earlier ends with:".to_owned());
+    line("an explanation of the calls that returned earlier ends with:".to_owned());
     for &index in &order[order.len().saturating_sub(SHOWN_BEFORE)..] {
         line(format!("  {}", calls[index]));
     }
-    line(format!("and leaves the state: {state:?}"));
+    line(format!("the state after it: {state:?}"));
     text
 }
 
 /// The search over one prefix of a history.
 struct Search<'h, S: Spec> {
     calls: &'h [Call<S::Op, S::Ret>],
-    /// For each call, whether its answer lies within the prefix; other answers are not known yet.
+    /// For each call, whether it returned within the prefix. Other calls count as pending.
     is_answered: Vec<bool>,
     limit: Limit,
     events: EventList,
     state: S,
     taken: BitSet,
-    /// The calls taken, innermost last, each with the state before it.
+    /// The taken calls in sequence, each with the state before it.
     stack: Vec<(usize, S)>,
     seen: HashSet<(BitSet, S)>,
-    /// The number of answered calls not yet taken.
+    /// The number of calls that returned within the prefix and are not taken.
     missing: usize,
 }
 
 impl<'h, S: Spec> Search<'h, S> {
-    /// Returns the search over what had happened at time `until`.
+    /// Returns the search over the events up to time `until`.
     fn new(initial: &S, calls: &'h [Call<S::Op, S::Ret>], until: u64, limit: Limit) -> Self {
         let is_answered: Vec<bool> =
             calls.iter().map(|call| call.ret.is_some() && call.returned <= until).collect();
@@ -278,7 +278,7 @@ impl<'h, S: Spec> Search<'h, S> {
         }
     }
 
-    /// Runs call `index` next, if the answer fits and the result is new.
+    /// Takes call `index` if its result fits and the pair of taken calls and state is new.
     fn take(&mut self, index: usize) -> Step {
         let call = &self.calls[index];
         let mut next = self.state.clone();
@@ -303,7 +303,7 @@ impl<'h, S: Spec> Search<'h, S> {
         Step::Taken
     }
 
-    /// Takes the last call back and returns it, or none if nothing is left to take back.
+    /// Takes the last call back and returns it. Returns None if no call is taken.
     fn put_back(&mut self) -> Option<usize> {
         let (index, before) = self.stack.pop()?;
         self.state = before;
@@ -315,23 +315,23 @@ impl<'h, S: Spec> Search<'h, S> {
 }
 
 enum Step {
-    /// The call was run.
+    /// The call was taken.
     Taken,
-    /// The answer does not fit, or the result was seen before.
+    /// The result does not fit, or the pair of taken calls and state was seen before.
     Refused,
-    /// A call that has returned here was not taken, so an earlier choice was wrong.
+    /// The next event is the return of a call that is not taken: an earlier choice was wrong.
     Blocked,
-    /// The limit is reached.
+    /// The search reached its limit.
     Exhausted,
 }
 
-/// The events of the calls not yet taken, in a doubly linked ring ordered by time.
+/// The events of the calls that are not taken, in a doubly linked ring in order of time.
 ///
 /// # Invariants
 ///
 /// Node 0 is the head. Call `i` has node `2 * i + 1` for its invocation and `2 * i + 2` for its
-/// return. An unlinked node keeps its own links, so calls must be put back in the reverse order
-/// of taking.
+/// return. An unlinked node keeps its own links, so calls must be put back in the reverse order in
+/// which they were taken.
 struct EventList {
     next: Vec<usize>,
     prev: Vec<usize>,
@@ -361,7 +361,7 @@ impl EventList {
         2 * call + 2
     }
 
-    /// Returns the call that `node` is the invocation of; none for a return and for the head.
+    /// Returns the call whose invocation `node` is. Returns None for a return and for the head.
     fn invoked_call(node: usize) -> Option<usize> {
         (node % 2 == 1).then_some(node / 2)
     }
@@ -422,7 +422,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A register that starts at zero; the specification and, under a mutex, the subject.
+    /// The model of a register that starts at zero.
     #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
     struct Register(u8);
 
@@ -453,7 +453,7 @@ mod tests {
         check(&Register::default(), &History::from_calls(calls), Limit::default())
     }
 
-    fn is_right(calls: Vec<Call<Op, u8>>) -> bool {
+    fn is_linearizable(calls: Vec<Call<Op, u8>>) -> bool {
         matches!(verdict(calls), Verdict::Linearizable(_))
     }
 
@@ -465,7 +465,7 @@ mod tests {
     #[test]
     fn read_during_a_write_may_see_either_value() {
         for seen in [0, 7] {
-            assert!(is_right(vec![
+            assert!(is_linearizable(vec![
                 Call::finished(0, 0, 3, Op::Write(7), 0),
                 Call::finished(1, 1, 2, Op::Read, seen),
             ]));
@@ -481,7 +481,8 @@ mod tests {
 
     #[test]
     fn control_new_then_old_read_is_rejected() {
-        // Each read alone is right; together they would need the write to happen twice.
+        // Each read alone has an explanation. Together they contradict: the second one reads the
+        // old value after the first one has read the new one.
         let calls = vec![
             Call::finished(0, 0, 9, Op::Write(7), 0),
             Call::finished(1, 1, 2, Op::Read, 7),
@@ -498,12 +499,12 @@ mod tests {
     #[test]
     fn call_that_never_returned_may_have_happened_or_not() {
         for seen in [0, 7] {
-            assert!(is_right(vec![
+            assert!(is_linearizable(vec![
                 Call::pending(0, 0, Op::Write(7)),
                 Call::finished(1, 1, 2, Op::Read, seen),
             ]));
         }
-        assert!(!is_right(vec![
+        assert!(!is_linearizable(vec![
             Call::pending(0, 2, Op::Write(7)),
             Call::finished(1, 0, 1, Op::Read, 7),
         ]));
@@ -511,7 +512,7 @@ mod tests {
 
     #[test]
     fn calls_that_meet_at_one_time_overlap() {
-        assert!(is_right(vec![
+        assert!(is_linearizable(vec![
             Call::finished(0, 0, 1, Op::Write(7), 0),
             Call::finished(1, 1, 2, Op::Read, 0),
         ]));
@@ -522,7 +523,7 @@ mod tests {
         let calls = (0..12).map(|t| Call::finished(t, t as u64, 90 + t as u64, Op::Swap(1), 5));
         let history = History::from_calls(calls.collect());
         let found = check(&Register::default(), &history, Limit { states: 0 });
-        assert_eq!(found, Verdict::Violated, "no first step fits, so nothing is stored");
+        assert_eq!(found, Verdict::Violated, "no call can be taken, so no pair is stored");
         let calls = (0..12).map(|t| Call::finished(t, t as u64, 90 + t as u64, Op::Write(1), 0));
         let history = History::from_calls(calls.collect());
         let found = check(&Register::default(), &history, Limit { states: 4 });
@@ -539,14 +540,14 @@ mod tests {
             calls.push(Call::finished(0, at, at + 2, Op::Write(value), 0));
             calls.push(Call::finished(1, at + 1, at + 3, Op::Read, value));
         }
-        // The bit set costs a word for 64 calls, so a long history is given in parts.
+        // In parts: each step of the search copies a set with one bit per call.
         for part in calls.chunks(2_000) {
-            assert!(is_right(part.to_vec()));
+            assert!(is_linearizable(part.to_vec()));
         }
     }
 
     #[test]
-    fn report_names_the_first_wrong_answer_and_leaves_out_what_came_after() {
+    fn report_ends_with_the_first_wrong_result() {
         let mut calls = Vec::new();
         for round in 0..100_u64 {
             let value = round as u8;
@@ -556,7 +557,7 @@ mod tests {
         }
         let text = report(&Register::default(), &History::from_calls(calls), Limit::default());
         assert!(text.contains("[   402 ..    403] thread 1   Read -> 39"), "{text}");
-        assert!(text.contains("leaves the state: Register(40)"), "{text}");
+        assert!(text.contains("the state after it: Register(40)"), "{text}");
         assert!(!text.contains("Write(41)"), "{text}");
     }
 
@@ -567,8 +568,8 @@ mod tests {
         assert_linearizable(&Register::default(), &history, Seed(42));
     }
 
-    /// Returns whether some order explains `calls`, by trying all subsets and permutations.
-    fn is_right_by_force(calls: &[Call<Op, u8>]) -> bool {
+    /// Returns true if `calls` are linearizable. Tries all subsets and permutations.
+    fn is_linearizable_by_force(calls: &[Call<Op, u8>]) -> bool {
         fn extend(calls: &[Call<Op, u8>], taken: u32, state: &Register) -> bool {
             let left = |index: &usize| taken & (1 << index) == 0;
             let mut open = (0..calls.len()).filter(left);
@@ -619,10 +620,10 @@ mod tests {
 
         #[test]
         fn search_agrees_with_brute_force(calls in small_history()) {
-            let right = is_right_by_force(&calls);
+            let is_right = is_linearizable_by_force(&calls);
             match verdict(calls.clone()) {
                 Verdict::Linearizable(order) => {
-                    prop_assert!(right);
+                    prop_assert!(is_right);
                     let history = History::from_calls(calls);
                     let mut state = Register::default();
                     for index in order {
@@ -631,7 +632,7 @@ mod tests {
                         prop_assert!(call.ret.is_none_or(|seen| seen == answer));
                     }
                 }
-                Verdict::Violated => prop_assert!(!right),
+                Verdict::Violated => prop_assert!(!is_right),
                 Verdict::Undecided => prop_assert!(false, "seven calls are within the limit"),
             }
         }
@@ -639,14 +640,15 @@ mod tests {
 
     #[test]
     fn drawn_histories_are_of_both_kinds() {
-        // Guards the comparison above against a generator that draws only one kind.
+        // The comparison above would prove little if all drawn histories were linearizable, or
+        // none.
         use proptest::{strategy::ValueTree, test_runner::TestRunner};
         let mut runner = TestRunner::deterministic();
         const DRAWS: usize = if cfg!(miri) { 25 } else { 500 };
         let mut counts = [0; 2];
         for _ in 0..DRAWS {
             let calls = small_history().new_tree(&mut runner).expect("drawn").current();
-            counts[usize::from(is_right_by_force(&calls))] += 1;
+            counts[usize::from(is_linearizable_by_force(&calls))] += 1;
         }
         assert!(counts.iter().all(|&count| count > DRAWS / 10), "{counts:?}");
     }

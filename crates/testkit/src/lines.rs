@@ -1,27 +1,30 @@
-//! Which cache lines an operation reads and writes: the proof that two operations do not meet.
+//! Records the cache lines that an operation reads and writes, to prove that two operations do not
+//! share written lines.
 //!
-//! Two threads scale beside each other if neither writes a line that the other one touches. A machine
-//! with two processors cannot time that for eighty, but it can count it: each operation is recorded by
-//! itself, and the lines of two recordings are compared. A line that one writes and the other reads or
-//! writes is a *conflict*.
+//! Two threads scale if neither writes a cache line that the other touches. A machine with two
+//! processors cannot measure that for eighty, but it can record the lines. Each operation is
+//! recorded by itself, and the lines of two recordings are compared. A line that one operation
+//! writes and the other reads or writes is a *conflict*.
 //!
 //! # How it works
 //!
-//! What was built in a [`Phase`] is made inaccessible while an operation runs. Its every access faults;
-//! the handler of SIGSEGV notes the address, lets the processor at that page, and has it stop after one
-//! instruction (the trap flag), and the handler of SIGTRAP takes the page away again. So nothing of the
-//! system under test has to know of it, and a release build is recorded as it is.
+//! All memory that was allocated in a [`Phase`] is inaccessible while an operation runs, so that
+//! each access faults. The handler of SIGSEGV records the address, gives access to the page, and
+//! sets the trap flag, which stops the processor after one instruction. The handler of SIGTRAP then
+//! takes the access away. The code under test needs no change, and a release build can be recorded.
 //!
 //! # Rules
 //!
-//! - While something is recorded no other thread touches what was built.
-//! - What is spread over threads is seen as spread only if the operations are recorded on two threads.
-//! - The operation makes no system call with a pointer to what was built; it would fail with `EFAULT`.
+//! - During a recording, no other thread accesses memory of the phase.
+//! - A counter with a line per thread shows no conflict only if the two operations are recorded on
+//!   two threads.
+//! - The operation makes no system call with a pointer to memory of the phase. The call would fail
+//!   with `EFAULT`.
 //!
-//! # What it cannot see
+//! # Limits
 //!
-//! Statics; what is on the stack or local to a thread; the second line where one instruction
-//! touches two lines of a page; and paths that the recorded run did not take.
+//! The recording lacks statics, stacks and thread-local variables. It lacks the second line of an
+//! instruction that touches two lines of a page. It shows only paths that the operation took.
 //!
 //! Source: Clements et al., "The scalable commutativity rule", 2013; sigaction(2).
 #![expect(unsafe_code, reason = "handlers of signals, and mprotect")]
@@ -33,30 +36,30 @@ use crate::{
 use rustix::mm::{MprotectFlags, mprotect};
 use std::{collections::BTreeSet, ffi::c_void, mem::MaybeUninit, ptr};
 
-/// Bytes of a cache line.
+/// Size of a cache line in bytes.
 const LINE: usize = 64;
-/// Bytes of a page.
+/// Size of a page in bytes.
 const PAGE: usize = 4_096;
-/// Accesses that one recording has room for.
+/// The most accesses of one recording.
 const ACCESSES_MAX: usize = 1 << 14;
-/// Pages that one instruction touches at most.
+/// The most pages that one instruction touches.
 const OPEN_MAX: usize = 8;
-/// The bit of the page fault's error code that says that it was a store.
+/// The bit in the error code of a page fault that is set for a store.
 const FAULT_STORE: i64 = 1 << 1;
-/// The trap flag of the processor.
+/// The trap flag in the flags register.
 const TRAP_FLAG: i64 = 1 << 8;
 
-/// The lines that an operation touched, by number.
+/// The cache lines that an operation touched. The number of a line is its address divided by 64.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lines {
-    /// Lines that it read, and did not write.
+    /// Lines that the operation read and did not write.
     pub read: BTreeSet<usize>,
-    /// Lines that it wrote.
+    /// Lines that the operation wrote.
     pub written: BTreeSet<usize>,
 }
 
 impl Lines {
-    /// Returns the lines that one of the two wrote and the other one touched.
+    /// Returns the conflicts: lines that one operation wrote and the other one touched.
     pub fn conflicts(&self, other: &Lines) -> BTreeSet<usize> {
         let touched = |line: &&usize| other.read.contains(line) || other.written.contains(line);
         let ours = self.written.iter().filter(touched);
@@ -65,23 +68,25 @@ impl Lines {
     }
 }
 
-/// What was built in a phase, to be watched. There is one at a time in a process.
+/// The memory that was allocated in a phase, ready for recordings.
 #[derive(Debug)]
 pub struct Watched {
-    /// Boxed, since the handlers have a pointer to it.
+    /// Boxed, because the handlers have a pointer to it.
     ranges: Box<Ranges>,
 }
 
-/// What the handlers know. They may use atomics only.
+/// The state that the signal handlers share with [`Watched::record`]. Handlers may use atomics
+/// only.
 struct Recorder {
-    /// What is watched; null while nothing is recorded.
+    /// The memory that is recorded; null outside of a recording.
     ranges: AtomicPtr<Ranges>,
-    /// Address of each access, its lowest bit set for a store.
+    /// The address of each access. The lowest bit is replaced: 1 for a store, 0 for a load.
     accesses: [AtomicUsize; ACCESSES_MAX],
     len: AtomicUsize,
-    /// Pages that the running instruction was let at.
+    /// The pages that the current instruction has access to.
     open: [AtomicUsize; OPEN_MAX],
     open_len: AtomicUsize,
+    /// True during a recording.
     is_taken: AtomicBool,
 }
 
@@ -95,23 +100,23 @@ static RECORDER: Recorder = Recorder {
 };
 
 impl Phase {
-    /// Ends the phase: what was built in it can be watched from now on.
+    /// Ends the phase. Accesses to the memory that was allocated in it can be recorded from now on.
     pub fn watch(self) -> Watched {
         Watched { ranges: Box::new(self.into_ranges()) }
     }
 }
 
 impl Watched {
-    /// Runs `operation`, and returns the lines of what was built that it touched.
+    /// Runs `operation`, and returns the lines of the phase's memory that it touched.
     ///
     /// # Panics
     ///
-    /// Panics if something is being recorded already, if the kernel refuses, or if there were more
-    /// accesses than are noted.
+    /// Panics if another recording runs, if the kernel refuses mprotect(2) or sigaction(2), or if
+    /// there are more than 16,383 accesses.
     pub fn record(&self, operation: impl FnOnce()) -> Lines {
-        // ORDERING: Relaxed, all of this file. A handler runs on the thread that it interrupts, and one
-        // thread is recorded at a time.
-        assert!(!RECORDER.is_taken.swap(true, Ordering::Relaxed), "something is recorded already");
+        // ORDERING: Relaxed, as in all of this file. A handler runs on the thread that it
+        // interrupts, and one thread is recorded at a time.
+        assert!(!RECORDER.is_taken.swap(true, Ordering::Relaxed), "another recording runs");
         RECORDER.len.store(0, Ordering::Relaxed);
         RECORDER.ranges.store(ptr::from_ref(&*self.ranges).cast_mut(), Ordering::Relaxed);
         let old = [(libc::SIGSEGV, on_fault as *const ()), (libc::SIGTRAP, on_step as *const ())]
@@ -125,11 +130,11 @@ impl Watched {
         // ORDERING: Relaxed. As above.
         RECORDER.ranges.store(ptr::null_mut(), Ordering::Relaxed);
         let len = RECORDER.len.load(Ordering::Relaxed);
-        assert!(len < ACCESSES_MAX, "too many accesses");
+        assert!(len < ACCESSES_MAX, "the operation made too many accesses: {len}");
         // ORDERING: Relaxed. As above.
-        let noted = RECORDER.accesses[..len].iter().map(|access| access.load(Ordering::Relaxed));
+        let accesses = RECORDER.accesses[..len].iter().map(|access| access.load(Ordering::Relaxed));
         let mut lines = Lines::default();
-        for access in noted {
+        for access in accesses {
             let kind = if access & 1 == 0 { &mut lines.read } else { &mut lines.written };
             kind.insert(access / LINE);
         }
@@ -142,23 +147,24 @@ impl Watched {
     fn set(&self, access: MprotectFlags) {
         for range in self.ranges.iter() {
             let start = ptr::with_exposed_provenance_mut::<c_void>(range.start);
-            // SAFETY: the range is mapped private and was writable when it was read from the kernel. What
-            // faults while it is not goes on after the handler has given access to the page.
+            // SAFETY: the range is private and was writable when it was read from the kernel. An
+            // access that faults continues after the handler has given access to the page.
             let done = unsafe { mprotect(start, range.end - range.start, access) };
             assert!(done.is_ok(), "mprotect: {done:?}");
         }
     }
 }
 
-/// Has `handler` called for `signal`, and returns what was done before.
+/// Installs `handler` for `signal`, and returns the previous disposition.
 fn handle(signal: i32, handler: *const ()) -> libc::sigaction {
     let mut old = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: all zeroes is a valid `sigaction`: no flags, an empty mask.
     let mut new: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     new.sa_sigaction = handler as usize;
-    // A fault within the handler is a fault of this file: it is not to be handled for ever.
+    // Without `SA_NODEFER`: a fault in the handler ends the process instead of recursing for ever.
     new.sa_flags = libc::SA_SIGINFO;
-    // SAFETY: both point to a `sigaction`, and the handler takes what `SA_SIGINFO` says.
+    // SAFETY: both pointers are to a `sigaction`, and the handler has the arguments of
+    // `SA_SIGINFO`.
     let done = unsafe { libc::sigaction(signal, &raw const new, old.as_mut_ptr()) };
     assert_eq!(done, 0, "sigaction");
     // SAFETY: the call has filled it in.
@@ -166,14 +172,14 @@ fn handle(signal: i32, handler: *const ()) -> libc::sigaction {
 }
 
 fn restore(signal: i32, old: &libc::sigaction) {
-    // SAFETY: it is what was there before.
+    // SAFETY: `old` is the disposition that sigaction(2) has returned.
     let done = unsafe { libc::sigaction(signal, old, ptr::null_mut()) };
     assert_eq!(done, 0, "sigaction");
 }
 
-/// Notes an access to what is watched, and lets the one instruction pass.
+/// The handler of SIGSEGV: records the access and lets the one instruction continue.
 extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel hands over a `siginfo_t` that lives as long as this call.
+    // SAFETY: the kernel passes a `siginfo_t` that lives during this call.
     let info = unsafe { &*info };
     // SAFETY: the signal is SIGSEGV, which has an address.
     let address = unsafe { info.si_addr() }.addr();
@@ -182,7 +188,7 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     // SAFETY: it is null or points into the `Watched` that is being recorded.
     let is_watched = unsafe { ranges.as_ref() }.is_some_and(|ranges| ranges.contains(address));
     if !is_watched {
-        // Somebody else's fault: it comes again, and ends the process.
+        // A fault elsewhere: with the default disposition, it recurs and ends the process.
         // SAFETY: `SIG_DFL` is a valid handler.
         unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
         return;
@@ -191,7 +197,7 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     let is_store = registers[libc::REG_ERR as usize] & FAULT_STORE != 0;
     note(&RECORDER.accesses, &RECORDER.len, (address & !1) | usize::from(is_store));
-    // Just to read, if that is what it does first: a store of the same instruction faults again.
+    // After a load, access for reading only: a store of the same instruction must fault too.
     let access =
         if is_store { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
     note(&RECORDER.open, &RECORDER.open_len, address & !(PAGE - 1));
@@ -199,7 +205,7 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     registers[libc::REG_EFL as usize] |= TRAP_FLAG;
 }
 
-/// Takes the pages away again that an instruction was let at.
+/// The handler of SIGTRAP, after one instruction: makes its pages inaccessible again.
 extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: as in `on_fault`.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
@@ -212,21 +218,21 @@ extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
     }
 }
 
-/// Appends to a list of fixed size; what does not fit is only counted.
+/// Appends to a list of fixed size. If the list is full, only its length grows.
 fn note(list: &[AtomicUsize], len: &AtomicUsize, word: usize) {
     // ORDERING: Relaxed. See `record`.
     let at = len.fetch_add(1, Ordering::Relaxed);
-    if let Some(place) = list.get(at) {
+    if let Some(entry) = list.get(at) {
         // ORDERING: Relaxed. See `record`.
-        place.store(word, Ordering::Relaxed);
+        entry.store(word, Ordering::Relaxed);
     }
 }
 
 fn allow(page: usize, access: MprotectFlags) {
     let start = ptr::with_exposed_provenance_mut::<c_void>(page);
-    // SAFETY: the page lies in a range that is watched, see `Watched::set`.
+    // SAFETY: the page lies in a range of the recorded memory, see `Watched::set`.
     if unsafe { mprotect(start, PAGE, access) }.is_err() {
-        // A panic cannot leave a handler.
+        // A panic must not unwind out of a signal handler.
         std::process::abort();
     }
 }

@@ -1,21 +1,21 @@
-//! Threads that start together, outcomes that are counted, hangs that fail.
+//! Starts threads together, counts the outcomes of a race, and detects hangs.
 //!
-//! A loop that spawns threads mostly tests the spawning: the first thread is done before the last
-//! one starts. [`run`] lets all of them pass one barrier, gives each its own stream of random
-//! numbers, and collects what they return. They stop by count, never by clock, so that a slow
-//! machine does the same work.
+//! In a loop that spawns threads, the first thread often ends before the last one starts. [`run`]
+//! lets all threads wait at one barrier, gives each its own random numbers, and collects their
+//! results. A test should end each thread after a number of rounds, not after a time, so that a
+//! slow machine does the same work.
 //!
-//! A race that was never run proves nothing. A [`Tally`] counts what the threads saw and fails if
-//! an outcome that the test is about was never reached.
+//! A race that never happened proves nothing. A [`Tally`] counts the outcomes that the threads saw,
+//! and fails if one was never reached.
 //!
-//! A deadlock must not hang the whole test run. A [`Watchdog`] ends the process with the names and
-//! the states of all its threads if its guard lives too long. Aborting is deliberate: a thread that
-//! waits for ever cannot be unwound, and a core with its stacks is what one wants to look at.
+//! A deadlock must not hang the whole test run. A [`Watchdog`] prints the names and states of all
+//! threads and aborts the process if its guard lives too long. It aborts because a blocked thread
+//! cannot be unwound, and because a core file has the stacks.
 //!
-//! # What it refuses
+//! # Rejected
 //!
-//! There is no pause and no "wait until probably ready" here. A test that needs an order says so
-//! with a channel or a barrier of its own.
+//! There is no function to sleep until another thread is probably ready. A test that needs an order
+//! uses a channel or a barrier.
 //!
 //! Source: the traps T22 and P9 of `docs/developing/traps.md`, which need bounded time.
 
@@ -35,17 +35,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What one thread of a race is given.
+/// The arguments of one thread of a race.
 #[derive(Debug)]
 pub struct Racer {
     /// The number of the thread, from zero.
     pub thread: usize,
-    /// Its own stream of random numbers.
+    /// The thread's own random numbers.
     pub rng: Rng,
 }
 
-/// Runs `body` on `threads` threads that start together, and returns what each of them returned,
-/// in the order of their numbers.
+/// Runs `body` on `threads` threads that start together. Returns the results in the order of the
+/// threads' numbers.
 ///
 /// ```
 /// use corewalk_testkit::{race, rng::Seed};
@@ -56,7 +56,7 @@ pub struct Racer {
 ///
 /// # Panics
 ///
-/// Panics with the first panic of a thread, after all of them have ended and the seed was printed.
+/// If a thread panics, panics with its payload after all threads have ended, and prints the seed.
 pub fn run<T: Send>(threads: usize, seed: Seed, body: impl Fn(Racer) -> T + Sync) -> Vec<T> {
     let root = Rng::new(seed);
     let start = Barrier::new(threads);
@@ -72,7 +72,7 @@ pub fn run<T: Send>(threads: usize, seed: Seed, body: impl Fn(Racer) -> T + Sync
                 thread::Builder::new()
                     .name(format!("racer {number}"))
                     .spawn_scoped(scope, work)
-                    .expect("the system gives a thread")
+                    .expect("a thread can be created")
             })
             .collect();
         racers.into_iter().map(|racer| racer.join().and_then(|outcome| outcome)).collect()
@@ -84,7 +84,7 @@ pub fn run<T: Send>(threads: usize, seed: Seed, body: impl Fn(Racer) -> T + Sync
         .collect()
 }
 
-/// Counts how often each outcome of a fixed list was reached.
+/// Counts how often each outcome of a fixed list is reached.
 ///
 /// ```
 /// use corewalk_testkit::race::Tally;
@@ -102,7 +102,7 @@ pub struct Tally<const N: usize> {
 }
 
 impl<const N: usize> Tally<N> {
-    /// Returns a tally of the outcomes `names`, each at zero.
+    /// Returns a tally of the outcomes `names`, with all counts zero.
     pub const fn new(names: [&'static str; N]) -> Self {
         Self { names, counts: [const { AtomicU64::new(0) }; N] }
     }
@@ -111,7 +111,7 @@ impl<const N: usize> Tally<N> {
     ///
     /// # Panics
     ///
-    /// Panics if `name` is not an outcome of this tally: an unexpected outcome is a failure.
+    /// Panics if `name` is not an outcome of this tally. So an unexpected outcome fails the test.
     pub fn hit(&self, name: &str) {
         // ORDERING: Relaxed. Statistic, read after the threads were joined.
         self.counts[self.position(name)].fetch_add(1, Ordering::Relaxed);
@@ -132,7 +132,7 @@ impl<const N: usize> Tally<N> {
         self.names.iter().all(|name| self.count(name) > 0)
     }
 
-    /// Checks that each outcome was reached.
+    /// Asserts that each outcome was reached.
     ///
     /// # Panics
     ///
@@ -141,7 +141,7 @@ impl<const N: usize> Tally<N> {
         assert!(self.is_complete(), "an outcome was never reached: {}", self.counts_text());
     }
 
-    /// Returns the counts as one line for people.
+    /// Formats the counts as one line.
     pub fn counts_text(&self) -> String {
         let mut text = String::new();
         for name in self.names {
@@ -163,7 +163,7 @@ impl<const N: usize> Tally<N> {
 ///
 /// # Locks
 ///
-/// `shared.is_done` is a leaf: nothing is called while it is held.
+/// `shared.is_done` is a leaf: no other lock is taken under it.
 #[derive(Debug)]
 pub struct Watchdog {
     shared: Arc<WatchdogState>,
@@ -177,11 +177,11 @@ struct WatchdogState {
 }
 
 impl Watchdog {
-    /// Starts a watchdog over `subject`, which has `limit` from now.
+    /// Starts a watchdog that aborts after `limit`, and names `subject` in its message.
     ///
     /// # Panics
     ///
-    /// Panics if the system gives no thread.
+    /// Panics if no thread can be created.
     pub fn start(subject: &'static str, limit: Duration) -> Self {
         let shared = Arc::new(WatchdogState::default());
         let watched = Arc::clone(&shared);
@@ -189,16 +189,16 @@ impl Watchdog {
             .name("watchdog".to_owned())
             .spawn(move || {
                 if !watched.wait_done(limit) {
-                    bark(subject, limit);
+                    abort_with_threads(subject, limit);
                 }
             })
-            .expect("the system gives a thread");
+            .expect("a thread can be created");
         Self { shared, thread: Some(thread) }
     }
 }
 
 impl WatchdogState {
-    /// Returns true if the work was done within `limit`.
+    /// Waits for the drop of the guard. Returns false if it does not happen within `limit`.
     fn wait_done(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut is_done = self.lock();
@@ -223,13 +223,14 @@ impl Drop for Watchdog {
         *self.shared.lock() = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // A watchdog does not panic, and if it did, the test has a better message.
+            // The watchdog does not panic. A second panic in a drop would abort the process.
             let _ = thread.join();
         }
     }
 }
 
-/// Returns one line for each thread of this process: its number, name, state and where it sleeps.
+/// Returns a line for each thread of this process: tid, name, state, and the kernel function in
+/// which it sleeps.
 pub fn threads_text() -> String {
     let mut text = String::new();
     let Ok(tasks) = fs::read_dir("/proc/self/task") else { return text };
@@ -249,7 +250,7 @@ pub fn threads_text() -> String {
     text
 }
 
-fn bark(subject: &str, limit: Duration) -> ! {
+fn abort_with_threads(subject: &str, limit: Duration) -> ! {
     eprintln!("watchdog: {subject} did not finish within {limit:?}; threads:\n{}", threads_text());
     process::abort();
 }
@@ -271,7 +272,8 @@ mod tests {
 
     #[test]
     fn racers_run_at_the_same_time() {
-        // Each waits for the other, so one after the other would never end.
+        // Each thread waits for the other. If they ran one after the other, the first would wait
+        // for ever.
         let _watchdog = Watchdog::start("two racers that meet", Duration::from_secs(60));
         let meet = Barrier::new(2);
         run(2, Seed(0), |_| meet.wait().is_leader());
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn finished_work_calls_the_watchdog_off() {
+    fn dropped_watchdog_does_not_abort() {
         drop(Watchdog::start("nothing", Duration::from_secs(3_600)));
     }
 

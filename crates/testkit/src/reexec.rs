@@ -1,9 +1,9 @@
-//! Running one test again in a child process, with limits, and looking at how the child ends.
+//! Runs a test again in a child process, with limits, and checks how the child ends.
 //!
-//! Some claims need a process of their own: that it works on one processor or with few open files,
-//! that it dies of a certain signal, that it ends at all. Such a test runs twice. In the parent,
-//! [`role`] is none, and the test starts the same test of the same binary again with [`Reexec`]. In
-//! the child, [`role`] is the one that the parent gave, and the test does its work.
+//! Some tests need their own process: to run on one processor or with few open files, or because
+//! the process dies or hangs. Such a test runs twice. In the parent, [`role`] is None, and the test
+//! starts itself again with [`Reexec`]. In the child, [`role`] is the word that the parent has set,
+//! and the test does its work.
 //!
 //! ```no_run
 //! use corewalk_testkit::reexec::{self, Reexec, Resource};
@@ -26,9 +26,10 @@
 //!
 //! # Guarantees
 //!
-//! - A.1: a child outlives neither its limit nor the call: it and its process group are killed.
-//! - A.2: a name that fits no test is a panic. libtest calls such a run a success, and so would a
-//!   test that was renamed and forgot to rename its child.
+//! - A.1: a child does not outlive its timeout or the call. The child and its process group are
+//!   killed.
+//! - A.2: [`Reexec::run`] panics if no test has the name. For libtest, a run without tests is a
+//!   success, so a test that was renamed without its string would pass without its child.
 //! - A.3: a child that dies leaves no core file.
 //!
 //! Source: libtest's `--exact`; `pidfd_open(2)`, `setrlimit(2)`, `sched_setaffinity(2)`.
@@ -51,7 +52,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The environment variable that tells a child its role.
+/// The environment variable with the role of a child.
 pub const ROLE_VARIABLE: &str = "COREWALK_TESTKIT_ROLE";
 
 /// The signal that `abort` raises.
@@ -62,12 +63,12 @@ pub const SIGSEGV: i32 = 11;
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Returns the role of this process, or none in the process that the user started.
+/// Returns the role of this process. Returns None in the process that the user started.
 pub fn role() -> Option<String> {
     env::var(ROLE_VARIABLE).ok()
 }
 
-/// A child to be started.
+/// A child process to be started.
 #[derive(Debug)]
 pub struct Reexec {
     test: String,
@@ -85,7 +86,7 @@ enum Cpus {
 }
 
 impl Reexec {
-    /// Returns a child that will run `test`, named as libtest names it: `module::tests::name`.
+    /// Returns a child that runs `test`, a name as libtest prints it: `module::tests::name`.
     pub fn test(test: &str) -> Self {
         Self {
             test: test.to_owned(),
@@ -97,7 +98,7 @@ impl Reexec {
         }
     }
 
-    /// Sets what [`role`] returns in the child; `child` if it is not set.
+    /// Sets the result of [`role`] in the child. The default is `child`.
     #[must_use]
     pub fn role(mut self, role: &str) -> Self {
         role.clone_into(&mut self.role);
@@ -111,21 +112,21 @@ impl Reexec {
         self
     }
 
-    /// Sets both limits of `resource`, as `ulimit` does.
+    /// Sets the soft and the hard limit of `resource`, as `ulimit` does.
     #[must_use]
     pub fn limit(mut self, resource: Resource, value: u64) -> Self {
         self.limits.push((resource, value));
         self
     }
 
-    /// Lets the child run on one processor only, the first that this process may use.
+    /// Restricts the child to one processor, the first one that this process may use.
     #[must_use]
     pub fn on_one_cpu(mut self) -> Self {
         self.cpus = Cpus::One;
         self
     }
 
-    /// Sets the time after which the child is killed; two minutes if it is not set.
+    /// Sets the time after which the child is killed. The default is two minutes.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -144,7 +145,8 @@ impl Reexec {
         let stdout = drain(child.stdout.take().expect("stdout is piped"));
         let stderr = drain(child.stderr.take().expect("stderr is piped"));
         let has_ended = wait_until(&child, Instant::now() + self.timeout);
-        // The group goes in either case: a grandchild must not keep the pipes open. It may be gone.
+        // Kill the group in either case: a grandchild would keep the pipes open. An error means
+        // that the group has no process.
         let _ = kill_process_group(pid, Signal::KILL);
         let status = child.wait().expect("a child can be waited for");
         let finished = Finished {
@@ -155,7 +157,8 @@ impl Reexec {
             stdout: stdout.join().expect("the reader does not panic"),
             stderr: stderr.join().expect("the reader does not panic"),
         };
-        assert!(finished.stdout.contains("running 1 test"), "no such test: {finished}");
+        let has_test = finished.stdout.contains("running 1 test");
+        assert!(has_test, "no such test in this binary: {finished}");
         finished
     }
 
@@ -184,8 +187,8 @@ impl Reexec {
             }
             Ok(())
         };
-        // SAFETY: between fork and exec the closure only makes system calls and reads what it
-        // owns; it neither allocates nor takes a lock.
+        // SAFETY: between fork and exec, the closure only makes system calls and reads its captured
+        // variables. It does not allocate or take a lock.
         unsafe { command.pre_exec(confine) };
         command
     }
@@ -196,27 +199,27 @@ impl Reexec {
 pub struct Finished {
     test: String,
     role: String,
-    /// How it ended.
+    /// The exit status.
     pub status: ExitStatus,
-    /// Whether it was killed because its time was over.
+    /// True if the child was killed after its timeout.
     pub timed_out: bool,
-    /// What it printed.
+    /// The standard output.
     pub stdout: String,
-    /// What it complained about.
+    /// The standard error.
     pub stderr: String,
 }
 
 impl Finished {
-    /// Returns the signal that ended the child, or none if it exited.
+    /// Returns the signal that ended the child. Returns None if the child exited.
     pub fn signal(&self) -> Option<i32> {
         self.status.signal()
     }
 
-    /// Checks that the child's test passed.
+    /// Asserts that the test passed in the child.
     ///
     /// # Panics
     ///
-    /// Panics with everything the child printed if it did not.
+    /// Panics with the output of the child if the test did not pass.
     pub fn assert_success(&self) {
         let is_passed = self.status.success() && self.stdout.contains("1 passed");
         assert!(is_passed && !self.timed_out, "{self}");
@@ -225,23 +228,23 @@ impl Finished {
 
 impl fmt::Display for Finished {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let how = if self.timed_out { " (killed, its time was over)" } else { "" };
-        writeln!(f, "child {} in role {}: {}{how}", self.test, self.role, self.status)?;
-        writeln!(f, "its stdout:\n{}\nits stderr:\n{}", self.stdout, self.stderr)
+        let why = if self.timed_out { " (killed after its timeout)" } else { "" };
+        writeln!(f, "child {} in role {}: {}{why}", self.test, self.role, self.status)?;
+        writeln!(f, "stdout of the child:\n{}\nstderr:\n{}", self.stdout, self.stderr)
     }
 }
 
-/// Returns a thread that reads `pipe` to its end, so that the child never waits for the parent.
+/// Starts a thread that reads `pipe` to its end, so that the child never blocks on a full pipe.
 fn drain(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What came before an error is still worth showing.
+        // After an error, the bytes that were read are still shown.
         let _ = pipe.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     })
 }
 
-/// Returns true if `child` ended before `deadline`.
+/// Waits for the end of `child`. Returns false if it does not end before `deadline`.
 fn wait_until(child: &Child, deadline: Instant) -> bool {
     let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())
         .expect("the child was not waited for yet");
@@ -258,7 +261,7 @@ fn wait_until(child: &Child, deadline: Instant) -> bool {
 }
 
 fn first_cpu() -> CpuSet {
-    let allowed = sched_getaffinity(None).expect("a process can ask for its processors");
+    let allowed = sched_getaffinity(None).expect("the affinity of this process can be read");
     let first = (0..CpuSet::MAX_CPU)
         .find(|&cpu| allowed.is_set(cpu))
         .expect("a running process has a processor");
@@ -279,7 +282,7 @@ mod tests {
             assert_eq!(role, "confined");
             assert_eq!(env::var("EXTRA").as_deref(), Ok("value"));
             assert_eq!(getrlimit(Resource::Nofile).current, Some(64));
-            let cpus = sched_getaffinity(None).expect("asked");
+            let cpus = sched_getaffinity(None).expect("the affinity can be read");
             assert_eq!((0..CpuSet::MAX_CPU).filter(|&cpu| cpus.is_set(cpu)).count(), 1);
             return;
         }

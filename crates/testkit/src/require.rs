@@ -1,31 +1,32 @@
-//! What a test needs of the machine, and how it skips without it.
+//! Requirements of tests on the machine, such as root or `/dev/fuse`.
 //!
-//! A test that returns early counts as passed, so a machine without `/dev/fuse` would be green and
-//! prove little. Each test that cannot run calls [`skip`], which prints the reason. Where the
-//! environment variable `COREWALK_REQUIRE` demands the need, [`skip`] panics instead, so the test
-//! fails.
+//! A test that cannot run calls [`skip`], which prints the reason, and returns. Such a test counts
+//! as passed, so all tests could pass on a machine that runs few of them. The environment variable
+//! `COREWALK_REQUIRE` lists requirements that must be met. If a listed one is missing, [`skip`]
+//! panics, and the test fails.
 //!
-//! `COREWALK_REQUIRE` is a list of needs separated by commas, for instance `root,fuse`. The word
-//! `all` stands for every need that a person can provide: all but [`Need::Machine`]. `.ci/run`
-//! sets `all`.
+//! `COREWALK_REQUIRE` is a list of words separated by commas, for example `root,fuse`. The word
+//! `all` means all requirements that a user can provide: all but [`Need::Machine`]. `.ci/run` sets
+//! `all`.
 //!
 //! Source: `docs/developing/testing.md`.
 
 use std::{env, fmt::Display, fs::OpenOptions};
 
-/// The environment variable that lists the needs of which none may be missing.
+/// The environment variable that lists the requirements that must be met.
 const REQUIRE: &str = "COREWALK_REQUIRE";
 
-/// A kind of thing that a machine may lack.
+/// A requirement on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// The user is root, with all capabilities.
     Root,
-    /// `/dev/fuse` can be opened, and a user other than root has `fusermount3`.
+    /// `/dev/fuse` can be opened. For a user other than root, `fusermount3` is installed.
     Fuse,
     /// A program or library of a package is installed.
     Package,
-    /// The kernel permits what root may do elsewhere: new namespaces, ptrace(2).
+    /// The kernel permits calls that a container may forbid even to root: new namespaces,
+    /// ptrace(2).
     Kernel,
     /// Properties that no installation changes: processors, huge pages, the file system of the
     /// disk, the version of the kernel.
@@ -33,7 +34,7 @@ pub enum Need {
 }
 
 impl Need {
-    /// Returns the word for it in `COREWALK_REQUIRE`.
+    /// Returns the word for the requirement in `COREWALK_REQUIRE`.
     const fn word(self) -> &'static str {
         match self {
             Self::Root => "root",
@@ -44,7 +45,7 @@ impl Need {
         }
     }
 
-    /// Returns true if `list` demands it.
+    /// Returns true if `list`, a value of `COREWALK_REQUIRE`, contains the requirement.
     fn is_demanded_by(self, list: &str) -> bool {
         list.split(',').map(str::trim).any(|word| match word {
             "all" => self != Self::Machine,
@@ -53,23 +54,23 @@ impl Need {
     }
 }
 
-/// Says that the calling test skips because `need` is missing; `reason` tells what exactly.
+/// Prints that the calling test is skipped because `need` is missing. `reason` has the details.
 ///
 /// # Panics
 ///
-/// If `COREWALK_REQUIRE` demands `need`.
+/// Panics if `COREWALK_REQUIRE` contains `need`.
 #[track_caller]
 pub fn skip(need: Need, reason: impl Display) {
     let list = env::var(REQUIRE).unwrap_or_default();
     assert!(
         !need.is_demanded_by(&list),
-        "{reason}: {REQUIRE}={list} does not allow to skip for want of {}",
+        "{reason}: the test must not be skipped, because {REQUIRE}={list} requires {}",
         need.word()
     );
     println!("skipped: {reason}");
 }
 
-/// Returns true if this process is root; skips if not.
+/// Returns true if this process is root. If not, calls [`skip`].
 #[track_caller]
 pub fn has_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
@@ -79,10 +80,10 @@ pub fn has_root() -> bool {
     is_root
 }
 
-/// Returns true if this process can mount with FUSE; skips if not.
+/// Returns true if this process can mount with FUSE. If not, calls [`skip`].
 #[track_caller]
 pub fn has_fuse() -> bool {
-    // Opening the device starts nothing: a connection begins with the mount.
+    // To open the device has no side effect: a connection begins with the mount.
     if OpenOptions::new().read(true).write(true).open("/dev/fuse").is_err() {
         skip(Need::Fuse, "/dev/fuse cannot be opened");
         return false;
@@ -94,7 +95,7 @@ pub fn has_fuse() -> bool {
     has_helper
 }
 
-/// Returns true if `program` is found in the path; skips if not.
+/// Returns true if `program` is found in `PATH`. If not, calls [`skip`].
 #[track_caller]
 pub fn has_program(program: &str) -> bool {
     let is_there = is_installed(program);
@@ -118,7 +119,7 @@ mod tests {
     const ALL: [Need; 5] = [Need::Root, Need::Fuse, Need::Package, Need::Kernel, Need::Machine];
 
     #[test]
-    fn list_demands_the_needs_that_it_names() {
+    fn list_requires_the_needs_that_it_names() {
         let demanded = |list: &str| ALL.map(|need| need.is_demanded_by(list));
         assert_eq!(demanded(""), [false; 5]);
         assert_eq!(demanded("all"), [true, true, true, true, false]);
@@ -130,8 +131,8 @@ mod tests {
     // Miri starts no processes.
     #[cfg(not(miri))]
     #[test]
-    fn skip_panics_only_where_the_need_is_demanded() {
-        const NAME: &str = "require::tests::skip_panics_only_where_the_need_is_demanded";
+    fn skip_panics_only_if_the_need_is_required() {
+        const NAME: &str = "require::tests::skip_panics_only_if_the_need_is_required";
         if reexec::role().is_some() {
             skip(Need::Root, "a reason");
             return;

@@ -1,16 +1,15 @@
-//! Seeds, and a small generator that turns one seed into the same run again.
+//! Seeds and a generator of random numbers, so that a random test can be repeated.
 //!
-//! A random test that cannot be repeated is an anecdote. Every random choice of a test comes from
-//! one [`Seed`], taken from the environment variable `COREWALK_SEED` if it is set and from the
-//! clock otherwise. [`ReportSeed`] prints the seed when the test panics, in the form in which it
-//! is to be set again.
+//! All random choices of a test come from one [`Seed`]. It is the value of the environment variable
+//! `COREWALK_SEED`, or is made from the clock. [`ReportSeed`] prints the seed when the test panics,
+//! in the form in which the variable takes it.
 //!
-//! The generator is xorshift64* started through splitmix64, so that near seeds give far streams
-//! and a stream per thread costs one call of [`Rng::fork`]. It is not for secrets. No crate is used
-//! for it, because a change of a dependency must not change what an old seed means.
+//! The generator is xorshift64*, with splitmix64 for its first state, so that similar seeds give
+//! different numbers. [`Rng::fork`] gives each thread its own stream. The generator is not for
+//! secrets. It is in this file and not in a dependency, because a new version of a crate could
+//! change the numbers of an old seed.
 //!
-//! The interleaving of threads is not decided by the seed: the same seed repeats the same
-//! operations, not the same schedule.
+//! The seed determines the operations of a test, but not the schedule of its threads.
 //!
 //! ```
 //! use corewalk_testkit::rng::{Rng, Seed};
@@ -26,23 +25,23 @@
 use crate::real::thread;
 use std::{env, fmt, ops::Range, time::SystemTime};
 
-/// The environment variable that sets the seed of every test in the process.
+/// The environment variable with the seed of all tests in the process.
 pub const SEED_VARIABLE: &str = "COREWALK_SEED";
 
-/// The number that all random choices of one test run follow from.
+/// The number that determines all random choices of a test run.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Seed(
-    /// The seed itself; every value is a good one.
+    /// The number. Each value is valid.
     pub u64,
 );
 
 impl Seed {
-    /// Returns the seed of `COREWALK_SEED`, or one made from the time.
+    /// Returns the seed of `COREWALK_SEED`, or one made from the time and the pid.
     ///
     /// # Panics
     ///
-    /// Panics if the variable is set and is neither a decimal nor a `0x` hexadecimal number: a
-    /// mistyped seed must not silently become another run.
+    /// Panics if the variable is neither a decimal nor a `0x` hexadecimal number: a mistyped seed
+    /// must not silently start another run.
     pub fn choose() -> Self {
         match env::var(SEED_VARIABLE) {
             Ok(text) => Self::parse(&text)
@@ -51,7 +50,7 @@ impl Seed {
         }
     }
 
-    /// Returns the seed that `text` spells, in decimal or as `0x` and hexadecimal digits.
+    /// Parses a decimal number, or `0x` and hexadecimal digits.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
         let number = match text.strip_prefix("0x") {
@@ -80,7 +79,7 @@ impl fmt::Debug for Seed {
     }
 }
 
-/// A guard that prints the seed when the test it stands in panics.
+/// A guard that prints the seed if it is dropped during a panic.
 ///
 /// ```
 /// use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
@@ -124,16 +123,16 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// Returns the generator that starts from `seed`.
+    /// Returns the generator for `seed`.
     pub fn new(seed: Seed) -> Self {
         let mut state = seed.0;
         // INVARIANT: splitmix64 is a bijection, so at most one seed gives zero.
         Self { state: splitmix(&mut state).max(1), seed }
     }
 
-    /// Returns an independent generator for stream `stream`, the same one for the same seed.
+    /// Returns the generator of stream number `stream`.
     ///
-    /// It does not depend on how many numbers have been drawn from `self`.
+    /// It depends on the seed of `self` and on `stream`, but not on the numbers drawn so far.
     pub fn fork(&self, stream: u64) -> Self {
         let mut state = self.seed.0 ^ stream.wrapping_add(1).wrapping_mul(0xd134_2543_de82_ef95);
         Self::new(Seed(splitmix(&mut state)))
@@ -153,8 +152,8 @@ impl Rng {
     ///
     /// Panics if `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
-        assert!(bound > 0, "there is no number below zero");
-        // The high half of the product is unbiased up to bound / 2^64, which no test can see.
+        assert!(bound > 0, "the bound is zero");
+        // The high half of the product has a bias of at most bound / 2^64, too small for a test.
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
@@ -177,7 +176,7 @@ impl Rng {
         range.start + self.below(range.end - range.start)
     }
 
-    /// Returns true in `part` of `whole` cases.
+    /// Returns true with probability `part / whole`.
     ///
     /// # Panics
     ///

@@ -1,45 +1,43 @@
-//! Memory that can be sealed: the proof that an operation stores nothing that others can read.
+//! Proves that an operation stores nothing to memory that other threads can read.
 //!
-//! "A walk writes nothing shared" is a claim about every store the walk makes, on every path
-//! through it. Reading the code does not prove it and timing it proves less. Here the hardware
-//! does: everything the system under test has built is made read-only, then the operation runs,
-//! and one store to any of it ends the process with SIGSEGV.
+//! The system under test is built in memory that is then made read-only, *sealed*. The operation
+//! runs, and a store to sealed memory ends the process with SIGSEGV.
 //!
 //! # How it works
 //!
-//! A [`Seal`] is a global allocator. During a [`Phase`] it serves every allocation of every thread
-//! from one large anonymous mapping, so that what was built lies together; outside of it, it is
-//! the system's allocator. [`Phase::protect`] ends the phase and makes read-only
+//! A [`Seal`] is a global allocator. During a [`Phase`] it serves all threads from one large
+//! anonymous mapping, the region. Outside of a phase it is the system's allocator.
+//! [`Phase::protect`] ends the phase and makes read-only:
 //!
-//! 1. that region,
-//! 2. every private, anonymous, writable range of addresses that came into being during the phase
-//!    (found in `/proc/self/maps` before and after), which covers arenas that were mapped directly,
-//! 3. with [`Reach::WithStatics`], the program's own `.data` and `.bss`.
+//! 1. the region;
+//! 2. all private, anonymous, writable mappings that were created during the phase, such as arenas.
+//!    They are found by a comparison of `/proc/self/maps` before and after;
+//! 3. with [`Reach::WithStatics`], `.data` and `.bss` of the program.
 //!
-//! What stays writable: the stacks and the thread-local variables of threads that existed before
-//! the phase, and what is allocated after it. Those are private to a thread until a store to
-//! sealed memory publishes them, and that store is caught.
+//! Stacks and thread-local variables of threads that existed before the phase stay writable, and so
+//! does memory that is allocated later. Such memory is private to its thread until a store to
+//! sealed memory publishes it, and that store is caught.
 //!
 //! # Rules
 //!
-//! - Build in the phase; start and join helper threads in it too, or start them before it. A thread
-//!   created while memory is protected may be given a cached stack that is sealed.
-//! - The operation does not print: the buffer of stdout may be sealed. The guard can be dropped
-//!   first.
-//! - Memory of a region is never reused and never unmapped; one phase per process is meant.
-//!   Freeing sealed memory does nothing, and growing it moves it out.
+//! - Build the system in the phase. Create helper threads before the phase, or in it and join them
+//!   in it. A thread that is created while memory is sealed may get a cached stack that is sealed.
+//! - The operation does not print: the buffer of standard output may be sealed. A test may print
+//!   after it has dropped the guard.
+//! - A process has one phase. Memory of the region is never reused or unmapped: to free it does
+//!   nothing, and to grow a block moves it out of the region.
 //!
-//! [`prove`] is the whole test: it runs the operation in one child that must succeed and a store in
-//! another that must die, so that a seal that does not hold fails the test.
+//! [`prove`] is a complete test. It runs the operation in one child, which must succeed, and a
+//! store in another, which must die. So a seal without effect fails the test.
 //!
-//! # What it cannot see
+//! # Limits
 //!
-//! Stores through shared file mappings and the kernel's own memory; stores of the same process to
-//! memory that C code had taken from malloc before the phase.
+//! Not caught are stores to shared file mappings, stores by the kernel, and stores to memory that C
+//! code got from malloc before the phase.
 //!
 //! Source: `mprotect(2)`, `proc_pid_maps(5)`; Clements et al., "The scalable commutativity rule",
 //! 2013, for the claim worth proving.
-#![expect(unsafe_code, reason = "an allocator, and mprotect of what it gave out")]
+#![expect(unsafe_code, reason = "an allocator, and mprotect of its memory")]
 
 use crate::{
     real::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering},
@@ -58,16 +56,16 @@ use std::{
     ptr,
 };
 
-/// The bytes of address space that a phase reserves; pages are taken only when touched.
+/// The size of the region in bytes of address space. Memory is used only for touched pages.
 const REGION_BYTES: usize = 16 << 30;
 
-/// The strongest alignment that the region serves.
+/// The largest alignment of a block in the region.
 const REGION_ALIGN_MAX: usize = 4_096;
 
-/// The number of address ranges that can be compared and sealed.
+/// The most address ranges of a process.
 const RANGES_MAX: usize = 1_024;
 
-/// The largest `/proc/self/maps` that can be read.
+/// The largest `/proc/self/maps`, in bytes.
 const MAPS_BYTES_MAX: usize = 256 << 10;
 
 const SEALED_ROLE: &str = "sealed";
@@ -92,11 +90,11 @@ const UNSEALED_LINE: &str = "corewalk-testkit: memory was sealed until here\n";
 /// ```
 #[derive(Debug)]
 pub struct Seal {
-    /// The start of the region; null before the first phase.
+    /// The start of the region; null before the phase.
     region: AtomicPtr<u8>,
-    /// The bytes of the region that were given out.
+    /// The bytes of the region that are allocated.
     used: AtomicUsize,
-    /// Whether a phase is on.
+    /// True during the phase.
     is_building: AtomicBool,
 }
 
@@ -110,36 +108,37 @@ impl Seal {
         }
     }
 
-    /// Begins a phase: what is allocated from now on, by any thread, can be sealed.
+    /// Begins a phase: memory that any thread allocates from now on can be sealed.
     ///
     /// # Panics
     ///
-    /// Panics if there was a phase before, or if the address space is not to be had.
+    /// Panics if the process had a phase before, or if the region cannot be mapped.
     pub fn begin(&'static self) -> Phase {
         let before = Ranges::read(Reach::Built);
         // ORDERING(region): Acquire. See the store below.
-        assert!(self.region.load(Ordering::Acquire).is_null(), "one phase per process");
+        assert!(self.region.load(Ordering::Acquire).is_null(), "the process had a phase before");
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice; it aliases nothing.
         let region = unsafe { mmap_anonymous(ptr::null_mut(), REGION_BYTES, access, flags) }
-            .expect("address space for a region");
-        // ORDERING(region): Release. A thread that sees the region sees a mapping.
+            .expect("the region can be mapped");
+        // ORDERING(region): Release. A thread that sees the address of the region sees the mapping.
         self.region.store(region.cast(), Ordering::Release);
-        // ORDERING(building): Release. A thread that sees the phase on sees the region.
+        // ORDERING(building): Release. A thread that sees the phase sees the region.
         self.is_building.store(true, Ordering::Release);
         Phase { seal: self, before }
     }
 
-    /// Returns the bytes of the region that were given out.
+    /// Returns the number of bytes of the region that are allocated.
     pub fn used_bytes(&self) -> usize {
-        // ORDERING: Relaxed. Statistic; the phase is over when it is of interest.
+        // ORDERING: Relaxed. Statistic; it is exact after the phase.
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Returns a block of the region, or none outside of a phase or when the region is used up.
+    /// Allocates a block of the region. Returns None outside of a phase, if the region is full, or
+    /// if the alignment is too large.
     fn bump(&self, layout: Layout) -> Option<*mut u8> {
-        // ORDERING(building): Acquire. See `begin`. A mapping begins on a page, so stronger
+        // ORDERING(building): Acquire. See `begin`. The region is aligned to a page, so larger
         // alignments are left to the system's allocator.
         if !self.is_building.load(Ordering::Acquire) || layout.align() > REGION_ALIGN_MAX {
             return None;
@@ -150,8 +149,8 @@ impl Seal {
             let start = used.checked_next_multiple_of(layout.align())?;
             start.checked_add(layout.size()).filter(|end| *end <= REGION_BYTES)
         };
-        // ORDERING: Relaxed. Only hands out disjoint ranges; the memory itself is published by
-        // whoever publishes the block.
+        // ORDERING: Relaxed. It only makes the blocks disjoint. The caller that publishes a block
+        // publishes its memory.
         let used = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).ok()?;
         Some(region.wrapping_add(used.next_multiple_of(layout.align())))
     }
@@ -169,30 +168,29 @@ impl Default for Seal {
     }
 }
 
-/// What [`Phase::protect`] seals.
+/// The memory that [`Phase::protect`] seals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// What was allocated or mapped during the phase.
+    /// The memory that was allocated or mapped during the phase.
     Built,
-    /// That, and the program's own `.data` and `.bss`, where a global counter would live.
+    /// As `Built`, and `.data` and `.bss` of the program, where a global counter would be.
     WithStatics,
 }
 
 /// A phase in which the system under test is built.
 #[derive(Debug)]
-#[must_use = "a phase is ended by `protect`"]
+#[must_use = "`protect` ends a phase"]
 pub struct Phase {
     seal: &'static Seal,
     before: Ranges,
 }
 
 impl Phase {
-    /// Ends the phase and makes what was built read-only until the guard is dropped.
+    /// Ends the phase and seals its memory until the guard is dropped. Aborts if mprotect(2) fails.
     ///
     /// # Panics
     ///
-    /// Panics if the calling thread's own stack would be sealed, which means that the thread was
-    /// created in the phase, or if the kernel refuses.
+    /// Panics if the calling thread was created in the phase: its stack would be sealed.
     pub fn protect(self, reach: Reach) -> Sealed {
         let mut built = self.into_ranges();
         if reach == Reach::WithStatics {
@@ -207,10 +205,10 @@ impl Phase {
         sealed
     }
 
-    /// Ends the phase, and returns what was built.
+    /// Ends the phase and returns the ranges of its memory.
     pub(crate) fn into_ranges(self) -> Ranges {
-        // ORDERING: Relaxed. The callers' threads are quiet by the rules of the module; one that
-        // still allocates gets a block of the region and dies at its first store, which is right.
+        // ORDERING: Relaxed. By the rules of the module, no other thread allocates now. A thread
+        // that still does gets a block of the region, and dies at its first store to it.
         self.seal.is_building.store(false, Ordering::Relaxed);
         let mut built = Ranges::read(Reach::Built);
         built.subtract(&self.before);
@@ -218,14 +216,14 @@ impl Phase {
     }
 }
 
-/// A guard: memory is read-only while it lives.
+/// A guard. The memory of the phase is read-only while it lives.
 #[derive(Debug)]
 pub struct Sealed {
     ranges: Ranges,
 }
 
 impl Sealed {
-    /// Returns the number of bytes of address space that are sealed.
+    /// Returns the size of the sealed memory, in bytes of address space.
     pub fn sealed_bytes(&self) -> usize {
         self.ranges.iter().map(|range| range.end - range.start).sum()
     }
@@ -233,12 +231,12 @@ impl Sealed {
     fn set(&self, access: MprotectFlags) {
         for range in self.ranges.iter() {
             let start = ptr::with_exposed_provenance_mut::<c_void>(range.start);
-            // SAFETY: the range is mapped private and was writable when it was read from the
-            // kernel. Taking the right to write away can only end the process; giving it back
-            // restores what was.
+            // SAFETY: the range is private and was writable when it was read from the kernel.
+            // Without write access, a store can only end the process. With it, the state is as
+            // before.
             let done = unsafe { mprotect(start, range.end - range.start, access) };
             if done.is_err() {
-                // Panicking allocates and prints, which may be sealed already.
+                // A panic would allocate and print, to memory that may be sealed already.
                 std::process::abort();
             }
         }
@@ -251,16 +249,17 @@ impl Drop for Sealed {
     }
 }
 
-/// Proves that `operation` stores nothing that `build` made and that `control` does.
+/// Proves that `operation` stores nothing to memory that `build` has allocated, and that `control`
+/// does.
 ///
 /// Call it as the whole body of the test named `test`, in a binary whose global allocator is
 /// `seal`. The test starts itself twice: with `operation`, which must succeed, and with `control`,
-/// which must be killed by its store. Everything the program's statics hold is sealed too, and
-/// what `build` returns is boxed, so that it lies in sealed memory and not on the stack.
+/// which must die of its store. The statics of the program are sealed too. The result of `build` is
+/// boxed, so that it is in sealed memory and not on the stack.
 ///
 /// # Panics
 ///
-/// Panics with the child's output if the operation was killed or the control was not.
+/// Panics with the output of the child if `operation` was killed, or if `control` was not.
 pub fn prove<S>(
     seal: &'static Seal,
     test: &str,
@@ -275,13 +274,14 @@ pub fn prove<S>(
         child.assert_success();
         let child = Reexec::test(test).role(CONTROL_ROLE).run();
         let is_sealed = child.stdout.contains(SEALED_LINE.trim_end());
-        assert!(is_sealed && child.signal() == Some(reexec::SIGSEGV), "the seal leaks: {child}");
+        let is_killed = child.signal() == Some(reexec::SIGSEGV);
+        assert!(is_sealed && is_killed, "the store of the control was not caught: {child}");
         return;
     };
     let phase = seal.begin();
-    // Boxed, since what is on this stack stays writable.
+    // Boxed, because the stack stays writable.
     let system = Box::new(build());
-    // Written past the buffer of stdout, which the next stage could not use.
+    // By write(2), not through the buffer of standard output, which may be sealed.
     write(stdout(), SEALED_LINE.as_bytes()).expect("stdout is open");
     let sealed = phase.protect(Reach::WithStatics);
     match role.as_str() {
@@ -300,7 +300,7 @@ pub(crate) struct Range {
     pub(crate) end: usize,
 }
 
-/// A sorted list of ranges that needs no allocator.
+/// A list of ranges that does not allocate.
 pub(crate) struct Ranges {
     list: [Range; RANGES_MAX],
     len: usize,
@@ -309,21 +309,20 @@ pub(crate) struct Ranges {
 impl Ranges {
     const EMPTY: Self = Self { list: [Range { start: 0, end: 0 }; RANGES_MAX], len: 0 };
 
-    /// Returns the private writable ranges of this process that `reach` may seal.
+    /// Reads the private writable ranges of this process that `reach` includes.
     ///
-    /// It does not allocate: memory that malloc takes from the kernel for it would otherwise look
-    /// like a part of what was built.
+    /// It does not allocate: a new mapping of malloc would look like memory of the phase.
     fn read(reach: Reach) -> Self {
         let mut text = [0_u8; MAPS_BYTES_MAX];
-        let mut maps = File::open("/proc/self/maps").expect("proc is mounted");
+        let mut maps = File::open("/proc/self/maps").expect("/proc is mounted");
         let mut len = 0;
         loop {
-            match maps.read(&mut text[len..]).expect("maps can be read") {
+            match maps.read(&mut text[len..]).expect("/proc/self/maps can be read") {
                 0 => break,
                 more => len += more,
             }
         }
-        assert!(len < text.len(), "the list of mappings is too long");
+        assert!(len < text.len(), "/proc/self/maps has more than {MAPS_BYTES_MAX} bytes");
         Self::parse(&text[..len], reach)
     }
 
@@ -333,12 +332,12 @@ impl Ranges {
         let mut is_after_program = false;
         for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             let Some(mapping) = Mapping::parse(line) else { continue };
-            // The first mapping of a process is its program, on every machine this runs on.
+            // The first mapping with a path is the program, on all supported machines.
             if program.is_none() && mapping.name.starts_with(b"/") {
                 program = Some(mapping.name);
             }
             let is_program = program == Some(mapping.name) && !mapping.name.is_empty();
-            // .bss is what the kernel maps anonymously right behind .data.
+            // The anonymous mapping right after .data is .bss.
             let is_bss = is_after_program && mapping.name.is_empty();
             let is_static = is_program || is_bss;
             let is_anonymous = mapping.name.is_empty() && !is_bss;
@@ -370,7 +369,8 @@ impl Ranges {
         self.iter().any(|range| (range.start..range.end).contains(&address))
     }
 
-    /// Takes every address of `other` away; the kernel merges neighbours, so ranges may be cut.
+    /// Removes all addresses of `other`. That may cut a range, because the kernel merges adjacent
+    /// mappings.
     fn subtract(&mut self, other: &Self) {
         let mut left = Self::EMPTY;
         for range in self.iter() {
@@ -419,8 +419,8 @@ impl<'t> Mapping<'t> {
     }
 }
 
-// SAFETY: a block is either the system's, and goes back to it, or a part of the region that is
-// given out once and never reused.
+// SAFETY: a block is either allocated and freed by `System`, or a part of the region that is
+// allocated once and never reused.
 unsafe impl GlobalAlloc for Seal {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match self.bump(layout) {
@@ -432,7 +432,7 @@ unsafe impl GlobalAlloc for Seal {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         if !self.is_in_region(block) {
-            // SAFETY: what is not in the region came from `System` with this layout.
+            // SAFETY: a block outside of the region came from `System` with this layout.
             unsafe { System.dealloc(block, layout) };
         }
     }
@@ -484,7 +484,7 @@ ff00-ff80 rw-p 00000000 00:00 0                          [stack]
     }
 
     #[test]
-    fn bump_outside_of_a_phase_gives_nothing() {
+    fn bump_outside_of_a_phase_returns_none() {
         assert!(Seal::new().bump(Layout::new::<u64>()).is_none());
         assert!(!Seal::new().is_in_region(ptr::dangling_mut()));
     }

@@ -1,7 +1,8 @@
-//! The host kernel's semaphores, message queues and shared memory, as an oracle and for a comparison.
+//! The System V IPC of the host kernel, as an oracle and for comparative measurements.
 //!
-//! Plain calls with integers, and errors as numbers. They act on the IPC namespace of the calling
-//! thread; [`unshare_ipc`] gives it one of its own.
+//! The functions are the system calls, with plain numbers as arguments and the errno as error. They
+//! act on the IPC namespace of the calling thread. [`unshare_ipc`] gives the thread a new one.
+//! `msg` has message queues, `shm` shared memory; this file has semaphores.
 //!
 //! Source: semget(2), semop(2), semctl(2), unshare(2).
 #![expect(unsafe_code, reason = "libc declares system calls as unsafe")]
@@ -11,19 +12,19 @@ pub mod shm;
 
 use std::io;
 
-/// One operation: semaphore, what to add, flags.
+/// One operation: `sem_num`, `sem_op`, `sem_flg`.
 pub type Sop = (u16, i16, i16);
 
-/// What `IPC_STAT` tells, times aside.
+/// The result of `IPC_STAT`, except for times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
     /// Key, uid, gid, cuid, cgid.
     pub ids: [i64; 5],
     /// The mode.
     pub mode: u32,
-    /// How many semaphores.
+    /// The number of semaphores.
     pub nsems: u64,
-    /// Whether there is a time of the last operation.
+    /// True if the time of the last operation is set.
     pub has_otime: bool,
 }
 
@@ -35,13 +36,13 @@ fn check(result: libc::c_int) -> Result<i32, i32> {
     if result == -1 { Err(errno()) } else { Ok(result) }
 }
 
-/// Gives the calling thread an IPC namespace of its own.
+/// Moves the calling thread into a new IPC namespace.
 ///
 /// # Errors
 ///
 /// The error of unshare(2): `EPERM` without the privilege.
 pub fn unshare_ipc() -> Result<i32, i32> {
-    // SAFETY: the call takes a number and touches no memory of ours.
+    // SAFETY: the call takes a number and no pointer.
     check(unsafe { libc::unshare(libc::CLONE_NEWIPC) })
 }
 
@@ -55,7 +56,7 @@ pub fn semget(key: i32, nsems: i32, flags: i32) -> Result<i32, i32> {
     check(unsafe { libc::semget(key, nsems, flags) })
 }
 
-/// semtimedop(2), without a timeout if there is none.
+/// semtimedop(2). The timeout is in seconds and nanoseconds; None waits without a limit.
 ///
 /// # Errors
 ///
@@ -67,21 +68,21 @@ pub fn semtimedop(id: i32, sops: &[Sop], timeout: Option<(i64, i64)>) -> Result<
         .collect();
     let timeout = timeout.map(|(tv_sec, tv_nsec)| libc::timespec { tv_sec, tv_nsec });
     let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: the operations and the timeout live during the call, and their number is right.
+    // SAFETY: the operations and the timeout live during the call, and the count is correct.
     check(
         unsafe { libc::syscall(libc::SYS_semtimedop, id, sops.as_mut_ptr(), sops.len(), pointer) }
             as i32,
     )
 }
 
-/// semop(2) with one operation, for measurements: nothing is copied or allocated.
+/// semop(2) with `N` operations, for measurements: it does not copy or allocate.
 ///
 /// # Errors
 ///
 /// Its errno.
 #[inline]
 pub fn semop_raw<const N: usize>(id: i32, sops: &mut [libc::sembuf; N]) -> Result<i32, i32> {
-    // SAFETY: the operations live during the call, and their number is right.
+    // SAFETY: the operations live during the call, and the count is correct.
     check(unsafe { libc::semop(id, sops.as_mut_ptr(), N) })
 }
 
@@ -96,24 +97,24 @@ pub fn sembufs<const N: usize>(sops: [Sop; N]) -> [libc::sembuf; N] {
 ///
 /// Its errno.
 pub fn semctl(id: i32, num: i32, cmd: i32, value: i32) -> Result<i32, i32> {
-    // SAFETY: the commands that callers give take a number or nothing.
+    // SAFETY: the commands that callers use take a number or no argument.
     check(unsafe { libc::semctl(id, num, cmd, libc::c_long::from(value)) })
 }
 
-/// `GETALL` of a set of `nsems` semaphores.
+/// `GETALL`. Returns the values of a set of `nsems` semaphores.
 ///
 /// # Errors
 ///
 /// Its errno.
 pub fn getall(id: i32, nsems: usize) -> Result<Vec<u16>, i32> {
     let mut values = vec![0u16; nsems.max(1 << 15)];
-    // SAFETY: the buffer has room for the largest set.
+    // SAFETY: the buffer is large enough for the largest set.
     check(unsafe { libc::semctl(id, 0, libc::GETALL, values.as_mut_ptr()) })?;
     values.truncate(nsems);
     Ok(values)
 }
 
-/// `SETALL`; `values` has at least as many values as the set has semaphores.
+/// `SETALL`. `values` has at least as many values as the set has semaphores.
 ///
 /// # Errors
 ///
@@ -125,7 +126,7 @@ pub fn setall(id: i32, values: &[u16]) -> Result<i32, i32> {
     check(unsafe { libc::semctl(id, 0, libc::SETALL, values.as_mut_ptr()) })
 }
 
-/// `IPC_STAT`, `SEM_STAT` or `SEM_STAT_ANY`: what the call returned, and what it told.
+/// `IPC_STAT`, `SEM_STAT` or `SEM_STAT_ANY`. Returns the result of the call and the attributes.
 ///
 /// # Errors
 ///
@@ -133,7 +134,7 @@ pub fn setall(id: i32, values: &[u16]) -> Result<i32, i32> {
 pub fn stat(id: i32, cmd: i32) -> Result<(i32, Stat), i32> {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::semid_ds = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure is what these commands write.
+    // SAFETY: these commands write a `semid_ds`.
     let result = check(unsafe { libc::semctl(id, 0, cmd, std::ptr::from_mut(&mut ds)) })?;
     let perm = ds.sem_perm;
     let ids = [
@@ -157,23 +158,23 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<i32, i32> {
     let mut ds: libc::semid_ds = unsafe { std::mem::zeroed() };
     (ds.sem_perm.uid, ds.sem_perm.gid) = (uid, gid);
     ds.sem_perm.mode = mode as _;
-    // SAFETY: the structure is what the command reads.
+    // SAFETY: the command reads a `semid_ds`.
     check(unsafe { libc::semctl(id, 0, libc::IPC_SET, std::ptr::from_mut(&mut ds)) })
 }
 
-/// `IPC_INFO` or `SEM_INFO`: what the call returned, and its ten numbers.
+/// `IPC_INFO` or `SEM_INFO`. Returns the result of the call and the fields of `struct seminfo`.
 ///
 /// # Errors
 ///
 /// Its errno.
 pub fn totals(cmd: i32) -> Result<(i32, [i32; 10]), i32> {
     let mut numbers = [0; 10];
-    // SAFETY: `struct seminfo` is ten integers, which is what these commands write.
+    // SAFETY: these commands write a `struct seminfo`, which is ten integers.
     let result = check(unsafe { libc::semctl(0, 0, cmd, numbers.as_mut_ptr()) })?;
     Ok((result, numbers))
 }
 
-/// Makes the calling process act as another user and group, without further groups.
+/// Sets the effective user and group of the calling process, and drops its supplementary groups.
 ///
 /// # Errors
 ///
@@ -189,7 +190,7 @@ pub fn act_as(uid: u32, gid: u32) -> Result<i32, i32> {
     check(unsafe { libc::seteuid(uid) })
 }
 
-/// Lets `SIGUSR1` interrupt system calls and do nothing else, with `SA_RESTART`.
+/// Installs a handler of `SIGUSR1` that does nothing, with `SA_RESTART`.
 ///
 /// # Errors
 ///
@@ -204,9 +205,9 @@ pub fn catch_usr1() -> Result<i32, i32> {
     check(unsafe { libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) })
 }
 
-/// Returns the number of the calling thread.
+/// Returns the tid of the calling thread.
 pub fn thread_id() -> i32 {
-    // SAFETY: the call takes nothing.
+    // SAFETY: the call has no arguments.
     unsafe { libc::gettid() }
 }
 
@@ -220,14 +221,14 @@ pub fn send_usr1(pid: u32, thread: i32) -> Result<i32, i32> {
     check(unsafe { libc::syscall(libc::SYS_tgkill, pid, thread, libc::SIGUSR1) } as i32)
 }
 
-/// Forks a child that does nothing until it is ended, or its parent ends; returns its pid.
+/// Forks a child that waits until it is killed or its parent ends. Returns its pid.
 ///
 /// # Errors
 ///
 /// The errno of fork(2).
 pub fn fork_idle() -> Result<i32, i32> {
-    // SAFETY: the child calls nothing but system calls, which is what may be done in a copy of a process
-    // with several threads.
+    // SAFETY: the child only makes system calls. That is permitted in the child of a process with
+    // several threads.
     let child = check(unsafe { libc::fork() })?;
     if child != 0 {
         return Ok(child);
@@ -235,12 +236,12 @@ pub fn fork_idle() -> Result<i32, i32> {
     // SAFETY: the call takes numbers.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     loop {
-        // SAFETY: the call takes nothing.
+        // SAFETY: the call has no arguments.
         unsafe { libc::pause() };
     }
 }
 
-/// Kills a child, and waits until it is gone.
+/// Kills a child and waits for it.
 ///
 /// # Errors
 ///
@@ -248,6 +249,6 @@ pub fn fork_idle() -> Result<i32, i32> {
 pub fn end_child(child: i32) -> Result<i32, i32> {
     // SAFETY: the call takes numbers.
     check(unsafe { libc::kill(child, libc::SIGKILL) })?;
-    // SAFETY: no status is asked for.
+    // SAFETY: the pointer for the status may be null.
     check(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) })
 }

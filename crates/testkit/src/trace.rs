@@ -1,24 +1,25 @@
-//! Counting the system calls of a part of a program.
+//! Counts the system calls of a part of a program.
 //!
-//! A child says that it is to be traced ([`trace_me`]) and marks the parts that count ([`mark`]). Its parent counts the
-//! calls between two marks ([`count`]). The calls of one thread are counted, the one that asked for it.
+//! A thread of a child process calls [`trace_me`], and then [`mark`] at the beginning and the end
+//! of each part to be counted. The parent calls [`count`], which counts the system calls of this
+//! thread between the marks.
 //!
 //! # Rules
 //!
-//! - The thread that calls [`count`] is the one that has started the child.
-//! - Nothing in a marked part calls getppid(2), which is the mark.
+//! - [`count`] is called by the thread that has started the child.
+//! - The code between two marks does not call getppid(2): that call is the mark.
 //!
 //! Source: ptrace(2) `PTRACE_SYSCALL`, `PTRACE_GET_SYSCALL_INFO`.
-#![expect(unsafe_code, reason = "ptrace is what this is about")]
+#![expect(unsafe_code, reason = "ptrace is an unsafe function")]
 
 use std::collections::BTreeMap;
 use std::io;
 use std::ptr;
 
-/// Which calls there were, by number, and how often.
+/// How often each system call was made, by its number.
 pub type Counts = BTreeMap<u64, u64>;
 
-/// Stops the calling thread until its parent counts its calls.
+/// Makes the calling thread traceable by its parent, and stops it until the parent calls [`count`].
 ///
 /// # Errors
 ///
@@ -31,7 +32,7 @@ pub type Counts = BTreeMap<u64, u64>;
 ///
 /// trace::trace_me()?;
 /// trace::mark();
-/// // What is counted.
+/// // The system calls that are counted.
 /// trace::mark();
 /// # Ok::<(), std::io::Error>(())
 /// ```
@@ -40,18 +41,18 @@ pub fn trace_me() -> io::Result<()> {
     if unsafe { libc::ptrace(libc::PTRACE_TRACEME) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the signal stops this thread, and the parent lets it go on.
+    // SAFETY: the signal stops this thread until the parent continues it.
     unsafe { libc::raise(libc::SIGSTOP) };
     Ok(())
 }
 
-/// Begins a part that counts, or ends it.
+/// Begins a part to be counted, or ends it.
 pub fn mark() {
     let _parent = rustix::process::getppid();
 }
 
-/// Lets the threads of a child go on that have called [`trace_me`], and counts the system calls between marks until the thread
-/// has ended.
+/// Continues a thread of a child that has called [`trace_me`], and counts its system calls between
+/// marks until the thread ends.
 ///
 /// # Errors
 ///
@@ -94,9 +95,10 @@ pub fn count() -> io::Result<Counts> {
     }
 }
 
-/// Returns the number of the call that a stopped thread enters, or none if it leaves one.
+/// Returns the number of the system call that a stopped thread enters. Returns None if the thread
+/// leaves one.
 fn entered(thread: i32) -> Option<u64> {
-    // SAFETY: zeroes are a valid value of this plain structure.
+    // SAFETY: all zeroes is a valid value of this plain structure.
     let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
     let (size, at) = (size_of_val(&info), ptr::from_mut(&mut info));
     // SAFETY: the kernel writes at most `size` bytes to `info`.
@@ -112,7 +114,7 @@ fn entered(thread: i32) -> Option<u64> {
 fn wait(thread: i32) -> io::Result<(i32, i32)> {
     let mut status = 0;
     loop {
-        // Of this thread: other tests of the process have children, too.
+        // `__WNOTHREAD`: only children of this thread, because other tests have children too.
         // SAFETY: the status is written to a local variable.
         let waited =
             unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL | libc::__WNOTHREAD) };

@@ -1,4 +1,4 @@
-//! What a recording of lines must see, and what it must tell apart.
+//! Recordings of cache lines: loads, stores and conflicts.
 #![cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
 
 use corewalk_testkit::seal::Seal;
@@ -12,7 +12,7 @@ static SEAL: Seal = Seal::new();
 struct OnLine(Cell<u64>);
 
 #[test]
-fn lines_that_are_read_and_written_are_told_apart() {
+fn recording_distinguishes_lines_read_and_lines_written() {
     let phase = SEAL.begin();
     let words: Box<[OnLine]> = (0..1_000).map(|_| OnLine::default()).collect();
     let watched = phase.watch();
@@ -28,14 +28,14 @@ fn lines_that_are_read_and_written_are_told_apart() {
             add(at);
         }
     });
-    assert_eq!((adds.read.len(), adds.written.len()), (0, 3), "a change is a store");
+    assert_eq!((adds.read.len(), adds.written.len()), (0, 3), "a line read and written is written");
     let stores = watched.record(|| words[8].0.set(load(9)));
     assert_eq!((stores.read.len(), stores.written.len()), (1, 1));
-    assert_eq!([7, 8, 9, 900].map(load), [2, 0, 0, 1], "what was recorded was done");
+    assert_eq!([7, 8, 9, 900].map(load), [2, 0, 0, 1], "a recorded operation takes effect");
 
-    assert_eq!(looks.conflicts(&looks).len(), 0, "two that read do not meet");
+    assert_eq!(looks.conflicts(&looks).len(), 0, "two readers do not conflict");
     assert_eq!((looks.conflicts(&adds).len(), adds.conflicts(&looks).len()), (3, 3));
     assert_eq!((adds.conflicts(&stores).len(), adds.conflicts(&adds).len()), (1, 3));
     let elsewhere = watched.record(|| add(10));
-    assert_eq!(elsewhere.conflicts(&adds).len(), 0, "neighbours do not meet");
+    assert_eq!(elsewhere.conflicts(&adds).len(), 0, "writers of adjacent lines do not conflict");
 }

@@ -1,4 +1,4 @@
-//! The seal as the global allocator of a test binary, and what it must catch.
+//! The seal as the global allocator of a test binary: stores that it must catch.
 #![cfg(not(miri))]
 
 use corewalk_testkit::seal::{Seal, prove};
@@ -25,7 +25,7 @@ fn lookup_in_a_map_stores_nothing_and_a_store_is_caught() {
             for key in 0..20_000 {
                 black_box(map.get(&key));
             }
-            // What the operation allocates for itself is its own.
+            // The operation may allocate: new memory is not sealed.
             black_box(map.keys().collect::<Vec<_>>().len());
         },
         |map| *map[&5].lock().expect("not poisoned") = String::new(),
@@ -34,7 +34,7 @@ fn lookup_in_a_map_stores_nothing_and_a_store_is_caught() {
 
 #[test]
 fn read_lock_of_a_rwlock_is_a_shared_store() {
-    // The control is the reader that many designs call free.
+    // The control is a read lock: it stores to the lock, although it only reads the map.
     prove(
         &SEAL,
         "read_lock_of_a_rwlock_is_a_shared_store",
@@ -62,8 +62,7 @@ fn store_to_a_static_is_caught() {
 
 #[test]
 fn store_to_memory_mapped_in_the_phase_is_caught() {
-    // A large block of the system's allocator, mapped directly and not a part of the region:
-    // asked for with an alignment that the region does not serve.
+    // The alignment is too large for the region. So the system's allocator maps a block directly.
     #[repr(align(8192))]
     struct Page(Mutex<[u8; 1 << 20]>);
     prove(

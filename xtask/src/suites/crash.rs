@@ -1,8 +1,8 @@
-//! Servers that die and servers that hang.
+//! Suites with a server that is killed, and with a server that hangs.
 //!
-//! A server that is killed must cost its users an error, not a hang, and must not stand in the way
-//! of the next mount. A server that hangs is simulated by stopping it; this suite is also the
-//! control of all others: it proves that the limit, the abort and the clean-up work.
+//! After the death of the server, its clients must get an error and not hang, and a new mount must
+//! be possible. A hung server is simulated by SIGSTOP. That suite is also the control of all other
+//! suites: it proves that the time limit, the abort and the cleanup work.
 //!
 //! Source: `fuse(4)`: requests on a lost connection fail with ENOTCONN or ECONNABORTED.
 
@@ -18,7 +18,7 @@ use std::{
 
 const SHORT: Duration = Duration::from_secs(20);
 
-/// Kills the server while files are open, and mounts again in the same place.
+/// Kills the server while files are open, and mounts again on the same directory.
 pub(super) fn kill9(site: &Site) -> Outcome {
     check_kill9(site).unwrap_or_else(|outcome| outcome)
 }
@@ -26,7 +26,8 @@ pub(super) fn kill9(site: &Site) -> Outcome {
 fn check_kill9(site: &Site) -> Result<Outcome, Outcome> {
     let mut mount = Mount::start(site, OPTIONS)?;
     mount.shell("prepare", "mkdir d\necho one > d/file\nsync -f d/file")?;
-    // Holds a file and a folder open, writes when told, and says how that went.
+    // The client opens a file and a directory. After the end of its input it writes to the file,
+    // lists the directory, and prints the results.
     let script = "cd \"$MNT/d\"\nexec 3>>file 4<.\necho ready\nread -r go\n\
                   if echo two >&3 2>/dev/null; then echo written; else echo refused; fi\n\
                   if ls /proc/self/fd/4/ 2>/dev/null; then echo listed; else echo lost; fi";
@@ -37,7 +38,7 @@ fn check_kill9(site: &Site) -> Result<Outcome, Outcome> {
         .stdout(Stdio::piped())
         .spawn();
     let mut user =
-        spawned.map_err(|error| Outcome::Failed(format!("no shell to hold files: {error}")))?;
+        spawned.map_err(|error| Outcome::Failed(format!("cannot start a client: {error}")))?;
     wait_ready(&mut user)?;
     if mount.kill_server() != Ended::Signal(9) {
         return Err(Outcome::Failed("the server did not die of SIGKILL".to_owned()));
@@ -45,7 +46,7 @@ fn check_kill9(site: &Site) -> Result<Outcome, Outcome> {
     drop(user.stdin.take());
     let ended = process::wait(&mut user, SHORT);
     if !matches!(ended, Ended::Well | Ended::Exit(_)) {
-        return Err(Outcome::Failed("a user of the dead mount hangs".to_owned()));
+        return Err(Outcome::Failed("a client of the dead mount hangs".to_owned()));
     }
     mount.detach();
     if mount.is_mounted() {
@@ -61,14 +62,15 @@ fn check_kill9(site: &Site) -> Result<Outcome, Outcome> {
 fn wait_ready(user: &mut std::process::Child) -> Result<(), Outcome> {
     use std::io::Read as _;
     let mut line = [0; 6];
-    let said = user.stdout.as_mut().map(|out| out.read_exact(&mut line));
-    match (said, &line) {
+    let read = user.stdout.as_mut().map(|out| out.read_exact(&mut line));
+    match (read, &line) {
         (Some(Ok(())), b"ready\n") => Ok(()),
-        _ => Err(Outcome::Failed("a user cannot open files on the mount".to_owned())),
+        _ => Err(Outcome::Failed("a client cannot open files on the mount".to_owned())),
     }
 }
 
-/// Stops the server, and checks that whoever waits for it is freed and everything goes away.
+/// Stops the server, and checks that the abort frees a waiting client and that the mount can be
+/// detached.
 pub(super) fn hang(site: &Site) -> Outcome {
     check_hang(site).unwrap_or_else(|outcome| outcome)
 }
@@ -80,9 +82,11 @@ fn check_hang(site: &Site) -> Result<Outcome, Outcome> {
     command.arg(mount.path.join("never"));
     let (ended, output) = mount.run_to_end("hang", &mut command, Duration::from_secs(2));
     match ended {
-        // The abort answered it before the kill did.
+        // The abort ended the client's call, so that SIGKILL could end the client.
         Ended::TimedOut => {}
-        Ended::Stuck => return Err(Outcome::Failed("the abort freed nobody".to_owned())),
+        Ended::Stuck => {
+            return Err(Outcome::Failed("the abort did not free the client".to_owned()));
+        }
         _ => return Err(Outcome::Failed(format!("a stopped server answered: {output}"))),
     }
     if mount.kill_server() == Ended::Stuck {

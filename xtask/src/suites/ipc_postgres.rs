@@ -1,17 +1,17 @@
-//! PostgreSQL whose shared memory is that of a namespace in user space.
+//! PostgreSQL with the shared memory of a namespace in user space.
 //!
-//! PostgreSQL counts the attaches of the segment of the server before it (`shm_nattch`) when it
-//! starts after a crash. It refuses to start while there are any, because two servers on one
-//! directory would destroy it. So the library must count attaches over fork, over the end of a
-//! process by any means, and for processes that never make a call.
+//! When PostgreSQL starts after a crash, it reads `shm_nattch` of the segment of the previous
+//! server. If a process still has the segment attached, PostgreSQL refuses to start: two servers on
+//! one directory would destroy the data. So `shm_nattch` must be correct after fork, after any end
+//! of a process, and for processes that never make a call.
 //!
-//! The suite runs a server under `corewalk ipc exec --shm`, with all of its memory in segments. It
-//! kills the server while one of its processes is stopped. A start is then refused, with and without
-//! `postmaster.pid`. The suite ends the stopped process. A start succeeds, the data is complete, and
-//! no segment is left at the end.
+//! The suite runs a server under `corewalk ipc exec --shm` and kills it while one of its processes
+//! is stopped. A new server must refuse to start, with and without `postmaster.pid`. Then the suite
+//! kills the stopped process. Now a server must start and have all data. After its end no segment
+//! may be left.
 //!
-//! All of this is done twice. The first time the server's user runs `corewalk`. The second time root
-//! runs it, and su(1) below it changes to the server's user.
+//! All of this is done twice. The first time the server's user runs `corewalk`. The second time
+//! root runs it, and su(1) below it changes to the server's user.
 //!
 //! Source: PostgreSQL `src/backend/port/sysv_shmem.c`; postgres(1); pgbench(1); su(1).
 
@@ -31,13 +31,14 @@ pub(super) fn ipc_postgres(site: &Site) -> Outcome {
     let Some(postgres) = postgres_folder() else {
         return Outcome::Skipped("no complete postgres is installed".to_owned());
     };
-    // The server's user need not be able to reach the folder of the build.
+    // The user of the server may not have access to the target directory.
     let work = site.work();
     let files = [Some(site.program.clone()), library(&site.program)];
     for file in files {
         let copied = file.as_deref().and_then(|file| Some((file, work.join(file.file_name()?))));
         let Some((from, to)) = copied else {
-            return Outcome::Failed(format!("{LIBRARY} is not beside the program: build it first"));
+            let line = format!("{LIBRARY} is not beside the program; build the workspace first");
+            return Outcome::Failed(line);
         };
         if let Err(error) = fs::copy(from, to) {
             return Outcome::Failed(format!("{}: {error}", from.display()));
@@ -102,7 +103,7 @@ until_() {
     tries=0
     until "$@"; do
         tries=$((tries + 1))
-        test "$tries" -lt 1200 || fail "never: $*"
+        test "$tries" -lt 1200 || fail "timeout: $*"
         sleep 0.1
     done
 }
@@ -130,7 +131,7 @@ user "$BIN/pgbench" -h "$HERE/pg" -U bench -i -q -s 1 postgres
 user "$BIN/pgbench" -h "$HERE/pg" -U bench -c 4 -j 2 -t 250 postgres
 echo "- $(segments)"
 
-# A process of the server that does not notice that it has gone.
+# A process of the server that is stopped, so that it does not notice the death of the server.
 mkfifo gate
 psql_ < gate > backend &
 exec 3> gate
@@ -139,7 +140,7 @@ until_ test -s backend
 BACKEND=$(cat backend)
 kill -s STOP "$BACKEND"
 kill -s KILL "$POSTMASTER"
-wait "$SERVER" && fail "the server has ended well"
+wait "$SERVER" && fail "the killed server has exit status 0"
 until_ attached 1
 echo "- killed: $(segments)"
 refused
@@ -155,7 +156,7 @@ test "$(psql_ -c 'SELECT count(*) FROM pgbench_history')" = 1000 || fail "transa
 test "$(psql_ -c 'SELECT (SELECT sum(abalance) FROM pgbench_accounts) =
     (SELECT sum(delta) FROM pgbench_history)')" = t || fail "the sums differ"
 kill -s INT "$POSTMASTER"
-wait "$SERVER" || fail "the server has not ended well"
+wait "$SERVER" || fail "the server has failed"
 test "$(segments)" = '{"shm":[]}' || fail "segments are left: $(segments)"
 test -z "$(ls "$NS.shm/segments")" || fail "files are left: $(ls "$NS.shm/segments")"
 "#;

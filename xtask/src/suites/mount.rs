@@ -1,19 +1,17 @@
-//! A server, its mount, and how to get rid of both under all circumstances.
+//! A server with its mount, and how to end both in any state.
 //!
-//! A [`Site`] is the place that one suite works in: a folder with room for a mount point, files
-//! and logs. A [`Mount`] is a running server. Commands that touch the mount are always other
-//! processes with a limit, never this one: whoever calls into a hung server hangs with it, and this
-//! process is the one that has to clean up.
+//! A [`Site`] is the directory of a suite, with a mount point, files and logs. A [`Mount`] is a
+//! running server. This process never accesses the mount: a call into a hung server would hang, and
+//! this process has to clean up. Commands that access the mount are child processes with a limit.
 //!
-//! # How a hung server is ended
+//! # The end of a hung server
 //!
-//! 1. `1` is written to the `abort` file of the connection, which answers every waiting request
-//!    with an error;
-//! 2. the server gets SIGKILL, by its number;
-//! 3. the mount point is detached.
+//! 1. Write `1` to the `abort` file of the connection. Each waiting request gets an error.
+//! 2. Kill the server by its pid.
+//! 3. Detach the mount point.
 //!
-//! The number of the connection is the minor device number of the mount, read from
-//! `/proc/self/mountinfo` while the server still answers; no call into the mount is needed for it.
+//! The number of the connection is the minor device number of the mount. It is read from
+//! `/proc/self/mountinfo`, without a call into the mount.
 //!
 //! Source: the kernel's `Documentation/filesystems/fuse.rst`; `proc_pid_mountinfo(5)`.
 
@@ -30,24 +28,24 @@ use std::{
     time::Duration,
 };
 
-/// What suites need that a plain mount does not give: other users, device nodes, set-user-ID. More
-/// threads than it would take, so that requests meet.
+/// Mount options of most suites: other users, device nodes and set-user-ID are permitted. There are
+/// more threads than by default, so that requests are served concurrently.
 pub(super) const OPTIONS: &str = "allow_other,dev,suid,threads=4";
 
-/// The same where the server checks permissions, and not the kernel.
+/// Mount options with which the server checks permissions instead of the kernel.
 pub(super) const SERVER_PERMISSIONS: &str = "allow_other,dev,suid,no_default_permissions";
 
-/// The same where the kernel collects writes and times.
+/// Mount options with which the kernel collects writes and times.
 pub(super) const WRITEBACK: &str = "allow_other,dev,suid,writeback_cache";
 
-/// What is mounted.
+/// The source of a mount.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
-    /// A tmpfs of its own.
+    /// A new tmpfs.
     Tmpfs,
-    /// A folder of the machine's own file system.
+    /// A directory of the machine's file system.
     Host,
-    /// A store in such a folder, which is checked at the end.
+    /// A store in such a directory. `fsck` checks it at the end.
     Store,
 }
 
@@ -56,25 +54,25 @@ const LEAVE_LIMIT: Duration = Duration::from_secs(20);
 const FSCK_LIMIT: Duration = Duration::from_secs(60);
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
-/// The place that one suite works in.
+/// The directory of a suite, and paths that it needs.
 #[derive(Debug)]
 pub(super) struct Site {
     /// The root of the repository.
     pub(super) root: PathBuf,
     /// The program under test.
     pub(super) program: PathBuf,
-    /// Where tools that suites need are installed.
+    /// The directory in which suites install tools.
     pub(super) tools: PathBuf,
-    /// A folder on the machine's own file system, which any user may enter.
+    /// The directory of the suite, on the machine's file system. All users may enter it.
     pub(super) folder: PathBuf,
 }
 
 impl Site {
-    /// Returns a fresh place for the suite `name`.
+    /// Creates the directory of the suite `name`, and removes an older one.
     ///
     /// # Errors
     ///
-    /// The error of a folder that cannot be made.
+    /// The error of a directory that cannot be created or removed.
     pub(super) fn new(root: &Path, program: &Path, name: &str) -> io::Result<Self> {
         let folder = std::env::temp_dir().join(format!("corewalk-suite-{name}"));
         if folder.exists() {
@@ -89,16 +87,16 @@ impl Site {
         })
     }
 
-    /// Returns a folder for files on the machine's own file system.
+    /// Returns the directory for files of the suite, on the machine's file system.
     pub(super) fn work(&self) -> PathBuf {
         self.folder.join("work")
     }
 
-    /// Runs `command`, which must not touch a mount, and returns its output.
+    /// Runs `command`, which must not access a mount, and returns its output.
     ///
     /// # Errors
     ///
-    /// The outcome of the suite if the command did not end well.
+    /// The outcome of the suite if the exit status is not 0.
     pub(super) fn run(&self, what: &str, command: &mut Command) -> Result<String, Outcome> {
         let log = self.folder.join(format!("{what}.log"));
         let (ended, output) = process::run_logged(command, &log, Duration::from_secs(15 * 60));
@@ -108,8 +106,8 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // Only the machine's own files: the mount is detached by then, and if it is not, the
-        // folder is not empty and stays.
+        // Remove the mount point first. If the mount is still there, this fails, and nothing below
+        // it must be removed.
         let _ = fs::remove_dir(self.folder.join("mnt"));
         if !self.folder.join("mnt").exists() {
             let _ = fs::remove_dir_all(&self.folder);
@@ -132,11 +130,11 @@ pub(super) struct Mount {
 }
 
 impl Mount {
-    /// Starts a server of a tmpfs at `site` and waits until it says that it is ready.
+    /// Starts a server of a tmpfs in the directory of `site`, and waits until the mount is ready.
     ///
     /// # Errors
     ///
-    /// The outcome of the suite if it does not get ready.
+    /// The outcome of the suite if the mount does not get ready.
     pub(super) fn start(site: &Site, options: &str) -> Result<Self, Outcome> {
         Self::start_with(site, Source::Tmpfs, options)
     }
@@ -145,7 +143,7 @@ impl Mount {
     ///
     /// # Errors
     ///
-    /// The outcome of the suite if it does not get ready.
+    /// As [`Mount::start`].
     pub(super) fn start_with(site: &Site, from: Source, options: &str) -> Result<Self, Outcome> {
         let path = site.folder.join("mnt");
         let log = site.folder.join("server.log");
@@ -177,23 +175,23 @@ impl Mount {
         let mut is_dead = false;
         let is_ready = process::wait_until(READY_LIMIT, || {
             is_dead = mount.has_died();
-            let said = fs::read_to_string(&log).unwrap_or_default();
-            is_dead || said.lines().any(|said| said == line)
+            let printed = fs::read_to_string(&log).unwrap_or_default();
+            is_dead || printed.lines().any(|printed| printed == line)
         });
         if is_dead || !is_ready {
-            let said = fs::read_to_string(&log).unwrap_or_default();
-            return Err(Outcome::Failed(format!("the server did not get ready, it said: {said}")));
+            let printed = fs::read_to_string(&log).unwrap_or_default();
+            return Err(Outcome::Failed(format!("the mount did not get ready: {printed}")));
         }
         mount.connection = connection_of(&mount.path);
         Ok(mount)
     }
 
-    /// Runs `command`, which may touch the mount, and returns its output.
+    /// Runs `command`, which may access the mount, and returns its output.
     ///
     /// # Errors
     ///
-    /// The outcome of the suite if the command did not end well within `limit`. If it was not
-    /// over in time, the connection is aborted.
+    /// The outcome of the suite if the exit status is not 0. After `limit`, aborts the connection
+    /// and kills the command.
     pub(super) fn run(
         &mut self,
         what: &str,
@@ -204,20 +202,20 @@ impl Mount {
         settle(what, ended, output)
     }
 
-    /// Runs the shell script `script` in the mount; see [`Mount::run`].
+    /// Runs the shell script `script` in the root directory of the mount.
     ///
     /// # Errors
     ///
     /// As [`Mount::run`].
     pub(super) fn shell(&mut self, what: &str, script: &str) -> Result<String, Outcome> {
         let mut command = Command::new("sh");
-        // The shell enters the mount, not this process.
+        // By `cd` in the script: this process must not access the mount.
         command.args(["-euc", &format!("cd \"$MNT\"\n{script}")]).env("MNT", &self.path);
         command.env("WORK", self.folder.join("work"));
         self.run(what, &mut command, Duration::from_secs(10 * 60))
     }
 
-    /// Runs `command` and returns how it ended and its output.
+    /// As [`Mount::run`], but also returns the output of a command that fails.
     pub(super) fn run_to_end(
         &mut self,
         what: &str,
@@ -252,35 +250,36 @@ impl Mount {
         process::signal(&self.server.id().to_string(), name);
     }
 
-    /// Kills the server and waits until it is gone.
+    /// Kills the server and waits for its end.
     pub(super) fn kill_server(&mut self) -> Ended {
         process::kill(&mut self.server)
     }
 
-    /// Answers every waiting request of the mount with an error.
+    /// Aborts the connection: each waiting request gets an error.
     pub(super) fn abort(&self) {
         let Some(connection) = &self.connection else { return };
         let folder = Path::new(CONNECTIONS);
         if !folder.join(connection).exists() {
-            // Only for this namespace; the machine may have it mounted already.
+            // In this mount namespace only, if fusectl is not mounted already.
             let _ = Command::new("mount").args(["-t", "fusectl", "fusectl", CONNECTIONS]).status();
         }
         if let Err(error) = fs::write(folder.join(connection).join("abort"), "1") {
-            eprintln!("connection {connection} was not aborted: {error}");
+            eprintln!("cannot abort connection {connection}: {error}");
         }
     }
 
-    /// Detaches the mount point, whatever hangs on it.
+    /// Detaches the mount, also if it is in use.
     pub(super) fn detach(&self) {
         let _ = Command::new("umount").arg("-l").arg(&self.path).stderr(Stdio::null()).status();
     }
 
-    /// Returns true while something is mounted here.
+    /// Returns true if a file system is mounted on the mount point.
     pub(super) fn is_mounted(&self) -> bool {
         mount_line(&self.path).is_some()
     }
 
-    /// Ends the server as a user would, and checks that it leaves nothing behind.
+    /// Ends the server by SIGTERM. Checks that it exits with status 0, that the mount is gone, and
+    /// that a store has no errors.
     pub(super) fn finish(mut self) -> Outcome {
         if self.has_hung {
             return Outcome::Failed("the server hung".to_owned());
@@ -301,11 +300,11 @@ impl Mount {
             Some(Ended::Well) if !self.is_mounted() => self.check_store(),
             Some(Ended::Well) => Outcome::Failed("the server left its mount behind".to_owned()),
             Some(ended) => ended.outcome("the server on SIGTERM"),
-            None => Outcome::Failed("the server does not leave on SIGTERM".to_owned()),
+            None => Outcome::Failed("the server does not end on SIGTERM".to_owned()),
         }
     }
 
-    /// Checks the store, if there is one, which nobody serves any more.
+    /// Runs `fsck` if the source is a store.
     fn check_store(&self) -> Outcome {
         let Some(store) = &self.store else { return Outcome::Passed };
         let mut fsck = Command::new(&self.program);
@@ -325,7 +324,7 @@ impl Drop for Mount {
     }
 }
 
-/// Returns the output of a command that ended well, and prints that of one that did not.
+/// Returns the output of a command with exit status 0. Prints the output of another one.
 fn settle(what: &str, ended: Ended, output: String) -> Result<String, Outcome> {
     if ended == Ended::Well {
         return Ok(output);

@@ -1,8 +1,8 @@
-//! The field's suites for file systems: pjdfstest, fsx, stress-ng.
+//! Common test suites for file systems: pjdfstest, fsx, stress-ng.
 //!
-//! They are installed at a fixed version, so that a new version of a suite does not fail an old
-//! change. Their verdict is not trusted to an exit status alone: the number of tests that ran is
-//! read from what they print, since a suite that ran nothing ends well.
+//! pjdfstest and fsx are installed in a fixed version, so that a new version does not fail an old
+//! change. The exit status is not enough, because a suite that runs no test may exit with 0. So the
+//! number of tests is read from the output.
 //!
 //! Source: the crates `pjdfstest` and `fsx`, `stress-ng(1)`.
 
@@ -19,13 +19,13 @@ use std::{fs, path::PathBuf, process::Command};
 const PJDFSTEST_VERSION: &str = "0.2.2";
 const FSX_VERSION: &str = "0.3.2";
 const FSX_OPERATIONS: &str = "100000";
-/// Who checks permissions does not matter to data that much.
-const FSX_OPERATIONS_MODE: &str = "20000";
+/// Operations of fsx in less important modes.
+const FSX_OPERATIONS_SHORT: &str = "20000";
 
 /// The user that pjdfstest switches to besides `nobody`.
 const TESTS_USER: &str = "tests";
 
-/// How many tests of pjdfstest must at least have passed; tmpfs passes 384 of 398.
+/// The fewest passed tests of pjdfstest. On tmpfs, 384 of 398 pass and the others are skipped.
 const PJDFSTEST_PASSED_MIN: u64 = 370;
 
 const PJDFSTEST_CONFIG: &str = r#"
@@ -42,7 +42,8 @@ naptime = 0.02
 entries = [["nobody", "nogroup"], ["tests", "tests"]]
 "#;
 
-/// Every kind of operation, also through a mapping. None is empty: posix_fallocate(3) refuses that.
+/// The configuration of fsx: all kinds of operations, also on a mapping. An operation has at least
+/// one byte, because posix_fallocate(3) refuses a length of 0.
 const FSX_MAPPED: &str = "
 flen = 1048576
 [opsize]
@@ -65,7 +66,7 @@ posix_fadvise = 1.0
 copy_file_range = 3.0
 ";
 
-/// Stressors that need devices, other mounts or other kernels than a file system test has.
+/// Stressors that need devices, other mounts or other kernels.
 const STRESS_EXCLUDED: &str = "fiemap,sync-file,io,iomix,revio,hdd,verity,binderfs,loop,dnotify,\
                                fanotify,aiol,aio,secretmem,swap,procfs,sysfs,dev,readahead,seal";
 
@@ -84,7 +85,7 @@ pub(super) fn pjdfstest_writeback(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Tmpfs, WRITEBACK).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs pjdfstest on a folder of the host.
+/// Runs pjdfstest on a directory of the host.
 pub(super) fn pjdfstest_host(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Host, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
@@ -104,13 +105,13 @@ fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome
     let config = site.folder.join("pjdfstest.toml");
     write(&config, PJDFSTEST_CONFIG)?;
     let mut mount = Mount::start_with(site, source, options)?;
-    // A short name: the path of a socket has at most 107 bytes.
+    // A short name, because the path of a socket is limited to 107 bytes.
     mount.shell("pjdfstest-folder", "mkdir -m 0755 t")?;
     let mut command = Command::new(program);
     command.arg("-c").arg(config).arg("-p").arg(mount.path.join("t"));
     let (mut ended, mut output) = mount.run_to_end("pjdfstest", &mut command, minutes(12));
     if has_lost_race(&output) {
-        println!("pjdfstest: etxtbsy failed, which forks beside other tests; once more");
+        println!("pjdfstest: only etxtbsy failed, which has a race with other tests; run it again");
         (ended, output) = mount.run_to_end("pjdfstest-again", &mut command, minutes(12));
     }
     let Some((failed, passed)) = pjdfstest_summary(&output) else {
@@ -128,9 +129,11 @@ fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome
     Ok(mount.finish())
 }
 
-/// Returns true if nothing failed but tests that write a program and start it. Another test's thread may
-/// fork in between, and its child has the file open for writing until it executes something else: the
-/// start fails with ETXTBSY on any file system.
+/// Returns true if only the tests `etxtbsy` failed, which write a program and run it.
+///
+/// They have a race on any file system. Another thread may fork between the write and the run. Its
+/// child has the program open for writing until it calls execve(2), so the run fails with
+/// `ETXTBSY`.
 fn has_lost_race(output: &str) -> bool {
     let plain = without_colours(output);
     let mut failed = plain.lines().filter(|line| line.ends_with("FAILED")).peekable();
@@ -139,7 +142,7 @@ fn has_lost_race(output: &str) -> bool {
             .all(|line| line.split_whitespace().next().is_some_and(|n| n.ends_with("::etxtbsy")))
 }
 
-/// Returns the numbers of failed and passed tests that pjdfstest prints at its end.
+/// Returns the numbers of failed and of passed tests from the summary of pjdfstest.
 fn pjdfstest_summary(output: &str) -> Option<(u64, u64)> {
     let plain = without_colours(output);
     let line = plain.lines().rev().find(|line| line.starts_with("Summary:"))?;
@@ -161,9 +164,9 @@ pub(super) fn fsx(site: &Site) -> Outcome {
     check_fsx(site, (Source::Tmpfs, OPTIONS), FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs fsx, shorter, where the server checks permissions.
+/// Runs fsx, with fewer operations, where the server checks permissions.
 pub(super) fn fsx_server(site: &Site) -> Outcome {
-    check_fsx(site, (Source::Tmpfs, SERVER_PERMISSIONS), FSX_OPERATIONS_MODE)
+    check_fsx(site, (Source::Tmpfs, SERVER_PERMISSIONS), FSX_OPERATIONS_SHORT)
         .unwrap_or_else(|outcome| outcome)
 }
 
@@ -172,9 +175,9 @@ pub(super) fn fsx_writeback(site: &Site) -> Outcome {
     check_fsx(site, (Source::Tmpfs, WRITEBACK), FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs fsx, shorter, on a folder of the host.
+/// Runs fsx, with fewer operations, on a directory of the host.
 pub(super) fn fsx_host(site: &Site) -> Outcome {
-    check_fsx(site, (Source::Host, OPTIONS), FSX_OPERATIONS_MODE).unwrap_or_else(|outcome| outcome)
+    check_fsx(site, (Source::Host, OPTIONS), FSX_OPERATIONS_SHORT).unwrap_or_else(|outcome| outcome)
 }
 
 /// Runs fsx on a store.
@@ -202,7 +205,7 @@ fn check_fsx(
         command.arg("-f").arg(path).arg(mount.path.join(name));
         let output = mount.run(name, &mut command, minutes(6))?;
         if !output.contains("All operations completed") {
-            return Err(Outcome::Failed(format!("{name} did not say that it is done: {output}")));
+            return Err(Outcome::Failed(format!("{name} did not complete: {output}")));
         }
     }
     Ok(mount.finish())
@@ -220,12 +223,12 @@ fn check_stress_ng(site: &Site) -> Result<Outcome, Outcome> {
     command.args(["--exclude", STRESS_EXCLUDED, "--temp-path"]).arg(&mount.path);
     let output = mount.run("stress-ng", &mut command, minutes(4))?;
     if !output.contains("successful run completed") {
-        return Err(Outcome::Failed("stress-ng did not say that it is done".to_owned()));
+        return Err(Outcome::Failed("stress-ng did not complete its run".to_owned()));
     }
     Ok(mount.finish())
 }
 
-/// Returns the path of `name`, installed at `version` below the target folder.
+/// Installs `name` in `version` below the target directory if it is missing. Returns its path.
 fn installed(site: &Site, name: &str, version: &str) -> Result<PathBuf, Outcome> {
     let program = site.tools.join("bin").join(name);
     if program.exists() {
@@ -235,7 +238,7 @@ fn installed(site: &Site, name: &str, version: &str) -> Result<PathBuf, Outcome>
     command.args(["install", name, "--locked", "--version", version, "--root"]).arg(&site.tools);
     command.env("CARGO_TARGET_DIR", site.tools.join("build"));
     let log = site.folder.join("install.log");
-    // A registry that does not answer once may answer the next time.
+    // Several tries: the registry may not answer for a moment.
     for _ in 0..INSTALL_TRIES {
         if process::run_logged(&mut command, &log, minutes(10)).0 == Ended::Well {
             return Ok(program);
@@ -268,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn race_of_forks_is_told_from_other_failures() {
+    fn race_of_forks_is_distinguished_from_other_failures() {
         let busy = "open::etxtbsy      \u{1b}[1;31mFAILED\u{1b}[0m\n";
         assert!(has_lost_race(busy));
         assert!(!has_lost_race("open::eexist     FAILED\n"));

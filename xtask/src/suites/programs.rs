@@ -1,18 +1,19 @@
-//! Programs of others that use System V IPC, unmodified, under `corewalk ipc exec`.
+//! Unmodified programs that use System V IPC, under `corewalk ipc exec`.
 //!
-//! | program | what it shows |
+//! | program | test |
 //! |---|---|
-//! | `sysv_ipc` 1.2.0 of PyPI | the tests that come with it |
-//! | stress-ng | `--sem-sysv --msg --verify`, for `COREWALK_STRESS_SECONDS` (20, at most 600) |
-//! | fakeroot | an archive of 5,000 files whose owners are in the namespace only, as without us byte for byte |
-//! | `IPC::SysV` of Perl | the tests of its repository; where that cannot be had, scenarios of our own |
-//! | Perl under strace(1) | 100,000 semop(2), the other eleven calls 5,000 or 500 times, and no system call |
+//! | `sysv_ipc` 1.2.0 of PyPI | its own tests |
+//! | stress-ng | `--sem-sysv --msg --verify`, for `COREWALK_STRESS_SECONDS` (20; at most 600) |
+//! | fakeroot | an archive of 5,000 files with owners equals that of a run without corewalk |
+//! | `IPC::SysV` of Perl | its own tests, or `sysv.pl` if they cannot be downloaded |
+//! | Perl under strace(1) | no call is a system call: 100,000 semop(2), 500 or more of the others |
 //!
-//! All of them run in an IPC namespace of the kernel's that is *closed*: its limits are zero, so that a
-//! call that reached the kernel would fail, and with it the program. That it is closed is a control of
-//! its own, and the count of system calls has one too.
+//! All programs run in a *closed* IPC namespace of the kernel: its limits are 0. A call that
+//! reached the kernel would fail, and the program with it. A control checks that the namespace is
+//! closed. The count of system calls has a control as well.
 //!
-//! A program that cannot be had here is skipped, says why, and is counted; the suite is then skipped, not passed.
+//! A program that is missing and cannot be installed is skipped. Then the suite is skipped, not
+//! passed.
 //!
 //! Source: the manuals of the programs; `ipc_namespaces(7)`, `proc_sys_kernel(5)`.
 
@@ -30,21 +31,21 @@ use std::{
 };
 
 const SYSV_IPC: &str = "sysv_ipc==1.2.0";
-/// What pass at least of the tests of that version; one is skipped.
+/// The fewest passed tests of that version. One more is skipped.
 const SYSV_IPC_TESTS_MIN: u32 = 136;
 
 const IPC_SYSV: &str = "https://github.com/mhx/IPC-SysV";
-/// Where a copy of that repository is, if not to be fetched.
+/// The variable with the path of a copy of that repository. Without it the suite clones it.
 const IPC_SYSV_ENV: &str = "COREWALK_PERL_IPC_SYSV";
 const IPC_SYSV_TESTS_MIN: u32 = 70;
 const OWN_PERL: &str = include_str!("programs/sysv.pl");
 
 const SEMOPS: usize = 100_000;
 
-/// The number of semtimedop(2), which Perl has no function for.
+/// The system call number of semtimedop(2). Perl has no function for it.
 const SEMTIMEDOP: u32 = if cfg!(target_arch = "aarch64") { 192 } else { 220 };
 
-/// The calls of System V IPC; the C library may make semop(2) as semtimedop(2).
+/// The system calls of System V IPC. The C library may use semtimedop(2) for semop(2).
 const CALLS: [&str; 12] = [
     "semget",
     "semop",
@@ -60,7 +61,8 @@ const CALLS: [&str; 12] = [
     "shmctl",
 ];
 
-/// Calls all of them: semop(2) as often as the first argument says, with the others in between.
+/// A Perl script that makes all these calls. Its first argument is the number of rounds. A round
+/// makes two semop(2); some rounds make the other calls as well.
 const ALL_CALLS: &str = r#"
 my ($rounds, $semtimedop) = @ARGV;
 my $set = semget(0, 1, 0600) // die $!;
@@ -81,15 +83,15 @@ for my $round (1 .. $rounds) {
 semctl($set, 0, 0, 0) && msgctl($queue, 0, 0) && shmctl($segment, 0, 0) or die $!;
 "#;
 
-/// Pages of the heap that a longer run may use besides: the library asks the kernel once about each,
-/// by futex(2), before it writes there.
+/// How many more pages of the heap a long run may use than a short one. Before the library writes
+/// to a page of the caller for the first time, it checks the page by one futex(2).
 const PAGES_MAX: usize = 8;
 
-/// The calls that are not to reach the kernel, and what it would be asked to wait by.
+/// The option of strace(1): the calls that must not reach the kernel, and futex(2).
 const TRACED: &str = "trace=semget,semop,semtimedop,semctl,msgget,msgsnd,msgrcv,msgctl,\
                       shmget,shmat,shmdt,shmctl,futex";
 
-/// Runs all of them.
+/// Runs all programs.
 pub(super) fn programs(site: &Site) -> Outcome {
     let closed = Closed::new(site);
     let mut tally = Tally::new();
@@ -108,10 +110,10 @@ pub(super) fn programs(site: &Site) -> Outcome {
     tally.finish_as_one()
 }
 
-/// Starts commands where the kernel refuses to make objects.
+/// Builds commands that run in a closed IPC namespace of the kernel.
 struct Closed<'s> {
     site: &'s Site,
-    /// Shared memory is ours too.
+    /// True if the program under test supports shared memory (`--shm`).
     has_shm: bool,
 }
 
@@ -123,8 +125,8 @@ impl<'s> Closed<'s> {
         Self { site, has_shm }
     }
 
-    /// Returns a command that has the kernel's objects only, of which it can make none.
-    fn without_us(&self) -> Command {
+    /// Returns a command in a closed namespace, without corewalk. It cannot create objects.
+    fn without_corewalk(&self) -> Command {
         let shm = if self.has_shm { "echo 0 > /proc/sys/kernel/shmmni;" } else { "" };
         let script = format!(
             "set -e; echo 0 0 0 0 > /proc/sys/kernel/sem; echo 0 > /proc/sys/kernel/msgmni; {shm} \
@@ -135,9 +137,9 @@ impl<'s> Closed<'s> {
         command
     }
 
-    /// Returns a command that has a namespace of ours.
-    fn with_us(&self) -> Command {
-        let mut command = self.without_us();
+    /// Returns a command in a closed namespace, under `corewalk ipc exec`.
+    fn with_corewalk(&self) -> Command {
+        let mut command = self.without_corewalk();
         command.arg(&self.site.program).args(["ipc", "exec"]);
         if self.has_shm {
             command.arg("--shm");
@@ -147,58 +149,61 @@ impl<'s> Closed<'s> {
     }
 }
 
-/// Returns a command that has objects of the kernel's as any program has.
+/// Returns a command in a new IPC namespace of the kernel with the usual limits, without corewalk.
 fn open() -> Command {
     let mut command = Command::new("unshare");
     command.args(["--ipc", "--"]);
     command
 }
 
-/// A program that makes a set and a queue fails without us, and does not with us.
+/// A program that creates a set and a queue fails without corewalk, and succeeds with it.
 fn control(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = "defined semget(0, 1, 0600) or exit 3; defined msgget(0, 0600) or exit 4;";
     let log = closed.site.folder.join("closed.log");
-    let mut command = closed.without_us();
+    let mut command = closed.without_corewalk();
     match process::run_logged(command.args(["perl", "-e", SCRIPT]), &log, minutes(1)) {
         (Ended::Exit(3), _) => {}
-        (Ended::NotStarted | Ended::Exit(1 | 2), said) => {
-            return Err(Outcome::Failed(format!("no closed namespace of the kernel: {said}")));
+        (Ended::NotStarted | Ended::Exit(1 | 2), output) => {
+            return Err(Outcome::Failed(format!("cannot set up a closed namespace: {output}")));
         }
-        (ended, _) => return Err(Outcome::Failed(format!("the kernel made a set: {ended:?}"))),
+        (ended, _) => {
+            return Err(Outcome::Failed(format!("the namespace is not closed: {ended:?}")));
+        }
     }
-    closed.site.run("open", closed.with_us().args(["perl", "-e", SCRIPT]))?;
+    closed.site.run("open", closed.with_corewalk().args(["perl", "-e", SCRIPT]))?;
     Ok(Outcome::Passed)
 }
 
-/// Counts what reaches the kernel of a program that changes a semaphore 100,000 times and makes the other calls in
-/// between: none of the twelve, and no more waits and wake-ups than a program of one round makes, but for
-/// questions about pages of its heap.
+/// Counts the system calls of a program that makes 100,000 semop(2) and other calls.
+///
+/// None of [`CALLS`] may reach the kernel. The program may make [`PAGES_MAX`] more futex(2) than a
+/// program of one round. The control is the same program without corewalk.
 fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     needed("strace")?;
     let kernel = trace(closed, "calls-kernel", open(), SEMOPS)?;
-    let few = trace(closed, "calls-few", closed.with_us(), 2)?;
-    let many = trace(closed, "calls-many", closed.with_us(), SEMOPS)?;
-    println!("{SEMOPS} semop and the others, calls seen without us: {kernel:?}");
-    println!("with us: {many:?}; of one round: {few:?}");
+    let few = trace(closed, "calls-few", closed.with_corewalk(), 2)?;
+    let many = trace(closed, "calls-many", closed.with_corewalk(), SEMOPS)?;
+    println!("{SEMOPS} semop and other calls; system calls without corewalk: {kernel:?}");
+    println!("with corewalk: {many:?}; with corewalk, one round: {few:?}");
     let seen = |counts: &Counts, name: &str| counts.get(name).copied().unwrap_or(0);
     let semops = seen(&kernel, "semop") + seen(&kernel, "semtimedop");
     let is_seen = |name: &str| matches!(name, "semop" | "semtimedop") || seen(&kernel, name) > 0;
     if semops < SEMOPS || !CALLS.iter().all(|name| is_seen(name)) {
-        return Err(Outcome::Failed("strace has not seen the calls without us".to_owned()));
+        return Err(Outcome::Failed("strace did not show the calls without corewalk".to_owned()));
     }
-    // Without a folder for it, shared memory stays the kernel's.
+    // Without `--shm`, programs use the kernel's shared memory.
     let ours = CALLS.iter().filter(|name| closed.has_shm || !name.starts_with("shm"));
     let is_more = seen(&many, "futex") > seen(&few, "futex") + PAGES_MAX;
     if ours.into_iter().any(|name| seen(&many, name) > 0) || is_more {
-        return Err(Outcome::Failed("calls have reached the kernel".to_owned()));
+        return Err(Outcome::Failed("calls with corewalk reached the kernel".to_owned()));
     }
     Ok(Outcome::Passed)
 }
 
-/// How often which call has reached the kernel.
+/// How often each system call reached the kernel, by its name.
 type Counts = BTreeMap<String, usize>;
 
-/// Runs [`ALL_CALLS`] under strace(1), in what `command` is.
+/// Runs [`ALL_CALLS`] under strace(1), as arguments of `command`.
 fn trace(
     closed: &Closed<'_>,
     what: &str,
@@ -212,7 +217,7 @@ fn trace(
     Ok(counted(&fs::read_to_string(&trace).unwrap_or_default()))
 }
 
-/// Counts the calls of a trace by name.
+/// Counts the system calls in the output of strace(1) by name.
 fn counted(trace: &str) -> Counts {
     let mut counts = Counts::new();
     for line in trace.lines().filter(|line| !line.contains("resumed>")) {
@@ -223,38 +228,39 @@ fn counted(trace: &str) -> Counts {
     counts
 }
 
-/// Runs the tests of Perl's module, or scenarios of our own.
+/// Runs the tests of the Perl module, or `sysv.pl`.
 fn perl(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     let site = closed.site;
     if !is_well("perl", &["-MIPC::SysV", "-MTest::More", "-e", "1"]) && !install("perl") {
         return Err(Outcome::Skipped("there is no Perl with IPC::SysV".to_owned()));
     }
-    let mut command = closed.with_us();
+    let mut command = closed.with_corewalk();
     let (what, least) = match perl_tests(site) {
         Some(folder) => {
             command.current_dir(folder);
-            ("the module's own", IPC_SYSV_TESTS_MIN)
+            ("of the module", IPC_SYSV_TESTS_MIN)
         }
         None => {
-            println!("{IPC_SYSV} cannot be had: scenarios of our own run in place of its tests");
+            println!("{IPC_SYSV} cannot be cloned: sysv.pl runs instead of its tests");
             let folder = site.work().join("perl");
             fs::create_dir_all(folder.join("t"))
                 .and_then(|()| fs::write(folder.join("t/sysv.t"), OWN_PERL))
                 .map_err(|error| Outcome::Failed(format!("{}: {error}", folder.display())))?;
             command.current_dir(folder);
-            ("our own", 30)
+            ("of sysv.pl", 30)
         }
     };
-    let said = site.run("perl", command.args(["prove", "t"]))?;
-    let tests = number_after(&said, "Tests=");
-    println!("perl: {tests} tests passed, {what}");
-    if !said.contains("Result: PASS") || tests < least {
-        return Err(Outcome::Failed(format!("fewer than {least} tests, or not all: {said}")));
+    let output = site.run("perl", command.args(["prove", "t"]))?;
+    let tests = number_after(&output, "Tests=");
+    println!("perl: {tests} tests {what} passed");
+    if !output.contains("Result: PASS") || tests < least {
+        let line = format!("perl: a test failed, or fewer than {least} ran: {output}");
+        return Err(Outcome::Failed(line));
     }
     Ok(Outcome::Passed)
 }
 
-/// Returns the folder of the module, with its tests in `t`.
+/// Returns the directory of the module, with its tests in `t`. Returns None if it cannot be cloned.
 fn perl_tests(site: &Site) -> Option<PathBuf> {
     if let Some(path) = std::env::var_os(IPC_SYSV_ENV) {
         return Some(PathBuf::from(path));
@@ -270,7 +276,7 @@ fn perl_tests(site: &Site) -> Option<PathBuf> {
     folder.join("t/sem.t").exists().then_some(folder)
 }
 
-/// Compares archives of a tree whose owners were changed, made with us and without us.
+/// Compares the archives of a tree with changed owners, made with and without corewalk.
 fn fakeroot(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = r#"
 mkdir -p "$1/tree"
@@ -297,11 +303,11 @@ tar --numeric-owner --sort=name --mtime=@0 -cf tree.tar tree
         fs::read(&path).map_err(|error| Outcome::Failed(format!("{}: {error}", path.display())))
     };
     let expected = make("fakeroot-kernel", open())?;
-    let seen = make("fakeroot-ours", closed.with_us())?;
+    let seen = make("fakeroot-ours", closed.with_corewalk())?;
     let has_owners = seen.windows(8).any(|bytes| bytes == b"0000070\0");
     println!("fakeroot: archives of {} and {} bytes", expected.len(), seen.len());
     if expected != seen || seen.len() < 5000 * 512 || !has_owners {
-        return Err(Outcome::Failed("the archives differ, or are not what was asked for".into()));
+        return Err(Outcome::Failed("the archives differ, or lack files or owners".into()));
     }
     Ok(Outcome::Passed)
 }
@@ -310,20 +316,23 @@ tar --numeric-owner --sort=name --mtime=@0 -cf tree.tar tree
 fn sysv_ipc(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     let site = closed.site;
     let folder = python_tests(site)?;
-    let mut command = closed.with_us();
+    let mut command = closed.with_corewalk();
     command.arg(folder.join("venv/bin/python")).args(["-m", "unittest", "discover", "-s", "tests"]);
     command.args(["-t", "."]).current_dir(folder.join("source"));
-    let said = site.run("sysv_ipc", &mut command)?;
-    let (ran, skipped) = (number_after(&said, "Ran "), number_after(&said, "skipped="));
+    let output = site.run("sysv_ipc", &mut command)?;
+    let (ran, skipped) = (number_after(&output, "Ran "), number_after(&output, "skipped="));
     let passed = ran.saturating_sub(skipped);
     println!("sysv_ipc: {passed} tests passed, {skipped} skipped");
-    if !said.lines().any(|line| line.starts_with("OK")) || passed < SYSV_IPC_TESTS_MIN {
-        return Err(Outcome::Failed(format!("not all of its tests passed: {said}")));
+    if !output.lines().any(|line| line.starts_with("OK")) || passed < SYSV_IPC_TESTS_MIN {
+        let least = SYSV_IPC_TESTS_MIN;
+        let line = format!("sysv_ipc: a test failed, or fewer than {least} passed: {output}");
+        return Err(Outcome::Failed(line));
     }
     Ok(Outcome::Passed)
 }
 
-/// Returns a folder with the module's source, and an environment in which it is installed.
+/// Returns a directory with the source of the module and a virtual environment that has it
+/// installed.
 fn python_tests(site: &Site) -> Result<PathBuf, Outcome> {
     const SCRIPT: &str = r#"
 rm -rf "$1"
@@ -338,7 +347,7 @@ rm -rf source/build source/src/*.so
 venv/bin/python -c 'import sysv_ipc'
 touch complete
 "#;
-    // The headers, and what makes an environment.
+    // Checks for the headers of Python, and for ensurepip, which a virtual environment needs.
     const PYTHON_CHECK: &str = "import ensurepip, os, sysconfig; \
         os.stat(os.path.join(sysconfig.get_paths()['include'], 'Python.h'))";
     let folder = site.tools.join("sysv_ipc");
@@ -347,7 +356,7 @@ touch complete
     }
     needed("python3")?;
     if !is_well("python3", &["-c", PYTHON_CHECK]) {
-        // If they cannot be had, what follows says what is missing.
+        // If the packages cannot be installed, the script below fails with a message.
         let _installed = install("python3-dev") && install("python3-venv");
     }
     let mut command = Command::new("sh");
@@ -355,42 +364,43 @@ touch complete
     let log = site.folder.join("pip.log");
     let mut last = String::new();
     for _ in 0..INSTALL_TRIES {
-        let (ended, said) = process::run_logged(&mut command, &log, minutes(5));
+        let (ended, output) = process::run_logged(&mut command, &log, minutes(5));
         if ended == Ended::Well {
             return Ok(folder);
         }
-        said.lines().last().unwrap_or_default().clone_into(&mut last);
+        output.lines().last().unwrap_or_default().clone_into(&mut last);
     }
     Err(Outcome::Skipped(format!("{SYSV_IPC} cannot be installed: {last}")))
 }
 
-/// Runs the stressors of semaphores and message queues.
+/// Runs the stressors of stress-ng for semaphores and message queues.
 fn stress_ng(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     needed("stress-ng")?;
     let asked = std::env::var("COREWALK_STRESS_SECONDS").ok();
     let seconds = asked.unwrap_or_else(|| "20".to_owned());
-    let mut command = closed.with_us();
+    let mut command = closed.with_corewalk();
     command.args(["stress-ng", "--sem-sysv", "2", "--msg", "2", "--verify", "--metrics-brief"]);
     command.args(["-t", &seconds]).current_dir(closed.site.work());
-    let said = closed.site.run("stress-ng", &mut command)?;
-    let counts = ["sem-sysv", "msg"].map(|name| bogo_ops(&said, name));
+    let output = closed.site.run("stress-ng", &mut command)?;
+    let counts = ["sem-sysv", "msg"].map(|name| bogo_ops(&output, name));
     println!("stress-ng: {counts:?} operations of sem-sysv and msg in {seconds} s");
-    if !said.contains("successful run completed") || counts.contains(&0) {
-        return Err(Outcome::Failed(format!("stress-ng did not say that it is done: {said}")));
+    if !output.contains("successful run completed") || counts.contains(&0) {
+        return Err(Outcome::Failed(format!("stress-ng did not complete its run: {output}")));
     }
     Ok(Outcome::Passed)
 }
 
-fn bogo_ops(said: &str, name: &str) -> u64 {
-    let lines = said.lines().filter_map(|line| line.rsplit_once("] ").map(|(_, rest)| rest));
+/// Returns the number of operations of the stressor `name` in the output of stress-ng, or 0.
+fn bogo_ops(output: &str, name: &str) -> u64 {
+    let lines = output.lines().filter_map(|line| line.rsplit_once("] ").map(|(_, rest)| rest));
     let words = lines.map(|line| line.split_whitespace().collect::<Vec<_>>());
     let counts = words.filter(|words| words.first() == Some(&name) && words.len() > 4);
     counts.filter_map(|words| words[1].parse::<u64>().ok()).next().unwrap_or(0)
 }
 
-/// Returns the number that follows `mark`, or 0.
-fn number_after(said: &str, mark: &str) -> u32 {
-    let rest = said.split_once(mark).map_or("", |(_, rest)| rest);
+/// Returns the number that follows `mark` in `output`, or 0.
+fn number_after(output: &str, mark: &str) -> u32 {
+    let rest = output.split_once(mark).map_or("", |(_, rest)| rest);
     let digits = rest.split(|letter: char| !letter.is_ascii_digit()).next();
     digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
 }
@@ -401,7 +411,11 @@ fn is_well(program: &str, words: &[&str]) -> bool {
     process::run(&mut command, minutes(1)) == Ended::Well
 }
 
-/// Installs the program of a package of the same name, or skips the part.
+/// Installs the package `name` if it has a program of that name that is missing.
+///
+/// # Errors
+///
+/// `Skipped` if the package cannot be installed.
 fn needed(name: &str) -> Result<(), Outcome> {
     if is_available(name) || install(name) {
         return Ok(());
@@ -415,11 +429,11 @@ mod tests {
 
     #[test]
     fn numbers_of_the_programs_are_read() {
-        let said =
+        let output =
             "Files=6, Tests=82,  2 wallclock secs\nRan 137 tests in 9.6s\n\nOK (skipped=1)\n";
-        assert_eq!(number_after(said, "Tests="), 82);
-        assert_eq!((number_after(said, "Ran "), number_after(said, "skipped=")), (137, 1));
-        assert_eq!(number_after(said, "failures="), 0);
+        assert_eq!(number_after(output, "Tests="), 82);
+        assert_eq!((number_after(output, "Ran "), number_after(output, "skipped=")), (137, 1));
+        assert_eq!(number_after(output, "failures="), 0);
     }
 
     #[test]
@@ -433,10 +447,10 @@ mod tests {
 
     #[test]
     fn operations_of_a_stressor_are_read() {
-        let said = "stress-ng: info:  [7] stressor       bogo ops real time  usr time\n\
+        let output = "stress-ng: info:  [7] stressor       bogo ops real time  usr time\n\
                     stress-ng: info:  [7] sem-sysv         108000      3.00      1.00      2.0\n\
                     stress-ng: info:  [7] msg             2700000      3.00      1.00      2.0\n";
-        assert_eq!((bogo_ops(said, "sem-sysv"), bogo_ops(said, "msg")), (108_000, 2_700_000));
+        assert_eq!((bogo_ops(output, "sem-sysv"), bogo_ops(output, "msg")), (108_000, 2_700_000));
         assert_eq!(bogo_ops("stress-ng: fail: [7] sem-sysv: semop failed", "sem-sysv"), 0);
     }
 }

@@ -1,9 +1,8 @@
-//! Real work on a mount: what people will do with it, with the answers checked.
+//! Real programs on a mount, with their results checked.
 //!
-//! Each of these programs uses the file system in its own hard way: git renames over existing
-//! files and maps its packs, cargo creates and looks up by the thousand, databases sync and lock,
-//! rsync and tar carry every attribute. Each check compares with something that does not come from
-//! the mount.
+//! Each program is hard on the file system in its own way. git renames over existing files and maps
+//! its packs. cargo creates and looks up thousands of files. Databases sync and lock. rsync and tar
+//! copy all attributes. Each check compares with data that does not come from the mount.
 //!
 //! Source: the manuals of the programs.
 
@@ -14,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Clones this repository into the mount, changes, commits, repacks, checks.
+/// Clones this repository into the mount, commits changes, repacks and runs `git fsck`.
 pub(super) fn git(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 export GIT_CONFIG_NOSYSTEM=1 HOME="$WORK" GIT_CONFIG_COUNT=3
@@ -53,7 +52,7 @@ test -z "$(git status --porcelain)"
     })
 }
 
-/// Unpacks /usr/share into the mount and compares it byte for byte.
+/// Copies /usr/share into the mount and compares contents and attributes.
 pub(super) fn tar(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 tar -C /usr -cf - share | tar -xf -
@@ -88,7 +87,7 @@ cargo build -q --offline -p corewalk
     })
 }
 
-/// Runs a workload on sqlite in each journal mode and checks the database.
+/// Runs a workload of sqlite in each journal mode and checks the database.
 pub(super) fn sqlite(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 for mode in delete truncate persist wal; do
@@ -113,7 +112,7 @@ done
     in_mount(site, |mount| mount.shell("sqlite", SCRIPT).map(drop))
 }
 
-/// Runs pgbench on a database with checksums, stops it, and checks every page.
+/// Runs pgbench on a database with checksums, stops the server, and checks all pages.
 pub(super) fn postgres(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 mkdir pg "$WORK/socket"
@@ -147,7 +146,7 @@ user "$BIN/pg_ctl" -D data -w -m fast stop
     })
 }
 
-/// Lets a user who is not root own files and devices in an archive made on the mount.
+/// Makes an archive with owners and devices on the mount, by fakeroot as a user other than root.
 pub(super) fn fakeroot(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 mkdir home
@@ -172,7 +171,7 @@ test "$(stat -c %U tree/file)" = nobody
     in_mount(site, |mount| mount.shell("fakeroot", SCRIPT).map(drop))
 }
 
-/// Carries a tree with every kind of attribute to the mount and back.
+/// Copies a tree with all kinds of attributes to the mount and back.
 pub(super) fn rsync(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 cd "$WORK"
@@ -198,7 +197,7 @@ done
 test "$(stat -c %h "$MNT/to/file")" = 2
 test "$(getfattr --only-values -n user.note "$MNT/to/file")" = value
 getfacl -cp "$MNT/to/deep" | grep -q 'default:group:nogroup:r-x'
-# A difference must be seen, or the comparison above says nothing.
+# Control: the comparison shows a difference.
 echo more >> "$MNT/to/deep/hard"
 test -n "$(rsync -aHAXnic --numeric-ids --delete from/ "$MNT/to/")"
 "#;
@@ -216,7 +215,7 @@ fn in_mount(site: &Site, work: impl FnOnce(&mut Mount) -> Result<(), Outcome>) -
     }
 }
 
-/// Returns the folder that holds the server programs of postgres.
+/// Returns the directory of the server programs of postgres.
 pub(super) fn postgres_folder() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut folders: Vec<PathBuf> = versions.map(|entry| entry.path().join("bin")).collect();

@@ -1,12 +1,12 @@
-//! Extended attributes and ACLs, call by call against the kernel's ext4.
+//! Extended attributes and ACLs, compared with ext4 call by call.
 //!
-//! A script of system calls (`crates/corewalk/examples/xattr_calls.rs`) runs on a fresh ext4 in a loop
-//! device and on the mount under test, and the two transcripts must be equal line by line: results,
-//! errnos, and bytes. The ext4 has `ea_inode`, without which it has no room for values of 64 KiB.
+//! A program (`crates/corewalk/examples/xattr_calls.rs`) makes system calls on a new ext4 in a loop
+//! device and on the mount under test. It prints the results, errnos and bytes. Both transcripts
+//! must be equal. The ext4 has the feature `ea_inode`, which permits values of 64 KiB.
 //!
-//! Not in the script, since ext4 answers otherwise for reasons of its own: so many names that they take
-//! more than a block, for which ext4 says `ENOSPC` also with `ea_inode` (the limit of 64 KiB of names is a
-//! unit test of tmpfs), and immutable files (setxattr03), which FUSE does not have.
+//! Two cases are not compared. For names that take more than a block, ext4 returns `ENOSPC` also
+//! with `ea_inode`; a unit test of tmpfs covers the limit of 64 KiB of names. FUSE has no immutable
+//! files (setxattr03).
 //!
 //! Source: LTP `testcases/kernel/syscalls`; ext4(5); mkfs.ext4(8).
 
@@ -21,11 +21,11 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// The size of the file in which the ext4 lies, in bytes.
+/// The size of the ext4 in bytes.
 const EXT4_BYTES: u64 = 64 << 20;
-/// How many lines the transcript has at least; there are about 800.
+/// The fewest lines of a transcript. A complete one has about 800.
 const LINES_MIN: usize = 600;
-/// How many differences are shown.
+/// The most differences that are printed.
 const SHOWN_MAX: usize = 40;
 
 /// Compares a tmpfs with ext4.
@@ -43,7 +43,7 @@ pub(super) fn xattr_store(site: &Site) -> Outcome {
     check(site, Source::Store, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Compares what is mounted from `source` with ext4.
+/// Compares a mount of `source` with ext4.
 fn check(site: &Site, source: Source, options: &str) -> Result<Outcome, Outcome> {
     let script = built(site)?;
     let expected = {
@@ -68,7 +68,8 @@ fn compare(expected: &str, seen: &str) -> Result<(), Outcome> {
     let (expected, seen): (Vec<&str>, Vec<&str>) =
         (expected.lines().collect(), seen.lines().collect());
     if expected.len() < LINES_MIN {
-        return Err(Outcome::Failed(format!("the script made {} calls only", expected.len())));
+        let lines = expected.len();
+        return Err(Outcome::Failed(format!("the transcript of ext4 has only {lines} lines")));
     }
     let mut section = "";
     let mut differences = 0;
@@ -89,7 +90,7 @@ fn compare(expected: &str, seen: &str) -> Result<(), Outcome> {
     Ok(())
 }
 
-/// Returns the path of the script, which is built first.
+/// Builds the program and returns its path.
 fn built(site: &Site) -> Result<PathBuf, Outcome> {
     let target = checks::target_folder(&site.root);
     let mut command = Command::new("cargo");
@@ -99,7 +100,7 @@ fn built(site: &Site) -> Result<PathBuf, Outcome> {
     Ok(target.join("release/examples/xattr_calls"))
 }
 
-/// A fresh ext4 in a loop device.
+/// A new ext4 in a loop device. Dropping it unmounts it.
 struct Ext4 {
     path: PathBuf,
 }
@@ -148,6 +149,6 @@ mod tests {
         assert!(compare(&good, &transcript("get: EPERM\n")).is_err());
         assert!(compare(&good, &transcript("")).is_err());
         assert!(compare(&transcript(""), &good).is_err());
-        assert!(compare("", "").is_err(), "a script that did nothing");
+        assert!(compare("", "").is_err(), "empty transcripts");
     }
 }

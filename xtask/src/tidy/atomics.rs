@@ -1,9 +1,9 @@
-//! Rules about atomics: where they are named, and that each ordering is argued.
+//! Rules about atomics: which files may name them, and that each ordering has a reason.
 //!
-//! A model checker only sees the atomics that go through the switch in `corewalk-base`, so naming
-//! the standard library's elsewhere silently takes code out of every model. An ordering without a
-//! reason cannot be reviewed; a pair of orderings has one tag, written at both ends, and a tag that
-//! occurs once is an end without its partner.
+//! A model checker sees only atomics of `corewalk_base::primitives`. Code that names those of the
+//! standard library would silently drop out of all models. An ordering without a reason cannot be
+//! reviewed. The two ends of a pair of orderings have the same tag, so a tag that occurs once lacks
+//! the other end.
 //!
 //! Source: `docs/developing/style.md` section 4; seize; Linux `ipc/sem.c` with its named barriers.
 
@@ -13,23 +13,23 @@ use std::collections::BTreeMap;
 
 /// Files that may name the standard library's atomics and threads, each with its reason.
 const PRIMITIVES: [(&str, &str); 4] = [
-    ("crates/base/src/primitives.rs", "the switch between the real ones and the models'"),
-    ("crates/base/src/primitives/crash.rs", "words that stop their thread"),
+    ("crates/base/src/primitives.rs", "it switches between the real types and those of models"),
+    ("crates/base/src/primitives/crash.rs", "its atomics stop their thread"),
     ("crates/testkit/src/real.rs", "allocators and watchdogs run below and beside a model"),
-    ("xtask/src/process.rs", "chores use the standard library only and are never modelled"),
+    ("xtask/src/process.rs", "xtask uses the standard library only and has no models"),
 ];
 
-/// Paths that only the switch may name, as expanded from a `use`.
+/// Paths that only these files may name, as expanded from a `use`.
 const SWITCHED: [&str; 4] =
     ["std::sync::atomic", "core::sync::atomic", "std::thread", "alloc::sync::atomic"];
 
-/// Names of orderings that need a reason; those of `std::cmp::Ordering` do not.
+/// Orderings that need a reason. (The names of `std::cmp::Ordering` differ.)
 const ORDERINGS: [&str; 5] = ["Relaxed", "Acquire", "Release", "AcqRel", "SeqCst"];
 
-/// How many lines above an ordering its reason may begin.
+/// How many lines above an ordering its comment may begin.
 const REASON_LINES: usize = 6;
 
-/// Returns a finding for each atomic or thread that is not named through the switch.
+/// Returns a finding for each atomic or thread that is named without `corewalk_base::primitives`.
 pub(super) fn place(file: &RustFile) -> Vec<Finding> {
     if PRIMITIVES.iter().any(|(path, _)| *path == file.path) {
         return Vec::new();
@@ -99,13 +99,13 @@ pub(super) fn lonely_tags(files: &[RustFile]) -> Vec<Finding> {
         .into_iter()
         .filter(|(_, places)| places.len() == 1)
         .map(|(tag, places)| {
-            let instead = format!("tag `{tag}` occurs once; write it at the other end too");
+            let instead = format!("tag `{tag}` occurs once; write it at the other end as well");
             Finding::new(places[0].0, places[0].1, "ordering tag", instead)
         })
         .collect()
 }
 
-/// Returns the `use` statements of `code` with the number of the line each begins on.
+/// Returns the `use` statements of `code`, each with the number of its first line.
 fn use_statements(code: &str) -> Vec<(usize, String)> {
     let mut statements = Vec::new();
     let mut rest = code;
@@ -145,7 +145,7 @@ fn expand(tree: &str) -> Vec<String> {
         .collect()
 }
 
-/// Returns the parts of `group` between the commas that stand outside of braces.
+/// Splits `group` at the commas outside of braces.
 fn split_group(group: &str) -> Vec<&str> {
     let mut depth = 0_usize;
     let is_border = |letter: char| {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_and_the_switch_itself_are_left_alone() {
+    fn other_names_and_the_permitted_files_are_not_found() {
         for good in [
             "use std::{sync::{Arc, Mutex}, thread_local};",
             "use corewalk_base::primitives::{atomic::AtomicU64, thread};",
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn ordering_with_a_reason_is_left_alone() {
+    fn ordering_with_a_reason_is_not_found() {
         let near = "// ORDERING(x): Acquire. See `put`.\na\n    .load(Ordering::Acquire);";
         assert_eq!(lines_found(comments, "a.rs", near), []);
         assert_eq!(lines_found(comments, "a.rs", "a.cmp(b) == Ordering::Less"), []);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn tag_with_one_end_is_found_also_across_files() {
+    fn tag_that_occurs_once_in_all_files_is_found() {
         let file = |path: &str, text: &str| RustFile::parse(path, text);
         let a = file("a.rs", "// ORDERING(pub): Release. x\n// ORDERING(lone): Acquire. y");
         let b = file("b.rs", "\n// ORDERING(pub): Acquire. See a.");

@@ -1,18 +1,18 @@
-//! Rules about crates: which may depend on which, and which may be unsafe.
+//! Rules about crates: dependencies between them, and which may have unsafe code.
 //!
-//! Crates point one way, from the program down to the primitives. Two crates of one layer do not
-//! know each other; what they share lies in a layer below. The test kit is outside of the layers:
-//! it depends on none of the crates, and only tests depend on it.
+//! A crate depends only on crates of lower layers, never on one of its own layer. Code that two
+//! crates of a layer share is in a lower layer. The test kit has no layer: it depends on none of
+//! the crates, and only tests depend on it.
 //!
-//! `unsafe` lives in four crates. The others say so in their first lines, where the compiler
-//! enforces it.
+//! Four crates may have unsafe code. The others begin with `#![forbid(unsafe_code)]`, which the
+//! compiler enforces.
 //!
 //! Source: `ARCHITECTURE.md`; Asterinas, "a kernel crate may depend on lower layers".
 
 use super::{Finding, Manifest};
 use crate::source::RustFile;
 
-/// The layer of each crate; a dependency has a lower layer than what depends on it.
+/// The layer of each crate. A crate may depend on crates of lower layers.
 const LAYERS: [(&str, u32); 12] = [
     ("corewalk-base", 0),
     ("corewalk-sync", 1),
@@ -30,11 +30,11 @@ const LAYERS: [(&str, u32); 12] = [
 
 const TESTKIT: &str = "corewalk-testkit";
 
-/// Folders of the crates that may hold unsafe code.
+/// Directories of the crates that may have unsafe code.
 const UNSAFE_CRATES: [&str; 4] =
     ["crates/base/", "crates/sync/", "crates/testkit/", "crates/ipc-preload/"];
 
-/// Returns a finding for each dependency that points sideways or up.
+/// Returns a finding for each dependency on a crate of the same or a higher layer.
 pub(super) fn dependencies(manifest: &Manifest) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut section = "";
@@ -42,7 +42,7 @@ pub(super) fn dependencies(manifest: &Manifest) -> Vec<Finding> {
     for (at, line) in manifest.text.lines().map(str::trim).enumerate() {
         let header = line.strip_prefix('[').map(|header| header.trim_end_matches(']'));
         section = header.unwrap_or(section);
-        // `[dependencies.NAME]` names the dependency in the header, otherwise a line names it.
+        // The name of the dependency is in the header `[dependencies.NAME]`, or begins a line.
         let (table, name) = match header.map(|header| header.rsplit_once('.')) {
             Some(Some((table, name))) => (table, name),
             Some(None) => continue,
@@ -74,7 +74,8 @@ fn refuse(own: &str, name: &str, kind: &str) -> Option<String> {
     let Some((_, above)) = layer_of(own) else {
         return Some(format!("{own} has no layer; give it one in xtask/src/tidy/layers.rs"));
     };
-    (below >= above).then(|| format!("{own} may not depend on {name}; move what both need down"))
+    let instead = || format!("{own} may not depend on {name}; move shared code to a lower layer");
+    (below >= above).then(instead)
 }
 
 fn package_name(text: &str) -> Option<&str> {
@@ -83,7 +84,7 @@ fn package_name(text: &str) -> Option<&str> {
     line.split('"').nth(1)
 }
 
-/// Returns a finding for each crate root that does not forbid unsafe code and should.
+/// Returns a finding for each crate root that should forbid unsafe code and does not.
 pub(super) fn unsafe_crates(files: &[RustFile]) -> Vec<Finding> {
     let is_root = |path: &str| path.ends_with("src/lib.rs") || path.ends_with("src/main.rs");
     files
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn dependency_sideways_or_up_is_found() {
+    fn dependency_on_the_same_or_a_higher_layer_is_found() {
         let up = "[package]\nname = \"corewalk-sync\"\n[dependencies]\ncorewalk.workspace = true\n";
         assert_eq!(lines_found(up), [4]);
         let sideways = "[package]\nname = \"corewalk\"\n[target.'cfg(unix)'.dependencies]\n\
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn dependency_down_is_left_alone() {
+    fn dependency_on_a_lower_layer_is_not_found() {
         let down = "[package]\nname = \"corewalk-fuse\"\n[dependencies]\ncorewalk = \"1\"\n\
                     rustix = \"1\"\n[dev-dependencies]\ncorewalk-testkit.workspace = true\n";
         assert_eq!(lines_found(down), []);
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn kit_for_tests_in_a_library_is_found() {
+    fn dependency_of_a_library_on_the_test_kit_is_found() {
         let text = "[package]\nname = \"corewalk\"\n[dependencies]\ncorewalk-testkit = \"1\"\n";
         assert_eq!(lines_found(text), [4]);
         let text =
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn crate_root_without_the_ban_on_unsafe_is_found() {
+    fn crate_root_that_does_not_forbid_unsafe_code_is_found() {
         let bare = RustFile::parse("crates/corewalk/src/lib.rs", "//! x\n");
         let may = RustFile::parse("crates/sync/src/lib.rs", "//! x\n");
         let good = RustFile::parse("crates/ipc/src/lib.rs", "#![forbid(unsafe_code)]\n");

@@ -1,8 +1,7 @@
-//! Rules about names: types that say nothing, tests that begin with `test_`.
+//! Rules about names: types with an empty name, tests that begin with `test_`.
 //!
-//! A type called a manager or a wrapper has not been named yet: the name says that there is
-//! something, not what. Tests are named `subject_condition_result`; a prefix that every test would
-//! have carries nothing.
+//! Words such as manager and wrapper do not say what a type is. Tests are named
+//! `subject_condition_result`. A prefix `test_`, which each test could have, adds nothing.
 
 use super::Finding;
 use crate::source::RustFile;
@@ -12,7 +11,7 @@ const BANNED: [&str; 8] =
 
 const TYPE_KEYWORDS: [&str; 5] = ["struct ", "enum ", "trait ", "type ", "union "];
 
-/// Returns a finding for each type whose name has a banned word in it.
+/// Returns a finding for each type with a banned word in its name.
 pub(super) fn types(file: &RustFile) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (at, line) in file.lines.iter().enumerate() {
@@ -28,7 +27,7 @@ pub(super) fn types(file: &RustFile) -> Vec<Finding> {
     findings
 }
 
-/// Returns a finding for each function that begins with `test_`.
+/// Returns a finding for each function whose name begins with `test_`.
 pub(super) fn tests(file: &RustFile) -> Vec<Finding> {
     file.lines
         .iter()
@@ -81,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn type_with_a_word_of_the_field_is_left_alone() {
+    fn type_without_a_banned_word_is_not_found() {
         for good in [
             "struct Database;",
             "struct Dentry; // not a Manager",
@@ -94,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn prefix_of_tests_is_found_and_a_proper_name_is_not() {
+    fn prefix_of_a_test_is_found_and_a_proper_name_is_not() {
         assert_eq!(lines_found(tests, "a.rs", "    fn test_rename() {}"), [1]);
         assert_eq!(lines_found(tests, "a.rs", "fn rename_over_itself_is_a_no_op() {}"), []);
         assert_eq!(lines_found(tests, "a.rs", "fn latest_test_wins() {}"), []);

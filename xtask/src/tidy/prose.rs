@@ -1,23 +1,23 @@
 //! Rules about the sentences of comments and pages: plain words, short sentences, short lines.
 //!
-//! A sentence without a named subject ("who asks first is served", "What is left goes back") has to
-//! be read twice. Such sentences are found by their first words, and all of them are
-//! findings. Sentences, lines and essays have a limit each.
+//! A reader has to read a sentence without a named subject twice ("who asks first is served", "What
+//! is left goes back"). The rules recognize such sentences by a few words. Sentences, lines and
+//! essays have a limit each.
 //!
 //! | rule | finds |
 //! |---|---|
-//! | `who` | `who` and `whoever` as a subject: at the start of a clause, or behind a preposition |
+//! | `who` | `who` and `whoever` as a subject: at the start of a clause, or after a preposition |
 //! | `what` | a sentence that starts with `What` and is no question |
 //! | `nobody` | `nobody`, `somebody` |
 //! | `sentence` | a sentence of more than 35 words |
 //! | `comment line` | a line of a comment, or of a page, with more than 100 letters |
 //! | `essay` | more than 40 lines of `//!` in one file, examples apart |
 //!
-//! Text between backticks counts as one word and is not looked at. Tables, headings and code are
-//! left out.
+//! Text between backticks counts as one word and is not checked. Tables, headings and code are not
+//! checked.
 //!
-//! Source: `docs/developing/style.md`. The limits lie at the level of redb, seize, papaya and
-//! crossbeam-epoch, where 0.2 to 3 of 100 sentences have more than 35 words.
+//! Source: `docs/developing/style.md`. The limit of words is that of redb, seize, papaya and
+//! crossbeam-epoch, where 0.2 to 3 of 100 sentences are longer.
 
 use super::Finding;
 use crate::source::RustFile;
@@ -32,7 +32,7 @@ const BEFORE_A_BARE_WHO: [&str; 15] = [
     "which",
 ];
 
-/// A paragraph: its words, each with the number of its line.
+/// A paragraph: its words, each with its line number.
 #[derive(Debug, Default)]
 struct Paragraph<'t> {
     words: Vec<(&'t str, usize)>,
@@ -85,7 +85,7 @@ fn too_long(path: &str, line: usize, letters: usize) -> Finding {
     Finding::new(path, line, "comment line", instead)
 }
 
-/// The paragraphs of a text, gathered line by line.
+/// The paragraphs of a text, collected line by line.
 #[derive(Debug, Default)]
 struct Paragraphs<'t> {
     ended: Vec<Paragraph<'t>>,
@@ -100,7 +100,7 @@ impl<'t> Paragraphs<'t> {
         }
     }
 
-    /// Ends a block of comment lines; a code fence does not reach beyond it.
+    /// Ends a block of comment lines. A code fence ends with its block.
     fn end_block(&mut self) {
         self.end();
         self.is_code = false;
@@ -145,7 +145,7 @@ fn starts_an_item(text: &str) -> bool {
         || digits > 0 && text[digits..].starts_with(". ")
 }
 
-/// Returns the words of a line; what stands between backticks is one word.
+/// Returns the words of a line. Text between backticks is one word.
 fn split_words(text: &str) -> Vec<&str> {
     let mut words = Vec::new();
     let (mut start, mut is_code) = (None, false);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn sentences_with_a_subject_are_left_alone() {
+    fn sentences_with_a_subject_are_not_found() {
         for good in [
             "The reader who found the slot checks its sequence.",
             "What does the walk store? Nothing.",

@@ -1,8 +1,6 @@
-//! Rules about a file as text: its length, its letters, words that must not land, its name.
+//! Rules about the text of a file: its length, ASCII, marks of unfinished work, its name.
 //!
-//! Long files and marks of unfinished work are the two ways in which a hurried change shows; both
-//! are cheap to see and cheap to refuse. Words are looked for where they mean something: macros in
-//! code, marks in comments.
+//! Macros such as `dbg!` are searched in code only, and other marks in comments only.
 
 use super::Finding;
 use crate::source::{RustFile, has_word};
@@ -11,16 +9,16 @@ const LINES_MAX: usize = 800;
 
 const CODE_WORDS: [(&str, &str); 5] = [
     ("dbg!", "remove it"),
-    ("todo!", "write the code or do not land it"),
+    ("todo!", "write the code"),
     ("unimplemented!", "write the code or return an error that the caller can handle"),
     ("#[ignore", "make the test run everywhere or print `skipped: why`"),
     ("#![ignore", "make the test run everywhere or print `skipped: why`"),
 ];
 
 const COMMENT_WORDS: [(&str, &str); 3] = [
-    ("FIXME", "fix it before it lands"),
-    ("TODO", "do it, or open an issue and say what is missing in the essay"),
-    ("XXX", "say what is wrong in a sentence"),
+    ("FIXME", "fix it before the change is merged"),
+    ("TODO", "do it, or open an issue and describe the limit in the text of the module"),
+    ("XXX", "describe the problem in a sentence"),
 ];
 
 const BANNED_FILES: [&str; 6] =
@@ -55,7 +53,7 @@ pub(super) fn words(file: &RustFile) -> Vec<Finding> {
         let in_code = CODE_WORDS.iter().filter(|(word, _)| holds_macro(&line.code, word));
         let in_comment = COMMENT_WORDS.iter().filter(|(word, _)| has_word(&line.comment, word));
         for (word, instead) in in_code.chain(in_comment) {
-            let instead = format!("`{word}` must not land; {instead}");
+            let instead = format!("`{word}` marks unfinished work; {instead}");
             findings.push(Finding::new(&file.path, at + 1, "unfinished", instead));
         }
     }
@@ -69,12 +67,12 @@ fn holds_macro(code: &str, word: &str) -> bool {
     })
 }
 
-/// Returns a finding if the name of the file says nothing.
+/// Returns a finding if the name of the file does not describe its contents.
 pub(super) fn file_name(file: &RustFile) -> Vec<Finding> {
     let name = file.path.rsplit('/').next().unwrap_or_default();
     let instead = match name {
         "mod.rs" => "write walk.rs beside walk/, not walk/mod.rs",
-        _ if BANNED_FILES.contains(&name) => "name the file after the idea that is in it",
+        _ if BANNED_FILES.contains(&name) => "name the file after its contents",
         _ => return Vec::new(),
     };
     vec![Finding::new(&file.path, 1, "file name", instead)]
@@ -99,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_of_unfinished_work_are_found_where_they_mean_it() {
+    fn marks_of_unfinished_work_are_found_in_code_and_comments() {
         let bad =
             "fn f() { todo!() }\ndbg!(1);\nunimplemented!();\n#[ignore]\n// FIXME: x\n/// TODO";
         assert_eq!(lines_found(words, "a.rs", bad), [1, 2, 3, 4, 5, 6]);
@@ -108,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn module_files_and_empty_names_are_found() {
+    fn files_with_banned_names_are_found() {
         for bad in ["walk/mod.rs", "src/utils.rs", "tests/common.rs"] {
             assert_eq!(lines_found(file_name, bad, ""), [1], "{bad}");
         }

@@ -1,16 +1,18 @@
-//! `corewalk ipc exec`: a command in a namespace.
+//! `corewalk ipc exec`: runs a command in a namespace.
 //!
 //! The command gets the preload library and the namespace in its environment, and descriptors of
-//! the namespace's file and of the folder of segments; all that it starts inherits them. This process waits for it, passes on
-//! signals that were sent to it, and ends as the command does. (A signal of the terminal has
-//! reached the command already.)
+//! the namespace's file and of the folder of segments; all that it starts inherits them. This
+//! process waits for it, passes on signals that were sent to it, and ends as the command does. (A
+//! signal of the terminal has reached the command already.)
 //!
-//! While it waits it looks after the namespace (`watch`).
+//! `exec` passes on each signal that a process sends to it. It does not pass on signals of the
+//! terminal, which the command gets from the kernel as well.
 //!
 //! # Exit status
 //!
-//! That of the command; 126 if it cannot be run here, 127 if there is none; death by the signal that the
-//! command died of; 1 and 2 as everywhere if it was not even tried.
+//! The status of the command. 126 if the command cannot be run in a namespace, 127 if it does not
+//! exist. 1 and 2, as in other subcommands, if `exec` itself fails. If a signal kills the command,
+//! `exec` dies of the same signal.
 //!
 //! Source: env(1), timeout(1).
 
@@ -36,17 +38,21 @@ use crate::failure::Failure;
 /// The command line.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {
-    /// Join the namespace of this name, or make it; it stays. With a slash in it: the path of its file.
-    /// Without this option the command gets a namespace of its own, which goes with it.
+    /// The namespace: a name, or the path of its file (with a / in it). It is created if it does
+    /// not exist, and stays until `corewalk ipc rm --purge`. Without this option, the command gets
+    /// a new namespace in memory, which is removed at its end.
     #[arg(long, value_name = "NAME|PATH")]
     namespace: Option<String>,
-    /// Shared memory too is the namespace's. Without this option it is the kernel's.
+    /// Use the namespace for shared memory as well. Without this option, the command uses shared
+    /// memory segments of the kernel.
     #[arg(long)]
     shm: bool,
-    /// The preload library, if it is not beside this program.
+    /// The preload library, libcorewalk_ipc_preload.so. By default it is searched for in the
+    /// directory of this program, and in `deps`, `../lib` and `../lib/corewalk` from there.
     #[arg(long, value_name = "PATH")]
     preload: Option<PathBuf>,
-    /// The command and its arguments.
+    /// The command and its arguments. Static programs and programs that gain privileges (by
+    /// set-user-ID, set-group-ID or file capabilities) are refused: they cannot load the library.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
 }
@@ -89,7 +95,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             command.env(name, word);
         }
     }
-    // Before the command: a signal that comes while it is started must not part us from it.
+    // Before the start of the command: a signal must not end `exec` and leave the command alone.
     let signals =
         SignalsInfo::<WithOrigin>::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2]);
     let signals = signals.map_err(|error| Failure::of("signals", error))?;
@@ -112,14 +118,14 @@ fn refused(name: &OsStr, refusal: Refusal) -> Failure {
     Failure::Command(status, format!("{}: {why}", name.display()))
 }
 
-/// Waits for the command; passes on signals, and looks after the namespace.
+/// Waits for the command. Meanwhile passes on signals and cleans up in the namespace.
 fn supervise(
     mut child: Child,
     signals: SignalsInfo<WithOrigin>,
     place: &Place,
 ) -> Result<ExitStatus, Failure> {
     let failed = |error| Failure::of("waiting for the command", error);
-    // A descriptor of the process: a number could be another process's by the time of the signal.
+    // A pidfd, because another process could have the pid by the time of a signal.
     let pid = Pid::from_raw(child.id().cast_signed()).expect("a process has a number");
     let open = || pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.into()));
     pass_on(signals, open()?);
@@ -134,28 +140,28 @@ fn supervise(
     }
 }
 
-/// Passes on the signals that a process has sent to this one.
+/// Starts a thread that passes on the signals that processes send to `exec`.
 fn pass_on(mut signals: SignalsInfo<WithOrigin>, process: OwnedFd) {
     thread::spawn(move || {
         for origin in &mut signals {
             let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
             if origin.process.is_some() {
-                // The command may have ended; its status says so.
+                // Fails if the command has ended, which its status tells.
                 let _sent = pidfd_send_signal(&process, signal);
             }
         }
     });
 }
 
-/// Ends as the command has ended.
+/// Turns the status of the command into the result of `exec`, or dies of the command's signal.
 fn ended_as(status: ExitStatus) -> Result<(), Failure> {
     if let Some(signal) = status.signal() {
-        // Returns only for a signal that cannot end a process.
+        // Returns only for a signal that does not end a process by default.
         let _alive = signal_hook::low_level::emulate_default_handler(signal);
-        return Err(Failure::Said(128u8.wrapping_add(signal as u8)));
+        return Err(Failure::Reported(128u8.wrapping_add(signal as u8)));
     }
     match status.code() {
         Some(0) => Ok(()),
-        code => Err(Failure::Said(code.unwrap_or(1) as u8)),
+        code => Err(Failure::Reported(code.unwrap_or(1) as u8)),
     }
 }

@@ -1,6 +1,7 @@
-//! The tables of ipcs(1): objects by size, time, process and owner, one object as a whole, limits, and what is used.
+//! The output formats of ipcs(1): tables of objects, the details of one object, limits and usage.
 //!
-//! Words and columns are those of util-linux, but for times: they are in UTC and in the form of ISO 8601.
+//! Words and columns are those of util-linux. Only times differ: they are in UTC and in the format
+//! of ISO 8601.
 //!
 //! Source: ipcs(1) of util-linux 2.39.
 
@@ -9,7 +10,7 @@ use rustix::io::Errno;
 
 use super::objects::{Kind, Object, group_name, user_name};
 
-/// Which columns a table has.
+/// The columns of a table: those of ipcs(1) without options, and with `-t`, `-p` and `-c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     Plain,
@@ -22,12 +23,12 @@ pub(super) enum Form {
 pub(super) fn table(kind: Kind, form: Form, objects: &[Object]) -> String {
     let (title, names) = head(kind, form);
     let rows: Vec<Vec<String>> = objects.iter().map(|object| row(object, kind, form)).collect();
-    // Of a set there is no process to tell.
+    // The table of pids has no columns for semaphore sets, because each semaphore has its own pid.
     let rows = if names.is_empty() { &[][..] } else { &rows };
     format!("\n------ {title} --------\n{}", columns(names, rows))
 }
 
-/// Returns title and columns of a table.
+/// Returns the title and the names of the columns of a table.
 fn head(kind: Kind, form: Form) -> (&'static str, &'static [&'static str]) {
     match (form, kind) {
         (Form::Plain, Kind::Msg) => {
@@ -99,7 +100,8 @@ fn row(object: &Object, kind: Kind, form: Form) -> Vec<String> {
     row
 }
 
-/// Returns rows in columns of ten letters and one between, as ipcs(1) has them, or as many as are needed.
+/// Formats rows in columns of at least ten letters with a blank between, as ipcs(1) does. A longer
+/// cell widens its column.
 pub(super) fn columns(names: &[&str], rows: &[Vec<String>]) -> String {
     let width = |at: usize| {
         let cells = rows.iter().filter_map(|row| row.get(at)).map(String::len);
@@ -115,11 +117,11 @@ pub(super) fn columns(names: &[&str], rows: &[Vec<String>]) -> String {
     head + &body.collect::<String>()
 }
 
-/// Returns all there is to know about one object: `ipcs -i`.
+/// Returns the details of one object, as `ipcs -i` prints them.
 ///
 /// # Errors
 ///
-/// Those of the commands that read semaphores.
+/// Those of semctl(2) with `GETVAL`, `GETNCNT`, `GETZCNT` and `GETPID`.
 pub(super) fn details(task: &Task, kind: Kind, object: &Object) -> Result<String, Errno> {
     let (perm, id) = (&object.perm, object.id);
     let owners =
@@ -179,7 +181,7 @@ fn semaphores(task: &Task, id: i32, nsems: u64) -> Result<String, Errno> {
     Ok(columns(&["semnum", "value", "ncount", "zcount", "pid"], &rows))
 }
 
-/// Returns what ipcs(1) shows with `--limits`.
+/// Returns the limits, as `ipcs --limits` prints them.
 pub(super) fn limits(kind: Kind, limits: &Limits) -> String {
     match kind {
         Kind::Msg => format!(
@@ -204,11 +206,12 @@ pub(super) fn limits(kind: Kind, limits: &Limits) -> String {
     }
 }
 
-/// Returns what ipcs(1) shows with `--summary`; nothing is said of what is swapped, which nobody knows.
+/// Returns the usage, as `ipcs --summary` prints it, but without the lines on swap: the namespace
+/// does not know which pages are swapped out.
 ///
 /// # Errors
 ///
-/// What the calls return that count.
+/// Those of the calls that count the objects.
 pub(super) fn summary(kind: Kind, task: &Task) -> Result<String, Errno> {
     Ok(match kind {
         Kind::Msg => {
@@ -236,7 +239,7 @@ pub(super) fn summary(kind: Kind, task: &Task) -> Result<String, Errno> {
     })
 }
 
-/// Returns seconds since 1970 as a date and a time in UTC.
+/// Formats seconds since 1970 as a date and a time in UTC; 0 as "Not set".
 fn time(seconds: u64) -> String {
     if seconds == 0 {
         return "Not set".to_owned();
@@ -247,12 +250,12 @@ fn time(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Returns year, month and day that are `days` after the first of January 1970.
+/// Returns year, month and day of the date that is `days` after 1970-01-01.
 ///
-/// Years are taken to begin in March, so that the day that some of them lack is their last.
+/// The computation lets years begin in March, so that a leap day is the last day of its year.
 fn date(days: u64) -> (u64, u64, u64) {
     const DAYS_OF_400_YEARS: u64 = 146_097;
-    // From the first of March of the year 0.
+    // Count from 0000-03-01.
     let days = days.saturating_add(719_468);
     let (era, day) = (days / DAYS_OF_400_YEARS, days % DAYS_OF_400_YEARS);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

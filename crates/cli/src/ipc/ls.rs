@@ -1,4 +1,5 @@
-//! `corewalk ipc ls`: the objects of a namespace, after ipcs(1) (`forms`); without one, the namespaces.
+//! `corewalk ipc ls`: lists the objects of a namespace as ipcs(1) does (`forms`), or the
+//! namespaces.
 //!
 //! Source: ipcs(1).
 
@@ -20,41 +21,42 @@ use crate::failure::Failure;
 /// The command line.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {
-    /// The namespace: its name, or with a slash in it the path of its file. Without this option it is the one
-    /// that this process runs in, or the namespaces of the user are shown.
+    /// The namespace: a name, or the path of its file (with a / in it). Without this option: the
+    /// namespace that this command runs in. If it runs in none, `ls` lists the namespaces of the
+    /// user.
     #[arg(long, value_name = "NAME|PATH")]
     namespace: Option<String>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
-    /// Show message queues.
+    /// List message queues.
     #[arg(short = 'q', long)]
     queues: bool,
-    /// Show segments of shared memory.
+    /// List shared memory segments.
     #[arg(short = 'm', long)]
     shmems: bool,
-    /// Show semaphore sets.
+    /// List semaphore sets.
     #[arg(short = 's', long)]
     semaphores: bool,
-    /// Show all of them, as without any of these.
+    /// List objects of all three kinds. This is the default.
     #[arg(short = 'a', long)]
     all: bool,
-    /// Show the time of the last operation and of the last change, in UTC.
+    /// Show the times of the last operations and of the last change, in UTC.
     #[arg(short = 't', long, group = "form")]
     time: bool,
-    /// Show who made it and who used it last; a semaphore set has that of each semaphore, see `-i`.
+    /// Show the pids of the creator and of the last user. For semaphores use -i.
     #[arg(short = 'p', long, group = "form")]
     pid: bool,
-    /// Show creator and owner.
+    /// Show the creator and the owner.
     #[arg(short = 'c', long, group = "form")]
     creator: bool,
-    /// Show the limits.
+    /// Show the limits of the namespace.
     #[arg(short = 'l', long, group = "form", conflicts_with = "json")]
     limits: bool,
-    /// Show how much is used.
+    /// Show how much of the limits is used.
     #[arg(short = 'u', long, group = "form", conflicts_with = "json")]
     summary: bool,
-    /// Show all of the one object with this id; one of `-q`, `-m`, `-s` says of which kind it is.
+    /// Show the details of the object with this id. Give its kind as well: -q, -m or -s.
     #[arg(short = 'i', long, group = "form", value_name = "ID")]
     id: Option<i32>,
 }
@@ -75,7 +77,7 @@ impl Arguments {
     }
 }
 
-/// Shows them.
+/// Prints the list.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     place::remove_orphans();
     let is_inside = std::env::var_os(NAMESPACE_ENV).is_some();
@@ -129,7 +131,7 @@ fn objects(arguments: &Arguments) -> Result<String, Failure> {
     Ok(tables.collect::<String>() + "\n")
 }
 
-/// Returns all there is to know about one object.
+/// Returns the details of one object.
 fn one(task: &Task, kind: Kind, id: i32, is_json: bool) -> Result<String, Failure> {
     let found = collect(task, kind).into_iter().find(|object| object.id == id);
     let object = found.ok_or_else(|| Failure::Failed(format!("id {id} not found")))?;
@@ -143,11 +145,11 @@ fn one(task: &Task, kind: Kind, id: i32, is_json: bool) -> Result<String, Failur
 struct Named {
     name: String,
     path: PathBuf,
-    /// Bytes of memory that it takes.
+    /// The memory of its file, in bytes.
     used_bytes: u64,
 }
 
-/// Returns the namespaces of the user.
+/// Returns the namespaces with a name that belong to the user.
 fn namespaces() -> Result<Vec<Named>, Failure> {
     let prefix = place::path("x")?;
     let folder = prefix.parent().unwrap_or(std::path::Path::new("/")).to_owned();
@@ -158,7 +160,7 @@ fn namespaces() -> Result<Vec<Named>, Failure> {
         let entry = entry.ok()?;
         let name = entry.file_name().into_string().ok()?.strip_prefix(prefix)?.to_owned();
         let status = entry.metadata().ok().filter(fs::Metadata::is_file)?;
-        // Anybody may make a file of this name.
+        // Each user may create files in `/dev/shm`, also with this prefix.
         let status = Some(status).filter(|status| status.uid() == geteuid().as_raw())?;
         Some(Named { name, path: entry.path(), used_bytes: status.blocks() * 512 })
     });
@@ -186,7 +188,8 @@ fn namespaces_table(namespaces: &[Named]) -> String {
     forms::columns(&["namespace", "bytes", "path"], &rows.collect::<Vec<_>>())
 }
 
-/// Returns a name as `ls -b` shows it: a control character neither breaks its row nor reaches the terminal.
+/// Escapes control characters as `ls -b` does, so that a name fills one row and cannot control the
+/// terminal.
 fn escaped(name: &str) -> String {
     let mut shown = String::with_capacity(name.len());
     for char in name.chars() {

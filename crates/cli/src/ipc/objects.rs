@@ -1,9 +1,9 @@
-//! The objects of a namespace, as ipcs(1) shows them.
+//! The objects of a namespace with the attributes that ipcs(1) shows.
 
 use corewalk_ipc::{Perm, SHM_DEST, SHM_LOCKED, Task};
 use serde_json::{Map, Value, json};
 
-/// What kind of object.
+/// The kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Msg,
@@ -12,10 +12,10 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// All of them, in the order of ipcs(1).
+    /// All kinds, in the order of ipcs(1).
     pub(super) const ALL: [Self; 3] = [Self::Msg, Self::Shm, Self::Sem];
 
-    /// Returns the word for it.
+    /// Returns the short name of the kind, as in JSON and `rm --all`.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Msg => "msg",
@@ -24,7 +24,7 @@ impl Kind {
         }
     }
 
-    /// Returns what ipcs(1) calls an object of this kind.
+    /// Returns the words of ipcs(1) for an object of this kind.
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::Msg => "message queue",
@@ -33,7 +33,7 @@ impl Kind {
         }
     }
 
-    /// Returns how many of its columns are numbers of its kind only.
+    /// Returns how many of [`Object::numbers`] the table shows. They are the first ones.
     fn numbers(self) -> usize {
         match self {
             Self::Msg | Self::Shm => 2,
@@ -42,17 +42,17 @@ impl Kind {
     }
 }
 
-/// An object.
+/// A message queue, a shared memory segment or a semaphore set.
 #[derive(Debug)]
 pub(super) struct Object {
     pub(super) id: i32,
     pub(super) perm: Perm,
-    /// What is shown of its kind only.
+    /// The attributes that only this kind of object has, with their names.
     pub(super) numbers: Vec<(&'static str, u64)>,
 }
 
 impl Object {
-    /// Returns its row of the table.
+    /// Returns the row of the object in the table.
     pub(super) fn row(&self, kind: Kind) -> Vec<String> {
         let perm = &self.perm;
         let mut row = vec![
@@ -70,12 +70,12 @@ impl Object {
         row
     }
 
-    /// Returns a number that is shown of its kind only.
+    /// Returns an attribute of [`Object::numbers`] by its name, 0 if the object has none.
     pub(super) fn number(&self, name: &str) -> u64 {
         self.numbers.iter().find(|(known, _)| *known == name).map_or(0, |(_, number)| *number)
     }
 
-    /// Returns all that is known of it.
+    /// Returns all attributes as a JSON object.
     pub(super) fn json(&self) -> Value {
         let perm = &self.perm;
         let mut object = Map::new();
@@ -93,7 +93,8 @@ impl Object {
     }
 }
 
-/// Returns the objects of a kind, by index; what is made or removed meanwhile may be there or not.
+/// Returns the objects of a kind in the order of their indexes. Objects that are created or removed
+/// meanwhile may be missing or present.
 pub(super) fn collect(task: &Task, kind: Kind) -> Vec<Object> {
     let max = match kind {
         Kind::Msg => task.msg_totals().map_or(0, |totals| totals.index_max),
@@ -142,17 +143,17 @@ fn object(task: &Task, kind: Kind, index: i32) -> Option<Object> {
     }
 }
 
-/// Returns the name of a user of this system, else the number.
+/// Returns the name of a user, or the uid if `/etc/passwd` has no name for it.
 pub(super) fn user_name(uid: u32) -> String {
     name_in("/etc/passwd", uid)
 }
 
-/// Returns the name of a group of this system, else the number.
+/// Returns the name of a group, or the gid if `/etc/group` has no name for it.
 pub(super) fn group_name(gid: u32) -> String {
     name_in("/etc/group", gid)
 }
 
-/// Both files have the name in the first field, and the number in the third.
+/// Looks up an id in `/etc/passwd` or `/etc/group`: the name is the first field, the id the third.
 fn name_in(path: &str, id: u32) -> String {
     let lines = std::fs::read_to_string(path).unwrap_or_default();
     let found = lines.lines().find_map(|line| {

@@ -1,9 +1,10 @@
-//! Where a namespace lies: a file that its name leads to, or no file at all.
+//! The file of a namespace and the directory of its segments.
 //!
-//! A name means `/dev/shm/corewalk-ipc-UID-NAME`, a file of the calling user that stays until it is
-//! removed or the machine is started again. A word with a slash in it is a path. Without a word the
-//! namespace is a memfd, which goes with the last process that has it; it is sealed, so that nobody
-//! can cut it short under the others.
+//! | `--namespace` | file | lifetime |
+//! |---|---|---|
+//! | NAME | `/dev/shm/corewalk-ipc-UID-NAME`, owned by the user | until `rm --purge` or a reboot |
+//! | PATH, with a slash | PATH | until `rm --purge` |
+//! | none | a memfd | until the last process that has it ends |
 //!
 //! A file is the user's own, or refused; see `open_file`. The command inherits a descriptor of it,
 //! which serves also a program that may not open the file any more.
@@ -41,10 +42,10 @@ use rustix::process::{Pid, Resource, geteuid, getrlimit, test_kill_process};
 
 use crate::failure::Failure;
 
-/// Where the preload library finds the namespace.
+/// The variable with the path of the namespace, for the preload library.
 pub(super) const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
 
-/// Where the preload library finds the memory of segments.
+/// The variable with the directory of the segments, for the preload library.
 pub(super) const SHM_ENV: &str = "COREWALK_IPC_SHM";
 
 /// Where the preload library finds the descriptor that was handed on.
@@ -68,7 +69,7 @@ const SEGMENTS_MODE: u32 = 0o777;
 /// Names that are tried for a folder.
 const NAMES_TRIED: u32 = 1000;
 
-/// Bytes of a name at most: a file's name is made of it.
+/// The longest name of a namespace in bytes. The name of its file is longer, at most 255 bytes.
 const NAME_MAX: usize = 200;
 
 /// Opens the file at `path`, which a word leads to; it is made if `flags` say so.
@@ -78,7 +79,8 @@ const NAME_MAX: usize = 200;
 fn open_file(path: &Path, word: &str, flags: OFlags) -> Result<OwnedFd, OpenError> {
     let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = loop {
-        // Apart from making it: with `fs.protected_regular` set Linux would refuse another user's file, less clearly.
+        // First without CREATE: with CREATE and `fs.protected_regular`, open(2) of another user's
+        // file fails with `EACCES`, a less clear error than `OtherUser`.
         match open(path, flags - OFlags::CREATE, Mode::empty()) {
             Err(Errno::NOENT) if flags.contains(OFlags::CREATE) => {}
             opened => break opened?,
@@ -95,12 +97,12 @@ fn open_file(path: &Path, word: &str, flags: OFlags) -> Result<OwnedFd, OpenErro
     }
 }
 
-/// Returns true if a word is a path, which is meant as it is, and false for a name.
+/// Returns true if `word` is the path of a namespace, false if it is a name.
 fn is_path(word: &str) -> bool {
     word.contains('/')
 }
 
-/// Returns the path of the namespace `word`.
+/// Returns the path of the file of the namespace `word`, a name or a path.
 pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     if is_path(word) {
         return std::path::absolute(word).map_err(|error| Failure::of(word, error));
@@ -108,7 +110,7 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     if word.is_empty() || word.len() > NAME_MAX || word.chars().any(char::is_control) {
         return Err(Failure::Usage(format!("'{word}' is not a name for a namespace")));
     }
-    // As a name it would lead to a file that has nothing to do with this folder.
+    // `.` as a name would mean a file in `/dev/shm`, not the working directory.
     if word == "." || word == ".." {
         return Err(Failure::Usage(format!(
             "'{word}' is a folder, not a name for a namespace; a path to a file has a slash in it"
@@ -137,6 +139,7 @@ pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
 /// A namespace, and how a process that this one starts finds it.
 pub(super) struct Place {
     pub(super) namespace: Namespace,
+    /// The file of the namespace; for a memfd a path in `/proc/PID/fd`.
     pub(super) path: PathBuf,
     /// The folder of segments, if the namespace answers for them.
     pub(super) shm: PathBuf,
@@ -146,15 +149,17 @@ pub(super) struct Place {
     folder: Option<Folder>,
 }
 
-/// A folder for the memory of segments without a name: locked, and removed when it is dropped. Where somebody still has
-/// something attached by then it stays, and the next one that is made removes it once nobody has.
+/// A locked directory for the segments of a namespace without a name.
+///
+/// Dropping it removes the directory, unless a process still has a segment attached. In that case,
+/// [`Folder::make`] of a later `exec` removes it after the last detach.
 pub(super) struct Folder {
     path: PathBuf,
     _lock: OwnedFd,
 }
 
 impl Folder {
-    /// Makes a folder.
+    /// Creates a directory and removes those that killed processes have left.
     pub(super) fn make() -> Result<Self, Failure> {
         Self::make_in(Path::new(SHM_FOLDER)).map_err(|error| Failure::of(SHM_FOLDER, error))
     }
@@ -165,11 +170,11 @@ impl Folder {
             let path = parent.join(unnamed(std::process::id(), number));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {}
-                // Another process has this pid, in its pid namespace.
+                // A process of another pid namespace may have the same pid.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }
-            // Whoever looks for orphans may have been quicker.
+            // `remove_orphans` of another process may have locked and removed the new directory.
             let Some(lock) = locked(&path) else { continue };
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
             make_segments(&path)?;
@@ -192,7 +197,8 @@ impl Drop for Folder {
     }
 }
 
-/// Returns the folder at `path`, locked; or none if somebody has the lock, or the folder is gone by then.
+/// Opens and locks the directory at `path`. Returns None if a process holds the lock, or if the
+/// directory was removed or replaced meanwhile.
 fn locked(path: &Path) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = open(path, flags, Mode::empty()).ok()?;
@@ -202,7 +208,7 @@ fn locked(path: &Path) -> Option<OwnedFd> {
 }
 
 impl Place {
-    /// Joins the namespace `word`, which is made if need be.
+    /// Opens the namespace `word`, and creates it if it does not exist.
     pub(super) fn open(word: &str) -> Result<Self, Failure> {
         let path = path(word)?;
         let shm = beside(&path).join(SEGMENTS);
@@ -212,7 +218,7 @@ impl Place {
         Ok(Self { namespace, path, shm, file, folder: None })
     }
 
-    /// Joins the namespace `word`, or the one that this process runs in.
+    /// Opens the existing namespace `word`, or without a word the one that this process runs in.
     pub(super) fn existing(word: Option<&str>) -> Result<Self, Failure> {
         let shm = std::env::var_os(SHM_ENV).filter(|_| word.is_none());
         let path = match (word, std::env::var_os(NAMESPACE_ENV)) {
@@ -229,7 +235,7 @@ impl Place {
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
         let file = file.map_err(|error| failed(&error))?;
-        // Beside a file in memory there is nothing.
+        // A memfd has no directory beside it.
         let is_elsewhere = shm.is_none() && path.starts_with("/proc");
         let shm = shm.map_or_else(|| beside(&path).join(SEGMENTS), PathBuf::from);
         let options = if is_elsewhere { without_shm() } else { options(&shm) };
@@ -250,7 +256,7 @@ impl Place {
         hand_on(&open(&self.shm, flags, Mode::empty()).ok()?)
     }
 
-    /// Returns this process as a task of the namespace.
+    /// Registers this process as a task of the namespace.
     pub(super) fn register(&self) -> Result<Task, Failure> {
         let groups = rustix::process::getgroups().unwrap_or_default();
         let cred = Cred {
@@ -263,7 +269,8 @@ impl Place {
         task.map_err(|error| Failure::of(self.path.display(), error))
     }
 
-    /// Makes a namespace without a name; the memory of segments is in `folder`, or the kernel's.
+    /// Creates a namespace in a memfd. Its segments are in `folder`; without `folder` it has no
+    /// shared memory, and programs use that of the kernel.
     pub(super) fn anonymous(folder: Option<Folder>) -> Result<Self, Failure> {
         let failed = |error: rustix::io::Errno| Failure::of("a namespace in memory", error);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -306,7 +313,8 @@ impl Place {
         make_segments(&outer).map_err(|error| failed(&error))
     }
 
-    /// Removes the marks that killed processes have left in the folder for the memory of segments.
+    /// Removes the files `exec-PID` that killed processes have left in the directory of the
+    /// segments.
     pub(super) fn remove_marks(&self) {
         for entry in fs::read_dir(&self.shm).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -374,7 +382,7 @@ fn options(shm: &Path) -> NamespaceOptions {
     NamespaceOptions { backing: Some(backing), ..NamespaceOptions::default() }
 }
 
-/// As [`options`], for a process that has nothing to do with segments.
+/// As [`options`], for a namespace without shared memory.
 fn without_shm() -> NamespaceOptions {
     NamespaceOptions { backing: Some(Box::new(NoBacking)), ..NamespaceOptions::default() }
 }
@@ -386,7 +394,7 @@ pub(super) fn beside(path: &Path) -> PathBuf {
     folder.into()
 }
 
-/// Returns a name for the folder of a process, of which `number` others are taken.
+/// Returns the name of a directory for a process; `number` others are taken.
 fn unnamed(pid: u32, number: u32) -> String {
     let prefix = unnamed_prefix();
     if number == 0 { format!("{prefix}{pid}") } else { format!("{prefix}{pid}-{number}") }
@@ -396,7 +404,7 @@ fn unnamed_prefix() -> String {
     format!("corewalk-shm-{}-", geteuid().as_raw())
 }
 
-/// Returns true if a process has ended, waited for or not.
+/// Returns true if a process has ended, also if its parent has not waited for it yet.
 fn has_ended(pid: Pid) -> bool {
     if test_kill_process(pid) == Err(Errno::SRCH) {
         return true;
@@ -405,8 +413,8 @@ fn has_ended(pid: Pid) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Removes what a killed `exec` without a name has left: each folder of the user whose lock is free, and of which no
-/// process has a segment attached.
+/// Removes the directories that killed `exec`s without a named namespace have left: each directory
+/// of the user whose lock is free and of which no process has a segment attached.
 pub(super) fn remove_orphans() {
     remove_orphans_in(Path::new(SHM_FOLDER));
 }
@@ -420,7 +428,7 @@ fn remove_orphans_in(folder: &Path) {
         let path = entry.path();
         let is_own = fs::symlink_metadata(&path)
             .is_ok_and(|status| status.is_dir() && status.uid() == geteuid().as_raw());
-        // Locked until it is gone: nobody takes it for a new one meanwhile.
+        // Locked until it is removed, so that no `exec` can create the same name and lose it.
         let lock = if is_own { locked(&path) } else { None };
         if lock.is_some() && !is_attached(&path) {
             let _gone = remove_shm(&path);
@@ -466,7 +474,7 @@ pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A folder for folders, which goes with the test.
+    /// A directory that is removed at the end of the test.
     struct Parent(PathBuf);
 
     impl Parent {
@@ -476,7 +484,8 @@ mod tests {
             Self(path)
         }
 
-        /// Makes what a process of another pid namespace, whose pid means nothing here, would have made.
+        /// Creates a directory with files as an `exec` with this pid in another pid namespace
+        /// would.
         fn folder(&self, pid: u32) -> PathBuf {
             let path = self.0.join(unnamed(pid, 0));
             let segments = path.join(SEGMENTS);
@@ -497,10 +506,10 @@ mod tests {
     #[test]
     fn folders_that_nobody_has_are_removed_and_others_are_not() {
         let parent = Parent::new("orphans");
-        // No process here has a number as high as the first ones; the last one there always is.
+        // No process here has one of the first four pids. Pid 1 always exists.
         let high = i32::MAX as u32;
         let paths = [high, high - 1, high - 2, high - 3, 1].map(|pid| parent.folder(pid));
-        // What is not ours keeps its folder.
+        // A file that `exec` did not make keeps its folder.
         fs::write(paths[1].join(SEGMENTS).join("letter"), "").expect("a folder of ours");
         let lock = locked(&paths[2]).expect("nobody has it");
         let hold = SegmentFiles::new(paths[3].join(SEGMENTS)).hold(26).expect("nobody has it");

@@ -1,7 +1,7 @@
-//! Where the preload library is.
+//! Finds the preload library.
 //!
-//! cargo puts it beside the program or into the `deps` folder there; a package would put it into
-//! `../lib/corewalk`. `--preload` says another place, and is refused if no such library is there.
+//! cargo builds the library into the directory of the program or into `deps` there. A package
+//! installs it into `../lib/corewalk`. `--preload` names another file; it must be the library.
 //!
 //! Source: ld.so(8), `LD_PRELOAD`.
 
@@ -15,8 +15,8 @@ use crate::failure::Failure;
 
 const FILE: &str = "libcorewalk_ipc_preload.so";
 
-/// Where the file may lie, seen from the folder of the program. What cargo builds in `deps` is never older
-/// than its copy beside the program.
+/// The directories to search, relative to that of the program. `deps` is first: cargo's copy beside
+/// the program may be older.
 const FOLDERS: [&str; 4] = ["deps", "", "../lib/corewalk", "../lib"];
 
 /// Returns the absolute path of the library.
@@ -31,21 +31,23 @@ pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
         return Err(Failure::of(path.display(), "there is no such file"));
     }
     let failed = |why: &dyn Display| Failure::of(path.display(), why);
-    // The loader only warns of what it does not load: the command would run with the kernel's objects.
+    // The loader only warns of a file that it cannot load, and the command would use the kernel's
+    // objects.
     if !program::is_shared_object(&path).map_err(|error| failed(&error))? {
         return Err(failed(&"not a shared object for this machine"));
     }
     if given.is_some() && !is_ours(&path).map_err(|error| failed(&error))? {
         return Err(failed(&"not the preload library of corewalk"));
     }
-    // The loader splits what it is given at these, and has no way to quote them.
+    // The loader splits LD_PRELOAD at colons and blanks, and there is no way to quote them.
     if path.to_string_lossy().contains([':', ' ']) {
         return Err(Failure::of(path.display(), "the loader takes no path with a colon or blank"));
     }
     Ok(path)
 }
 
-/// Returns true for a build of our library, which names the variable that it finds the namespace by.
+/// Returns true if the file is a build of the preload library: it contains the name of the variable
+/// with the path of the namespace.
 fn is_ours(path: &Path) -> std::io::Result<bool> {
     let (bytes, word) = (std::fs::read(path)?, NAMESPACE_ENV.as_bytes());
     Ok(bytes.windows(word.len()).any(|bytes| bytes == word))
@@ -59,7 +61,7 @@ fn beside_program() -> Result<PathBuf, Failure> {
     found.ok_or_else(|| Failure::of(FILE, "not found beside the program; see --preload"))
 }
 
-/// Returns the value of `LD_PRELOAD`: ours in front of what was there.
+/// Returns the value of `LD_PRELOAD`: the library, followed by the previous value.
 pub(super) fn value(path: &Path, before: Option<&OsStr>) -> OsString {
     let mut value = path.as_os_str().to_owned();
     if let Some(before) = before.filter(|before| !before.is_empty()) {

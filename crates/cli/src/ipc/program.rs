@@ -1,9 +1,9 @@
-//! The command: where it is, and whether the loader would load a preload library for it.
+//! Finds the command of `exec`, and checks that the loader will load a preload library for it.
 //!
-//! A static program has no loader, one with set-user-ID or capabilities of its file is not given what
-//! the environment says, and one for another machine has another loader. Each of them would run
-//! with the kernel's objects and nobody would know; so each is refused. What starts with `#!` is
-//! judged by its interpreter. What a program starts later is not looked at.
+//! A static program has no loader. For a program with set-user-ID, set-group-ID or file
+//! capabilities, the loader ignores the environment. A program for another machine has another
+//! loader. Such a program would silently use the kernel's objects, so `exec` refuses it. For a
+//! script (`#!`), the interpreter is checked. Programs that the command runs later are not checked.
 //!
 //! Source: ld.so(8) "Secure-execution mode"; elf(5); execve(2).
 
@@ -17,16 +17,17 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Access;
 use rustix::process::{getegid, geteuid};
 
-/// Interpreters of interpreters at most, as execve(2) has it.
+/// The longest chain of interpreters, as in execve(2).
 const DEPTH_MAX: u32 = 4;
 
-/// Bytes of a `#!` line at most.
+/// The longest `#!` line, in bytes.
 const SCRIPT_BYTES: usize = 256;
 
-/// The longest path of a loader that is looked at.
+/// The longest path of a loader, in bytes. The rest of a longer one is ignored.
 const LOADER_BYTES: usize = 4096;
 
 const SET_USER: u32 = 0o4000;
+/// Set-group-ID has an effect only together with execution by the group.
 const SET_GROUP: u32 = 0o2010;
 
 const PT_INTERP: u32 = 3;
@@ -34,19 +35,19 @@ const PT_INTERP: u32 = 3;
 /// The type of a shared object in an ELF header.
 const ET_DYN: u16 = 3;
 
-/// The number of this machine in an ELF header.
+/// The machine number (`e_machine`) of this architecture in an ELF header.
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 
-/// Why a command cannot be run: exit status 127 or 126.
+/// Why a command cannot be run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// There is no such command.
+    /// The command does not exist. Exit status 127.
     NotFound,
-    /// It cannot be run, or not here.
+    /// The command cannot be run, or not in a namespace. Exit status 126.
     NotRunnable(&'static str),
 }
 
-/// Returns the path of `command`, as execvp(3) finds it.
+/// Searches for `command` in `folders`, a value of `PATH`, as execvp(3) does.
 pub(super) fn find(command: &OsStr, folders: &OsStr) -> Result<PathBuf, Refusal> {
     if command.as_bytes().contains(&b'/') {
         let path = PathBuf::from(command);
@@ -66,13 +67,13 @@ pub(super) fn find(command: &OsStr, folders: &OsStr) -> Result<PathBuf, Refusal>
     Err(if is_forbidden { Refusal::NotRunnable("Permission denied") } else { Refusal::NotFound })
 }
 
-/// Says why the program at `path` would not be given the library.
+/// Checks that the loader will load the library for the program at `path`.
 pub(super) fn check(path: &Path) -> Result<(), Refusal> {
     check_at(path, 0)
 }
 
 fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
-    // What cannot be read can perhaps be run; the kernel has the last word.
+    // A program that cannot be read may be executable all the same; execve(2) decides.
     let (Ok(file), Ok(status)) = (File::open(path), fs::metadata(path)) else { return Ok(()) };
     let is_other_user = status.mode() & SET_USER != 0 && status.uid() != geteuid().as_raw();
     let is_other_group =
@@ -92,15 +93,15 @@ fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
     }
 }
 
-/// Returns the first bytes of a file, as far as they can be read.
+/// Returns the first bytes of a file, or fewer if a read fails.
 fn start_of(file: &File) -> Vec<u8> {
     let mut start = Vec::new();
-    // What cannot be read is not there.
+    // After an error, the bytes that were read are kept.
     let _ = file.take(SCRIPT_BYTES as u64).read_to_end(&mut start);
     start
 }
 
-/// Returns the interpreter of a script.
+/// Returns the interpreter of a script, None if the file is no script.
 fn interpreter(start: &[u8]) -> Option<PathBuf> {
     let line = start.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
     let mut words = line.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
@@ -108,7 +109,7 @@ fn interpreter(start: &[u8]) -> Option<PathBuf> {
 }
 
 fn check_elf(file: &File, start: &[u8]) -> Result<(), Refusal> {
-    // Anything else is a script for the shell, or nothing.
+    // Not an ELF file: execve(2) fails, or a shell runs it as a script.
     if !is_elf(start) {
         return Ok(());
     }
@@ -123,7 +124,7 @@ fn check_elf(file: &File, start: &[u8]) -> Result<(), Refusal> {
     }
 }
 
-/// Returns true for a file that the loader of this machine takes for a library.
+/// Returns true if the loader of this machine can load the file as a library.
 ///
 /// # Errors
 ///
@@ -132,7 +133,7 @@ pub(super) fn is_shared_object(path: &Path) -> io::Result<bool> {
     let file = File::open(path)?;
     let start = start_of(&file);
     let is_library = is_elf(&start) && is_for_this_machine(&start) && half(&start, 16) == ET_DYN;
-    // A program that can lie anywhere is one too, but for its loader.
+    // A position-independent program has the same type, but it names a loader.
     Ok(is_library && matches!(loader_place(&file, &start), Ok(None)))
 }
 
@@ -149,7 +150,7 @@ fn half(start: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([start[at], start[at + 1]])
 }
 
-/// Returns where in the file the path of its loader is, and of how many bytes.
+/// Returns the offset and the length of the loader's path in the file. None for a file without it.
 fn loader_place(file: &File, start: &[u8]) -> io::Result<Option<(u64, u64)>> {
     let table = u64::from_le_bytes(start[32..40].try_into().expect("eight bytes"));
     let (entry_bytes, entries) = (half(start, 54), half(start, 56));
@@ -165,7 +166,8 @@ fn loader_place(file: &File, start: &[u8]) -> io::Result<Option<(u64, u64)>> {
     Ok(None)
 }
 
-/// Returns true for the loader itself, which loads what it is told to.
+/// Returns true if the file is the loader itself. It is static, but obeys `LD_PRELOAD` when it is
+/// run as a command.
 fn is_loader(file: &File) -> bool {
     use std::os::fd::AsRawFd as _;
     let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
@@ -228,7 +230,7 @@ mod tests {
         assert!(reason(&header).contains("static"));
         header[18] = 0;
         assert!(reason(&header).contains("another machine"));
-        // Cut short, or no program at all: the kernel says what it is.
+        // A truncated header and a file that is no program: execve(2) reports the error.
         assert_eq!(judged(&header[..40]), Ok(()));
         assert_eq!(judged(b"echo hello\n"), Ok(()));
         fs::remove_dir_all(&folder).expect("it is ours");

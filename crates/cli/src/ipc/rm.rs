@@ -1,6 +1,6 @@
-//! `corewalk ipc rm`: removes objects, after ipcrm(1), or a whole namespace.
+//! `corewalk ipc rm`: removes objects, as ipcrm(1) does, or a whole namespace.
 //!
-//! Each object that cannot be removed is named; the others are removed.
+//! If some objects cannot be removed, the error names each of them, and the others are removed.
 //!
 //! Source: ipcrm(1).
 
@@ -18,8 +18,8 @@ use crate::failure::Failure;
 #[derive(clap::Args, Debug)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]
 pub(crate) struct Arguments {
-    /// The namespace: its name, or with a slash in it the path of its file. Without this option it is the one
-    /// that this process runs in.
+    /// The namespace: a name, or the path of its file (with a / in it). Without this option: the
+    /// namespace that this command runs in.
     #[arg(long, value_name = "NAME|PATH")]
     namespace: Option<String>,
     /// Remove the message queue with this id.
@@ -28,10 +28,11 @@ pub(crate) struct Arguments {
     /// Remove the message queue with this key.
     #[arg(short = 'Q', long = "queue-key", value_name = "KEY", group = "what", value_parser = key)]
     queue_key: Vec<i32>,
-    /// Remove the segment with this id; one that is attached goes with its last detach.
+    /// Remove the shared memory segment with this id. An attached segment lives until the last
+    /// detach.
     #[arg(short = 'm', long = "shmem-id", value_name = "ID", group = "what")]
     shmem_id: Vec<i32>,
-    /// Remove the segment with this key.
+    /// Remove the shared memory segment with this key.
     #[arg(short = 'M', long = "shmem-key", value_name = "KEY", group = "what", value_parser = key)]
     shmem_key: Vec<i32>,
     /// Remove the semaphore set with this id.
@@ -40,7 +41,7 @@ pub(crate) struct Arguments {
     /// Remove the semaphore set with this key.
     #[arg(short = 'S', long = "semaphore-key", value_name = "KEY", group = "what", value_parser = key)]
     semaphore_key: Vec<i32>,
-    /// Remove all objects, or all of a kind.
+    /// Remove all objects, or all objects of one kind.
     #[arg(short = 'a', long, value_name = "KIND", group = "what", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "all", value_enum)]
     all: Vec<All>,
@@ -49,7 +50,7 @@ pub(crate) struct Arguments {
     /// join the namespace any more.
     #[arg(long, group = "what")]
     purge: bool,
-    /// Say what is removed.
+    /// Print each object that is removed.
     #[arg(short = 'v', long)]
     verbose: bool,
 }
@@ -63,7 +64,7 @@ impl Arguments {
     }
 }
 
-/// What `--all` is about.
+/// The kind of objects that `--all` removes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum All {
     #[value(name = "all")]
@@ -84,7 +85,7 @@ impl All {
     }
 }
 
-/// Removes them.
+/// Removes the objects or the namespace.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     place::remove_orphans();
     if let Some(word) = arguments.namespace.as_deref().filter(|_| arguments.is_purge_only()) {
@@ -123,7 +124,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             if arguments.verbose {
                 println!("removing {} id '{}'", kind.word(), object.id);
             }
-            // Another may have removed it meanwhile.
+            // Another process may have removed the object meanwhile.
             if let Err(errno) = remove(&task, kind, object.id)
                 && !matches!(errno, Errno::INVAL | Errno::IDRM)
             {
@@ -152,7 +153,7 @@ fn purge(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Says what ipcrm(1) says; `by` is "id" or "key".
+/// Returns the error message of ipcrm(1); `by` is "id" or "key".
 fn complaint(errno: Errno, by: &str) -> String {
     match errno {
         Errno::ACCESS | Errno::PERM => format!("permission denied for {by}"),
@@ -172,7 +173,7 @@ fn remove(task: &Task, kind: Kind, id: i32) -> Result<(), Errno> {
 }
 
 fn find(task: &Task, kind: Kind, key: i32) -> Result<i32, Errno> {
-    // There is no key of a private object.
+    // `IPC_PRIVATE` is not the key of an object.
     if key == corewalk_ipc::IPC_PRIVATE {
         return Err(Errno::DOM);
     }
@@ -183,7 +184,7 @@ fn find(task: &Task, kind: Kind, key: i32) -> Result<i32, Errno> {
     }
 }
 
-/// Reads a key as strtoul(3) does: decimal, octal, hexadecimal.
+/// Parses a key as strtoul(3) does: decimal, octal (`0...`) or hexadecimal (`0x...`).
 fn key(word: &str) -> Result<i32, String> {
     let parsed = match word.strip_prefix("0x").or_else(|| word.strip_prefix("0X")) {
         Some(digits) => u32::from_str_radix(digits, 16),

@@ -1,7 +1,7 @@
-//! `corewalk ipc serve`: looks after a namespace that has a name, until SIGINT or SIGTERM.
+//! `corewalk ipc serve`: cleans up after killed processes of a namespace, until SIGINT or SIGTERM.
 //!
-//! It also ends once the file is gone, or another has its place, and no process is left that was in it: nobody can
-//! join such a namespace.
+//! `serve` also ends when the file of the namespace was removed or replaced, and no process is left
+//! in the namespace. No process can join it any more.
 //!
 //! Source: see `watch`.
 
@@ -19,13 +19,19 @@ use crate::failure::Failure;
 
 /// The command line.
 #[derive(clap::Args, Debug)]
+#[command(after_help = "\
+A call on an object that a killed process has left cleans up as well, and so does each waiting call
+within a tenth of a second. With serve, the cleanup happens at once, also while no call is made.
+
+serve ends on SIGINT or SIGTERM, or when the namespace was removed and no process is left in it.")]
 pub(crate) struct Arguments {
-    /// The namespace, which is made if need be: its name, or with a slash in it the path of its file.
+    /// The namespace: a name, or the path of its file (with a / in it). It is created if it does
+    /// not exist.
     #[arg(long, value_name = "NAME|PATH")]
     namespace: String,
 }
 
-/// Serves.
+/// Serves until a signal or the end of the namespace.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     place::remove_orphans();
     let place = Place::open(&arguments.namespace)?;
@@ -38,7 +44,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     println!("serving {}", place.path.display());
     let file = file_at(&place.path);
     let mut watch = Watch::default();
-    // ORDERING: Relaxed. The flag is all that is told.
+    // ORDERING: Relaxed. A flag to stop; the signal handler publishes nothing else.
     while !is_over.load(Ordering::Relaxed) {
         watch.turn(&place.namespace, None);
         let now = file_at(&place.path);
@@ -52,7 +58,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Which file lies at a path.
+/// The file at a path.
 #[derive(Debug, PartialEq, Eq)]
 enum At {
     File {
@@ -60,7 +66,7 @@ enum At {
         ino: u64,
     },
     Nothing,
-    /// It cannot be told, which is no reason to end.
+    /// stat(2) failed otherwise, for example for lack of permission. `serve` goes on.
     Unknown,
 }
 

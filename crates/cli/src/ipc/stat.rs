@@ -1,4 +1,4 @@
-//! `corewalk ipc stat`: limits of a namespace, what is used, and by how many tasks.
+//! `corewalk ipc stat`: prints the limits and the use of a namespace, and its number of tasks.
 //!
 //! Source: ipcs(1) `--limits` and `--summary`.
 
@@ -12,9 +12,22 @@ use crate::failure::Failure;
 
 /// The command line.
 #[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Limits, as in /proc/sys/kernel:
+  semmsl, semmns, semopm, semmni  semaphores per set; semaphores; operations per call; sets
+  msgmax, msgmnb, msgmni          bytes of a message; bytes of a queue; queues
+  shmmax, shmall, shmmni          bytes of a segment; pages; segments
+
+Use:
+  queues, messages, msg_bytes     message queues, messages in them, their bytes
+  segments, shm_pages             shared memory segments, their pages
+  sets, semaphores                semaphore sets, semaphores in them
+  tasks                           processes in the namespace, this command excepted
+  recovered                       dead processes that this command has cleaned up after
+  used_bytes                      memory of the file of the namespace")]
 pub(crate) struct Arguments {
-    /// The namespace: its name, or with a slash in it the path of its file. Without this option it is the one
-    /// that this process runs in.
+    /// The namespace: a name, or the path of its file (with a / in it). Without this option: the
+    /// namespace that this command runs in.
     #[arg(long, value_name = "NAME|PATH")]
     namespace: Option<String>,
     /// Print one JSON object.
@@ -22,7 +35,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Shows them. What dead processes have left is put in order first, and counted.
+/// Prints the numbers. Cleans up after dead processes first, and counts them.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let place = Place::existing(arguments.namespace.as_deref())?;
     let failed = |error: &dyn std::fmt::Display| Failure::of(place.path.display(), error);

@@ -1,8 +1,9 @@
-//! Looks after a namespace: what processes that end without a word have left is put in order at once.
+//! Watches the processes of a namespace, and cleans up after each that ends without leaving.
 //!
-//! This is not necessary: one of the waiting calls looks for the dead ten times a second. Here
-//! every process that is registered has a descriptor, which tells its end as soon as it happens; new
-//! processes are looked for every [`LOOK_MS`].
+//! The cleanup (`Namespace::recover`) applies semaphore undo and detaches segments. It would happen
+//! later without a watch: one of the waiting calls looks for dead processes ten times a second. The
+//! watch has a pidfd of each registered process, which becomes readable when the process ends. It
+//! looks for new processes every [`LOOK_MS`].
 //!
 //! Source: pidfd_open(2), poll(2).
 
@@ -13,23 +14,25 @@ use corewalk_ipc::Namespace;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// How often new processes are looked for, in milliseconds.
+/// Time between two looks for new processes, in milliseconds.
 pub(super) const LOOK_MS: i64 = 50;
 
-/// Descriptors at most; further processes are found by those who wait for them.
+/// The most pidfds. Waiting calls clean up after processes beyond that.
 const WATCHED_MAX: usize = 512;
 
 /// The processes of a namespace.
 #[derive(Default)]
 pub(super) struct Watch {
-    /// Those that have ended have none: they are still registered if a child of theirs has what they had attached.
+    /// The pidfds by pid. None for a process that has ended but is still registered, because a
+    /// child has inherited its attached segments.
     processes: HashMap<u32, Option<OwnedFd>>,
-    /// How many tasks of dead processes were cleaned up after.
+    /// Number of tasks of dead processes that were cleaned up.
     pub(super) recovered: usize,
 }
 
 impl Watch {
-    /// Waits until a process ends, `more` is readable, or it is time to look again.
+    /// Looks for new processes, then waits until a process ends, `more` is readable, or
+    /// [`LOOK_MS`] have passed. Cleans up after processes that have ended.
     pub(super) fn turn(&mut self, namespace: &Namespace, more: Option<&OwnedFd>) {
         if self.look(namespace) {
             self.recover(namespace);
@@ -39,7 +42,7 @@ impl Watch {
         let all = watched.iter().map(|(_, fd)| *fd).chain(more);
         let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_MS * 1_000_000 };
-        // A signal ends it early; the next turn follows.
+        // A signal interrupts poll(2); the caller calls `turn` again.
         let ready = poll(&mut fds, Some(&timeout)).unwrap_or(0);
         let is_over = |(fd, (pid, _)): (&PollFd<'_>, &(u32, _))| {
             (ready > 0 && !fd.revents().is_empty()).then_some(*pid)
@@ -53,12 +56,12 @@ impl Watch {
 
     /// Cleans up after dead processes.
     pub(super) fn recover(&mut self, namespace: &Namespace) {
-        // What cannot be done now is tried again.
+        // After an error the next turn tries again.
         self.recovered += namespace.recover().unwrap_or(0);
     }
 
-    /// Watches new processes, and no longer those that are registered no more; returns true if one has
-    /// ended already, or has and could not be cleaned up after.
+    /// Opens pidfds of new processes, and drops those of processes that are not registered any
+    /// more. Returns true if a registered process has ended.
     fn look(&mut self, namespace: &Namespace) -> bool {
         let pids = namespace.pids();
         self.processes.retain(|pid, _| pids.contains(pid));

@@ -1,14 +1,16 @@
-//! Serving in the background.
+//! The server in the background (`--daemon`).
 //!
-//! The command starts itself once more as a process of its own session, whose standard output is a
-//! pipe. The one line that says that the mount works comes through it; then the first process ends.
-//! If the pipe closes without it the second has failed and has said why on the standard error, which
-//! both share until then. It keeps no other descriptor of whoever started it: a lock of flock(1) would
-//! be held for as long as the mount lives, and the reader of a pipe would wait for as long.
+//! The first process runs the program again, as the server: a process in its own session, whose
+//! standard output is a pipe. The server writes one line into the pipe when the mount is ready.
+//! Then the first process ends. If the pipe closes without a line, the server has failed. It has
+//! printed the reason on standard error, which both processes share until the mount is ready.
 //!
-//! A fork without exec would be shorter, but must not happen in a program with threads.
+//! The server closes all other descriptors that it inherits. Otherwise a lock of flock(1) would be
+//! held, and the reader of a pipe would wait, until the mount ends.
 //!
-//! Source: daemon(7), which has the first step close all descriptors but the standard ones.
+//! Rejected: fork without exec. It would be shorter, but is not safe in a process with threads.
+//!
+//! Source: daemon(7), "SysV Daemons", step 1.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirEntry, File};
@@ -20,11 +22,11 @@ use std::process::{Command, Stdio};
 
 use crate::failure::Failure;
 
-/// Starts the process that serves, and returns the line that it has said when the mount works.
+/// Starts the server and waits until the mount is ready. Returns the line that the server wrote.
 pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result<Vec<u8>, Failure> {
-    let failed = |error| Failure::of("starting in the background", error);
+    let failed = |error| Failure::of("cannot start the background process", error);
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-    // The name that this process was called by may be another one.
+    // The name of this process may be `mount.corewalk`, which takes other arguments.
     command.arg0("corewalk").args(["mount", "--background"]);
     for option in options {
         command.arg("-o").arg(option);
@@ -32,7 +34,7 @@ pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result
     command.arg("--").arg(source).arg(path);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().map_err(failed)?;
-    let output = child.stdout.take().expect("it is piped");
+    let output = child.stdout.take().expect("the stream is piped");
     let mut line = Vec::new();
     BufReader::new(output).read_until(b'\n', &mut line).map_err(failed)?;
     if line.ends_with(b"\n") {
@@ -40,35 +42,35 @@ pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result
     }
     let status = child.wait().map_err(failed)?;
     match status.code() {
-        Some(code @ 1..=255) => Err(Failure::Said(code as u8)),
-        _ => Err(Failure::of("the process in the background", status)),
+        Some(code @ 1..=255) => Err(Failure::Reported(code as u8)),
+        _ => Err(Failure::of("the background process ended before the mount was ready", status)),
     }
 }
 
-/// Leaves the session of the terminal.
+/// Leaves the terminal's session, so that the terminal's signals do not reach the server.
 pub(super) fn leave_terminal() {
     if let Err(error) = rustix::process::setsid() {
-        // Already a session of its own.
+        // The process leads a session or a process group already.
         log::debug!("setsid: {error}");
     }
 }
 
-/// Closes what this process was started with, but the standard streams. For the very start, when no
-/// descriptor is its own yet.
+/// Closes all descriptors except the standard streams. To be called at the start, before the
+/// process opens descriptors of its own.
 pub(super) fn close_inherited() {
-    // Without /proc nothing is served either.
+    // Serving needs /proc too: without it, the mount fails later with a message.
     let Ok(open) = std::fs::read_dir("/proc/self/fd") else { return };
     let number = |entry: std::io::Result<DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     let open: Vec<RawFd> = open.filter_map(number).collect();
     for fd in open.into_iter().filter(|fd| *fd > 2) {
-        // The one that they were listed by is closed already.
+        // Fails for the descriptor of the listing itself, which is closed already.
         let _ = nix::unistd::close(fd);
     }
 }
 
-/// Lets go of what the process that started this one has: its folder and its output.
-pub(super) fn let_go() {
-    // Each can only fail where there is nothing to let go of.
+/// Releases the working directory and the output of the first process: changes to `/`, and sends
+/// standard output and standard error to `/dev/null`.
+pub(super) fn detach() {
     let _ = std::env::set_current_dir("/");
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdout(&null);

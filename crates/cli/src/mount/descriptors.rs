@@ -1,10 +1,10 @@
-//! How many descriptors a mount may have.
+//! The limit on open files (`RLIMIT_NOFILE`) of a server.
 //!
-//! Each thread that serves has the device open for itself. That happens as the threads start, when the
-//! mount is there and may have been announced, so whether there can be so many is found out before.
+//! Each server thread opens `/dev/fuse` for itself. It does so after the mount is in place, when a
+//! failure would come too late. So the limit is checked before the mount.
 //!
-//! The soft limit is often 1024, for the sake of programs that use select(2), which cannot take more.
-//! This one does not, so the hard limit is what holds, as for other servers.
+//! The soft limit is often 1024, because select(2) takes no higher descriptors. This program does
+//! not use select(2), so it raises the soft limit to the hard limit, as other servers do.
 //!
 //! Source: getrlimit(2); fuser 0.18 (`Session::run`).
 
@@ -12,33 +12,37 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::failure::Failure;
 
-/// What a mount has open beside the threads' own, and its standard streams: a store has ten files and
-/// the device, and a few more are open for a moment.
-const BESIDE: u64 = 24;
-/// What a thread has open while it serves a call on a directory of the host: the device, two
-/// directories, a file and the directory that is listed.
+/// Descriptors of a mount that belong to no thread: the standard streams, ten files of a store, the
+/// device, and a few that are open for a moment.
+const SHARED: u64 = 24;
+/// Descriptors that one thread uses for a call on a directory of the host: the device, two
+/// directories, a file, and the directory that it lists.
 const PER_THREAD: usize = 5;
 
-/// Returns how many descriptors are not for files that clients open.
+/// Returns the number of descriptors that must stay free of files that clients have open.
 pub(super) fn reserved(threads: usize) -> usize {
-    BESIDE as usize + threads * PER_THREAD
+    SHARED as usize + threads * PER_THREAD
 }
 
-/// Raises the limit as far as it may be, and looks whether so many threads fit.
-pub(super) fn allow(threads: usize) -> Result<(), Failure> {
+/// Raises the soft limit to the hard limit.
+///
+/// # Errors
+/// A usage error if the limit is too low for `threads` threads.
+pub(super) fn raise_limit(threads: usize) -> Result<(), Failure> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, ..limit };
-    let may_be_open = match setrlimit(Resource::Nofile, raised) {
+    let open_max = match setrlimit(Resource::Nofile, raised) {
         Ok(()) => raised.current,
         Err(error) => {
             log::debug!("setrlimit: {error}");
             limit.current
         }
     };
-    let needed = threads as u64 + BESIDE;
-    match may_be_open {
+    let needed = threads as u64 + SHARED;
+    match open_max {
         Some(most) if most < needed => Err(Failure::Usage(format!(
-            "threads={threads} needs {needed} open files, and at most {most} are allowed (ulimit -Hn)"
+            "threads={threads} needs {needed} open files, but the limit is {most} (ulimit -Hn); \
+             raise the limit or reduce threads"
         ))),
         _ => Ok(()),
     }

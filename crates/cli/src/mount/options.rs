@@ -1,14 +1,18 @@
-//! The options of `-o`, after mount(8), fuse(8), tmpfs(5) and, for a store, ext4(5).
+//! The options of `-o`. Most of them come from mount(8), fuse(8), tmpfs(5) and ext4(5).
 //!
-//! A later option wins over an earlier one, as in mount(8). An option that is not known, or a value
-//! that is none, is a usage error that names it: a misspelt `nosuid` must not be ignored.
+//! A later option overrides an earlier one, as in mount(8). An unknown option or an invalid value
+//! is a usage error that names it: a misspelt `nosuid` must not be ignored.
 //!
-//! # Lines of fstab
-//! What mount(8) keeps for itself in such a line (`noauto`, `nofail`, `_netdev`, `x-*`) is taken, and nothing is made
-//! of it; `user` and its like imply what they imply there. Taken too is what holds here anyway (`acl`, `user_xattr`),
-//! and `lazytime`, which allows what is not done. An option that no back end would keep is refused: `noacl`; of a
-//! directory of the host `dirsync`, `strictatime`, and the options of our own file systems (`size=`, `mode=`);
-//! `commit=` and `no_create` of a source that is no store.
+//! # Options that are accepted without effect
+//! - Options that mount(8) itself uses in a line of fstab(5): `noauto`, `nofail`, `_netdev`, `x-*`.
+//!   (`user` and its like imply `nosuid` and others, as in mount(8).)
+//! - Options for behaviour that corewalk always has: `acl`, `user_xattr`.
+//! - `lazytime`, which permits the server to delay updates of times. It never does.
+//!
+//! # Options that are refused
+//! An option is refused if the source cannot obey it. `noacl` is always refused. A directory of the
+//! host does not take `dirsync`, `strictatime`, and the options for tmpfs and stores (`size=`,
+//! `mode=` and others). Only a store takes `commit=` and `no_create`.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -24,15 +28,15 @@ use super::descriptors::reserved;
 use crate::failure::Failure;
 use crate::source::Source;
 
-/// The share of the memory that a file system in memory may take, as in tmpfs(5).
+/// Default of `size=` for tmpfs, in percent of the memory, as in tmpfs(5).
 const SIZE_PERCENT: u64 = 50;
-/// The size of a page, by which tmpfs(5) reckons the number of inodes.
+/// Size of a page. The default of `nr_inodes=` is one inode per page of `size=`, as in tmpfs(5).
 const PAGE_BYTES: u64 = 4096;
 const THREADS_MAX: u64 = 1024;
-/// Threads per processor, and at least, where every change waits for a disk.
+/// Default of `threads=` where every change waits for a disk: per processor, and the minimum.
 const WAITING_THREADS: (usize, usize) = (4, 8);
 
-/// Everything that the options decide.
+/// The result of parsing: the options of the mount, of the server and of each back end.
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub(crate) mount: MountOptions,
@@ -42,26 +46,28 @@ pub(crate) struct Plan {
     pub(crate) host: HostFsOptions,
 }
 
-/// Options that depend on others, until all are known.
+/// Options whose effect depends on other options. They are applied after all are parsed.
 #[derive(Debug, Default)]
 struct Pending {
     server_permissions: bool,
+    /// `entry_timeout`, `attr_timeout`, `negative_timeout`.
     timeouts: [Option<Duration>; 3],
     threads: Option<usize>,
-    /// Those of [`OWN`] that were given.
-    own: Vec<&'static str>,
+    /// The options among [`NOT_FOR_HOST`] that were given.
+    not_for_host: Vec<&'static str>,
 }
 
-/// Options that are for the file systems of our own: a directory of the host knows none of them. (What `no_mbcache` and
-/// `create` ask for holds anyway.)
-const OWN: [&str; 8] = ["size", "nr_inodes", "mode", "uid", "gid", "mbcache", COMMIT, NO_CREATE];
+/// Options that a directory of the host does not take. (It takes `no_mbcache` and `create`, which
+/// ask for what it does anyway.)
+const NOT_FOR_HOST: [&str; 8] =
+    ["size", "nr_inodes", "mode", "uid", "gid", "mbcache", COMMIT, NO_CREATE];
 const COMMIT: &str = "commit";
 const NO_CREATE: &str = "no_create";
-/// Those of them that are for a store only.
-const STORE_OWN: [&str; 2] = [COMMIT, NO_CREATE];
+/// Options that only a store takes.
+const STORE_ONLY: [&str; 2] = [COMMIT, NO_CREATE];
 
-/// Options of mount(8) that ask for nothing here: it is so anyway, or they are for mount(8) itself.
-const TAKEN: [&str; 19] = [
+/// Options of mount(8) that are accepted without effect. See the text of the module.
+const WITHOUT_EFFECT: [&str; 19] = [
     "defaults",
     "auto",
     "noauto",
@@ -79,19 +85,20 @@ const TAKEN: [&str; 19] = [
     "loud",
     "acl",
     "user_xattr",
-    // We unmount at our end; nobody does if the server is killed.
+    // The server unmounts at its end. (If it is killed, the mount stays.)
     "auto_unmount",
     "norelatime",
 ];
 
 impl Plan {
-    /// Returns what `lists` (the arguments of all `-o`) say about a mount of `source`.
+    /// Parses `lists`, the arguments of all `-o`, for a mount of `source`.
     pub(crate) fn parse(source: Source, lists: &[OsString]) -> Result<Plan, Failure> {
         let mut plan = Plan::new(source);
         let mut pending = Pending::default();
         for list in lists {
             let Some(list) = list.to_str() else {
-                return Err(Failure::Usage(format!("options are not UTF-8: {}", list.display())));
+                let list = list.display();
+                return Err(Failure::Usage(format!("options are not UTF-8: '{list}'")));
             };
             for word in list.split(',').filter(|word| !word.is_empty()) {
                 plan.take(word, &mut pending)?;
@@ -106,15 +113,15 @@ impl Plan {
         server.attr_timeout = attr.unwrap_or(server.attr_timeout);
         server.negative_timeout = negative.unwrap_or(server.negative_timeout);
         server.check().map_err(|conflict| Failure::Usage(conflict.to_string()))?;
-        plan.check_kept(source, &pending.own)?;
-        plan.tell_back_ends();
-        plan.mount.threads = pending.threads.unwrap_or_else(|| plan.threads(source));
+        plan.check_supported(source, &pending.not_for_host)?;
+        plan.pass_flags_to_back_ends();
+        plan.mount.threads = pending.threads.unwrap_or_else(|| plan.default_threads(source));
         plan.host.reserved = reserved(plan.mount.threads);
         Ok(plan)
     }
 
-    /// Returns how many threads serve `source` best.
-    fn threads(&self, source: Source) -> usize {
+    /// Returns the default of `threads=` for `source`.
+    fn default_threads(&self, source: Source) -> usize {
         let processors = corewalk_base::primitives::thread::available_parallelism();
         let processors = processors.map_or(1, usize::from);
         match source {
@@ -122,15 +129,17 @@ impl Plan {
                 let (each, least) = WAITING_THREADS;
                 (processors * each).max(least)
             }
-            // More only take turns: two clients of eight threads on two processors are served half as fast or
-            // less. One alone saves a fifth of the server's time with one client, but two busy ones took up to
-            // four times as long while others used the machine as well.
+            // One per processor: with more, the threads compete for the processors. Eight threads
+            // on two processors serve two clients at half the speed or less. At least two: one
+            // thread saves a fifth of the processor time with one client. But on a machine with
+            // other load, two busy clients then waited up to four times as long.
             Source::Store(_) | Source::Host(_) | Source::Tmpfs => processors.max(2),
         }
     }
 
-    /// Tells back ends of what the kernel leaves to them.
-    fn tell_back_ends(&mut self) {
+    /// Passes the mount flags that the kernel does not implement for FUSE to the back ends: access
+    /// times, `ro`, `sync` and `dirsync`.
+    fn pass_flags_to_back_ends(&mut self) {
         let flags = self.mount.flags;
         let others = match () {
             () if flags.intersects(MountFlags::RDONLY | MountFlags::NOATIME) => Atime::Never,
@@ -142,34 +151,37 @@ impl Plan {
         let atime = AtimePolicy { directories, others };
         (self.tmpfs.atime, self.store.atime, self.host.atime) = (atime, atime, atime);
         self.store.is_read_only = flags.contains(MountFlags::RDONLY);
-        // As mount(8) says: `sync` is for directories as well.
+        // In mount(8), `sync` includes `dirsync`.
         self.store.is_dirsync = flags.intersects(MountFlags::DIRSYNC | MountFlags::SYNC);
     }
 
-    /// Refuses what `source` would not keep.
-    fn check_kept(&self, source: Source, own: &[&str]) -> Result<(), Failure> {
+    /// Checks that `source` can obey the options. `not_for_host` has the options among
+    /// [`NOT_FOR_HOST`] that were given.
+    fn check_supported(&self, source: Source, not_for_host: &[&str]) -> Result<(), Failure> {
         let has = |flag| self.mount.flags.contains(flag);
         let (name, whose) = match source {
             Source::Host(_) => {
                 let name = match () {
                     () if has(MountFlags::DIRSYNC) => Some(&"dirsync"),
-                    // The host notes what is read there, by the options of its own mount.
+                    // The options of the host's own mount decide on access times.
                     () if has(MountFlags::STRICTATIME) => Some(&"strictatime"),
-                    () => own.first(),
+                    () => not_for_host.first(),
                 };
                 (name, "a directory of the host")
             }
-            Source::Tmpfs => (own.iter().find(|name| STORE_OWN.contains(name)), "tmpfs"),
+            Source::Tmpfs => (not_for_host.iter().find(|name| STORE_ONLY.contains(name)), "tmpfs"),
             Source::Store(_) => (None, "a store"),
         };
         match name {
-            Some(name) => Err(Failure::Usage(format!("'{name}' is not kept for {whose}"))),
+            Some(name) => {
+                Err(Failure::Usage(format!("option '{name}' is not supported for {whose}")))
+            }
             None => Ok(()),
         }
     }
 
-    /// Returns the plan without options: root mounts a real file system, for everybody; anybody
-    /// else one for themselves, as fusermount3(1) allows.
+    /// Returns the defaults. A mount by root is for all users, with devices and set-user-ID
+    /// programs. A mount by another user is for that user alone, as fusermount3(1) permits.
     fn new(source: Source) -> Plan {
         let is_root = rustix::process::geteuid().is_root();
         let mut mount = MountOptions { source: source.name(), ..MountOptions::default() };
@@ -190,15 +202,15 @@ impl Plan {
             ..StoreOptions::default()
         };
         let host = HostFsOptions::default();
-        Plan { mount, server: source.promises(), tmpfs, store, host }
+        Plan { mount, server: source.server_options(), tmpfs, store, host }
     }
 
-    /// Takes one option in.
+    /// Parses one option.
     fn take(&mut self, word: &str, pending: &mut Pending) -> Result<(), Failure> {
         let name = word.split_once('=').map_or(word, |(name, _)| name);
-        pending.own.extend(OWN.into_iter().find(|own| *own == name));
+        pending.not_for_host.extend(NOT_FOR_HOST.into_iter().find(|option| *option == name));
         match word.split_once('=') {
-            None => self.take_plain(word, pending),
+            None => self.take_flag(word, pending),
             Some((name, value)) => self.take_valued(name, value, pending).unwrap_or_else(|| {
                 let allowed = allowed(name).unwrap_or("another one");
                 Err(Failure::Usage(match value {
@@ -209,15 +221,16 @@ impl Plan {
         }
     }
 
-    fn take_plain(&mut self, word: &str, pending: &mut Pending) -> Result<(), Failure> {
+    /// Parses an option without a value.
+    fn take_flag(&mut self, word: &str, pending: &mut Pending) -> Result<(), Failure> {
         let flags = &mut self.mount.flags;
         match word {
             "remount" => {
                 return Err(Failure::Usage(
-                    "'remount' is not possible: unmount it, and mount it again".to_owned(),
+                    "option 'remount' is not supported; unmount and mount again".to_owned(),
                 ));
             }
-            // What mount(8) makes of these, before what follows them.
+            // As in mount(8), a later option may undo these flags.
             "user" | "users" => {
                 *flags |= MountFlags::NOEXEC | MountFlags::NOSUID | MountFlags::NODEV;
             }
@@ -260,7 +273,7 @@ impl Plan {
             NO_CREATE => self.store.is_made = false,
             "writeback_cache" => self.server.write_cache = WriteCache::Back,
             "no_writeback_cache" => self.server.write_cache = WriteCache::Through,
-            word if TAKEN.contains(&word) || is_for_others(word) => {}
+            word if WITHOUT_EFFECT.contains(&word) || is_for_other_programs(word) => {}
             _ => {
                 return Err(Failure::Usage(match allowed(word) {
                     Some(allowed) => format!("option '{word}' needs a value: {allowed}"),
@@ -271,7 +284,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Takes an option with a value in; None if the value is none.
+    /// Parses an option with a value. Returns None if the value is invalid.
     fn take_valued(
         &mut self,
         name: &str,
@@ -301,16 +314,16 @@ impl Plan {
                 let every = Some(seconds(value)?).filter(|time| !time.is_zero());
                 self.store.commit_every = every.or(StoreOptions::default().commit_every);
             }
-            // In the mount table of old: who has mounted it.
-            "user" => return Some(self.take_plain(name, pending)),
+            // `user=NAME` is how mount(8) records the user who mounted a file system.
+            "user" => return Some(self.take_flag(name, pending)),
             "comment" => {}
-            name if is_for_others(name) => {}
+            name if is_for_other_programs(name) => {}
             _ => return self.take_limit(name, value),
         }
         Some(Ok(()))
     }
 
-    /// Takes an option of tmpfs(5) in, which a store has as well; None if the value is none.
+    /// Parses an option of tmpfs(5), which a store takes too. Returns None if the value is invalid.
     fn take_limit(&mut self, name: &str, value: &str) -> Option<Result<(), Failure>> {
         let (tmpfs, store) = (&mut self.tmpfs, &mut self.store);
         match name {
@@ -323,7 +336,7 @@ impl Plan {
                 let count = Some(scaled(value)?).filter(|&count| count > 0);
                 (tmpfs.inodes_max, store.inodes_max) = (count, count);
             }
-            // Those of the root directory, when it is made.
+            // `mode`, `uid` and `gid` hold for a root directory that this mount creates.
             "mode" => {
                 let mode = u32::from_str_radix(value, 8).ok().filter(|mode| *mode <= 0o7777)?;
                 (tmpfs.root_mode, store.root_mode) = (mode, mode);
@@ -337,8 +350,8 @@ impl Plan {
                 (tmpfs.root_gid, store.root_gid) = (gid, gid);
             }
             _ => {
-                let is_plain = self.clone().take_plain(name, &mut Pending::default()).is_ok();
-                return Some(Err(Failure::Usage(match is_plain {
+                let is_flag = self.clone().take_flag(name, &mut Pending::default()).is_ok();
+                return Some(Err(Failure::Usage(match is_flag {
                     true => format!("option '{name}' takes no value"),
                     false => format!("unknown option '{name}'"),
                 })));
@@ -348,13 +361,18 @@ impl Plan {
     }
 }
 
-/// Returns what the value of an option is; None for an option that has none.
+/// Describes the values of an option, for error messages. Returns None for an option without value.
 fn allowed(name: &str) -> Option<&'static str> {
     Some(match name {
-        "size" | "cache" => "bytes, as 4096, 64k, 10m, 1g or 1t, or a share of the memory, as 50%",
-        "nr_inodes" => "a count, as 1000, 64k or 1m",
-        "entry_timeout" | "attr_timeout" | "negative_timeout" | COMMIT => "seconds, as 5 or 0.5",
-        "mode" => "octal digits, as 0755",
+        "size" | "cache" => {
+            "a number of bytes, such as 4096, 64k, 10m, 1g or 1t, or a share of the memory, \
+             such as 50%"
+        }
+        "nr_inodes" => "a count, such as 1000, 64k or 1m",
+        "entry_timeout" | "attr_timeout" | "negative_timeout" | COMMIT => {
+            "a number of seconds, such as 5 or 0.5"
+        }
+        "mode" => "octal digits, such as 0755",
         "uid" | "gid" => "a number",
         "threads" => "a count from 1 to 1024",
         "readdirplus" => "yes, no or auto",
@@ -363,23 +381,23 @@ fn allowed(name: &str) -> Option<&'static str> {
     })
 }
 
-/// Returns true if an option is one that mount(8) leaves to other programs.
-fn is_for_others(word: &str) -> bool {
+/// Returns true for the options that mount(8) reserves for other programs.
+fn is_for_other_programs(word: &str) -> bool {
     word.starts_with("x-") || word.starts_with("X-")
 }
 
-/// Returns the bytes of memory that the machine has.
+/// Returns the size of the machine's memory in bytes.
 fn memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     (info.totalram as u64).saturating_mul(u64::from(info.mem_unit))
 }
 
-/// Returns a decimal number without a sign.
+/// Parses a decimal number without a sign.
 fn number(text: &str) -> Option<u64> {
     text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Returns a number with a suffix k, m, g or t, each 1024 times the one before.
+/// Parses a number with an optional suffix k, m, g or t, for a power of 1024.
 fn scaled(text: &str) -> Option<u64> {
     let scale = |suffix: char| match suffix.to_ascii_lowercase() {
         'k' => Some(10),
@@ -394,7 +412,7 @@ fn scaled(text: &str) -> Option<u64> {
     }
 }
 
-/// Returns a number of bytes, which may also be a share of the memory (`50%`).
+/// Parses a number of bytes, or a share of the memory (`50%`).
 fn size(text: &str) -> Option<u64> {
     match text.strip_suffix('%') {
         Some(percent) => Some(memory_bytes() / 100 * number(percent).filter(|p| *p <= 100)?),
@@ -402,7 +420,7 @@ fn size(text: &str) -> Option<u64> {
     }
 }
 
-/// Returns a time in seconds, which may have a fraction.
+/// Parses a time in seconds, with an optional fraction.
 fn seconds(text: &str) -> Option<Duration> {
     if !text.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
         return None;
@@ -432,7 +450,7 @@ mod tests {
         match plan(list) {
             Err(Failure::Usage(line)) => line,
             Err(other) => panic!("{list}: {other:?}"),
-            Ok(_) => panic!("{list}: it is taken"),
+            Ok(_) => panic!("{list} is accepted"),
         }
     }
 
@@ -470,19 +488,20 @@ mod tests {
             "readdirplus=maybe",
             "cache=lots",
         ] {
-            let (name, value) = word.split_once('=').expect("it has a value");
+            let (name, value) = word.split_once('=').expect("each word has a value");
             let expected = match value {
                 "" => format!("option '{name}' needs a value: "),
                 _ => format!("bad value in option '{word}'; it takes "),
             };
-            let said = complaint(word);
-            assert!(said.strip_prefix(&expected).is_some_and(|what| !what.is_empty()), "{said}");
+            let line = complaint(word);
+            let values = line.strip_prefix(&expected);
+            assert!(values.is_some_and(|values| !values.is_empty()), "{line}");
             assert!(complaint(name).starts_with(&format!("option '{name}' needs a value")));
         }
     }
 
     #[test]
-    fn value_of_a_plain_option_is_refused() {
+    fn value_of_a_flag_is_refused() {
         for word in ["allow_other=1", "ro=", "noauto=x", "mbcache=yes"] {
             let name = word.split('=').next().unwrap_or_default();
             assert_eq!(complaint(word), format!("option '{name}' takes no value"));
@@ -500,13 +519,13 @@ mod tests {
         assert_eq!(bytes("size=1g"), Some(1 << 30));
         assert_eq!(bytes("size=0"), None);
         assert_eq!(bytes("size=100%"), Some(memory_bytes() / 100 * 100));
-        assert_eq!(plan("cache=64m").expect("it is an option").server.vfs.cache_bytes, 64 << 20);
+        assert_eq!(plan("cache=64m").expect("a valid option").server.vfs.cache_bytes, 64 << 20);
     }
 
     #[test]
-    fn sharing_of_attributes_is_switched() {
+    fn mbcache_options_switch_sharing_of_attributes() {
         let is_on = |list: &str| {
-            let plan = plan(list).expect("it is an option");
+            let plan = plan(list).expect("valid options");
             assert_eq!(plan.tmpfs.share_xattrs, plan.store.share.is_none());
             plan.tmpfs.share_xattrs
         };
@@ -516,9 +535,9 @@ mod tests {
     }
 
     #[test]
-    fn mount_is_called_after_its_source() {
+    fn mount_table_shows_the_source_unless_fsname_is_given() {
         let source = |source, list: &str| {
-            Plan::parse(source, &[list.into()]).expect("it is an option").mount.source
+            Plan::parse(source, &[list.into()]).expect("a valid option").mount.source
         };
         let host = Source::Host(Path::new("/srv/a b"));
         assert_eq!(source(Source::Tmpfs, ""), "tmpfs");
@@ -527,26 +546,25 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_fstab_are_taken() {
+    fn options_of_fstab_are_accepted() {
         let line = "noauto,user,nofail,_netdev,x-systemd.automount,X-mount.mkdir=0755,x-a=b,acl,user_xattr,\
                     lazytime,relatime,auto_unmount,comment=mine,exec";
-        let flags = plan(line).expect("all are options").mount.flags;
+        let flags = plan(line).expect("valid options").mount.flags;
         let expected = MountFlags::NOSUID | MountFlags::NODEV;
         assert_eq!(flags & (expected | MountFlags::NOEXEC), expected, "exec is after user");
         assert_eq!(
             complaint("remount,ro"),
-            "'remount' is not possible: unmount it, and mount it again"
+            "option 'remount' is not supported; unmount and mount again"
         );
         for word in ["noacl", "nouser_xattr", "xfoo", "x"] {
             assert_eq!(complaint(word), format!("unknown option '{word}'"));
         }
     }
 
-    /// Threads that have nothing to do take turns with those that have.
     #[test]
-    fn threads_are_as_many_as_processors_unless_every_change_waits() {
+    fn default_threads_is_one_per_processor_unless_every_change_waits() {
         let few = plan("").expect("no options").mount.threads;
-        let threads = |list| store(list).expect("options").mount.threads;
+        let threads = |list| store(list).expect("valid options").mount.threads;
         assert_eq!((threads(""), threads("sync,async")), (few, few));
         assert!(threads("dirsync") >= few.max(8) && threads("sync") == threads("dirsync"));
         assert_eq!((threads("ro,dirsync"), threads("dirsync,ro")), (few, few));
@@ -554,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn back_ends_are_told_of_times_and_of_what_is_durable() {
+    fn back_ends_get_access_time_and_sync_flags() {
         let policy = |directories, others| AtimePolicy { directories, others };
         let (relative, never, strict) = (Atime::Relative, Atime::Never, Atime::Strict);
         for (list, atime) in [
@@ -567,12 +585,12 @@ mod tests {
             ("strictatime,relatime", policy(relative, relative)),
             ("noatime,atime,nodiratime,diratime", policy(relative, relative)),
         ] {
-            let plan = plan(list).expect("all are options");
+            let plan = plan(list).expect("valid options");
             assert_eq!((plan.tmpfs.atime, plan.store.atime), (atime, atime), "{list}");
             assert_eq!(plan.host.atime, atime, "{list}");
             assert_eq!(plan.store.is_read_only, list.starts_with("ro"));
         }
-        let is_dirsync = |list| store(list).expect("an option").store.is_dirsync;
+        let is_dirsync = |list| store(list).expect("a valid option").store.is_dirsync;
         assert_eq!(
             ["", "dirsync", "sync", "sync,async"].map(is_dirsync),
             [false, true, true, false]
@@ -593,20 +611,21 @@ mod tests {
             let name = word.split('=').next().unwrap_or_default();
             match Plan::parse(host, &[format!("ro,{word}").into()]).map(|_| ()) {
                 Err(Failure::Usage(line)) => {
-                    assert_eq!(line, format!("'{name}' is not kept for a directory of the host"));
+                    let whose = "a directory of the host";
+                    assert_eq!(line, format!("option '{name}' is not supported for {whose}"));
                 }
                 other => panic!("{other:?}"),
             }
         }
         assert!(Plan::parse(host, &["sync,no_mbcache,create,cache=1m".into()]).is_ok());
-        assert_eq!(complaint("no_create"), "'no_create' is not kept for tmpfs");
-        let is_made = |list| store(list).expect("an option").store.is_made;
+        assert_eq!(complaint("no_create"), "option 'no_create' is not supported for tmpfs");
+        let is_made = |list| store(list).expect("a valid option").store.is_made;
         assert_eq!(["", "no_create", "no_create,create"].map(is_made), [true, false, true]);
     }
 
     #[test]
     fn commit_of_0_is_the_default() {
-        let every = |list| store(list).expect("an option").store.commit_every;
+        let every = |list| store(list).expect("a valid option").store.commit_every;
         assert_eq!(every("commit=0"), Some(Duration::from_secs(5)));
         assert_eq!(every("commit=9,commit=0"), every(""));
         assert_eq!(every("commit=0.5"), Some(Duration::from_millis(500)));
@@ -614,7 +633,7 @@ mod tests {
 
     #[test]
     fn later_option_wins() {
-        let plan = plan("ro,nosuid,,rw,noexec,suid").expect("all are options");
+        let plan = plan("ro,nosuid,,rw,noexec,suid").expect("valid options");
         assert_eq!(
             plan.mount.flags & (MountFlags::RDONLY | MountFlags::NOSUID),
             MountFlags::empty()
@@ -624,7 +643,8 @@ mod tests {
 
     #[test]
     fn timeouts_have_fractions() {
-        let plan = plan("entry_timeout=0.25,attr_timeout=3,negative_timeout=0").expect("options");
+        let plan =
+            plan("entry_timeout=0.25,attr_timeout=3,negative_timeout=0").expect("valid options");
         assert_eq!(plan.server.entry_timeout, Duration::from_millis(250));
         assert_eq!(plan.server.attr_timeout, Duration::from_secs(3));
         assert_eq!(plan.server.negative_timeout, Duration::ZERO);
@@ -638,9 +658,9 @@ mod tests {
         assert!(plan("no_default_permissions,entry_timeout=0").is_ok());
     }
 
-    /// Whatever is asked for is understood, or refused by a mistake of usage that names what is wrong.
+    /// Any list of options is accepted, or refused with a usage error.
     #[test]
-    fn fuzz_options_are_understood_or_refused() {
+    fn fuzz_options_are_accepted_or_refused() {
         const WORDS: [&[u8]; 16] = [
             b",",
             b"=",
@@ -667,7 +687,7 @@ mod tests {
                 let refused = match Plan::parse(source, std::slice::from_ref(&list)) {
                     Ok(plan) => {
                         assert!((1..=THREADS_MAX as usize).contains(&plan.mount.threads));
-                        // A later mistake is found in any list that is taken.
+                        // An unknown option after an accepted list is still refused.
                         let more = [list.clone(), "frobnicate".into()];
                         let refused = Plan::parse(source, &more).map(|_| ());
                         let expected = "unknown option 'frobnicate'";
@@ -678,7 +698,7 @@ mod tests {
                 };
                 let Failure::Usage(line) = refused else { panic!("{refused:?}") };
                 assert!(!line.is_empty());
-                // What comes before the word that is refused.
+                // The kind of mistake: the message up to the option that it names.
                 line.split(['\'', ':']).next().unwrap_or_default().to_owned()
             });
             answers.sort();

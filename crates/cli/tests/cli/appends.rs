@@ -1,4 +1,4 @@
-//! Appends to a file of a mounted directory of the host, which the host appends to as well.
+//! Appends to a file through a mounted directory of the host, while the host appends to it as well.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -10,78 +10,87 @@ use corewalk_hostfs::{HostFs, HostFsOptions};
 
 use crate::fixtures::{Folder, Server, can_mount};
 
-/// The flag of open(2).
+/// Flags of open(2).
 const O_WRONLY: u32 = 1;
 const O_APPEND: u32 = 0o2000;
-/// The node of the root.
+/// The node number of the root.
 const ROOT: u64 = 1;
 
 fn append(path: &Path) -> File {
-    File::options().append(true).open(path).expect("it exists")
+    File::options().append(true).open(path).expect("the file exists")
 }
 
 #[test]
-fn appends_of_the_mount_and_of_the_host_are_all_there() {
+fn appends_of_the_mount_and_of_the_host_are_all_kept() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
     let (host, path) = (folder.path("h"), folder.path("m"));
-    fs::create_dir(&host).expect("a folder");
-    fs::write(host.join("log"), "").expect("a file");
-    let source = host.to_str().expect("a plain path");
+    fs::create_dir(&host).expect("the directory is created");
+    fs::write(host.join("log"), "").expect("the file is created");
+    let source = host.to_str().expect("the path is UTF-8");
     let _server = Server::of(source, &[], &path);
     let (mut here, mut there) = (append(&path.join("log")), append(&host.join("log")));
     let mut expected = String::new();
     for round in 0..20 {
-        for (file, who) in [(&mut here, "mount"), (&mut there, "host")] {
-            let line = format!("{round} {who} {}\n", "x".repeat(round * 500));
-            file.write_all(line.as_bytes()).expect("room");
+        for (file, side) in [(&mut here, "mount"), (&mut there, "host")] {
+            let line = format!("{round} {side} {}\n", "x".repeat(round * 500));
+            file.write_all(line.as_bytes()).expect("the write succeeds");
             expected += &line;
         }
-        assert!(fs::read_to_string(host.join("log")).expect("a file") == expected, "{round}");
-        assert!(fs::read_to_string(path.join("log")).expect("a file") == expected, "{round}");
+        assert!(
+            fs::read_to_string(host.join("log")).expect("the file can be read") == expected,
+            "{round}"
+        );
+        assert!(
+            fs::read_to_string(path.join("log")).expect("the file can be read") == expected,
+            "{round}"
+        );
     }
-    // What fcntl(2) makes of an open file holds from then on.
+    // fcntl(2) clears and sets O_APPEND of the open file; each write obeys the current flag.
     use rustix::fs::{OFlags, fcntl_setfl};
     use std::os::unix::fs::FileExt as _;
-    fcntl_setfl(&here, OFlags::empty()).expect("it is open");
-    here.write_all_at(b"!", 0).expect("room");
-    fcntl_setfl(&here, OFlags::APPEND).expect("it is open");
-    there.write_all(b"host").expect("room");
-    here.write_all_at(b"mount", 1).expect("room");
+    fcntl_setfl(&here, OFlags::empty()).expect("the file is open");
+    here.write_all_at(b"!", 0).expect("the write succeeds");
+    fcntl_setfl(&here, OFlags::APPEND).expect("the file is open");
+    there.write_all(b"host").expect("the write succeeds");
+    here.write_all_at(b"mount", 1).expect("the write succeeds");
     expected.replace_range(..1, "!");
-    assert!(fs::read_to_string(host.join("log")).expect("a file") == expected + "hostmount");
+    assert!(
+        fs::read_to_string(host.join("log")).expect("the file can be read")
+            == expected + "hostmount"
+    );
 }
 
-/// Writes `ab` through a handle that appends to a file of which the kernel knows three bytes of six,
-/// and returns what the file is then.
+/// Sends a write of `ab` at offset 3 to a file of six bytes that is open with `O_APPEND`. The host
+/// has written the six bytes since the file was created. Returns the content afterwards.
 fn written_at_3_of_6(options: Options, origin: WriteOrigin) -> String {
     let folder = Folder::new();
-    let fs = HostFs::new(&folder.0, HostFsOptions::default()).expect("a folder");
-    let server = corewalk_fuse::Server::new(Arc::new(fs), options).expect("a server");
+    let fs = HostFs::new(&folder.0, HostFsOptions::default()).expect("the directory can be opened");
+    let server = corewalk_fuse::Server::new(Arc::new(fs), options).expect("the server starts");
     let caller = Caller { uid: 0, gid: 0, pid: std::process::id() };
     let new = New { mode: 0o644, ..New::default() };
     let (file, handle) =
-        server.create(caller, ROOT, b"f", &new, O_WRONLY | O_APPEND).expect("a file");
-    append(&folder.path("f")).write_all(b"123456").expect("room");
+        server.create(caller, ROOT, b"f", &new, O_WRONLY | O_APPEND).expect("the file is created");
+    append(&folder.path("f")).write_all(b"123456").expect("the write succeeds");
     let written = server.write(caller, file.node, handle, 3, b"ab", origin);
     assert_eq!(written, Ok(2));
-    fs::read_to_string(folder.path("f")).expect("a file")
+    fs::read_to_string(folder.path("f")).expect("the file can be read")
 }
 
 #[test]
 fn append_finds_the_end_unless_the_kernel_collects_writes() {
     assert_eq!(written_at_3_of_6(Options::shared(), WriteOrigin::Append), "123456ab");
-    let asked = Options::shared().with_server_permissions();
-    assert_eq!(written_at_3_of_6(asked, WriteOrigin::Append), "123456ab");
+    let server_checks = Options::shared().with_server_permissions();
+    assert_eq!(written_at_3_of_6(server_checks, WriteOrigin::Append), "123456ab");
     let back = Options { write_cache: WriteCache::Back, ..Options::shared() };
     assert_eq!(written_at_3_of_6(back, WriteOrigin::Append), "123ab6");
 }
 
-/// Pages that the kernel writes back have a place, and so has what pwrite(2) writes.
+/// Writeback of pages and pwrite(2) write at the offset of the request.
 #[test]
-fn control_other_writes_keep_their_place() {
+fn control_other_writes_keep_their_offset() {
     for origin in [WriteOrigin::Cache, WriteOrigin::Call] {
         assert_eq!(written_at_3_of_6(Options::shared(), origin), "123ab6");
     }

@@ -1,4 +1,5 @@
-//! `corewalk ipc exec --shm` whose command leaves a process behind that has a segment attached.
+//! `corewalk ipc exec --shm` with a command that starts a process and ends before it. The process
+//! has a segment attached.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read, Write as _};
@@ -12,15 +13,16 @@ use corewalk_testkit::sysv::shm;
 
 use crate::fixtures::{Folder, LIMIT, corewalk, run, wait};
 
-/// Says what the process is: the command, or what that leaves behind.
+/// The variable with the role of a process: `command`, or `stays` for the process that it starts.
 const ROLE: &str = "COREWALK_TEST_ROLE";
 
-/// Where the process that stays says what it has found.
+/// The variable with the path of the file to which the staying process writes its results.
 const FOUND: &str = "COREWALK_TEST_FOUND";
 
+/// The start of the line that names the directory of the segments.
 const ATTACHED: &str = "attached below ";
 
-/// Not a test of its own: the command, and the process that stays.
+/// Not a test of its own: runs the command, or the process that stays.
 #[test]
 fn process() {
     match std::env::var(ROLE).as_deref() {
@@ -28,52 +30,53 @@ fn process() {
         Ok("stays") => stay(),
         _ => return,
     }
-    // Nobody reads what a test would say.
+    // Without the output of the test harness.
     std::process::exit(0);
 }
 
-/// Starts the process that stays, waits until it has said where its memory is, and ends.
-#[expect(clippy::zombie_processes, reason = "it outlives this process")]
+/// Starts the process that stays, waits for its line, and ends.
+#[expect(clippy::zombie_processes, reason = "the child outlives this process")]
 fn start() {
-    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    let mut command =
+        Command::new(std::env::current_exe().expect("the path of this program is known"));
     command.args(["daemon::process", "--exact", "--nocapture"]).env(ROLE, "stays");
-    let stays = command.stdout(Stdio::piped()).spawn().expect("this program");
-    println!("\n{ATTACHED}{}", folder_said(stays.stdout.expect("it is piped")));
+    let stays = command.stdout(Stdio::piped()).spawn().expect("the test program starts");
+    println!("\n{ATTACHED}{}", read_attached_directory(stays.stdout.expect("the stream is piped")));
 }
 
-/// Attaches a segment, and once more when it is told to; ends with its input.
+/// Attaches a segment, and a second time after it has read a byte. Ends at the end of its input.
 fn stay() {
-    let id = shm::shmget(IPC_PRIVATE, 4096, 0o600).expect("a segment");
-    shm::shmat(id, 0, 0).expect("an address");
-    println!("\n{ATTACHED}{}", std::env::var("COREWALK_IPC_SHM").expect("exec has a folder"));
+    let id = shm::shmget(IPC_PRIVATE, 4096, 0o600).expect("the segment is created");
+    shm::shmat(id, 0, 0).expect("the segment is attached");
+    println!("\n{ATTACHED}{}", std::env::var("COREWALK_IPC_SHM").expect("exec sets the variable"));
     let mut input = std::io::stdin();
-    input.read_exact(&mut [0]).expect("the test is there");
+    input.read_exact(&mut [0]).expect("the test writes a byte");
     let again = shm::shmat(id, 0, 0).map(drop);
     let nattch = shm::stat(id, IPC_STAT).map(|(_, stat)| stat.numbers[1]);
-    let found = PathBuf::from(std::env::var_os(FOUND).expect("the test names it"));
+    let found = PathBuf::from(std::env::var_os(FOUND).expect("the test sets the variable"));
     let whole = found.with_extension("whole");
-    fs::write(&whole, format!("{again:?}, {nattch:?}")).expect("a folder of the test");
-    fs::rename(whole, found).expect("a folder of the test");
-    // Until the test lets go of it, or is gone.
+    fs::write(&whole, format!("{again:?}, {nattch:?}")).expect("the test's directory is writable");
+    fs::rename(whole, found).expect("the test's directory is writable");
+    // Blocks until the test closes the pipe or ends.
     let _bytes = input.read(&mut [0]);
 }
 
-/// Returns the folder that a process names which has a segment attached.
-fn folder_said(output: impl Read) -> String {
+/// Reads the line with the directory of the segments from `output`.
+fn read_attached_directory(output: impl Read) -> String {
     let mut lines = BufReader::new(output).lines().map_while(Result::ok);
     let folder = lines.find_map(|line| line.strip_prefix(ATTACHED).map(str::to_owned));
-    folder.expect("it says where its memory is")
+    folder.expect("the process prints the path of its memory")
 }
 
 fn until(what: &str, mut is: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is() {
-        assert!(start.elapsed() < LIMIT, "never: {what}");
+        assert!(start.elapsed() < LIMIT, "timeout: {what}");
         thread::yield_now();
     }
 }
 
-/// Runs a command with nothing to do in a namespace of its own.
+/// Runs `true` in a new namespace. `exec` removes the directories that others have left.
 fn exec() {
     assert!(run(corewalk(&["ipc", "exec", "--shm", "--", "true"])).status.success());
 }
@@ -81,39 +84,45 @@ fn exec() {
 #[test]
 fn memory_of_a_process_that_outlives_the_command_stays_until_it_has_ended() {
     let folder = Folder::new();
-    let (found, said) = (folder.path("found"), folder.path("said"));
+    let (found, stderr) = (folder.path("found"), folder.path("stderr"));
     let mut command = corewalk(&["ipc", "exec", "--shm", "--"]);
-    command.arg(std::env::current_exe().expect("this program"));
+    command.arg(std::env::current_exe().expect("the path of this program is known"));
     command.args(["daemon::process", "--exact", "--nocapture"]);
     command.env(ROLE, "command").env(FOUND, &found);
-    let said_to = File::create(&said).expect("a folder of ours");
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(said_to);
-    let mut exec_child: Child = command.spawn().expect("the program");
-    // Both ends of the process that stays: it ends when this goes, as it does if the test fails.
-    let mut input = exec_child.stdin.take().expect("it is piped");
-    let memory = PathBuf::from(folder_said(exec_child.stdout.take().expect("it is piped")));
+    let file = File::create(&stderr).expect("the test's directory is writable");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
+    let mut exec_child: Child = command.spawn().expect("the program starts");
+    // The write end of the standard input of the staying process. The process ends when this is
+    // dropped, also if the test fails.
+    let mut input = exec_child.stdin.take().expect("the stream is piped");
+    let memory = PathBuf::from(read_attached_directory(
+        exec_child.stdout.take().expect("the stream is piped"),
+    ));
     let status = wait(&mut exec_child);
-    let said = fs::read_to_string(said).expect("a folder of ours");
-    assert!(status.success(), "{said}");
-    assert!(memory.is_dir(), "a process has something attached");
+    let printed = fs::read_to_string(stderr).expect("the test's directory is writable");
+    assert!(status.success(), "{printed}");
+    assert!(memory.is_dir(), "the directory was removed while a segment was attached");
     let line = format!("corewalk: {}: ", memory.display());
-    assert!(said.contains(&line) && said.contains("attached"), "{said}");
-    // Others leave it alone, too.
+    assert!(printed.contains(&line) && printed.contains("attached"), "{printed}");
+    // The next `exec` must not remove it either.
     exec();
-    input.write_all(b"\n").expect("it is there");
-    until("it has attached again", || found.exists());
-    assert_eq!(fs::read_to_string(&found).expect("a folder of ours"), "Ok(()), Ok(2)");
+    input.write_all(b"\n").expect("the file exists");
+    until("the process attaches a second time", || found.exists());
+    assert_eq!(
+        fs::read_to_string(&found).expect("the test's directory is writable"),
+        "Ok(()), Ok(2)"
+    );
     drop(input);
-    until("its memory is gone with the next one", || {
+    until("the next exec removes the directory", || {
         exec();
         !memory.exists()
     });
 }
 
 #[test]
-fn control_memory_of_a_command_goes_with_it() {
+fn control_memory_of_a_command_is_removed_at_its_end() {
     let script = "echo \"attached below $COREWALK_IPC_SHM\"; test -d \"$COREWALK_IPC_SHM\"";
     let output = run(corewalk(&["ipc", "exec", "--shm", "--", "sh", "-c", script]));
     assert!(output.status.success() && output.stderr.is_empty());
-    assert!(!PathBuf::from(folder_said(&*output.stdout)).exists());
+    assert!(!PathBuf::from(read_attached_directory(&*output.stdout)).exists());
 }

@@ -1,4 +1,4 @@
-//! Starting the program as a user does, and what goes away with a test.
+//! Starts the program as a user does, and cleans up after each test.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -16,10 +16,10 @@ use corewalk_testkit::require::{has_fuse, has_root};
 /// The program under test.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_corewalk");
 
-/// How long anything may take before it is given up.
+/// How long a test waits for the program before it fails.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// A folder that goes away with its test, whatever is mounted in it.
+/// A temporary directory. Dropping it unmounts the mounts below it and removes it.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
@@ -29,7 +29,7 @@ impl Folder {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("corewalk-cli-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
-        fs::create_dir(&path).expect("a folder for the test");
+        fs::create_dir(&path).expect("the directory of the test is created");
         Folder(path)
     }
 
@@ -37,25 +37,25 @@ impl Folder {
         self.0.join(name)
     }
 
-    /// Returns the mount points in the folder.
+    /// Returns the mount points below the directory.
     pub(crate) fn mounts(&self) -> Vec<PathBuf> {
         let table = mount_table();
         let paths = table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
         paths.filter(|path| path.starts_with(&self.0)).collect()
     }
 
-    /// Asserts that the command fails with `status` and one line that holds `words`, and that it
-    /// mounts nothing here.
+    /// Asserts that the command fails with `status`, prints one line on standard error that
+    /// contains `words`, and leaves no mount below the directory.
     pub(crate) fn assert_refused(&self, command: Command, status: i32, words: &str) {
         let before = self.mounts();
         let shown = format!("{command:?}");
         let output = run(command);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(status), "{shown} said: {said}");
-        assert!(said.contains(words), "{shown} said: {said}");
-        assert_eq!(said.lines().count(), 1, "{shown} said: {said}");
-        assert!(said.starts_with("corewalk: "), "{shown} said: {said}");
-        assert!(output.stdout.is_empty(), "{shown} has an output");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{shown} printed: {printed}");
+        assert!(printed.contains(words), "{shown} printed: {printed}");
+        assert_eq!(printed.lines().count(), 1, "{shown} printed: {printed}");
+        assert!(printed.starts_with("corewalk: "), "{shown} printed: {printed}");
+        assert!(output.stdout.is_empty(), "{shown} wrote to standard output");
         assert_eq!(self.mounts(), before, "{shown} left a mount");
     }
 }
@@ -71,32 +71,34 @@ impl Drop for Folder {
     }
 }
 
-/// A server in the foreground, killed if the test ends before it.
+/// A server in the foreground. Dropping it kills the process.
 pub(crate) struct Server {
     child: Child,
-    /// The line that it said.
+    /// The line that the server printed when the mount was ready. Empty if it failed.
     pub(crate) line: String,
 }
 
 impl Server {
+    /// Mounts a tmpfs on `path`.
     pub(crate) fn start(arguments: &[&str], path: &Path) -> Server {
         Server::of("tmpfs", arguments, path)
     }
 
+    /// Mounts `source` on `path`.
     pub(crate) fn of(source: &str, arguments: &[&str], path: &Path) -> Server {
         let mut command = corewalk(&["mount", source]);
         command.arg(path).args(arguments);
         Server::run(command)
     }
 
-    /// Starts a command that becomes a server.
+    /// Runs a command that mounts and serves, and waits for its line.
     pub(crate) fn run(mut command: Command) -> Server {
         command.stderr(Stdio::null());
         Server::spawn(command)
     }
 
-    /// Starts a server without options that says on `stderr` what it warns of.
-    pub(crate) fn saying(stderr: File, source: &str, path: &Path) -> Server {
+    /// Mounts `source` on `path`; the server writes its warnings to `stderr`.
+    pub(crate) fn with_stderr(stderr: File, source: &str, path: &Path) -> Server {
         let mut command = corewalk(&["mount", source]);
         command.arg(path).stderr(stderr);
         Server::spawn(command)
@@ -104,10 +106,10 @@ impl Server {
 
     fn spawn(mut command: Command) -> Server {
         command.stdout(Stdio::piped());
-        let mut child = command.spawn().expect("the program");
+        let mut child = command.spawn().expect("the program starts");
         let mut line = String::new();
-        let output = child.stdout.take().expect("it is piped");
-        BufReader::new(output).read_line(&mut line).expect("a line");
+        let output = child.stdout.take().expect("the stream is piped");
+        BufReader::new(output).read_line(&mut line).expect("a line is read");
         Server { child, line }
     }
 
@@ -117,7 +119,7 @@ impl Server {
 
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).expect("it runs");
+        rustix::process::kill_process(pid, signal).expect("the process runs");
     }
 
     pub(crate) fn wait(&mut self) -> ExitStatus {
@@ -138,31 +140,31 @@ pub(crate) fn corewalk(arguments: &[&str]) -> Command {
     command
 }
 
-/// As [`corewalk`], with an output that takes nothing.
-pub(crate) fn to_full(arguments: &[&str]) -> Command {
+/// As [`corewalk`], with `/dev/full` as standard output: each write to it fails.
+pub(crate) fn with_full_stdout(arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", "exec \"$@\" > /dev/full", "sh", PROGRAM]).args(arguments);
     command.stdin(Stdio::null());
     command
 }
 
-/// Returns how a child ends, which must be soon.
+/// Waits for the end of a child, at most [`LIMIT`], and returns its exit status.
 pub(crate) fn wait(child: &mut Child) -> ExitStatus {
-    let begin = Instant::now();
+    let start = Instant::now();
     loop {
-        if let Some(status) = child.try_wait().expect("a child") {
+        if let Some(status) = child.try_wait().expect("the child can be waited for") {
             return status;
         }
-        assert!(begin.elapsed() < LIMIT, "it does not end");
+        assert!(start.elapsed() < LIMIT, "the process does not end");
         thread::yield_now();
     }
 }
 
-/// Runs to the end and returns what was said.
+/// Runs the command to its end and returns its exit status and output.
 pub(crate) fn run(mut command: Command) -> Output {
     let (done, ended) = channel();
     let mut child =
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
     let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
     thread::spawn(move || {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
@@ -171,22 +173,23 @@ pub(crate) fn run(mut command: Command) -> Output {
         let _ = done.send((stdout, stderr));
     });
     let status = wait(&mut child);
-    let (stdout, stderr) = ended.recv_timeout(LIMIT).expect("its output ends with it");
+    let (stdout, stderr) = ended.recv_timeout(LIMIT).expect("the output ends with the process");
     Output { status, stdout, stderr }
 }
 
+/// Returns the mount table, `/proc/self/mountinfo`.
 pub(crate) fn mount_table() -> String {
-    // A path in it need not be text.
-    let table = fs::read("/proc/self/mountinfo").expect("the mount table");
+    // A path in it need not be UTF-8.
+    let table = fs::read("/proc/self/mountinfo").expect("the mount table can be read");
     String::from_utf8_lossy(&table).into_owned()
 }
 
 pub(crate) fn is_mounted(path: &Path) -> bool {
-    let path = path.to_str().expect("a plain path");
+    let path = path.to_str().expect("the path is UTF-8");
     mount_table().lines().any(|line| line.split(' ').nth(4) == Some(path))
 }
 
-/// Returns true if the tests can mount as root; skips if not.
+/// Returns true if the tests can mount as root. If not, prints why the test is skipped.
 pub(crate) fn can_mount() -> bool {
     has_fuse() && has_root()
 }

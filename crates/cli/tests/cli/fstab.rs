@@ -1,4 +1,4 @@
-//! The program as a helper of mount(8).
+//! The program as an external helper of mount(8).
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -11,10 +11,11 @@ use corewalk_testkit::require::has_program;
 
 use crate::fixtures::{Folder, LIMIT, PROGRAM, can_mount, is_mounted, run};
 
-/// Returns a folder with the link in it.
+/// Returns a directory with a link `mount.corewalk` to the program.
 fn scene() -> Folder {
     let folder = Folder::new();
-    std::os::unix::fs::symlink(PROGRAM, folder.path("mount.corewalk")).expect("a link");
+    std::os::unix::fs::symlink(PROGRAM, folder.path("mount.corewalk"))
+        .expect("the link is created");
     folder
 }
 
@@ -31,24 +32,24 @@ fn helper_mounts_in_the_background() {
     }
     let folder = scene();
     let path = folder.path("m");
-    for (flags, said) in [(&["-n"][..], ""), (&["-v", "-s"], "mounted tmpfs on m\n")] {
+    for (flags, printed) in [(&["-n"][..], ""), (&["-v", "-s"], "mounted tmpfs on m\n")] {
         let options = ["tmpfs", "m", "-o", "rw,size=1m,nofail", "-t", "corewalk"];
         let output = run(helper(&folder, &[&options[..], flags].concat()));
         assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-        assert_eq!(String::from_utf8_lossy(&output.stdout), said);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), printed);
         assert!(is_mounted(&path));
         folder.assert_refused(helper(&folder, &["tmpfs", "m"]), 32, "mounted there already");
-        assert!(Command::new("umount").arg(&path).status().expect("umount").success());
+        assert!(Command::new("umount").arg(&path).status().expect("umount runs").success());
         let begin = Instant::now();
         while path.exists() {
-            assert!(begin.elapsed() < LIMIT, "the daemon does not remove what it made");
+            assert!(begin.elapsed() < LIMIT, "the daemon does not remove the mount point");
             thread::yield_now();
         }
     }
 }
 
 #[test]
-fn helper_ends_with_the_statuses_of_mount() {
+fn helper_exits_with_the_statuses_of_mount() {
     let folder = scene();
     let refused = |arguments: &[&str], status, words: &str| {
         folder.assert_refused(helper(&folder, arguments), status, words);
@@ -63,9 +64,9 @@ fn helper_ends_with_the_statuses_of_mount() {
     assert!(!folder.path("m").exists() && folder.mounts().is_empty());
 }
 
-/// Of each line mount(8) makes a command line; with `-f` nothing is mounted.
+/// Builds the command line that mount(8) would run for a line of fstab. `-f` mounts nothing.
 #[test]
-fn fuzz_lines_of_fstab_are_taken_or_refused_with_one_line() {
+fn fuzz_lines_of_fstab_are_accepted_or_refused_with_one_line() {
     let folder = scene();
     let words: [&[u8]; 8] =
         [b" ", b"\t", b"tmpfs", b"store:", b"size=64m", b",nofail", b"-o", b"\\040"];
@@ -76,17 +77,18 @@ fn fuzz_lines_of_fstab_are_taken_or_refused_with_one_line() {
         let (spec, file, _type, options) = (field(), field(), field(), field());
         let line = [OsStr::new("-f"), spec, file, OsStr::new("-o"), options];
         let output = run(helper(&folder, &line));
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
         let status = output.status.code();
-        let is_taken = status == Some(0);
-        assert!(is_taken || status == Some(1) || status == Some(32), "{status:?}: {said}");
-        assert!(is_taken || said.lines().count() == 1, "{said}");
+        let is_accepted = status == Some(0);
+        assert!(is_accepted || status == Some(1) || status == Some(32), "{status:?}: {printed}");
+        assert!(is_accepted || printed.lines().count() == 1, "{printed}");
         status
     });
     assert!(answers.contains_key(&Some(0)) && answers.contains_key(&Some(1)), "{answers:?}");
 }
 
-/// What `corewalk mount --help` says, with mount(8) itself, in a namespace that has another /sbin.
+/// The commands of `corewalk mount --help` work with mount(8) itself. The test runs in a mount
+/// namespace with its own `/sbin`.
 #[test]
 fn line_of_fstab_is_mounted() {
     if !can_mount() || !["unshare", "mount"].into_iter().all(has_program) {
@@ -96,22 +98,23 @@ fn line_of_fstab_is_mounted() {
     let script = r#"
 echo "store:$PWD/s $PWD/m corewalk size=64m,nofail,x-mine 0 0" > fstab
 mount -a -T "$PWD/fstab"
-# It is there already.
+# It is mounted already.
 mount -a -T "$PWD/fstab"
 test "$(grep -c " $PWD/m .* - fuse.corewalk store:$PWD/s " /proc/self/mountinfo)" = 1
 echo text > m/file
 umount m
-# The server makes the store durable after the unmount, for which the next one waits.
+# The server writes its last commit after umount has returned; the next mount waits for that.
 mount -t corewalk "store:$PWD/s" m -o ro
 test "$(cat m/file)" = text
 umount m
 "#;
-    assert_eq!(said_in_private(script, &folder), "");
+    assert_eq!(run_in_mount_namespace(script, &folder), "");
 }
 
-/// umount(8) returns before the server has made the store durable: who mounts or checks it at once waits for that.
+/// umount(8) returns before the server has written its last commit. A mount or a check that follows
+/// at once waits for it.
 ///
-/// In a namespace of its own, and by a shell: nobody else is to have a copy of the mount, or of a file in it.
+/// The test runs in a mount namespace, so that no other process has a copy of the mount.
 #[test]
 fn store_is_mounted_again_as_soon_as_it_is_unmounted() {
     if !can_mount() || !["unshare", "mount"].into_iter().all(has_program) {
@@ -129,10 +132,10 @@ mount -t corewalk "store:$PWD/s" m
 test "$(ls m | wc -l)" = 400
 umount m
 "#;
-    assert_eq!(said_in_private(script, &folder), "");
+    assert_eq!(run_in_mount_namespace(script, &folder), "");
 }
 
-/// Makes the program a helper of mount(8), and a place to mount on.
+/// Links the program into an empty `/sbin` and creates the mount point `m`.
 const SET_UP: &str = r#"
 set -eu
 mount -t tmpfs none /sbin
@@ -140,14 +143,14 @@ ln -s "$1" /sbin/mount.corewalk
 mkdir m
 "#;
 
-/// Runs a script in a mount namespace of its own, after [`SET_UP`]; returns what it said of errors.
-fn said_in_private(script: &str, folder: &Folder) -> String {
+/// Runs [`SET_UP`] and a script in a new mount namespace. Returns its standard error.
+fn run_in_mount_namespace(script: &str, folder: &Folder) -> String {
     let script = [SET_UP, script].concat();
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "--", "sh", "-c", &script, "sh", PROGRAM]);
     command.current_dir(&folder.0);
     let output = run(command);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
-    said
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{printed}");
+    printed
 }

@@ -1,4 +1,5 @@
-//! File handles of a mount, after the kernel has forgotten the inodes; the host's tmpfs is the oracle.
+//! File handles of a mount after the kernel, or the kernel and the server, have dropped the inodes.
+//! The kernel's own tmpfs is the oracle.
 //!
 //! Source: open_by_handle_at(2).
 
@@ -17,74 +18,85 @@ use rustix::mount::{MountFlags, mount_remount};
 
 use crate::fixtures::{Folder, Server, can_mount, run};
 
-/// The files that handles are taken of: names below the root, and whether each is a directory.
+/// The files whose handles are tested: the path below the root, and whether it is a directory.
 const FILES: [(&str, bool); 5] =
     [("a", true), ("a/b", true), ("a/b/c", true), ("a/b/c/file", false), ("top", false)];
-/// The attribute of the root of a mount that evicts, when it is set, all that the server has cached and that is not in use.
+/// An attribute of the root of a mount. Setting it makes the server evict all unused entries.
 const PRUNE: &str = "user.corewalk.prune";
 
-/// How much is forgotten before a handle is opened.
+/// The caches that are dropped before a handle is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Forgotten {
     /// The cache of the kernel.
     ByKernel,
-    /// The cache of the kernel and that of the server.
+    /// The caches of the kernel and of the server.
     ByBoth,
 }
 
-/// Has the kernel drop what it knows of `mount` and no process uses, and perhaps the server too. To remount drops the
-/// names of that mount alone; the machine may have other work to do.
+/// Drops the unused entries of `mount` from the caches that `what` names.
+///
+/// A remount drops the entries of this mount alone. `/proc/sys/vm/drop_caches` would drop those of
+/// the whole machine.
 fn forget(mount: &Path, what: Forgotten) {
     for _ in 0..2 {
-        // Two times: the server drops a directory after what is in it.
-        mount_remount(mount, MountFlags::empty(), c"").expect("root may");
+        // Twice: the server can evict a directory only after its entries.
+        mount_remount(mount, MountFlags::empty(), c"").expect("root is permitted to");
         if what == Forgotten::ByBoth {
-            rustix::fs::setxattr(mount, PRUNE, b"1", XattrFlags::empty()).expect("root may");
+            rustix::fs::setxattr(mount, PRUNE, b"1", XattrFlags::empty())
+                .expect("root is permitted to");
         }
     }
 }
 
 fn handle(path: &Path) -> FileHandle {
     let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW, rustix::fs::Mode::empty());
-    FileHandle::of(file.expect("it is there").as_fd(), b"").expect("mounts have handles")
+    FileHandle::of(file.expect("the file exists").as_fd(), b"")
+        .expect("mounts support file handles")
 }
 
 fn make_files(root: &Path) {
     for (name, is_dir) in FILES {
         match is_dir {
-            true => fs::create_dir(root.join(name)).expect("a folder"),
-            false => fs::write(root.join(name), name).expect("a file"),
+            true => fs::create_dir(root.join(name)).expect("the directory is created"),
+            false => fs::write(root.join(name), name).expect("the file is created"),
         }
     }
 }
 
-/// Returns what a handle leads to: the content of a file, or the path and the names of a directory.
-fn found(mount: &Path, handle: &FileHandle) -> Result<String, Errno> {
-    let root = File::open(mount).expect("the root");
+/// Opens a handle. Returns the content of a file, or the path and the names of a directory.
+fn resolve(mount: &Path, handle: &FileHandle) -> Result<String, Errno> {
+    let root = File::open(mount).expect("the root can be opened");
     let mut file = File::from(handle.open(root.as_fd(), OFlags::RDONLY)?);
-    let is_dir = file.metadata().expect("an open file").is_dir();
+    let is_dir = file.metadata().expect("the file is open").is_dir();
     if !is_dir {
         let mut text = String::new();
-        file.read_to_string(&mut text).expect("it can be read");
+        file.read_to_string(&mut text).expect("the file is readable");
         return Ok(text);
     }
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
-    let place = fs::read_link(&path).expect("an open directory");
-    let place = place.strip_prefix(mount).expect("it is below the root").to_owned();
+    let place = fs::read_link(&path).expect("the directory is open");
+    let place = place.strip_prefix(mount).expect("the path is below the root").to_owned();
     let mut names: Vec<_> = fs::read_dir(&path)
-        .expect("it can be read")
-        .map(|entry| entry.expect("a name").file_name().into_string().expect("text"))
+        .expect("the directory is readable")
+        .map(|entry| {
+            entry
+                .expect("the name is valid")
+                .file_name()
+                .into_string()
+                .expect("the output is UTF-8")
+        })
         .collect();
     names.sort();
     if let Some(parent) = place.parent() {
-        let above = fs::metadata(Path::new(&path).join("..")).expect("it has one").ino();
-        let expected = fs::metadata(mount.join(parent)).expect("it is there").ino();
+        let above =
+            fs::metadata(Path::new(&path).join("..")).expect("the directory has a parent").ino();
+        let expected = fs::metadata(mount.join(parent)).expect("the file exists").ino();
         assert_eq!(above, expected, "{place:?}/..");
     }
     Ok(format!("{} {names:?}", place.display()))
 }
 
-/// A file system to try, mounted at `at`.
+/// A file system under test or the oracle, mounted at `at`.
 struct Site {
     at: PathBuf,
     _server: Option<Server>,
@@ -95,9 +107,9 @@ impl Site {
     fn new(source: &str, options: &str) -> Site {
         let folder = Folder::new();
         let (at, below) = (folder.path("m"), folder.path("source"));
-        fs::create_dir(&below).expect("a folder");
+        fs::create_dir(&below).expect("the directory is created");
         if source == "oracle" {
-            fs::create_dir(&at).expect("a folder");
+            fs::create_dir(&at).expect("the directory is created");
             let mut mount = Command::new("mount");
             mount.args(["-t", "tmpfs", "oracle"]).arg(&at);
             assert!(run(mount).status.success());
@@ -115,13 +127,16 @@ impl Site {
     fn forget(&self, what: Forgotten) {
         match self._server {
             Some(_) => forget(&self.at, what),
-            None => mount_remount(&self.at, MountFlags::empty(), c"").expect("root may"),
+            None => {
+                mount_remount(&self.at, MountFlags::empty(), c"").expect("root is permitted to")
+            }
         }
     }
 }
 
-/// Returns what handles lead to that were taken before changes and after the caches were dropped.
-fn collect_found(source: &str, options: &str, what: Forgotten) -> Vec<Result<String, Errno>> {
+/// Takes handles of all files, moves the files, and then replaces them. Opens each handle before
+/// and after each step, with the caches dropped. Returns the results.
+fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<String, Errno>> {
     let site = Site::new(source, options);
     let (at, path) = (&site.at, |name: &str| site.at.join(name));
     make_files(at);
@@ -130,23 +145,23 @@ fn collect_found(source: &str, options: &str, what: Forgotten) -> Vec<Result<Str
     let mut all = vec![];
     let mut look = || {
         for handle in handles.iter().chain([&root]) {
-            // Each alone: one that is found has others found by their names.
+            // Before each: opening one handle loads the entries that lead to others.
             site.forget(what);
-            all.push(found(at, handle));
+            all.push(resolve(at, handle));
         }
     };
     look();
-    // Moved, below another directory and to another name.
-    fs::create_dir(path("d")).expect("a folder");
-    fs::rename(path("a/b"), path("d/moved")).expect("both are there");
-    fs::rename(path("top"), path("d/moved/top")).expect("both are there");
+    // Move files to another directory and name.
+    fs::create_dir(path("d")).expect("the directory is created");
+    fs::rename(path("a/b"), path("d/moved")).expect("both exist");
+    fs::rename(path("top"), path("d/moved/top")).expect("both exist");
     look();
-    // Removed, and others are made in their places.
-    fs::remove_file(path("d/moved/c/file")).expect("it is there");
-    fs::remove_dir(path("d/moved/c")).expect("it is empty");
-    fs::remove_file(path("d/moved/top")).expect("it is there");
+    // Remove files, and create others that may get their inode numbers.
+    fs::remove_file(path("d/moved/c/file")).expect("the file exists");
+    fs::remove_dir(path("d/moved/c")).expect("the directory is empty");
+    fs::remove_file(path("d/moved/top")).expect("the file exists");
     for i in 0..100 {
-        fs::write(path(&format!("new{i}")), "another").expect("a file");
+        fs::write(path(&format!("new{i}")), "another").expect("the file is created");
     }
     look();
     drop(site.folder);
@@ -157,10 +172,14 @@ fn assert_as_oracle(source: &str, options: &str) {
     if !can_mount() {
         return;
     }
-    let expected = collect_found("oracle", "", Forgotten::ByKernel);
+    let expected = collect_resolved("oracle", "", Forgotten::ByKernel);
     assert_eq!(expected.iter().filter(|found| **found == Err(Errno::STALE)).count(), 3, "control");
     for what in [Forgotten::ByKernel, Forgotten::ByBoth] {
-        assert_eq!(collect_found(source, options, what), expected, "{source} {options} {what:?}");
+        assert_eq!(
+            collect_resolved(source, options, what),
+            expected,
+            "{source} {options} {what:?}"
+        );
     }
 }
 
@@ -181,52 +200,53 @@ fn handles_of_a_host_directory_lead_to_their_files_when_all_is_forgotten() {
     assert_as_oracle("host", "no_default_permissions");
 }
 
-/// Trap P11. The host uses the number of a removed file again at once, and clocks of files tick seldom.
+/// Trap P11. The host reuses the inode number of a removed file at once. The two files may have the
+/// same times, because file clocks tick slowly.
 #[test]
 fn handle_of_a_removed_file_never_leads_to_one_with_its_number() {
     if !can_mount() {
         return;
     }
-    // The kernel is to ask for the name each time, since the file changes behind it.
+    // No timeouts: the kernel must ask for the name each time, because the host replaces the file.
     let site = Site::new("host", "entry_timeout=0,attr_timeout=0");
     let (mount, host) = (site.at.join("f"), site.folder.path("source").join("f"));
-    let root = File::open(&site.at).expect("the root");
+    let root = File::open(&site.at).expect("the root can be opened");
     let (mut numbers, mut handles) = (std::collections::BTreeSet::new(), vec![]);
     for round in 0..300 {
-        // In turns by the mount and behind it.
+        // Create the file through the mount and on the host in turns.
         let path = if round % 2 == 0 { &mount } else { &host };
-        fs::write(path, "text").expect("a file");
-        numbers.insert(fs::metadata(&host).expect("it is there").ino());
+        fs::write(path, "text").expect("the file is created");
+        numbers.insert(fs::metadata(&host).expect("the file exists").ino());
         let now = handle(&mount);
         let seen = handles.iter().any(|old: &FileHandle| old.bytes() == now.bytes());
         assert!(!seen, "round {round}: an earlier file has this handle");
         handles.push(now);
-        fs::remove_file(if round % 3 == 0 { &host } else { &mount }).expect("it is there");
+        fs::remove_file(if round % 3 == 0 { &host } else { &mount }).expect("the file exists");
         if round % 50 == 49 {
-            fs::write(&host, "last").expect("a file");
+            fs::write(&host, "last").expect("the file is created");
             for what in [Forgotten::ByKernel, Forgotten::ByBoth] {
                 site.forget(what);
                 let open = |old: &&FileHandle| old.open(root.as_fd(), OFlags::RDONLY).is_ok();
                 assert_eq!(handles.iter().filter(open).count(), 0, "round {round} {what:?}");
             }
-            fs::remove_file(&host).expect("it is there");
+            fs::remove_file(&host).expect("the file exists");
         }
     }
-    assert!(numbers.len() < handles.len(), "control: numbers come again");
+    assert!(numbers.len() < handles.len(), "control: the host reuses inode numbers");
 }
 
-/// The number of a file of the same file system that is not beneath the root is no way out.
+/// A forged handle with the inode number of a file outside of the shared directory is refused.
 #[test]
 fn handle_with_a_number_from_outside_of_the_root_is_stale() {
     if !can_mount() {
         return;
     }
     let site = Site::new("host", "default_permissions");
-    fs::write(site.at.join("inside"), "text").expect("a file");
+    fs::write(site.at.join("inside"), "text").expect("the file is created");
     let (secret, dir) = (site.folder.path("secret"), site.folder.path("dir"));
-    fs::write(&secret, "secret").expect("a file");
-    fs::create_dir(&dir).expect("a folder");
-    let root = File::open(&site.at).expect("the root");
+    fs::write(&secret, "secret").expect("the file is created");
+    fs::create_dir(&dir).expect("the directory is created");
+    let root = File::open(&site.at).expect("the root can be opened");
     let own = handle(&site.at.join("inside"));
     let host = handle(&site.folder.path("source").join("inside"));
     for path in [&secret, &dir, &site.folder.0] {
@@ -235,18 +255,19 @@ fn handle_with_a_number_from_outside_of_the_root_is_stale() {
             skip(Need::Machine, "the host is no ext4");
             return;
         }
-        // As `struct fuse_inode_handle` is encoded: number in two words, high one first, then the generation.
-        let ino = fs::metadata(path).expect("it is there").ino();
+        // The kernel encodes a FUSE handle as the inode number in two words, high word first, and
+        // then the generation.
+        let ino = fs::metadata(path).expect("the file exists").ino();
         let words = [(ino >> 32) as u32, ino as u32].map(u32::to_ne_bytes).concat();
         let forged = [&words, &outside.bytes()[4..8]].concat();
         assert_eq!(own.bytes().len(), forged.len(), "control");
         let opened = own.with_bytes(&forged).open(root.as_fd(), OFlags::PATH);
         assert_eq!(opened.err(), Some(Errno::STALE), "{path:?}");
     }
-    // Control: made in the same way, that of a file inside is as the kernel makes it.
-    let ino = fs::metadata(site.at.join("inside")).expect("it is there").ino();
+    // Control: a handle that is built this way for a file inside equals the kernel's handle.
+    let ino = fs::metadata(site.at.join("inside")).expect("the file exists").ino();
     let words = [(ino >> 32) as u32, ino as u32].map(u32::to_ne_bytes).concat();
     assert_eq!([&words, &host.bytes()[4..8]].concat(), own.bytes());
     site.forget(Forgotten::ByBoth);
-    assert_eq!(found(&site.at, &own), Ok("text".into()));
+    assert_eq!(resolve(&site.at, &own), Ok("text".into()));
 }

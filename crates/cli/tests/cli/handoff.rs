@@ -1,5 +1,5 @@
-//! `corewalk ipc exec` for programs that change their user, enter other namespaces, or fill the file
-//! system, and for namespaces that are damaged.
+//! `corewalk ipc exec` for programs that change their user, enter other namespaces, or fill the
+//! file system, and for namespaces that are damaged.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};

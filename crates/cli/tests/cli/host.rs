@@ -1,4 +1,4 @@
-//! A mounted directory of the host that the host changes as well.
+//! A mounted directory of the host, while the host changes it as well.
 
 use corewalk_testkit::require::{Need, skip};
 use std::fs::{self, File, OpenOptions};
@@ -8,11 +8,11 @@ use std::process::Command;
 
 use crate::fixtures::{Folder, PROGRAM, Server, can_mount, run};
 
-/// The kernel is to keep nothing: what is left to be wrong is what the server keeps.
+/// The kernel caches nothing, so that only the server's cache can be out of date.
 const KEEP_NOTHING: &str = "entry_timeout=0,attr_timeout=0";
 
 fn mounted(folder: &Folder, options: &str) -> Server {
-    fs::create_dir(folder.path("host")).expect("a folder");
+    fs::create_dir(folder.path("host")).expect("the directory is created");
     let source = folder.path("host").display().to_string();
     Server::of(&source, &["-o", options], &folder.path("m"))
 }
@@ -22,7 +22,7 @@ fn kind_of<T>(result: std::io::Result<T>) -> Option<ErrorKind> {
 }
 
 #[test]
-fn names_that_the_host_changes_are_as_the_host_has_them() {
+fn mount_shows_changes_that_the_host_makes() {
     if !can_mount() {
         return;
     }
@@ -33,9 +33,9 @@ fn names_that_the_host_changes_are_as_the_host_has_them() {
         let (host, mount) = (folder.path("host"), folder.path("m"));
         files_come_and_go(&host, &mount);
         directories_come_and_go(&host, &mount);
-        assert!(Command::new("umount").arg(&mount).status().expect("umount").success());
+        assert!(Command::new("umount").arg(&mount).status().expect("umount runs").success());
         assert!(server.wait().success());
-        fs::remove_dir_all(host).expect("it is the test's");
+        fs::remove_dir_all(host).expect("the test owns it");
     }
 }
 
@@ -43,50 +43,55 @@ fn files_come_and_go(host: &Path, mount: &Path) {
     let read = |name: &str| fs::read(mount.join(name));
     let missing = Some(ErrorKind::NotFound);
     assert_eq!(kind_of(read("file")), missing);
-    fs::write(host.join("file"), "one").expect("a file");
-    assert_eq!(read("file").expect("it came"), b"one");
-    fs::write(host.join("other"), "two").expect("a file");
-    fs::rename(host.join("other"), host.join("file")).expect("they are there");
-    assert_eq!(read("file").expect("it was replaced"), b"two");
-    fs::remove_file(host.join("file")).expect("it is there");
+    fs::write(host.join("file"), "one").expect("the file is created");
+    assert_eq!(read("file").expect("the file appeared"), b"one");
+    fs::write(host.join("other"), "two").expect("the file is created");
+    fs::rename(host.join("other"), host.join("file")).expect("both exist");
+    assert_eq!(read("file").expect("the file was replaced"), b"two");
+    fs::remove_file(host.join("file")).expect("the file exists");
     assert_eq!(kind_of(read("file")), missing);
     assert_eq!(kind_of(fs::remove_file(mount.join("file"))), missing);
-    // The mount has known that there is none.
-    fs::write(host.join("file"), "three").expect("a file");
+    // The server has cached that the name does not exist.
+    fs::write(host.join("file"), "three").expect("the file is created");
     assert_eq!(kind_of(File::create_new(mount.join("file"))), Some(ErrorKind::AlreadyExists));
     let mut opened = OpenOptions::new();
     let mut opened = opened.read(true).append(true).create(true).open(mount.join("file"));
     let mut text = String::new();
-    opened.as_mut().expect("it came").read_to_string(&mut text).expect("it can be read");
+    opened
+        .as_mut()
+        .expect("the file appeared")
+        .read_to_string(&mut text)
+        .expect("the file is readable");
     assert_eq!(text, "three");
     assert_eq!(kind_of(fs::metadata(mount.join("link"))), missing);
-    fs::write(host.join("link"), "four").expect("a file");
+    fs::write(host.join("link"), "four").expect("the file is created");
     let linked = fs::hard_link(mount.join("file"), mount.join("link"));
     assert_eq!(kind_of(linked), Some(ErrorKind::AlreadyExists));
-    fs::remove_file(host.join("link")).expect("it is there");
-    fs::rename(mount.join("file"), mount.join("link")).expect("the name is free");
-    assert_eq!(fs::read(host.join("link")).expect("it was renamed"), b"three");
+    fs::remove_file(host.join("link")).expect("the file exists");
+    fs::rename(mount.join("file"), mount.join("link")).expect("the target does not exist");
+    assert_eq!(fs::read(host.join("link")).expect("the name was renamed"), b"three");
 }
 
 fn directories_come_and_go(host: &Path, mount: &Path) {
-    fs::create_dir_all(host.join("a/b")).expect("folders");
-    fs::write(host.join("a/b/file"), "deep").expect("a file");
-    assert_eq!(fs::read(mount.join("a/b/file")).expect("it came"), b"deep");
-    fs::rename(host.join("a"), host.join("c")).expect("it is there");
+    fs::create_dir_all(host.join("a/b")).expect("the directories are created");
+    fs::write(host.join("a/b/file"), "deep").expect("the file is created");
+    assert_eq!(fs::read(mount.join("a/b/file")).expect("the file appeared"), b"deep");
+    fs::rename(host.join("a"), host.join("c")).expect("the file exists");
     assert_eq!(kind_of(fs::read(mount.join("a/b/file"))), Some(ErrorKind::NotFound));
-    assert_eq!(fs::read(mount.join("c/b/file")).expect("it was renamed"), b"deep");
-    fs::create_dir_all(host.join("a/b")).expect("others of these names");
-    fs::write(host.join("a/b/file"), "other").expect("a file");
-    assert_eq!(fs::read(mount.join("a/b/file")).expect("it came"), b"other");
-    assert_eq!(fs::read(mount.join("c/b/file")).expect("it is where it was"), b"deep");
-    fs::remove_dir_all(host.join("a")).expect("it is there");
+    assert_eq!(fs::read(mount.join("c/b/file")).expect("the name was renamed"), b"deep");
+    fs::create_dir_all(host.join("a/b")).expect("the names are free");
+    fs::write(host.join("a/b/file"), "other").expect("the file is created");
+    assert_eq!(fs::read(mount.join("a/b/file")).expect("the file appeared"), b"other");
+    assert_eq!(fs::read(mount.join("c/b/file")).expect("the directory did not move"), b"deep");
+    fs::remove_dir_all(host.join("a")).expect("the directory exists");
     assert_eq!(kind_of(fs::remove_dir(mount.join("a"))), Some(ErrorKind::NotFound));
-    let mut names: Vec<_> = fs::read_dir(mount).expect("the root").flatten().collect();
+    let mut names: Vec<_> =
+        fs::read_dir(mount).expect("the root can be opened").flatten().collect();
     names.sort_by_key(fs::DirEntry::file_name);
     assert_eq!(names.iter().map(|entry| entry.file_name()).collect::<Vec<_>>(), ["c", "link"]);
 }
 
-/// One that cannot be looked up does not end the listing.
+/// The directory `m`, a mount point, cannot be looked up. The listing shows it and goes on.
 #[test]
 fn directory_with_another_file_system_in_it_is_listed() {
     if !can_mount() {
@@ -97,7 +102,7 @@ fn directory_with_another_file_system_in_it_is_listed() {
         let mut server = mounted(&folder, readdirplus);
         let host = folder.path("host");
         for name in ["a", "m", "z"] {
-            fs::create_dir(host.join(name)).expect("a folder");
+            fs::create_dir(host.join(name)).expect("the directory is created");
         }
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "none"]).arg(host.join("m"));
@@ -105,26 +110,29 @@ fn directory_with_another_file_system_in_it_is_listed() {
             skip(Need::Root, "no tmpfs can be mounted");
             return;
         }
-        let listed = fs::read_dir(folder.path("m")).expect("the root");
-        let mut listed: Vec<_> = listed.map(|entry| entry.expect("an entry")).collect();
+        let listed = fs::read_dir(folder.path("m")).expect("the root can be opened");
+        let mut listed: Vec<_> =
+            listed.map(|entry| entry.expect("the entry can be read")).collect();
         listed.sort_by_key(fs::DirEntry::file_name);
         assert_eq!(listed.iter().map(fs::DirEntry::file_name).collect::<Vec<_>>(), ["a", "m", "z"]);
-        assert!(listed.iter().all(|entry| entry.file_type().expect("a type").is_dir()));
+        assert!(
+            listed.iter().all(|entry| entry.file_type().expect("the entry has a type").is_dir())
+        );
         let is_found = |name: &str| fs::metadata(folder.path("m").join(name)).is_ok();
         assert_eq!(["a", "m", "z"].map(is_found), [true, false, true]);
         drop(listed);
-        // The server is not in its way.
+        // The server holds no descriptor that would make umount(8) fail.
         for path in [host.join("m"), folder.path("m")] {
-            let umount = Command::new("umount").arg(&path).output().expect("umount");
+            let umount = Command::new("umount").arg(&path).output().expect("umount runs");
             assert!(umount.status.success(), "{}", String::from_utf8_lossy(&umount.stderr));
         }
         assert!(server.wait().success());
-        fs::remove_dir_all(host).expect("it is the test's");
+        fs::remove_dir_all(host).expect("the test owns it");
     }
 }
 
-/// What is mounted in the directory is not served, but the server must not ask it to find that out: it
-/// might be the only one who can answer.
+/// Mounts inside of the shared directory are not served. The server must find that out without a
+/// request to the inner mount: here the inner mount is its own, and it would wait for itself.
 #[test]
 fn mount_point_below_its_own_source_does_not_wait_for_itself() {
     if !can_mount() {
@@ -133,8 +141,8 @@ fn mount_point_below_its_own_source_does_not_wait_for_itself() {
     let folder = Folder::new();
     let host = folder.path("host");
     let mount = host.join("m");
-    fs::create_dir_all(&mount).expect("folders");
-    fs::write(host.join("file"), "x").expect("a file");
+    fs::create_dir_all(&mount).expect("the directories are created");
+    fs::write(host.join("file"), "x").expect("the file is created");
     let source = host.display().to_string();
     let options = format!("{KEEP_NOTHING},threads=1");
     let mut server = Server::of(&source, &["-o", &options], &mount);
@@ -145,15 +153,15 @@ fn mount_point_below_its_own_source_does_not_wait_for_itself() {
             .args(["-c", script, "sh"])
             .arg(mount.join("m"))
             .arg(mount.join("file"));
-        let said = String::from_utf8(run(command).stderr).expect("text");
-        assert!(said.contains("Invalid cross-device link"), "{script}: {said}");
+        let printed = String::from_utf8(run(command).stderr).expect("the output is UTF-8");
+        assert!(printed.contains("Invalid cross-device link"), "{script}: {printed}");
     };
     refused("stat \"$1\"");
     refused("ls -l \"$1\"");
     refused("rmdir \"$1\"");
     refused("cat \"$1/file\"");
-    assert_eq!(fs::read(mount.join("file")).expect("the others are served"), b"x");
-    assert_eq!(fs::read_dir(&mount).expect("a folder").count(), 2);
+    assert_eq!(fs::read(mount.join("file")).expect("other files are served"), b"x");
+    assert_eq!(fs::read_dir(&mount).expect("the directory can be read").count(), 2);
     server.signal(rustix::process::Signal::TERM);
     assert!(server.wait().success());
 }
@@ -165,49 +173,50 @@ fn directory_is_mounted_on_itself() {
     }
     let folder = Folder::new();
     let host = folder.path("host");
-    fs::create_dir_all(host.join("dir")).expect("folders");
+    fs::create_dir_all(host.join("dir")).expect("the directories are created");
     let source = host.display().to_string();
     let options = format!("{KEEP_NOTHING},threads=1");
     let mut server = Server::of(&source, &["-o", &options], &host);
-    fs::write(host.join("dir/file"), "x").expect("a file");
-    assert_eq!(fs::read(host.join("dir/file")).expect("it was made"), b"x");
-    assert_eq!(fs::read_dir(&host).expect("a folder").count(), 1);
+    fs::write(host.join("dir/file"), "x").expect("the file is created");
+    assert_eq!(fs::read(host.join("dir/file")).expect("the file was created"), b"x");
+    assert_eq!(fs::read_dir(&host).expect("the directory can be read").count(), 1);
     server.signal(rustix::process::Signal::TERM);
     assert!(server.wait().success());
-    assert_eq!(fs::read(host.join("dir/file")).expect("it is below as well"), b"x");
+    assert_eq!(fs::read(host.join("dir/file")).expect("the file is in the directory below"), b"x");
 }
 
-/// What is changed on another machine, or behind another server, the kernel hears when it asks.
+/// The shared directory lies on another FUSE mount, whose attributes change without a notice to the
+/// kernel, as on a network file system.
 #[test]
-fn directory_on_another_mount_is_as_that_one_has_it() {
+fn directory_on_another_mount_shows_its_current_attributes() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
-    // To look up a name tells the attributes too.
+    // A long entry timeout: a lookup would renew the attributes as well.
     let _below = mounted(&folder, "entry_timeout=600,attr_timeout=0");
     let (host, below, above) = (folder.path("host"), folder.path("m"), folder.path("above"));
-    fs::write(host.join("file"), "").expect("a file");
+    fs::write(host.join("file"), "").expect("the file is created");
     let _above = Server::of(&below.display().to_string(), &["-o", KEEP_NOTHING], &above);
     for size in 0..10 {
-        fs::write(host.join("file"), "x".repeat(size)).expect("it is there");
-        let seen = fs::metadata(above.join("file")).expect("it is there");
+        fs::write(host.join("file"), "x".repeat(size)).expect("the file exists");
+        let seen = fs::metadata(above.join("file")).expect("the file exists");
         assert_eq!(seen.len(), size as u64);
     }
 }
 
-/// Trap X10: one client opens files until it may open no more, of a server with 64 descriptors.
-/// That is `ENFILE`, and all other calls go on.
+/// Trap X10. The server may have 64 descriptors, and a client opens files until open(2) fails with
+/// `ENFILE`. All other calls still succeed.
 #[test]
-fn files_that_one_client_has_open_stop_no_other_call() {
+fn client_with_many_open_files_does_not_stop_other_calls() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
     let (host, mount) = (folder.path("host"), folder.path("m"));
     for i in 0..100 {
-        fs::create_dir_all(host.join(format!("d{i}"))).expect("a folder");
-        fs::write(host.join(format!("d{i}/f")), "text").expect("a file");
+        fs::create_dir_all(host.join(format!("d{i}"))).expect("the directory is created");
+        fs::write(host.join(format!("d{i}/f")), "text").expect("the file is created");
     }
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -n 64 && exec \"$@\"", "sh", PROGRAM, "mount"]);
@@ -225,44 +234,47 @@ fn files_that_one_client_has_open_stop_no_other_call() {
     assert!(opened.len() >= 8, "{} files are open", opened.len());
     for i in 50..100 {
         let path = |name: &str| mount.join(format!("d{i}/{name}"));
-        assert_eq!(fs::read_dir(mount.join(format!("d{i}"))).expect("a folder").count(), 1);
-        fs::create_dir(path("made")).expect("a folder is made");
-        std::os::unix::fs::symlink("f", path("link")).expect("a link is made");
-        fs::rename(path("made"), path("renamed")).expect("it is renamed");
-        fs::remove_dir(path("renamed")).expect("it is removed");
-        assert_eq!(fs::metadata(path("link")).expect("its file").len(), 4);
+        assert_eq!(
+            fs::read_dir(mount.join(format!("d{i}"))).expect("the directory can be read").count(),
+            1
+        );
+        fs::create_dir(path("made")).expect("the directory is created");
+        std::os::unix::fs::symlink("f", path("link")).expect("the link is created");
+        fs::rename(path("made"), path("renamed")).expect("the directory can be renamed");
+        fs::remove_dir(path("renamed")).expect("the directory can be removed");
+        assert_eq!(fs::metadata(path("link")).expect("the link leads to a file").len(), 4);
     }
     opened.pop();
-    assert_eq!(fs::read(mount.join("d70/f")).expect("one may be opened"), b"text");
+    assert_eq!(fs::read(mount.join("d70/f")).expect("there is a free descriptor"), b"text");
     drop(opened);
-    assert!(Command::new("umount").arg(&mount).status().expect("umount").success());
+    assert!(Command::new("umount").arg(&mount).status().expect("umount runs").success());
     assert!(server.wait().success());
 }
 
-/// A working directory, say, that another program renames on the host.
+/// The working directory of a process stays usable when the host renames it.
 #[test]
-fn held_directory_that_the_host_renames_can_be_used() {
+fn working_directory_that_the_host_renames_can_be_used() {
     if !can_mount() || !rustix::process::geteuid().is_root() {
         return;
     }
     let folder = Folder::new();
     let (host, mount) = (folder.path("host"), folder.path("m"));
     let mut server = mounted(&folder, KEEP_NOTHING);
-    fs::create_dir_all(host.join("a/held")).expect("folders");
-    fs::write(host.join("a/held/file"), "text").expect("a file");
+    fs::create_dir_all(host.join("a/held")).expect("the directories are created");
+    fs::write(host.join("a/held/file"), "text").expect("the file is created");
     // Further directories, so that the server keeps no descriptor of the first.
     for i in 0..200 {
-        fs::create_dir(host.join(format!("d{i}"))).expect("a folder");
+        fs::create_dir(host.join(format!("d{i}"))).expect("the directory is created");
     }
     let script = "cd a/held && ls >/dev/null && (cd ../.. && ls d* >/dev/null) && \
                   mv \"$1/a/held\" \"$1/moved\" && ls && cat file && echo new >made && cat made";
     let mut command = Command::new("sh");
     command.args(["-c", script, "sh"]).arg(&host).current_dir(&mount);
     let output = run(command);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.is_empty(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && printed.is_empty(), "{printed}");
     assert_eq!(output.stdout, b"file\ntextnew\n");
-    assert_eq!(fs::read(host.join("moved/made")).expect("it was made"), b"new\n");
-    assert!(Command::new("umount").arg(&mount).status().expect("umount").success());
+    assert_eq!(fs::read(host.join("moved/made")).expect("the file was created"), b"new\n");
+    assert!(Command::new("umount").arg(&mount).status().expect("umount runs").success());
     assert!(server.wait().success());
 }

@@ -1,4 +1,4 @@
-//! `corewalk ipc`: what a user sees of it.
+//! The subcommands of `corewalk ipc` as a user runs them.
 
 use corewalk_testkit::require::{has_program, has_root};
 use std::fs;
@@ -39,7 +39,7 @@ fn folder_is_no_name_of_a_namespace() {
     }
 }
 
-/// The loader would warn, and the command would run with the kernel's objects.
+/// The loader would only warn of such a file, and the command would use the kernel's objects.
 #[test]
 fn exec_refuses_what_is_not_the_library() {
     let folder = Folder::new();
@@ -57,30 +57,30 @@ fn exec_refuses_what_is_not_the_library() {
     folder.assert_refused(exec(), 1, "f2: not the preload library of corewalk");
     fs::copy(&library, path).expect("a copy");
     assert!(run(exec()).status.success(), "the control");
-    // Of another machine.
+    // A library for another machine.
     let mut bytes = fs::read(library).expect("it is there");
     bytes[18] ^= 1;
     fs::write(path, bytes).expect("a file");
     folder.assert_refused(exec(), 1, "f2: not a shared object for this machine");
 }
 
-/// Returns the preload library, and another one.
+/// Returns the path of the preload library and of another shared library.
 fn libraries() -> (PathBuf, PathBuf) {
     let folder = Path::new(PROGRAM).parent().expect("it is in a folder");
     let name = "libcorewalk_ipc_preload.so";
     let places = [folder.join("deps").join(name), folder.join(name)];
     let library = places.into_iter().find(|path| path.is_file()).expect("it is built");
     let maps = fs::read_to_string("/proc/self/maps").expect("it is there");
-    // That of C is a program, too.
+    // Not the C library: that file is a program as well.
     let words = maps.split_whitespace().find(|word| word.contains("/libgcc_s"));
     (library, words.expect("this program has it").into())
 }
 
-/// Files in `/dev/shm`, which go with their test.
+/// Files in `/dev/shm` that are removed at the end of the test.
 struct Planted(Vec<PathBuf>);
 
 impl Planted {
-    /// Returns the path of the namespace `name` of the user.
+    /// Returns the path of the user's namespace `name`, and adds it to the files to be removed.
     fn path(&mut self, name: &str) -> PathBuf {
         let user = rustix::process::geteuid().as_raw();
         let path = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}"));
@@ -97,7 +97,7 @@ impl Drop for Planted {
     }
 }
 
-/// Who owns the file reads all messages, also root's.
+/// The owner of the file could read all messages in the namespace, also those of root.
 #[test]
 fn name_that_another_user_has_taken_is_refused() {
     if !has_root() {
@@ -136,7 +136,7 @@ fn name_that_another_user_has_taken_is_refused() {
     let shown = run(corewalk(&["ipc", "ls"]));
     assert!(!String::from_utf8_lossy(&shown.stdout).contains(&name), "it is none of the user's");
     assert_eq!(fs::metadata(&path).expect("it is there").len(), 0);
-    // A path is meant as it is.
+    // A file that is named by its path may belong to another user.
     let mut exec = of("exec", path.to_str().expect("a plain path"));
     assert!(
         run({
@@ -146,7 +146,7 @@ fn name_that_another_user_has_taken_is_refused() {
         .status
         .success()
     );
-    // A link leads to a file of ours that nobody named.
+    // A symbolic link at the path of a name is refused: it could lead to any file of the user.
     let link = format!("link-{}", std::process::id());
     fs::write(folder.path("file"), "").expect("a file");
     std::os::unix::fs::symlink(folder.path("file"), planted.path(&link)).expect("a link");
@@ -188,7 +188,8 @@ fn namespace_with_a_path_is_shown_and_removed() {
     folder.assert_refused(corewalk(&["ipc", "ls", "--namespace", path]), 1, "No such file");
 }
 
-/// A program that knows nothing of us makes a queue, a segment and a set; they are shown and removed.
+/// ipcmk(1), an unmodified program, creates a queue, a segment and a set. `ls` shows them, and `rm`
+/// removes them.
 #[test]
 fn objects_of_a_program_are_shown_and_removed() {
     if !has_program("ipcmk") {
@@ -250,7 +251,7 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     let exec = corewalk(&["ipc", "exec", "--namespace", path, "--shm", "--", "true"]);
     folder.assert_refused(exec, 1, "needs a folder of this name");
     fs::remove_file(format!("{path}.shm")).expect("a folder of ours");
-    // Whoever made it for others to enter would be given the memory of all segments.
+    // Users who may enter the directory could read all segments.
     fs::create_dir(format!("{path}.shm")).expect("a folder of ours");
     let open = fs::Permissions::from_mode(0o777);
     fs::set_permissions(format!("{path}.shm"), open).expect("a folder of ours");
@@ -258,7 +259,7 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     folder.assert_refused(exec, 1, "lets in who may not read the namespace");
 }
 
-/// The forms of ipcs(1) and ipcrm(1): what the columns are called, and what is in them.
+/// Compares columns and cells with those of ipcs(1), and messages with those of ipcrm(1).
 #[test]
 fn objects_are_shown_and_removed_in_the_forms_of_ipcs() {
     use corewalk_ipc::{Cred, IPC_CREAT, Namespace, NamespaceOptions, SemBuf};
@@ -312,7 +313,7 @@ fn objects_are_shown_and_removed_in_the_forms_of_ipcs() {
     assert!(removed.status.success() && task.sem_getall(set).is_err());
 }
 
-/// Files that a killed `exec --shm` leaves went with the next `exec` only.
+/// `ls` and `rm` remove the files that a killed `exec --shm` leaves, not only the next `exec`.
 #[test]
 fn files_that_killed_processes_leave_go_with_ls_and_rm() {
     let user = rustix::process::geteuid().as_raw();

@@ -1,4 +1,5 @@
-//! Limits of the server's process (setrlimit(2)): a client meets an errno, and the server goes on.
+//! Resource limits of the server process (setrlimit(2)). A client gets an errno, and the server
+//! continues.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,12 +11,12 @@ use rustix::process::Signal;
 
 use crate::fixtures::{Folder, PROGRAM, Server, can_mount, corewalk, run};
 
-/// 20 MB, in the units of `ulimit -f`, which are 512 bytes.
+/// A file size limit of 20 MiB. The unit of `ulimit -f` is 512 bytes.
 const FILE_LIMIT: &str = "ulimit -f 40960";
-/// The same in bytes.
+/// The same limit in bytes.
 const FILE_BYTES: u64 = 40_960 * 512;
 
-/// Returns the program, started by a shell that sets a limit before.
+/// Returns the program, run by a shell that first sets a limit.
 fn limited<S: AsRef<OsStr>>(limit: &str, arguments: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("{limit}; exec \"$0\" \"$@\""), PROGRAM]).args(arguments);
@@ -23,7 +24,7 @@ fn limited<S: AsRef<OsStr>>(limit: &str, arguments: impl IntoIterator<Item = S>)
     command
 }
 
-/// Trap X10. A write over the limit is `EFBIG` to the client, and the server goes on.
+/// Trap X10. A write over the limit fails with `EFBIG` for the client, and the server continues.
 #[test]
 fn write_over_the_file_limit_of_the_server_is_efbig() {
     if !can_mount() {
@@ -32,7 +33,7 @@ fn write_over_the_file_limit_of_the_server_is_efbig() {
     for kind in ["store", "host"] {
         let folder = Folder::new();
         let (path, dir) = (folder.path("m"), folder.path("dir"));
-        fs::create_dir(&dir).expect("a folder");
+        fs::create_dir(&dir).expect("the directory is created");
         let source = match kind {
             "store" => format!("store:{}", dir.display()),
             _ => dir.display().to_string(),
@@ -40,28 +41,31 @@ fn write_over_the_file_limit_of_the_server_is_efbig() {
         let arguments = ["mount".as_ref(), source.as_ref(), path.as_os_str()];
         let mut server = Server::run(limited(FILE_LIMIT, arguments));
         assert!(server.line.starts_with("mounted "), "{kind}: {:?}", server.line);
-        fs::write(path.join("small"), b"long").expect("a file");
+        fs::write(path.join("small"), b"long").expect("the file is created");
         let written = fs::write(path.join("large"), vec![7; FILE_BYTES as usize + (4 << 20)]);
-        let errno = written.expect_err("it is over the limit").raw_os_error();
+        let errno = written.expect_err("the file is over the limit").raw_os_error();
         assert_eq!(errno, Some(rustix::io::Errno::FBIG.raw_os_error()), "{kind}");
-        // The server goes on, and writes what fits.
-        fs::remove_file(path.join("large")).expect("it was made");
+        // The server continues, and a write below the limit succeeds.
+        fs::remove_file(path.join("large")).expect("the file was created");
         let small = fs::File::options().write(true).open(path.join("small"));
-        small.expect("it was made").write_all(b"kept").expect("its block is below the limit");
-        assert_eq!(fs::read(path.join("small")).expect("it was written"), b"kept");
+        small
+            .expect("the file was created")
+            .write_all(b"kept")
+            .expect("its block lies below the limit");
+        assert_eq!(fs::read(path.join("small")).expect("the file was written"), b"kept");
         server.signal(Signal::TERM);
         assert_eq!(server.wait().code(), Some(0), "{kind}");
         if kind == "store" {
             let checked = run(corewalk(&["fsck", &source]));
-            let said = String::from_utf8_lossy(&checked.stdout);
-            assert!(said.starts_with("0 errors, 2 inodes, 0 orphans, 1 blocks"), "{said}");
+            let printed = String::from_utf8_lossy(&checked.stdout);
+            assert!(printed.starts_with("0 errors, 2 inodes, 0 orphans, 1 blocks"), "{printed}");
         }
     }
 }
 
-/// Trap X10. A namespace does not fit into the limit: the program says so.
+/// Trap X10. The file of a namespace is larger than the limit. The program reports that.
 #[test]
-fn namespace_over_the_file_limit_is_an_error_in_words() {
+fn namespace_over_the_file_limit_is_reported() {
     let folder = Folder::new();
     let named = folder.path("namespace").display().to_string();
     let calls: [&[&str]; 2] =
@@ -71,9 +75,9 @@ fn namespace_over_the_file_limit_is_an_error_in_words() {
     }
 }
 
-/// A command of `ipc exec` has the disposition of SIGXFSZ that this program was started with.
+/// `ipc exec` passes the disposition of SIGXFSZ that it was started with on to its command.
 #[test]
-fn command_has_the_default_disposition_of_the_file_limit() {
+fn command_of_exec_inherits_the_disposition_of_sigxfsz() {
     let over = "ulimit -f 1; exec head -c 4096 /dev/zero > \"$0\"";
     let folder = Folder::new();
     let file = folder.path("file").display().to_string();
@@ -84,14 +88,14 @@ fn command_has_the_default_disposition_of_the_file_limit() {
     assert_eq!((status.signal(), status.code()), (None, Some(1)), "{status}");
 }
 
-/// Trap X10. The program needs no more of the first stack than 64 KiB.
+/// Trap X10. The program works with a stack limit of 64 KiB.
 #[test]
 fn small_stack_is_enough() {
     const STACK_LIMIT: &str = "ulimit -s 64";
     for call in [&["--version"][..], &["mount", "--help"], &["ipc", "exec", "--", "true"]] {
         let output = run(limited(STACK_LIMIT, call));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(0), "{call:?}: {said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{call:?}: {printed}");
     }
     if !can_mount() {
         return;
@@ -102,7 +106,7 @@ fn small_stack_is_enough() {
         let arguments = ["mount".as_ref(), source.as_ref(), path.as_os_str()];
         let mut server = Server::run(limited(STACK_LIMIT, arguments));
         assert!(server.line.starts_with("mounted "), "{:?}", server.line);
-        fs::write(path.join("file"), b"kept").expect("it serves");
+        fs::write(path.join("file"), b"kept").expect("the mount serves");
         server.signal(Signal::TERM);
         assert_eq!(server.wait().code(), Some(0), "{source}");
     }

@@ -1,6 +1,6 @@
-//! The program as a user meets it.
+//! Tests that run the program as a user does.
 //!
-//! Each test starts the program. Tests that mount skip where that is not possible.
+//! Tests that mount are skipped if this machine has no `/dev/fuse` or the user may not mount.
 
 #![forbid(unsafe_code)]
 

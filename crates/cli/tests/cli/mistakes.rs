@@ -1,4 +1,5 @@
-//! Every mistake that can be made on the command line: one line says which, and nothing is mounted.
+//! Mistakes on the command line: the program prints one line that names the mistake, and mounts
+//! nothing.
 
 use corewalk_testkit::require::has_program;
 use std::ffi::OsStr;
@@ -14,9 +15,14 @@ fn help_is_there_on_every_level() {
     for arguments in [
         &["--help"][..],
         &["mount", "--help"],
+        &["fsck", "--help"],
         &["stat", "--help"],
         &["ipc", "--help"],
         &["ipc", "exec", "--help"],
+        &["ipc", "ls", "--help"],
+        &["ipc", "rm", "--help"],
+        &["ipc", "stat", "--help"],
+        &["ipc", "serve", "--help"],
         &["help", "mount"],
     ] {
         let output = run(corewalk(arguments));
@@ -53,21 +59,21 @@ fn incomplete_command_line_is_a_usage_error() {
 }
 
 #[test]
-fn words_that_are_no_text_are_usage_errors() {
+fn arguments_that_are_not_utf_8_are_usage_errors() {
     let folder = Folder::new();
-    let no_text = OsStr::from_bytes(b"\xff");
+    let not_utf_8 = OsStr::from_bytes(b"\xff");
     let mut source = corewalk(&["mount"]);
-    source.arg(no_text).arg(folder.path("m"));
+    source.arg(not_utf_8).arg(folder.path("m"));
     folder.assert_refused(source, 2, "unknown source");
     let mut options = corewalk(&["mount", "tmpfs"]);
-    options.arg(folder.path("m")).arg("-o").arg(no_text);
+    options.arg(folder.path("m")).arg("-o").arg(not_utf_8);
     folder.assert_refused(options, 2, "options are not UTF-8");
 }
 
 #[test]
-fn source_that_cannot_be_is_refused() {
+fn invalid_source_is_refused() {
     let folder = Folder::new();
-    fs::write(folder.path("file"), "").expect("a file");
+    fs::write(folder.path("file"), "").expect("the file is created");
     let mount = |source: &str| {
         let mut command = corewalk(&["mount", source]);
         command.arg(folder.path("m")).current_dir(&folder.0);
@@ -80,11 +86,11 @@ fn source_that_cannot_be_is_refused() {
     folder.assert_refused(mount("./missing"), 1, "./missing: No such file or directory");
     folder.assert_refused(mount("./file"), 1, "Not a directory");
     folder.assert_refused(mount("./file/below"), 1, "Not a directory");
-    assert!(!folder.path("m").exists(), "nothing was made");
+    assert!(!folder.path("m").exists(), "the mount point was created");
 }
 
 #[test]
-fn bad_options_are_usage_errors() {
+fn invalid_options_are_usage_errors() {
     let folder = Folder::new();
     let mount = |options: &str| {
         let mut command = corewalk(&["mount", "tmpfs"]);
@@ -94,7 +100,8 @@ fn bad_options_are_usage_errors() {
     folder.assert_refused(mount("frobnicate"), 2, "unknown option 'frobnicate'");
     folder.assert_refused(mount("ro,size=much"), 2, "bad value in option 'size=much'");
     folder.assert_refused(mount("no_default_permissions,attr_timeout=1"), 2, "timeouts must be 0");
-    folder.assert_refused(mount("size=10MB"), 2, "'size=10MB'; it takes bytes, as 4096, 64k");
+    let words = "'size=10MB'; it takes a number of bytes, such as 4096, 64k";
+    folder.assert_refused(mount("size=10MB"), 2, words);
     folder.assert_refused(mount("size"), 2, "option 'size' needs a value");
     folder.assert_refused(mount("fsname="), 2, "option 'fsname' needs a value");
     folder.assert_refused(mount("allow_other=1"), 2, "option 'allow_other' takes no value");
@@ -102,9 +109,9 @@ fn bad_options_are_usage_errors() {
 }
 
 #[test]
-fn options_that_nobody_would_keep_are_usage_errors() {
+fn options_that_the_source_does_not_support_are_usage_errors() {
     let folder = Folder::new();
-    fs::create_dir(folder.path("h")).expect("a folder");
+    fs::create_dir(folder.path("h")).expect("the directory is created");
     let mount = |source: &str, option: &str| {
         let mut command = corewalk(&["mount", source, "m", "-o", option]);
         command.current_dir(&folder.0);
@@ -112,22 +119,23 @@ fn options_that_nobody_would_keep_are_usage_errors() {
     };
     for option in ["size=1m", "nr_inodes=3", "mode=0700", "uid=1000", "gid=1000", "commit=5"] {
         let name = option.split('=').next().unwrap_or_default();
-        let words = format!("'{name}' is not kept for a directory of the host");
+        let words = format!("option '{name}' is not supported for a directory of the host");
         folder.assert_refused(mount("./h", &format!("ro,{option}")), 2, &words);
     }
-    folder.assert_refused(mount("./h", "mbcache"), 2, "'mbcache' is not kept");
-    folder.assert_refused(mount("tmpfs", "commit=5"), 2, "'commit' is not kept for tmpfs");
+    folder.assert_refused(mount("./h", "mbcache"), 2, "option 'mbcache' is not supported");
+    let words = "option 'commit' is not supported for tmpfs";
+    folder.assert_refused(mount("tmpfs", "commit=5"), 2, words);
     assert!(!folder.path("m").exists());
 }
 
 #[test]
-fn mountpoint_that_cannot_be_is_refused() {
+fn invalid_mountpoint_is_refused() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
-    fs::write(folder.path("file"), "").expect("a file");
-    fs::create_dir(folder.path("dir")).expect("a folder");
+    fs::write(folder.path("file"), "").expect("the file is created");
+    fs::create_dir(folder.path("dir")).expect("the directory is created");
     let mount = |path: PathBuf| {
         let mut command = corewalk(&["mount", "tmpfs"]);
         command.arg(path);
@@ -145,7 +153,7 @@ fn mountpoint_that_cannot_be_is_refused() {
 }
 
 #[test]
-fn stat_of_what_is_no_mount_fails() {
+fn stat_of_a_path_that_is_no_mount_fails() {
     let folder = Folder::new();
     let stat = |path: PathBuf| {
         let mut command = corewalk(&["stat"]);
@@ -153,12 +161,13 @@ fn stat_of_what_is_no_mount_fails() {
         command
     };
     folder.assert_refused(stat(folder.path("missing")), 1, "No such file or directory");
-    folder.assert_refused(stat(folder.0.clone()), 1, "not the root of a mount of corewalk");
+    let words = "not the root directory of a corewalk mount";
+    folder.assert_refused(stat(folder.0.clone()), 1, words);
 }
 
-/// In a namespace of its own the program finds another /dev.
+/// The program runs in a mount namespace whose `/dev` is an empty tmpfs.
 #[test]
-fn machine_without_the_device_is_told_so() {
+fn missing_device_is_reported() {
     if !can_mount() || !has_program("unshare") {
         return;
     }
@@ -172,8 +181,8 @@ fn machine_without_the_device_is_told_so() {
         command
     };
     folder.assert_refused(with_dev("true"), 1, "no /dev/fuse");
-    assert!(!path.exists(), "the folder that was made is left");
-    // What is there is not the device.
+    assert!(!path.exists(), "the mount point was not removed");
+    // `/dev/fuse` is a directory.
     folder.assert_refused(with_dev("mkdir /dev/fuse"), 1, "opening /dev/fuse");
-    assert!(Path::new("/dev/fuse").exists(), "it was another /dev");
+    assert!(Path::new("/dev/fuse").exists(), "the test hid the machine's own /dev");
 }

@@ -1,4 +1,4 @@
-//! The life of a mount, from the line that says that it works to its end.
+//! The life of a mount, from the line that it is ready to its end.
 
 use std::fs::{self, File, FileTimes, OpenOptions};
 use std::path::Path;
@@ -13,36 +13,36 @@ use crate::fixtures::{
 };
 
 #[test]
-fn mount_says_one_line_and_leaves_on_a_signal() {
+fn mount_prints_one_line_and_ends_on_a_signal() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
     let path = folder.path("made");
     use rustix::process::Signal;
-    // As this process was started, so is the server: under nohup(1) it is to stay.
+    // If this test runs under nohup(1), SIGHUP is ignored, and the server ignores it too.
     let is_ignored = |signal: Signal| mask("self", "SigIgn:") & 1 << (signal.as_raw() - 1) != 0;
     let hangup = Some(Signal::HUP).filter(|signal| !is_ignored(*signal));
     for signal in [Signal::TERM, Signal::INT].into_iter().chain(hangup) {
         let mut server = Server::start(&["-o", "size=1m"], &path);
         assert_eq!(server.line, format!("mounted tmpfs on {}\n", path.display()));
-        fs::write(path.join("file"), "x").expect("a file");
+        fs::write(path.join("file"), "x").expect("the file is created");
         server.signal(signal);
         assert_eq!(server.wait().code(), Some(0));
-        assert!(!is_mounted(&path) && !path.exists(), "it leaves nothing");
+        assert!(!is_mounted(&path) && !path.exists(), "the mount or its directory is left");
     }
 }
 
-/// Returns a mask of signals that the kernel shows of a process.
+/// Returns a signal mask of a process from `/proc/PID/status`.
 fn mask(pid: &str, name: &str) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let mask = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
-    u64::from_str_radix(mask.trim(), 16).expect("a mask")
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
+    let mask = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line is read");
+    u64::from_str_radix(mask.trim(), 16).expect("the mask is hexadecimal")
 }
 
-/// As under nohup(1).
+/// nohup(1) starts programs with SIGHUP ignored.
 #[test]
-fn mount_that_was_started_to_ignore_hangups_stays() {
+fn mount_that_was_started_with_sighup_ignored_survives_it() {
     if !can_mount() {
         return;
     }
@@ -56,15 +56,15 @@ fn mount_that_was_started_to_ignore_hangups_stays() {
     let is_caught = |signal: Signal| caught & 1 << (signal.as_raw() - 1) != 0;
     assert!(is_caught(Signal::TERM) && !is_caught(Signal::HUP), "{caught:x}");
     server.signal(Signal::HUP);
-    fs::write(path.join("file"), "x").expect("it is there");
+    fs::write(path.join("file"), "x").expect("the file exists");
     server.signal(Signal::TERM);
     assert_eq!(server.wait().code(), Some(0));
     assert!(!is_mounted(&path));
 }
 
-/// Whoever made a mount namespace meanwhile, as a container, has all mounts in it.
+/// A new mount namespace, of a container for example, has copies of all mounts.
 #[test]
-fn copy_in_another_namespace_does_not_keep_the_program() {
+fn copy_in_another_namespace_does_not_delay_the_end() {
     if !can_mount() || !has_program("unshare") {
         return;
     }
@@ -81,32 +81,32 @@ fn copy_in_another_namespace_does_not_keep_the_program() {
     assert!(!is_mounted(&path) && !path.exists());
 }
 
-/// In a namespace of its own, since others read the mount table as text.
+/// The test runs in a mount namespace, because other tests read the mount table as UTF-8.
 #[test]
-fn directory_whose_name_is_no_text_is_mounted() {
+fn directory_whose_name_is_not_utf_8_is_mounted() {
     use std::os::unix::ffi::OsStrExt as _;
     if !can_mount() || !has_program("unshare") {
         return;
     }
     let folder = Folder::new();
     let host = folder.0.join(std::ffi::OsStr::from_bytes(b"h\xff"));
-    fs::create_dir(&host).expect("a folder");
-    fs::create_dir(folder.path("m")).expect("a folder");
-    fs::write(host.join("file"), "text").expect("a file");
+    fs::create_dir(&host).expect("the directory is created");
+    fs::create_dir(folder.path("m")).expect("the directory is created");
+    fs::write(host.join("file"), "text").expect("the file is created");
     let script = "\"$1\" mount --daemon \"$2\" m && cat m/file && umount m";
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "--", "sh", "-c", script, "sh", PROGRAM]);
     command.arg(&host).current_dir(&folder.0);
     let output = run(command);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.is_empty(), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && printed.is_empty(), "{printed}");
     let line = [b"mounted ", host.as_os_str().as_bytes(), b" on m\ntext"].concat();
     assert_eq!(output.stdout, line);
 }
 
-/// Whoever reads a pipe waits for all who could still write to it.
+/// The reader of a pipe gets end of file only after all write ends are closed.
 #[test]
-fn daemon_keeps_no_pipe_of_whoever_started_it() {
+fn daemon_closes_inherited_pipes() {
     if !can_mount() {
         return;
     }
@@ -119,10 +119,10 @@ fn daemon_keeps_no_pipe_of_whoever_started_it() {
     let line = format!("mounted tmpfs on {}\n", path.display());
     assert_eq!(String::from_utf8_lossy(&output.stdout), line);
     assert!(output.status.success() && is_mounted(&path));
-    assert!(Command::new("umount").arg(&path).status().expect("umount").success());
+    assert!(Command::new("umount").arg(&path).status().expect("umount runs").success());
 }
 
-/// Returns a mount with a limit of open files, as ulimit(1) sets it.
+/// Returns the command of a mount with a limit of open files, as `ulimit` sets it.
 fn limited(ulimit: &str, threads: usize, path: &Path) -> Command {
     let mut command = Command::new("sh");
     let script = format!("ulimit {ulimit} && exec \"$@\"");
@@ -132,46 +132,46 @@ fn limited(ulimit: &str, threads: usize, path: &Path) -> Command {
 }
 
 #[test]
-fn threads_that_have_no_descriptors_are_refused_before_anything_is_mounted() {
+fn too_many_threads_for_the_descriptor_limit_are_refused_before_the_mount() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
     let path = folder.path("m");
-    let words = "threads=41 needs 65 open files, and at most 64 are allowed (ulimit -Hn)";
+    let words = "threads=41 needs 65 open files, but the limit is 64 (ulimit -Hn)";
     folder.assert_refused(limited("-n 64", 41, &path), 2, words);
     let mut daemon = limited("-n 64", 41, &path);
     daemon.arg("--daemon");
     folder.assert_refused(daemon, 2, words);
-    assert!(!path.exists(), "nothing was made");
-    // Control: one less is there, and so are many where the limit may be raised.
+    assert!(!path.exists(), "the mount point was created");
+    // Control: one thread less is accepted. So are more where only the soft limit is low.
     for (ulimit, threads) in [("-n 64", 40), ("-S -n 64", 150)] {
         let mut server = Server::run(limited(ulimit, threads, &path));
         let tasks = format!("/proc/{}/task", server.pid());
         let start = Instant::now();
-        while fs::read_dir(&tasks).expect("it runs").count() < threads {
-            assert!(start.elapsed() < LIMIT, "there are not {threads} threads");
+        while fs::read_dir(&tasks).expect("the process runs").count() < threads {
+            assert!(start.elapsed() < LIMIT, "the server does not start {threads} threads");
             thread::yield_now();
         }
-        fs::write(path.join("file"), "x").expect("it is served");
+        fs::write(path.join("file"), "x").expect("the mount serves");
         server.signal(rustix::process::Signal::TERM);
         assert_eq!(server.wait().code(), Some(0), "{ulimit}");
     }
 }
 
 #[test]
-fn outside_umount_ends_the_program() {
+fn umount_ends_the_program() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
     let path = folder.path("m");
-    fs::create_dir(&path).expect("a folder");
+    fs::create_dir(&path).expect("the directory is created");
     let mut server = Server::start(&[], &path);
-    let umount = Command::new("umount").arg(&path).status().expect("umount");
+    let umount = Command::new("umount").arg(&path).status().expect("umount runs");
     assert!(umount.success());
     assert_eq!(server.wait().code(), Some(0));
-    assert!(path.exists(), "it was there before");
+    assert!(path.exists(), "the program removed a directory that it had not created");
 }
 
 #[test]
@@ -182,23 +182,23 @@ fn busy_mount_is_detached_on_a_signal() {
     let folder = Folder::new();
     let path = folder.path("m");
     let mut server = Server::start(&[], &path);
-    let file = fs::File::create(path.join("file")).expect("a file");
+    let file = fs::File::create(path.join("file")).expect("the file is created");
     server.signal(rustix::process::Signal::TERM);
     assert_eq!(server.wait().code(), Some(0));
     assert!(!is_mounted(&path) && !path.exists());
-    assert!(file.sync_all().is_err(), "nobody serves it any more");
+    assert!(file.sync_all().is_err(), "the mount still has a server");
 }
 
 #[test]
-fn killed_server_leaves_room_for_the_next() {
+fn mount_of_a_killed_server_can_be_replaced() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
     let path = folder.path("m");
-    fs::create_dir(&path).expect("a folder");
+    fs::create_dir(&path).expect("the directory is created");
     let mut server = Server::start(&[], &path);
-    let _file = fs::File::create(path.join("file")).expect("a file");
+    let _file = fs::File::create(path.join("file")).expect("the file is created");
     server.signal(rustix::process::Signal::KILL);
     server.wait();
     assert!(fs::metadata(path.join("file")).is_err());
@@ -207,23 +207,23 @@ fn killed_server_leaves_room_for_the_next() {
     folder.assert_refused(again, 1, "umount -l");
     let mut stat = corewalk(&["stat"]);
     stat.arg(&path);
-    folder.assert_refused(stat, 1, "lost its server");
-    assert!(Command::new("umount").arg("-l").arg(&path).status().expect("umount").success());
+    folder.assert_refused(stat, 1, "the mount has no server; remove it with umount -l");
+    assert!(Command::new("umount").arg("-l").arg(&path).status().expect("umount runs").success());
     let mut server = Server::start(&[], &path);
-    fs::write(path.join("file"), "x").expect("the next mount works");
+    fs::write(path.join("file"), "x").expect("the next mount serves");
     server.signal(rustix::process::Signal::TERM);
     assert_eq!(server.wait().code(), Some(0));
 }
 
 #[test]
-fn daemon_returns_when_the_mount_works() {
+fn daemon_returns_when_the_mount_is_ready() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
     let path = folder.path("m");
     let mut command = corewalk(&["mount", "tmpfs", "--daemon", "-o", "ro,fsname=mine"]);
-    // A relative path, which the process in the background has to know too.
+    // A relative path: the background process must resolve it before it changes its directory.
     command.arg("m").current_dir(&folder.0);
     let output = run(command);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
@@ -231,11 +231,11 @@ fn daemon_returns_when_the_mount_works() {
     assert!(is_mounted(&path));
     assert!(mount_table().lines().any(|line| line.ends_with("default_permissions,allow_other")
         && line.contains("fuse.corewalk mine ro")));
-    assert!(fs::write(path.join("file"), "x").is_err(), "it is read-only");
-    assert!(Command::new("umount").arg(&path).status().expect("umount").success());
+    assert!(fs::write(path.join("file"), "x").is_err(), "a write to a read-only mount succeeded");
+    assert!(Command::new("umount").arg(&path).status().expect("umount runs").success());
     let begin = Instant::now();
     while path.exists() {
-        assert!(begin.elapsed() < LIMIT, "the daemon does not remove what it made");
+        assert!(begin.elapsed() < LIMIT, "the daemon does not remove the mount point");
         thread::yield_now();
     }
 }
@@ -248,20 +248,22 @@ fn stat_shows_the_counters_of_a_store() {
     let folder = Folder::new();
     let (path, source) = (folder.path("m"), format!("store:{}", folder.path("store").display()));
     let _server = Server::of(&source, &["-o", "size=1g,commit=0"], &path);
-    let file = fs::File::create(path.join("file")).expect("a file");
-    file.sync_all().expect("fsync");
-    let directory = fs::File::open(&path).expect("a directory");
-    fs::write(path.join("other"), "x").expect("a file");
-    directory.sync_all().expect("fsync of a directory");
+    let file = fs::File::create(path.join("file")).expect("the file is created");
+    file.sync_all().expect("fsync succeeds");
+    let directory = fs::File::open(&path).expect("the directory exists");
+    fs::write(path.join("other"), "x").expect("the file is created");
+    directory.sync_all().expect("fsync succeeds");
     let output = run({
         let mut command = corewalk(&["stat", "--json"]);
         command.arg(&path);
         command
     });
-    let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let json: serde_json::Value =
+        serde_json::from_slice(&output.stdout).expect("the output is JSON");
     let count = |name: &str| json[name].as_u64().unwrap_or_else(|| panic!("{name} in {json}"));
     assert_eq!((count("store_inodes"), count("store_used_bytes")), (3, 4096));
-    assert_eq!((count("store_commits"), count("store_syncs")), (2, 2), "both reach the store");
+    let commits_and_syncs = (count("store_commits"), count("store_syncs"));
+    assert_eq!(commits_and_syncs, (2, 2), "one for each fsync");
     assert_eq!((count("store_has_reserve"), count("store_is_read_only")), (1, 0));
     assert_eq!(count("store_free_bytes"), (1 << 30) - 4096);
 }
@@ -274,15 +276,16 @@ fn stat_shows_the_counters() {
     let folder = Folder::new();
     let path = folder.path("m");
     let _server = Server::start(&["-o", "cache=64m"], &path);
-    fs::write(path.join("file"), "x").expect("a file");
+    fs::write(path.join("file"), "x").expect("the file is created");
     let stat = |arguments: &[&str]| {
         let mut command = corewalk(&["stat"]);
         command.arg(&path).args(arguments);
         let output = run(command);
         assert!(output.status.success());
-        String::from_utf8(output.stdout).expect("text")
+        String::from_utf8(output.stdout).expect("the output is UTF-8")
     };
-    let json: serde_json::Value = serde_json::from_str(&stat(&["--json"])).expect("JSON");
+    let json: serde_json::Value =
+        serde_json::from_str(&stat(&["--json"])).expect("the output is JSON");
     for name in
         ["entries", "negatives", "bytes", "hits", "misses", "retries", "fallbacks", "reclaimed"]
     {
@@ -291,23 +294,26 @@ fn stat_shows_the_counters() {
     assert_eq!((&json["entries"], &json["budget_bytes"]), (&2.into(), &(64_u64 << 20).into()));
     let table = stat(&[]);
     assert!(table.lines().any(|line| line.starts_with("entries ") && line.ends_with(" 2")));
-    for name in json.as_object().expect("an object").keys() {
+    for name in json.as_object().expect("the output is an object").keys() {
         let is_shown = |line: &str| line.split(' ').next() == Some(name.as_str());
         assert!(table.lines().any(is_shown), "{name} in {table}");
     }
-    fs::create_dir(path.join("dir")).expect("a folder");
+    fs::create_dir(path.join("dir")).expect("the directory is created");
     let mut below = corewalk(&["stat"]);
     below.arg(path.join("dir"));
-    folder.assert_refused(below, 1, "not the root of a mount of corewalk");
+    folder.assert_refused(below, 1, "not the root directory of a corewalk mount");
 }
 
-/// Returns the type and the source that the mount table shows.
+/// Returns the type and the source of a mount in the mount table.
 fn shown(path: &std::path::Path) -> (String, String) {
     let table = mount_table();
-    let path = path.to_str().expect("a plain path");
-    let line = table.lines().find(|line| line.split(' ').nth(4) == Some(path)).expect("a mount");
-    let mut words = line.split(" - ").nth(1).expect("a line of mountinfo").split(' ');
-    let mut next = || words.next().expect("a word").to_owned();
+    let path = path.to_str().expect("the path is UTF-8");
+    let line = table
+        .lines()
+        .find(|line| line.split(' ').nth(4) == Some(path))
+        .expect("the path is in the mount table");
+    let mut words = line.split(" - ").nth(1).expect("the line has a separator").split(' ');
+    let mut next = || words.next().expect("the line has a word").to_owned();
     (next(), next())
 }
 
@@ -318,17 +324,18 @@ fn mount_table_names_the_source() {
     }
     let folder = Folder::new();
     let (path, host) = (folder.path("m"), folder.path("a,b"));
-    fs::create_dir(&path).expect("a folder");
-    fs::create_dir(&host).expect("a folder");
+    fs::create_dir(&path).expect("the directory is created");
+    fs::create_dir(&host).expect("the directory is created");
     let kind = String::from("fuse.corewalk");
-    let host = host.to_str().expect("a plain path");
+    let host = host.to_str().expect("the path is UTF-8");
     for (source, expected) in [("tmpfs", "tmpfs"), (host, host)] {
         let mut server = Server::of(source, &[], &path);
         assert_eq!(server.line, format!("mounted {source} on {}\n", path.display()));
         assert_eq!(shown(&path), (kind.clone(), expected.to_owned()));
         let df = Command::new("df").args(["--output=source,fstype"]).arg(&path).output();
-        let df = String::from_utf8(df.expect("df").stdout).expect("text");
-        let row: Vec<&str> = df.lines().nth(1).expect("a row").split_whitespace().collect();
+        let df = String::from_utf8(df.expect("df runs").stdout).expect("the output is UTF-8");
+        let row: Vec<&str> =
+            df.lines().nth(1).expect("df prints a row").split_whitespace().collect();
         assert_eq!(row, [expected, kind.as_str()]);
         server.signal(rustix::process::Signal::TERM);
         assert_eq!(server.wait().code(), Some(0));
@@ -336,28 +343,28 @@ fn mount_table_names_the_source() {
 }
 
 #[test]
-fn full_store_says_so_and_has_room_again_after_removal() {
+fn full_tmpfs_reports_enospc_and_has_space_again_after_removal() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
     let path = folder.path("m");
     let mut server = Server::start(&["-o", "size=1m,nr_inodes=10"], &path);
-    let error = fs::write(path.join("large"), vec![1; 2 << 20]).expect_err("it does not fit");
+    let error = fs::write(path.join("large"), vec![1; 2 << 20]).expect_err("the file does not fit");
     assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
-    fs::remove_file(path.join("large")).expect("what fitted");
-    fs::write(path.join("small"), vec![1; 1 << 19]).expect("there is room");
+    fs::remove_file(path.join("large")).expect("the part that fits was written");
+    fs::write(path.join("small"), vec![1; 1 << 19]).expect("there is free space");
     let errors: Vec<_> =
         (0..12).filter_map(|at| fs::write(path.join(format!("f{at}")), "").err()).collect();
     assert!(errors.iter().all(|error| error.kind() == std::io::ErrorKind::StorageFull));
-    assert_eq!(errors.len(), 4, "the root and a file are two of ten inodes");
-    fs::remove_file(path.join("f0")).expect("it is there");
-    fs::write(path.join("f0"), "").expect("there is room");
+    assert_eq!(errors.len(), 4, "the root directory and `small` are two of the ten inodes");
+    fs::remove_file(path.join("f0")).expect("the file exists");
+    fs::write(path.join("f0"), "").expect("there is free space");
     server.signal(rustix::process::Signal::TERM);
     assert_eq!(server.wait().code(), Some(0));
 }
 
-/// The limits of pathname lookup are those of the kernel, whatever is mounted.
+/// Limits of names, paths and symbolic links are those of the kernel for each source.
 #[test]
 fn limits_of_names_paths_and_links_hold_for_each_source() {
     if !can_mount() {
@@ -365,28 +372,29 @@ fn limits_of_names_paths_and_links_hold_for_each_source() {
     }
     let folder = Folder::new();
     let (path, host) = (folder.path("m"), folder.path("host"));
-    fs::create_dir(&path).expect("a folder");
-    fs::create_dir(&host).expect("a folder");
+    fs::create_dir(&path).expect("the directory is created");
+    fs::create_dir(&host).expect("the directory is created");
     let errno = |result: std::io::Result<()>| result.err().and_then(|error| error.raw_os_error());
     let (name_too_long, too_many_links) = (
         Some(rustix::io::Errno::NAMETOOLONG.raw_os_error()),
         Some(rustix::io::Errno::LOOP.raw_os_error()),
     );
-    for source in ["tmpfs", host.to_str().expect("a plain path")] {
+    for source in ["tmpfs", host.to_str().expect("the path is UTF-8")] {
         let mut server = Server::of(source, &[], &path);
         fs::write(path.join("n".repeat(255)), "x").expect("255 bytes fit");
         assert_eq!(errno(fs::write(path.join("n".repeat(256)), "x")), name_too_long, "{source}");
-        std::os::unix::fs::symlink("n".repeat(255), path.join("l1")).expect("a link");
+        std::os::unix::fs::symlink("n".repeat(255), path.join("l1")).expect("the link is created");
         for at in 2..=41 {
             let target = format!("l{}", at - 1);
-            std::os::unix::fs::symlink(target, path.join(format!("l{at}"))).expect("a link");
+            std::os::unix::fs::symlink(target, path.join(format!("l{at}")))
+                .expect("the link is created");
         }
         assert_eq!(fs::read(path.join("l40")).expect("40 links"), b"x", "{source}");
         assert_eq!(errno(fs::read(path.join("l41")).map(drop)), too_many_links, "{source}");
-        let mut deep = path.to_str().expect("a plain path").to_owned();
+        let mut deep = path.to_str().expect("the path is UTF-8").to_owned();
         while deep.len() < 4095 - 202 {
             deep = format!("{deep}/{}", "d".repeat(200));
-            fs::create_dir(&deep).expect("a folder");
+            fs::create_dir(&deep).expect("the directory is created");
         }
         let fits = format!("{deep}/{}", "f".repeat(4095 - deep.len() - 1));
         fs::write(&fits, "x").expect("4095 bytes fit");
@@ -396,10 +404,10 @@ fn limits_of_names_paths_and_links_hold_for_each_source() {
     }
 }
 
-/// The options about access times, of our own file systems. The reads bypass the kernel's cache, which
-/// tells the server of nothing that it answers itself.
+/// Access times of tmpfs and stores obey the options. The reads use `O_DIRECT`: the server does not
+/// learn of reads that the kernel answers from its cache.
 #[test]
-fn reads_that_reach_the_server_change_access_times_as_the_options_say() {
+fn reads_that_reach_the_server_change_access_times_by_the_options() {
     use std::io::Read as _;
     use std::os::unix::fs::OpenOptionsExt as _;
     if !can_mount() {
@@ -407,59 +415,70 @@ fn reads_that_reach_the_server_change_access_times_as_the_options_say() {
     }
     let folder = Folder::new();
     let (path, store) = (folder.path("m"), format!("store:{}", folder.path("s").display()));
-    // Later than every change, so that relatime has no reason to set it.
+    // Later than each change of the file: relatime does not update such an access time.
     let later = SystemTime::now() + Duration::from_secs(3600);
     for source in ["tmpfs", &store] {
         for (option, is_set) in [("relatime", false), ("noatime", false), ("strictatime", true)] {
             let mut server = Server::of(source, &["-o", option], &path);
             let file = path.join(option);
-            fs::write(&file, [1; 4096]).expect("a file");
-            fs::create_dir(path.join("d")).expect("a folder");
+            fs::write(&file, [1; 4096]).expect("the file is created");
+            fs::create_dir(path.join("d")).expect("the directory is created");
             for path in [&file, &path.join("d")] {
-                let opened = File::open(path).expect("it is there");
-                opened.set_times(FileTimes::new().set_accessed(later)).expect("times are set");
+                let opened = File::open(path).expect("the file exists");
+                opened.set_times(FileTimes::new().set_accessed(later)).expect("the times are set");
             }
-            assert_eq!(fs::read_dir(path.join("d")).expect("the folder").count(), 0);
+            assert_eq!(fs::read_dir(path.join("d")).expect("the directory can be read").count(), 0);
             let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
             let opened = OpenOptions::new().read(true).custom_flags(direct).open(&file);
-            assert_eq!(opened.expect("a file").read(&mut [0; 4096]).expect("it is read"), 4096);
+            assert_eq!(
+                opened
+                    .expect("the file is created")
+                    .read(&mut [0; 4096])
+                    .expect("the read succeeds"),
+                4096
+            );
             let is_set_now = [&file, &path.join("d")].map(|path| {
-                fs::metadata(path).expect("it is there").accessed().expect("a time") != later
+                fs::metadata(path)
+                    .expect("the file exists")
+                    .accessed()
+                    .expect("the file system has access times")
+                    != later
             });
             assert_eq!(is_set_now, [is_set; 2], "{source} with {option}");
-            fs::remove_dir(path.join("d")).expect("it is empty");
-            assert!(Command::new("umount").arg(&path).status().expect("umount").success());
+            fs::remove_dir(path.join("d")).expect("the directory is empty");
+            assert!(Command::new("umount").arg(&path).status().expect("umount runs").success());
             assert!(server.wait().success());
         }
     }
 }
 
-/// A directory of the host has the access times that the host notes.
+/// For a directory of the host, the host keeps the access times.
 #[test]
-fn noatime_of_a_directory_leaves_the_times_of_the_host_and_strictatime_is_refused() {
+fn noatime_keeps_access_times_of_the_host_and_strictatime_is_refused() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
     let (host, path) = (folder.path("host"), folder.path("m"));
-    fs::create_dir(&host).expect("a folder");
+    fs::create_dir(&host).expect("the directory is created");
     let mut refused = corewalk(&["mount"]);
     refused.args([&host, &path]).args(["-o", "strictatime"]);
-    folder.assert_refused(refused, 2, "'strictatime' is not kept for a directory of the host");
-    fs::write(host.join("file"), "text").expect("a file");
+    let words = "option 'strictatime' is not supported for a directory of the host";
+    folder.assert_refused(refused, 2, words);
+    fs::write(host.join("file"), "text").expect("the file is created");
     let source = host.display().to_string();
     let mut server = Server::of(&source, &["-o", "noatime"], &path);
     let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
     for path in [host.join("file"), host.clone()] {
-        let opened = File::open(path).expect("it is there");
-        opened.set_times(FileTimes::new().set_accessed(long_ago)).expect("times are set");
+        let opened = File::open(path).expect("the file exists");
+        opened.set_times(FileTimes::new().set_accessed(long_ago)).expect("the times are set");
     }
-    assert_eq!(fs::read(path.join("file")).expect("a file"), b"text");
-    assert_eq!(fs::read_dir(&path).expect("a folder").count(), 1);
+    assert_eq!(fs::read(path.join("file")).expect("the file can be read"), b"text");
+    assert_eq!(fs::read_dir(&path).expect("the directory can be read").count(), 1);
     for path in [host.join("file"), host.clone()] {
-        let accessed = fs::metadata(path).expect("it is there").accessed();
-        assert_eq!(accessed.expect("a time"), long_ago);
+        let accessed = fs::metadata(path).expect("the file exists").accessed();
+        assert_eq!(accessed.expect("the file system has access times"), long_ago);
     }
-    assert!(Command::new("umount").arg(&path).status().expect("umount").success());
+    assert!(Command::new("umount").arg(&path).status().expect("umount runs").success());
     assert!(server.wait().success());
 }

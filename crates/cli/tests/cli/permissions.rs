@@ -1,5 +1,7 @@
-//! Owners, modes and ACLs of a mounted directory of the host that the host changes as well. The kernel checks them,
-//! and is to keep nothing: what is left to be wrong is what the server decides by what it keeps.
+//! Owners, modes and ACLs in a mounted directory of the host, while the host changes them as well.
+//!
+//! The kernel checks permissions and caches nothing. So a wrong result means that the server
+//! decided by attributes in its own cache.
 
 use std::fs::{self, File, Permissions};
 use std::io::ErrorKind;
@@ -14,12 +16,12 @@ use rustix::fs::{Mode, XattrFlags};
 use crate::fixtures::{Folder, Server, can_mount, run};
 
 const OPTIONS: &str = "entry_timeout=0,attr_timeout=0";
-/// A user and group that is not root.
+/// A user and a group other than root.
 const OTHER: u32 = 65534;
-/// A group that nobody is in.
+/// A group without members.
 const GROUP: u32 = 4242;
 
-/// A directory of the host and where it is mounted.
+/// A directory of the host and its mount.
 struct Site {
     host: PathBuf,
     mount: PathBuf,
@@ -36,43 +38,43 @@ impl Site {
         if !can_mount() {
             return None;
         }
-        // The modes that the tests compare are those of this one.
+        // The tests compare modes that depend on the umask.
         rustix::process::umask(Mode::from_raw_mode(0o022));
         let folder = Folder::new();
         let (host, mount) = (folder.path("host"), folder.path("m"));
-        fs::create_dir(&host).expect("a folder");
+        fs::create_dir(&host).expect("the directory is created");
         let source = host.display().to_string();
         let server = Server::of(&source, &["-o", options], &mount);
         Some(Site { host, mount, _server: server, _folder: folder })
     }
 
-    /// Has the server look at what it is to know of the root.
+    /// Makes the server cache the attributes of the root directory.
     fn warm(&self) {
-        File::create(self.mount.join("warm")).expect("a file");
-        fs::remove_file(self.mount.join("warm")).expect("it is there");
+        File::create(self.mount.join("warm")).expect("the file is created");
+        fs::remove_file(self.mount.join("warm")).expect("the file exists");
     }
 }
 
 fn set_mode(path: &Path, mode: u32) {
-    fs::set_permissions(path, Permissions::from_mode(mode)).expect("it is the test's");
+    fs::set_permissions(path, Permissions::from_mode(mode)).expect("the test owns it");
 }
 
 /// Returns the permission bits and the group.
 fn mode_and_group(path: &Path) -> (u32, u32) {
-    let metadata = fs::symlink_metadata(path).expect("it is there");
+    let metadata = fs::symlink_metadata(path).expect("the file exists");
     (metadata.mode() & 0o7777, metadata.gid())
 }
 
 #[test]
-fn new_files_inherit_what_the_host_has_given_their_directory_since() {
+fn new_files_inherit_from_the_current_attributes_of_their_directory() {
     let Some(site) = Site::new() else { return };
     site.warm();
-    chown(&site.host, None, Some(GROUP)).expect("root may");
+    chown(&site.host, None, Some(GROUP)).expect("root is permitted to");
     set_mode(&site.host, 0o2775);
     let path = |name: &str| site.mount.join(name);
-    File::create(path("file")).expect("a file");
-    fs::create_dir(path("dir")).expect("a folder");
-    std::os::unix::fs::symlink("file", path("link")).expect("a link");
+    File::create(path("file")).expect("the file is created");
+    fs::create_dir(path("dir")).expect("the directory is created");
+    std::os::unix::fs::symlink("file", path("link")).expect("the link is created");
     let mut mkfifo = Command::new("mkfifo");
     mkfifo.arg(path("fifo"));
     assert!(run(mkfifo).status.success());
@@ -80,9 +82,9 @@ fn new_files_inherit_what_the_host_has_given_their_directory_since() {
         assert_eq!(mode_and_group(&site.host.join(name)).1, GROUP, "{name}");
     }
     assert_eq!(mode_and_group(&site.host.join("dir")).0 & 0o7000, 0o2000);
-    // And no more, once the host has taken it away.
+    // Not any more after the host has cleared the bit.
     set_mode(&site.host, 0o755);
-    fs::create_dir(path("later")).expect("a folder");
+    fs::create_dir(path("later")).expect("the directory is created");
     assert_eq!(mode_and_group(&site.host.join("later")), (0o755, 0));
 }
 
@@ -91,7 +93,7 @@ fn acl_keeps_the_sticky_bit_that_the_host_has_set_since() {
     let Some(site) = Site::new() else { return };
     site.warm();
     set_mode(&site.host, 0o1777);
-    // Entries of acl(5): version 2; owner, user 1, group, mask, others.
+    // An ACL in the format of the attribute: version 2; owner, user 1, group, mask, others.
     let entries =
         [(1, 7, u32::MAX), (2, 7, 1), (4, 7, u32::MAX), (16, 7, u32::MAX), (32, 7, u32::MAX)];
     let mut acl = vec![2, 0, 0, 0];
@@ -99,61 +101,62 @@ fn acl_keeps_the_sticky_bit_that_the_host_has_set_since() {
         acl.extend([tag, 0, bits, 0]);
         acl.extend(u32::to_le_bytes(id));
     }
-    rustix::fs::setxattr(&site.mount, XATTR_ACCESS, &acl, XattrFlags::empty()).expect("an ACL");
+    rustix::fs::setxattr(&site.mount, XATTR_ACCESS, &acl, XattrFlags::empty())
+        .expect("the ACL is set");
     assert_eq!(mode_and_group(&site.host).0, 0o1777);
 }
 
 #[test]
 fn change_of_owner_leaves_the_mode_that_the_host_has_set_since() {
     let Some(site) = Site::new() else { return };
-    fs::write(site.host.join("file"), "x").expect("a file");
+    fs::write(site.host.join("file"), "x").expect("the file is created");
     set_mode(&site.host.join("file"), 0o4755);
-    let file = File::open(site.mount.join("file")).expect("it is there");
+    let file = File::open(site.mount.join("file")).expect("the file exists");
     set_mode(&site.host.join("file"), 0o600);
-    fchown(&file, Some(OTHER), None).expect("root may");
+    fchown(&file, Some(OTHER), None).expect("root is permitted to");
     assert_eq!(mode_and_group(&site.host.join("file")).0, 0o600);
-    // Control: the bit that is there goes.
+    // Control: chown(2) clears a set-user-ID bit that is set.
     set_mode(&site.host.join("file"), 0o4755);
-    fchown(&file, Some(OTHER), None).expect("root may");
+    fchown(&file, Some(OTHER), None).expect("root is permitted to");
     assert_eq!(mode_and_group(&site.host.join("file")).0, 0o755);
 }
 
-/// Where the kernel has the name of the file, so that the server is not asked for that.
+/// The kernel has the name cached, so that it does not send a lookup to the server.
 #[test]
 fn file_that_the_host_has_made_executable_since_can_be_run() {
     let Some(site) = Site::with("entry_timeout=600,attr_timeout=0") else { return };
-    fs::write(site.host.join("run"), "#!/bin/sh\nexit 7\n").expect("a file");
+    fs::write(site.host.join("run"), "#!/bin/sh\nexit 7\n").expect("the file is created");
     let path = site.mount.join("run");
     let status = || Command::new(&path).status().map(|status| status.code());
     for _ in 0..2 {
-        fs::read(&path).expect("it can be read");
+        fs::read(&path).expect("the file is readable");
         assert_eq!(status().map_err(|error| error.kind()), Err(ErrorKind::PermissionDenied));
         set_mode(&site.host.join("run"), 0o755);
-        assert_eq!(status().expect("it is executable"), Some(7));
+        assert_eq!(status().expect("the script is executable"), Some(7));
         set_mode(&site.host.join("run"), 0o644);
     }
 }
 
-/// As another user, and as root; what the host does is what the mount has to do.
+/// Compares open(2) with `O_TRUNC` on the mount and on the host, by root and by another user.
 #[test]
-fn open_that_truncates_takes_set_user_id_as_on_the_host() {
+fn open_that_truncates_clears_set_user_id_as_on_the_host() {
     let Some(site) = Site::new() else { return };
     for (uid, mode) in
         [OTHER, 0].into_iter().flat_map(|uid| [0o4755, 0o2755, 0o6711, 0o644].map(|m| (uid, m)))
     {
         let kept = [&site.host, &site.mount].map(|folder| {
             let made = site.host.join("file");
-            fs::write(&made, "text").expect("a file");
-            chown(&made, Some(OTHER), Some(OTHER)).expect("root may");
+            fs::write(&made, "text").expect("the file is created");
+            chown(&made, Some(OTHER), Some(OTHER)).expect("root is permitted to");
             set_mode(&made, mode);
             let mut shell = Command::new("sh");
             shell.args(["-c", ": > file"]).current_dir(folder).uid(uid).gid(uid);
             assert!(run(shell).status.success());
-            assert_eq!(fs::read(&made).expect("it is there"), b"");
+            assert_eq!(fs::read(&made).expect("the file exists"), b"");
             mode_and_group(&made)
         });
         assert_eq!(kept[1], kept[0], "{uid} {mode:o}");
         assert_eq!(kept[0].0 & 0o6000 != 0, uid == 0 && mode != 0o644, "control: {mode:o}");
-        fs::remove_file(site.host.join("file")).expect("it is there");
+        fs::remove_file(site.host.join("file")).expect("the file exists");
     }
 }

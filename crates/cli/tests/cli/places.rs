@@ -1,4 +1,4 @@
-//! Where a mount is when it is to go: where it was made, or where its folder was moved to.
+//! Unmounting a mount that was moved or covered, and concurrent mounts on one directory.
 
 use std::fs;
 use std::path::Path;
@@ -12,12 +12,12 @@ use rustix::process::Signal;
 
 use crate::fixtures::{Folder, Server, can_mount, is_mounted};
 
-fn does_well(command: &str, arguments: &[&Path]) -> bool {
-    Command::new(command).args(arguments).status().expect("the program").success()
+fn succeeds(command: &str, arguments: &[&Path]) -> bool {
+    Command::new(command).args(arguments).status().expect("the program starts").success()
 }
 
 #[test]
-fn mount_whose_folder_was_moved_leaves_on_a_signal() {
+fn mount_whose_parent_was_renamed_ends_on_a_signal() {
     if !can_mount() {
         return;
     }
@@ -26,43 +26,46 @@ fn mount_whose_folder_was_moved_leaves_on_a_signal() {
     let copy = folder.path("copy");
     for (with_copy, is_made_before) in [(false, true), (false, false), (true, true)] {
         fs::create_dir_all(if is_made_before { old.join("m") } else { old.clone() })
-            .expect("a folder");
+            .expect("the directory is created");
         let mut server = Server::start(&[], &old.join("m"));
         if with_copy {
-            fs::create_dir(&copy).expect("a folder");
-            assert!(does_well("mount", &[Path::new("--bind"), &old.join("m"), &copy]));
+            fs::create_dir(&copy).expect("the directory is created");
+            assert!(succeeds("mount", &[Path::new("--bind"), &old.join("m"), &copy]));
         }
-        fs::rename(&old, &new).expect("nothing is mounted on itself");
-        fs::write(new.join("m/file"), "x").expect("it works where it is");
-        // What has taken the place is another's.
-        fs::create_dir_all(old.join("m")).expect("a folder");
+        fs::rename(&old, &new).expect("the parent of a mount point can be renamed");
+        fs::write(new.join("m/file"), "x").expect("the mount serves at its new path");
+        // A new directory at the old path: the server must not touch it.
+        fs::create_dir_all(old.join("m")).expect("the directory is created");
         server.signal(Signal::TERM);
         assert_eq!(server.wait().code(), Some(0));
-        assert!(!is_mounted(&new.join("m")), "it stays, with no server");
-        assert_eq!(new.join("m").exists(), is_made_before, "what it has made goes with it");
-        assert!(!is_made_before || fs::read_dir(new.join("m")).expect("a folder").next().is_none());
-        assert_eq!(is_mounted(&copy), with_copy, "whoever has made the copy may unmount it");
+        assert!(!is_mounted(&new.join("m")), "the mount was left without a server");
+        assert_eq!(new.join("m").exists(), is_made_before, "only a created mount point is removed");
+        assert!(
+            !is_made_before
+                || fs::read_dir(new.join("m")).expect("the directory can be read").next().is_none()
+        );
+        assert_eq!(is_mounted(&copy), with_copy, "the bind mount stays for its owner to unmount");
         assert!(old.join("m").exists());
         for folder in [&old, &new] {
-            fs::remove_dir_all(folder).expect("nothing is in it");
+            fs::remove_dir_all(folder).expect("the directory can be removed");
         }
     }
 }
 
 #[test]
-fn mount_that_another_lies_on_is_not_taken_for_gone() {
+fn covered_mount_is_busy_and_stays_mounted() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
     let path = folder.path("m");
-    fs::create_dir(&path).expect("a folder");
-    let mount = mount(&path).expect("the place is free");
+    fs::create_dir(&path).expect("the directory is created");
+    let mount = mount(&path).expect("nothing is mounted there");
     let bound = Path::new("--bind");
-    assert!(does_well("mount", &[bound, Path::new("/usr"), &path]));
+    assert!(succeeds("mount", &[bound, Path::new("/usr"), &path]));
     assert_eq!(mount.point().unmount(), Err(rustix::io::Errno::BUSY));
-    assert!(path.join("lib").exists(), "what lies on it is another's");
-    assert!(does_well("umount", &[&path]));
+    assert!(path.join("lib").exists(), "the covering mount was unmounted");
+    assert!(succeeds("umount", &[&path]));
     drop(mount);
     assert!(!is_mounted(&path));
 }
@@ -72,15 +75,16 @@ fn mount(path: &Path) -> Result<Mount, MountError> {
     Mount::new(fs, path, Options::exclusive(), &MountOptions::default())
 }
 
-/// Two that look before either has mounted would both find the place free.
+/// Three threads mount on one directory at once. If the check and the mount were not one step, two
+/// threads could find the directory free and both mount.
 #[test]
-fn place_is_mounted_on_by_one_of_those_who_want_it_at_once() {
+fn one_of_concurrent_mounts_on_a_directory_succeeds() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
     let path = folder.path("m");
-    fs::create_dir(&path).expect("a folder");
+    fs::create_dir(&path).expect("the directory is created");
     for round in 0..20 {
         let start = Barrier::new(3);
         let mounts: Vec<_> = thread::scope(|scope| {
@@ -89,7 +93,10 @@ fn place_is_mounted_on_by_one_of_those_who_want_it_at_once() {
                 mount(&path)
             };
             let threads = [(); 3].map(|()| scope.spawn(run));
-            threads.map(|thread| thread.join().expect("a thread")).into_iter().collect()
+            threads
+                .map(|thread| thread.join().expect("the thread does not panic"))
+                .into_iter()
+                .collect()
         });
         assert_eq!(folder.mounts().len(), 1, "round {round}");
         let (won, lost): (Vec<_>, Vec<_>) = mounts.into_iter().partition(Result::is_ok);
@@ -97,7 +104,7 @@ fn place_is_mounted_on_by_one_of_those_who_want_it_at_once() {
         for lost in lost {
             assert_eq!(lost.map(drop), Err(MountError::Busy), "round {round}");
         }
-        fs::write(path.join("file"), "x").expect("it works");
+        fs::write(path.join("file"), "x").expect("the mount serves");
         drop(won);
         assert_eq!(folder.mounts().len(), 0, "round {round}");
     }

@@ -1,5 +1,7 @@
-//! Programs that `corewalk ipc exec` refuses, since they would run with the kernel's objects and nobody would know:
-//! real ones, each beside one that differs in nothing else and runs.
+//! Programs that `corewalk ipc exec` refuses: static programs and those that gain privileges.
+//!
+//! They cannot load the preload library and would silently use the kernel's objects. Each test also
+//! runs a program that differs in this one property alone, and that `exec` accepts.
 
 use corewalk_testkit::require::{Need, has_root, skip};
 use std::fs;
@@ -20,18 +22,18 @@ fn exec(program: &Path) -> Command {
     command
 }
 
-/// Copies `true` to a folder.
+/// Copies the program `true` to `folder`.
 fn copy_of_true(folder: &Folder) -> std::path::PathBuf {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let original = std::env::split_paths(&folders).map(|folder| folder.join("true"));
-    let original = original.into_iter().find(|path| path.is_file()).expect("true is everywhere");
+    let original = original.into_iter().find(|path| path.is_file()).expect("PATH has true");
     let copy = folder.path("true");
-    fs::copy(original, &copy).expect("a copy");
+    fs::copy(original, &copy).expect("the file is copied");
     copy
 }
 
 fn set_mode(path: &Path, mode: u32) {
-    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("the test owns the file");
 }
 
 #[test]
@@ -41,7 +43,7 @@ fn program_with_set_user_or_group_id_of_another_is_refused() {
     }
     let folder = Folder::new();
     let program = copy_of_true(&folder);
-    std::os::unix::fs::chown(&program, Some(NOBODY), Some(NOBODY)).expect("root");
+    std::os::unix::fs::chown(&program, Some(NOBODY), Some(NOBODY)).expect("root is permitted to");
     for (mode, is_refused) in
         [(0o755, false), (0o4755, true), (0o2755, true), (0o6755, true), (0o2745, false)]
     {
@@ -49,17 +51,17 @@ fn program_with_set_user_or_group_id_of_another_is_refused() {
         if is_refused {
             folder.assert_refused(exec(&program), 126, GAINS);
         } else {
-            // Set-group-ID without the group's right to execute is another thing.
+            // Set-group-ID without execution by the group means mandatory locking, no privilege.
             assert_eq!(run(exec(&program)).status.code(), Some(0), "{mode:o}");
         }
     }
-    // Of the user's own: nothing is gained.
-    std::os::unix::fs::chown(&program, Some(0), Some(0)).expect("root");
+    // Set-user-ID of the calling user itself gains nothing.
+    std::os::unix::fs::chown(&program, Some(0), Some(0)).expect("root is permitted to");
     set_mode(&program, 0o6755);
     assert_eq!(run(exec(&program)).status.code(), Some(0));
 }
 
-/// For a script it is the interpreter that counts.
+/// execve(2) ignores set-user-ID of a script and obeys that of its interpreter.
 #[test]
 fn script_whose_interpreter_gains_privileges_is_refused() {
     if !has_root() {
@@ -68,31 +70,33 @@ fn script_whose_interpreter_gains_privileges_is_refused() {
     let folder = Folder::new();
     let interpreter = copy_of_true(&folder);
     let script = folder.path("script");
-    fs::write(&script, format!("#!{}\n", interpreter.display())).expect("a folder of ours");
+    fs::write(&script, format!("#!{}\n", interpreter.display()))
+        .expect("the test's directory is writable");
     set_mode(&script, 0o755);
     assert_eq!(run(exec(&script)).status.code(), Some(0));
-    std::os::unix::fs::chown(&interpreter, Some(NOBODY), Some(NOBODY)).expect("root");
+    std::os::unix::fs::chown(&interpreter, Some(NOBODY), Some(NOBODY))
+        .expect("root is permitted to");
     set_mode(&interpreter, 0o4755);
     folder.assert_refused(exec(&script), 126, GAINS);
 }
 
-/// As nobody: for root they are no gain.
+/// The test runs as the user `nobody`: for root, file capabilities gain nothing.
 #[test]
-fn program_with_capabilities_of_its_file_is_refused() {
+fn program_with_file_capabilities_is_refused() {
     if !has_root() {
         return;
     }
     let folder = Folder::new();
     let program = copy_of_true(&folder);
-    // The program itself may be where nobody is let in.
+    // The user `nobody` may not have access to the directory of the program.
     let ours = folder.path("corewalk");
-    fs::copy(PROGRAM, &ours).expect("a copy");
+    fs::copy(PROGRAM, &ours).expect("the file is copied");
     let library = Path::new(PROGRAM).with_file_name("libcorewalk_ipc_preload.so");
     let library = [library, Path::new(PROGRAM).with_file_name("deps/libcorewalk_ipc_preload.so")]
         .into_iter()
         .find(|path| path.is_file())
-        .expect("cargo has built it");
-    fs::copy(library, folder.path("libcorewalk_ipc_preload.so")).expect("a copy");
+        .expect("cargo has built the library");
+    fs::copy(library, folder.path("libcorewalk_ipc_preload.so")).expect("the file is copied");
     for path in [&program, &ours] {
         set_mode(path, 0o755);
     }
@@ -103,7 +107,7 @@ fn program_with_capabilities_of_its_file_is_refused() {
         command
     };
     assert_eq!(run(exec_as_nobody()).status.code(), Some(0));
-    // Version 2, effective: CAP_IPC_OWNER is bit 15.
+    // `struct vfs_cap_data` of version 2: effective, with CAP_IPC_OWNER, bit 15.
     let words: [u32; 5] = [0x0200_0001, 1 << 15, 0, 0, 0];
     let value: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let flags = rustix::fs::XattrFlags::empty();
@@ -112,10 +116,10 @@ fn program_with_capabilities_of_its_file_is_refused() {
         return;
     }
     folder.assert_refused(exec_as_nobody(), 126, GAINS);
-    assert_eq!(run(exec(&program)).status.code(), Some(0), "for root it is no gain");
+    assert_eq!(run(exec(&program)).status.code(), Some(0), "root gains nothing");
 }
 
-/// Made by the compiler that has linked this test: a program that does nothing, static and not.
+/// Compiles a program that does nothing, as a static and as a dynamic program.
 #[test]
 fn static_program_is_refused() {
     const SOURCE: &str = "int main(void) { return 0; }\n";
@@ -123,28 +127,30 @@ fn static_program_is_refused() {
     let folder = Folder::new();
     let build = |name: &str, source: &str, words: &[&str]| {
         let text = folder.path("source.c");
-        fs::write(&text, source).expect("a folder of ours");
+        fs::write(&text, source).expect("the test's directory is writable");
         let program = folder.path(name);
         let mut command = Command::new("cc");
         let output = command.args(words).arg("-o").arg(&program).arg(&text).output();
-        let output = output.expect("a compiler");
+        let output = output.expect("cc runs");
         (program, output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    let (shared, is_built, said) = build("shared", SOURCE, &[]);
-    assert!(is_built, "{said}");
+    let (shared, is_built, printed) = build("shared", SOURCE, &[]);
+    assert!(is_built, "{printed}");
     assert_eq!(run(exec(&shared)).status.code(), Some(0));
     const LINE: &str = "a static program loads no library of ours";
-    // Without a library, which may not be there in its static form.
+    // Without the C library, whose static form may not be installed.
     for words in [&["-static", "-nostdlib"][..], &["-static-pie", "-nostdlib", "-fPIE"]] {
-        let (program, is_built, said) = build("bare", BARE, words);
-        assert!(is_built, "{said}");
+        let (program, is_built, printed) = build("bare", BARE, words);
+        assert!(is_built, "{printed}");
         folder.assert_refused(exec(&program), 126, LINE);
     }
     match build("static", SOURCE, &["-static"]) {
         (program, true, _) => {
-            assert_eq!(run(Command::new(&program)).status.code(), Some(0), "on its own it runs");
+            assert_eq!(run(Command::new(&program)).status.code(), Some(0), "the program works");
             folder.assert_refused(exec(&program), 126, LINE);
         }
-        (_, false, said) => skip(Need::Package, format_args!("no static library of C: {said}")),
+        (_, false, printed) => {
+            skip(Need::Package, format_args!("no static library of C: {printed}"))
+        }
     }
 }

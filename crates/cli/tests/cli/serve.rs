@@ -1,7 +1,7 @@
-//! `corewalk ipc serve`: what it does that nobody else would, and how it ends.
+//! `corewalk ipc serve`: it cleans up after killed processes, and ends with its namespace.
 //!
-//! Whoever asks for what a dead process has left puts it in order. So a test must not ask: it looks who is
-//! registered, which changes nothing.
+//! A call on an object that a dead process has left cleans up as well. So the tests must not make
+//! such calls while they wait: they only read which processes are registered.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
@@ -14,31 +14,32 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::fixtures::{Folder, corewalk, run, wait};
 
-/// Tells `holder` which namespace to use.
+/// The variable with the namespace of `holder`.
 const NAMESPACE: &str = "COREWALK_TEST_NAMESPACE";
 
 const KEY: i32 = 7;
 
-/// A promise is a tenth of a second; a machine that is busy with other things takes longer.
+/// How long a test waits for the cleanup. `serve` promises a tenth of a second, which a machine
+/// under load does not keep.
 const SOON: Duration = Duration::from_secs(120);
 
-/// A child with a line that it said, killed if the test ends before it.
-struct Said {
+/// A child process and its output. Dropping it kills the process.
+struct Running {
     child: Child,
     output: BufReader<std::process::ChildStdout>,
 }
 
-impl Said {
-    /// Starts a command, and returns once it has said a line with `words` in it.
+impl Running {
+    /// Starts a command and waits until it prints a line that contains `words`.
     fn start(mut command: Command, words: &str) -> Self {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().expect("the program");
-        let mut output = BufReader::new(child.stdout.take().expect("it is piped"));
+        let mut child = command.spawn().expect("the program starts");
+        let mut output = BufReader::new(child.stdout.take().expect("the stream is piped"));
         let mut line = String::new();
         while !line.contains(words) {
             line.clear();
-            let bytes = output.read_line(&mut line).expect("a line");
-            assert_ne!(bytes, 0, "it ends without saying {words}");
+            let bytes = output.read_line(&mut line).expect("a line is read");
+            assert_ne!(bytes, 0, "the process ended without printing {words}");
         }
         Self { child, output }
     }
@@ -48,60 +49,62 @@ impl Said {
     }
 
     fn kill(mut self) {
-        self.child.kill().expect("it is ours");
-        self.child.wait().expect("it is ours");
+        self.child.kill().expect("a child can be killed");
+        self.child.wait().expect("a child can be waited for");
     }
 
-    /// Returns how it ends, and what else it has said.
+    /// Waits for the end of the process. Returns its exit status and the rest of its output.
     fn end(mut self) -> (ExitStatus, String) {
         let status = wait(&mut self.child);
-        let mut said = String::new();
-        self.output.read_to_string(&mut said).expect("its output ends with it");
-        (status, said)
+        let mut printed = String::new();
+        self.output.read_to_string(&mut printed).expect("the output ends with the process");
+        (status, printed)
     }
 }
 
-impl Drop for Said {
+impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-fn serve(path: &Path) -> Said {
+fn serve(path: &Path) -> Running {
     let mut command = corewalk(&["ipc", "serve", "--namespace"]);
     command.arg(path);
-    Said::start(command, "serving ")
+    Running::start(command, "serving ")
 }
 
-/// Starts a process that takes a semaphore with `SEM_UNDO` and stays.
-fn start_holder(path: &Path) -> Said {
-    let mut command = Command::new(std::env::current_exe().expect("this program"));
+/// Starts a process that changes a semaphore with `SEM_UNDO` and then waits.
+fn start_holder(path: &Path) -> Running {
+    let mut command =
+        Command::new(std::env::current_exe().expect("the path of this program is known"));
     command.args(["serve::holder", "--exact", "--nocapture"]).env(NAMESPACE, path);
-    Said::start(command, "taken")
+    Running::start(command, "taken")
 }
 
-/// Not a test of its own: the process that is killed.
+/// Not a test of its own: the process that the tests kill.
 #[test]
 fn holder() {
     let Some(path) = std::env::var_os(NAMESPACE) else { return };
     let namespace = open(Path::new(&path));
-    let task = namespace.register(Cred::root(), std::process::id()).expect("a task");
-    let id = task.semget(KEY, 1, IPC_CREAT | 0o600).expect("a set");
-    task.semop(id, &[SemBuf::new(0, 5, SEM_UNDO)]).expect("it is possible");
+    let task =
+        namespace.register(Cred::root(), std::process::id()).expect("the task is registered");
+    let id = task.semget(KEY, 1, IPC_CREAT | 0o600).expect("the set is created");
+    task.semop(id, &[SemBuf::new(0, 5, SEM_UNDO)]).expect("the value is positive");
     println!("taken");
-    // Until it is killed, or the test is gone.
+    // Blocks until it is killed or the test ends.
     let _bytes = std::io::stdin().read(&mut [0]);
 }
 
 fn open(path: &Path) -> Namespace {
-    Namespace::open(path, NamespaceOptions::default()).expect("a namespace")
+    Namespace::open(path, NamespaceOptions::default()).expect("the namespace can be opened")
 }
 
 fn until(what: &str, mut is: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is() {
-        assert!(start.elapsed() < SOON, "never: {what}");
+        assert!(start.elapsed() < SOON, "timeout: {what}");
         thread::yield_now();
     }
 }
@@ -114,13 +117,14 @@ fn scene() -> (Folder, PathBuf, Namespace) {
 }
 
 fn value(namespace: &Namespace) -> i32 {
-    let task = namespace.register(Cred::root(), std::process::id()).expect("a task");
-    let id = task.semget(KEY, 1, 0).expect("the set");
-    task.sem_getval(id, 0).expect("a value")
+    let task =
+        namespace.register(Cred::root(), std::process::id()).expect("the task is registered");
+    let id = task.semget(KEY, 1, 0).expect("the set exists");
+    task.sem_getval(id, 0).expect("the value can be read")
 }
 
 #[test]
-fn serve_cleans_up_after_a_killed_process_though_nobody_asks() {
+fn serve_cleans_up_after_a_killed_process_without_other_calls() {
     let (_folder, path, namespace) = scene();
     let server = serve(&path);
     let holder = start_holder(&path);
@@ -128,16 +132,16 @@ fn serve_cleans_up_after_a_killed_process_though_nobody_asks() {
     assert!(namespace.pids().contains(&pid));
     assert_eq!(value(&namespace), 5);
     holder.kill();
-    until("it is cleaned up after", || !namespace.pids().contains(&pid));
+    until("serve cleans up", || !namespace.pids().contains(&pid));
     assert_eq!(value(&namespace), 0);
-    let number = Pid::from_raw(server.pid().cast_signed()).expect("a number");
-    kill_process(number, Signal::TERM).expect("it runs");
-    let (status, said) = server.end();
-    assert_eq!((status.code(), said.as_str()), (Some(0), ""));
+    let number = Pid::from_raw(server.pid().cast_signed()).expect("a pid is positive");
+    kill_process(number, Signal::TERM).expect("the process runs");
+    let (status, printed) = server.end();
+    assert_eq!((status.code(), printed.as_str()), (Some(0), ""));
 }
 
 #[test]
-fn control_killed_process_stays_registered_while_nobody_asks_or_serves() {
+fn control_killed_process_stays_registered_without_serve_and_calls() {
     let (_folder, path, namespace) = scene();
     let holder = start_holder(&path);
     let pid = holder.pid();
@@ -145,12 +149,12 @@ fn control_killed_process_stays_registered_while_nobody_asks_or_serves() {
     for _ in 0..1000 {
         assert!(namespace.pids().contains(&pid));
     }
-    assert_eq!(value(&namespace), 0, "who asks puts it in order");
+    assert_eq!(value(&namespace), 0, "a call on the set cleans up");
     assert!(!namespace.pids().contains(&pid));
 }
 
 #[test]
-fn serve_ends_with_a_line_once_its_namespace_is_gone() {
+fn serve_prints_a_line_and_ends_after_its_namespace_is_removed() {
     let (_folder, path, namespace) = scene();
     let server = serve(&path);
     let holder = start_holder(&path);
@@ -158,9 +162,9 @@ fn serve_ends_with_a_line_once_its_namespace_is_gone() {
     let mut purge = corewalk(&["ipc", "rm", "--purge", "--namespace"]);
     purge.arg(&path);
     assert!(run(purge).status.success());
-    // Who is in it keeps it, and is looked after.
+    // The removed namespace lives as long as a process is in it, and `serve` still cleans up.
     holder.kill();
-    until("it is cleaned up after", || !namespace.pids().contains(&pid));
-    let (status, said) = server.end();
-    assert_eq!((status.code(), said), (Some(0), format!("{} was removed\n", path.display())));
+    until("serve cleans up", || !namespace.pids().contains(&pid));
+    let (status, printed) = server.end();
+    assert_eq!((status.code(), printed), (Some(0), format!("{} was removed\n", path.display())));
 }

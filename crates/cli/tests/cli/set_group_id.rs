@@ -1,7 +1,8 @@
-//! The set-group-ID bit of files that users outside of their group write to.
+//! The set-group-ID bit of files that users outside of their group change.
 //!
-//! The kernel takes the bit from a mount's file only where the group may execute it. For the others the server
-//! has to find out whether the caller is in the group or has `CAP_FSETID`. The host file system is the oracle.
+//! For a FUSE mount, the kernel clears the bit only if the group may execute the file. For other
+//! files the server must find out whether the caller is in the group or has `CAP_FSETID`. The host
+//! file system is the oracle.
 //!
 //! Source: write(2), chown(2); Linux `setattr_should_drop_sgid`.
 
@@ -20,11 +21,11 @@ use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
 
 use crate::fixtures::{Folder, Server, can_mount};
 
-/// A user and group that is not root.
+/// A user and a group other than root.
 const OTHER: u32 = 65534;
 /// The group of the files.
 const GROUP: u32 = 4242;
-/// Modes with and without execution by the group, with one, both and none of the bits.
+/// Modes with and without execution by the group, with set-user-ID, set-group-ID, both and none.
 const MODES: [u32; 6] = [0o2666, 0o6666, 0o2676, 0o6676, 0o4666, 0o666];
 
 /// A user who changes a file.
@@ -42,7 +43,7 @@ const CALLERS: [Caller; 4] = [
     Caller { uid: 0, gid: 0, groups: &[] },
 ];
 
-/// One way to change the file `f` of a folder, which also has a file `from` with 8 bytes.
+/// A change of the file `f` in a directory. The directory also has a file `from` with 8 bytes.
 type Change = fn(&Path) -> io::Result<()>;
 
 const CHANGES: [(&str, Change); 9] = [
@@ -60,7 +61,7 @@ const CHANGES: [(&str, Change); 9] = [
         assert_eq!(count, 8);
         Ok(())
     }),
-    // These two are for the owner: of the file, and of the new one.
+    // These two fail with `EPERM` for users other than the owner of the file.
     ("chgrp", |at| chown(at.join("f"), None, Some(OTHER))),
     ("chmod", |at| fs::set_permissions(at.join("f"), Permissions::from_mode(0o2644))),
 ];
@@ -69,48 +70,51 @@ fn open(at: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).open(at.join("f"))
 }
 
-/// Runs `change` as `caller`, on a thread that stays so until it ends.
+/// Runs `change` with the credentials of `caller`, on a new thread.
 fn change_as<T: Send>(caller: Caller, change: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let done = scope.spawn(|| {
             let groups: Vec<Gid> = caller.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
-            set_thread_groups(&groups).expect("root may");
-            set_thread_gid(Gid::from_raw(caller.gid)).expect("root may");
-            set_thread_uid(Uid::from_raw(caller.uid)).expect("root may");
+            set_thread_groups(&groups).expect("root is permitted to");
+            set_thread_gid(Gid::from_raw(caller.gid)).expect("root is permitted to");
+            set_thread_uid(Uid::from_raw(caller.uid)).expect("root is permitted to");
             change()
         });
-        done.join().expect("it does not panic")
+        done.join().expect("the change does not panic")
     })
 }
 
-/// Returns what each of `CHANGES` leaves of each of `MODES` in `at`, for a file that `owner` has.
+/// Applies each of `CHANGES` as `caller` to a file of `owner` in `at`, with each of `MODES`.
+/// Returns the results: the error, and the mode and the group afterwards.
 fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
     let mut left = vec![];
-    fs::write(at.join("from"), "12345678").expect("a file");
+    fs::write(at.join("from"), "12345678").expect("the file is created");
     for (what, change) in CHANGES {
         for mode in MODES {
             let file = at.join("f");
-            fs::write(&file, vec![1; 10_000]).expect("a file");
-            chown(&file, Some(owner), Some(GROUP)).expect("root may");
-            fs::set_permissions(&file, Permissions::from_mode(mode)).expect("root may");
+            fs::write(&file, vec![1; 10_000]).expect("the file is created");
+            chown(&file, Some(owner), Some(GROUP)).expect("root is permitted to");
+            fs::set_permissions(&file, Permissions::from_mode(mode)).expect("root is permitted to");
             let done = change_as(caller, || change(at)).map_err(|error| error.kind());
-            // No more is asked for: with times or size the kernel would ask for all of it anew.
+            // Only mode and group: with times or size, the kernel would fetch all attributes anew
+            // and hide that its cached mode is out of date.
             let wanted = StatxFlags::MODE | StatxFlags::GID;
-            let now = statx(CWD, &file, AtFlags::empty(), wanted).expect("it is there");
+            let now = statx(CWD, &file, AtFlags::empty(), wanted).expect("the file exists");
             let (now, gid) = (now.stx_mode & 0o7777, now.stx_gid);
             left.push(format!("{what} {mode:o}: {done:?} {now:o} {gid}"));
-            fs::remove_file(&file).expect("it is there");
+            fs::remove_file(&file).expect("the file exists");
         }
     }
     left
 }
 
-/// Returns the modes of files of several kinds that `caller` makes in a folder of `GROUP`.
-fn collect_made(at: &Path, caller: Caller) -> Vec<String> {
+/// Creates files and FIFOs as `caller` in a set-group-ID directory of `GROUP`. Returns their modes
+/// and groups.
+fn collect_created(at: &Path, caller: Caller) -> Vec<String> {
     let dir = at.join("dir");
-    fs::create_dir(&dir).expect("a folder");
-    chown(&dir, None, Some(GROUP)).expect("root may");
-    fs::set_permissions(&dir, Permissions::from_mode(0o2777)).expect("root may");
+    fs::create_dir(&dir).expect("the directory is created");
+    chown(&dir, None, Some(GROUP)).expect("root is permitted to");
+    fs::set_permissions(&dir, Permissions::from_mode(0o2777)).expect("root is permitted to");
     let mut made = vec![];
     for mode in [0o2777, 0o2767, 0o6777, 0o755] {
         for kind in [FileType::RegularFile, FileType::Fifo] {
@@ -122,11 +126,11 @@ fn collect_made(at: &Path, caller: Caller) -> Vec<String> {
             let _ = fs::remove_file(&path);
         }
     }
-    fs::remove_dir(&dir).expect("it is empty");
+    fs::remove_dir(&dir).expect("the directory is empty");
     made
 }
 
-/// Compares `source` with `options` to a folder of the host.
+/// Compares a mount of `source` with a directory of the host.
 fn assert_as_host(source: &str, options: &str) {
     if !can_mount() {
         return;
@@ -136,7 +140,7 @@ fn assert_as_host(source: &str, options: &str) {
     let (host, mount) = (folder.path("host"), folder.path("m"));
     let below = folder.path("source");
     for path in [&host, &below] {
-        fs::create_dir(path).expect("a folder");
+        fs::create_dir(path).expect("the directory is created");
     }
     let source = match source {
         "host" => below.display().to_string(),
@@ -152,15 +156,15 @@ fn assert_as_host(source: &str, options: &str) {
             let is_kept = expected.iter().any(|line| line == "write 2666: Ok(()) 2666 4242");
             let may_keep = caller.uid == 0
                 || [caller.gid].iter().chain(caller.groups).any(|&gid| gid == GROUP);
-            assert_eq!(is_kept, may_keep, "control: the host says so, too");
+            assert_eq!(is_kept, may_keep, "control: the host decides by group and capability");
         }
-        assert_eq!(collect_made(&mount, caller), collect_made(&host, caller), "{caller:?}");
+        assert_eq!(collect_created(&mount, caller), collect_created(&host, caller), "{caller:?}");
     }
 }
 
 /// Trap X9.
 #[test]
-fn set_group_id_goes_as_on_the_host_where_the_kernel_checks() {
+fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
     for source in ["tmpfs", "host", "store"] {
         assert_as_host(source, "default_permissions");
     }
@@ -168,7 +172,7 @@ fn set_group_id_goes_as_on_the_host_where_the_kernel_checks() {
 
 /// Trap X9.
 #[test]
-fn set_group_id_goes_as_on_the_host_where_the_server_checks() {
+fn set_group_id_is_cleared_as_on_the_host_if_the_server_checks_permissions() {
     for source in ["tmpfs", "host"] {
         assert_as_host(source, "no_default_permissions");
     }

@@ -1,7 +1,7 @@
-//! Users who are not root: fusermount3(1) mounts for them.
+//! Mounts by users other than root, through fusermount3(1).
 //!
-//! The tests run as root and become nobody, in a mount namespace of their own: there `/dev/fuse` is
-//! for everybody, as udev makes it, and whatever is mounted goes away with the test.
+//! Each test starts as root, enters a new mount namespace and becomes the user `nobody`. In the
+//! namespace `/dev/fuse` is open to all users, as udev sets it up. Its mounts end with the test.
 
 use corewalk_testkit::require::has_program;
 use std::fs;
@@ -11,10 +11,10 @@ use std::process::Command;
 
 use crate::fixtures::{Folder, PROGRAM, can_mount, run};
 
-/// The user and group nobody.
+/// The user and the group `nobody`.
 const NOBODY: u32 = 65534;
 
-/// Prepares the namespace in which a test runs; `$1` is an empty folder.
+/// Sets up the namespace of a test. `$1` is an empty directory, the rest is the command to run.
 const PREPARE: &str = r#"
 set -eu
 mount -t tmpfs -o dev,mode=755 none "$1"
@@ -24,53 +24,55 @@ shift
 exec setpriv --reuid=65534 --regid=65534 --clear-groups -- "$@"
 "#;
 
-/// Functions for the scripts of users. The folder of the user is the working directory.
+/// Shell functions for the scripts. The working directory belongs to the user.
 const FUNCTIONS: &str = r#"
 set -eu
 fail() { echo "failed: $*" >&2; exit 1; }
 is_mounted() { grep -q " $PWD/$1 " /proc/self/mountinfo; }
-# Starts a server of SOURCE on MOUNTPOINT and waits for its line.
+# Mounts SOURCE on MOUNTPOINT and waits for the line of the server.
 start() {
     : > line
-    "$PROGRAM" mount "$@" > line 2> said &
+    "$PROGRAM" mount "$@" > line 2> stderr &
     server=$!
     until grep -q '^mounted ' line; do
-        kill -0 "$server" 2> /dev/null || fail "the server ended: $(cat said)"
+        kill -0 "$server" 2> /dev/null || fail "the server ended: $(cat stderr)"
         sleep 0.02
     done
 }
-# Waits for the server; its mount is to be gone.
+# Waits for the server, and checks that the mount has ended.
 ended() {
-    wait "$server" || fail "the server failed: $(cat said)"
+    wait "$server" || fail "the server failed: $(cat stderr)"
     ! is_mounted "$1" || fail "$1 is still mounted"
 }
 "#;
 
-/// What a user's namespace needs, with a folder that belongs to the user and a program that the user
-/// may start.
+/// The files of a test: a directory that belongs to the user, and a copy of the program that the
+/// user may execute.
 struct User {
     folder: Folder,
     program: PathBuf,
 }
 
 impl User {
-    /// Returns a user; None, after saying so, where that is not possible.
+    /// Sets up the files. Returns None, and prints why, if the test must be skipped.
     fn new() -> Option<User> {
         if !can_mount() || !["unshare", "setpriv"].into_iter().all(has_program) {
             return None;
         }
         let folder = Folder::new();
-        fs::create_dir(folder.path("dev")).expect("a folder");
-        fs::create_dir(folder.path("home")).expect("a folder");
-        std::os::unix::fs::chown(folder.path("home"), Some(NOBODY), Some(NOBODY)).expect("root");
-        // The program itself may be where nobody is let in.
+        fs::create_dir(folder.path("dev")).expect("the directory is created");
+        fs::create_dir(folder.path("home")).expect("the directory is created");
+        std::os::unix::fs::chown(folder.path("home"), Some(NOBODY), Some(NOBODY))
+            .expect("root is permitted to");
+        // The user `nobody` may not have access to the directory of the program.
         let program = folder.path("corewalk");
-        fs::copy(PROGRAM, &program).expect("a copy");
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("it is ours");
+        fs::copy(PROGRAM, &program).expect("the file is copied");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755))
+            .expect("the test owns the file");
         Some(User { folder, program })
     }
 
-    /// Returns a command that runs as the user, in the user's folder.
+    /// Returns a command that runs as the user, in the user's directory.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "--", "sh", "-c", PREPARE, "sh"]);
@@ -82,14 +84,15 @@ impl User {
     /// Runs a shell script as the user.
     fn shell(&self, script: &str) {
         let output = run(self.command(&["sh", "-c", &format!("{FUNCTIONS}\n{script}")]));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}");
-        assert_eq!(said, "");
-        assert!(self.folder.mounts().is_empty(), "the namespace kept it");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{printed}");
+        assert_eq!(printed, "");
+        let has_leaked = !self.folder.mounts().is_empty();
+        assert!(!has_leaked, "a mount is visible outside of the namespace");
     }
 }
 
-/// What the README says works for users, too: on a folder that does not exist yet.
+/// The example of README.md, for a user other than root. The mount point does not exist before.
 #[test]
 fn user_mounts_uses_and_unmounts_a_tmpfs() {
     if !has_program("fusermount3") {
@@ -121,7 +124,7 @@ done
 }
 
 #[test]
-fn user_mounts_a_folder_and_goes_to_the_background() {
+fn user_mounts_a_directory_and_a_tmpfs_in_the_background() {
     if !has_program("fusermount3") {
         return;
     }
@@ -140,7 +143,7 @@ test "$(tail -n 1 'from, here/file')" = more
 "$PROGRAM" mount tmpfs m --daemon > line
 is_mounted m || fail "there is no daemon"
 echo text > m/file
-# Files are open: the mount is detached, and the server ends with the last of them.
+# A file is open: the mount is detached, and the server ends after the last close.
 exec 3< m/file
 fusermount3 -uz m
 read -r text <&3
@@ -151,38 +154,39 @@ exec 3<&-
 }
 
 #[test]
-fn user_is_told_what_is_not_allowed() {
+fn errors_of_a_user_name_the_missing_permission() {
     let Some(user) = User::new() else { return };
-    let program = user.program.to_str().expect("a plain path");
+    let program = user.program.to_str().expect("the path is UTF-8");
     let refused = |path: &Path, words: &str| {
-        let path = path.to_str().expect("a plain path");
+        let path = path.to_str().expect("the path is UTF-8");
         user.folder.assert_refused(user.command(&[program, "mount", "tmpfs", path]), 1, words);
     };
-    // Not the user's to make, and not to look into.
+    // The user may not create the first directory, and not search the second.
     refused(&user.folder.path("new"), "Permission denied");
     let secret = user.folder.path("secret");
-    fs::create_dir(&secret).expect("a folder");
-    fs::set_permissions(&secret, fs::Permissions::from_mode(0o700)).expect("it is ours");
+    fs::create_dir(&secret).expect("the directory is created");
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o700))
+        .expect("the test owns the file");
     refused(&secret.join("m"), "Permission denied");
-    fs::create_dir(user.folder.path("roots")).expect("a folder");
+    fs::create_dir(user.folder.path("roots")).expect("the directory is created");
     let roots = user.folder.path("roots");
     if has_program("fusermount3") {
         refused(&roots, "user has no write access to mountpoint");
     }
-    // Where nobody may look it is not either.
+    // No fusermount3 in PATH, or only in a directory that the user may not search.
     for path in [String::from("PATH=/nowhere"), format!("PATH={}", secret.display())] {
         let alone = user.command(&["env", &path, program, "mount", "tmpfs", "m"]);
         let output = run(alone);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.ends_with("install fuse3\n"), "{said}");
-        assert!(!user.folder.path("home/m").exists(), "the folder that was made is left");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{printed}");
+        assert!(printed.ends_with("install fuse3\n"), "{printed}");
+        assert!(!user.folder.path("home/m").exists(), "the mount point was not removed");
     }
     let forbidden = user.folder.path("forbidden");
-    fs::create_dir(&forbidden).expect("a folder");
-    fs::write(forbidden.join("fusermount3"), "").expect("a file");
+    fs::create_dir(&forbidden).expect("the directory is created");
+    fs::write(forbidden.join("fusermount3"), "").expect("the file is created");
     let path = format!("PATH={}", forbidden.display());
     let output = run(user.command(&["env", &path, program, "mount", "tmpfs", "m"]));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("starting fusermount3: Permission denied"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(printed.contains("starting fusermount3: Permission denied"), "{printed}");
 }

@@ -2,11 +2,12 @@
 //!
 //! [`PathRef::path_of`](super::PathRef::path_of) returns the kind of a path as a type. The texts
 //! here are those that Linux shows instead. [`PathRef::format_in`] writes one of them into a buffer
-//! of the caller, without an allocation. The functions with the names of the kernel return a vector.
+//! of the caller, without an allocation. The functions with the names of the kernel return a
+//! vector.
 //!
 //! | here | Linux | a removed place | outside of the root |
 //! |---|---|---|---|
-//! | `d_path` | `/proc/self/fd`, `/proc/self/maps` | ` (deleted)` after it | the path from the outermost root |
+//! | `d_path` | `/proc/self/fd` and `maps` | ` (deleted)` after it | path from the outermost root |
 //! | `d_absolute_path` | AppArmor, TOMOYO | as if it were there | there is no other root |
 //! | `dentry_path_raw` | paths within a file system | as if it were there | does not matter |
 //! | `dentry_path` | `/proc/self/mountinfo` | `//deleted` after it | does not matter |
@@ -22,8 +23,8 @@ use crate::dpath::{PathBuffer, PathKind, Route, path_into};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum PathFormat<'a> {
-    /// The path from this root, with the suffix ` (deleted)` if the place is unlinked. A path that is
-    /// not below the root starts at the top of its tree, and looks like any other path.
+    /// The path from this root, with the suffix ` (deleted)` if the place is unlinked. A path that
+    /// is not below the root starts at the top of its tree, and looks like any other path.
     DPath(&'a PathRef<'a>),
     /// The path from the root of the namespace. `EINVAL` if the place is in a tree that is not
     /// mounted.

@@ -1,11 +1,11 @@
-//! The host kernel's message queues.
+//! The message queues of the host kernel.
 //!
 //! Source: msgget(2), msgop(2), msgctl(2).
 #![expect(unsafe_code, reason = "libc declares system calls as unsafe")]
 
 use super::check;
 
-/// A message as the system calls have it: the type, and room for a text.
+/// A message in the layout of the system calls: the type, and a buffer for the text.
 #[repr(C)]
 #[derive(Clone, Debug)]
 pub struct Buffer<const N: usize> {
@@ -15,18 +15,18 @@ pub struct Buffer<const N: usize> {
     pub text: [u8; N],
 }
 
-/// What `IPC_STAT` tells, times aside.
+/// The result of `IPC_STAT`, except for times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
     /// Key, uid, gid, cuid, cgid.
     pub ids: [i64; 5],
     /// The mode.
     pub mode: u32,
-    /// Bytes, messages, and the most of both.
+    /// `msg_cbytes`, `msg_qnum` and `msg_qbytes`.
     pub numbers: [u64; 3],
-    /// Who sent and received last.
+    /// The pids of the last msgsnd(2) and the last msgrcv(2).
     pub pids: [i32; 2],
-    /// Whether there is a time of the last msgsnd(2) and msgrcv(2).
+    /// True if the time of the last msgsnd(2), or msgrcv(2), is set.
     pub has_times: [bool; 2],
 }
 
@@ -56,12 +56,12 @@ pub fn msgsnd<const N: usize>(
     size: usize,
     flags: i32,
 ) -> Result<i32, i32> {
-    assert!(size <= N, "the text lies in the buffer");
-    // SAFETY: the type and `size` bytes of text can be read.
+    assert!(size <= N, "the text is longer than the buffer");
+    // SAFETY: the type and `size` bytes of text are readable.
     check(unsafe { libc::msgsnd(id, std::ptr::from_ref(buffer).cast(), size, flags) })
 }
 
-/// msgrcv(2) of at most `size` bytes into a buffer; returns how many there were.
+/// msgrcv(2) of at most `size` bytes into a buffer. Returns the length of the text.
 ///
 /// # Errors
 ///
@@ -78,14 +78,14 @@ pub fn msgrcv<const N: usize>(
     msgtyp: i64,
     flags: i32,
 ) -> Result<usize, i32> {
-    assert!(size <= N, "the text fits into the buffer");
+    assert!(size <= N, "the size is larger than the buffer");
     let buffer = std::ptr::from_mut(buffer).cast();
-    // SAFETY: the type and `size` bytes of text can be written.
+    // SAFETY: the type and `size` bytes of text are writable.
     let received = unsafe { libc::msgrcv(id, buffer, size, msgtyp, flags) };
     usize::try_from(received).map_err(|_| super::errno())
 }
 
-/// msgctl(2) with a command that takes nothing.
+/// msgctl(2) with a command without an argument.
 ///
 /// # Errors
 ///
@@ -93,11 +93,11 @@ pub fn msgrcv<const N: usize>(
 pub fn msgctl(id: i32, cmd: i32) -> Result<i32, i32> {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::msqid_ds = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure is more than the command needs.
+    // SAFETY: the command ignores the structure.
     check(unsafe { libc::msgctl(id, cmd, &mut ds) })
 }
 
-/// `IPC_STAT`, `MSG_STAT` or `MSG_STAT_ANY`: what the call returned, and what it told.
+/// `IPC_STAT`, `MSG_STAT` or `MSG_STAT_ANY`. Returns the result of the call and the attributes.
 ///
 /// # Errors
 ///
@@ -105,7 +105,7 @@ pub fn msgctl(id: i32, cmd: i32) -> Result<i32, i32> {
 pub fn stat(id: i32, cmd: i32) -> Result<(i32, Stat), i32> {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::msqid_ds = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure is what these commands write.
+    // SAFETY: these commands write a `msqid_ds`.
     let result = check(unsafe { libc::msgctl(id, cmd, &mut ds) })?;
     let perm = ds.msg_perm;
     let ids = [
@@ -136,11 +136,11 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32, qbytes: u64) -> Result<i32, i
     (ds.msg_perm.uid, ds.msg_perm.gid) = (uid, gid);
     ds.msg_perm.mode = mode as _;
     ds.msg_qbytes = qbytes;
-    // SAFETY: the structure is what the command reads.
+    // SAFETY: the command reads a `msqid_ds`.
     check(unsafe { libc::msgctl(id, libc::IPC_SET, &mut ds) })
 }
 
-/// `IPC_INFO` or `MSG_INFO`: what the call returned, and its seven integers and the short one.
+/// `IPC_INFO` or `MSG_INFO`. Returns the result of the call and the fields of `struct msginfo`.
 ///
 /// # Errors
 ///
@@ -148,7 +148,7 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32, qbytes: u64) -> Result<i32, i
 pub fn totals(cmd: i32) -> Result<(i32, [i32; 8]), i32> {
     let mut numbers = [0i32; 8];
     let buffer: *mut [i32; 8] = &mut numbers;
-    // SAFETY: `struct msginfo` is seven integers and a short one, which is what these commands write.
+    // SAFETY: these commands write a `struct msginfo`, which is seven integers and a short one.
     let result = check(unsafe { libc::msgctl(0, cmd, buffer.cast()) })?;
     numbers[7] &= 0xffff;
     Ok((result, numbers))

@@ -1,24 +1,24 @@
-//! The host kernel's shared memory.
+//! The shared memory of the host kernel.
 //!
-//! Addresses are numbers: nothing of what is attached is ever read or written through them here.
+//! Addresses are plain numbers. This module never reads or writes attached memory.
 //!
 //! Source: shmget(2), shmop(2), shmctl(2).
 #![expect(unsafe_code, reason = "libc declares system calls as unsafe")]
 
 use super::{check, errno};
 
-/// What `IPC_STAT` tells, times aside.
+/// The result of `IPC_STAT`, except for times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
     /// Key, uid, gid, cuid, cgid.
     pub ids: [i64; 5],
     /// The mode.
     pub mode: u32,
-    /// Size and attaches.
+    /// `shm_segsz` and `shm_nattch`.
     pub numbers: [u64; 2],
-    /// Who made it, and who attached or detached last.
+    /// The pids of the creator and of the last shmat(2) or shmdt(2).
     pub pids: [i32; 2],
-    /// Whether there is a time of the last shmat(2) and shmdt(2).
+    /// True if the time of the last shmat(2), or shmdt(2), is set.
     pub has_times: [bool; 2],
 }
 
@@ -32,9 +32,7 @@ pub fn shmget(key: i32, size: u64, flags: i32) -> Result<i32, i32> {
     check(unsafe { libc::shmget(key, size as usize, flags) })
 }
 
-/// shmat(2); returns the address.
-///
-/// `address` is 0, or one at which `SHM_REMAP` is not asked for: nothing in use is replaced.
+/// shmat(2). Returns the address.
 ///
 /// # Errors
 ///
@@ -42,10 +40,12 @@ pub fn shmget(key: i32, size: u64, flags: i32) -> Result<i32, i32> {
 ///
 /// # Panics
 ///
-/// Panics if anything in use could be replaced.
+/// Panics if `flags` has `SHM_REMAP` and `address` is not 0: the call could replace a mapping in
+/// use.
 pub fn shmat(id: i32, address: usize, flags: i32) -> Result<usize, i32> {
-    assert!(flags & libc::SHM_REMAP == 0 || address == 0, "replaces nothing");
-    // SAFETY: without `SHM_REMAP` the kernel maps only where nothing is.
+    let may_replace = flags & libc::SHM_REMAP != 0 && address != 0;
+    assert!(!may_replace, "SHM_REMAP at an address could replace a mapping in use");
+    // SAFETY: without `SHM_REMAP` the kernel maps only unused addresses.
     let mapped = unsafe { libc::shmat(id, std::ptr::without_provenance(address), flags) };
     if mapped.addr() == usize::MAX { Err(errno()) } else { Ok(mapped.addr()) }
 }
@@ -56,11 +56,11 @@ pub fn shmat(id: i32, address: usize, flags: i32) -> Result<usize, i32> {
 ///
 /// Its errno.
 pub fn shmdt(address: usize) -> Result<i32, i32> {
-    // SAFETY: only what `shmat` has mapped is unmapped, and nobody has a reference to that.
+    // SAFETY: the call unmaps only a segment that `shmat` has mapped, to which no reference exists.
     check(unsafe { libc::shmdt(std::ptr::without_provenance(address)) })
 }
 
-/// shmctl(2) with a command that takes nothing.
+/// shmctl(2) with a command without an argument.
 ///
 /// # Errors
 ///
@@ -68,11 +68,11 @@ pub fn shmdt(address: usize) -> Result<i32, i32> {
 pub fn shmctl(id: i32, cmd: i32) -> Result<i32, i32> {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::shmid_ds = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure is more than the command needs.
+    // SAFETY: the command ignores the structure.
     check(unsafe { libc::shmctl(id, cmd, &mut ds) })
 }
 
-/// `IPC_STAT`, `SHM_STAT` or `SHM_STAT_ANY`: what the call returned, and what it told.
+/// `IPC_STAT`, `SHM_STAT` or `SHM_STAT_ANY`. Returns the result of the call and the attributes.
 ///
 /// # Errors
 ///
@@ -80,7 +80,7 @@ pub fn shmctl(id: i32, cmd: i32) -> Result<i32, i32> {
 pub fn stat(id: i32, cmd: i32) -> Result<(i32, Stat), i32> {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::shmid_ds = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure is what these commands write.
+    // SAFETY: these commands write a `shmid_ds`.
     let result = check(unsafe { libc::shmctl(id, cmd, &mut ds) })?;
     let perm = ds.shm_perm;
     let ids = [
@@ -110,12 +110,14 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<i32, i32> {
     let mut ds: libc::shmid_ds = unsafe { std::mem::zeroed() };
     (ds.shm_perm.uid, ds.shm_perm.gid) = (uid, gid);
     ds.shm_perm.mode = mode as _;
-    // SAFETY: the structure is what the command reads.
+    // SAFETY: the command reads a `shmid_ds`.
     check(unsafe { libc::shmctl(id, libc::IPC_SET, &mut ds) })
 }
 
-/// `IPC_INFO` or `SHM_INFO`: what the call returned, and its numbers: the most, the least, segments,
-/// segments of a process, and pages; or segments and pages.
+/// `IPC_INFO` or `SHM_INFO`. Returns the result of the call and its numbers.
+///
+/// They are `shmmax`, `shmmin`, `shmmni`, `shmseg` and `shmall` for `IPC_INFO`, and `used_ids` and
+/// `shm_tot` for `SHM_INFO`.
 ///
 /// # Errors
 ///
@@ -123,7 +125,7 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<i32, i32> {
 pub fn totals(cmd: i32) -> Result<(i32, [u64; 5]), i32> {
     let mut numbers = [0u64; 14];
     let buffer: *mut [u64; 14] = &mut numbers;
-    // SAFETY: `struct shminfo` is nine words and `struct shm_info` six, which these commands write.
+    // SAFETY: these commands write a `struct shminfo` of nine words or a `struct shm_info` of six.
     let result = check(unsafe { libc::shmctl(0, cmd, buffer.cast()) })?;
     if cmd == libc::IPC_INFO {
         return Ok((result, [numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]]));
