@@ -78,7 +78,7 @@ impl Table for Wakeup {
             plot: Plot {
                 x: "cpus",
                 metric: "ns_per_op",
-                at: &[("workers", "threads")],
+                at: &[("workers", "threads"), ("waiters", "1")],
                 headline: "1",
             },
         }
