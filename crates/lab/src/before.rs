@@ -1,25 +1,27 @@
 //! The dentry caches that the source documents started from, small and complete.
 //! Those of shared attribute blocks are in `mbcache`, those of semaphore sets in `sems`.
 //!
-//! A table that re-runs a document needs what the document compared with. Four designs are here, and
-//! nowhere else in the workspace. They share one tree (`tree`), so that what a table shows is the
-//! protocol and not a layout, and they keep what their protocol is made of: which lock a translation,
-//! a lookup and a rename takes, and what a reader does that was disturbed.
+//! A table that re-runs a document needs the designs that the document compared. Four designs are
+//! here, and nowhere else in the workspace. They share one tree (`tree`), so that a table shows the
+//! protocol and not a layout. They differ in the lock that a translation, a lookup and a rename
+//! takes, and in the retry of a disturbed reader (`design`).
 //!
-//! | variant | translation of a path | lookup | a rename |
-//! |---|---|---|---|
-//! | `before-global-lock` | the rename lock for writing, and each dentry's lock (Linux 3.8) | RCU walk | the rename lock |
-//! | `before-seqrwlock` | the shared side of the rename lock (document 000) | RCU walk | its write side |
-//! | `before-seqlock` | the rename sequence, one retry under the lock (document 001, Linux since 3.12) | RCU walk | the rename lock |
-//! | `before-dcache-lock` | `dcache_lock` (Linux 2.4) | `dcache_lock` per name | `dcache_lock` |
+//! - `before-global-lock`: translation of a path: the rename lock for writing, and each dentry's
+//!   lock (Linux 3.8); lookup: RCU walk; a rename: the rename lock.
+//! - `before-seqrwlock`: translation of a path: the shared side of the rename lock (document 000);
+//!   lookup: RCU walk; a rename: its write side.
+//! - `before-seqlock`: translation of a path: the rename sequence, one retry under the lock
+//!   (document 001, Linux since 3.12); lookup: RCU walk; a rename: the rename lock.
+//! - `before-dcache-lock`: translation of a path: `dcache_lock` (Linux 2.4); lookup: `dcache_lock`
+//!   per name; a rename: `dcache_lock`.
 //!
 //! # How fair they are
 //! They are as fast as their protocol allows, and faster than a kernel: no permissions, mounts,
 //! symbolic links, negative dentries, eviction or file system below. Locks are those of
-//! `corewalk_sync`, which sleep when they wait long; the kernels' spin. A dentry is type-stable
-//! memory, as `SLAB_TYPESAFE_BY_RCU` has it, so that no design pays for a grace period. An inode number
-//! is the place of the dentry, so that whoever asks by number has the dentry at hand, as in a kernel;
-//! corewalk, asked by number, has to look it up.
+//! `corewalk_base`, which sleep when they wait long; the kernels' locks spin. A dentry is
+//! type-stable memory, like `SLAB_TYPESAFE_BY_RCU`, so no design pays for a grace period. An inode
+//! number is the place of the dentry, so a caller with a number has the dentry at hand, as in a
+//! kernel. corewalk looks a number up.
 //!
 //! # Locks and their order
 //! 1. The lock for moves between directories (`s_vfs_rename_mutex`).
@@ -29,33 +31,26 @@
 //! 5. The lock of one chain of the hash table, then a list of free dentries.
 //!
 //! # What they refuse
-//! Replacing a name by a rename, hard links, and removing directories: no table asks for it.
+//! Replacing a name by a rename, hard links, and removing directories: no table needs them.
 //!
-//! Source: documents 000 (Long, February 2013), 001 (Long, September 2013) and 003 (McKenney, Sarma,
-//! Soni, 2004); Linux `fs/dcache.c`, `fs/d_path.c` and `fs/namei.c` for the protocols.
+//! Source: documents 000 (Long, February 2013), 001 (Long, September 2013) and 003 (McKenney,
+//! Sarma, Soni, 2004); Linux `fs/dcache.c`, `fs/d_path.c` and `fs/namei.c` for the protocols.
 
-mod dcache_lock;
-mod global_lock;
+mod design;
 pub(crate) mod mbcache;
 mod paths;
-mod rcu_walk;
 pub(crate) mod sems;
-mod seqlock;
-mod seqrwlock;
 pub(crate) mod timed;
 mod tree;
 
-pub(crate) use dcache_lock::DcacheLock;
-pub(crate) use global_lock::GlobalLock;
-pub(crate) use seqlock::RenameSeqLock;
-pub(crate) use seqrwlock::RenameSeqRwLock;
+pub(crate) use design::{Before, Design};
 
 use crate::baseline::Namespace;
 use crate::corpus::{Corpus, ROOT};
 use crate::crew::{Laps, Turn};
 use crate::job::User;
 
-/// What a name is given to.
+/// The kind of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A file.
@@ -64,29 +59,30 @@ pub(crate) enum Kind {
     Directory,
 }
 
-/// How often translations of paths were disturbed.
+/// How often renames disturbed translations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Passes {
-    /// Passes that were thrown away.
+    /// Discarded passes.
     pub retries: u64,
-    /// Translations that took a lock because of that.
+    /// Translations that then took a lock.
     pub fallbacks: u64,
 }
 
 /// A namespace that can be built up and changed.
 pub(crate) trait Dentries: Namespace {
-    /// Returns what an absolute path leads to, which is counted meanwhile, as open(2) and close(2) do.
+    /// Returns the inode number at an absolute path, and counts a reference meanwhile, as open(2)
+    /// and close(2) do.
     fn open(&self, path: &[u8]) -> Option<u64> {
         self.walk(path)
     }
 
-    /// Returns what a name leads to, which is counted meanwhile, as fstatat(2) does.
+    /// Returns the inode number of a name, and counts a reference meanwhile, as fstatat(2) does.
     fn look(&self, parent: u64, name: &[u8]) -> Option<u64>;
 
-    /// Gives a name to something new. Returns its inode number; None if there is such a name.
+    /// Makes an inode with a name. Returns its number; None if the name is taken.
     fn create(&self, parent: u64, name: &[u8], kind: Kind) -> Option<u64>;
 
-    /// Takes the name of a file away. Returns false if there is no such file.
+    /// Removes the name of a file. Returns false if there is no such file.
     fn unlink(&self, parent: u64, name: &[u8]) -> bool;
 
     /// Does jobs as `user` until the slice is over.
@@ -94,7 +90,8 @@ pub(crate) trait Dentries: Namespace {
         user.work(self, turn, |path| self.walk(path), |path| self.open(path))
     }
 
-    /// Returns how often translations were disturbed so far; None if nobody counts.
+    /// Returns how often translations were disturbed so far; None if the namespace does
+    /// not count.
     fn passes(&self) -> Option<Passes>;
 }
 

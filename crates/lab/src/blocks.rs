@@ -1,95 +1,51 @@
-//! Blocks of extended attributes that are shared by content, over any index that finds them.
+//! Blocks of extended attributes that files share by content, over several indices.
 //!
-//! A file system that keeps the attributes of a file in a block of its own stores equal blocks once,
-//! and counts their users. That takes an index from the hash of a content to the blocks that may have
-//! it, and what such indices cost each other is what document 004 is about. So the file system is
-//! written once (`memory`), over [`BlockIndex`], and the designs are what is put under it.
+//! A file system that keeps the attributes of a file in a block can store equal blocks once and
+//! count their users. It needs an index from the hash of a content to the blocks with that hash.
+//! Document 004 compares such indices. Each store here is written once, over
+//! [`corewalk_store::ShareIndex`], and each design is an index below it.
 //!
 //! | variant | index |
 //! |---|---|
-//! | `corewalk` | `corewalk_mbcache`: a bit for recency, finds without a lock |
-//! | `off` | none: each file has a block of its own, and nothing is hashed |
+//! | `corewalk` | `corewalk_mbcache`: a referenced bit; a find takes no lock |
+//! | `off` | none: each file has its own block, and the store hashes nothing |
 //! | `before-mbcache`, `plain-lru`, `lru-per-shard` | `before::mbcache` |
 //!
-//! # The seam
-//! [`AttrStore`] is what a table sees: files that have one attribute each. The store in memory (`memory`)
-//! and that on a disk (`disk`) have the same indices under them; a tmpfs (`tmpfs`) has its own or none.
+//! A table sees an [`AttrStore`]: files that have one attribute each. The stores in memory
+//! (`memory`) and on disk (`disk`) use these indices; a tmpfs (`tmpfs`) has its own or none.
 //!
-//! Source: document 004; Linux `fs/ext4/xattr.c` for who asks an index for what.
+//! Source: document 004; Linux `fs/ext4/xattr.c` for the steps.
 
 mod disk;
 mod memory;
 mod tmpfs;
 
-pub(crate) use disk::{DiskStore, designs, no_design};
+pub(crate) use disk::DiskStore;
 pub(crate) use memory::MemoryStore;
 pub(crate) use tmpfs::TmpfsStore;
 
-use corewalk_mbcache::{Entry, Mbcache, MbcacheOptions};
+use corewalk_base::primitives::Arc;
+use corewalk_mbcache::MbcacheOptions;
+use corewalk_store::{MbcacheIndex, NoSharing, ShareIndex};
+
+use crate::before::mbcache::{Lru, OneLock};
+use crate::machine::cores;
 
 /// Users that a block has at most, as in ext4.
 pub(crate) const USERS_MAX: u32 = 1024;
 /// Bytes of a block.
 pub(crate) const BLOCK_BYTES: usize = 4096;
+/// Bytes that the cache of this project may take: as much as a store gives it.
+const INDEX_BYTES: u64 = 4 << 20;
 
-/// A multimap from hashes of contents to blocks.
-///
-/// The protocol is that of [`corewalk_mbcache`]; an index that has no use for a step does nothing in it.
-pub(crate) trait BlockIndex: Sync {
-    /// The name in the rows.
-    const VARIANT: &'static str;
-    /// Whether anything is ever found: if not, nobody has to hash.
-    const IS_ON: bool = true;
-    /// Whether a block that has as many users as it may have stays in it.
-    const KEEPS_FULL: bool = true;
-    /// An entry that was found.
-    type Held<'a>: Held
-    where
-        Self: 'a;
-    /// What is held while a user leaves a block.
-    type Leaving<'a>
-    where
-        Self: 'a;
-
-    /// Returns an entry under `key`.
-    fn find_first(&self, key: u64) -> Option<Self::Held<'_>>;
-
-    /// Returns another entry under the same key.
-    fn find_next<'a>(&'a self, held: &Self::Held<'a>) -> Option<Self::Held<'a>>;
-
-    /// Enters a block.
-    fn create(&self, key: u64, block: u64);
-
-    /// Begins to take a user off a block. The block is not locked.
-    fn leave(&self, block: u64) -> Self::Leaving<'_>;
-
-    /// Says that a block has room for users again. The block is locked.
-    fn note_room(&self, _key: u64, _block: u64) {}
-
-    /// Takes the entry of a block out, whose last user is leaving. The block is locked. If somebody holds
-    /// the entry it stays, and what is returned waits for that, to be called without the lock.
-    fn delete_or_get<'a>(
-        &'a self,
-        leaving: &mut Self::Leaving<'a>,
-        key: u64,
-        block: u64,
-    ) -> Option<impl FnOnce() + 'a>;
-
+/// An index that tells how many entries it has.
+pub(crate) trait Index: ShareIndex {
     /// Returns how many entries there are.
     fn entries(&self) -> u64;
 }
 
-/// An entry that was found, and stays for as long as this lives if its index promises that.
-pub(crate) trait Held {
-    /// Returns the block.
-    fn block(&self) -> u64;
-
-    /// Says that the block has as many users as it may have. The block is locked.
-    fn note_full(&self) {}
-
-    /// Says that the entry was of use.
-    fn touch(&self) {}
-}
+/// An index with its name in the rows.
+pub(crate) type Design = (&'static str, Arc<dyn Index>);
 
 /// Files with one attribute each, which workers set.
 pub(crate) trait AttrStore: Sync {
@@ -99,134 +55,55 @@ pub(crate) trait AttrStore: Sync {
     /// Sets the attribute of a file of a worker.
     fn set(&self, worker: usize, file: usize, value: &[u8]);
 
-    /// Returns true if that is the attribute of the file.
+    /// Returns true if the file has this attribute.
     fn has(&self, worker: usize, file: usize, value: &[u8]) -> bool;
 
-    /// Takes the attributes of all files of a worker away.
+    /// Removes the attributes of all files of a worker.
     fn clear(&self, worker: usize);
 
-    /// Returns how many blocks are in use, after counting that the users of each and the entries of the
-    /// index are what they must be.
+    /// Returns how many blocks are in use. It counts the users of each block and the entries of the
+    /// index. No worker runs meanwhile.
     ///
     /// # Errors
-    /// What does not add up. Nobody is at work meanwhile.
+    /// Counts that do not agree.
     fn audit(&self) -> anyhow::Result<u64>;
-}
 
-/// No index.
-pub(crate) struct Off;
+    /// Makes all sets durable, where that means something.
+    fn sync(&self) {}
 
-/// What [`Off`] never finds.
-pub(crate) enum Never {}
-
-/// The de-duplication index of this project.
-pub(crate) struct Corewalk(Mbcache);
-
-impl Corewalk {
-    /// Returns an empty cache with the options that it has by default.
+    /// Ends the store, and checks that so many blocks are on its disk, if it has one.
     ///
     /// # Errors
-    /// As [`Mbcache::new`].
-    pub(crate) fn new() -> std::io::Result<Corewalk> {
-        let options = MbcacheOptions { users_max: USERS_MAX, ..MbcacheOptions::default() };
-        Ok(Corewalk(Mbcache::new(options)?))
+    /// Another number of blocks, or a store that is not consistent.
+    fn check(self: Box<Self>, _blocks: u64) -> anyhow::Result<()> {
+        Ok(())
     }
 }
 
-impl BlockIndex for Corewalk {
-    const VARIANT: &'static str = "corewalk";
-    const KEEPS_FULL: bool = false;
-    type Held<'a> = Entry<'a>;
-    type Leaving<'a> = ();
+/// Returns the designs for so many blocks, in the order of the document.
+///
+/// # Errors
+/// If there is no memory for one.
+pub(crate) fn designs(entries: usize) -> anyhow::Result<Vec<Design>> {
+    let options =
+        MbcacheOptions { users_max: USERS_MAX, budget_bytes: INDEX_BYTES, ..Default::default() };
+    Ok(vec![
+        ("before-mbcache", Arc::new(OneLock::new(entries))),
+        ("plain-lru", Arc::new(Lru::new(entries, 1))),
+        ("lru-per-shard", Arc::new(Lru::new(entries, cores().max(2)))),
+        ("corewalk", Arc::new(MbcacheIndex::new(options)?)),
+        ("off", Arc::new(NoSharing)),
+    ])
+}
 
-    #[inline]
-    fn find_first(&self, key: u64) -> Option<Entry<'_>> {
-        self.0.find_first(key)
-    }
-
-    #[inline]
-    fn find_next<'a>(&'a self, held: &Entry<'a>) -> Option<Entry<'a>> {
-        self.0.find_next(held)
-    }
-
-    #[inline]
-    fn create(&self, key: u64, block: u64) {
-        // What cannot be entered is not shared.
-        let _ = self.0.create(key, block);
-    }
-
-    #[inline]
-    fn leave(&self, _block: u64) {}
-
-    fn note_room(&self, key: u64, block: u64) {
-        self.0.note_users(key, block, USERS_MAX - 1);
-    }
-
-    #[inline]
-    fn delete_or_get<'a>(
-        &'a self,
-        _leaving: &mut (),
-        key: u64,
-        block: u64,
-    ) -> Option<impl FnOnce() + 'a> {
-        self.0.delete_or_get(key, block).map(|busy| || busy.wait())
-    }
-
+impl Index for MbcacheIndex {
     fn entries(&self) -> u64 {
-        self.0.stats().entries
+        self.cache().stats().entries
     }
 }
 
-impl Held for Entry<'_> {
-    #[inline]
-    fn block(&self) -> u64 {
-        self.value()
-    }
-
-    fn note_full(&self) {
-        self.note_users(USERS_MAX);
-    }
-
-    #[inline]
-    fn touch(&self) {
-        Entry::touch(self);
-    }
-}
-
-impl BlockIndex for Off {
-    const VARIANT: &'static str = "off";
-    const IS_ON: bool = false;
-    type Held<'a> = Never;
-    type Leaving<'a> = ();
-
-    fn find_first(&self, _key: u64) -> Option<Never> {
-        None
-    }
-
-    fn find_next(&self, held: &Never) -> Option<Never> {
-        match *held {}
-    }
-
-    fn create(&self, _key: u64, _block: u64) {}
-
-    fn leave(&self, _block: u64) {}
-
-    fn delete_or_get<'a>(
-        &'a self,
-        _leaving: &mut (),
-        _key: u64,
-        _block: u64,
-    ) -> Option<impl FnOnce() + 'a> {
-        None::<fn()>
-    }
-
+impl Index for NoSharing {
     fn entries(&self) -> u64 {
         0
-    }
-}
-
-impl Held for Never {
-    fn block(&self) -> u64 {
-        match *self {}
     }
 }

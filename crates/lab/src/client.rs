@@ -22,20 +22,24 @@ use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, fsync, mkdirat, openat, renameat, statat, unlinkat,
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, XattrFlags, fsync, mkdirat, openat, renameat,
+    setxattr, statat, unlinkat,
 };
 use rustix::io::pwrite;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::machine::thread_cpu_ns;
 
-/// One file in so many is made durable, and no more than this of one client: that takes milliseconds.
+/// One file in so many is made durable, and no more than this of one client: that takes
+/// milliseconds.
 const SYNC_SHARE: usize = 40;
 const SYNC_FILES_MAX: usize = 25;
 /// Bytes that are written before fsync(2).
 const BLOCK: [u8; 4096] = [0x5a; 4096];
+/// Bytes of an attribute.
+const XATTR_BYTES: usize = 1024;
 
-/// What is measured, in the order in which it is done.
+/// The measured phases, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// open(2) with `O_CREAT|O_EXCL`, and close(2).
@@ -44,23 +48,33 @@ pub(crate) enum Phase {
     Stat,
     /// A listing, and lstat(2) of each file it has.
     ReaddirStat,
+    /// setxattr(2) of each file: a value of 1 KiB.
+    SetXattr,
     /// rename(2) of each file within the directory.
     Rename,
     /// unlink(2) of each file.
     Unlink,
-    /// A few new files, one after the other: open(2) with `O_CREAT|O_EXCL`, write(2) of 4 KiB, fsync(2),
-    /// close(2).
+    /// A few new files, one after the other: open(2) with `O_CREAT|O_EXCL`, write(2) of 4 KiB,
+    /// fsync(2), close(2).
     CreateSync,
     /// In each of those files: write(2) over the 4 KiB, fsync(2), close(2).
     WriteSync,
 }
 
+impl Lap {
+    /// Returns operations per second of wall time.
+    pub(crate) fn ops_per_s(&self) -> f64 {
+        self.ops as f64 * 1e9 / self.wall_ns.max(1) as f64
+    }
+}
+
 impl Phase {
     /// All of them, in order.
-    pub(crate) const ALL: [Phase; 7] = [
+    pub(crate) const ALL: [Phase; 8] = [
         Phase::Create,
         Phase::Stat,
         Phase::ReaddirStat,
+        Phase::SetXattr,
         Phase::Rename,
         Phase::Unlink,
         Phase::CreateSync,
@@ -73,6 +87,7 @@ impl Phase {
             Phase::Create => "create",
             Phase::Stat => "stat",
             Phase::ReaddirStat => "readdir+stat",
+            Phase::SetXattr => "setxattr",
             Phase::Rename => "rename",
             Phase::Unlink => "unlink",
             Phase::CreateSync => "create+fsync",
@@ -91,7 +106,7 @@ impl Phase {
     }
 }
 
-/// What one client reports of one phase.
+/// The report of one client about one phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lap {
     pub(crate) ops: u64,
@@ -252,6 +267,11 @@ fn run(
             ensure!(listed.len() == names.len(), "{} files listed", listed.len());
             for name in &listed {
                 check(name)?;
+            }
+        }
+        Phase::SetXattr => {
+            for name in names {
+                setxattr(name, "user.bench", &BLOCK[..XATTR_BYTES], XattrFlags::empty())?;
             }
         }
         Phase::Rename => {

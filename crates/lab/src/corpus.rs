@@ -5,13 +5,15 @@
 //! A machine with fewer gets the rest made up, and the run says so. A Debian with compilers has
 //! 100,000 entries there, 7 levels deep in the mean, with names of 21 bytes.
 //!
-//! What is made up has that shape: names are as long as those of `/usr` ([`LENGTHS`]), a directory has
-//! 16 names of which 5 are directories, and so 100,000 of them are 7 levels deep, and a million 8.
+//! Made-up names have that shape. They are as long as the names of `/usr` ([`LENGTHS`]). A
+//! directory has 16 names, of which 5 are directories. So 100,000 of them are 7 levels deep, and a
+//! million 8.
 //!
 //! # How it works
 //! Entries are numbered from 1, the root; a directory's children follow each other, sorted by name,
 //! and come behind it. So a subtree's size is one pass from the end, and a back end answers a
-//! lookup by binary search. `/synthetic` is always there: it is where a rename moves a directory to.
+//! lookup by binary search. `/synthetic` is always there: it is where a rename moves a directory
+//! to.
 //!
 //! # What it refuses
 //! Following symbolic links, and other file systems than the one `/usr` is on.
@@ -24,7 +26,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::lane::Rng;
+use crate::questions::Rng;
 
 /// The inode number of the root.
 pub(crate) const ROOT: u64 = 1;
@@ -36,7 +38,8 @@ const SYNTHETIC: &[u8] = b"synthetic";
 const NAMES_PER_DIRECTORY: usize = 16;
 /// How many of them are directories.
 const DIRECTORIES_PER_DIRECTORY: usize = 5;
-/// How long names are: the quantiles of 152,000 names below `/usr` of a Debian with compilers, in bytes.
+/// How long names are: the quantiles of 152,000 names below `/usr` of a Debian with compilers, in
+/// bytes.
 const LENGTHS: [usize; 20] =
     [4, 6, 7, 8, 9, 10, 11, 11, 12, 13, 15, 17, 19, 21, 24, 25, 30, 37, 44, 56];
 
@@ -58,6 +61,7 @@ struct Entry {
     is_directory: bool,
 }
 
+#[cfg(test)]
 /// A directory that a renamer moves there and back.
 #[derive(Clone, Debug)]
 pub(crate) struct Move {
@@ -158,6 +162,7 @@ impl Corpus {
         path
     }
 
+    #[cfg(test)]
     /// Returns true if `ino` is `ancestor` or below it.
     pub(crate) fn is_below(&self, ino: u64, ancestor: u64) -> bool {
         let mut at = ino;
@@ -177,6 +182,7 @@ impl Corpus {
         self.child(ROOT, SYNTHETIC).expect("the directory is made with the root")
     }
 
+    #[cfg(test)]
     /// Returns the move of the directory whose size is nearest to a hundredth of the tree:
     /// into another directory and to another name.
     pub(crate) fn movable(&self) -> Move {

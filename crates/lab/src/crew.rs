@@ -1,21 +1,20 @@
-//! One slice of measuring for the tables that do more than ask: threads that start together, and
-//! somebody beside them.
+//! One slice of a measurement: workers that start together, and one thread beside them.
 //!
 //! # How it works
 //! Each worker gets a [`Turn`]. It opens what it needs, then hands its work to [`Turn::run`], which
 //! waits until all are ready, starts its clocks, and does one job after the other until the slice
-//! is over. The thread that called [`run`] sleeps meanwhile and then says stop. What a worker
-//! reached is divided by its own wall time; its processor time is kept beside it.
+//! is over. The thread that called [`run`] sleeps meanwhile and then says stop. The rate of a
+//! worker is its operations over its own wall time; its processor time is kept beside it.
 //!
-//! A slice may have several phases, in each of which everything but the one beside the workers stays
-//! the same: the workers go on, and only close their books and open new ones.
+//! A slice may have several phases, in each of which everything but the one beside the workers
+//! stays the same: the workers go on, and only close their books and open new ones.
 //!
-//! Several workers are kept on a processor each, going round where there are fewer: two threads that
-//! the scheduler has put on one processor never meet, and show nothing of what they would cost each
-//! other.
+//! Several workers run on a processor each, going round where there are fewer. Two threads on one
+//! processor never meet, and show nothing of the cost that they have for each other.
 //!
 //! # Invariants
-//! - A worker that gives up before it was ready counts as ready, so nobody waits for it for ever.
+//! - A worker that gives up before it was ready counts as ready, so no worker waits for it for
+//!   ever.
 //! - Counts live in the worker's own variables while it works; the only line that all read is that
 //!   of the phase, which is written once per phase.
 //!
@@ -33,17 +32,17 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::before::timed::{Spent, take_spent};
-use crate::lane::Tally;
 use crate::machine::thread_cpu_ns;
 use crate::peer::{all_cpus, one_cpu};
+use crate::questions::Tally;
 use crate::samples::{Metric, Params, Samples};
 
 /// Operations between two looks at the phase, in work that is made of short ones.
 const CHUNK: u64 = 16;
-/// Renames and the like that somebody who is late catches up with, before they are given up.
+/// The most calls that a late thread catches up with.
 const BEHIND_MAX: u32 = 100;
 
-/// What a slice gave, all workers together.
+/// The result of a slice, all workers together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slice {
     /// Operations per second of wall time.
@@ -58,7 +57,7 @@ pub(crate) struct Slice {
     pub(crate) span: Duration,
 }
 
-/// Somebody who is measured: does one slice of what a cell asks for.
+/// Runs one slice of a cell in one variant.
 pub(crate) type Measure<'a, Cell> = Box<dyn Fn(&Cell, Duration) -> Slice + 'a>;
 
 /// The right to work in one slice.
@@ -74,7 +73,7 @@ pub(crate) struct Clock {
     phases: usize,
 }
 
-/// What one worker gave, phase by phase.
+/// The results of one worker, phase by phase.
 pub(crate) struct Laps(Vec<Lap>);
 
 /// The work of one worker in one phase.
@@ -143,8 +142,8 @@ impl Slice {
         Ok(())
     }
 
-    /// Returns the slice with a rate over its span. Where workers take turns on a processor, one that
-    /// came late has a rate of its own that says nothing of what all of them did.
+    /// Returns the slice with a rate over its span. Where workers take turns on a processor, one
+    /// that came late has a rate of its own that says nothing of what all of them did.
     pub(crate) fn over_span(self) -> Slice {
         let ops_per_s = self.ops as f64 / self.span.as_secs_f64().max(1e-9);
         Slice { ops_per_s, ..self }
@@ -212,8 +211,9 @@ impl Turn {
 
 /// Where all wait until all are there.
 ///
-/// All are woken in one step. Those of a barrier with a lock are woken one after the other, each by the one before:
-/// with hundreds of workers, of which the first are at work already, that takes minutes.
+/// All are woken in one step. Those of a barrier with a lock are woken one after the other, each by
+/// the one before: with hundreds of workers, of which the first are at work already, that takes
+/// minutes.
 struct Gate {
     missing: AtomicU64,
 }
@@ -224,7 +224,8 @@ impl Gate {
     }
 
     fn wait(&self) {
-        // ORDERING: AcqRel, and Acquire below. What each did before all do after.
+        // ORDERING: AcqRel, and Acquire below. All that a worker did before the gate happens before
+        // the others go on.
         if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
             futex::wake(&self.missing, u32::MAX, Scope::Private);
         }
@@ -248,7 +249,7 @@ impl Clock {
     }
 
     /// Does `each` at `rate` per second for as long as the phase is `phase`, after waiting for it,
-    /// and returns how often per second it was done. Somebody who is late catches up.
+    /// and returns how often per second it was done. A late thread catches up.
     pub(crate) fn paced(&self, phase: usize, rate: u32, mut each: impl FnMut(u64)) -> f64 {
         let period = Duration::from_secs(1) / rate;
         while self.phase() < phase {
@@ -313,8 +314,8 @@ pub(crate) fn run(
     slices[0]
 }
 
-/// Runs a slice of `workers` threads with several phases of `time` each, and `beside` on a thread of
-/// its own, which is given the clock. Returns what each phase gave, and what that one returned.
+/// Runs a slice of `workers` threads with several phases of `time` each, and `beside` on a thread
+/// of its own, which is given the clock. Returns what each phase gave, and what that one returned.
 ///
 /// # Panics
 /// If a worker panics, or the one beside them.
@@ -386,8 +387,8 @@ pub(crate) fn cpu_of_each() -> Vec<CpuSet> {
     each.collect()
 }
 
-/// Returns for how long the calling thread was ready to run and had no processor; 0 if the kernel does
-/// not tell.
+/// Returns for how long the calling thread was ready to run and had no processor; 0 if the kernel
+/// does not tell.
 fn run_delay_ns() -> u64 {
     let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0)

@@ -5,12 +5,14 @@
 //! files: it opens directories, walks, stats, lists, makes, links, renames and removes. A thread is
 //! a user of a file system ([`Files::user`]) and keeps what it holds open to itself.
 //!
-//! | variant | design | paths start at |
-//! |---|---|---|
-//! | `corewalk` | `corewalk::Vfs` over `corewalk::tmpfs`, called as a library | its root |
-//! | `rwlock-ahash` | one lock over two flat maps, with attributes and lists of names | its root |
-//! | `linux` | system calls on the host's tmpfs | a descriptor, as for `openat` |
-//! | `before-dcache-lock`, `before-global-lock` | the dentry caches of Linux 2.4 and 3.8, over corewalk's tmpfs | its root |
+//! - `corewalk`: design: `corewalk::Vfs` over `corewalk::tmpfs`, called as a library; paths start
+//!   at: its root.
+//! - `rwlock-ahash`: design: one lock over two flat maps, with attributes and lists of names; paths
+//!   start at: its root.
+//! - `linux`: design: system calls on the host's tmpfs; paths start at: a descriptor, as for
+//!   `openat`.
+//! - `before-dcache-lock`, `before-global-lock`: design: the dentry caches of Linux 2.4 and 3.8,
+//!   over corewalk's tmpfs; paths start at: its root.
 //!
 //! # Alike for all
 //! - The same operations with the same names; paths have as many components for each.
@@ -53,8 +55,8 @@ pub(crate) trait Files: Send + Sync {
     fn user(&self) -> Self::User<'_>;
 }
 
-/// What one thread does with files. Paths are absolute; every operation returns None or false if it
-/// fails.
+/// The file operations of one thread. Paths are absolute; every operation returns None or false if
+/// it fails.
 pub(crate) trait User {
     /// A directory that is held open.
     type Dir;
@@ -161,7 +163,7 @@ impl List {
     }
 }
 
-/// What a name refers to.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A directory.
@@ -198,6 +200,7 @@ pub(crate) fn fill<F: Files>(files: &F, corpus: &Corpus) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::before::Design;
 
     /// Does the same with every file system, and asks what they must all answer alike.
     fn check<F: Files>(files: &F) {
@@ -251,8 +254,8 @@ mod tests {
     fn every_file_system_answers_alike() {
         check(&Ours::new().unwrap());
         check(&Host::new("alike").unwrap());
-        check(&BeforeFiles::dcache_lock(100).unwrap());
-        check(&BeforeFiles::global_lock(100).unwrap());
+        check(&BeforeFiles::new(Design::DcacheLock, 100).unwrap());
+        check(&BeforeFiles::new(Design::GlobalLock, 100).unwrap());
         check_links(&Ours::new().unwrap());
         check_links(&Host::new("links").unwrap());
     }
@@ -284,7 +287,7 @@ mod tests {
         let corpus = Corpus::collect(1500);
         check_tree(&Ours::new().unwrap(), &corpus);
         check_tree(&Host::new("tree").unwrap(), &corpus);
-        check_tree(&BeforeFiles::dcache_lock(1500).unwrap(), &corpus);
-        check_tree(&BeforeFiles::global_lock(1500).unwrap(), &corpus);
+        check_tree(&BeforeFiles::new(Design::DcacheLock, 1500).unwrap(), &corpus);
+        check_tree(&BeforeFiles::new(Design::GlobalLock, 1500).unwrap(), &corpus);
     }
 }

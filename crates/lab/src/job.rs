@@ -1,28 +1,27 @@
 //! A job: a fixed, bounded mix of what small programs ask a namespace for.
 //!
 //! The short workload of AIM7 is many short programs: they are started by path, look for libraries
-//! and headers, ask where they are, and make, link and remove files in a directory of the user. A job
-//! does the part of that that a name cache sees, always the same number of each, so that jobs can be
-//! counted.
+//! and headers, ask where they are, and make, link and remove files in a directory of the user. A
+//! job does the part of that that a name cache sees, always the same number of each, so that jobs
+//! can be counted.
 //!
-//! | what | how often | stands for |
-//! |---|---|---|
-//! | stat of a path that all users share | [`STATS`] | libraries and headers |
-//! | open of a path that all users share | [`OPENS`] | starting programs |
-//! | path of such a file | [`LINKS`] | readlink of `/proc/PID/exe` |
-//! | path of the user's directory | [`CWDS`] | getcwd |
-//! | create, open, rename, path, stat of the old name, unlink | [`FILES`] | creat-clo, link_test, dir_rtns |
+//! - stat of a path that all users share: how often: [`STATS`]; stands for: libraries and headers.
+//! - open of a path that all users share: how often: [`OPENS`]; stands for: starting programs.
+//! - path of such a file: how often: [`LINKS`]; stands for: readlink of `/proc/PID/exe`.
+//! - path of the user's directory: how often: [`CWDS`]; stands for: getcwd.
+//! - create, open, rename, path, stat of the old name, unlink: how often: [`FILES`]; stands for:
+//!   creat-clo, link_test, dir_rtns.
 //!
 //! # Checks
 //! Every answer has a right one, and is compared with it.
 //!
-//! Source: AIM7 `workfile.short` and its tests; the profile in document 001, where d_path comes from
-//! readlink in `/proc` and from getcwd in equal parts.
+//! Source: AIM7 `workfile.short` and its tests; the profile in document 001, where d_path comes
+//! from readlink in `/proc` and from getcwd in equal parts.
 
 use crate::before::{Dentries, Kind, make_path};
 use crate::corpus::{Corpus, ROOT};
 use crate::crew::{Laps, Turn};
-use crate::lane::{Rng, Tally};
+use crate::questions::{Rng, Tally};
 
 /// Stats of shared paths.
 pub(crate) const STATS: usize = 16;
@@ -72,7 +71,8 @@ impl User {
         User { home, home_path, files, shared }
     }
 
-    /// Does jobs until the slice is over, at least one; `stat` and `open` walk as the namespace does it.
+    /// Does jobs until the slice is over, at least one; `stat` and `open` walk as the namespace
+    /// does it.
     pub(crate) fn work<D: Dentries + ?Sized>(
         &self,
         dentries: &D,
@@ -143,7 +143,8 @@ mod tests {
     #[test]
     fn job_in_a_namespace_that_differs_counts_wrong_answers() {
         let corpus = Corpus::collect(500);
-        let dentries = filled(crate::before::RenameSeqLock::new(1000), &corpus);
+        let dentries =
+            filled(crate::before::Before::new(crate::before::Design::SeqLock, 1000), &corpus);
         let user = User::new(&dentries, &corpus, 0);
         assert!(dentries.rename((1, b"usr"), (1, b"opt")));
         assert!(work(&dentries, &user).wrong > 0);

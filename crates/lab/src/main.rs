@@ -1,17 +1,16 @@
 //! The lab: re-runs published tables on the user's own machine.
 //!
-//! Each table puts corewalk beside the designs that are usual in user space, the host kernel and the
-//! programs that are installed, and measures all of them interleaved in one process. The numbers are
-//! ratios first; the machine is named, the spread is shown, answers are checked in every run, and
-//! losses are rows like any other.
+//! Each table puts corewalk beside the designs that are usual in user space, the host kernel and
+//! the programs that are installed, and measures all of them interleaved in one process. The
+//! numbers are ratios first; the machine is named, the spread is shown, answers are checked in
+//! every run, and losses are rows like any other.
 //!
 //! # How it works
 //! `table` lists the tables and says how one is run; `table/*.rs` are the tables, one file each.
 //! `samples` turns measurements into rows. `baseline`, `ours` and `peer` are what is measured.
-//! `corpus` and `lane` are what it is measured with, `slice` is one measurement.
-//! `blocks` and `setter` are what the table `xattr` measures, and its clients.
-//! `sems` are semaphore sets, for the tables of System V IPC.
-//! `before` and `ramfs` are measured by the tables that re-run the documents, with `race` and `job`.
+//! `corpus` and `lane` are what it is measured with, `slice` is one measurement. The table `xattr`
+//! measures `blocks`. `sems` are semaphore sets, for the tables of System V IPC. `before` and
+//! `ramfs` are measured by the tables that re-run the documents, with `race` and `job`.
 //!
 //! # Output
 //! A text table on stdout, everything else on stderr, and JSON in the file that is asked for: one
@@ -33,22 +32,23 @@ mod corpus;
 mod crew;
 mod files;
 mod job;
-mod lane;
 mod machine;
 mod memory;
 mod ours;
 mod pairs;
 mod peer;
+mod pingpong;
+mod questions;
+mod queues;
 mod race;
 mod ramfs;
 mod record;
 mod report;
 mod samples;
 mod sems;
-mod setter;
-mod slice;
 mod table;
 mod text;
+mod worker;
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -111,15 +111,9 @@ enum Command {
         /// The processor it stays on.
         cpu: Option<usize>,
     },
-    /// Works as a client of the table `xattr`.
+    /// Works as a client of the IPC tables.
     #[command(hide = true)]
-    Setter(setter::Job),
-    /// Works as a process of the table `semop-multi`.
-    #[command(hide = true)]
-    SemopWorker(sems::process::Job),
-    /// Works as a process of the table `msg`.
-    #[command(hide = true)]
-    MsgWorker(table::msg_process::Job),
+    IpcWorker(worker::Job),
 }
 
 #[derive(Args, Clone, Debug)]
@@ -172,8 +166,8 @@ struct Pace {
     seconds: Option<f64>,
 }
 
-/// Returns the name of a table, if there is such a table. What cannot be meant is told as clap tells it, with
-/// its exit status.
+/// Returns the name of a table, if there is such a table. clap reports any other word, with its
+/// exit status.
 fn table_name(word: &str) -> Result<String, String> {
     let found = table::find(word).map(|table| table.name().to_owned());
     found.ok_or_else(|| format!("there is no table `{word}`; `list` names them"))
@@ -234,9 +228,7 @@ fn run(args: Arguments) -> anyhow::Result<()> {
             say(&format!("{}\n", memory::measure(&variant, entries)?))
         }
         Command::Client { directory, files, cpu } => client::work(&directory, files, cpu),
-        Command::Setter(job) => setter::work(&job),
-        Command::SemopWorker(job) => sems::process::work(&job),
-        Command::MsgWorker(job) => table::msg_process::work(&job),
+        Command::IpcWorker(job) => worker::work(&job),
     }
 }
 
@@ -246,13 +238,6 @@ fn run(args: Arguments) -> anyhow::Result<()> {
 /// As [`run`].
 pub(crate) fn run_table(table: &dyn Table, settings: &Settings) -> anyhow::Result<Report> {
     ensure!(settings.rounds >= ROUNDS_QUICK, "fewer than {ROUNDS_QUICK} rounds prove nothing");
-    ensure!(table.lacks().is_none(), "{}: {}", table.name(), table.lacks().unwrap_or_default());
-    if before::timed::IS_COUNTED && table.name() != "lock-share" {
-        eprintln!(
-            "{}: this build counts lock sections: its numbers are not for keeping",
-            table.name()
-        );
-    }
     let samples = table.run(settings).with_context(|| format!("table {}", table.name()))?;
     Ok(Report {
         table: table.name(),
@@ -321,7 +306,7 @@ fn write_report(args: &ReportArgs) -> anyhow::Result<()> {
 /// Returns the tables with these names, all of them for none.
 fn named(names: &[String]) -> anyhow::Result<Vec<&'static dyn Table>> {
     if names.is_empty() {
-        return Ok(table::all().iter().copied().filter(is_complete).collect());
+        return Ok(table::all().to_vec());
     }
     let find = |name: &String| {
         table::find(name).with_context(|| format!("there is no table `{name}`; `list` names them"))
@@ -329,15 +314,7 @@ fn named(names: &[String]) -> anyhow::Result<Vec<&'static dyn Table>> {
     names.iter().map(find).collect()
 }
 
-/// Returns true if this build has what `table` needs; says so if not.
-fn is_complete(table: &&'static dyn Table) -> bool {
-    if let Some(lack) = table.lacks() {
-        eprintln!("{}: left out: {lack}", table.name());
-    }
-    table.lacks().is_none()
-}
-
-/// Writes to the standard output, which may be full, or have nobody who reads it any more.
+/// Writes to the standard output, which may be full or closed.
 fn say(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());

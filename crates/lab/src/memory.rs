@@ -17,9 +17,9 @@
 //!
 //! # No huge pages
 //! The process first tells the kernel to give it small pages only. A huge page makes 2 MiB resident
-//! for the first byte of them, once per mapping, and a variant with ten mappings is then charged for
-//! 20 MiB that it has no entries in. That rounding is a property of a process and not of an entry; a
-//! test in `corewalk-sync` bounds it.
+//! for the first byte of them, once per mapping, and a variant with ten mappings is then charged
+//! for 20 MiB that it has no entries in. That rounding is a property of a process and not of an
+//! entry; a test in `corewalk-sync` bounds it.
 //!
 //! # Rows
 //! Every variant has a row of resident bytes. Those in type-stable memory have one more, with the
@@ -59,7 +59,7 @@ pub(crate) fn load(variant: &str, corpus: &Corpus) -> anyhow::Result<Option<Box<
     }))
 }
 
-/// What one table takes.
+/// The memory of one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bytes {
     /// Growth of resident memory.
@@ -150,8 +150,8 @@ mod tests {
         let before = ALLOC.live().bytes;
         let table = load(variant, &corpus).unwrap().expect("it is a table");
         let asked = ALLOC.live().bytes - before + table.arena_bytes();
-        // What was asked for is there, but for slots that were handed out in batches and not yet
-        // used. malloc adds headers, rounding and what a growing table has left behind.
+        // Allocated bytes are resident, but for slots of batches that are not yet in use. malloc
+        // adds headers, rounding and the leftovers of a growing table.
         let least = asked - asked / 32;
         let most = asked + asked * 2 / 5;
         assert!(

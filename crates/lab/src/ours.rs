@@ -1,8 +1,9 @@
 //! corewalk itself as a variant.
 //!
-//! A lookup takes an inode number and a name, and returns an inode number with one more lookup on it,
-//! as a FUSE server does. All names are made before measuring and stay in the cache, which evicts
-//! none. The cache counts how often it asks the back end, which must not happen while measuring.
+//! A lookup takes an inode number and a name, and returns an inode number with one more lookup on
+//! it, as a FUSE server does. All names are made before measuring and stay in the cache, which
+//! evicts none. The cache counts how often it asks the back end, which must not happen while
+//! measuring.
 //!
 //! Source: `corewalk::vfs`.
 
@@ -17,7 +18,7 @@ use crate::before::{Dentries, Kind, Passes, filled};
 use crate::corpus::Corpus;
 use crate::crew::{Laps, Turn};
 use crate::job::User;
-use crate::lane::{Lane, Op};
+use crate::questions::{Op, Questions};
 use crate::ramfs::Ramfs;
 
 /// Bytes of cache: more than the largest tree takes, so that nothing is evicted.
@@ -30,23 +31,19 @@ pub(crate) struct Ours {
 }
 
 impl Ours {
-    /// Returns a namespace in which all of `corpus` is cached, the move of its renamer included.
+    /// Returns a namespace in which all of `corpus` is cached.
     ///
     /// # Errors
     /// An error of the namespace, which has no reason to fail.
     pub(crate) fn load(corpus: &Corpus) -> anyhow::Result<Ours> {
-        let ours = filled(Ours::empty(corpus.len())?, corpus);
-        let moved = corpus.movable();
-        let (home, away) = ((moved.home.0, &moved.home.1[..]), (moved.away.0, &moved.away.1[..]));
-        anyhow::ensure!(ours.rename(home, away) && ours.rename(away, home), "a move failed");
-        Ok(ours)
+        Ok(filled(Ours::empty(corpus.len())?, corpus))
     }
 
-    /// Returns a namespace with a root and room for `capacity` names, all of which stay in its cache: the
-    /// back end keeps none.
+    /// Returns a namespace with a root and room for `capacity` names, all of which stay in its
+    /// cache: the back end keeps none.
     ///
     /// # Errors
-    /// What the namespace says; it has no reason to fail.
+    /// An error of the namespace, which has no reason to fail.
     pub(crate) fn empty(capacity: usize) -> anyhow::Result<Ours> {
         let entries_max = u32::try_from(4 * capacity + 65_536)?;
         let options = VfsOptions { cache_bytes: CACHE_BYTES, entries_max, hash_seed: None };
@@ -54,10 +51,10 @@ impl Ours {
     }
 
     /// Asks for whole paths, with the root taken once, as a server has it.
-    fn walks(&self, lane: &Lane, first: usize, turn: Turn) -> Laps {
+    fn walks(&self, questions: &Questions, first: usize, turn: Turn) -> Laps {
         let root = self.vfs.root_path();
         let at = FsStruct { cwd: root.clone(), root };
-        lane.ask(first, turn, |target, path| {
+        questions.ask(first, turn, |target, path| {
             let found = self.vfs.resolve_path(&self.cred, &at, path, WalkFlags::empty());
             found.is_ok_and(|found| found.ino == target.ino)
         })
@@ -105,11 +102,11 @@ impl Namespace for Ours {
         self.vfs.stats().bytes
     }
 
-    fn work(&self, op: Op, lane: &Lane, first: usize, turn: Turn) -> Laps {
+    fn work(&self, op: Op, questions: &Questions, first: usize, turn: Turn) -> Laps {
         if op == Op::Walk {
-            return self.walks(lane, first, turn);
+            return self.walks(questions, first, turn);
         }
-        ask(self, op, lane, first, turn)
+        ask(self, op, questions, first, turn)
     }
 }
 

@@ -7,9 +7,9 @@
 //! | `rwlock-ahash` | one read-write lock around such a table |
 //! | `dashmap` | a sharded map with read-write locks |
 //!
-//! The maps have room for all keys from the beginning, know no budget and drop nothing, and mark nothing
-//! as used. A find of theirs copies a value under the lock; that of `corewalk` counts a user of the entry, who
-//! lets go of it.
+//! The maps have room for all keys from the beginning, know no budget and drop nothing, and mark
+//! nothing as used. A find of theirs copies a value under the lock; that of `corewalk` counts a
+//! user of the entry and releases it.
 //!
 //! Source: document 004 (Kara, December 2015).
 
@@ -33,7 +33,7 @@ pub(crate) trait Pairs: Sync {
     /// Enters a pair; false if it is there.
     fn create(&self, key: u64, value: u64) -> bool;
 
-    /// Takes a pair out; false if somebody uses it, or the design says that it is not there.
+    /// Removes a pair. Returns false if it is in use or missing.
     fn delete(&self, key: u64, value: u64) -> bool;
 }
 
@@ -41,7 +41,7 @@ pub(crate) trait Pairs: Sync {
 pub(crate) struct Ours(Mbcache);
 
 impl Ours {
-    /// Returns an empty cache with the budget that it has if nobody says anything.
+    /// Returns an empty cache with its default budget.
     ///
     /// # Errors
     /// If there is no address space.

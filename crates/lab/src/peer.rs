@@ -1,22 +1,20 @@
 //! Mounted file systems that are measured beside each other, and what it takes to leave nothing
 //! mounted.
 //!
-//! A mount is a server process, or a device of the host (`ext4`), and a mount point in a folder for temporary files. It is ready when
-//! the mount point has another device number than its parent. When it is dropped, in whatever way
-//! the run ends, the mount point is unmounted (lazily, so that it goes even while somebody is in
-//! it), the server is waited for and then killed, and the folders are removed. SIGINT and SIGTERM
-//! set a flag that the run looks at between two steps; the servers ignore the terminal's SIGINT by
-//! being in process groups of their own.
+//! A mount is a server process, or a device of the host (`ext4`), and a mount point in a folder for
+//! temporary files. It is ready when the mount point has another device number than its parent.
+//! When it is dropped, in whatever way the run ends, the mount point is unmounted lazily, even
+//! while a process works in it. Then the run waits for the server, kills it if it stays, and
+//! removes the folders. SIGINT and SIGTERM set a flag that the run looks at between two steps; the
+//! servers ignore the terminal's SIGINT by being in process groups of their own.
 //!
 //! # What it refuses
 //! A peer that is not installed is skipped and named, never replaced.
 //!
 //! Source: mount.fuse(8), umount2(2), signal(7).
 
-mod ext4;
 mod programs;
 
-pub(crate) use ext4::ext4;
 pub(crate) use programs::{Program, Threads, bindfs, ours, ours_passthrough, ours_store};
 
 use std::error::Error;
@@ -56,7 +54,7 @@ pub(crate) struct Mounted {
     is_mount: bool,
 }
 
-/// What a mount has that could make a comparison unfair.
+/// Properties of a mount that could make a comparison unfair.
 pub(crate) struct Terms {
     /// The options that the kernel knows, as in proc_pid_mounts(5).
     pub(crate) options: String,
@@ -70,7 +68,7 @@ pub(crate) struct Interrupt {
     handlers: Vec<signal_hook::SigId>,
 }
 
-/// What a run ends with once a signal has come.
+/// The error that ends a run after a signal.
 #[derive(Debug)]
 struct Interrupted;
 

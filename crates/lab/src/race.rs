@@ -6,9 +6,9 @@
 //!
 //! # When a race counts
 //! A writer without a processor disturbs no reader, which flatters every design. So each worker
-//! also reads how long it was ready to run and waited for a processor (`run_delay`), and the outcome
-//! has the share of it. Waiting for a lock is not counted there, on purpose: a writer that the design
-//! slows down is a result, a writer that the machine slows down is not.
+//! also reads how long it was ready to run and waited for a processor (`run_delay`), and the
+//! outcome has the share of it. Waiting for a lock is not counted there, on purpose: a writer that
+//! the design slows down is a result, a writer that the machine slows down is not.
 //!
 //! Source: documents 000 and 001; `/proc/thread-self/schedstat`, clock_gettime(2).
 
@@ -17,7 +17,7 @@ use std::time::Duration;
 use crate::before::timed::Spent;
 use crate::before::{Dentries, Passes};
 use crate::crew::{self, Laps, Pinning, Turn};
-use crate::lane::Tally;
+use crate::questions::Tally;
 
 /// Operations of one job. The number is even, so that a writer ends where it began.
 const CHUNK: usize = 64;
@@ -130,8 +130,8 @@ impl Writer {
 impl Side {
     /// Returns the work of several workers.
     ///
-    /// The span is that of all of them. With more workers than processors, a worker may start when the
-    /// others are nearly done, so a sum of the workers' own rates says nothing.
+    /// The span is that of all of them. With more workers than processors, a worker may start when
+    /// the others are nearly done, so a sum of the workers' own rates says nothing.
     pub(crate) fn of(laps: &[Laps]) -> Side {
         let mut side = Side { span_s: crew::span_s(laps), ..Side::default() };
         for lap in laps.iter().map(Laps::first) {
@@ -160,7 +160,8 @@ impl Side {
         1e9 / self.ops_per_cpu_s().max(1e-9)
     }
 
-    /// Returns operations per second of the wall time in which workers did not wait for a processor.
+    /// Returns operations per second of the wall time in which workers did not wait for a
+    /// processor.
     pub(crate) fn ops_per_served_s(&self) -> f64 {
         self.ops as f64 / (self.wall_s - self.delay_s).max(1e-9)
     }
@@ -237,16 +238,15 @@ pub(crate) fn run(racer: &dyn Racer, renamed: &dyn Racer, race: &Race<'_>) -> Ou
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::before::{GlobalLock, Kind, RenameSeqLock, RenameSeqRwLock, make_path};
+    use crate::before::{Before, Design, Kind, make_path};
+
+    const DESIGNS: [Design; 3] = [Design::GlobalLock, Design::SeqRwLock, Design::SeqLock];
     use crate::ours::Ours;
 
     fn racers() -> Vec<Box<dyn Dentries>> {
-        vec![
-            Box::new(Ours::empty(64).unwrap()),
-            Box::new(GlobalLock::new(64)),
-            Box::new(RenameSeqRwLock::new(64)),
-            Box::new(RenameSeqLock::new(64)),
-        ]
+        let mut all: Vec<Box<dyn Dentries>> = vec![Box::new(Ours::empty(64).unwrap())];
+        all.extend(DESIGNS.map(|design| Box::new(Before::new(design, 64)) as Box<dyn Dentries>));
+        all
     }
 
     /// Runs a race in which the reader expects the paths `right`.
@@ -275,9 +275,7 @@ mod tests {
     #[test]
     fn race_of_every_design_counts_operations_and_wrong_paths() {
         check(&Ours::empty(64).unwrap());
-        check(&GlobalLock::new(64));
-        check(&RenameSeqRwLock::new(64));
-        check(&RenameSeqLock::new(64));
+        DESIGNS.iter().for_each(|design| check(&Before::new(*design, 64)));
     }
 
     #[test]

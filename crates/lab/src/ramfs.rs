@@ -1,13 +1,14 @@
 //! A back end that keeps nothing, for a corewalk that is held against the designs of `before`.
 //!
-//! In the kernels that those designs are taken from, the dentry cache of a file system in memory is the
-//! file system: ramfs keeps no names of its own. corewalk's back end is asked before the cache
+//! In the kernels that those designs are taken from, the dentry cache of a file system in memory is
+//! the file system: ramfs keeps no names of its own. corewalk's back end is asked before the cache
 //! changes, and one that kept names would be measured with it. So this one gives out inode numbers
-//! and agrees to everything else, and the cache, which has room for all and evicts nothing, is where
-//! the names are. A name that the cache does not know does not exist.
+//! and agrees to everything else, and the cache, which has room for all and evicts nothing, is
+//! where the names are. A name that the cache does not know does not exist.
 //!
 //! # What it refuses
-//! Content, listing, attributes that change, and a cache that is full: an evicted name would be gone.
+//! Content, listing, attributes that change, and a cache that is full: an evicted name would be
+//! gone.
 //!
 //! Source: Linux `fs/ramfs/inode.c`, `simple_lookup` of `fs/libfs.c`; `corewalk::fs`.
 
@@ -50,7 +51,7 @@ impl Ramfs {
     fn next_ino(&self) -> u64 {
         let mut batch = self.batches[shard_index()].lock();
         if batch.is_empty() {
-            // ORDERING: Relaxed. Numbers that nobody else gets.
+            // ORDERING: Relaxed. Each batch has one owner.
             let first = self.fresh.fetch_add(BATCH, Ordering::Relaxed);
             *batch = first..first + BATCH;
         }

@@ -2,12 +2,12 @@
 //!
 //! A folder gets two files per table: `TABLE.json`, which other programs read and which follows
 //! `schema.json`, and `TABLE.txt`, the same as people read it, with the command and how busy the
-//! machine was. All tables are run before the first file is written: a table that fails leaves the
-//! folder as it was, and the files of one table do not make the commit of the next one look changed.
+//! machine was. All tables run before the first file is written. So a table that fails leaves the
+//! folder as it was, and the files of one table do not make the commit of the next look changed.
 //!
 //! # What it refuses
-//! Recording from a tree with changed files, whose numbers nobody could reproduce; a quick run may,
-//! since its numbers mean nothing.
+//! Records from a tree with changed files: no reader could reproduce their numbers. A quick run may
+//! record, since its numbers mean nothing.
 //!
 //! Source: `docs/results/README.md`.
 

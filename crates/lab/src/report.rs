@@ -1,16 +1,16 @@
 //! The report of results: one page that needs nothing beside it.
 //!
-//! `corewalk-lab report --out DIR` writes `DIR/index.html`. The front page has one line per table: the
-//! claim in a sentence, the ratio of one row, and whether the claims hold. Each table has one plot of the
-//! rows that its claim is about, with the published curve beside it if there is one. All rows are
-//! folded below.
+//! `corewalk-lab report --out DIR` writes `DIR/index.html`. The front page has one line per table:
+//! the claim in a sentence, the ratio of one row, and whether the claims hold. Each table has one
+//! plot of the rows that its claim is about, with the published curve beside it if there is one.
+//! All rows are folded below.
 //!
-//! The page is XHTML with inline SVG, without scripts and without a request to any other place. Losses are
-//! shown like wins.
+//! The page is XHTML with inline SVG, without scripts and without a request to any other place.
+//! Losses are shown like wins.
 //!
 //! # How it works
-//! [`read`] reads the files of `run --json` and `record`; without files all tables are run first. `page`
-//! writes the page, `plot` the plots.
+//! [`read`] reads the files of `run --json` and `record`; without files all tables are run first.
+//! `page` writes the page, `plot` the plots.
 //!
 //! Source: the contract of the program in DESIGN.md, section 5.
 
@@ -42,7 +42,8 @@ pub(crate) fn prepare(folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))
 }
 
-/// Writes the page into `folder`, and returns its path. An older page stays until the new page is whole.
+/// Writes the page into `folder`, and returns its path. An older page stays until the new page is
+/// whole.
 ///
 /// # Errors
 /// If the page cannot be written.
@@ -60,8 +61,8 @@ pub(crate) fn write(
 
 /// Returns the tables in `files`, in their order.
 ///
-/// The rows borrow their names from the text of the file, which stays in memory: the program ends after
-/// the page.
+/// The rows borrow their names from the text of the file, which stays in memory: the program ends
+/// after the page.
 ///
 /// # Errors
 /// If a file cannot be read, is not JSON, or is not the output of a run.

@@ -1,12 +1,12 @@
 //! From measurements to rows: medians, spread and the ratio to the baseline.
 //!
-//! Absolute times on a shared machine mean little: the same run takes 0.9 or 2.4 s. What holds is
-//! the ratio of two variants that were measured right after each other. So every sample remembers
+//! Absolute times on a shared machine mean little: the same run takes 0.9 or 2.4 s. The ratio of
+//! two variants that were measured right after each other is stable. So every sample remembers
 //! its round, the ratio is taken round by round, and the row gives the median of those ratios.
 //!
 //! # Invariants
-//! - A row's `ratio` only uses rounds in which both the variant and its baseline were measured, with
-//!   the same parameters or with those that the table names ([`Samples::add_against`]).
+//! - A row's `ratio` only uses rounds in which both the variant and its baseline were measured,
+//!   with the same parameters or with those that the table names ([`Samples::add_against`]).
 //!
 //! Source: `schema.json` beside this crate.
 
@@ -15,13 +15,13 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What was varied: `threads`, `op` and the like.
+/// The parameters of a row: `threads`, `op` and others.
 pub(crate) type Params = BTreeMap<&'static str, Value>;
 
 /// The parameter of rows that hold a number of threads against this one ([`Samples::add_scaling`]).
 pub(crate) const OVER_THREADS: &str = "over_threads";
 
-/// What is measured.
+/// A measured quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Metric {
     /// Operations per second of wall time, all threads together.
@@ -73,7 +73,7 @@ impl Metric {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Row {
-    /// Who was measured.
+    /// The variant.
     pub variant: String,
     /// With what parameters.
     #[serde(borrow)]
@@ -104,7 +104,7 @@ pub(crate) struct Samples {
     rows: Vec<(Key, Vec<(usize, f64)>)>,
 }
 
-/// What tells rows apart.
+/// The identity of a row.
 #[derive(Clone, Debug, PartialEq)]
 struct Key {
     variant: String,
@@ -140,8 +140,8 @@ impl Samples {
         self.add(round, variant, params, (Metric::NsPerOp, ns_per_op), baseline);
     }
 
-    /// Adds what `variant` reached in `round`, to be held against what `baseline` reached with other
-    /// parameters.
+    /// Adds what `variant` reached in `round`, to be held against what `baseline` reached with
+    /// other parameters.
     pub(crate) fn add_against(
         &mut self,
         round: usize,
@@ -163,9 +163,9 @@ impl Samples {
         }
     }
 
-    /// Adds a row for each rate of several threads that `is_wanted`, holding it against what the same
-    /// variant reached with one thread: how threads scale, round by round. What threads each reached is
-    /// a row already; these have the parameter [`OVER_THREADS`].
+    /// Adds a row for each rate of several threads that `is_wanted`. Its baseline is the same
+    /// variant with one thread, so it shows how threads scale, round by round. It has the parameter
+    /// [`OVER_THREADS`].
     pub(crate) fn add_scaling(&mut self, is_wanted: impl Fn(&str, &Params) -> bool) {
         let mut more = Samples::default();
         for (key, values) in &self.rows {
@@ -185,6 +185,34 @@ impl Samples {
             }
         }
         self.rows.append(&mut more.rows);
+    }
+
+    /// Adds the rows of a variant `name` that is, in each round, the best of the variants `of`.
+    /// They have `name` as their baseline.
+    pub(crate) fn add_best(&mut self, name: &str, of: &[&str]) {
+        let mut best = Samples::default();
+        for (key, values) in &self.rows {
+            if key.baseline != name || !of.contains(&&key.variant[..]) {
+                continue;
+            }
+            for &(round, value) in values {
+                let key = Key { variant: name.to_owned(), ..key.clone() };
+                let at = best.rows.iter().position(|(other, _)| *other == key);
+                let at = at.unwrap_or_else(|| {
+                    best.rows.push((key.clone(), vec![]));
+                    best.rows.len() - 1
+                });
+                let of_rounds = &mut best.rows[at].1;
+                match of_rounds.iter_mut().find(|(other, _)| *other == round) {
+                    Some((_, found)) if key.metric.better() == "higher" => {
+                        *found = found.max(value)
+                    }
+                    Some((_, found)) => *found = found.min(value),
+                    None => of_rounds.push((round, value)),
+                }
+            }
+        }
+        self.rows.append(&mut best.rows);
     }
 
     /// Returns the rows.
@@ -246,6 +274,27 @@ mod tests {
 
     fn params(threads: u64) -> Params {
         Params::from([("threads", threads.into())])
+    }
+
+    #[test]
+    fn best_variant_is_the_better_one_of_each_round() {
+        let (mut samples, params) = (Samples::default(), Params::default());
+        let all = [("ours", [30.0, 30.0]), ("a", [10.0, 60.0]), ("b", [40.0, 15.0])];
+        for (variant, costs) in all {
+            for (round, ns) in costs.into_iter().enumerate() {
+                samples.add_speed(round, variant, &params, (1e9 / ns, ns), "best");
+            }
+        }
+        samples.add_best("best", &["a", "b"]);
+        let rows = samples.rows();
+        let row = |variant: &str, metric: &str| {
+            rows.iter().find(|row| row.variant == variant && row.metric == metric).unwrap()
+        };
+        let best = row("best", "ns_per_op");
+        assert_eq!((best.min, best.max, best.rounds, best.ratio), (10.0, 15.0, 2, Some(1.0)));
+        assert_eq!(row("ours", "ns_per_op").ratio, Some(2.5));
+        let rate = row("ours", "ops_per_s").ratio.unwrap();
+        assert!((rate - 0.4166).abs() < 1e-3, "{rate}");
     }
 
     #[test]

@@ -1,27 +1,25 @@
-//! Semaphore sets, as the host kernel, corewalk and the designs before offer them.
+//! Semaphore sets of the host kernel, of corewalk and of the designs before, behind one trait.
 //!
-//! The tables `semop-multi`, `ipc-users` and `wakeup` ask all of them the same. What is called is
-//! known at compile time, and the operations of a call are an array: between the loop that measures and
-//! the call is nothing but the copy of six bytes per operation.
+//! The tables `semop-multi`, `ipc-users` and `wakeup` call them in the same way. The compiler knows
+//! the variant, and the operations of a call are an array. So only the copy of six bytes per
+//! operation stands between the measuring loop and the call.
 //!
-//! | variant | what |
-//! |---|---|
-//! | `linux` | semop(2) of the host kernel, through libc |
-//! | `corewalk` | `corewalk-ipc`, in this process or in a file that several map (`process`) |
-//! | `preload` | the calls of `linux`, unchanged, with the library that `corewalk ipc exec` preloads, in processes |
-//! | `getppid` | the bare system call: what no semop(2) can be faster than |
+//! - `linux`: semop(2) of the host kernel, through libc.
+//! - `corewalk`: `corewalk-ipc`, in this process or in a file that several processes map
+//!   (`worker`).
+//! - `preload`: the calls of `linux`, with the library that `corewalk ipc exec` preloads, in
+//!   processes.
 //!
-//! Those of document 002 are in `before::sems`.
+//! The designs of document 002 are in `before::sems`.
 //!
 //! # Users
-//! A caller says which user it is. To corewalk and to the designs before each is a process of its own, with
-//! its own undo records; to the kernel all threads of this process are one. Threads of one
-//! program are one user.
+//! A caller names its user. corewalk and the designs before treat each user as a process with its
+//! own undo records. The kernel treats all threads of this process as one. Threads of one program
+//! are one user.
 //!
-//! Source: semop(2); getppid(2).
+//! Source: semop(2).
 
 mod load;
-pub(crate) mod process;
 
 pub(crate) use load::{Load, Pattern};
 
@@ -44,8 +42,8 @@ pub(crate) trait Sems: Sync {
         1
     }
 
-    /// Returns for how many nanoseconds all users together have waited for what others had, and how often, if
-    /// that is counted.
+    /// Returns for how many nanoseconds all users together have waited for what others had, and how
+    /// often, if that is counted.
     fn waited(&self) -> Option<(u64, u64)> {
         None
     }
@@ -91,11 +89,8 @@ pub(crate) struct Ours {
     namespace: Namespace,
 }
 
-/// No semaphores: a system call and nothing else.
-pub(crate) struct Bare;
-
-/// Runs `work` on a thread that has an IPC namespace of the kernel of its own, if that is to be had:
-/// whatever ends the process, no set stays behind.
+/// Runs `work` on a thread that has an IPC namespace of the kernel of its own, if that is to be
+/// had: whatever ends the process, no set stays behind.
 ///
 /// # Panics
 /// If `work` does.
@@ -182,21 +177,13 @@ impl Ours {
         Ours::with(users, NamespaceOptions::default())
     }
 
-    /// As [`Ours::new`]; what users wait for each other is counted.
+    /// As [`Ours::new`]; the namespace counts how long users wait for each other.
     ///
     /// # Errors
     /// Those of [`Ours::new`].
     pub(crate) fn counting(users: usize) -> anyhow::Result<Ours> {
         let is_contention_counted = true;
         Ours::with(users, NamespaceOptions { is_contention_counted, ..NamespaceOptions::default() })
-    }
-
-    /// As [`Ours::new`]; calls that have to wait sleep at once.
-    ///
-    /// # Errors
-    /// Those of [`Ours::new`].
-    pub(crate) fn sleeping(users: usize) -> anyhow::Result<Ours> {
-        Ours::with(users, sleeping())
     }
 
     fn with(users: usize, options: NamespaceOptions) -> anyhow::Result<Ours> {
@@ -206,49 +193,26 @@ impl Ours {
         Ok(Ours { users, ids: vec![], namespace })
     }
 
-    /// Returns the namespace in a file, with this process as its user. The file is made if it is not there.
+    /// Returns the namespace in a file, with this process as its user. Makes the file if it is
+    /// missing.
     ///
     /// # Errors
     /// If it cannot be opened.
     pub(crate) fn open(file: &Path) -> anyhow::Result<Ours> {
-        Ours::open_as(file, Cred::user(1000, 1000), NamespaceOptions::default())
-    }
-
-    /// As [`Ours::open`]; calls of this process that have to wait sleep at once.
-    ///
-    /// # Errors
-    /// If it cannot be opened.
-    pub(crate) fn open_sleeping(file: &Path) -> anyhow::Result<Ours> {
-        Ours::open_as(file, Cred::user(1000, 1000), sleeping())
-    }
-
-    /// As [`Ours::open`]; this process acts as who it is.
-    ///
-    /// # Errors
-    /// If it cannot be opened.
-    pub(crate) fn open_as_self(file: &Path) -> anyhow::Result<Ours> {
         let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
-        let cred = Cred::user(user.as_raw(), group.as_raw());
-        Ours::open_as(file, cred, NamespaceOptions::default())
-    }
-
-    fn open_as(file: &Path, cred: Cred, options: NamespaceOptions) -> anyhow::Result<Ours> {
-        let namespace = Namespace::open(file, options)
+        let namespace = Namespace::open(file, NamespaceOptions::default())
             .with_context(|| format!("a namespace in {}", file.display()))?;
+        let cred = Cred::user(user.as_raw(), group.as_raw());
         let user = namespace.register(cred, std::process::id())?;
         Ok(Ours { users: vec![user], ids: vec![], namespace })
     }
 
-    /// Returns the same with the sets that another process has made: number and count of each.
+    /// Returns the namespace with the sets that another process has made: identifier and count of
+    /// each.
     pub(crate) fn join(self, sets: &[(i32, u16)]) -> Ours {
         let ids = sets.iter().map(|(id, _)| *id).collect();
         Ours { ids, ..self }
     }
-}
-
-/// Returns how a namespace is opened in which calls that have to wait sleep at once.
-fn sleeping() -> NamespaceOptions {
-    NamespaceOptions { spin_ns_max: 0, ..NamespaceOptions::default() }
 }
 
 impl Sems for Ours {
@@ -294,40 +258,13 @@ impl Sems for Ours {
     }
 }
 
-impl Sems for Bare {
-    fn variant(&self) -> &'static str {
-        "getppid"
-    }
-
-    fn make(&mut self, _count: u16) -> anyhow::Result<()> {
-        Ok(())
-    }
-
-    #[inline]
-    fn op<const N: usize>(&self, _user: usize, _set: usize, _sops: [SemBuf; N]) -> bool {
-        sysv::bare_call() > 0
-    }
-
-    fn set_value(&self, _user: usize, _set: usize, _num: u16, _value: u16) -> bool {
-        sysv::bare_call() > 0
-    }
-
-    fn value(&self, _user: usize, _set: usize, _num: u16) -> Option<u16> {
-        (sysv::bare_call() > 0).then_some(0)
-    }
-
-    fn values(&self, _set: usize) -> anyhow::Result<Vec<u16>> {
-        Ok(vec![])
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::before::sems::{IpcLock, IpcRcu, SemArrays};
     use corewalk_ipc::{IPC_NOWAIT, SEM_UNDO};
 
-    /// What every variant must answer.
+    /// Checks the answers of one variant.
     fn agree(mut sems: impl Sems) {
         let variant = sems.variant();
         for count in [2, 3] {

@@ -1,9 +1,9 @@
 //! The tables: what each one measures and where it comes from.
 //!
-//! A table runs its variants interleaved in one process, round by round, each time in another order,
-//! so that neither drift of the machine nor the order favours anybody (`table::grid`). Five rounds are
-//! the least. It gives samples; what becomes of them is the same for all (`samples`), and so is how
-//! a claim is said to hold or not (`table::shape`).
+//! A table runs its variants interleaved in one process, round by round, each time in another
+//! order, so that neither drift of the machine nor the order favours anybody (`table::grid`). Five
+//! rounds are the least. It gives samples; what becomes of them is the same for all (`samples`),
+//! and so is how a claim is said to hold or not (`table::shape`).
 //!
 //! # How long it takes
 //! Each table says beforehand what it measures ([`Table::grids`]). With the default settings the
@@ -20,6 +20,7 @@ mod lookup;
 mod mbcache;
 mod msg;
 mod multiuser;
+mod names;
 mod path;
 mod path_under_rename;
 mod redo_size;
@@ -34,10 +35,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub(crate) use grid::Grid;
-pub(crate) use msg::process as msg_process;
 pub(crate) use shape::Claim;
-pub(crate) use wakeup::answer;
-pub(crate) use xattr::{Draws, Pool, VALUE_BYTES};
 
 use crate::machine::cores;
 use crate::samples::{Row, Samples};
@@ -92,13 +90,14 @@ pub(crate) trait Table: Sync {
         None
     }
 
-    /// Returns what stands below the rows for people to read: figures that the source published, and
-    /// what follows from several rows.
+    /// Returns what stands below the rows for people to read: figures that the source published,
+    /// and what follows from several rows.
     fn footer(&self, _rows: &[Row]) -> String {
         String::new()
     }
 
-    /// Returns true for a row that the footer shows: it is in the JSON, and in no other place of the text.
+    /// Returns true for a row that the footer shows: it is in the JSON, and in no other place of
+    /// the text.
     fn is_in_footer(&self, _row: &Row) -> bool {
         false
     }
@@ -110,12 +109,6 @@ pub(crate) trait Table: Sync {
 
     /// Returns what it is going to measure. A run that measures more fails.
     fn grids(&self, settings: &Settings) -> Vec<Grid>;
-
-    /// Returns what this build lacks to run it, in one line; such a table is left out of a run of all
-    /// tables.
-    fn lacks(&self) -> Option<&'static str> {
-        None
-    }
 
     /// Measures.
     ///
@@ -236,8 +229,8 @@ pub(crate) mod quick {
         cells.iter().map(|cell| cell.0.clone().into_iter().collect()).collect()
     }
 
-    /// Runs a table, and checks that each of `variants` has a whole row with a ratio, in every metric
-    /// of speed and with each of `cells`, and that nothing was measured that the table had not said.
+    /// Runs a table. Checks that each of `variants` has a whole row with a ratio, in every metric
+    /// of speed and with each of `cells`. Checks that the table measured no more than it announced.
     pub(crate) fn check(
         table: &dyn Table,
         variants: &[&str],
@@ -250,7 +243,7 @@ pub(crate) mod quick {
                 let row = row(&rows, (variant, metric), params);
                 let row = row.unwrap_or_else(|| panic!("no {metric} of {variant} at {params:?}"));
                 assert!(row.median > 0.0 && row.min <= row.median && row.median <= row.max);
-                // A slice in which nobody got a processor is none.
+                // A slice in which no worker got a processor does not count.
                 assert!(
                     (1..=5).contains(&row.rounds) && row.ratio.is_some_and(|ratio| ratio > 0.0),
                     "{row:?}"
@@ -275,7 +268,7 @@ mod tests {
         assert!(find("no-such-table").is_none());
     }
 
-    /// What a run has if nothing is said, on two cores.
+    /// The settings of a run without options, on two cores.
     fn default_settings() -> Settings {
         crate::settings(&crate::Pace { quick: false, threads: vec![], seconds: None })
             .expect("they make sense")
@@ -286,8 +279,7 @@ mod tests {
         let settings = default_settings();
         assert!(settings.rounds >= 5);
         let mut sum = Duration::ZERO;
-        // What this build lacks is left out of a run of all tables.
-        for table in all().iter().filter(|table| table.lacks().is_none()) {
+        for table in all() {
             let slices: Duration = table.grids(&settings).iter().map(Grid::time).sum();
             eprintln!("{:<17} {:>4.0} s", table.name(), slices.as_secs_f64());
             assert!(slices > Duration::ZERO, "{} measures nothing", table.name());

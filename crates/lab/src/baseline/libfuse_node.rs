@@ -1,108 +1,67 @@
 //! The shape of libfuse's high-level node table: one mutex over everything.
 //!
-//! Nodes hang in two chained hashes, by (parent id, name) and by id; each node knows its parent, its
-//! name, how many lookups the kernel holds, and how many requests hold its subtree in place. A
-//! lookup takes the mutex once. A path takes it twice: once to collect the names, with a hold on
-//! each ancestor for as long as the request runs, once to let go of them. A rename waits until
-//! nobody holds the subtree.
+//! Two hash tables lead to nodes, by (parent, name) and by id. Each node has its parent, its name,
+//! how many lookups the kernel holds, and how many requests hold its subtree in place. A lookup
+//! takes the mutex once. A path takes it twice: once to collect the names and to hold each ancestor
+//! while the request runs, once to release them. A rename would wait for the holds; no table
+//! renames here.
 //!
-//! Written fresh from a description of the shape; nothing of libfuse's code is here. The real
-//! library does more per request (a FUSE LOOKUP takes the mutex three times and walks to the root
-//! twice), so this is what its table costs at best.
+//! This code was written from a description of the shape, without libfuse's code. The real library
+//! does more per request: a FUSE LOOKUP takes the mutex three times and walks to the root twice. So
+//! these rows are the least that its table costs.
 //!
 //! # Locks
-//! One mutex. A rename sleeps on a condition while a hold is in its way.
+//! One mutex.
 //!
-//! Source: libfuse, `lib/fuse.c`, for which tables there are and when its lock is taken.
+//! Source: libfuse, `lib/fuse.c`, for its tables and the places where it takes its lock.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Namespace, components};
+use ahash::RandomState;
+use hashbrown::HashMap;
+
+use super::rwlock_ahash::{Key, Probe};
+use super::{Namespace, components, join};
 use crate::corpus::{Corpus, ROOT};
-
-/// No node.
-const NONE: u32 = u32::MAX;
-/// Bytes of a name that lie in the node.
-const INLINE: usize = 32;
 
 /// The table.
 pub(crate) struct LibfuseNode {
     nodes: Mutex<Nodes>,
-    released: Condvar,
 }
 
-/// All nodes and the two hashes, which are chained through them.
+/// The nodes; a node refers to another by its place in `slab`.
 struct Nodes {
     slab: Vec<Node>,
-    name_heads: Vec<u32>,
-    id_heads: Vec<u32>,
+    by_name: HashMap<Key, u32, RandomState>,
+    by_id: HashMap<u64, u32, RandomState>,
 }
 
 struct Node {
     id: u64,
     nlookup: u64,
+    /// The root is its own parent.
     parent: u32,
-    name_next: u32,
-    id_next: u32,
-    /// Requests that hold the subtree in place.
+    /// Requests that hold it or a node below it.
     holds: u32,
-    name: NodeName,
-}
-
-/// A name, in the node if it is short.
-enum NodeName {
-    Short(u8, [u8; INLINE]),
-    Long(Box<[u8]>),
-}
-
-impl NodeName {
-    fn new(name: &[u8]) -> NodeName {
-        if name.len() > INLINE {
-            return NodeName::Long(name.into());
-        }
-        let mut bytes = [0; INLINE];
-        bytes[..name.len()].copy_from_slice(name);
-        NodeName::Short(name.len() as u8, bytes)
-    }
-
-    #[inline]
-    fn as_bytes(&self) -> &[u8] {
-        match self {
-            NodeName::Short(len, bytes) => &bytes[..usize::from(*len)],
-            NodeName::Long(bytes) => bytes,
-        }
-    }
+    name: Arc<[u8]>,
 }
 
 impl LibfuseNode {
-    /// Returns the table of `corpus`.
+    /// Returns the table with every entry of the corpus, each looked up once.
     pub(crate) fn load(corpus: &Corpus) -> LibfuseNode {
-        let heads = corpus.len().next_power_of_two();
-        let mut nodes = Nodes {
-            slab: Vec::with_capacity(corpus.len()),
-            name_heads: vec![NONE; heads],
-            id_heads: vec![NONE; heads],
-        };
-        for ino in corpus.inodes() {
-            let at = nodes.slab.len() as u32;
-            // A corpus numbers its entries in the order in which they are pushed here.
-            let parent = if ino == ROOT { NONE } else { (corpus.parent(ino) - 1) as u32 };
-            let bucket = nodes.id_bucket(ino);
-            nodes.slab.push(Node {
-                id: ino,
-                nlookup: 1,
-                parent,
-                name_next: NONE,
-                id_next: nodes.id_heads[bucket],
-                holds: 0,
-                name: NodeName::new(corpus.name(ino)),
-            });
-            nodes.id_heads[bucket] = at;
-            if parent != NONE {
-                nodes.hash_name(at);
+        let (entries, mut slab) = (corpus.len(), Vec::with_capacity(corpus.len()));
+        let mut by_name = HashMap::with_capacity_and_hasher(entries, RandomState::new());
+        let mut by_id = HashMap::with_capacity_and_hasher(entries, RandomState::new());
+        for (at, id) in (0_u32..).zip(corpus.inodes()) {
+            let (parent, name): (u64, Arc<[u8]>) = (corpus.parent(id), corpus.name(id).into());
+            let parent_at = if id == ROOT { at } else { (parent - 1) as u32 };
+            by_id.insert(id, at);
+            if id != ROOT {
+                by_name.insert(Key { parent, name: Arc::clone(&name) }, at);
             }
+            slab.push(Node { id, nlookup: 1, parent: parent_at, holds: 0, name });
         }
-        LibfuseNode { nodes: Mutex::new(nodes), released: Condvar::new() }
+        LibfuseNode { nodes: Mutex::new(Nodes { slab, by_name, by_id }) }
     }
 
     #[inline]
@@ -113,80 +72,19 @@ impl LibfuseNode {
 
 impl Nodes {
     #[inline]
-    fn id_bucket(&self, id: u64) -> usize {
-        (id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & (self.id_heads.len() - 1)
-    }
-
-    #[inline]
-    fn name_bucket(&self, parent: u64, name: &[u8]) -> usize {
-        let hash = name.iter().fold(parent ^ 0xcbf2_9ce4_8422_2325, |hash, &byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
-        (hash ^ (hash >> 32)) as usize & (self.name_heads.len() - 1)
-    }
-
-    #[inline]
-    fn by_id(&self, id: u64) -> Option<u32> {
-        let mut at = self.id_heads[self.id_bucket(id)];
-        while at != NONE {
-            let node = &self.slab[at as usize];
-            if node.id == id {
-                return Some(at);
-            }
-            at = node.id_next;
-        }
-        None
-    }
-
-    #[inline]
     fn by_name(&self, parent: u64, name: &[u8]) -> Option<u32> {
-        let mut at = self.name_heads[self.name_bucket(parent, name)];
-        while at != NONE {
-            let node = &self.slab[at as usize];
-            if self.slab[node.parent as usize].id == parent && node.name.as_bytes() == name {
-                return Some(at);
-            }
-            at = node.name_next;
-        }
-        None
+        self.by_name.get(&Probe { parent, name }).copied()
     }
 
-    /// Enters a node under its parent and name.
-    fn hash_name(&mut self, at: u32) {
-        let node = &self.slab[at as usize];
-        let parent = self.slab[node.parent as usize].id;
-        let bucket = self.name_bucket(parent, node.name.as_bytes());
-        self.slab[at as usize].name_next = self.name_heads[bucket];
-        self.name_heads[bucket] = at;
-    }
-
-    /// Takes a node out of the hash by name.
-    fn unhash_name(&mut self, gone: u32) {
-        let node = &self.slab[gone as usize];
-        let parent = self.slab[node.parent as usize].id;
-        let bucket = self.name_bucket(parent, node.name.as_bytes());
-        let next = node.name_next;
-        let mut at = self.name_heads[bucket];
-        if at == gone {
-            self.name_heads[bucket] = next;
-            return;
-        }
-        while at != NONE {
-            let after = self.slab[at as usize].name_next;
-            if after == gone {
-                self.slab[at as usize].name_next = next;
-                return;
-            }
-            at = after;
-        }
-    }
-
-    /// Adds `change` to the holds of a node and its ancestors.
+    /// Changes the number of holds of a node and of every node above it.
     fn hold(&mut self, leaf: u32, change: i32) {
         let mut at = leaf;
-        while at != NONE {
+        loop {
             let node = &mut self.slab[at as usize];
             node.holds = node.holds.wrapping_add_signed(change);
+            if node.parent == at {
+                return;
+            }
             at = node.parent;
         }
     }
@@ -209,27 +107,19 @@ impl Namespace for LibfuseNode {
     #[inline]
     fn path(&self, ino: u64) -> Option<Vec<u8>> {
         let mut nodes = self.lock();
-        let leaf = nodes.by_id(ino)?;
-        let mut reversed: Vec<u8> = Vec::with_capacity(128);
-        let mut at = leaf;
-        while nodes.slab[at as usize].parent != NONE {
-            let node = &nodes.slab[at as usize];
-            reversed.extend(node.name.as_bytes().iter().rev());
-            reversed.push(b'/');
-            at = node.parent;
+        let leaf = *nodes.by_id.get(&ino)?;
+        let mut names: Vec<&[u8]> = Vec::with_capacity(16);
+        let mut node = &nodes.slab[leaf as usize];
+        while node.id != ROOT {
+            names.push(&node.name);
+            node = &nodes.slab[node.parent as usize];
         }
+        let path = join(&names);
         nodes.hold(leaf, 1);
         drop(nodes);
-        // Here the request runs.
-        let mut nodes = self.lock();
-        nodes.hold(leaf, -1);
-        drop(nodes);
-        self.released.notify_all();
-        if reversed.is_empty() {
-            reversed.push(b'/');
-        }
-        reversed.reverse();
-        Some(reversed)
+        // Here the request would run.
+        self.lock().hold(leaf, -1);
+        Some(path)
     }
 
     #[inline]
@@ -238,23 +128,5 @@ impl Namespace for LibfuseNode {
         components(path).try_fold(ROOT, |parent, name| {
             Some(nodes.slab[nodes.by_name(parent, name)? as usize].id)
         })
-    }
-
-    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> bool {
-        let mut nodes = self.lock();
-        loop {
-            let Some(at) = nodes.by_name(from.0, from.1) else { return false };
-            if nodes.slab[at as usize].holds > 0 {
-                nodes = self.released.wait(nodes).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            let Some(parent) = nodes.by_id(to.0) else { return false };
-            nodes.unhash_name(at);
-            let node = &mut nodes.slab[at as usize];
-            node.parent = parent;
-            node.name = NodeName::new(to.1);
-            nodes.hash_name(at);
-            return true;
-        }
     }
 }

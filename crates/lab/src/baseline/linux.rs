@@ -1,20 +1,16 @@
 //! The host kernel, through the system calls that a server has.
 //!
-//! A lookup is `fstatat` of one name below an open directory, a walk is `lstat` of the whole path, a
-//! path is `readlink` of `/proc/self/fd/N` of the parent's descriptor with the name behind it (one
-//! descriptor per directory is what fits; virtiofsd keeps one per file). Each pays for a system
-//! call, whose bare cost the table prints beside it.
+//! A lookup is `fstatat` of one name below an open directory, and a walk is `lstat` of the whole
+//! path. A path is `readlink` of `/proc/self/fd/N` of the parent's descriptor with the name behind
+//! it. There is one descriptor per directory, since more would not fit; virtiofsd keeps one per
+//! file. Each operation pays for a system call, and the table prints the bare cost beside it.
 //!
 //! # What it refuses
-//! - Made-up entries: the kernel has only the real ones.
-//! - Renaming below `/usr`. The renamer moves another directory of this process there and back, in
-//!   a folder for temporary files, which takes the kernel's global rename lock all the same.
+//! Made-up entries: the kernel has only the real ones.
 //!
 //! Source: `fs/namei.c` and `fs/d_path.c` for what is measured; virtiofsd for the readlink.
 
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 use corewalk_base::primitives::Arc;
@@ -24,7 +20,6 @@ use rustix::process::{Resource, getrlimit};
 use super::Namespace;
 use crate::corpus::{Corpus, ROOT};
 use crate::machine::thread_cpu_ns;
-use crate::peer::Scratch;
 
 /// Descriptors that are left for the rest of the process.
 const SPARE_DESCRIPTORS: u64 = 512;
@@ -35,19 +30,15 @@ pub(crate) struct Linux {
     directories: Vec<Option<OwnedFd>>,
     /// The kernel's inode number of each entry, to check answers.
     numbers: Vec<u64>,
-    /// Where the renamer's directory is, at home and away.
-    places: [PathBuf; 2],
-    _scratch: Scratch,
 }
 
 impl Linux {
-    /// Returns the kernel's view of `corpus`, with every entry looked up once; `label` tells it from
-    /// others of this process.
+    /// Returns the kernel's view of `corpus`, with every entry looked up once.
     ///
     /// # Errors
     /// If some entries are made up or have gone, or the directories need more descriptors than the
     /// process may have.
-    pub(crate) fn open(corpus: &Arc<Corpus>, label: &str) -> anyhow::Result<Linux> {
+    pub(crate) fn open(corpus: &Arc<Corpus>) -> anyhow::Result<Linux> {
         if corpus.made_up() > 0 {
             bail!("{} entries are made up", corpus.made_up());
         }
@@ -56,15 +47,10 @@ impl Linux {
         if count + SPARE_DESCRIPTORS > limit {
             bail!("{count} directories need more than the {limit} descriptors allowed");
         }
-        let scratch = Scratch::new(&std::env::temp_dir(), &format!("{label}-renamer"))?;
-        scratch.folder("home/moved")?;
-        scratch.folder("away")?;
         let mut linux = Linux {
             corpus: Arc::clone(corpus),
             directories: Vec::with_capacity(corpus.len()),
             numbers: Vec::with_capacity(corpus.len()),
-            places: ["home", "away"].map(|place| scratch.path().join(place).join("moved")),
-            _scratch: scratch,
         };
         for ino in corpus.inodes() {
             let path = corpus.path(ino);
@@ -122,18 +108,6 @@ impl Namespace for Linux {
         Some(statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).ok()?.st_ino)
     }
 
-    fn rename(&self, from: (u64, &[u8]), _to: (u64, &[u8])) -> bool {
-        let is_away = from.0 == self.corpus.synthetic();
-        let [home, away] = &self.places;
-        let (old, new) = if is_away { (away, home) } else { (home, away) };
-        rustix::fs::rename(old.as_os_str().as_bytes(), new.as_os_str().as_bytes()).is_ok()
-    }
-
-    /// Other processes may change `/usr`.
-    fn is_exact(&self) -> bool {
-        false
-    }
-
     fn number(&self, ino: u64) -> u64 {
         self.numbers[ino as usize - 1]
     }
@@ -171,8 +145,8 @@ impl Namespace for Cwd {
     }
 }
 
-/// Gives the calling thread a working directory of its own, and goes to `directory`. If this fails the
-/// paths are wrong.
+/// Gives the calling thread a working directory of its own, and goes to `directory`. If this fails
+/// the paths are wrong.
 pub(crate) fn go_to(directory: &OwnedFd) {
     #[expect(deprecated, reason = "the other is unsafe, for the sake of descriptors")]
     let is_apart = rustix::thread::unshare(rustix::thread::UnshareFlags::FS).is_ok();
@@ -187,9 +161,9 @@ pub(crate) fn getcwd() -> Option<Vec<u8>> {
     Some(rustix::process::getcwd(Vec::with_capacity(256)).ok()?.into_bytes())
 }
 
-/// Returns the nanoseconds of processor time of a system call that does nothing (getppid), over `calls`
-/// calls. By that clock, since what it is taken off is by that clock: on a busy machine the other is
-/// several times as long.
+/// Returns the nanoseconds of processor time of a system call that does nothing (getppid), over
+/// `calls` calls. By that clock, since what it is taken off is by that clock: on a busy machine the
+/// other is several times as long.
 pub(crate) fn syscall_ns(calls: u32) -> f64 {
     let start = thread_cpu_ns();
     for _ in 0..calls {

@@ -1,23 +1,21 @@
 //! The designs of the de-duplication index that document 004 started from and compared.
 //!
-//! | variant | to find an entry | to let go of it | recency |
-//! |---|---|---|---|
-//! | `before-mbcache` | the cache's lock; waits for whoever has the entry alone | the cache's lock | a list of entries that nobody holds, under the same lock |
-//! | `plain-lru` | the lock of one chain | a count | one list with a lock of its own, moved at each use |
-//! | `lru-per-shard` | the lock of one chain | a count | a list with a lock per processor (`list_lru`) |
+//! - `before-mbcache`: to find an entry: the cache's lock; waits for a thread that has the entry
+//!   alone; to release it: the cache's lock; recency: a list of entries that no thread holds, under
+//!   the same lock.
+//! - `plain-lru`: to find an entry: the lock of one chain; to release it: a count; recency: one
+//!   list with its own lock, moved at each use.
+//! - `lru-per-shard`: to find an entry: the lock of one chain; to release it: a count; recency: a
+//!   list with a lock per processor (`list_lru`).
 //!
-//! `before-mbcache` is Linux before 4.6: whoever takes a user off a block holds its entry alone
-//! meanwhile, also if others stay, and who looks for the entry waits. The other two are those that the
-//! document measured and did not submit: finders share an entry, and the block's own lock decides.
+//! `before-mbcache` is Linux before 4.6: a thread that takes a user off a block has its entry alone
+//! meanwhile, and a finder waits. Document 004 measured the other two and did not submit them:
+//! finders share an entry, and the block's own lock decides.
 //!
-//! # How fair they are
-//! They are as fast as their protocol allows: no devices, no second key per entry, entries in arrays
-//! that are linked by number, chains of a few. Locks are those of `corewalk_sync`, which sleep when
-//! they wait long; the kernels' spin. None of them leaves out a block that has as many users as it may:
-//! the flag for that came later (trap T39).
-//!
-//! # Locks and their order
-//! `before-mbcache` has one. In the other two: a chain, then a list.
+//! Each design is as fast as its protocol allows: no devices, no second key per entry, entries in
+//! arrays that are linked by number, short chains. Locks are those of `corewalk_base`, which sleep
+//! when they wait long; the kernel's locks spin. No design leaves out a block that has as many
+//! users as it may: the flag for that came later (trap T39).
 //!
 //! Source: document 004 (Kara, "ext\[24\]: MBCache rewrite", December 2015); Linux 4.5
 //! `fs/mbcache.c` for the first.
@@ -26,7 +24,7 @@ mod lru;
 mod one_lock;
 mod rings;
 
-pub(crate) use lru::{ListPerShard, Lru, OneList};
+pub(crate) use lru::Lru;
 pub(crate) use one_lock::OneLock;
 
 /// Returns how many chains an index of so many entries has: a power of two.

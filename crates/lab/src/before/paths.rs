@@ -1,7 +1,7 @@
 //! A path that is written from its end, as a translation meets the names.
 //!
 //! The buffer is on the stack and long enough for nearly all paths; longer ones move to the heap.
-//! What is written may be garbage while a rename is under way, and is thrown away then: so a path
+//! While a rename is under way its content may be garbage, and the caller discards it. So a path
 //! that grows beyond every limit ends a pass instead of filling the memory.
 //!
 //! Source: `struct prepend_buffer` of Linux `fs/d_path.c`.

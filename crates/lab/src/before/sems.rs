@@ -1,24 +1,24 @@
 //! Semaphore sets as document 002 found them, and as it left them.
 //!
-//! | variant | lookup and checks | the operations |
-//! |---|---|---|
-//! | `before-ipc-lock` | under the lock of the set, which the lookup takes (Linux 3.9-rc1) | under the same lock |
-//! | `before-ipc-rcu` | in the read section (document 002) | under the lock of the set |
+//! - `before-ipc-lock`: lookup and checks: under the lock of the set, which the lookup takes (Linux
+//!   3.9-rc1); the operations: under the same lock.
+//! - `before-ipc-rcu`: lookup and checks: in the read section (document 002); the operations: under
+//!   the lock of the set.
 //!
-//! Both look a set up by its number in a read section, which lasts until the call ends, as in the kernel.
-//! What is checked is the same: the number of the set, the numbers of the semaphores, and the nine
-//! permission bits against owner, creator and their groups. A lock covers a whole set; a lock per
-//! semaphore came three months after the document.
+//! Both look a set up by its number in a read section, which lasts until the call ends, as in the
+//! kernel. Both check the same: the number of the set, the numbers of the semaphores, and
+//! the nine permission bits against owner, creator and their groups. A lock covers a whole set; a
+//! lock per semaphore came three months after the document.
 //!
 //! # Undo
-//! A user has a list of the sets on which it has undo records, with a lock (`sem_undo_list`); it is asked
-//! before the lock of the set is taken. The adjustments are under the lock of the set.
+//! A user has a list of the sets on which it has undo records, with a lock (`sem_undo_list`); it is
+//! asked before the lock of the set is taken. The adjustments are under the lock of the set.
 //!
 //! # How fair they are
 //! They are as fast as their protocol allows: no audit and no security module, which the document's
 //! profiles show and which cost most where they are under the lock. Locks are those of
-//! `corewalk_sync`, which sleep when they wait long; the kernels' spin. The guard of a read section costs
-//! some ten nanoseconds here and next to nothing in a kernel; both have it.
+//! `corewalk_sync`, which sleep when they wait long; the kernels' spin. The guard of a read section
+//! costs some ten nanoseconds here and next to nothing in a kernel; both have it.
 //!
 //! # What they refuse
 //! To wait: a call that would have to fails. Nor do they wake, remove sets or end users.
@@ -27,7 +27,8 @@
 //! 1. The list of undo records of a user, for a lookup.
 //! 2. The lock of a set.
 //!
-//! Source: document 002 (Bueso, March 2013, `PATCH v2 0/4`); Linux 3.9-rc1 `ipc/sem.c` and `ipc/util.c`.
+//! Source: document 002 (Bueso, March 2013, `PATCH v2 0/4`); Linux 3.9-rc1 `ipc/sem.c` and
+//! `ipc/util.c`.
 
 use std::marker::PhantomData;
 use std::time::Instant;
@@ -49,7 +50,7 @@ const READ: u16 = 0o444;
 /// The user that everybody is.
 const UID: u32 = 1000;
 
-/// What is done under the lock of a set.
+/// The part of a call that the lock of a set covers.
 pub(crate) trait Protocol: Send + Sync + 'static {
     const VARIANT: &'static str;
     /// Whether the lookup takes the lock.
@@ -77,7 +78,7 @@ struct SemArray {
     locked: CachePadded<Mutex<Locked>>,
 }
 
-/// What the lock of a set protects.
+/// The state of a set, protected by its lock.
 struct Locked {
     /// Value and last pid of each semaphore.
     sems: Vec<(i32, usize)>,
@@ -118,8 +119,8 @@ impl<P: Protocol> SemArrays<P> {
         }
     }
 
-    /// Looks the set up, checks the numbers and what the caller may, and carries out `act` under the
-    /// lock of the set.
+    /// Looks the set up, checks the numbers and what the caller may, and carries out `act` under
+    /// the lock of the set.
     #[inline]
     fn call<R>(
         &self,
@@ -255,7 +256,7 @@ impl<P: Protocol> Sems for SemArrays<P> {
     }
 
     fn waited(&self) -> Option<(u64, u64)> {
-        // ORDERING: Relaxed. Statistics, read when nobody works.
+        // ORDERING: Relaxed. Statistics, read when no worker runs.
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let add = |(ns, waits), user: &User| (ns + get(&user.waited_ns), waits + get(&user.waits));
         Some(self.users.iter().fold((0, 0), |sum, user| add(sum, user)))

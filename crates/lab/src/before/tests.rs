@@ -2,19 +2,15 @@
 
 use super::*;
 use crate::corpus::Move;
-use crate::lane::{Rng, Stop};
+use crate::questions::{Rng, Stop};
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
 
 /// Returns every design, filled with `corpus`.
 pub(crate) fn all(corpus: &Corpus) -> Vec<Box<dyn Dentries>> {
-    let room = corpus.len() + 1024;
-    vec![
-        Box::new(filled(GlobalLock::new(room), corpus)),
-        Box::new(filled(RenameSeqRwLock::new(room), corpus)),
-        Box::new(filled(RenameSeqLock::new(room), corpus)),
-        Box::new(filled(DcacheLock::new(room), corpus)),
-    ]
+    let designs = [Design::GlobalLock, Design::SeqRwLock, Design::SeqLock, Design::DcacheLock];
+    let new = |design| Before::new(design, corpus.len() + 1024);
+    designs.map(|design| Box::new(filled(new(design), corpus)) as _).into()
 }
 
 #[test]
@@ -79,8 +75,8 @@ fn every_design_makes_and_unlinks_a_name_once() {
     }
 }
 
-/// Traps T1, T8, T9. A directory and a file in it are renamed in turn, between short and long names;
-/// every path that is translated meanwhile existed at one instant.
+/// Traps T1, T8, T9. A directory and a file in it are renamed in turn, between short and long
+/// names; every path that is translated meanwhile existed at one instant.
 #[test]
 fn path_of_every_design_existed_at_one_instant() {
     let corpus = Corpus::collect(500);
@@ -170,8 +166,8 @@ fn stable_names_are_found_while_others_come_and_go() {
     }
 }
 
-/// Trap T13. A file goes through numbered names. Whoever misses it under one knows that it has left for
-/// the next; by such steps nobody can know of a rename that has not begun.
+/// Trap T13. A file goes through numbered names. A reader that misses it under one name knows that
+/// it has left for the next. By such steps no reader can learn of a rename that has not begun.
 #[test]
 fn file_that_is_renamed_is_never_under_neither_name() {
     let corpus = Corpus::collect(50);
@@ -183,8 +179,8 @@ fn file_that_is_renamed_is_never_under_neither_name() {
     }
 }
 
-/// Follows a file from name to name, round and round, while it is renamed. Returns the rename that a reader learnt of
-/// before it began, if there is one.
+/// Follows a file from name to name, round and round, while it is renamed. Returns the rename that
+/// a reader learnt of before it began, if there is one.
 fn follow(dentries: &dyn Dentries, names: &[Vec<u8>]) -> Option<u64> {
     const STEPS: u64 = 200_000;
     let name = |at: u64| &names[(at % 64) as usize][..];
@@ -192,10 +188,10 @@ fn follow(dentries: &dyn Dentries, names: &[Vec<u8>]) -> Option<u64> {
     thread::scope(|scope| {
         let writer = scope.spawn(|| {
             for at in 0..STEPS {
-                // ORDERING(step): Release. Who sees the rename sees that it had begun.
+                // ORDERING(step): Release. A reader that sees the rename sees that it had begun.
                 begun.store(at + 1, Ordering::Release);
                 assert!(dentries.rename((2, name(at)), (2, name(at + 1))));
-                // ORDERING(step): Release. Who sees this finds the file here or later.
+                // ORDERING(step): Release. A reader that sees this finds the file here or later.
                 ended.store(at + 1, Ordering::Release);
             }
         });

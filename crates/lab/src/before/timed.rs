@@ -1,32 +1,34 @@
-//! How long locks are waited for and held, in builds that count it.
+//! How long threads wait for locks and hold them, while a table counts it.
 //!
-//! Reading the clock twice per section costs more than most sections, so a build counts this only
-//! with the feature `lock-share`, and says with every other table that its numbers are not for keeping.
-//! In any other build a section is the guard and nothing else.
+//! Two readings of the clock cost more than most sections, so only the table `lock-share` counts:
+//! it holds a [`Counting`] for its run. At any other time a section costs one load of a shared word
+//! that no thread changes.
 //!
-//! # What is counted
-//! The sections of the rename lock and of `dcache_lock`: the time until the lock is ours, and the
-//! time until it is given back. A lock of a dentry is only taken inside of them by a translation and is
-//! part of their time. Waiting of an optimistic reader for a rename that is under way is no lock
-//! section; a profile of the kernel's spin locks does not have it either.
+//! # The sections
+//! The rename lock and `dcache_lock`: the time until a thread has the lock, and the time until it
+//! releases the lock. A translation takes the lock of a dentry only inside a section, so that lock
+//! is part of the section's time. An optimistic reader that waits for a rename under way is in no
+//! section; a profile of the kernel's spin locks leaves it out, too.
 //!
 //! Source: the column "% spinlock" of document 000.
 
-#[cfg(feature = "lock-share")]
 use std::cell::Cell;
-use std::ops::{Deref, DerefMut};
-#[cfg(feature = "lock-share")]
 use std::time::Instant;
 
-/// True if this build counts.
-pub(crate) const IS_COUNTED: bool = cfg!(feature = "lock-share");
+use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
-/// What one thread has spent in lock sections.
+/// How many tables count.
+static COUNTING: AtomicU64 = AtomicU64::new(0);
+
+/// Counts the sections of all threads until it is dropped.
+pub(crate) struct Counting(());
+
+/// The time that one thread spent in lock sections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Spent {
-    /// Nanoseconds until locks were ours.
+    /// Nanoseconds until the thread had its locks.
     pub waiting_ns: u64,
-    /// Nanoseconds until they were given back.
+    /// Nanoseconds until it released them.
     pub holding_ns: u64,
     /// Sections.
     pub sections: u64,
@@ -34,17 +36,6 @@ pub(crate) struct Spent {
     pub aside_ns: u64,
 }
 
-impl Spent {
-    /// Adds what another thread has spent.
-    pub(crate) fn add(&mut self, other: &Spent) {
-        self.waiting_ns += other.waiting_ns;
-        self.holding_ns += other.holding_ns;
-        self.sections += other.sections;
-        self.aside_ns += other.aside_ns;
-    }
-}
-
-#[cfg(feature = "lock-share")]
 thread_local! {
     static SPENT: Cell<Spent> = const {
         Cell::new(Spent { waiting_ns: 0, holding_ns: 0, sections: 0, aside_ns: 0 })
@@ -54,34 +45,65 @@ thread_local! {
 /// A lock section.
 #[must_use = "the section ends when this is dropped"]
 pub(crate) struct Timed<G> {
-    guard: G,
-    #[cfg(feature = "lock-share")]
-    since: Instant,
+    _guard: G,
+    since: Option<Instant>,
 }
 
-/// Returns the section that `take` opens.
+impl Counting {
+    /// Begins to count.
+    pub(crate) fn start() -> Counting {
+        // ORDERING: Relaxed. A switch; threads that matter are spawned later.
+        COUNTING.fetch_add(1, Ordering::Relaxed);
+        Counting(())
+    }
+
+    #[inline]
+    fn is_on() -> bool {
+        // ORDERING: Relaxed. See `start`.
+        COUNTING.load(Ordering::Relaxed) > 0
+    }
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed. See `start`.
+        COUNTING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Spent {
+    /// Adds the time of another thread.
+    pub(crate) fn add(&mut self, other: &Spent) {
+        self.waiting_ns += other.waiting_ns;
+        self.holding_ns += other.holding_ns;
+        self.sections += other.sections;
+        self.aside_ns += other.aside_ns;
+    }
+}
+
+/// Begins a section with the guard that `take` returns.
 #[inline]
 pub(super) fn timed<G>(take: impl FnOnce() -> G) -> Timed<G> {
-    #[cfg(feature = "lock-share")]
-    let asked = Instant::now();
-    let guard = take();
-    #[cfg(feature = "lock-share")]
-    {
-        let since = Instant::now();
-        let mut spent = SPENT.get();
-        spent.waiting_ns += (since - asked).as_nanos() as u64;
-        spent.sections += 1;
-        SPENT.set(spent);
-        Timed { guard, since }
+    if !Counting::is_on() {
+        return Timed { _guard: take(), since: None };
     }
-    #[cfg(not(feature = "lock-share"))]
-    Timed { guard }
+    let asked = Instant::now();
+    let _guard = take();
+    let since = Instant::now();
+    let mut spent = SPENT.get();
+    spent.waiting_ns += (since - asked).as_nanos() as u64;
+    spent.sections += 1;
+    SPENT.set(spent);
+    Timed { _guard, since: Some(since) }
 }
 
-/// Returns what `work` returns, and takes all of it for a section if `count` has moved meanwhile: for
-/// a design that takes its locks where nothing can be put around them, and counts.
-#[cfg(feature = "lock-share")]
+/// Does `work`, which is a section if `count` returns another number after it. The time of `count`
+/// is set aside.
+#[inline]
 pub(crate) fn timed_if_moved<R>(work: impl FnOnce() -> R, count: impl Fn() -> u64) -> R {
+    if !Counting::is_on() {
+        return work();
+    }
     let asked = Instant::now();
     let before = count();
     let start = Instant::now();
@@ -98,42 +120,19 @@ pub(crate) fn timed_if_moved<R>(work: impl FnOnce() -> R, count: impl Fn() -> u6
     result
 }
 
-/// Returns what `work` returns.
-#[cfg(not(feature = "lock-share"))]
-#[inline]
-pub(crate) fn timed_if_moved<R>(work: impl FnOnce() -> R, _count: impl Fn() -> u64) -> R {
-    work()
-}
-
-/// Returns what the calling thread has spent since it last asked.
+/// Returns the time that this thread spent since the last call.
 pub(crate) fn take_spent() -> Spent {
-    #[cfg(feature = "lock-share")]
-    return SPENT.take();
-    #[cfg(not(feature = "lock-share"))]
-    Spent::default()
+    SPENT.take()
 }
 
-impl<G> Deref for Timed<G> {
-    type Target = G;
-
-    fn deref(&self) -> &G {
-        &self.guard
-    }
-}
-
-impl<G> DerefMut for Timed<G> {
-    fn deref_mut(&mut self) -> &mut G {
-        &mut self.guard
-    }
-}
-
-#[cfg(feature = "lock-share")]
 impl<G> Drop for Timed<G> {
     #[inline]
     fn drop(&mut self) {
-        let mut spent = SPENT.get();
-        spent.holding_ns += self.since.elapsed().as_nanos() as u64;
-        SPENT.set(spent);
+        if let Some(since) = self.since {
+            let mut spent = SPENT.get();
+            spent.holding_ns += since.elapsed().as_nanos() as u64;
+            SPENT.set(spent);
+        }
     }
 }
 
@@ -143,23 +142,24 @@ mod tests {
     use corewalk_base::Mutex;
 
     #[test]
-    fn section_is_counted_in_builds_that_count() {
+    fn section_is_counted_while_a_table_counts() {
+        let _counting = Counting::start();
         take_spent();
         let lock = Mutex::new(());
         drop(timed(|| lock.lock()));
         assert!(lock.try_lock().is_some(), "the section has ended");
-        let spent = take_spent();
-        assert_eq!(spent.sections, u64::from(IS_COUNTED));
+        assert_eq!(take_spent().sections, 1);
         assert_eq!(take_spent(), Spent::default());
     }
 
     #[test]
     fn work_is_a_section_if_the_count_moves_meanwhile() {
+        let _counting = Counting::start();
         take_spent();
         let count = std::cell::Cell::new(0);
         timed_if_moved(|| (), || count.get());
         assert_eq!(take_spent().sections, 0);
         timed_if_moved(|| count.set(1), || count.get());
-        assert_eq!(take_spent().sections, u64::from(IS_COUNTED));
+        assert_eq!(take_spent().sections, 1);
     }
 }

@@ -2,18 +2,19 @@
 //!
 //! A dentry is a slot that is never unmapped and keeps its type. Everything that a reader without a
 //! lock can reach is an atomic word, so what it reads may be old, or belong to two instants, but is
-//! never a wild pointer; the protocols above say when it counts. A name up to 32 bytes is in the slot
-//! (`DNAME_INLINE_LEN` of 2013), a longer one in memory that stays with the slot for good. So a
-//! length that belongs to another name reads bytes of a name, and never what is no name (trap T1).
+//! never a wild pointer; the protocols above say when it counts. A name up to 32 bytes is in the
+//! slot (`DNAME_INLINE_LEN` of 2013), a longer one in memory that stays with the slot for good. So
+//! a length that belongs to another name reads bytes of a name, and never what is no name (trap
+//! T1).
 //!
 //! # How it works
-//! Dentries with the same hash are chained. A reader follows a chain without a lock; the end of each
-//! chain says whose it is, so that a reader whose dentry went to another chain under its feet notices
-//! (the list of `rculist_nulls`). A new link is always put in front. What changes the chain holds the
-//! lock of the chain.
+//! Dentries with the same hash are chained. A reader follows a chain without a lock; the end of
+//! each chain says whose it is, so that a reader whose dentry went to another chain under its feet
+//! notices (the list of `rculist_nulls`). A new link is always put in front. A thread that changes
+//! the chain holds the lock of the chain.
 //!
-//! What makes a lookup slow shares a line with what it reads: none. The first 64 bytes are what a
-//! walk and a translation read, the second hold the count and the locks.
+//! A walk and a translation read the first 64 bytes of a dentry; the second 64 bytes hold the count
+//! and the locks. So no write to a count slows a walk down.
 //!
 //! # Invariants
 //! - A.1: a slot whose `parent` is 0 has no name and is in no chain.
@@ -69,7 +70,7 @@ pub(crate) struct Dentry {
     name: [AtomicU64; INLINE_WORDS],
     /// The count of the kernel's `d_lockref`, with one for being in the table.
     pub(super) lockref: Lockref,
-    /// Held by who changes names in the directory (`i_mutex`).
+    /// Held by a thread that changes names in the directory (`i_mutex`).
     pub(super) names: Mutex<()>,
     long_name: OnceLock<Box<[AtomicU64; LONG_WORDS]>>,
 }
@@ -80,7 +81,7 @@ struct Chain {
     head: AtomicU32,
 }
 
-/// What a reader found in a chain.
+/// The result of a look into a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Probe {
     /// The dentry, and the sequence it was seen under.
@@ -129,7 +130,7 @@ impl Tree {
     #[inline]
     pub(super) fn probe(&self, parent: u32, hash: u64, name: &[u8]) -> Probe {
         let chain = self.chain_of(hash);
-        // ORDERING(chain): Acquire. What was written before the dentry was linked is there.
+        // ORDERING(chain): Acquire. Pairs with the link of the dentry.
         let mut at = self.chains[chain as usize].head.load(Ordering::Acquire);
         while at & END == 0 {
             let dentry = self.dentry(at);
@@ -222,8 +223,8 @@ impl Tree {
         at == ancestor
     }
 
-    /// Puts the names from `number` up to the root in front of `out`; `copy` copies one. Returns false
-    /// if what it read was no path.
+    /// Puts the names from `number` up to the root in front of `out`; `copy` copies one. Returns
+    /// false if what it read was no path.
     #[inline]
     pub(super) fn climb(
         &self,
@@ -248,7 +249,8 @@ impl Tree {
         let (_lock, chain) = self.lock_chain(hash);
         // ORDERING: Relaxed. Chains change under their lock.
         let head = chain.head.load(Ordering::Relaxed);
-        // ORDERING(chain): Release. A reader that was led here by an old link goes on in this chain.
+        // ORDERING(chain): Release. A reader that was led here by an old link goes on in this
+        // chain.
         self.dentry(number).next.store(head, Ordering::Release);
         // ORDERING(chain): Release. A reader that finds the dentry finds its key and name.
         chain.head.store(number, Ordering::Release);
@@ -265,7 +267,7 @@ impl Tree {
             if at == number {
                 // ORDERING: Relaxed. Under the lock of the chain.
                 let behind = next.load(Ordering::Relaxed);
-                // ORDERING(chain): Release. What is behind was linked by others.
+                // ORDERING(chain): Release. Other threads linked the dentries behind.
                 link.store(behind, Ordering::Release);
                 return;
             }

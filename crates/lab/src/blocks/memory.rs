@@ -1,10 +1,11 @@
 //! The store in memory: what a tmpfs would do that keeps attributes in blocks.
 //!
 //! # How it works
-//! To set an attribute its content is hashed, once, by samples ([`key_of`]); a block that is found under the hash, has the same
-//! content and fewer than [`USERS_MAX`] users gets one more, otherwise a block is made: memory for it is
-//! allocated and the content copied. Then the block that the file had before loses a user, and is freed
-//! with the last one. A block knows its hash, so that nobody computes it again.
+//! To set an attribute its content is hashed, once, by samples ([`key_of`]); a block that is found
+//! under the hash, has the same content and fewer than [`USERS_MAX`] users gets one more, otherwise
+//! a block is made: memory for it is allocated and the content copied. Then the block that the file
+//! had before loses a user, and is freed with the last one. A block knows its hash, so that no
+//! thread computes it again.
 //!
 //! Numbers of blocks are kept by the worker that freed them, so that the store has no line that all
 //! write: what workers cost each other is the index's doing.
@@ -22,11 +23,13 @@
 //! Source: document 004; Linux `fs/ext4/xattr.c` for the steps.
 
 use anyhow::ensure;
+use corewalk_base::primitives::Arc;
 use corewalk_base::{CachePadded, Mutex, MutexGuard};
+use corewalk_store::Removal;
 use foldhash::fast::FixedState;
 use std::hash::BuildHasher;
 
-use super::{AttrStore, BLOCK_BYTES, BlockIndex, Held, USERS_MAX};
+use super::{AttrStore, BLOCK_BYTES, Design, Index, USERS_MAX};
 
 /// A file without a block.
 const NO_BLOCK: u32 = u32::MAX;
@@ -37,8 +40,9 @@ const PIECES: usize = 5;
 const PIECE_BYTES: usize = 64;
 
 /// The store.
-pub(crate) struct MemoryStore<I> {
-    index: I,
+pub(crate) struct MemoryStore {
+    variant: &'static str,
+    index: Arc<dyn Index>,
     hasher: FixedState,
     /// Files of each worker, with the numbers of their blocks.
     files: Vec<Vec<Mutex<u32>>>,
@@ -57,13 +61,14 @@ struct Block {
     content: Box<[u8]>,
 }
 
-impl<I: BlockIndex> MemoryStore<I> {
+impl MemoryStore {
     /// Returns a store of so many workers with so many files each, none of which has an attribute.
-    pub(crate) fn new(index: I, workers: usize, files: usize) -> MemoryStore<I> {
+    pub(crate) fn new((variant, index): Design, (workers, files): (usize, usize)) -> MemoryStore {
         // While a worker sets an attribute it has a block more than files.
         let each = files as u32 + 1;
         let numbers = |worker: u32| (worker * each..(worker + 1) * each).rev().collect();
         MemoryStore {
+            variant,
             index,
             hasher: FixedState::with_seed(4),
             files: (0..workers)
@@ -76,26 +81,26 @@ impl<I: BlockIndex> MemoryStore<I> {
         }
     }
 
-    /// Becomes a user of a block with this content, if one is found.
+    /// Returns true if blocks are shared.
+    fn is_on(&self) -> bool {
+        self.index.users_max() > 1
+    }
+
+    /// Becomes a user of a block with this content, if the index finds one.
     fn share(&self, key: u64, value: &[u8]) -> Option<u32> {
-        let mut found = self.index.find_first(key);
-        while let Some(entry) = found {
-            let number = entry.block() as u32;
-            let mut block = self.block(number);
+        let found = self.index.find(key, &mut |number| {
+            let mut block = self.block(number as u32);
             let has_room = (1..USERS_MAX).contains(&block.users);
-            if has_room && block.key == key && block.is(value) {
+            let is_it = has_room && block.key == key && block.is(value);
+            if is_it {
                 block.users += 1;
                 if block.users == USERS_MAX {
-                    entry.note_full();
+                    self.index.note_users(key, number, USERS_MAX);
                 }
-                drop(block);
-                entry.touch();
-                return Some(number);
             }
-            drop(block);
-            found = self.index.find_next(&entry);
-        }
-        None
+            is_it
+        });
+        found.map(|number| number as u32)
     }
 
     /// Makes a block with this content.
@@ -108,34 +113,37 @@ impl<I: BlockIndex> MemoryStore<I> {
         debug_assert_eq!(block.users, 0, "a block that is free has no users");
         *block = Block { users: 1, len: value.len() as u32, key, content: content.into() };
         drop(block);
-        self.index.create(key, u64::from(number));
+        self.index.insert(key, u64::from(number), 1);
         number
     }
 
     /// Takes a user off a block.
     fn release(&self, worker: usize, number: u32) {
-        let mut leaving = self.index.leave(u64::from(number));
+        let block_number = u64::from(number);
         loop {
+            self.index.leave(block_number);
             let mut block = self.block(number);
             let key = block.key;
             if block.users > 1 {
                 block.users -= 1;
                 if block.users + 1 == USERS_MAX {
-                    self.index.note_room(key, u64::from(number));
+                    self.index.note_users(key, block_number, block.users);
                 }
-                return;
+                drop(block);
+                return self.index.left(block_number);
             }
-            match self.index.delete_or_get(&mut leaving, key, u64::from(number)) {
-                Some(wait) => {
-                    drop(block);
-                    wait();
-                }
-                None => {
-                    let content = std::mem::take(&mut *block).content;
-                    drop((block, content));
-                    self.free[worker].lock().push(number);
-                    return;
-                }
+            if self.index.remove(key, block_number) == Removal::Done {
+                let content = std::mem::take(&mut *block).content;
+                drop((block, content));
+                return self.free[worker].lock().push(number);
+            }
+            drop(block);
+            self.index.left(block_number);
+            self.index.wait(key, block_number);
+            // If the block has another user by now, it may be out of the index; then it comes back.
+            let users = self.block(number).users;
+            if users > 1 {
+                self.index.insert(key, block_number, users);
             }
         }
     }
@@ -143,7 +151,8 @@ impl<I: BlockIndex> MemoryStore<I> {
     /// Returns the number of a free block; that of another worker if one's own are used up.
     fn take_number(&self, worker: usize) -> u32 {
         let workers = self.free.len();
-        // There are more blocks than workers can use: if none is free, somebody is about to free one.
+        // There are more blocks than workers can use. If none is free, a worker is about to free
+        // one.
         for next in (0..workers).cycle() {
             if let Some(number) = self.free[(worker + next) % workers].lock().pop() {
                 return number;
@@ -157,10 +166,12 @@ impl<I: BlockIndex> MemoryStore<I> {
     }
 }
 
-/// Returns the key of a content: the hash of its length and of pieces from the first byte to the last.
+/// Returns the key of a content: the hash of its length and of pieces from the first byte to the
+/// last.
 ///
-/// Both file systems of this project hash long contents so: what is found is compared anyway, and to hash
-/// 4 KiB takes longer than to copy them. In a row of this store all designs have the same keys.
+/// Both file systems of this project hash long contents so: what is found is compared anyway, and
+/// to hash 4 KiB takes longer than to copy them. In a row of this store all designs have the same
+/// keys.
 fn key_of(hasher: &FixedState, value: &[u8]) -> u64 {
     if value.len() <= HASHED_WHOLE_MAX {
         return hasher.hash_one(value);
@@ -173,15 +184,15 @@ fn key_of(hasher: &FixedState, value: &[u8]) -> u64 {
     hasher.hash_one((value.len(), &sample[..]))
 }
 
-impl<I: BlockIndex> AttrStore for MemoryStore<I> {
+impl AttrStore for MemoryStore {
     fn variant(&self) -> &'static str {
-        I::VARIANT
+        self.variant
     }
 
     fn set(&self, worker: usize, file: usize, value: &[u8]) {
-        let key = if I::IS_ON { key_of(&self.hasher, value) } else { 0 };
+        let key = if self.is_on() { key_of(&self.hasher, value) } else { 0 };
         let mut file = self.files[worker][file].lock();
-        let new = if I::IS_ON { self.share(key, value) } else { None };
+        let new = if self.is_on() { self.share(key, value) } else { None };
         let new = new.unwrap_or_else(|| self.make(worker, key, value));
         let old = std::mem::replace(&mut *file, new);
         if old != NO_BLOCK {
@@ -213,25 +224,27 @@ impl<I: BlockIndex> AttrStore for MemoryStore<I> {
             ensure!(
                 block.users == users && users <= USERS_MAX,
                 "{}: block {number} counts {} users and has {users}",
-                I::VARIANT,
+                self.variant,
                 block.users
             );
             in_use += u64::from(users > 0);
-            let is_entered = I::IS_ON && (I::KEEPS_FULL || users < USERS_MAX);
+            // Only the cache of this project leaves full blocks out.
+            let keeps_full = self.variant != "corewalk";
+            let is_entered = self.is_on() && (keeps_full || users < USERS_MAX);
             expected += u64::from(users > 0 && is_entered);
         }
         let free: usize = self.free.iter().map(|free| free.lock().len()).sum();
         ensure!(
             in_use as usize + free == self.blocks.len(),
             "{}: {in_use} blocks are in use and {free} of {} free",
-            I::VARIANT,
+            self.variant,
             self.blocks.len()
         );
         let entries = self.index.entries();
         ensure!(
             entries == expected,
             "{}: {entries} entries for {expected} blocks that may be shared",
-            I::VARIANT
+            self.variant
         );
         Ok(in_use)
     }

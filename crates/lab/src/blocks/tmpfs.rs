@@ -1,10 +1,10 @@
 //! A tmpfs of this project, as a library: what sharing costs where values never reach a disk.
 //!
-//! It is measured with sharing and without. Unlike the store of `memory`, which shares at each set, it
-//! keeps a set that replaced another one private until the file was left alone for 100 ms, and then shares
-//! it with the next changes of attributes: what is set again at once is not hashed. What still waits when
-//! blocks are counted is shared then ([`Tmpfs::share_xattrs`]), so that the count is that of a file
-//! system at rest.
+//! The table measures it with sharing and without. The store of `memory` shares at each set. This
+//! tmpfs keeps a set that replaced another one private until the file was left alone for 100 ms.
+//! Then it shares the set with the next changes of attributes, so it never hashes a set that is
+//! replaced at once. An audit first shares all waiting sets ([`Tmpfs::share_xattrs`]): its counts
+//! are those of a file system at rest.
 //!
 //! Source: `corewalk::tmpfs`; document 004.
 
@@ -27,8 +27,8 @@ pub(crate) struct TmpfsStore {
 }
 
 impl TmpfsStore {
-    /// Returns a file system that shares attributes, or does not, of so many workers with so many files
-    /// each.
+    /// Returns a file system that shares attributes, or does not, of so many workers with so many
+    /// files each.
     ///
     /// # Errors
     /// If a file cannot be made.

@@ -1,24 +1,17 @@
-//! The kernels that the documents started from, as a whole file system: a cache of names above tmpfs.
+//! The kernels of the documents as a whole file system: a design of `before` above a tmpfs.
 //!
-//! A dcache stands above file systems, and so does this: names are found by a design of `before`, and
-//! what a dentry refers to is an inode of `corewalk::tmpfs`, which is told what is made, renamed and
-//! removed, and asked for attributes and lists, as it is below corewalk. So what such a variant and
-//! corewalk differ in is how names are found, translated and changed, which is what the documents
-//! changed; a kernel of any age reads attributes faster than this tmpfs gives them, and that is what
-//! the variants `linux` and `rwlock-ahash` are beside it for. No permission is checked, as corewalk checks
-//! none for the user that it is asked for here.
+//! A dcache stands above file systems. Here a design of `before` finds the names, and a dentry
+//! refers to an inode of `corewalk::tmpfs`. The tmpfs makes, renames and removes files, and answers
+//! for attributes and lists, as it does below corewalk. So such a variant and corewalk differ in
+//! how they find, translate and change names, which is what the documents changed. A kernel of any
+//! age reads attributes faster than this tmpfs, so the variant `linux` stands beside it. No variant
+//! checks permissions.
 //!
-//! | variant | names by |
-//! |---|---|
-//! | `before-dcache-lock` | `before::DcacheLock`, Linux 2.4 |
-//! | `before-global-lock` | `before::GlobalLock`, Linux 3.8 |
-//!
-//! # How it works
 //! A dentry's number leads to the number of its inode in one step, as `d_inode` does.
 //!
 //! # What it refuses
-//! What no workload asks of it: more names for one file, permission bits, and looking at a file
-//! before whoever makes it is done.
+//! Hard links, permission bits, and a look at a file that another thread is still making: no
+//! workload needs them.
 //!
 //! Source: documents 000 and 003; `before`.
 
@@ -30,38 +23,24 @@ use corewalk::{FileKind, FileSystem as _, Make, Name, Node, RenameMode};
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
 use super::{Files, List, Status, User};
-use crate::before::{DcacheLock, Dentries, GlobalLock, Kind};
+use crate::baseline::Namespace as _;
+use crate::before::{Before, Dentries as _, Design, Kind};
 use crate::corpus::ROOT;
 
 /// The cache, the file system below it, and what each dentry refers to there.
-pub(crate) struct BeforeFiles<D> {
-    dentries: D,
+pub(crate) struct BeforeFiles {
+    dentries: Before,
     tmpfs: Tmpfs,
     inodes: Vec<AtomicU64>,
 }
 
-impl BeforeFiles<DcacheLock> {
-    /// Returns an empty one with the names of Linux 2.4, with room for `capacity` of them.
+impl BeforeFiles {
+    /// Returns an empty file system with room for `capacity` names.
     ///
     /// # Errors
     /// If there is no tmpfs; it has no reason to fail.
-    pub(crate) fn dcache_lock(capacity: usize) -> anyhow::Result<Self> {
-        BeforeFiles::over(DcacheLock::new(capacity), capacity)
-    }
-}
-
-impl BeforeFiles<GlobalLock> {
-    /// Returns an empty one with the names of Linux 3.8, with room for `capacity` of them.
-    ///
-    /// # Errors
-    /// If there is no tmpfs; it has no reason to fail.
-    pub(crate) fn global_lock(capacity: usize) -> anyhow::Result<Self> {
-        BeforeFiles::over(GlobalLock::new(capacity), capacity)
-    }
-}
-
-impl<D: Dentries> BeforeFiles<D> {
-    fn over(dentries: D, capacity: usize) -> anyhow::Result<BeforeFiles<D>> {
+    pub(crate) fn new(design: Design, capacity: usize) -> anyhow::Result<BeforeFiles> {
+        let dentries = Before::new(design, capacity);
         // Numbers begin at 1, and a tree has room for a few more than it was asked for.
         let inodes = (0..capacity + 64).map(|_| AtomicU64::new(0)).collect();
         let files = BeforeFiles { dentries, tmpfs: Tmpfs::new(TmpfsOptions::default()), inodes };
@@ -71,7 +50,7 @@ impl<D: Dentries> BeforeFiles<D> {
 
     #[inline]
     fn inode(&self, dentry: u64) -> u64 {
-        // ORDERING(d-inode): Acquire. What was made is there.
+        // ORDERING(d-inode): Acquire. Pairs with `set_inode`.
         self.inodes.get(dentry as usize).map_or(0, |inode| inode.load(Ordering::Acquire))
     }
 
@@ -116,22 +95,19 @@ impl<D: Dentries> BeforeFiles<D> {
     }
 }
 
-impl<D: Dentries> Files for BeforeFiles<D> {
-    type User<'a>
-        = &'a BeforeFiles<D>
-    where
-        D: 'a;
+impl Files for BeforeFiles {
+    type User<'a> = &'a BeforeFiles;
 
     fn variant(&self) -> &'static str {
         self.dentries.variant()
     }
 
-    fn user(&self) -> &BeforeFiles<D> {
+    fn user(&self) -> &BeforeFiles {
         self
     }
 }
 
-impl<D: Dentries> User for &BeforeFiles<D> {
+impl User for &BeforeFiles {
     type Dir = u64;
     type File = u64;
 

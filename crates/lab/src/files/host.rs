@@ -27,7 +27,7 @@ use crate::peer::Scratch;
 
 /// Where the host has a tmpfs.
 const TMPFS: &str = "/dev/shm";
-/// What statfs(2) says of a tmpfs (`TMPFS_MAGIC`).
+/// The type of a tmpfs in statfs(2) (`TMPFS_MAGIC`).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 /// Bytes of a buffer for getdents64(2).
 const LIST_BYTES: usize = 32 << 10;

@@ -7,11 +7,13 @@
 //!
 //! # Threads
 //! A server of one client has one thread: on one processor each further one makes every program
-//! slower, by a fifth to a half, since the kernel wakes another thread for each request. A server of
-//! several clients has several, each with a descriptor of its own (`clone_fd`). corewalk has two, or
-//! as many as there are processors, which read requests, as it has without being told; fsyncs of a store or a
-//! directory have threads beside those. The peers make them as requests come, up to ten, and keep them: to keep no more than two, as libfuse can be told, halves their speed, since they then end and
-//! start threads all the time. bindfs of Debian 12 is built on libfuse 2, which has no `clone_fd`.
+//! slower, by a fifth to a half, since the kernel wakes another thread for each request. A server
+//! of several clients has several, each with a descriptor of its own (`clone_fd`). corewalk has
+//! two, or as many as there are processors, which read requests, as it has without being told;
+//! fsyncs of a store or a directory have threads beside those. The peers make them as requests
+//! come, up to ten, and keep them. A limit of two, which libfuse has as an option, halves their
+//! speed, since they then end and start threads all the time. bindfs of Debian 12 is built on
+//! libfuse 2, which has no `clone_fd`.
 //!
 //! The peer bindfs is a package.
 //!
@@ -25,7 +27,7 @@ use anyhow::{Context as _, ensure};
 
 use crate::machine::cores;
 
-/// What the kernel may not keep.
+/// Options that keep the kernel from caching.
 const NO_TIMEOUTS: &str = "entry_timeout=0,attr_timeout=0,negative_timeout=0";
 
 /// How many threads a server is to have; see above.

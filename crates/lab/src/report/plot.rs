@@ -1,8 +1,9 @@
 //! A plot: lines over threads, users or sizes, with the spread of the rounds.
 //!
-//! The values of the parameter stand side by side at equal distances, in their order. The scale begins
-//! at zero. It is logarithmic, and says so, if the largest value is far above the smallest. The picture
-//! is as wide as a phone, so that its text can be read there; a larger screen shows it larger.
+//! The values of the parameter stand side by side at equal distances, in their order. The scale
+//! begins at zero. It is logarithmic, and says so, if the largest value is far above the smallest.
+//! The picture is as wide as a phone, so that its text can be read there; a larger screen shows it
+//! larger.
 //!
 //! Source: SVG 1.1.
 

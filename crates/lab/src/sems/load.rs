@@ -1,19 +1,21 @@
-//! What a worker of semop-multi does: it adds to a semaphore and takes that back, in two calls.
+//! The load of semop-multi: a worker adds to a semaphore and takes that back, in two calls.
 //!
-//! The same loop runs in the threads of this process and in processes of their own (`process`).
+//! The same loop runs in the threads of this process and in processes of their own (`worker`).
 //!
 //! # Checks
-//! Every call must succeed. At its end a worker adds one to its own semaphore, without undo; a set must
-//! then hold just that, so that an addition that was lost is seen, whichever semaphore it was for.
+//! Every call must succeed. At its end a worker adds one to its own semaphore, without undo; a set
+//! must then hold just that, so that an addition that was lost is seen, whichever semaphore it was
+//! for.
 
 use std::fmt::{self, Display};
 use std::time::Duration;
 
+use anyhow::{Context as _, bail};
 use corewalk_ipc::{SEM_UNDO, SemBuf};
 
 use super::{Sems, check};
 use crate::crew::{self, Laps, Slice, Turn};
-use crate::lane::Rng;
+use crate::questions::Rng;
 use crate::samples::Params;
 
 /// Which semaphores a worker takes.
@@ -27,7 +29,7 @@ pub(crate) enum Pattern {
     Same,
 }
 
-/// What is asked for.
+/// The parameters of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Load {
     pub(crate) threads: usize,
@@ -52,6 +54,31 @@ impl Pattern {
 }
 
 impl Load {
+    /// Returns the line that makes a worker process run this load (`worker`).
+    pub(crate) fn line(&self, time: Duration) -> String {
+        let Load { threads, sems, pattern, has_undo, ops } = self;
+        let (pattern, undo) = (pattern.name(), if *has_undo { "on" } else { "off" });
+        format!("{pattern} {sems} {undo} {ops} {threads} {}", time.as_millis().max(1))
+    }
+
+    /// Reads what [`Load::line`] returns.
+    ///
+    /// # Errors
+    /// A line that is no load.
+    pub(crate) fn parse(line: &str) -> anyhow::Result<(Load, Duration)> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [pattern, sems, undo, ops, threads, ms] = words[..] else { bail!("{line} is no load") };
+        let pattern = Pattern::ALL.into_iter().find(|known| known.name() == pattern);
+        let load = Load {
+            threads: threads.parse()?,
+            sems: sems.parse()?,
+            pattern: pattern.context("no such pattern")?,
+            has_undo: undo == "on",
+            ops: ops.parse()?,
+        };
+        Ok((load, Duration::from_millis(ms.parse()?)))
+    }
+
     /// Returns the parameters; `workers` is what the workers are.
     pub(crate) fn params(&self, workers: &str) -> Params {
         Params::from([
@@ -170,6 +197,17 @@ mod tests {
         }
         fn values(&self, set: usize) -> anyhow::Result<Vec<u16>> {
             self.whole.values(set)
+        }
+    }
+
+    #[test]
+    fn line_of_a_load_is_read_back() {
+        let (pattern, time) = (Pattern::Random, Duration::from_millis(20));
+        let load = Load { threads: 4, sems: 128, pattern, has_undo: true, ops: 2 };
+        assert_eq!(load.line(time), "random 128 on 2 4 20");
+        assert_eq!(Load::parse(&load.line(time)).unwrap(), (load, time));
+        for bad in ["", "random 128 on 2 4", "none 128 on 2 4 20", "own 128 on 2 x 20"] {
+            assert!(Load::parse(bad).is_err(), "{bad}");
         }
     }
 

@@ -1,21 +1,23 @@
 //! Table `aim7-short`: jobs of many users at once, from one user on, with the spread of the runs.
 //!
-//! Source: document 001 (Long, September 2013) and the questions of Stoffel in its review. Units: jobs
-//! per second of wall time, all users together (`ops_per_s`), and processor time per job (`ns_per_op`).
-//! The footer gives jobs per minute.
+//! Source: document 001 (Long, September 2013) and the questions of Stoffel in its review. Units:
+//! jobs per second of wall time, all users together (`ops_per_s`), and processor time per job
+//! (`ns_per_op`). The footer gives jobs per minute.
 //!
-//! The document measured jobs per minute of the short workload of AIM7 on a DL980 with 80 cores, on top
-//! of the lockref patches, in three ranges of users ([`PUBLISHED`]). It lost 11.3 % up to 100 users, and
-//! won 6.2 and 6.6 % above. Stoffel asked if the loss is real, how much runs vary, and for a machine with
-//! four cores. The rows of 1 to 4 users are the answer, each with its lowest and highest run.
+//! The document measured jobs per minute of the short workload of AIM7 on a DL980 with 80 cores, on
+//! top of the lockref patches, in three ranges of users ([`PUBLISHED`]). It lost 11.3 % up to 100
+//! users, and won 6.2 and 6.6 % above. Stoffel asked if the loss is real, how much runs vary, and
+//! for a machine with four cores. The rows of 1 to 4 users are the answer, each with its lowest and
+//! highest run.
 //!
-//! Kept: users do jobs, each of which is the same bounded mix (`job`), in directories of their own and on
-//! paths that all share. Dropped: processes, pipes and arithmetic, which a name cache does not see, so
-//! differences are larger than in the document; and completion of a fixed number of jobs. Users are
-//! threads. All designs, and corewalk, keep names in memory with no file system below.
+//! Kept: users do jobs, each of which is the same bounded mix (`job`), in directories of their own
+//! and on paths that all share. Dropped: processes, pipes and arithmetic, which a name cache does
+//! not see, so differences are larger than in the document; and completion of a fixed number of
+//! jobs. Users are threads. All designs, and corewalk, keep names in memory with no file system
+//! below.
 //!
-//! corewalk does more than the small designs: permissions, a back end, counted inodes. So it can lose
-//! here.
+//! corewalk does more than the small designs: permissions, a back end, counted inodes. So it can
+//! lose here.
 //!
 //! # Checks
 //! Every answer of every job is compared; a wrong answer fails the run.
@@ -27,7 +29,7 @@ use anyhow::ensure;
 use super::bench::{Cell, cells, values};
 use super::grid::Rounds;
 use super::{Claim, Grid, Plot, Published, Settings, Table, Text, shape, sized};
-use crate::before::{DcacheLock, Dentries, GlobalLock, RenameSeqLock, RenameSeqRwLock, filled};
+use crate::before::{Before, Dentries, Design, filled};
 use crate::corpus::Corpus;
 use crate::crew::{self, Pinning};
 use crate::job::{self, User};
@@ -35,8 +37,8 @@ use crate::ours::Ours;
 use crate::race::Side;
 use crate::samples::{Row, Samples};
 
-/// The figures of document 001: users, mean jobs per minute without and with the patch. (It prints the
-/// second range as 200-10000, and the third begins at 1100.)
+/// The figures of document 001: users, mean jobs per minute without and with the patch. (It prints
+/// the second range as 200-10000, and the third begins at 1100.)
 const PUBLISHED: [(&str, u32, u32); 3] = [
     ("10-100", 4_365_114, 3_872_850),
     ("200-10000", 7_211_115, 7_655_958),
@@ -51,7 +53,7 @@ const DESIGNS: usize = 5;
 /// The share of the time per row: there are many rows.
 const SHARE_OF_TIME: f64 = 0.8;
 /// The variant that all are compared with.
-const BASELINE: &str = GlobalLock::VARIANT;
+const BASELINE: &str = Design::GlobalLock.name();
 
 /// The table.
 pub(super) struct Aim7Short;
@@ -110,7 +112,7 @@ impl Table for Aim7Short {
                 row.variant == variant && row.params["users"].as_u64() <= Some(users_max)
             })
         };
-        let (document, ours) = (of(RenameSeqLock::VARIANT, u64::MAX), of("corewalk", 4));
+        let (document, ours) = (of(Design::SeqLock.name(), u64::MAX), of("corewalk", 4));
         let words = "of the document: the sequence does not lose against the lock";
         vec![
             Claim::no_loss(words, document),
@@ -153,13 +155,11 @@ fn shops(entries: usize, users: usize) -> anyhow::Result<Vec<Shop>> {
     let corpus = Corpus::collect(entries);
     // Two directories per user, the files of a job, and some for names that are being freed.
     let capacity = corpus.len() + users * (2 + 4 * job::FILES) + 1024;
-    let designs: Vec<Box<dyn Dentries>> = vec![
-        Box::new(filled(Ours::empty(capacity)?, &corpus)),
-        Box::new(filled(GlobalLock::new(capacity), &corpus)),
-        Box::new(filled(RenameSeqRwLock::new(capacity), &corpus)),
-        Box::new(filled(RenameSeqLock::new(capacity), &corpus)),
-        Box::new(filled(DcacheLock::new(capacity), &corpus)),
-    ];
+    let mut designs: Vec<Box<dyn Dentries>> =
+        vec![Box::new(filled(Ours::empty(capacity)?, &corpus))];
+    for design in [Design::GlobalLock, Design::SeqRwLock, Design::SeqLock, Design::DcacheLock] {
+        designs.push(Box::new(filled(Before::new(design, capacity), &corpus)));
+    }
     let shop = |design: Box<dyn Dentries>| {
         let users = (0..users).map(|number| User::new(&*design, &corpus, number)).collect();
         (design, users)

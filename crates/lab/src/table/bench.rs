@@ -1,8 +1,8 @@
 //! The one engine of tables whose variants do the same work in the same cells.
 //!
-//! A table is a list of cells, which are sets of parameters, a list of variants, and a workload. The
-//! engine measures each variant in each cell and adds the rows: throughput, and processor time per
-//! operation. It also knows the file systems that most workloads run on ([`Bench::run_files`]).
+//! A table is a list of cells, which are sets of parameters, a list of variants, and a workload.
+//! The engine measures each variant in each cell and adds the rows: throughput, and processor time
+//! per operation. It also knows the file systems that most workloads run on ([`Bench::run_files`]).
 //!
 //! Source: `grid`, for the order of the measurements.
 
@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::grid::{Grid, Rounds};
 use super::sized;
 use crate::baseline::syscall_ns;
+use crate::before::Design;
 use crate::crew::Slice;
 use crate::files::{BeforeFiles, Files, Host, Ours};
 use crate::samples::{Metric, Params, Samples};
@@ -36,7 +37,8 @@ pub(super) struct Bench<'a> {
     pub(super) cells: &'a [Cell],
     /// The variant that all variants are compared with.
     pub(super) baseline: &'a str,
-    /// True if rows of one thread are also shown without the cost of a system call, which `linux` pays.
+    /// True if rows of one thread are also shown without the cost of a system call, which `linux`
+    /// pays.
     pub(super) is_net_of_syscall: bool,
 }
 
@@ -47,17 +49,6 @@ pub(super) trait Workload {
     /// # Errors
     /// If something cannot be made in `files`.
     fn enter<'a, F: Files>(&'a self, files: &'a F) -> anyhow::Result<Measure<'a>>;
-}
-
-/// The kernel before the patches, with room for so many names.
-#[derive(Clone, Copy)]
-pub(super) enum Before {
-    /// No such variant.
-    None,
-    /// Linux 2.4, with `dcache_lock`.
-    DcacheLock(usize),
-    /// Linux 3.8, with one lock for renames and translations.
-    GlobalLock(usize),
 }
 
 /// Returns every combination of the values of some parameters.
@@ -133,30 +124,23 @@ impl Bench<'_> {
         })
     }
 
-    /// Measures `workload` on corewalk's tmpfs, on the kernel before the patches, and on the host.
+    /// Measures `workload` on corewalk's tmpfs, on a design from before with room for so many
+    /// names, and on the host.
     ///
     /// # Errors
     /// As [`Bench::run`], and if a file system cannot be prepared.
     pub(super) fn run_files<W: Workload>(
         &self,
-        before: Before,
+        before: Option<(Design, usize)>,
         workload: &W,
         samples: &mut Samples,
     ) -> anyhow::Result<()> {
         let table = self.rounds.table();
-        let (dcache_lock, global_lock);
         let (ours, host) = (Ours::new()?, Host::new(table));
+        let before = before.map(|(design, names)| BeforeFiles::new(design, names)).transpose()?;
         let mut variants = vec![(ours.variant(), workload.enter(&ours)?)];
-        match before {
-            Before::None => {}
-            Before::DcacheLock(names) => {
-                dcache_lock = BeforeFiles::dcache_lock(names)?;
-                variants.push((dcache_lock.variant(), workload.enter(&dcache_lock)?));
-            }
-            Before::GlobalLock(names) => {
-                global_lock = BeforeFiles::global_lock(names)?;
-                variants.push((global_lock.variant(), workload.enter(&global_lock)?));
-            }
+        if let Some(before) = &before {
+            variants.push((before.variant(), workload.enter(before)?));
         }
         match &host {
             Ok(host) => variants.push((host.variant(), workload.enter(host)?)),

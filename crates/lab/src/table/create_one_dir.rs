@@ -1,22 +1,22 @@
 //! Table `create-one-dir`: files made and removed in one directory by several threads.
 //!
 //! Document 003 (McKenney, Sarma, Soni, 2004) names what the RCU dcache left open. The first item:
-//! updates are "still gated by dcache_lock, which means that update-intensive workloads do not scale
-//! well". Linux in 2026 takes the lock of the directory for each create and unlink, so different names
-//! in one directory still wait for each other. The document publishes no number for it. Units:
-//! operations per second of wall time, all threads together, and nanoseconds of processor time per
-//! operation; a create and an unlink are one operation each.
+//! updates are "still gated by dcache_lock, which means that update-intensive workloads do not
+//! scale well". Linux in 2026 takes the lock of the directory for each create and unlink, so
+//! different names in one directory still wait for each other. The document publishes no number for
+//! it. Units: operations per second of wall time, all threads together, and nanoseconds of
+//! processor time per operation; a create and an unlink are one operation each.
 //!
 //! A directory has 1,000 files that stay. Each thread makes 64 files with names of its own and then
 //! removes them, again and again. With `directories=one` all threads work in that directory. With
 //! `directories=own` each thread works in a directory like it, which shows the cost of sharing.
 //!
-//! The tmpfs below corewalk has a lock per directory around its list of names; the cache above it has
-//! none. Dropped: content, opening the files, and directories that grow.
+//! The tmpfs below corewalk has a lock per directory around its list of names; the cache above it
+//! has none. Dropped: content, opening the files, and directories that grow.
 //!
 //! # Checks
-//! Every create must find no file and every unlink must find one. All files are gone at the end of each
-//! slice, and the files that stay are counted after it.
+//! Every create must find no file and every unlink must find one. All files are gone at the end of
+//! each slice, and the files that stay are counted after it.
 //!
 //! Source: document 003, "Future Directions", 1; Linux `fs/namei.c` (`inode_lock` of the parent);
 //! the shape is that of MWCM and MWUM in FxMark (USENIX ATC 2016).
@@ -27,7 +27,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::bench::{Before, Bench, Cell, Measure, Workload, cells, values};
+use super::bench::{Bench, Cell, Measure, Workload, cells, values};
 use super::grid::Rounds;
 use super::{Claim, Grid, Plot, Settings, Table, Text, shape};
 use crate::crew::{self, Slice};
@@ -96,7 +96,7 @@ impl Table for CreateOneDir {
             is_net_of_syscall: false,
         };
         let workload = Creates { threads: settings.threads_max() };
-        bench.run_files(Before::None, &workload, &mut samples)?;
+        bench.run_files(None, &workload, &mut samples)?;
         samples.add_scaling(|_, _| true);
         Ok(samples)
     }

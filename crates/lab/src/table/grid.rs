@@ -1,14 +1,15 @@
 //! The grid of a table: every variant in every cell, round by round.
 //!
-//! All tables measure in the same order, and what makes their numbers comparable is here once: the
-//! rounds, the variants of a cell right after each other, and in which order in which round: each goes first, and comes
-//! directly after each other one, as nearly equally often as the number of rounds allows.
+//! All tables measure in the same order. A round visits each cell, and measures its variants right
+//! after each other, in an order that depends on the round. Over the rounds each variant goes
+//! first, and comes directly after each other variant, as nearly equally often as the number of
+//! rounds allows.
 //!
 //! # How it works
 //! A table says beforehand what it is going to measure ([`Grid`]), so that a run's length is known
 //! before it starts; [`Rounds::each`] then visits each cell with each variant in each round, and
-//! refuses a grid that is larger than what was said. Somebody who interrupts the run ends it between
-//! two visits, and everything that was made for it is removed on the way out.
+//! refuses a grid that is larger than what was said. An interrupted
+//! run ends between two visits, and removes everything that it made.
 //!
 //! # What it refuses
 //! To measure anything itself: what a visit does is the table's.
@@ -25,12 +26,12 @@ use super::Settings;
 use crate::machine::Disturbance;
 use crate::peer::Interrupt;
 
-/// What a table measures in one go.
+/// The measurements of a table in one go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grid {
     /// Sets of parameters.
     pub cells: usize,
-    /// Who is measured with each, at most.
+    /// The most variants of a cell.
     pub variants: usize,
     /// For how long each is measured in a cell and a round.
     pub slice: Duration,
@@ -61,7 +62,8 @@ pub(super) struct Visit<'a, Cell> {
 }
 
 impl Grid {
-    /// Returns a grid in which each variant is measured for `share` of the time per row in each cell.
+    /// Returns a grid in which each variant is measured for `share` of the time per row in each
+    /// cell.
     pub(super) fn new(settings: &Settings, cells: usize, variants: usize, share: f64) -> Grid {
         let slice = (settings.time_per_row / settings.rounds as u32).mul_f64(share);
         Grid { cells, variants, slice, rounds: settings.rounds }
@@ -90,7 +92,7 @@ impl<'a> Rounds<'a> {
     /// Visits each cell with each variant in each round, in another order each time.
     ///
     /// # Errors
-    /// If a visit fails, somebody interrupts, or this is more than `grid`.
+    /// If a visit fails, the user interrupts the run, or there is more than `grid`.
     pub(super) fn each<Cell: Display>(
         &self,
         grid: &Grid,
@@ -134,7 +136,7 @@ impl<'a> Rounds<'a> {
         self.settings
     }
 
-    /// Returns an error once somebody has interrupted.
+    /// Returns an error once the user has interrupted the run.
     ///
     /// # Errors
     /// See above.
@@ -171,12 +173,14 @@ fn progress(steps: usize) -> ProgressBar {
     bar
 }
 
-/// Returns the numbers below `count` in an order of which each `round` has another one: who is measured when.
+/// Returns the numbers below `count` in an order that depends on the round.
 ///
-/// Over `count` rounds, or twice as many if it is odd, each number goes first equally often, and each stands
-/// directly behind each other one equally often: who comes after another finds caches and memory as that left them.
+/// Over `count` rounds, or twice as many if it is odd, each number goes first equally often. Each
+/// stands directly behind each other one equally often, since a variant finds caches and memory as
+/// the one before left them.
 ///
-/// Source: Williams, "Experimental designs balanced for the estimation of residual effects of treatments", 1949.
+/// Source: Williams, "Experimental designs balanced for the estimation of residual effects of
+/// treatments", 1949.
 fn balanced(count: usize, round: usize) -> impl Iterator<Item = usize> {
     // There and back: 0, 1, -1, 2, -2 ...
     let zigzag = move |at: usize| if at % 2 == 1 { at.div_ceil(2) } else { count - at / 2 };

@@ -1,44 +1,39 @@
-//! Table `hot-leaf`: several threads at the same path, and somebody who locks it for a moment.
+//! Table `hot-leaf`: several threads at the same path, and a locker that locks it for a moment.
 //!
 //! Document 000 (Long, February 2013) made counting a reference a compare-exchange that needs no
-//! lock, as long as nobody has the lock. It publishes no number for one file alone. What came of it:
-//! in June 2024 Guzik measured 8.40 M stat calls per second of one file by 20 threads, and 1.27 M once
-//! somebody had taken the lock for a moment, for as long as the threads went on. Those are figures of
-//! another machine. Units: operations per second of wall time, all threads together, and nanoseconds
-//! of processor time per operation.
+//! lock, as long as no thread has the lock. It publishes no number for one file alone. In June 2024
+//! Guzik measured 8.40 M stat calls per second of one file by 20 threads. After a thread had taken
+//! the lock for a moment it was 1.27 M, for as long as the threads went on. Those figures are of
+//! another machine. Units: operations per second of wall time, all threads together, and
+//! nanoseconds of processor time per operation.
 //!
-//! # What is done
-//! With `of=walk` an operation resolves one path of eight components, always the same one. The locker
-//! changes the permissions of the file and gives it a second name, which it removes, 1,000 times per
-//! second. With `of=lockref` an operation takes a reference and drops it; the locker takes the lock
-//! for a microsecond as often. `corewalk` is then `corewalk_sync::Lockref`, `before-lockref-off` the
-//! rule of Linux (`lockref_off`).
+//! # The workload
+//! With `of=walk` an operation resolves one path of eight components, always the same one. The
+//! locker changes the permissions of the file and gives it a second name, which it removes, 1,000
+//! times per second. With `of=lockref` an operation takes a reference of a `corewalk_sync::Lockref`
+//! and drops it; the locker takes the lock for a microsecond as often.
 //!
-//! The threads run through three phases without a break: `before` the locker comes, `during` it, and
-//! `after` it has gone. In the last two the baseline of each variant is itself in `phase=before`, there
-//! it is the usual design.
+//! The threads run through three phases without a break: `before` the locker comes, `during` it,
+//! and `after` it has gone. In the last two the baseline of each variant is itself in
+//! `phase=before`.
 //!
-//! # The claim, as a shape
-//! Two threads do at least 1.9 times what one does with `of=walk`, since a walk writes nothing (the row
-//! with `over_threads=1`). During the locker an operation takes at most 5 % more processor time; the
-//! time that the locker itself takes from the workers is not in that, since it has no processor of its
-//! own. After it nothing is left: no row is behind by more than it varies.
+//! # Claims
+//! Two threads do at least 1.9 times the work of one with `of=walk`, since a walk writes nothing
+//! (the row with `over_threads=1`). During the locker an operation takes at most 5 % more processor
+//! time; the locker's own time is not in that. After it no row is behind by more than it varies.
 //!
-//! Two threads are too few for the shape of 2024: what keeps everybody at the lock is that the queue is
-//! never empty, and with two it is as soon as one of them is interrupted. The rows are there for
-//! machines with more processors.
+//! Two threads are too few for the shape of 2024: threads stay at the lock as long as its queue is
+//! never empty, and with two it empties at once. The rows are for machines with more processors.
 //!
 //! # What it drops
-//! More threads than processors, which would measure the scheduler. `linux` resolves by stat(2), which
-//! also copies attributes and pays for a system call.
+//! More threads than processors, which would measure the scheduler. `linux` resolves by stat(2),
+//! which also copies attributes and pays for a system call.
 //!
 //! # Checks
 //! Every walk must give the file's number; references must add up at the end. A slice in which the
-//! locker did not reach its rate is done again.
+//! locker did not reach its rate runs again.
 //!
 //! Source: document 000; Linux `lib/lockref.c`; Guzik, "lockref: trywait", June 2024 (trap T52).
-
-mod lockref_off;
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -54,13 +49,10 @@ use super::{Claim, Grid, Plot, Settings, Size, Table, Text, shape};
 use crate::crew::{self, Slice};
 use crate::files::{Files, Host, Ours, User};
 use crate::samples::{Metric, OVER_THREADS, Params, Row, Samples};
-use lockref_off::LockrefOff;
 
 /// The variant that walks are compared with before the locker comes.
 const WALK_BASELINE: &str = "linux";
-/// The variant that counts are compared with then.
-const COUNT_BASELINE: &str = "before-lockref-off";
-/// How often somebody takes the lock, per second.
+/// How often the locker takes the lock, per second.
 const LOCKS_PER_S: u32 = 1_000;
 /// The share of that rate that must be reached.
 const RATE_SHARE: f64 = 0.9;
@@ -68,13 +60,9 @@ const RATE_SHARE: f64 = 0.9;
 const HOLD: Duration = Duration::from_micros(1);
 /// Slices that are tried until the locker reached its rate.
 const TRIES: usize = 4;
-/// Who is measured, in this order.
-const VARIANTS: [(&str, &str); 4] = [
-    ("walk", "corewalk"),
-    ("walk", WALK_BASELINE),
-    ("lockref", "corewalk"),
-    ("lockref", COUNT_BASELINE),
-];
+/// The variants, in order.
+const VARIANTS: [(&str, &str); 3] =
+    [("walk", "corewalk"), ("walk", WALK_BASELINE), ("lockref", "corewalk")];
 /// How two threads at the same path are to scale.
 const SCALING: f64 = 1.9;
 /// How much processor time an operation may take beside the locker, over what it takes before.
@@ -96,10 +84,10 @@ const LEAF: &[u8] = b"the-hot-leaf";
 /// The table.
 pub(super) struct HotLeaf;
 
-/// What three phases gave, and how often the locker was there per second.
+/// The slices of three phases, and how often per second the locker came.
 type Outcome = (Vec<Slice>, f64);
 
-/// Somebody who is measured with a number of threads, for so long in each phase.
+/// A variant, measured with a number of threads for a time in each phase.
 struct Variant<'a> {
     of: &'static str,
     name: &'static str,
@@ -176,7 +164,7 @@ impl Table for HotLeaf {
             Ok(host) => variants.push(walkers(host)?),
             Err(error) => eprintln!("hot-leaf: skipped linux: {error:#}"),
         }
-        variants.extend(counters());
+        variants.push(counter());
         let cells = rounds.threads();
         let grid = self.grids(settings)[0];
         let mut samples = Samples::default();
@@ -269,52 +257,31 @@ fn walkers<F: Files>(files: &F) -> anyhow::Result<Variant<'_>> {
     Ok(Variant { of: "walk", name, baseline, measure: Box::new(measure) })
 }
 
-/// Returns the variants that count with corewalk's lockref, and by the rule of Linux.
-fn counters() -> [Variant<'static>; 2] {
-    let ours = |threads, time| {
+/// Returns the variant that takes references and drops them, beside a thread that takes the lock.
+fn counter() -> Variant<'static> {
+    let measure = |threads, time| {
         let lockref = CachePadded::new(Lockref::new(1));
-        let count = || {
-            lockref.get();
-            lockref.put_return() > 0
+        let work = |_, turn: crew::Turn| {
+            turn.run(|_| {
+                lockref.get();
+                lockref.put_return() > 0
+            })
         };
-        let outcome = count_beside((threads, time), count, || {
-            let guard = lockref.lock();
-            hold();
-            drop(guard);
+        let outcome = crew::run_phases((threads, PHASES.len()), time, work, |clock| {
+            clock.paced(1, LOCKS_PER_S, |_| {
+                let guard = lockref.lock();
+                hold();
+                drop(guard);
+            })
         });
         assert_eq!(lockref.count(), 1, "references do not add up");
         outcome
     };
-    let before = |threads, time| {
-        let lockref = LockrefOff::new(1);
-        let count = || {
-            lockref.get();
-            lockref.put();
-            true
-        };
-        let outcome = count_beside((threads, time), count, || lockref.with_lock(hold));
-        assert_eq!(lockref.count(), 1, "references do not add up");
-        outcome
-    };
-    let (of, baseline) = ("lockref", COUNT_BASELINE);
-    [
-        Variant { of, name: "corewalk", baseline, measure: Box::new(ours) },
-        Variant { of, name: COUNT_BASELINE, baseline, measure: Box::new(before) },
-    ]
+    let name = "corewalk";
+    Variant { of: "lockref", name, baseline: name, measure: Box::new(measure) }
 }
 
-/// Counts in every thread, beside somebody who locks in the second phase.
-fn count_beside(
-    (threads, time): (usize, Duration),
-    count: impl Fn() -> bool + Sync,
-    lock: impl Fn() + Sync,
-) -> Outcome {
-    let work = |_, turn: crew::Turn| turn.run(|_| count());
-    let locker = |clock: &crew::Clock| clock.paced(1, LOCKS_PER_S, |_| lock());
-    crew::run_phases((threads, PHASES.len()), time, work, locker)
-}
-
-/// Lets a moment pass, as somebody does who looks at what a lock protects.
+/// Lets a moment pass, as a thread does that reads data under a lock.
 fn hold() {
     let start = Instant::now();
     while start.elapsed() < HOLD {

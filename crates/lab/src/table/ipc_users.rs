@@ -1,25 +1,27 @@
 //! Table `ipc-users`: many users of many semaphore sets, and what they wait for each other.
 //!
-//! Source: document 002 (Bueso, March 2013), its second measurement. Units: calls per second of wall time,
-//! all users together; nanoseconds of processor time per call; calls that find a lock taken, per million
-//! (`of=locks-found-taken`); and seconds for which a user waits for locks in one second of its time
-//! (`of=waiting`).
+//! Source: document 002 (Bueso, March 2013), its second measurement. Units: calls per second of
+//! wall time, all users together; nanoseconds of processor time per call; calls that find a lock
+//! taken, per million (`of=locks-found-taken`); and seconds for which a user waits for locks in one
+//! second of its time (`of=waiting`).
 //!
 //! # What the document measured
-//! The share of system time that went into the ipc lock under Oracle's swingbench with 100, 400 and 800
-//! users on eight sockets ([`PUBLISHED`]).
+//! The share of system time that went into the ipc lock under Oracle's swingbench with 100, 400 and
+//! 800 users on eight sockets ([`PUBLISHED`]).
 //!
 //! # What is kept, and what is not
-//! Users and their numbers are kept: each is a thread here, and to corewalk and the designs before a
-//! process of its own. The database is not: a user does nothing but calls, of which three quarters are
-//! semop and the rest semctl, on semaphores drawn at random from 400 sets. Two processors never have
-//! more than two users inside a call at once, so a lock is found taken mostly when who holds it has lost its
-//! processor; what eight sockets make of a shared lock is not to be had here. A run has the document's 100, 400
-//! and 800 users, all three; a quick one has 8 and 32, since it takes longer to start hundreds of threads than it lasts.
+//! Users and their numbers are kept: each is a thread here, and to corewalk and the designs before
+//! a process of its own. The database is not: a user does nothing but calls, of which three
+//! quarters are semop and the rest semctl, on semaphores drawn at random from 400 sets. Two
+//! processors never have more than two users inside a call at once, so a lock is found taken mostly
+//! when who holds it has lost its processor; what eight sockets make of a shared lock is not to be
+//! had here. A run has the document's 100, 400 and 800 users, all three; a quick one has 8 and 32,
+//! since it takes longer to start hundreds of threads than it lasts.
 //!
 //! corewalk has no lock on the way of these calls but the set's for `SETVAL` and for those who were
-//! disturbed. It counts likewise what a user finds taken, and the time until it goes on (`Namespace::contention`):
-//! the set's lock, and a semaphore in the middle of another's operation. The host kernel has rates only.
+//! disturbed. It counts likewise what a user finds taken, and the time until it goes on
+//! (`Namespace::contention`): the set's lock, and a semaphore in the middle of another's operation.
+//! The host kernel has rates only.
 //!
 //! # Checks
 //! Every call succeeds, what is read is in range, and no addition is lost: each user leaves a mark.
@@ -33,7 +35,7 @@ use super::grid::Rounds;
 use super::{Claim, Grid, Plot, Published, Settings, Table, Text, shape, sized};
 use crate::before::sems::{IpcLock, IpcRcu, Protocol, SemArrays};
 use crate::crew::{self, Laps, Slice, Turn};
-use crate::lane::Rng;
+use crate::questions::Rng;
 use crate::samples::{Metric, Params, Row, Samples};
 use crate::sems::{Linux, Ours, Sems, apart, check};
 
@@ -48,7 +50,8 @@ const SETS: (usize, usize) = (40, 400);
 const SEMS: u16 = 16;
 /// The semaphore that is set and not added to, and to what.
 const STEADY: (u16, u16) = (SEMS - 1, 7);
-/// What document 002 printed: users, and percent of the system time in the ipc lock, before and after.
+/// The figures of document 002: users, and percent of the system time in the ipc lock, before and
+/// after.
 const PUBLISHED: [(u32, f64, f64); 3] =
     [(100, 8.74, 8.11), (400, 21.86, 19.93), (800, 84.35, 77.69)];
 /// The share of the time per row.
@@ -60,7 +63,7 @@ pub(super) struct IpcUsers;
 /// A number of users.
 struct Users(usize);
 
-/// What a slice gave: besides its speed, nanoseconds of waiting for what others had, and how often, if that is
+/// The result of a slice: its speed, and nanoseconds and number of waits for locks, if they are
 /// counted.
 struct Outcome {
     slice: Slice,

@@ -1,56 +1,48 @@
 //! Table `lookup`: names to inodes, and paths to inodes.
 //!
-//! Source: what the inode tables of libfuse, SeaweedFS, fuse_mt, easy_fuser and mountpoint-s3 are asked
-//! by a kernel, on 100,000 real names. Units: operations per second of wall time (all threads
+//! Source: what the inode tables of libfuse, SeaweedFS, fuse_mt, easy_fuser and mountpoint-s3 are
+//! asked by a kernel, on 100,000 real names. Units: operations per second of wall time (all threads
 //! together), nanoseconds of processor time per operation, and bytes of resident memory per entry
 //! (`memory`).
 //!
-//! What is asked (`op`): `lookup` is the namespace work of a FUSE LOOKUP, (parent inode number,
-//! name) to inode number with one reference for the client; `walk` is absolute path to inode number.
-//! Inodes to paths are the table `path`.
+//! `op=lookup` is the namespace work of a FUSE LOOKUP: (parent inode number, name) to inode number
+//! with one reference for the client. `op=walk` is absolute path to inode number. The table `path`
+//! has inodes to paths.
 //!
-//! | rows | what is asked for | against |
-//! |---|---|---|
-//! | `renamer=0`, `renamer=1000` (`uniform`) | any entry, so most of them miss the processor's caches; with `renamer` another thread moves a directory of about a hundredth of the entries elsewhere and back that often per second | `rwlock-ahash` |
-//! | `targets=hot` (`hot`) | 64 entries, eight names deep; `net_of=syscall` without what it costs to ask the kernel | `linux` |
-//! | `entries=1000000` (`cold`) | any entry of a tree of a million | the best map from whole paths |
-//! | `over_threads=1` | how walks by several threads scale | one thread |
+//! - `renamer=0`: targets: any entry of the tree; baseline: `rwlock-ahash`.
+//! - `targets=hot`: targets: 64 entries, eight names deep; `net_of=syscall` without the cost of a
+//!   system call; baseline: `linux`.
+//! - `entries=1000000`: targets: any entry of a tree of a million; baseline: the best map from
+//!   whole paths.
+//! - `over_threads=1`: targets: walks by several threads; baseline: one thread.
 //!
-//! What cannot be reproduced: 16 processors and more, where shared lines cost what they cost. What
-//! is not alike: the renamer of `linux` moves another directory.
+//! Machines with 16 processors and more, where shared lines cost more, cannot be reproduced.
+//! `path-under-rename` measures translations beside a renamer.
 //!
 //! # Claims
-//! A hot walk of eight names takes at most a sixth of the host's stat(2) net of the system call, a walk
-//! in a tree of a million at most 1.3 times the best map from whole paths, and two threads walk at
-//! least 1.9 times as fast as one.
+//! A hot walk of eight names takes at most a sixth of the host's stat(2) net of the system call. A
+//! walk in a tree of a million takes at most 1.3 times the best map from whole paths. Two threads
+//! walk at least 1.9 times as fast as one.
 //!
 //! # Checks
-//! Every answer is compared with the tree. The variants that promise to be exact fail the run with
-//! a wrong one; those that do not are reported. corewalk's back end must not be asked, but by the
-//! renamer, once per rename, whether the target exists.
-
-mod cold;
-pub(super) mod hot;
-pub(super) mod uniform;
+//! Those of `names`.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
 use super::grid::Rounds;
+use super::names::{self, BASELINE, BEST_MAP, DEPTH, Forest, MAPS, MILLION, VARIANTS, hot_params};
 use super::{Claim, Grid, Plot, Settings, Size, Table, Text, shape, sized};
-use crate::lane::Op;
 use crate::memory;
+use crate::questions::Op;
 use crate::samples::{Metric, OVER_THREADS, Params, Row, Samples};
-use uniform::{Forest, VARIANTS};
 
-/// The variant that all are compared with where nothing else is said.
-pub(super) const BASELINE: &str = "rwlock-ahash";
-/// What is asked.
+/// The kinds of questions.
 const OPS: [Op; 2] = [Op::Lookup, Op::Walk];
 /// How many hot walks are to fit into the host's stat net of the system call.
 const HOT: f64 = 6.0;
-/// What a cold walk may take over the best map from whole paths.
+/// The most that a cold walk takes of the best map from whole paths.
 const COLD: f64 = 1.3;
 /// How two threads that walk are to scale.
 const SCALING: f64 = 1.9;
@@ -63,7 +55,7 @@ impl Table for Lookup {
         &Text {
             name: "lookup",
             source: "what inode tables are asked (libfuse, SeaweedFS, fuse_mt): 100,000 real names",
-            about: "(parent, name) to inode, path to inode: hot, over a tree, in one of a million, beside a renamer",
+            about: "(parent, name) to inode, path to inode: hot, over a tree, in one of a million",
             claim: "A walk costs a sixth of the host's stat net of the system call, and walks of several threads do not slow each other down.",
             plot: Plot {
                 x: "threads",
@@ -76,19 +68,19 @@ impl Table for Lookup {
 
     fn footer(&self, rows: &[Row]) -> String {
         let mut out = String::new();
-        let hot = [&hot::params(Op::Walk, hot::DEPTH)[..], &[("threads", 1.into())]].concat();
+        let hot = [&hot_params(Op::Walk, DEPTH)[..], &[("threads", 1.into())]].concat();
         let cost = |variant| shape::median(rows, variant, "ns_per_op", &hot);
-        let maps = cold::VARIANTS[1..].iter().filter_map(|map| Some((cost(map)?, map)));
+        let maps = MAPS.iter().filter_map(|map| Some((cost(map)?, map)));
         let best = maps.min_by(|(one, _), (other, _)| one.total_cmp(other));
         if let (Some(ours), Some((map, name))) = (cost("corewalk"), best) {
             let _ = writeln!(
                 out,
                 "walk, hot, depth {}: corewalk takes x{:.2} of the best map from whole paths ({name})",
-                hot::DEPTH,
+                DEPTH,
                 ours / map
             );
         }
-        for variant in cold::VARIANTS {
+        for variant in ["corewalk"].into_iter().chain(MAPS) {
             let [one, two] = [1, 2]
                 .map(|threads| shape::ratio(rows, variant, "ns_per_op", &million(rows, threads)));
             let (one, two) = (shape::times(one), shape::times(two));
@@ -101,14 +93,14 @@ impl Table for Lookup {
     }
 
     fn claims(&self, rows: &[Row]) -> Vec<Claim> {
-        let hot = hot::params(Op::Walk, hot::DEPTH);
+        let hot = hot_params(Op::Walk, DEPTH);
         let net = [&hot[..], &[("threads", 1.into()), ("net_of", "syscall".into())]].concat();
         let ahead = shape::ahead(rows, "corewalk", &net);
         let cold = million(rows, 1);
         let entries = cold.iter().find(|(key, _)| *key == "entries").map(|(_, value)| value);
         let words = format!(
             "a cold walk in a tree of {} over the best map from whole paths",
-            entries.filter(|value| !value.is_null()).unwrap_or(&cold::ENTRIES.1.into())
+            entries.filter(|value| !value.is_null()).unwrap_or(&MILLION.1.into())
         );
         let cold = shape::ratio(rows, "corewalk", "ns_per_op", &cold);
         let uniform = [("op", "walk".into()), ("renamer", 0.into())];
@@ -130,24 +122,22 @@ impl Table for Lookup {
     }
 
     fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        vec![uniform::grid(settings, &OPS), hot::grid(settings), cold::grid(settings)]
+        let [over_tree, hot, cold] = names::grids(settings);
+        vec![over_tree, over_tree, hot, cold]
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
         let rounds = Rounds::begin(self.name(), settings)?;
-        let pace = (&rounds, settings);
         let mut samples = Samples::default();
         let forest = Forest::load(self.name(), settings)?;
-        uniform::run((self.name(), &OPS), &forest, pace, &mut samples)?;
-        hot::run(Op::Walk, &forest, pace, &mut samples)?;
+        for op in OPS {
+            names::over_tree(op, &forest, &rounds, &mut samples)?;
+        }
+        names::hot(Op::Walk, &forest, &rounds, &mut samples)?;
         let entries = forest.corpus.len();
         drop(forest);
-        cold::run(pace, &mut samples)?;
-        samples.add_scaling(|variant, params| {
-            variant != cold::BASELINE
-                && params["op"] == "walk"
-                && params.get("renamer").is_none_or(|renamer| *renamer == 0)
-        });
+        names::cold(&rounds, &mut samples)?;
+        samples.add_scaling(|variant, params| variant != BEST_MAP && params["op"] == "walk");
         measure_memory(settings, entries, &mut samples);
         Ok(samples)
     }
@@ -156,8 +146,7 @@ impl Table for Lookup {
 /// Returns the parameters of the rows of cold walks.
 fn million(rows: &[Row], threads: u64) -> Vec<(&'static str, Value)> {
     // A quick run has a smaller tree; its rows are of the same shape.
-    let is_cold =
-        |row: &&Row| row.baseline == cold::BASELINE && !row.params.contains_key(OVER_THREADS);
+    let is_cold = |row: &&Row| row.baseline == BEST_MAP && !row.params.contains_key(OVER_THREADS);
     let entries =
         rows.iter().find(is_cold).map_or(Value::Null, |row| row.params["entries"].clone());
     vec![
@@ -215,13 +204,13 @@ mod tests {
             OPS.map(|op| with(&[("op", op.name().into()), ("renamer", 0.into())])).concat();
         let rows = quick::check(&Lookup, &VARIANTS, &uniform);
         let hot = [("op", "walk".into()), ("targets", "hot".into())];
-        let cold = [("op", "walk".into()), ("entries", cold::ENTRIES.0.into())];
+        let cold = [("op", "walk".into()), ("entries", MILLION.0.into())];
         for (params, variants) in [
             (
                 &hot[..],
                 &["corewalk", "dashmap-path", "papaya-path", "scc-path", "libfuse-node"][..],
             ),
-            (&cold, &[&cold::VARIANTS[..], &[cold::BASELINE]].concat()),
+            (&cold, &[&["corewalk"][..], &MAPS, &[BEST_MAP]].concat()),
         ] {
             for (params, variant) in
                 with(params).iter().flat_map(|p| variants.iter().map(move |v| (p, v)))

@@ -1,40 +1,38 @@
 //! Table `mbcache`: the operations of a cache from keys to values, one by one.
 //!
-//! Document 004 publishes the time of a whole benchmark of a file system only; these are the calls that
-//! its cache is made of. 100,000 pairs, any of which may be asked for. Units: operations per second of
-//! wall time, all threads together, and nanoseconds of processor time per operation.
+//! Document 004 publishes only the time of a whole file-system benchmark. This table measures the
+//! calls that its cache consists of, on 100,000 pairs. Units: operations per second of wall time,
+//! all threads together, and nanoseconds of processor time per operation.
 //!
-//! | parameter | meaning |
-//! |---|---|
-//! | `op=get` | whether a pair is there, which it is |
-//! | `op=find` | a value of a key, the entry of which is counted and let go of |
-//! | `op=get+create+delete` | a get of one pair, a creation and a deletion of two others, as one operation |
-//! | `values` | values per key |
+//! - `op=get`: whether a pair is there, which it is.
+//! - `op=find`: a value of a key; the find counts a user of the entry and releases it.
+//! - `op=get+create+delete`: one operation that gets a pair, creates a second and deletes a third.
+//! - `values`: values per key.
 //!
-//! Each thread asks for pairs of its own, every key being everybody's. The pairs that come and go are
-//! not those that are got: in the rows with `get` the referenced bit is set.
+//! Each thread has its own pairs, and all threads share each key. Pairs that come and go are not
+//! the ones of a get, so the referenced bit is set in the rows with `get`.
 //!
 //! # The claim, as a shape
-//! The three operations take at most 0.6 of the time of `mutex-shards`, with one thread and with two.
+//! The three operations take at most 0.6 of the time of `mutex-shards`, with one thread and with
+//! two.
 //!
 //! # Where the time goes
-//! - A find takes a handle of the entry and puts it again: two atomic steps on the line of the entry. A find
-//!   in the maps copies a value under a lock, and the value may be freed before the caller looks at it. The
-//!   maps would need another answer to trap T34.
-//! - A deletion is an atomic step on the line of the pair, and waits for that line. The maps take locks that
-//!   stay in a core's own cache. This is the price of sharing no line between keys (G.7 of the crate).
-//! - A pair takes 32 bytes here, with a state and a generation; the maps take 21. So these lines are missed
-//!   more often in a core's own cache.
+//! - A find takes a handle of the entry and puts it again: two atomic steps on the line of the
+//!   entry. A find in the maps copies a value under a lock, and the value may be freed before the
+//!   caller looks at it. The maps would need another answer to trap T34.
+//! - A deletion is an atomic step on the line of the pair, and waits for that line. The maps take
+//!   locks that stay in a core's own cache. This is the price of sharing no line between keys (G.7
+//!   of the crate).
+//! - A pair takes 32 bytes here, with a state and a generation; the maps take 21. So these lines
+//!   are missed more often in a core's own cache.
 //!
-//! What the maps do not do: keep within a budget of bytes, drop what was not used, say what is in use, wait
-//! for it.
+//! The maps have no budget of bytes, drop no entries, and cannot tell which entry is in use.
 //!
-//! # What it drops
-//! Reclaim, waiting, and values at their cap: those are tests of the crate. The designs before are in table
-//! `xattr`.
-//!
+//! # Not measured
+//! Reclaim, waiting, and values with as many users as they may have: tests of the crate cover
+//! these. The table `xattr` has the designs before.
 //! # Checks
-//! Every answer is compared with what is there; and nothing was dropped.
+//! Every answer is compared with the pairs; the cache must drop none.
 //!
 //! Source: document 004 (Kara, December 2015).
 
@@ -47,24 +45,24 @@ use serde_json::Value;
 use super::grid::Rounds;
 use super::{Claim, Grid, Plot, Settings, Table, Text, shape, sized};
 use crate::crew::{self, Measure, Slice};
-use crate::lane::Rng;
 use crate::pairs::{Dash, Locked, Ours, Pairs, Shards};
+use crate::questions::Rng;
 use crate::samples::{Params, Row, Samples};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "mutex-shards";
-/// Who is measured.
+/// The variants.
 #[cfg(test)]
 const VARIANTS: [&str; 4] = ["corewalk", BASELINE, "rwlock-ahash", "dashmap"];
 /// Values per key.
 const VALUES: [u64; 2] = [2, 10];
-/// What the three operations may take of the time of the baseline.
+/// The most that the three operations take of the time of the baseline.
 const MOST: f64 = 0.6;
 
 /// The table.
 pub(super) struct MbcacheTable;
 
-/// What is done.
+/// The operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Op {
     Get,
@@ -72,7 +70,7 @@ enum Op {
     All,
 }
 
-/// What is measured with one set of parameters.
+/// One set of parameters.
 struct Cell {
     op: Op,
     values: u64,
@@ -167,7 +165,8 @@ impl Op {
     }
 }
 
-/// Returns the numbers of threads that can share the values of a key out evenly; one if there is none.
+/// Returns the numbers of threads that can share the values of a key out evenly; one if there is
+/// none.
 fn threads(settings: &Settings) -> Vec<usize> {
     let is_even = |threads: &usize| VALUES.iter().all(|values| values % *threads as u64 == 0);
     let even: Vec<usize> = settings.threads.iter().copied().filter(is_even).collect();

@@ -1,24 +1,25 @@
-//! Tables `multiuser` and `one-cpu`: users who compile, each in a working directory, over one cache.
+//! Tables `multiuser` and `one-cpu`: users who compile, each in a working directory, over one
+//! cache.
 //!
 //! Document 003 (McKenney, Sarma, Soni, 2004) puts lookups under RCU where Linux 2.4 took
 //! `dcache_lock`. It shows a multiuser benchmark on a NUMA-Q with 16 processors (figure 9, a curve
-//! without figures) and the numbers in [`PUBLISHED`]. It ends with a kernel on one processor of 700 MHz,
-//! whose build times "showed no change". Units: jobs per second of wall time, all users together, and
-//! nanoseconds of processor time per job.
+//! without figures) and the numbers in [`PUBLISHED`]. It ends with a kernel on one processor of 700
+//! MHz, whose build times "showed no change". Units: jobs per second of wall time, all users
+//! together, and nanoseconds of processor time per job.
 //!
-//! A user is a thread. A job (`multiuser::job`) is the questions about names of a compiler and one unit:
-//! it opens a source, looks 24 headers up through three directories, where most are not, and opens them.
-//! It makes and removes two temporaries in a directory that all users share, and replaces an object
-//! file. `before-dcache-lock` is one lock around each lookup and change (Linux 2.4), over the tmpfs
-//! that corewalk stands on. `one-cpu` keeps the process on one processor.
+//! A user is a thread. A job (`multiuser::job`) is the questions about names of a compiler and one
+//! unit: it opens a source, looks 24 headers up through three directories, where most are not, and
+//! opens them. It makes and removes two temporaries in a directory that all users share, and
+//! replaces an object file. `before-dcache-lock` is one lock around each lookup and change (Linux
+//! 2.4), over the tmpfs that corewalk stands on. `one-cpu` keeps the process on one processor.
 //!
 //! Kept: lookups by several users through shared directories, with updates among them. Dropped: the
-//! compiler, file content, the web server, 8 and 16 processors, and the kernel without SMP. The numbers
-//! of users are the table's own: `--threads` does not change them.
+//! compiler, file content, the web server, 8 and 16 processors, and the kernel without SMP. The
+//! numbers of users are the table's own: `--threads` does not change them.
 //!
 //! # Checks
-//! Every header must be found in its directory, with its number, and in no directory before it. Every
-//! temporary must be there between its making and its removal.
+//! Every header must be found in its directory, with its number, and in no directory before it.
+//! Every temporary must be there between its making and its removal.
 //!
 //! Source: document 003, "Performance and Complexity Comparisons"; sched_setaffinity(2).
 
@@ -28,9 +29,10 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::bench::{Before, Bench, Cell, Measure, Workload, cells, values};
+use super::bench::{Bench, Cell, Measure, Workload, cells, values};
 use super::grid::Rounds;
 use super::{Claim, Grid, Plot, Settings, Table, Text, shape, sized};
+use crate::before::Design;
 use crate::crew::{self, Pinned};
 use crate::files::Files;
 use crate::samples::{Row, Samples};
@@ -165,7 +167,7 @@ fn measure(table: &'static str, settings: &Settings) -> anyhow::Result<Samples> 
         baseline: BASELINE,
         is_net_of_syscall: false,
     };
-    bench.run_files(Before::DcacheLock(CAPACITY), &Compilers { users }, &mut samples)?;
+    bench.run_files(Some((Design::DcacheLock, CAPACITY)), &Compilers { users }, &mut samples)?;
     Ok(samples)
 }
 

@@ -1,45 +1,40 @@
 //! Table `path`: inodes to paths.
 //!
-//! Source: what the inode tables of libfuse, SeaweedFS, fuse_mt, easy_fuser and mountpoint-s3 are asked
-//! whenever a server has to name a file, and what documents 000 and 001 made cheap in Linux. Units:
-//! operations per second of wall time (all threads together), and nanoseconds of processor time per
-//! operation.
+//! Source: the questions that the inode tables of libfuse, SeaweedFS, fuse_mt, easy_fuser and
+//! mountpoint-s3 answer when a server names a file. Documents 000 and 001 made them cheap in Linux.
+//! Units: operations per second of wall time (all threads together), and nanoseconds of processor
+//! time per operation. `op=path` is inode number to full path, owned by the caller.
 //!
-//! What is asked (`op=path`): inode number to full path, owned by the caller.
+//! - `renamer=0`: targets: any of 100,000 real entries, seven names deep in the mean; baseline:
+//!   `rwlock-ahash`.
+//! - `targets=hot`: targets: one directory, eight names deep; `net_of=syscall` without the cost of
+//!   a system call; baseline: `linux`.
+//! - `over_threads=1`: targets: translations by several threads; baseline: one thread.
 //!
-//! | rows | what is asked about | against |
-//! |---|---|---|
-//! | `renamer=0`, `renamer=1000` | any of 100,000 real entries, seven names deep in the mean; with `renamer` another thread moves a directory that often per second | `rwlock-ahash` |
-//! | `targets=hot` | one directory, eight names deep; `net_of=syscall` without what it costs to ask the kernel | `linux` |
-//! | `over_threads=1` | how translations by several threads scale | one thread |
-//!
-//! What is not alike: `linux` answers from the descriptor of the parent, or, with `targets=hot`, where
-//! the thread works (getcwd(2)); its renamer moves another directory. `dashmap-path` keeps every path,
-//! so that it only copies, and re-enters all below a directory that moves.
+//! `linux` differs: it answers from the descriptor of the parent, or, with `targets=hot`, from the
+//! working directory of the thread (getcwd(2)).
 //!
 //! # Claims
-//! Over the tree one thread is no slower than one lock over two maps, and two are 1.8 times as fast and
-//! three times as fast as libfuse's table; a hot path takes at most a quarter of getcwd(2) net of the
-//! system call.
+//! Over the tree one thread is no slower than one lock over two maps. Two are 1.8 times as fast,
+//! and three times as fast as libfuse's table. A hot path takes at most a quarter of getcwd(2) net
+//! of the system call.
 //!
 //! # Checks
-//! Those of `lookup`, with which it shares its code. What a renamer next to a translation costs, as
-//! fast as it can, is the table `path-under-rename`.
+//! Those of `names`. `path-under-rename` measures translations beside a renamer.
 
 use serde_json::Value;
 
 use super::grid::Rounds;
-use super::lookup::uniform::{self, Forest};
-use super::lookup::{BASELINE, hot};
+use super::names::{self, BASELINE, DEPTH, Forest, hot_params};
 use super::{Claim, Grid, Plot, Settings, Table, Text, shape};
-use crate::lane::Op;
+use crate::questions::Op;
 use crate::samples::{Row, Samples};
 
-/// What one thread is to reach of the baseline, over the tree.
+/// The least that one thread reaches of the baseline, over the tree.
 const ONE: f64 = 1.0;
-/// What two threads are to reach of it.
+/// The least that two threads reach of it.
 const TWO: f64 = 1.8;
-/// What two threads are to reach of libfuse's table.
+/// The least that two threads reach of libfuse's table.
 const LIBFUSE: f64 = 3.0;
 /// How many hot paths are to fit into getcwd(2) net of the system call.
 const HOT: f64 = 4.0;
@@ -52,7 +47,7 @@ impl Table for Path {
         &Text {
             name: "path",
             source: "what inode tables are asked (libfuse, SeaweedFS, fuse_mt): paths of 100,000 real entries",
-            about: "inode to path: hot, over a tree, beside a renamer",
+            about: "inode to path: hot, over a tree",
             claim: "A translation costs a quarter of getcwd net of the system call, and two threads are nearly twice as fast as one lock over two maps.",
             plot: Plot {
                 x: "threads",
@@ -70,7 +65,7 @@ impl Table for Path {
         let rate = |variant| shape::median(rows, variant, "ops_per_s", &tree(2));
         let libfuse =
             rate("corewalk").zip(rate("libfuse-node")).map(|(ours, theirs)| ours / theirs);
-        let hot = hot::params(Op::Path, hot::DEPTH);
+        let hot = hot_params(Op::Path, DEPTH);
         let net = [&hot[..], &[("threads", 1.into()), ("net_of", Value::from("syscall"))]].concat();
         let over = |threads| shape::ratio(rows, "corewalk", "ops_per_s", &tree(threads));
         vec![
@@ -86,25 +81,23 @@ impl Table for Path {
     }
 
     fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        vec![uniform::grid(settings, &[Op::Path]), hot::grid(settings)]
+        names::grids(settings)[..2].to_vec()
     }
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
         let rounds = Rounds::begin(self.name(), settings)?;
-        let pace = (&rounds, settings);
         let mut samples = Samples::default();
         let forest = Forest::load(self.name(), settings)?;
-        uniform::run((self.name(), &[Op::Path]), &forest, pace, &mut samples)?;
-        hot::run(Op::Path, &forest, pace, &mut samples)?;
-        samples.add_scaling(|_, params| {
-            params["op"] == "path" && params.get("renamer").is_none_or(|renamer| *renamer == 0)
-        });
+        names::over_tree(Op::Path, &forest, &rounds, &mut samples)?;
+        names::hot(Op::Path, &forest, &rounds, &mut samples)?;
+        samples.add_scaling(|_, params| params["op"] == "path");
         Ok(samples)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::names::VARIANTS;
     use super::*;
     use crate::table::quick;
 
@@ -116,7 +109,7 @@ mod tests {
                 [1, 2].map(|n| vec![("op", "path".into()), row.clone(), ("threads", n.into())])
             })
             .collect();
-        let rows = quick::check(&Path, &[&uniform::VARIANTS[..], &["linux"]].concat(), &cells);
+        let rows = quick::check(&Path, &[&VARIANTS[..], &["linux"]].concat(), &cells);
         let claims: Vec<String> = Path.claims(&rows).iter().map(Claim::to_string).collect();
         assert!(claims[..3].iter().all(|claim| claim.contains("held (x")), "{claims:?}");
     }

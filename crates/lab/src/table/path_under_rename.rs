@@ -1,33 +1,33 @@
 //! Table `path-under-rename`: the cost of a rename somewhere else for the translation of a path.
 //!
-//! Source: document 001 (Long, September 2013) and its review. Units: translations per second, by the
-//! reader's processor time (`clock=cpu`) and by wall time (`clock=wall`, which shows waits for a lock);
-//! the renamer's renames per second of wall time; and passes thrown away per million translations.
+//! Source: document 001 (Long, September 2013) and its review. Units: translations per second, by
+//! the reader's processor time (`clock=cpu`) and by wall time (`clock=wall`, which shows waits for
+//! a lock); the renamer's renames per second of wall time; and passes thrown away per million
+//! translations.
 //!
-//! The document measured a profile of the AIM7 short workload, in which d_path and getcwd took 83 % of
-//! the time that was left in spin locks ([`PUBLISHED`]). It replaced the lock by the sequence of all
-//! renames. The review asked about many renames: a translation then begins again because of any rename
-//! anywhere, and must take the lock in the end.
+//! The document measured a profile of the AIM7 short workload, in which d_path and getcwd took 83 %
+//! of the time that was left in spin locks ([`PUBLISHED`]). It replaced the lock by the sequence of
+//! all renames. The review asked about many renames: a translation then begins again because of any
+//! rename anywhere, and must take the lock in the end.
 //!
-//! One reader translates one directory eight levels deep, again and again. One renamer renames something
-//! there and back as fast as it can. Each has a processor of its own.
+//! One reader translates one directory eight levels deep, again and again. One renamer renames
+//! something there and back as fast as it can. Each has a processor of its own.
 //!
-//! | `renamer` | renames |
-//! |---|---|
-//! | `elsewhere` | a file in another directory, made a thousand files after the reader's directory |
-//! | `neighbour` | a file in another directory that was made right after it: lines that two entries share |
-//! | `ancestor` | a directory on the reader's way to the root |
-//! | `apart` | the file elsewhere, in another namespace: the cost of two busy processors |
+//! - `elsewhere`: a file in another directory, made a thousand files after the reader's directory.
+//! - `neighbour`: a file in another directory that was made right after it: lines that two entries
+//!   share.
+//! - `ancestor`: a directory on the reader's way to the root.
+//! - `apart`: the file elsewhere, in another namespace: the cost of two busy processors.
 //!
-//! `linux` is getcwd(2) in a working directory of the same path, and rename(2), on the host. The cost of
-//! a system call that does nothing is a row. A rename of the host takes a microsecond and more, so its
-//! reader is disturbed less often. Dropped: processes, mounts, 80 processors.
+//! `linux` is getcwd(2) in a working directory of the same path, and rename(2), on the host. The
+//! cost of a system call that does nothing is a row. A rename of the host takes a microsecond and
+//! more, so its reader is disturbed less often. Dropped: processes, mounts, 80 processors.
 //!
 //! # Checks
-//! Every path is compared with the paths that the directory can have; a wrong path fails the run. With
-//! the ancestor renamed, both sides must get on. A slice is made of short pieces; a piece in which the
-//! renamer waited for a processor is measured again. Retries are rows only of variants whose counter
-//! moved under the ancestor: a counter that never moves proves nothing.
+//! Every path is compared with the paths that the directory can have; a wrong path fails the run.
+//! With the ancestor renamed, both sides must get on. A slice is made of short pieces; a piece in
+//! which the renamer waited for a processor is measured again. Retries are rows only of variants
+//! whose counter moved under the ancestor: a counter that never moves proves nothing.
 
 use std::fmt::Write as _;
 use std::os::fd::OwnedFd;
@@ -43,24 +43,23 @@ use super::bench::Cell;
 use super::grid::Rounds;
 use super::{Claim, Grid, Plot, Settings, Size, Table, Text, shape, sized};
 use crate::baseline::{getcwd, go_to, syscall_ns};
-use crate::before::{
-    Dentries, GlobalLock, Kind, Passes, RenameSeqLock, RenameSeqRwLock, make_path,
-};
+use crate::before::{Before, Dentries, Design, Kind, Passes, make_path};
 use crate::crew::{Laps, Pinning, Turn};
 use crate::ours::Ours;
 use crate::peer::Scratch;
 use crate::race::{self, Outcome, Race, Racer, Reader, Writer};
 use crate::samples::{Metric, Params, Row, Samples};
 
-/// The figures of document 001 for the short workload of AIM7, in percent of all time or of the time in
-/// spin locks.
+/// The figures of document 001 for the short workload of AIM7, in percent of all time or of the
+/// time in spin locks.
 const PUBLISHED: [(&str, f64); 4] = [
     ("time in spin locks before the patch", 8.46),
     ("of which d_path (readlink in /proc)", 42.21),
     ("of which getcwd", 40.97),
     ("time in spin locks with the patch", 1.2),
 ];
-/// The share of its undisturbed throughput that corewalk keeps beside a renamer elsewhere, at least.
+/// The share of its undisturbed throughput that corewalk keeps beside a renamer elsewhere, at
+/// least.
 const KEPT_MIN: f64 = 0.95;
 /// Renames per second of that renamer, at least.
 const RENAMES_MIN: f64 = 1e6;
@@ -79,7 +78,7 @@ const TRIES: usize = 2;
 /// The share of the time per row.
 const SHARE_OF_TIME: f64 = 0.6;
 /// The variants that begin again when they were disturbed; the others lock.
-const OPTIMISTIC: [&str; 2] = ["corewalk", RenameSeqLock::VARIANT];
+const OPTIMISTIC: [&str; 2] = ["corewalk", Design::SeqLock.name()];
 /// The number of variants.
 const VARIANTS: usize = 5;
 /// The renamers.
@@ -297,18 +296,17 @@ fn kernel(place: &Place) -> anyhow::Result<Entrant> {
 }
 
 fn entrants(place: &Place) -> anyhow::Result<Vec<Entrant>> {
-    Ok(vec![
-        design(place, || Ours::empty(CAPACITY))?,
-        design(place, || Ok(GlobalLock::new(CAPACITY)))?,
-        design(place, || Ok(RenameSeqRwLock::new(CAPACITY)))?,
-        design(place, || Ok(RenameSeqLock::new(CAPACITY)))?,
-        kernel(place).context("the scratch directory")?,
-    ])
+    let mut entrants = vec![design(place, || Ours::empty(CAPACITY))?];
+    for before in [Design::GlobalLock, Design::SeqRwLock, Design::SeqLock] {
+        entrants.push(design(place, || Ok(Before::new(before, CAPACITY)))?);
+    }
+    entrants.push(kernel(place).context("the scratch directory")?);
+    Ok(entrants)
 }
 
 impl Entrant {
-    /// Returns the pieces of a slice with a renamer that ran, together; None if there were none, or the
-    /// variant has no such renamer.
+    /// Returns the pieces of a slice with a renamer that ran, together; None if there were none, or
+    /// the variant has no such renamer.
     fn slice(&mut self, settings: &Settings, renamer: &str) -> anyhow::Result<Option<Outcome>> {
         let at = RENAMERS.iter().position(|name| *name == renamer).unwrap_or(0);
         let (renamed, writers) = match (at, &self.apart) {
@@ -373,7 +371,7 @@ impl Entrant {
         if renamer != "none" {
             let rate = (Metric::OpsPerSecond, outcome.renames.ops_per_s());
             let params = Params::from(rename_params(renamer));
-            samples.add(round, variant, &params, rate, RenameSeqLock::VARIANT);
+            samples.add(round, variant, &params, rate, Design::SeqLock.name());
         }
         if let Some(Passes { retries, .. }) = outcome.passes {
             self.retries.push((round, renamer, 1e6 * retries as f64 / reads.ops.max(1) as f64));
@@ -395,7 +393,7 @@ impl Entrant {
         for &(round, renamer, retries) in &self.retries {
             let params = Params::from_iter(params(renamer, None));
             let retries = (Metric::RetriesPerMillion, retries);
-            samples.add(round, variant, &params, retries, RenameSeqLock::VARIANT);
+            samples.add(round, variant, &params, retries, Design::SeqLock.name());
         }
     }
 }

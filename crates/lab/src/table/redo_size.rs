@@ -1,26 +1,26 @@
 //! Tables `redo-size` and `lock-share`: many readers of paths beside many writers.
 //!
-//! Source: document 000 (Long, February 2013). Units of `redo-size`: operations per second of wall time,
-//! all readers (`op=path`) or all writers (`op=rename`) together, and processor time per operation.
-//! Unit of `lock-share`: seconds in lock sections per second of a thread's life.
+//! Source: document 000 (Long, February 2013). Units of `redo-size`: operations per second of wall
+//! time, all readers (`op=path`) or all writers (`op=rename`) together, and processor time per
+//! operation. Unit of `lock-share`: seconds in lock sections per second of a thread's life.
 //!
 //! # The document
-//! Oracle SLOB on a DL980 with 80 cores, data files in a tmpfs. Sessions read and write, and have the
-//! kernel translate dentries to paths. The size of the redo log stands for the amount written
-//! ([`PUBLISHED`]): the shared side of a seqrwlock in place of the write side of the rename lock gave
-//! 8.5 to 21.3 % more. A profile gave the share of time in spin locks ([`PUBLISHED_SHARE`]).
+//! Oracle SLOB on a DL980 with 80 cores, data files in a tmpfs. Sessions read and write, and have
+//! the kernel translate dentries to paths. The size of the redo log stands for the amount written
+//! ([`PUBLISHED`]): the shared side of a seqrwlock in place of the write side of the rename lock
+//! gave 8.5 to 21.3 % more. A profile gave the share of time in spin locks ([`PUBLISHED_SHARE`]).
 //!
 //! # Kept and dropped
-//! Kept: the grid of readers and writers, scaled from 80 cores to a small machine, with more threads than
-//! cores. A reader translates the paths of 64 files in turn, which all readers share. A writer renames a
-//! file of its own there and back as fast as it can. The document's writers rename next to nothing, so
-//! this is harder. Dropped: the database, its user time (up to 97 % of the document's machine), and so
-//! the scale of the percentages.
+//! Kept: the grid of readers and writers, scaled from 80 cores to a small machine, with more
+//! threads than cores. A reader translates the paths of 64 files in turn, which all readers share.
+//! A writer renames a file of its own there and back as fast as it can. The document's writers
+//! rename next to nothing, so this is harder. Dropped: the database, its user time (up to 97 % of
+//! the document's machine), and so the scale of the percentages.
 //!
 //! # Lock sections
-//! Only a build with the feature `lock-share` counts them (`before::timed`). corewalk's translations take
-//! no lock but in a fallback, which its counters tell; its rows are left out if the counters do not move
-//! in a trial. The locks of corewalk's renames are not counted.
+//! Only a build with the feature `lock-share` counts them (`before::timed`). corewalk's
+//! translations take no lock but in a fallback, which its counters tell; its rows are left out if
+//! the counters do not move in a trial. The locks of corewalk's renames are not counted.
 //!
 //! # Checks
 //! Every path is compared; a wrong path fails the run.
@@ -34,8 +34,8 @@ use serde_json::Value;
 use super::bench::{Cell, cells, values};
 use super::grid::Rounds;
 use super::{Claim, Grid, Plot, Published, Settings, Table, Text, shape, sized};
-use crate::before::timed::IS_COUNTED;
-use crate::before::{Dentries, GlobalLock, Kind, RenameSeqLock, RenameSeqRwLock, make_path};
+use crate::before::timed::Counting;
+use crate::before::{Before, Dentries, Design, Kind, make_path};
 use crate::crew::Pinning;
 use crate::ours::Ours;
 use crate::race::{self, Outcome, Race, Racer, Reader, Side, Writer};
@@ -137,7 +137,7 @@ impl Table for RedoSize {
         let at = |readers: u64, writers: u64| {
             [("op", Value::from("path")), ("readers", readers.into()), ("writers", writers.into())]
         };
-        let shared = shape::ratio(rows, RenameSeqRwLock::VARIANT, "ops_per_s", &at(2, 0));
+        let shared = shape::ratio(rows, Design::SeqRwLock.name(), "ops_per_s", &at(2, 0));
         let cost = |writers| shape::median(rows, OURS, "ns_per_op", &at(1, writers));
         let kept = cost(0).zip(cost(1)).map(|(alone, beside)| alone / beside);
         let document =
@@ -164,7 +164,13 @@ impl Table for RedoSize {
                     let params = visit.cell.with("op", op).0;
                     let speed = (side.ops_per_s(), side.ns_per_op());
                     let variant = load.racer.variant();
-                    samples.add_speed(visit.round, variant, &params, speed, GlobalLock::VARIANT);
+                    samples.add_speed(
+                        visit.round,
+                        variant,
+                        &params,
+                        speed,
+                        Design::GlobalLock.name(),
+                    );
                 }
             }
             Ok(())
@@ -178,7 +184,7 @@ impl Table for LockShare {
         &Text {
             name: "lock-share",
             source: "share of time in locks of document 000 (Long, February 2013), scaled",
-            about: "time in lock sections under the load of redo-size; needs a build that counts it",
+            about: "time in lock sections under the load of redo-size",
             claim: "Readers that share the rename lock wait less for it, and translations of corewalk take no lock.",
             plot: Plot {
                 x: "readers",
@@ -200,12 +206,6 @@ impl Table for LockShare {
         })
     }
 
-    fn lacks(&self) -> Option<&'static str> {
-        let lack = "this build does not count lock sections; one that does: cargo run --release \
-                    -p corewalk-lab --features lock-share -- run lock-share";
-        (!IS_COUNTED).then_some(lack)
-    }
-
     fn footer(&self, _rows: &[Row]) -> String {
         let mut out = String::from(
             "document 000, Oracle SLOB on 80 cores, percent of time in spin locks, as printed; in \
@@ -225,7 +225,7 @@ impl Table for LockShare {
             ("writers", 0.into()),
         ];
         let waiting = |variant| shape::median(rows, variant, "seconds", &params);
-        let [without, with] = [GlobalLock::VARIANT, RenameSeqRwLock::VARIANT].map(waiting);
+        let [without, with] = [Design::GlobalLock.name(), Design::SeqRwLock.name()].map(waiting);
         let pct = |share: Option<f64>| 100.0 * share.unwrap_or_default();
         let document = Claim::of(
             String::from("of the document: two readers wait less for a lock that they share"),
@@ -248,7 +248,7 @@ impl Table for LockShare {
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
         let rounds = Rounds::begin(self.name(), settings)?;
-        let (mut loads, grid) = (loads()?, self.grids(settings)[0]);
+        let (mut loads, grid, _counting) = (loads()?, self.grids(settings)[0], Counting::start());
         if !counts_translations()? {
             eprintln!("lock-share: {OURS}: no rows: its counters do not count translations");
             loads.retain(|load| load.racer.variant() != OURS);
@@ -266,7 +266,7 @@ impl Table for LockShare {
                 for (of, share) in ["waiting", "holding"].into_iter().zip(shares(done)) {
                     let params = visit.cell.with("side", side).with("of", of).0;
                     let share = (Metric::Seconds, share);
-                    samples.add(visit.round, variant, &params, share, GlobalLock::VARIANT);
+                    samples.add(visit.round, variant, &params, share, Design::GlobalLock.name());
                 }
             }
             Ok(())
@@ -330,12 +330,11 @@ impl Load {
 /// Returns the load over every design.
 fn loads() -> anyhow::Result<Vec<Load>> {
     let capacity = FILES + FILLERS + WRITERS_MAX * (FILES + 2) + 64;
-    Ok(vec![
-        Load::over(Ours::empty(capacity)?)?,
-        Load::over(GlobalLock::new(capacity))?,
-        Load::over(RenameSeqRwLock::new(capacity))?,
-        Load::over(RenameSeqLock::new(capacity))?,
-    ])
+    let mut loads = vec![Load::over(Ours::empty(capacity)?)?];
+    for design in [Design::GlobalLock, Design::SeqRwLock, Design::SeqLock] {
+        loads.push(Load::over(Before::new(design, capacity))?);
+    }
+    Ok(loads)
 }
 
 /// Returns the shares of waiting and of holding.
@@ -386,21 +385,9 @@ mod tests {
     }
 
     #[test]
-    fn build_that_does_not_count_says_how_to_make_one_that_does() {
-        let outcome = crate::run_table(&LockShare, &quick::settings());
-        if IS_COUNTED {
-            assert!(LockShare.lacks().is_none() && outcome.is_ok());
-            return;
-        }
-        let line = outcome.expect_err("it cannot be run").to_string();
-        assert!(line.contains("--features lock-share -- run lock-share"), "{line}");
-        assert_eq!(line.lines().count(), 1);
-    }
-
-    #[test]
-    fn quick_run_has_shares_of_every_design_or_says_that_nothing_is_counted() {
+    fn quick_run_has_shares_of_every_design() {
         let rows = LockShare.run(&quick::settings()).expect("all paths are right").rows();
-        for (variant, side) in [GlobalLock::VARIANT, RenameSeqRwLock::VARIANT]
+        for (variant, side) in [Design::GlobalLock.name(), Design::SeqRwLock.name()]
             .into_iter()
             .flat_map(|variant| ["readers", "writers"].map(|side| (variant, side)))
         {
@@ -413,8 +400,7 @@ mod tests {
             });
             let row = row.expect("the row is there");
             assert!(row.rounds == 5 && (0.0..=1.0).contains(&row.median), "{variant} {side}");
-            // Without the feature nothing is counted: that is why such a build refuses.
-            assert_eq!(row.median > 0.0, IS_COUNTED, "{variant} {side}");
+            assert!(row.median > 0.0, "{variant} {side}");
         }
         assert!(LockShare.footer(&rows).contains("128 readers 64 writers: 34.8(58.7)"));
     }

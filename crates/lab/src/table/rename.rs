@@ -1,10 +1,10 @@
 //! Table `rename`: files get other names, alone, side by side, and in one directory.
 //!
-//! Documents 000 and 001 are about the lock that Linux takes for each rename, which every translation
-//! of a path had to take too. Neither document publishes a number for renames. Linux today locks the
-//! directories of a rename, and for two directories the whole file system (`s_vfs_rename_mutex`).
-//! Units: operations per second of wall time, all threads together, and nanoseconds of processor time
-//! per operation.
+//! Documents 000 and 001 are about the lock that Linux takes for each rename, which every
+//! translation of a path had to take too. Neither document publishes a number for renames. Linux
+//! today locks the directories of a rename, and for two directories the whole file system
+//! (`s_vfs_rename_mutex`). Units: operations per second of wall time, all threads together, and
+//! nanoseconds of processor time per operation.
 //!
 //! Each thread renames 64 files of its own there and back. `directories` says where:
 //!
@@ -16,14 +16,14 @@
 //! | `apart` | within a file system of its own (corewalk only) |
 //!
 //! The rows with `apart` show the scaling of the machine itself: such threads share no file system.
-//! Two processors of a virtual machine may be one core. `before-global-lock` is the kernel of document
-//! 000 over the tmpfs that corewalk stands on. `linux` is the host's tmpfs at /dev/shm.
+//! Two processors of a virtual machine may be one core. `before-global-lock` is the kernel of
+//! document 000 over the tmpfs that corewalk stands on. `linux` is the host's tmpfs at /dev/shm.
 //!
 //! # Checks
 //! A rename succeeds only if the rename before it did. All names are back at the end of each slice.
 //!
-//! Source: rename(2); Linux `fs/namei.c` (`lock_rename`); documents 000 (Long, February 2013) and 001
-//! (Long, September 2013).
+//! Source: rename(2); Linux `fs/namei.c` (`lock_rename`); documents 000 (Long, February 2013) and
+//! 001 (Long, September 2013).
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -31,7 +31,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::bench::{Before, Bench, Cell, Measure, Workload, cells, values};
+use super::bench::{Bench, Cell, Measure, Workload, cells, values};
 use super::grid::Rounds;
 use super::{Claim, Grid, Plot, Settings, Table, Text, shape};
 use crate::crew::{self, Slice};
@@ -47,7 +47,7 @@ const PLACES: [&str; 3] = ["own", "own-pair", "one"];
 /// Each thread in a file system of its own.
 const APART: &str = "apart";
 /// The variants.
-const VARIANTS: [&str; 3] = ["corewalk", "before-global-lock", BASELINE];
+const VARIANTS: [&str; 2] = ["corewalk", BASELINE];
 /// The claimed factor over the host's rename.
 const FASTER: f64 = 10.0;
 /// The claimed scaling of two threads that rename different names.
@@ -123,8 +123,7 @@ impl Table for Rename {
             baseline: BASELINE,
             is_net_of_syscall: true,
         };
-        let before = Before::GlobalLock(16 + 4 * (FILES as usize) * (threads + 1));
-        bench.run_files(before, &Renames { threads }, &mut samples)?;
+        bench.run_files(None, &Renames { threads }, &mut samples)?;
         let namespaces: Vec<Ours> =
             (0..threads).map(|_| Ours::new()).collect::<anyhow::Result<_>>()?;
         namespaces.iter().try_for_each(|files| make_files(files, threads))?;

@@ -1,48 +1,42 @@
 //! Table `semop-multi`: threads that add to semaphores and take that back, as fast as they can.
 //!
-//! Source: document 002 (Bueso, March 2013), which re-ran Rik van Riel's semop-multi. Units: calls of
-//! semop per second of wall time, all workers together, and nanoseconds of processor time per call.
+//! Source: document 002 (Bueso, March 2013), which re-ran Rik van Riel's semop-multi. Units: calls
+//! of semop per second of wall time, all workers together, and nanoseconds of processor time per
+//! call.
 //!
 //! # What the document measured
-//! 256 threads on 128 semaphores of one set, 4 processors, 30 seconds: 5,048,409 operations per second
-//! before, 9,105,213 after ([`published`]). The program itself is not in the document; which semaphore a
-//! thread takes, and when, is a parameter here.
+//! 256 threads on 128 semaphores of one set, 4 processors, 30 seconds: 5,048,409 operations per
+//! second before, 9,105,213 after ([`published`]). The program itself is not in the document; which
+//! semaphore a thread takes, and when, is a parameter here.
 //!
 //! # What is measured here
-//! | parameter | meaning |
-//! |---|---|
-//! | `threads` | workers |
-//! | `workers` | `threads` of one process, or `processes` |
-//! | `sems` | semaphores of the set |
-//! | `pattern` | `own`: each worker its own, as far as there are enough; `random`: another one each time; `same`: all one |
-//! | `undo` | with `SEM_UNDO` or without |
-//! | `ops` | operations of a call: one, or two on two semaphores as one |
+//! - `threads`: workers.
+//! - `workers`: `threads` of one process, or `processes`.
+//! - `sems`: semaphores of the set.
+//! - `pattern`: `own`: each worker its own, as far as there are enough; `random`: another one each
+//!   time; `same`: all one.
+//! - `undo`: with `SEM_UNDO` or without.
+//! - `ops`: operations of a call: one, or two on two semaphores as one.
 //!
-//! | variant | what |
-//! |---|---|
-//! | `linux` | semop(2) of the host kernel |
-//! | `corewalk` | `corewalk-ipc` |
-//! | `preload` | processes that call as `linux` does, under the library of `corewalk ipc exec` |
-//! | `before-ipc-lock` | the kernel's design before document 002, in user space: one lock over lookup, checks and operations |
-//! | `before-ipc-rcu` | document 002's: lookup and checks in the read section, one lock over the operations |
-//! | `getppid` | the bare system call |
+//! - `linux`: semop(2) of the host kernel.
+//! - `corewalk`: `corewalk-ipc`.
+//! - `preload`: processes that call as `linux` does, under the library of `corewalk ipc exec`.
+//! - `before-ipc-lock`: the kernel's design before document 002, in user space: one lock over
+//!   lookup, checks and operations.
+//! - `before-ipc-rcu`: document 002's: lookup and checks in the read section, one lock over the
+//!   operations.
 //!
-//! Workers are on a processor each, going round. With more of them than processors a rate is what all
-//! did from the first start to the last end. 16 and 256 threads are measured whatever `--threads` says,
-//! in full runs.
+//! Workers run on a processor each, going round. With more workers than processors a rate is the
+//! work of all from the first start to the last end. Full runs measure 16 and 256 threads whatever
+//! `--threads` says.
 //!
 //! # Claims
-//! Those with undo are about workers with semaphores of their own, and that of all on one semaphore is about calls without
-//! undo. For two workers with undo on one semaphore, which hand lines to each other, nothing is claimed: recorded are
+//! Claims with undo are about workers with their own semaphores, and the claim of one semaphore is
+//! about calls without undo. No claim covers two workers with undo on one semaphore: recorded are
 //! 3.57 times the kernel's rate for processes, and 5.41 for threads.
 //!
-//! # What it drops
-//! Waiting: table `wakeup`. The eight sockets of the document, on which the lock moves between caches; two
-//! processors show what a lock costs more than what it costs to share it.
-//!
 //! # Checks
-//! Those of `sems::load`: every call succeeds, and no addition is lost. The kernel's sets are in a
-//! namespace of their own where that is to be had, and are removed at the end in any case.
+//! Those of `sems::load`. The kernel's sets are in their own namespace where possible.
 
 mod published;
 
@@ -53,16 +47,16 @@ use super::{Claim, Grid, Plot, Published, Settings, Table, Text, shape, sized};
 use crate::before::sems::{IpcLock, IpcRcu, SemArrays};
 use crate::crew::Slice;
 use crate::samples::{Params, Row, Samples};
-use crate::sems::process::{self, Workers};
-use crate::sems::{Bare, Linux, Load, Ours, Pattern, Sems, apart};
+use crate::sems::{Linux, Load, Ours, Pattern, Sems, apart};
 use crate::text::with_names;
+use crate::worker::{self, Place, Workers, of_sets};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";
 const OURS: &str = "corewalk";
-/// Who is measured, in threads and in processes.
-const VARIANTS: usize = 5;
-const PROCESSES: usize = 3;
+/// The variants in threads, and those in processes.
+const VARIANTS: usize = 4;
+const PROCESSES: [&str; 3] = [BASELINE, OURS, "preload"];
 /// Semaphores of the two sets of each variant.
 const SEMS: [u16; 2] = [128, 1];
 /// More threads than there are processors.
@@ -136,7 +130,7 @@ impl Table for SemopMulti {
         vec![
             Grid::new(settings, loads, VARIANTS, share),
             Grid::new(settings, crowds(settings).len(), VARIANTS, share_of_crowds),
-            Grid::new(settings, loads, PROCESSES, share),
+            Grid::new(settings, loads, PROCESSES.len(), share),
         ]
     }
 
@@ -151,16 +145,13 @@ fn run(table: &SemopMulti, settings: &Settings) -> anyhow::Result<Samples> {
     let (linux, ours) = (made(Linux::default())?, made(Ours::new(1)?)?);
     let before = (made(SemArrays::<IpcLock>::new(1))?, made(SemArrays::<IpcRcu>::new(1))?);
     let variants: [(&str, Measure<'_>); VARIANTS] =
-        [measure(&linux), measure(&ours), measure(&before.0), measure(&before.1), measure(&Bare)];
+        [measure(&linux), measure(&ours), measure(&before.0), measure(&before.1)];
     let loads = [loads(settings), crowds(settings)];
     for ((loads, grid), is_crowd) in loads.iter().zip(table.grids(settings)).zip([false, true]) {
         rounds.each(&grid, (loads, VARIANTS), |visit| {
             let (name, measure) = &variants[visit.at];
             let params = visit.cell.params("threads");
             // A system call without semaphores is the same whatever is asked for.
-            if *name == Bare.variant() && !(is_plain(&params) && is(&params, "pattern", "own")) {
-                return Ok(());
-            }
             let slice = measure(visit.cell, grid.slice)?;
             let slice = if is_crowd { slice.over_span() } else { slice };
             slice.add_to(&mut samples, visit.round, name, &params, BASELINE)
@@ -173,22 +164,30 @@ fn run(table: &SemopMulti, settings: &Settings) -> anyhow::Result<Samples> {
     Ok(samples)
 }
 
-/// Measures workers that are processes.
+/// Measures every load in processes.
 fn processes(rounds: &Rounds<'_>, grid: Grid, samples: &mut Samples) -> anyhow::Result<()> {
     let settings = rounds.settings();
     let (Some(program), loads) = (&settings.program, loads(settings)) else { return Ok(()) };
     let most = settings.threads_max();
-    let folder = process::folder("semop-multi")?;
-    let mut linux = Workers::linux(program, &SEMS, most)?;
-    let mut ours = Workers::ours(program, &folder, &SEMS, most)?;
-    let mut preload = Workers::preload(program, &folder, &SEMS, most)?;
-    rounds.each(&grid, (&loads, PROCESSES), |visit| {
+    let folder = worker::folder("semop-multi")?;
+    let [file, preloaded] = ["namespace", "preloaded"].map(|name| folder.path().join(name));
+    let start = |place, ids: &[i32]| Workers::start(program, place, most, |_| of_sets(ids, &SEMS));
+    let (linux, ours) = (made(Linux::default())?, made(Ours::open(&file)?)?);
+    let behind_library = made(Ours::open(&preloaded)?)?;
+    let mut workers = [
+        start(Place::Host, &linux.ids())?,
+        start(Place::Namespace(&file), &ours.ids())?,
+        start(Place::Preload(&preloaded), &behind_library.ids())?,
+    ];
+    rounds.each(&grid, (&loads, PROCESSES.len()), |visit| {
         let (load, set) = (visit.cell, set_of(visit.cell));
-        let (name, slice) = match visit.at {
-            0 => (linux.variant(), linux.run(load, set, grid.slice)?),
-            1 => (ours.variant(), ours.run(load, set, grid.slice)?),
-            _ => (preload.variant(), preload.run(load, set, grid.slice)?),
-        };
+        let slice = workers[visit.at].run(&load.line(grid.slice), load.threads)?;
+        match visit.at {
+            0 => load.end(&linux, set)?,
+            1 => load.end(&ours, set)?,
+            _ => load.end(&behind_library, set)?,
+        }
+        let name = PROCESSES[visit.at];
         slice.add_to(samples, visit.round, name, &load.params("processes"), BASELINE)
     })
 }
@@ -217,7 +216,7 @@ fn loads(settings: &Settings) -> Vec<Load> {
             Load { threads, sems, pattern, has_undo, ops }
         };
         loads.extend(Pattern::ALL.map(|pattern| load(pattern, false, 1)));
-        // What is dearer is not measured with threads that only take turns.
+        // Threads that only take turns are left out of the more expensive loads.
         if threads <= 2 {
             loads.extend(Pattern::ALL.map(|pattern| load(pattern, true, 1)));
             loads.extend(Pattern::ALL.map(|pattern| load(pattern, false, 2)));
@@ -248,8 +247,8 @@ fn is_own_undo(params: &Params) -> bool {
     is(params, "undo", "on") && is(params, "pattern", "own")
 }
 
-/// Returns the claim that the rates of corewalk are at least `least` times those of the host kernel,
-/// wherever `is_meant`. The worst is named.
+/// Returns the claim that the rates of corewalk are at least `least` times those of the host
+/// kernel, wherever `is_meant`. The worst is named.
 fn least(rows: &[Row], words: &str, least: f64, is_meant: impl Fn(&Params) -> bool) -> Claim {
     let ours = rows.iter().filter(|row| row.variant == OURS && row.metric == "ops_per_s");
     let meant: Vec<(f64, &Row)> = ours
@@ -286,8 +285,6 @@ mod tests {
         assert_eq!(cells.len(), 2 * 9 + 1);
         let variants = ["linux", "corewalk", "before-ipc-lock", "before-ipc-rcu"];
         let rows = quick::check(&SemopMulti, &variants, &cells);
-        let bare = rows.iter().filter(|row| row.variant == "getppid" && row.metric == "ns_per_op");
-        assert_eq!(bare.count(), 3);
         let claims: Vec<String> = SemopMulti.claims(&rows).iter().map(Claim::to_string).collect();
         assert!(claims.iter().all(|claim| claim.contains("held (x")), "{claims:?}");
         assert!(SemopMulti.claims(&[])[0].to_string().ends_with("not measured"));

@@ -1,12 +1,13 @@
-//! What rows say together: how threads scale, who is how far ahead, and whether a claim holds.
+//! Statements about several rows: how threads scale, how far a variant is ahead, and whether a
+//! claim holds.
 //!
-//! A claim is tested as a shape: two threads over one, ours over theirs. It is one line of text that
-//! other programs can find, `claim: WHAT: held (FIGURE)`, `not held (FIGURE)` or `not measured`, in
-//! this form for every table. A machine on which rows are missing says `not measured`: a claim that
-//! nobody could test is not one that held.
+//! A claim tests a shape: two threads over one, ours over theirs. It is one line of text that other
+//! programs can find, in the same form for every table: `claim: WORDS: held (FIGURE)`,
+//! `not held (FIGURE)` or `not measured`. A run without the rows of a claim says `not measured`: an
+//! untested claim did not hold.
 //!
-//! The figure is a `ratio` where there is one, since that is taken round by round; a shape made of two
-//! medians is for people to read beside the spread.
+//! The figure is a `ratio` where there is one, since a ratio is taken round by round. People read a
+//! shape of two medians beside the spread.
 //!
 //! Source: `samples`.
 
@@ -28,7 +29,7 @@ pub(crate) struct Claim {
     figure: String,
 }
 
-/// What becomes of a claim.
+/// The verdict about a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Held,

@@ -1,27 +1,28 @@
 //! Table `small-loads`: the questions of everyday programs, where nothing must be lost.
 //!
 //! Document 000 (Long, February 2013) ran three loads with several threads, on 80 cores and on a PC
-//! with 4: `find $HOME -size 0b`, `cat /proc/*/maps /proc/*/numa_maps` and `git diff`. They show that
-//! its patches cost nothing where they gain nothing ([`PUBLISHED`]). Units: operations per second of
-//! wall time, all threads together, and nanoseconds of processor time per operation.
+//! with 4: `find $HOME -size 0b`, `cat /proc/*/maps /proc/*/numa_maps` and `git diff`. They show
+//! that its patches cost nothing where they gain nothing ([`PUBLISHED`]). Units: operations per
+//! second of wall time, all threads together, and nanoseconds of processor time per operation.
 //!
-//! A tree of 20,000 real names is in each file system, all of it cached. Every thread does the whole
-//! load by itself, round and round.
+//! A tree of 20,000 real names is in each file system, all of it cached. Every thread does the
+//! whole load by itself, round and round.
 //!
-//! | load | one operation | kept of the original |
-//! |---|---|---|
-//! | `find-size` | an entry is listed and its attributes are read | directories are opened and listed, and each name in them is looked up |
-//! | `cat-maps` | an open file is translated to its path | 64 files are open, as a process has libraries mapped |
-//! | `git-diff` | the attributes of a known path are read | all files of the tree, in the order of their paths, as in an index |
+//! - `find-size`: one operation: an entry is listed and its attributes are read; kept of the
+//!   original: directories are opened and listed, and each name in them is looked up.
+//! - `cat-maps`: one operation: an open file is translated to its path; kept of the original: 64
+//!   files are open, as a process has libraries mapped.
+//! - `git-diff`: one operation: the attributes of a known path are read; kept of the original: all
+//!   files of the tree, in the order of their paths, as in an index.
 //!
-//! `before-global-lock` is the kernel before the patches (3.8), over the same tmpfs. It takes a global
-//! lock around each translation, and a lock per name in it. Dropped: file content, output, and for
-//! `cat-maps` the kernel's walk over the mappings of a process. `linux` reads the link of a descriptor,
-//! which is the same translation.
+//! `before-global-lock` is the kernel before the patches (3.8), over the same tmpfs. It takes a
+//! global lock around each translation, and a lock per name in it. Dropped: file content, output,
+//! and for `cat-maps` the kernel's walk over the mappings of a process. `linux` reads the link of a
+//! descriptor, which is the same translation.
 //!
 //! # Checks
-//! Each list must have as many names and directories as the tree. All files must be empty. Each path and
-//! each inode number must be right.
+//! Each list must have as many names and directories as the tree. All files must be empty. Each
+//! path and each inode number must be right.
 //!
 //! Source: document 000 (Long, "dcache: make Oracle more scalable on large systems").
 
@@ -29,13 +30,14 @@ use std::fmt::Write as _;
 
 use anyhow::Context as _;
 
-use super::bench::{Before, Bench, Cell, Measure, Workload, cells, values};
+use super::bench::{Bench, Cell, Measure, Workload, cells, values};
 use super::grid::Rounds;
 use super::{Claim, Grid, Plot, Settings, Table, Text, shape, sized};
+use crate::before::Design;
 use crate::corpus::Corpus;
 use crate::crew::{self, Laps, Turn};
 use crate::files::{Files, List, User, fill};
-use crate::lane::Tally;
+use crate::questions::Tally;
 use crate::samples::{Row, Samples};
 
 /// The variant that all are compared with.
@@ -124,7 +126,7 @@ impl Table for SmallLoads {
             baseline: BASELINE,
             is_net_of_syscall: false,
         };
-        bench.run_files(Before::GlobalLock(entries), &plan, &mut samples)?;
+        bench.run_files(Some((Design::GlobalLock, entries)), &plan, &mut samples)?;
         Ok(samples)
     }
 }
@@ -254,8 +256,9 @@ mod tests {
         let dir = user.open_dir(&first[..slash.max(1)]).unwrap();
         assert!(user.unlink(&dir, &first[slash + 1..]));
         for load in LOADS {
-            let slice = slice(load);
-            assert!(slice.wrong > 0 && slice.wrong < slice.ops, "{load}: {slice:?}");
+            // A worker of a busy machine may do next to nothing in one slice.
+            let is_found = |slice: crate::crew::Slice| slice.wrong > 0 && slice.wrong < slice.ops;
+            assert!((0..200).any(|_| is_found(slice(load))), "{load}");
         }
     }
 }

@@ -81,7 +81,7 @@ fn quick_fuse_metadata_follows_the_schema_and_leaves_nothing_mounted() {
         return;
     }
     let table = quick(&["fuse-metadata"]);
-    for op in ["create", "stat", "readdir+stat", "rename", "unlink"] {
+    for op in ["create", "stat", "readdir+stat", "setxattr", "rename", "unlink"] {
         for variant in ["corewalk", "linux"] {
             let speed = rows(&table, variant, "ops_per_s");
             let row = speed.iter().find(|row| row["params"]["op"] == op);

@@ -1,4 +1,5 @@
-//! `corewalk-lab report` as its users meet it: a page from files, and one clear line for what cannot be.
+//! `corewalk-lab report` as its users meet it: a page from files, and one clear line for what
+//! cannot be.
 //!
 //! Source: the contract of the program in DESIGN.md, section 5.
 

@@ -1,49 +1,32 @@
-//! `plain-lru` and `lru-per-shard`: chains with locks of their own, and entries in the order of their
-//! last use.
+//! `plain-lru` and `lru-per-shard`: each chain has its own lock, and entries stand in the order of
+//! their last use.
 //!
-//! # How it works
-//! An entry is counted, and found under the lock of its chain. Each use moves it to the end of its
-//! list, under the lock of that list; what is first in it goes when there is no room. There is one
-//! list, or one for each processor; an entry stays in the one that its key chose.
+//! An entry is counted, and a finder reads its chain under the chain's lock. Each use moves the
+//! entry to the end of its list, under the lock of that list. The first entry of the list goes when
+//! there is no room. There is one list, or one for each processor; the key of an entry selects its
+//! list.
 //!
-//! A finder may hold an entry that was deleted meanwhile: nobody waits, and it is the block's own lock
-//! under which the finder sees that the block has no users or other content.
+//! A finder may hold an entry that another thread has deleted. No thread waits for the finder:
+//! under the block's own lock the finder sees that the block has no users or another content. That
+//! breaks rule H.2 of the seam, as the document's designs did.
 //!
 //! Locks and their order: a chain, then a list.
 //!
 //! Source: document 004, which measured both and submitted neither; Linux `mm/list_lru.c` for lists
 //! in shards.
 
-use std::marker::PhantomData;
-
 use corewalk_base::primitives::Arc;
 use corewalk_base::{CachePadded, Mutex};
+use corewalk_store::{Removal, ShareIndex};
 
 use super::rings::Rings;
 use super::{chain, chains};
-use crate::blocks::{BlockIndex, Held};
-use crate::machine::cores;
-
-/// How many lists there are.
-pub(crate) trait Lists: Sync {
-    /// The name in the rows.
-    const VARIANT: &'static str;
-
-    /// Returns how many lists there are.
-    fn count() -> usize;
-}
-
-/// One list.
-pub(crate) struct OneList;
-
-/// One list for each processor.
-pub(crate) struct ListPerShard;
+use crate::blocks::{Index, USERS_MAX};
 
 /// The index.
-pub(crate) struct Lru<L> {
+pub(crate) struct Lru {
     chains: Vec<CachePadded<Mutex<Chain>>>,
     lists: Vec<CachePadded<Mutex<List>>>,
-    kind: PhantomData<L>,
 }
 
 /// The entries whose keys have a hash in common, the newest last.
@@ -59,41 +42,18 @@ struct Entry {
 /// Entries in the order of their last use.
 struct List {
     order: Rings,
-    /// What is in the order, by place.
+    /// The entries in the order, by place.
     entries: Vec<Option<Arc<Entry>>>,
     free: Vec<u32>,
 }
 
-/// An entry that was found, counted.
-pub(crate) struct Found<'a, L> {
-    index: &'a Lru<L>,
-    entry: Arc<Entry>,
-}
-
-impl Lists for OneList {
-    const VARIANT: &'static str = "plain-lru";
-
-    fn count() -> usize {
-        1
-    }
-}
-
-impl Lists for ListPerShard {
-    const VARIANT: &'static str = "lru-per-shard";
-
-    fn count() -> usize {
-        cores().max(2)
-    }
-}
-
-impl<L: Lists> Lru<L> {
-    /// Returns an empty index for at least so many entries.
-    pub(crate) fn new(entries: usize) -> Lru<L> {
-        let each = if L::count() == 1 { entries } else { entries.div_ceil(L::count()) * 2 };
+impl Lru {
+    /// Returns an empty index for at least so many entries, in so many lists.
+    pub(crate) fn new(entries: usize, lists: usize) -> Lru {
+        let each = if lists == 1 { entries } else { entries.div_ceil(lists) * 2 };
         Lru {
             chains: (0..chains(entries)).map(|_| CachePadded::default()).collect(),
-            lists: (0..L::count()).map(|_| CachePadded::new(Mutex::new(List::new(each)))).collect(),
-            kind: PhantomData,
+            lists: (0..lists).map(|_| CachePadded::new(Mutex::new(List::new(each)))).collect(),
         }
     }
 
@@ -105,56 +65,47 @@ impl<L: Lists> Lru<L> {
         &self.lists[(key >> 32) as usize % self.lists.len()]
     }
 
-    fn touch(&self, entry: &Arc<Entry>) {
-        self.list(entry.key).lock().touch(entry);
-    }
-
-    /// Drops the entry of a list that was not used for longest. Returns false if there is none.
+    /// Drops the entry of a list whose last use is the oldest. Returns false if there is none.
     fn forget_oldest(&self, key: u64) -> bool {
         let mut list = self.list(key).lock();
         let Some(at) = list.order.first(0) else { return false };
         list.order.unlink(at);
-        let oldest = list.entries[at as usize].take().expect("what is in the order is there");
+        let oldest = list.entries[at as usize].take().expect("an entry in the order is there");
         drop(list);
         let mut chain = self.chain(oldest.key).lock();
-        // Somebody may have deleted it since.
+        // Another thread may have deleted it since.
         chain.retain(|entry| !Arc::ptr_eq(entry, &oldest));
         drop(chain);
         self.list(key).lock().free.push(at);
         true
     }
 
-    fn found(&self, entry: &Arc<Entry>) -> Found<'_, L> {
-        Found { index: self, entry: Arc::clone(entry) }
+    /// Returns the newest entry under `key`, or the newest that is older than `found`. Returns None
+    /// if `found` was deleted: a block that is missed for that is shared one time less.
+    fn older(&self, key: u64, found: Option<&Arc<Entry>>) -> Option<Arc<Entry>> {
+        let chain = self.chain(key).lock();
+        let end = match found {
+            Some(found) => chain.iter().position(|entry| Arc::ptr_eq(entry, found))?,
+            None => chain.len(),
+        };
+        chain[..end].iter().rev().find(|entry| entry.key == key).cloned()
     }
 }
 
-impl<L: Lists> BlockIndex for Lru<L> {
-    const VARIANT: &'static str = L::VARIANT;
-    type Held<'a>
-        = Found<'a, L>
-    where
-        L: 'a;
-    type Leaving<'a>
-        = ()
-    where
-        L: 'a;
-
-    fn find_first(&self, key: u64) -> Option<Found<'_, L>> {
-        let chain = self.chain(key).lock();
-        chain.iter().rev().find(|entry| entry.key == key).map(|entry| self.found(entry))
+impl ShareIndex for Lru {
+    fn find(&self, key: u64, take: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
+        let mut found = self.older(key, None);
+        while let Some(entry) = found {
+            if take(entry.block) {
+                self.list(key).lock().touch(&entry);
+                return Some(entry.block);
+            }
+            found = self.older(key, Some(&entry));
+        }
+        None
     }
 
-    fn find_next<'a>(&'a self, held: &Found<'a, L>) -> Option<Found<'a, L>> {
-        let key = held.entry.key;
-        let chain = self.chain(key).lock();
-        // Whose entry is gone has seen it; a block that is not met for that is not shared once.
-        let at = chain.iter().position(|entry| Arc::ptr_eq(entry, &held.entry))?;
-        let mut older = chain[..at].iter().rev();
-        older.find(|entry| entry.key == key).map(|entry| self.found(entry))
-    }
-
-    fn create(&self, key: u64, block: u64) {
+    fn insert(&self, key: u64, block: u64, _: u32) {
         loop {
             let mut chain = self.chain(key).lock();
             let mut list = self.list(key).lock();
@@ -170,23 +121,26 @@ impl<L: Lists> BlockIndex for Lru<L> {
         }
     }
 
-    fn leave(&self, _block: u64) {}
+    fn note_users(&self, _: u64, _: u64, _: u32) {}
 
-    fn delete_or_get<'a>(
-        &'a self,
-        _leaving: &mut (),
-        key: u64,
-        block: u64,
-    ) -> Option<impl FnOnce() + 'a> {
+    fn remove(&self, key: u64, block: u64) -> Removal {
         let mut chain = self.chain(key).lock();
         let is_it = |entry: &Arc<Entry>| entry.key == key && entry.block == block;
         if let Some(at) = chain.iter().rposition(is_it) {
             let entry = chain.remove(at);
             self.list(key).lock().remove(&entry);
         }
-        None::<fn()>
+        Removal::Done
     }
 
+    fn wait(&self, _: u64, _: u64) {}
+
+    fn users_max(&self) -> u32 {
+        USERS_MAX
+    }
+}
+
+impl Index for Lru {
     fn entries(&self) -> u64 {
         self.chains.iter().map(|chain| chain.lock().len() as u64).sum()
     }
@@ -222,22 +176,12 @@ impl List {
         }
     }
 
-    /// Takes an entry out, unless somebody has who drops it for want of room.
+    /// Removes an entry, unless `forget_oldest` has taken it.
     fn remove(&mut self, entry: &Arc<Entry>) {
         if self.has(entry) {
             self.order.unlink(entry.at);
             self.entries[entry.at as usize] = None;
             self.free.push(entry.at);
         }
-    }
-}
-
-impl<L: Lists> Held for Found<'_, L> {
-    fn block(&self) -> u64 {
-        self.entry.block
-    }
-
-    fn touch(&self) {
-        self.index.touch(&self.entry);
     }
 }

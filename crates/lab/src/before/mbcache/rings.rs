@@ -1,7 +1,8 @@
 //! Lists of numbered entries, linked in both directions, as `struct list_head` links structures.
 //!
-//! An entry is in one list or in none. The heads of the lists stand behind the entries, and a list is
-//! a ring through its head, so that taking an entry out needs to know neither list nor neighbours.
+//! An entry is in one list or in none. The heads of the lists stand behind the entries, and a list
+//! is a ring through its head, so that taking an entry out needs to know neither list nor
+//! neighbours.
 //!
 //! Source: Linux `include/linux/list.h`, for the idea.
 

@@ -1,8 +1,9 @@
-//! Every design under a store on a disk: files have what was set, blocks are shared, counts are exact in
-//! memory and on the disk, and an index that lies is found out.
+//! Every design under a store on a disk: files have what was set, blocks are shared, counts are
+//! exact in memory and on the disk, and an index that lies is found out.
 
 use super::*;
-use crate::blocks::memory::tests::{FILES, WORKERS, storm};
+use crate::blocks::designs;
+use crate::blocks::memory::tests::{FILES, Fault, Faulty, WORKERS, storm};
 use crate::peer::Scratch;
 
 /// Returns a store over each index, each in a folder of its own.
@@ -30,7 +31,7 @@ fn storm_leaves_each_file_what_was_set_last_and_counts_that_are_exact() {
         let most = if is_off { (WORKERS * FILES) as u64 } else { 5 + WORKERS as u64 };
         assert!(blocks >= 5 && blocks <= most, "{}: {blocks}", store.variant());
         assert_eq!(is_off, blocks == most, "{}", store.variant());
-        store.check(blocks).unwrap();
+        Box::new(store).check(blocks).unwrap();
     }
 }
 
@@ -41,51 +42,22 @@ fn block_has_as_many_users_as_it_may_under_every_design() {
         (0..files).for_each(|file| store.set(0, file, b"the same"));
         let blocks = if store.variant() == "off" { files as u64 } else { 3 };
         assert_eq!(store.audit().unwrap(), blocks, "{}", store.variant());
-        store.check(blocks).unwrap();
-    }
-}
-
-/// Never takes an entry out.
-struct Forgetful(MbcacheIndex);
-
-impl ShareIndex for Forgetful {
-    fn find(&self, key: u64, take: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
-        self.0.find(key, take)
-    }
-
-    fn insert(&self, key: u64, block: u64, users: u32) {
-        self.0.insert(key, block, users);
-    }
-
-    fn note_users(&self, key: u64, block: u64, users: u32) {
-        self.0.note_users(key, block, users);
-    }
-
-    fn remove(&self, _: u64, _: u64) -> Removal {
-        Removal::Done
-    }
-
-    fn wait(&self, _: u64, _: u64) {}
-
-    fn users_max(&self) -> u32 {
-        self.0.users_max()
+        Box::new(store).check(blocks).unwrap();
     }
 }
 
 #[test]
-fn control_index_that_forgets_to_delete_is_found_out_and_harms_nobody() {
+fn control_index_that_forgets_to_delete_is_found_out_and_harms_nothing() {
     let scratch = scratch("forgetful");
-    let index = Arc::new(Forgetful(MbcacheIndex::new(MbcacheOptions::default()).unwrap()));
-    let entries = index.clone();
-    let entries: Entries = Box::new(move || Some(entries.0.cache().stats().entries));
     let path = scratch.path().join("store");
-    let mut store = DiskStore::new(("forgetful", index, entries), &path, (WORKERS, FILES)).unwrap();
+    let design = ("forgetful", Faulty::new(Fault::NeverRemoves) as _);
+    let mut store = DiskStore::new(design, &path, (WORKERS, FILES)).unwrap();
     let error = storm(&store, 1_000, 2_000).unwrap_err().to_string();
     assert!(error.contains("entries for"), "{error}");
-    // What is found against rule H.2 is refused under the lock of its users.
-    store.entries = Box::new(|| None);
+    // The store refuses a find that breaks rule H.2 under the lock of the block's users.
+    store.index = Arc::new(corewalk_store::NoSharing);
     let blocks = store.audit().unwrap();
-    store.check(blocks).unwrap();
+    Box::new(store).check(blocks).unwrap();
 }
 
 #[test]
@@ -94,7 +66,7 @@ fn control_blocks_that_are_not_on_the_disk_are_found_out() {
     for store in all(&scratch, 1, 3) {
         (0..3).for_each(|file| store.set(0, file, b"the same"));
         let blocks = store.audit().unwrap();
-        let error = store.check(blocks + 1).unwrap_err().to_string();
+        let error = Box::new(store).check(blocks + 1).unwrap_err().to_string();
         assert!(error.contains("are on the disk"), "{error}");
     }
 }

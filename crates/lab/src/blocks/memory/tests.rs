@@ -1,24 +1,82 @@
 //! Files have what was set, blocks are shared, and a store over an index that lies is found out.
 
-use super::*;
-use crate::before::mbcache::{ListPerShard, Lru, OneList, OneLock};
-use crate::blocks::{Corewalk, Never, Off};
-use crate::lane::Rng;
 use corewalk_base::primitives::thread;
+use corewalk_store::{MbcacheIndex, ShareIndex};
+
+use super::*;
+use crate::blocks::designs;
+use crate::questions::Rng;
 
 pub(in crate::blocks) const WORKERS: usize = 3;
 pub(in crate::blocks) const FILES: usize = 40;
 
+/// A mistake of an index.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::blocks) enum Fault {
+    /// It uses one key for all contents, which is allowed.
+    OneKey,
+    NeverRemoves,
+    NeverInserts,
+}
+
+/// The index of a store, with a mistake.
+pub(in crate::blocks) struct Faulty(MbcacheIndex, Fault);
+
+impl Faulty {
+    pub(in crate::blocks) fn new(fault: Fault) -> Arc<Faulty> {
+        Arc::new(Faulty(MbcacheIndex::new(Default::default()).unwrap(), fault))
+    }
+
+    fn key(&self, key: u64) -> u64 {
+        if self.1 == Fault::OneKey { 1 } else { key }
+    }
+}
+
+impl ShareIndex for Faulty {
+    fn find(&self, key: u64, take: &mut dyn FnMut(u64) -> bool) -> Option<u64> {
+        self.0.find(self.key(key), take)
+    }
+    fn insert(&self, key: u64, block: u64, users: u32) {
+        if self.1 != Fault::NeverInserts {
+            self.0.insert(self.key(key), block, users);
+        }
+    }
+    fn note_users(&self, key: u64, block: u64, users: u32) {
+        self.0.note_users(self.key(key), block, users);
+    }
+    fn remove(&self, key: u64, block: u64) -> Removal {
+        match self.1 {
+            Fault::NeverRemoves => Removal::Done,
+            _ => self.0.remove(self.key(key), block),
+        }
+    }
+    fn wait(&self, key: u64, block: u64) {
+        self.0.wait(self.key(key), block);
+    }
+    fn users_max(&self) -> u32 {
+        self.0.users_max()
+    }
+}
+
+impl Index for Faulty {
+    fn entries(&self) -> u64 {
+        self.0.entries()
+    }
+}
+
 /// Returns a store over each index.
-fn all(workers: usize, files: usize) -> Vec<Box<dyn AttrStore>> {
-    let entries = 2 * workers * (files + 1);
-    vec![
-        Box::new(MemoryStore::new(OneLock::new(entries), workers, files)),
-        Box::new(MemoryStore::new(Lru::<OneList>::new(entries), workers, files)),
-        Box::new(MemoryStore::new(Lru::<ListPerShard>::new(entries), workers, files)),
-        Box::new(MemoryStore::new(Corewalk::new().unwrap(), workers, files)),
-        Box::new(MemoryStore::new(Off, workers, files)),
-    ]
+fn all(workers: usize, files: usize) -> Vec<MemoryStore> {
+    let designs = designs(2 * workers * (files + 1)).unwrap().into_iter();
+    designs.map(|design| MemoryStore::new(design, (workers, files))).collect()
+}
+
+fn over(fault: Fault) -> MemoryStore {
+    MemoryStore::new(("faulty", Faulty::new(fault)), (WORKERS, FILES))
+}
+
+/// Returns a store over the index of this project.
+fn ours(workers: usize, files: usize) -> MemoryStore {
+    all(workers, files).remove(3)
 }
 
 fn value(number: u64) -> Vec<u8> {
@@ -56,13 +114,13 @@ pub(in crate::blocks) fn storm(
 #[test]
 fn storm_leaves_each_file_what_was_set_last_and_no_block_too_many() {
     for store in all(WORKERS, FILES) {
-        let blocks = storm(&*store, 5, 4_000).unwrap();
+        let blocks = storm(&store, 5, 4_000).unwrap();
         let is_off = store.variant() == "off";
         // Two workers that miss the same content at the same time both make a block.
         let most = if is_off { (WORKERS * FILES) as u64 } else { 5 + WORKERS as u64 };
         assert!(blocks >= 5 && blocks <= most, "{}: {blocks}", store.variant());
         assert_eq!(is_off, blocks == most, "{}", store.variant());
-        storm(&*store, 1_000, 4_000).unwrap();
+        storm(&store, 1_000, 4_000).unwrap();
         (0..WORKERS).for_each(|worker| store.clear(worker));
         assert_eq!(store.audit().unwrap(), 0, "{}", store.variant());
     }
@@ -88,113 +146,27 @@ fn block_has_as_many_users_as_it_may_and_the_next_one_begins_another() {
 
 #[test]
 fn contents_with_one_hash_are_told_apart() {
-    /// Enters and finds everything under one key.
-    struct OneKey(Corewalk);
-    impl BlockIndex for OneKey {
-        const VARIANT: &'static str = "one-key";
-        type Held<'a> = <Corewalk as BlockIndex>::Held<'a>;
-        type Leaving<'a> = ();
-        fn find_first(&self, _key: u64) -> Option<Self::Held<'_>> {
-            self.0.find_first(1)
-        }
-        fn find_next<'a>(&'a self, held: &Self::Held<'a>) -> Option<Self::Held<'a>> {
-            self.0.find_next(held)
-        }
-        fn create(&self, _key: u64, block: u64) {
-            self.0.create(1, block);
-        }
-        fn leave(&self, _block: u64) {}
-        fn delete_or_get<'a>(
-            &'a self,
-            leaving: &mut (),
-            _key: u64,
-            block: u64,
-        ) -> Option<impl FnOnce() + 'a> {
-            self.0.delete_or_get(leaving, 1, block)
-        }
-        fn entries(&self) -> u64 {
-            self.0.entries()
-        }
-    }
-    let store = MemoryStore::new(OneKey(Corewalk::new().unwrap()), WORKERS, FILES);
+    let store = over(Fault::OneKey);
     assert!(storm(&store, 5, 2_000).unwrap() >= 5);
-}
-
-/// Forgets to take entries out.
-struct Forgetful(Corewalk);
-
-impl BlockIndex for Forgetful {
-    const VARIANT: &'static str = "forgetful";
-    type Held<'a> = <Corewalk as BlockIndex>::Held<'a>;
-    type Leaving<'a> = ();
-    fn find_first(&self, key: u64) -> Option<Self::Held<'_>> {
-        self.0.find_first(key)
-    }
-    fn find_next<'a>(&'a self, held: &Self::Held<'a>) -> Option<Self::Held<'a>> {
-        self.0.find_next(held)
-    }
-    fn create(&self, key: u64, block: u64) {
-        self.0.create(key, block);
-    }
-    fn leave(&self, _block: u64) {}
-    fn delete_or_get<'a>(
-        &'a self,
-        _leaving: &mut (),
-        _key: u64,
-        _block: u64,
-    ) -> Option<impl FnOnce() + 'a> {
-        None::<fn()>
-    }
-    fn entries(&self) -> u64 {
-        self.0.entries()
-    }
-}
-
-/// Enters nothing, and so shares nothing.
-struct Silent;
-
-impl BlockIndex for Silent {
-    const VARIANT: &'static str = "silent";
-    type Held<'a> = Never;
-    type Leaving<'a> = ();
-    fn find_first(&self, _key: u64) -> Option<Never> {
-        None
-    }
-    fn find_next(&self, held: &Never) -> Option<Never> {
-        match *held {}
-    }
-    fn create(&self, _key: u64, _block: u64) {}
-    fn leave(&self, _block: u64) {}
-    fn delete_or_get<'a>(
-        &'a self,
-        _leaving: &mut (),
-        _key: u64,
-        _block: u64,
-    ) -> Option<impl FnOnce() + 'a> {
-        None::<fn()>
-    }
-    fn entries(&self) -> u64 {
-        0
-    }
 }
 
 #[test]
 fn control_index_that_forgets_to_delete_is_found_out() {
-    let store = MemoryStore::new(Forgetful(Corewalk::new().unwrap()), WORKERS, FILES);
+    let store = over(Fault::NeverRemoves);
     let error = storm(&store, 1_000, 2_000).unwrap_err().to_string();
     assert!(error.contains("entries for"), "{error}");
 }
 
 #[test]
 fn control_index_that_shares_nothing_is_found_out() {
-    let store = MemoryStore::new(Silent, WORKERS, FILES);
+    let store = over(Fault::NeverInserts);
     let error = storm(&store, 5, 2_000).unwrap_err().to_string();
     assert!(error.contains("0 entries for 120 blocks"), "{error}");
 }
 
 #[test]
 fn control_block_with_a_wrong_count_or_content_is_found_out() {
-    let store = MemoryStore::new(Corewalk::new().unwrap(), WORKERS, FILES);
+    let store = ours(WORKERS, FILES);
     storm(&store, 5, 2_000).unwrap();
     let number = *store.files[0][0].lock();
     store.block(number).users += 1;
@@ -211,13 +183,14 @@ fn control_block_with_a_wrong_count_or_content_is_found_out() {
 
 #[test]
 fn contents_that_differ_between_the_samples_are_told_apart() {
-    let store = MemoryStore::new(Corewalk::new().unwrap(), 1, 10);
+    let store = ours(1, 10);
     let value = |at: usize| {
         let mut value = vec![7; 3_900];
         value[at] ^= 1;
         value
     };
-    // The first two differ from each other where nothing is hashed, the third one in its first byte.
+    // The first two differ from each other where nothing is hashed, the third one in its first
+    // byte.
     let values = [value(100), value(200), value(0)];
     let keys = values.each_ref().map(|value| key_of(&store.hasher, value));
     assert!(keys[0] == keys[1] && keys[0] != keys[2], "{keys:?}");

@@ -1,16 +1,15 @@
-//! What compiling one unit asks of the names: the job of `multiuser` and `one-cpu`.
+//! The name lookups of one compilation: the job of `multiuser` and `one-cpu`.
 //!
-//! Headers are looked for in three directories, one after the other, as a compiler does with its
-//! include path: a third of them is in the second, the rest in the third, so that more than half of
-//! all looks find nothing. Which headers a unit includes is drawn from a generator with a fixed seed
-//! per user, so that every variant is asked the same.
+//! The compiler looks for headers in three directories, one after the other, as its include path
+//! says. A third of them is in the second directory and the rest in the third, so more than half of
+//! all looks find nothing. A generator with a fixed seed draws the headers that a unit includes.
 //!
 //! Source: strace(1) of a compiler: what it opens and looks for.
 
 use anyhow::{Context as _, ensure};
 
 use crate::files::{Files, User};
-use crate::lane::{Rng, Tally};
+use crate::questions::{Rng, Tally};
 
 /// Where headers are looked for, in this order.
 const INCLUDES: [&str; 3] = ["/usr/lib/gcc/include", "/usr/local/include", "/usr/include"];
@@ -174,6 +173,7 @@ fn make_file<U: User>(user: &U, directory: &str, name: &str) -> anyhow::Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::before::Design;
     use crate::files::{BeforeFiles, Host, Ours};
 
     fn check<F: Files>(files: &F) {
@@ -197,8 +197,8 @@ mod tests {
     #[test]
     fn every_file_system_compiles_and_notices_what_is_wrong() {
         check(&Ours::new().unwrap());
-        check(&BeforeFiles::dcache_lock(2_000).unwrap());
-        check(&BeforeFiles::global_lock(2_000).unwrap());
+        check(&BeforeFiles::new(Design::DcacheLock, 2_000).unwrap());
+        check(&BeforeFiles::new(Design::GlobalLock, 2_000).unwrap());
         check(&Host::new("job").unwrap());
     }
 }

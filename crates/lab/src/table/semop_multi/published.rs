@@ -1,13 +1,12 @@
-//! What others have published about semop, beside what was measured here.
+//! Figures that others have published about semop, beside the rows.
 //!
-//! None of these figures is a measurement of ours. Document 002's are of a machine with 4 processors, whose
-//! kernel audited each call and had a security module. gVisor's are of its engine alone, without
-//! the trap that a system call under gVisor costs besides. The figure compared with is that for sets of 128
-//! semaphores, all of whose values the engine copies in each call; for a set of one its call takes 128 to 217 ns, of which
-//! the 25 ns of ours are a fifth to a ninth, and not a fifteenth.
+//! None of them is a measurement of ours. Document 002's machine had 4 processors, and its kernel
+//! audited each call and had a security module. gVisor's figures are of its engine alone, without
+//! the trap of a system call. The compared figure is that of sets of 128 semaphores: the engine
+//! copies all values in each call. With a set of one its call takes 128 to 217 ns.
 //!
-//! Source: document 002 (Bueso, March 2013); research notes of this project, "System V IPC", section 2
-//! (gVisor's Go module of September 2026, `FindByID` and `ExecuteOps`, on a machine like this one).
+//! Source: document 002 (Bueso, March 2013); gVisor's Go module of September 2026, `FindByID` and
+//! `ExecuteOps`, on a machine like this one.
 
 use std::fmt::Write as _;
 
@@ -17,7 +16,8 @@ use crate::table::{Claim, Published};
 
 /// Operations per second of document 002, before and after.
 const PUBLISHED: [f64; 2] = [5_048_409.0, 9_105_213.0];
-/// Nanoseconds of a call with 128 semaphores in gVisor's engine: half of the cheapest pair, 1,376 ns.
+/// Nanoseconds of a call with 128 semaphores in gVisor's engine: half of the cheapest pair, 1,376
+/// ns.
 const GVISOR_NS: f64 = 688.0;
 /// The same with one semaphore, lowest and highest: half of a pair of 256 to 435 ns.
 const GVISOR_ONE_NS: [f64; 2] = [128.0, 217.0];

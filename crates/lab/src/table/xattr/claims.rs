@@ -1,8 +1,8 @@
-//! What is claimed of corewalk in the table `xattr`.
+//! The claims of the table `xattr`.
 //!
-//! Times are wall times, as in the document; a factor is the median over the rounds, each against its
-//! own baseline. A claim about every cell holds if it holds in the worst, which is named, with how many
-//! cells are on the right side.
+//! Times are wall times, as in the document; a factor is the median over the rounds, each against
+//! its own baseline. A claim about every cell holds if it holds in the worst cell, which it names
+//! together with the number of cells on the right side.
 
 use super::space::{BY_STATISTICS, COUNTED, ON_DISK};
 use super::{BASELINE, BLOCK_BYTES, Store, VARIANTS};
@@ -19,8 +19,8 @@ const ON_DISK_MAX: f64 = 1.05;
 const FEW_VALUES: u64 = 100;
 /// How many times as fast as the design before it is to be with the most processes.
 const OVER_BEFORE_MIN: f64 = 5.0;
-/// The database of a store that shares is at most this part of the other's, beyond what files take: most
-/// of what is left to it are records of inodes.
+/// The database of a store that shares is at most this part of the other's, beyond what files take:
+/// most of what is left to it are records of inodes.
 const DISK_SHARE: f64 = 5.0;
 /// The designs of the document.
 const OF_DOCUMENT: &[&str] = VARIANTS.split_at(3).0;
@@ -111,7 +111,8 @@ fn in_every_cell(words: &str, factors: Vec<(f64, &Row)>, bound: Bound) -> Claim 
     Claim::of(words, Some(right == of), format!("x{factor:.2} at {place}; {right} of {of} cells"))
 }
 
-/// Returns the claim that 1000 files of 10 values take a block per value and 1024 users, by statistics.
+/// Returns the claim that 1000 files of 10 values take a block per value and 1024 users, by
+/// statistics.
 fn space(rows: &[Row], store: Store) -> Claim {
     let (files, values) = (1000, 10);
     let of = |row: &&Row| {
@@ -209,8 +210,8 @@ mod tests {
     fn words(store: Store, ours: [f64; 2], blocks: u64) -> Vec<&'static str> {
         let words: Vec<_> = of(&rows(store, ours, blocks)).iter().map(Claim::word).collect();
         match store {
-            // Those of the disk, of a tmpfs, in memory, space in memory, on the disk by statistics, by
-            // bytes.
+            // Those of the disk, of a tmpfs, in memory, space in memory, on the disk by statistics,
+            // by bytes.
             Store::Disk => [&words[..4], &words[9..10]].concat(),
             _ => words[5..9].to_vec(),
         }

@@ -1,9 +1,10 @@
-//! What document 004 published, beside what was measured here.
+//! The figures of document 004, beside the rows.
 //!
-//! Units: seconds in which each process sets 50,000 attributes; averages of five runs. The machine had
-//! 24 processors and 64 GB of memory, the file system was on a ramdisk. The figures of a cell are in the
-//! order of [`super::VARIANTS`], where the document's own proposal, the referenced bit, stands in the
-//! place of `corewalk`. Where a figure is missing the machine "just dies due to softlockups".
+//! Units: seconds in which each process sets 50,000 attributes; averages of five runs. The machine
+//! had 24 processors and 64 GB of memory, and the file system was on a ramdisk. The figures of a
+//! cell are in the order of [`super::VARIANTS`]; the document's own proposal, the referenced bit,
+//! stands in the place of `corewalk`. Where a figure is missing the machine "just dies due to
+//! softlockups".
 //!
 //! Source: document 004 (Kara, "ext\[24\]: MBCache rewrite", December 2015).
 
@@ -18,7 +19,8 @@ const DOCUMENT_RUNS: usize = 5;
 /// The designs, as rows name them: the fourth is the document's own, not that of this project.
 const DESIGNS: [&str; 5] =
     ["before-mbcache", "plain-lru", "lru-per-shard", "referenced-bit", BASELINE];
-/// The document's table: a line per values, files and processes, with the seconds of the five designs.
+/// The document's table: a line per values, files and processes, with the seconds of the five
+/// designs.
 const PUBLISHED: &str = include_str!("published.txt");
 
 /// Returns the cells of the document's table, each with the seconds of the designs.
@@ -60,7 +62,8 @@ pub(super) fn footer(rows: &[Row]) -> String {
     out
 }
 
-/// Returns the curves of the document for so many files and values: sets per second of all processes.
+/// Returns the curves of the document for so many files and values: sets per second of all
+/// processes.
 pub(super) fn curves((files, values): (usize, usize)) -> Published {
     let curve = |(at, name): (usize, &&'static str)| {
         let of = published().filter(|(cell, _)| (cell.files, cell.values) == (files, values));

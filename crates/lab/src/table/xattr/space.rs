@@ -1,17 +1,21 @@
-//! What equal attributes take on a disk: by the store's statistics, and by the bytes of its database.
+//! The bytes of equal attributes on disk: by the store's statistics, and by the size of its
+//! database.
 //!
-//! A store with files is made and closed, and the bytes that the host gave its database are read; it is
-//! opened with a design, each file gets an attribute, it is closed and read again. The values go round, so
-//! that each is that of as many files: how many blocks there must be is known beforehand, one per value
-//! and 1024 users. What the database took besides for changed inodes is in the figure.
+//! The table makes a store with files, closes it, and reads the bytes that the host gave its
+//! database. It opens the store with a design, sets an attribute of each file, closes it and reads
+//! again. The values go round, so each is the attribute of as many files: there must be one block
+//! per value and 1024 users. The figure includes the database's bytes for changed inodes.
 //!
-//! The cells: 1000 files of 10 values, as is claimed; 4000 files of one, which is more than a block may
-//! have users.
+//! The cells: 1000 files of 10 values, as the claim says; 4000 files of one value, more than the
+//! users that a block may have.
 //!
 //! Source: document 004; stat(2), `st_blocks`.
 
 use super::{BASELINE, BLOCK_BYTES, Cell, Pool, Store};
-use crate::blocks::{AttrStore as _, DiskStore, designs, no_design};
+use corewalk_base::primitives::Arc;
+use corewalk_store::NoSharing;
+
+use crate::blocks::{AttrStore as _, Design, DiskStore, designs};
 use crate::peer::Scratch;
 use crate::samples::{Metric, Params, Samples};
 use crate::table::{Settings, sized};
@@ -19,7 +23,7 @@ use crate::table::{Settings, sized};
 /// Files and values.
 type Sizes = &'static [(usize, usize)];
 const SIZES: (Sizes, Sizes) = (&[(100, 10), (1100, 1)], &[(1000, 10), (4000, 1)]);
-/// Who is measured: the others are found to take the same blocks in other rows.
+/// The variants: in other rows the other designs take the same blocks.
 const WHO: [&str; 2] = ["corewalk", BASELINE];
 /// The parameter that says how it was counted.
 pub(super) const COUNTED: &str = "counted";
@@ -50,12 +54,13 @@ pub(super) fn run(settings: &Settings, pool: &Pool, samples: &mut Samples) -> an
 
 /// Returns the blocks that the attributes take by the statistics, and the bytes by the database.
 fn measure(variant: &str, pool: &Pool, cell: &Cell) -> anyhow::Result<(u64, u64)> {
-    let scratch = Scratch::new(&super::disk::parent(), "xattr-space")?;
+    let scratch = Scratch::new(&super::run::parent(), "xattr-space")?;
     let path = scratch.path().join(variant);
-    let mut store = DiskStore::new(no_design(), &path, (1, cell.files))?;
+    let none = || -> Design { (BASELINE, Arc::new(NoSharing)) };
+    let mut store = Box::new(DiskStore::new(none(), &path, (1, cell.files))?);
     let before = store.close_and_measure()?;
     let design = designs(2 * cell.files)?.into_iter().find(|design| design.0 == variant);
-    store.reopen(design.unwrap_or_else(no_design))?;
+    store.reopen(design.unwrap_or_else(none))?;
     for file in 0..cell.files {
         store.set(0, file, pool.value(file % cell.values));
     }

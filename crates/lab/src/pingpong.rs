@@ -1,0 +1,170 @@
+//! Round trips between two sides that wait for each other, over semaphores or message queues.
+//!
+//! One side asks and waits for the answer; each thread of the other side waits for a question and
+//! answers it. The sides are threads of one process, or the answering side is a process (`worker`).
+//!
+//! Source: lmbench's `lat_sem` for the shape; semop(2), msgop(2).
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use corewalk_base::primitives::thread;
+use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
+use corewalk_ipc::SemBuf;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::crew::{self, Slice};
+use crate::queues::Queues;
+use crate::sems::Sems;
+
+/// Bytes of a message.
+pub(crate) const BYTES: usize = 64;
+/// The queue of questions, the queue of answers, and the type of all messages.
+const ASKED: usize = 0;
+const ANSWERED: usize = 1;
+const KIND: u8 = 1;
+
+/// A way to ask and to answer.
+pub(crate) trait Pair: Sync {
+    /// The state of one thread.
+    type State;
+
+    fn state(&self, is_asking: bool) -> Self::State;
+
+    /// Asks a question.
+    fn ask(&self, state: &mut Self::State, number: u64) -> bool;
+
+    /// Waits for the answer.
+    fn hear(&self, state: &mut Self::State, number: u64) -> bool;
+
+    /// Waits for a question. Returns its number; None if that fails.
+    fn wait(&self, state: &mut Self::State) -> Option<u64>;
+
+    /// Answers a question.
+    fn answer(&self, state: &mut Self::State, number: u64) -> bool;
+}
+
+/// Two semaphores, the first of the first set.
+pub(crate) struct SemPair<'a, S>(pub(crate) &'a S);
+
+/// Two queues.
+pub(crate) struct QueuePair<'a, Q>(pub(crate) &'a Q);
+
+impl<S: Sems> Pair for SemPair<'_, S> {
+    /// The number of the user.
+    type State = usize;
+
+    fn state(&self, is_asking: bool) -> usize {
+        if is_asking { 0 } else { self.0.users() - 1 }
+    }
+
+    #[inline]
+    fn ask(&self, user: &mut usize, _number: u64) -> bool {
+        self.0.op(*user, 0, [SemBuf::new(0, 1, 0)])
+    }
+
+    #[inline]
+    fn hear(&self, user: &mut usize, _number: u64) -> bool {
+        self.0.op(*user, 0, [SemBuf::new(1, -1, 0)])
+    }
+
+    #[inline]
+    fn wait(&self, user: &mut usize) -> Option<u64> {
+        self.0.op(*user, 0, [SemBuf::new(0, -1, 0)]).then_some(0)
+    }
+
+    #[inline]
+    fn answer(&self, user: &mut usize, _number: u64) -> bool {
+        self.0.op(*user, 0, [SemBuf::new(1, 1, 0)])
+    }
+}
+
+impl<Q: Queues> Pair for QueuePair<'_, Q> {
+    type State = Q::Message;
+
+    fn state(&self, _is_asking: bool) -> Q::Message {
+        self.0.message(BYTES)
+    }
+
+    #[inline]
+    fn ask(&self, message: &mut Q::Message, number: u64) -> bool {
+        self.0.send(ASKED, KIND, number, message)
+    }
+
+    #[inline]
+    fn hear(&self, message: &mut Q::Message, number: u64) -> bool {
+        self.0.receive(ANSWERED, KIND, message) == Some(number)
+    }
+
+    #[inline]
+    fn wait(&self, message: &mut Q::Message) -> Option<u64> {
+        self.0.receive(ASKED, KIND, message)
+    }
+
+    #[inline]
+    fn answer(&self, message: &mut Q::Message, number: u64) -> bool {
+        self.0.send(ANSWERED, KIND, number, message)
+    }
+}
+
+/// Answers until a question comes after `is_over` has returned true. Returns false if a call fails.
+pub(crate) fn answer<P: Pair>(pair: &P, is_over: impl Fn() -> bool) -> bool {
+    let mut state = pair.state(false);
+    loop {
+        let Some(number) = pair.wait(&mut state) else { return false };
+        if is_over() {
+            return true;
+        }
+        if !pair.answer(&mut state, number) {
+            return false;
+        }
+    }
+}
+
+/// Asks for `time` on a processor.
+pub(crate) fn ask<P: Pair>(pair: &P, cpu: usize, time: Duration) -> Slice {
+    crew::run(1, time, |_, turn| {
+        pin(cpu);
+        let mut state = pair.state(true);
+        turn.run(|number| pair.ask(&mut state, number) && pair.hear(&mut state, number))
+    })
+}
+
+/// Asks for `time` on the first processor, while so many threads answer on the second.
+///
+/// # Errors
+/// If a call fails.
+pub(crate) fn in_threads<P: Pair>(
+    pair: &P,
+    cpus: [usize; 2],
+    waiters: usize,
+    time: Duration,
+) -> anyhow::Result<Slice> {
+    let is_over = AtomicBool::new(false);
+    let (slice, is_well) = thread::scope(|scope| {
+        let answers = || {
+            pin(cpus[1]);
+            answer(pair, || {
+                // ORDERING: Relaxed. The calls order it: the last question follows it.
+                is_over.load(Ordering::Relaxed)
+            })
+        };
+        let answers: Vec<_> = (0..waiters).map(|_| scope.spawn(answers)).collect();
+        let slice = ask(pair, cpus[0], time);
+        // ORDERING: Relaxed. See above.
+        is_over.store(true, Ordering::Relaxed);
+        let mut state = pair.state(true);
+        let are_released = answers.iter().all(|_| pair.ask(&mut state, 0));
+        let are_well = answers.into_iter().all(|thread| thread.join().expect("no answer panics"));
+        (slice, are_released && are_well)
+    });
+    ensure!(is_well, "an answer failed");
+    Ok(slice)
+}
+
+/// Keeps this thread on a processor. A machine that refuses gives numbers with more spread.
+pub(crate) fn pin(cpu: usize) {
+    let mut one = CpuSet::new();
+    one.set(cpu);
+    let _ = sched_setaffinity(None, &one);
+}

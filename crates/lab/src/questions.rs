@@ -1,0 +1,213 @@
+//! The questions of one worker: targets drawn ahead, in the order of their use.
+//!
+//! A benchmark that draws a random target and then loads its name from a large array measures that
+//! load as much as the design. A server gets its names in a request that is in its cache. So a
+//! worker has a list of random draws whose bytes lie beside each other, and the processor reads
+//! them ahead. Only the design's own memory misses the cache.
+//!
+//! # Answers
+//! Each question has its answer. A worker compares inode numbers on every operation. It compares
+//! the length of a path on every operation, and the content on every sixteenth.
+//!
+//! Source: Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled",
+//! 2014, for the random numbers.
+
+use crate::corpus::{Corpus, ROOT};
+use crate::crew::{Laps, Turn};
+
+/// Operations of one job.
+const CHUNK: usize = 64;
+/// A worker compares the bytes of one path in so many.
+const COMPARE_EVERY: u64 = 16;
+
+/// The kinds of questions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    /// (parent inode number, name) to inode number, and one reference for the client: the namespace
+    /// work of a FUSE LOOKUP.
+    Lookup,
+    /// Inode number to full path, owned by the caller.
+    Path,
+    /// Absolute path to inode number.
+    Walk,
+}
+
+impl Op {
+    /// All operations.
+    #[cfg(test)]
+    pub(crate) const ALL: [Op; 3] = [Op::Lookup, Op::Path, Op::Walk];
+
+    /// Returns the name in the rows.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Op::Lookup => "lookup",
+            Op::Path => "path",
+            Op::Walk => "walk",
+        }
+    }
+}
+
+/// One question with its answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub ino: u64,
+    /// The inode number of its directory.
+    pub parent: u64,
+    start: u32,
+    len: u16,
+}
+
+/// The questions of one worker.
+pub(crate) struct Questions {
+    targets: Vec<Target>,
+    bytes: Vec<u8>,
+}
+
+/// The work of one worker.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally {
+    /// Operations.
+    pub ops: u64,
+    /// Wrong answers.
+    pub wrong: u64,
+}
+
+impl Questions {
+    /// Returns `draws` questions of `op`, chosen by `seed` among the entries of `pool`, or among
+    /// all entries of `corpus` if it is empty.
+    pub(crate) fn draw(
+        corpus: &Corpus,
+        op: Op,
+        draws: usize,
+        (seed, pool): (u64, &[u64]),
+    ) -> Questions {
+        let mut rng = Rng(seed | 1);
+        let mut questions = Questions { targets: Vec::with_capacity(draws), bytes: Vec::new() };
+        while questions.targets.len() < draws {
+            let ino = match pool.len() as u64 {
+                0 => rng.below(corpus.len() as u64) + 1,
+                len => pool[rng.below(len) as usize],
+            };
+            if [ROOT, corpus.synthetic()].contains(&ino) {
+                continue;
+            }
+            let start = questions.bytes.len() as u32;
+            match op {
+                Op::Lookup => questions.bytes.extend_from_slice(corpus.name(ino)),
+                Op::Path | Op::Walk => questions.bytes.extend(corpus.path(ino)),
+            }
+            let len = (questions.bytes.len() - start as usize) as u16;
+            questions.targets.push(Target { ino, parent: corpus.parent(ino), start, len });
+        }
+        questions
+    }
+
+    /// Asks them from question `first` on, round and round, until the slice is over. `ask` returns
+    /// true for a right answer.
+    #[inline]
+    pub(crate) fn ask(
+        &self,
+        first: usize,
+        turn: Turn,
+        mut ask: impl FnMut(&Target, &[u8]) -> bool,
+    ) -> Laps {
+        let mut rest = &self.targets[first % self.targets.len()..];
+        turn.run_jobs(|| {
+            let (chunk, behind) = rest.split_at(CHUNK.min(rest.len()));
+            rest = if behind.is_empty() { &self.targets } else { behind };
+            let mut tally = Tally { ops: chunk.len() as u64, wrong: 0 };
+            for target in chunk {
+                tally.wrong += u64::from(!ask(target, self.bytes_of(target)));
+            }
+            tally
+        })
+    }
+
+    #[inline]
+    fn bytes_of(&self, target: &Target) -> &[u8] {
+        &self.bytes[target.start as usize..target.start as usize + usize::from(target.len)]
+    }
+}
+
+/// Returns true if `path` is right. `number` is that of the operation.
+#[inline]
+pub(crate) fn is_path(expected: &[u8], path: Option<&[u8]>, number: u64) -> bool {
+    let Some(path) = path else { return false };
+    let is_compared = number.is_multiple_of(COMPARE_EVERY);
+    path.len() == expected.len() && (!is_compared || path == expected)
+}
+
+/// A small generator of random numbers (xorshift64*), good enough to choose targets.
+pub(crate) struct Rng(pub u64);
+
+impl Rng {
+    /// Returns a number below `n`.
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let number = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d);
+        ((u128::from(number) * u128::from(n)) >> 64) as u64
+    }
+}
+
+/// A flag that ends the threads of a test.
+#[cfg(test)]
+#[derive(Default)]
+pub(crate) struct Stop(corewalk_base::primitives::atomic::AtomicBool);
+
+#[cfg(test)]
+impl Stop {
+    /// Tells the threads to stop.
+    pub(crate) fn set(&self) {
+        // ORDERING: Relaxed. A flag; the results come back by joining.
+        self.0.store(true, corewalk_base::primitives::atomic::Ordering::Relaxed);
+    }
+
+    /// Returns true once the threads are to stop.
+    pub(crate) fn is_set(&self) -> bool {
+        // ORDERING: Relaxed. See `set`.
+        self.0.load(corewalk_base::primitives::atomic::Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_of_every_op_have_the_answers_of_the_tree() {
+        let corpus = Corpus::collect(2000);
+        for op in Op::ALL {
+            let questions = Questions::draw(&corpus, op, 500, (7, &[]));
+            for target in &questions.targets {
+                let bytes = questions.bytes_of(target);
+                match op {
+                    Op::Lookup => assert_eq!(corpus.child(target.parent, bytes), Some(target.ino)),
+                    Op::Path | Op::Walk => assert_eq!(corpus.path(target.ino), bytes),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn path_of_another_length_or_content_is_wrong() {
+        assert!(is_path(b"/a/b", Some(b"/a/b"), 0) && !is_path(b"/a/b", None, 1));
+        assert!(!is_path(b"/a/b", Some(b"/a/c"), 0) && !is_path(b"/a/b", Some(b"/a"), 1));
+    }
+
+    #[test]
+    fn asking_goes_round_and_counts_wrong_answers() {
+        let corpus = Corpus::collect(200);
+        let questions = Questions::draw(&corpus, Op::Lookup, 100, (7, &[]));
+        let slice = crate::crew::run(1, std::time::Duration::from_millis(5), |_, turn| {
+            let mut asked = 0_u64;
+            questions.ask(90, turn, |_, _| {
+                asked += 1;
+                !asked.is_multiple_of(2)
+            })
+        });
+        assert!(slice.ops > 100, "one round has 100 questions");
+        assert_eq!(slice.wrong, slice.ops / 2);
+    }
+}

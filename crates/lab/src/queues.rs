@@ -1,0 +1,197 @@
+//! Message queues of the host kernel and of corewalk, behind one trait.
+//!
+//! Each receive checks the type, the length, the number and the last byte of a message.
+//!
+//! Source: msgop(2).
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use corewalk_base::sysv::MsgQueue;
+use corewalk_ipc::{Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
+
+use crate::crew::{Laps, Turn};
+
+/// The last byte of each message.
+pub(crate) const LAST: u8 = 0x5a;
+
+/// Message queues, numbered from 0.
+pub(crate) trait Queues: Sync {
+    /// Room for a message.
+    type Message;
+
+    fn message(&self, bytes: usize) -> Self::Message;
+
+    /// Sends a message of a type with a number; returns whether that succeeds.
+    fn send(&self, queue: usize, kind: u8, number: u64, message: &mut Self::Message) -> bool;
+
+    /// Receives the first message of a type. Returns its number; None if its content is wrong.
+    fn receive(&self, queue: usize, kind: u8, message: &mut Self::Message) -> Option<u64>;
+
+    /// Sends a message of a type with a number, and receives the first message of that type.
+    /// Returns true if both are the same.
+    #[inline]
+    fn pair(&self, queue: usize, kind: u8, number: u64, message: &mut Self::Message) -> bool {
+        self.send(queue, kind, number, message)
+            && self.receive(queue, kind, message) == Some(cut(number, self.bytes(message)))
+    }
+
+    /// Returns the bytes of a message.
+    fn bytes(&self, message: &Self::Message) -> usize;
+
+    /// Returns true if nothing can be received from a queue.
+    fn is_empty(&self, queue: usize) -> bool;
+}
+
+/// The host kernel's queues.
+pub(crate) struct Linux(Vec<MsgQueue>);
+
+/// The queues of `corewalk-ipc`, in this process or in a file that several processes map.
+pub(crate) struct Ours {
+    pub(crate) task: Task,
+    pub(crate) ids: Vec<i32>,
+    _namespace: Namespace,
+}
+
+/// A text of so many bytes, behind its type in words.
+pub(crate) struct Words {
+    words: Vec<u64>,
+    bytes: usize,
+}
+
+/// Returns the low bytes of a number, as many as a text of so many bytes has room for.
+fn cut(number: u64, bytes: usize) -> u64 {
+    if bytes < 8 { number & ((1 << (8 * bytes)) - 1) } else { number }
+}
+
+impl Linux {
+    pub(crate) fn new(queues: usize) -> anyhow::Result<Linux> {
+        let queues = (0..queues).map(|_| MsgQueue::private()).collect::<Result<_, _>>();
+        Ok(Linux(queues.context("msgget(2)")?))
+    }
+
+    /// Returns queues that another process has made.
+    pub(crate) fn join(ids: &[i32]) -> Linux {
+        Linux(ids.iter().copied().map(MsgQueue::attach).collect())
+    }
+
+    pub(crate) fn ids(&self) -> Vec<i32> {
+        self.0.iter().map(MsgQueue::id).collect()
+    }
+}
+
+impl Queues for Linux {
+    type Message = Words;
+
+    fn message(&self, bytes: usize) -> Words {
+        let mut words = vec![0; 1 + bytes.div_ceil(8)];
+        if bytes > 8 {
+            words[bytes.div_ceil(8)] = u64::from_le_bytes([LAST; 8]);
+        }
+        Words { words, bytes }
+    }
+
+    #[inline]
+    fn send(&self, queue: usize, kind: u8, number: u64, message: &mut Words) -> bool {
+        let Words { words, bytes } = message;
+        (words[0], words[1]) = (kind.into(), cut(number, *bytes));
+        self.0[queue].send(words, *bytes).is_ok()
+    }
+
+    #[inline]
+    fn receive(&self, queue: usize, kind: u8, message: &mut Words) -> Option<u64> {
+        let Words { words, bytes } = message;
+        words[1] = 0;
+        let got = self.0[queue].receive(words, *bytes, kind.into());
+        let has_last = *bytes <= 8 || words[words.len() - 1] == u64::from_le_bytes([LAST; 8]);
+        (got == Ok(*bytes) && words[0] == u64::from(kind) && has_last).then_some(words[1])
+    }
+
+    #[inline]
+    fn bytes(&self, message: &Words) -> usize {
+        message.bytes
+    }
+
+    fn is_empty(&self, queue: usize) -> bool {
+        self.0[queue].is_empty() == Ok(true)
+    }
+}
+
+impl Ours {
+    pub(crate) fn new() -> anyhow::Result<Ours> {
+        Ours::of(Namespace::new(NamespaceOptions::default()).context("a namespace")?, 1)
+    }
+
+    /// Returns the namespace in a file, which is made if it is not there.
+    pub(crate) fn open(file: &Path) -> anyhow::Result<Ours> {
+        let namespace = Namespace::open(file, NamespaceOptions::default());
+        let namespace = namespace.with_context(|| format!("a namespace in {}", file.display()));
+        Ours::of(namespace?, std::process::id())
+    }
+
+    fn of(namespace: Namespace, pid: u32) -> anyhow::Result<Ours> {
+        let task = namespace.register(Cred::user(1000, 1000), pid)?;
+        Ok(Ours { task, ids: vec![], _namespace: namespace })
+    }
+
+    /// Returns the namespace with queues that another process has made.
+    pub(crate) fn join(self, ids: &[i32]) -> Ours {
+        Ours { ids: ids.to_vec(), ..self }
+    }
+
+    pub(crate) fn with_queues(self, count: usize) -> anyhow::Result<Ours> {
+        let ids =
+            (0..count).map(|_| self.task.msgget(IPC_PRIVATE, 0o600)).collect::<Result<_, _>>();
+        Ok(Ours { ids: ids.context("msgget")?, ..self })
+    }
+}
+
+impl Queues for Ours {
+    type Message = Vec<u8>;
+
+    fn message(&self, bytes: usize) -> Vec<u8> {
+        vec![LAST; bytes]
+    }
+
+    #[inline]
+    fn send(&self, queue: usize, kind: u8, number: u64, text: &mut Vec<u8>) -> bool {
+        let head = text.len().min(8);
+        text[..head].copy_from_slice(&number.to_le_bytes()[..head]);
+        self.task.msgsnd(self.ids[queue], kind.into(), text, 0).is_ok()
+    }
+
+    #[inline]
+    fn receive(&self, queue: usize, kind: u8, text: &mut Vec<u8>) -> Option<u64> {
+        let (bytes, head) = (text.len(), text.len().min(8));
+        text[..head].fill(0);
+        let got = self.task.msgrcv(self.ids[queue], text, kind.into(), 0);
+        let is_right = got.is_ok_and(|got| got.size_bytes == bytes && got.mtype == i64::from(kind))
+            && (bytes <= 8 || text[bytes - 1] == LAST);
+        let mut number = [0; 8];
+        number[..head].copy_from_slice(&text[..head]);
+        is_right.then_some(u64::from_le_bytes(number))
+    }
+
+    #[inline]
+    fn bytes(&self, text: &Vec<u8>) -> usize {
+        text.len()
+    }
+
+    fn is_empty(&self, queue: usize) -> bool {
+        let mut text = [0; 1];
+        self.task
+            .msgrcv(self.ids[queue], &mut text, 0, i32::from(IPC_NOWAIT))
+            .is_err_and(|errno| errno == rustix::io::Errno::NOMSG)
+    }
+}
+
+/// Sends and receives messages of a type on one queue until the slice is over.
+pub(crate) fn pairs<Q: Queues>(
+    queues: &Q,
+    (queue, kind): (usize, u8),
+    bytes: usize,
+    turn: Turn,
+) -> Laps {
+    let mut message = queues.message(bytes);
+    turn.run(|number| queues.pair(queue, kind, number, &mut message))
+}

@@ -1,0 +1,279 @@
+//! The rows of the tables `lookup` and `path`: every variant answers the same questions.
+//!
+//! - Over the tree ([`over_tree`], `renamer=0`: no thread renames meanwhile): any entry of 100,000,
+//!   so most of them miss the processor's caches.
+//! - Hot ([`hot`], `targets=hot`): few entries at a depth of eight, which stay in the caches. This
+//!   is the cost of a walk or a translation that waits for no memory, and so the one figure that
+//!   compares with the host kernel, net of its system call. A walk asks about 64 entries. A path
+//!   asks about one directory, since a process has one working directory: `linux` is getcwd(2)
+//!   there.
+//! - Cold ([`cold`], `entries=1000000`): any entry of a tree of a million. All misses go to memory,
+//!   and the baseline is the best map from whole paths, round by round.
+//!
+//! # Checks
+//! Every answer is compared with the tree, and corewalk must not ask its back end.
+//!
+//! Source: stat(2), getcwd(2).
+
+use std::cell::Cell as Counter;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use corewalk_base::primitives::Arc;
+use serde_json::Value;
+
+use super::bench::{Bench, Cell, Measure, cells, values};
+use super::grid::{Grid, Rounds, Threads};
+use super::{Settings, sized};
+use crate::baseline::{Cwd, Linux, Namespace};
+use crate::corpus::{Corpus, ROOT};
+use crate::crew::{self, Slice};
+use crate::memory;
+use crate::questions::{Op, Questions};
+use crate::samples::{Params, Samples};
+
+/// The baseline over the tree.
+pub(super) const BASELINE: &str = "rwlock-ahash";
+/// The baseline of cold walks: in each round the fastest of [`MAPS`].
+pub(super) const BEST_MAP: &str = "best-path-map";
+/// Variants that hold the names of the tree.
+pub(super) const VARIANTS: [&str; 3] = ["corewalk", BASELINE, "libfuse-node"];
+/// Maps from whole paths.
+pub(super) const MAPS: [&str; 3] = ["dashmap-path", "papaya-path", "scc-path"];
+/// Entries of the tree, and of the large one.
+const ENTRIES: (usize, usize) = (3_000, 100_000);
+pub(super) const MILLION: (usize, usize) = (5_000, 1_000_000);
+/// Questions drawn ahead per worker.
+const DRAWS: (usize, usize) = (4_096, 131_072);
+const DRAWS_COLD: (usize, usize) = (4_096, 524_288);
+const DRAWS_HOT: usize = 4_096;
+/// How far the first question of a slice is from that of the slice before.
+const STEP: usize = 8_191;
+/// Names on the way to a hot target, or as many as there are.
+pub(super) const DEPTH: usize = 8;
+/// Entries that a hot walk asks about.
+const WALKED: usize = 64;
+
+/// The tree in every variant.
+pub(super) struct Forest {
+    pub(super) corpus: Arc<Corpus>,
+    tables: Vec<Box<dyn Namespace>>,
+}
+
+impl Forest {
+    /// Returns the tree in every variant, the kernel's last, if the tree is real.
+    ///
+    /// # Errors
+    /// An error of loading.
+    pub(super) fn load(table: &str, settings: &Settings) -> anyhow::Result<Forest> {
+        let corpus = Arc::new(Corpus::collect(sized(settings.size, ENTRIES)));
+        eprintln!("{table}: {} entries, {} of them made up", corpus.len(), corpus.made_up());
+        let mut tables = load(&VARIANTS, &corpus)?;
+        match Linux::open(&corpus) {
+            Ok(linux) => tables.push(Box::new(linux)),
+            Err(error) => eprintln!("{table}: skipped linux: {error:#}"),
+        }
+        Ok(Forest { corpus, tables })
+    }
+}
+
+fn load(variants: &[&str], corpus: &Corpus) -> anyhow::Result<Vec<Box<dyn Namespace>>> {
+    let load = |variant: &&str| memory::load(variant, corpus)?.context("no such variant");
+    variants.iter().map(load).collect()
+}
+
+/// Returns the grids of [`over_tree`], [`hot`] and [`cold`].
+pub(super) fn grids(settings: &Settings) -> [Grid; 3] {
+    let threads = settings.threads_with_processors().len();
+    let grid = |cells, variants| Grid::new(settings, cells, variants, 1.0);
+    [
+        grid(settings.threads.len(), VARIANTS.len() + 1),
+        grid(threads, VARIANTS.len() + 1 + MAPS.len()),
+        grid(threads, 1 + MAPS.len()),
+    ]
+}
+
+/// Asks every variant about any entry of the tree, and adds the rows.
+///
+/// # Errors
+/// A wrong answer, or a back end that was asked.
+pub(super) fn over_tree(
+    op: Op,
+    forest: &Forest,
+    rounds: &Rounds<'_>,
+    samples: &mut Samples,
+) -> anyhow::Result<()> {
+    let settings = rounds.settings();
+    let threads = values(&settings.threads);
+    let bench = Bench {
+        rounds,
+        grid: grids(settings)[0],
+        cells: &cells(&[
+            ("op", values(&[op.name()])),
+            ("renamer", values(&[0])),
+            ("threads", threads),
+        ]),
+        baseline: BASELINE,
+        is_net_of_syscall: false,
+    };
+    let draws = sized(settings.size, DRAWS);
+    let draw = |seed| Questions::draw(&forest.corpus, op, draws, (0x5eed_0001 + seed, &[]));
+    let tables: Vec<_> = forest.tables.iter().map(|table| &**table).collect();
+    ask(&bench, op, &tables, draw, samples)
+}
+
+/// Returns the parameters of the hot rows of `op`, whose targets have `depth` names.
+pub(super) fn hot_params(op: Op, depth: usize) -> [(&'static str, Value); 3] {
+    [("op", op.name().into()), ("targets", "hot".into()), ("depth", depth.into())]
+}
+
+/// Asks every variant about few entries, and adds the rows.
+///
+/// # Errors
+/// As [`over_tree`], and a tree without names.
+pub(super) fn hot(
+    op: Op,
+    forest: &Forest,
+    rounds: &Rounds<'_>,
+    samples: &mut Samples,
+) -> anyhow::Result<()> {
+    let corpus = &forest.corpus;
+    let (depth, pool) = pool(corpus, op).context("the tree has no names")?;
+    let more: Vec<Box<dyn Namespace>> = match op {
+        Op::Path => vec![Box::new(Cwd::open(&corpus.path(pool[0]))?)],
+        _ => load(&MAPS, corpus)?,
+    };
+    // A process translates by getcwd(2) here, so the kernel's other way is left out.
+    let is_asked = |table: &&dyn Namespace| op == Op::Walk || table.variant() != "linux";
+    let tables = forest.tables.iter().map(|table| &**table).filter(is_asked);
+    let tables: Vec<_> = tables.chain(more.iter().map(|table| &**table)).collect();
+    let cell =
+        |threads: &Threads| Cell(Params::from(hot_params(op, depth))).with("threads", threads.0);
+    let bench = Bench {
+        rounds,
+        grid: grids(rounds.settings())[1],
+        cells: &rounds.threads().iter().map(cell).collect::<Vec<_>>(),
+        baseline: "linux",
+        is_net_of_syscall: true,
+    };
+    let draw = |seed| Questions::draw(corpus, op, DRAWS_HOT, (0x5eed_0501 + seed, &pool));
+    ask(&bench, op, &tables, draw, samples)
+}
+
+/// Lets corewalk and the maps walk in a tree of a million, and adds the rows.
+///
+/// # Errors
+/// As [`over_tree`].
+pub(super) fn cold(rounds: &Rounds<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+    let (settings, began) = (rounds.settings(), Instant::now());
+    let corpus = Corpus::collect(sized(settings.size, MILLION));
+    let tables = load(&[&["corewalk"][..], &MAPS].concat(), &corpus)?;
+    let (entries, made_up) = (corpus.len(), corpus.made_up());
+    let seconds = began.elapsed().as_secs_f64();
+    eprintln!("lookup: loaded {entries} entries, {made_up} of them made up, in {seconds:.1} s");
+    let fixed = [("op", "walk".into()), ("targets", "uniform".into()), ("entries", entries.into())];
+    let cell = |threads: &Threads| Cell(Params::from(fixed.clone())).with("threads", threads.0);
+    let bench = Bench {
+        rounds,
+        grid: grids(settings)[2],
+        cells: &rounds.threads().iter().map(cell).collect::<Vec<_>>(),
+        baseline: BEST_MAP,
+        is_net_of_syscall: false,
+    };
+    let draws = sized(settings.size, DRAWS_COLD);
+    let draw = |seed| Questions::draw(&corpus, Op::Walk, draws, (0x5eed_0601 + seed, &[]));
+    let tables: Vec<_> = tables.iter().map(|table| &**table).collect();
+    ask(&bench, Op::Walk, &tables, draw, samples)?;
+    samples.add_best(BEST_MAP, &MAPS);
+    Ok(())
+}
+
+/// Asks all variants in all cells; `draw` returns the questions of one worker by their seed.
+fn ask(
+    bench: &Bench<'_>,
+    op: Op,
+    tables: &[&dyn Namespace],
+    draw: impl Fn(u64) -> Questions,
+    samples: &mut Samples,
+) -> anyhow::Result<()> {
+    let workers = bench.cells.iter().map(|cell| cell.number("threads")).max().unwrap_or(1);
+    let questions: Vec<Questions> = (0..workers as u64).map(|worker| draw(2 * worker)).collect();
+    let mut variants: Vec<(&str, Measure<'_>)> = vec![];
+    for &table in tables {
+        let (questions, next) = (&questions, Counter::new(0));
+        let measure = move |cell: &Cell, time| {
+            next.set(next.get() + STEP);
+            measure(table, (op, &questions[..cell.number("threads")], next.get()), time)
+        };
+        variants.push((table.variant(), Box::new(measure)));
+    }
+    bench.run(&variants, samples)
+}
+
+/// Lets each worker ask its questions, from question `first` on.
+fn measure(
+    table: &dyn Namespace,
+    (op, questions, first): (Op, &[Questions], usize),
+    time: Duration,
+) -> anyhow::Result<Slice> {
+    let misses = table.misses();
+    let slice = crew::run(questions.len(), time, |worker, turn| {
+        table.begin();
+        table.work(op, &questions[worker], first, turn)
+    });
+    ensure!(table.misses() == misses, "{}: the back end was asked", table.variant());
+    Ok(slice)
+}
+
+/// Returns the hot targets and their depth: as deep as wanted, or as deep as the tree is.
+fn pool(corpus: &Corpus, op: Op) -> Option<(usize, Vec<u64>)> {
+    let is_usable = |&ino: &u64| {
+        ![ROOT, corpus.synthetic()].contains(&ino) && (op != Op::Path || corpus.is_directory(ino))
+    };
+    (1..=DEPTH).rev().find_map(|depth| {
+        let deep: Vec<u64> =
+            corpus.inodes().filter(is_usable).filter(|&ino| corpus.depth(ino) == depth).collect();
+        let count = if op == Op::Path { 1 } else { WALKED };
+        let every = (deep.len() / count).max(1);
+        let pool: Vec<u64> = deep.into_iter().step_by(every).take(count).collect();
+        (!pool.is_empty()).then_some((depth, pool))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pool_is_as_deep_as_wanted() {
+        let corpus = Corpus::collect(40_000);
+        for (op, most) in [(Op::Walk, WALKED), (Op::Path, 1)] {
+            let (depth, pool) = pool(&corpus, op).unwrap();
+            assert!(depth == DEPTH && (1..=most).contains(&pool.len()));
+            for ino in pool {
+                assert_eq!(corpus.path(ino).iter().filter(|&&byte| byte == b'/').count(), DEPTH);
+                assert!(op == Op::Walk || corpus.is_directory(ino));
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_answers_of_every_op_are_counted() {
+        let corpus = Arc::new(Corpus::collect(2000));
+        let other = Corpus::collect(2001);
+        for table in load(&VARIANTS, &corpus).unwrap() {
+            for op in Op::ALL {
+                let time = Duration::from_millis(5);
+                let questions = [Questions::draw(&corpus, op, 500, (7, &[]))];
+                let slice = measure(&*table, (op, &questions, 10), time).unwrap();
+                assert!(slice.ops > 0 && slice.wrong == 0, "{}", table.variant());
+                // The last entry of the other tree is not in the table.
+                let last = [other.len() as u64];
+                let questions = [Questions::draw(&other, op, 10, (7, &last))];
+                let outcome = measure(&*table, (op, &questions, 0), time);
+                let is_found = |slice: Slice| slice.wrong == slice.ops;
+                assert!(outcome.map_or(true, is_found), "{}", table.variant());
+            }
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! The runs of the table `xattr`: workers set attributes in one kind of store.
+//!
+//! Workers are threads, each a process of the document. First each worker sets the attribute of all
+//! its files; then the run begins.
+//!
+//! - In memory and in a tmpfs a run lasts for a slice of time.
+//! - On disk a run has a fixed number of sets, and ends with one `sync` that is part of its time.
+//!   Between them the store commits by itself: when a transaction has 32 MiB of records, and every
+//!   5 seconds. So a value that stays reaches its block once in a run, and a replaced value reaches
+//!   none. The document's ext4 did the same: its runs were shorter than its commit interval. More
+//!   syncs would favour the designs that share.
+//!
+//! A store on disk has its directory in the host's tmpfs, as the document's ramdisk was.
+//!
+//! Source: document 004; ext4(5), `commit=`.
+
+use std::path::PathBuf;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use corewalk_base::Mutex;
+use corewalk_base::primitives::thread;
+use rustix::process::Pid;
+use rustix::thread::sched_setaffinity;
+
+use super::{BASELINE, BLOCK_BYTES, Cell, Draws, Pool, RUNS, Store, seconds};
+use crate::blocks::{AttrStore, DiskStore, MemoryStore, TmpfsStore, designs};
+use crate::crew::{self, Slice};
+use crate::machine::thread_cpu_ns;
+use crate::peer::Scratch;
+use crate::samples::{Metric, Params, Samples};
+use crate::table::grid::Rounds;
+use crate::table::{Grid, Settings, Size, sized};
+
+/// Where the host has a tmpfs.
+const TMPFS: &str = "/dev/shm";
+/// The share of the time per row that a row gets. On disk it has the 50,000 sets of each of four
+/// processes.
+const SHARE_OF_TIME: f64 = 0.2;
+const SHARE_ON_DISK: f64 = 0.75;
+/// Rounds, in multiples of the usual ones, on disk and in a tmpfs. A run is short beside a commit,
+/// and rounds differ by a quarter where other programs use the caches.
+const REPEATED: (usize, usize) = (1, 3);
+/// Expected sets per second of all processes on disk, to choose how many there are. The slowest
+/// cells do a third of that, the fastest three times as many.
+const EXPECTED_SETS_PER_S: f64 = 2_000_000.0;
+/// The least and the most sets of a process on disk.
+const SETS: [usize; 2] = [200, super::SETS];
+
+/// Returns the files of each process and the values of one kind of store.
+fn sizes(kind: Store, size: Size) -> (&'static [usize], &'static [usize]) {
+    match (kind, size) {
+        (Store::Memory, Size::Full) => (&[10, 100, 1000], &[10, 100, 1000, 10_000]),
+        (_, Size::Full) => (&[100, 1000], &[10, 100, 1000]),
+        (_, Size::Quick) => (&[10, 100], &[10, 100]),
+    }
+}
+
+pub(super) fn cells(settings: &Settings, kind: Store) -> Vec<Cell> {
+    let (all_files, all_values) = sizes(kind, settings.size);
+    let mut cells = vec![];
+    for &values in all_values {
+        for &files in all_files {
+            let of = |&processes| Cell { store: kind, processes, files, values };
+            cells.extend(settings.threads.iter().map(of));
+        }
+    }
+    cells
+}
+
+pub(super) fn grid(settings: &Settings, kind: Store) -> Grid {
+    let (variants, share) = match kind {
+        Store::Tmpfs => (2, SHARE_OF_TIME),
+        Store::Disk => (5, SHARE_ON_DISK),
+        _ => (5, SHARE_OF_TIME),
+    };
+    let grid = Grid::new(settings, cells(settings, kind).len(), variants, share);
+    if kind == Store::Memory { grid } else { grid.repeated(sized(settings.size, REPEATED)) }
+}
+
+/// Returns the directory for stores on disk.
+pub(super) fn parent() -> PathBuf {
+    let tmpfs = PathBuf::from(TMPFS);
+    if tmpfs.is_dir() { tmpfs } else { std::env::temp_dir() }
+}
+
+/// Returns the stores of one kind, in the order of the document.
+fn stores(
+    kind: Store,
+    scratch: &Scratch,
+    size: (usize, usize),
+) -> anyhow::Result<Vec<Box<dyn AttrStore>>> {
+    if kind == Store::Tmpfs {
+        return Ok(vec![
+            Box::new(TmpfsStore::new(true, size)?),
+            Box::new(TmpfsStore::new(false, size)?),
+        ]);
+    }
+    let mut stores: Vec<Box<dyn AttrStore>> = vec![];
+    for design in designs(2 * size.0 * (size.1 + 1))? {
+        let path = scratch.path().join(design.0);
+        stores.push(match kind {
+            Store::Disk => Box::new(DiskStore::new(design, &path, size)?),
+            _ => Box::new(MemoryStore::new(design, size)),
+        });
+    }
+    Ok(stores)
+}
+
+/// Measures the stores of one kind.
+///
+/// # Errors
+/// A file with another attribute than the last set, counts of blocks, users or entries that do not
+/// agree, or a store on disk that is not consistent at the end.
+pub(super) fn run(
+    kind: Store,
+    (settings, rounds): (&Settings, &Rounds<'_>),
+    pool: &Pool,
+    samples: &mut Samples,
+) -> anyhow::Result<()> {
+    let (cells, grid) = (cells(settings, kind), grid(settings, kind));
+    let most = |each: fn(&Cell) -> usize| cells.iter().map(each).max().unwrap_or(1);
+    let scratch = Scratch::new(&parent(), "xattr-store")?;
+    let stores = stores(kind, &scratch, (most(|cell| cell.processes), most(|cell| cell.files)))?;
+    let mut sums = vec![0.0; cells.len() * stores.len()];
+    rounds.each(&grid, (&cells, stores.len()), |visit| {
+        let (store, cell) = (&*stores[visit.at], visit.cell);
+        let load = Load { store, cell, draws: Draws::of_cell(pool, cell) };
+        let slice = match kind {
+            Store::Disk => load.run_sets(sets(grid.slice, cell)),
+            _ => load.run_for(grid.slice),
+        };
+        let params = Params::from(cell.params());
+        let bytes = cell.bytes_per_file(load.check()? * BLOCK_BYTES as u64);
+        slice.add_to(samples, visit.round, store.variant(), &params, BASELINE)?;
+        samples.add(visit.round, store.variant(), &params, bytes, BASELINE);
+        let nth = cells.iter().position(|other| other == cell).unwrap_or(0);
+        sums[nth * stores.len() + visit.at] += seconds(cell.processes, slice.ops_per_s);
+        Ok(())
+    })?;
+    for (at, sum) in sums.iter().enumerate() {
+        let (cell, store) = (&cells[at / stores.len()], &stores[at % stores.len()]);
+        let mut params = Params::from(cell.params());
+        params.insert(RUNS, grid.rounds.into());
+        let average = (Metric::Seconds, sum / grid.rounds as f64);
+        samples.add(0, store.variant(), &params, average, BASELINE);
+    }
+    for store in stores {
+        let mut draws = Draws::new(pool, &cells[0], 0);
+        (0..cells[0].files).for_each(|file| store.set(0, file, draws.of(file)));
+        let blocks = store.audit()?;
+        store.check(blocks)?;
+    }
+    Ok(())
+}
+
+/// Returns how many attributes each process sets on disk.
+fn sets(slice: Duration, cell: &Cell) -> usize {
+    let each = EXPECTED_SETS_PER_S * slice.as_secs_f64() / cell.processes as f64;
+    (each as usize).clamp(SETS[0], SETS[1])
+}
+
+/// One run.
+struct Load<'a> {
+    store: &'a dyn AttrStore,
+    cell: &'a Cell,
+    /// The draws of each worker.
+    draws: Vec<Mutex<Draws<'a>>>,
+}
+
+impl Load<'_> {
+    /// Sets the attribute of each file of a worker.
+    fn fill(&self, worker: usize, draws: &mut Draws<'_>) {
+        (0..self.cell.files).for_each(|file| self.store.set(worker, file, draws.of(file)));
+    }
+
+    fn run_for(&self, time: Duration) -> Slice {
+        crew::run(self.cell.processes, time, |worker, turn| {
+            let mut draws = self.draws[worker].lock();
+            self.fill(worker, &mut draws);
+            turn.run(|_| {
+                let (file, value) = draws.next();
+                self.store.set(worker, file, value);
+                true
+            })
+        })
+    }
+
+    fn run_sets(&self, sets: usize) -> Slice {
+        let processes = self.cell.processes;
+        let (ready, go) = (Barrier::new(processes + 1), Barrier::new(processes + 1));
+        let cpus = if processes > 1 { crew::cpu_of_each() } else { vec![] };
+        let work = |worker: usize| {
+            if let Some(cpu) = cpus.get(worker % cpus.len().max(1)) {
+                // A machine that refuses gives numbers with more spread.
+                let _ = sched_setaffinity(None::<Pid>, cpu);
+            }
+            let mut draws = self.draws[worker].lock();
+            self.fill(worker, &mut draws);
+            ready.wait();
+            go.wait();
+            let cpu_start = thread_cpu_ns();
+            for _ in 0..sets {
+                let (file, value) = draws.next();
+                self.store.set(worker, file, value);
+            }
+            thread_cpu_ns() - cpu_start
+        };
+        let (span, cpu_ns) = thread::scope(|scope| {
+            let work = &work;
+            let threads: Vec<_> =
+                (0..processes).map(|worker| scope.spawn(move || work(worker))).collect();
+            ready.wait();
+            self.store.sync();
+            go.wait();
+            let start = Instant::now();
+            let of_workers: u64 =
+                threads.into_iter().map(|thread| thread.join().expect("a worker panicked")).sum();
+            let cpu_start = thread_cpu_ns();
+            self.store.sync();
+            (start.elapsed(), of_workers + thread_cpu_ns() - cpu_start)
+        });
+        let ops = (sets * processes) as u64;
+        let ops_per_s = ops as f64 / span.as_secs_f64().max(1e-9);
+        Slice { ops_per_s, ns_per_op: cpu_ns as f64 / ops as f64, ops, wrong: 0, span }
+    }
+
+    /// Checks every file and every count, removes the attributes, and returns how many blocks there
+    /// were.
+    fn check(&self) -> anyhow::Result<u64> {
+        let store = self.store;
+        let blocks = store.audit()?;
+        for (worker, draws) in self.draws.iter().enumerate() {
+            let draws = draws.lock();
+            let differs = |&(file, value): &(usize, &[u8])| !store.has(worker, file, value);
+            let wrong = draws.given().filter(differs).count();
+            ensure!(wrong == 0, "{}: {wrong} files have something else", store.variant());
+            store.clear(worker);
+        }
+        ensure!(store.audit()? == 0, "{}: blocks are left", store.variant());
+        Ok(blocks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Stores the attribute of file 7 in file 8.
+    struct Mixed(MemoryStore);
+
+    impl AttrStore for Mixed {
+        fn variant(&self) -> &'static str {
+            "mixed"
+        }
+        fn set(&self, worker: usize, file: usize, value: &[u8]) {
+            self.0.set(worker, if file == 7 { 8 } else { file }, value);
+        }
+        fn has(&self, worker: usize, file: usize, value: &[u8]) -> bool {
+            self.0.has(worker, file, value)
+        }
+        fn clear(&self, worker: usize) {
+            self.0.clear(worker);
+        }
+        fn audit(&self) -> anyhow::Result<u64> {
+            self.0.audit()
+        }
+    }
+
+    #[test]
+    fn store_that_mixes_up_files_is_found_out() {
+        let cell = Cell { store: Store::Memory, processes: 1, files: 10, values: 50 };
+        let pool = Pool::draw(cell.values);
+        let run = |store: &dyn AttrStore| {
+            let load = Load { store, cell: &cell, draws: Draws::of_cell(&pool, &cell) };
+            load.run_for(Duration::from_millis(5));
+            load.check()
+        };
+        let good = MemoryStore::new(designs(22).unwrap().remove(4), (1, 10));
+        assert_eq!(run(&good).unwrap(), 10);
+        let error = run(&Mixed(good)).unwrap_err().to_string();
+        assert!(error.contains("have something else"), "{error}");
+    }
+}
