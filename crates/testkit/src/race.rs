@@ -250,6 +250,30 @@ pub fn threads_text() -> String {
     text
 }
 
+/// Waits until the thread `handle`, whose name is `name`, sleeps in the kernel or has ended.
+///
+/// # Examples
+///
+/// ```
+/// use corewalk_testkit::race::until_asleep;
+/// use std::{sync::mpsc, thread};
+///
+/// let (sender, receiver) = mpsc::channel();
+/// thread::scope(|scope| {
+///     let builder = thread::Builder::new().name("receiver".to_owned());
+///     let handle = builder.spawn_scoped(scope, move || receiver.recv()).unwrap();
+///     until_asleep("receiver", &handle);
+///     sender.send(1).unwrap();
+///     assert_eq!(handle.join().unwrap(), Ok(1));
+/// });
+/// ```
+pub fn until_asleep<T>(name: &str, handle: &thread::ScopedJoinHandle<'_, T>) {
+    let is_asleep = |line: &str| line.contains(name) && line.contains(" S (sleeping)");
+    while !handle.is_finished() && !threads_text().lines().any(is_asleep) {
+        thread::yield_now();
+    }
+}
+
 fn abort_with_threads(subject: &str, limit: Duration) -> ! {
     eprintln!("watchdog: {subject} did not finish within {limit:?}; threads:\n{}", threads_text());
     process::abort();

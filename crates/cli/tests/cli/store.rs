@@ -186,9 +186,9 @@ fn missing_store_is_not_created_with_no_create() {
     let folder = Folder::new();
     fs::create_dir(folder.path("store")).expect("the directory is created");
     let no_create = corewalk(&["mount", &source(&folder), "/x", "-o", "no_create"]);
-    folder.assert_refused(no_create, 1, "store: there is no store");
+    folder.assert_refused(no_create, 1, "store: the directory holds no store");
     assert_eq!(fs::read_dir(folder.path("store")).expect("the file exists").count(), 0);
-    folder.assert_refused(corewalk(&["fsck", &source(&folder)]), 8, "there is no store");
+    folder.assert_refused(corewalk(&["fsck", &source(&folder)]), 8, "holds no store");
 }
 
 #[test]
@@ -196,9 +196,13 @@ fn store_of_a_foreign_directory_is_refused() {
     let folder = Folder::new();
     fs::create_dir(folder.path("store")).expect("the directory is created");
     fs::write(folder.path("store").join("letter"), "mine").expect("the file is created");
-    folder.assert_refused(corewalk(&["mount", &source(&folder), "/x"]), 1, "not a store");
+    folder.assert_refused(
+        corewalk(&["mount", &source(&folder), "/x"]),
+        1,
+        "not empty and holds no store",
+    );
     folder.assert_refused(corewalk(&["mount", "store:", "/x"]), 2, "names no directory");
-    folder.assert_refused(corewalk(&["fsck", &source(&folder)]), 8, "not a store");
+    folder.assert_refused(corewalk(&["fsck", &source(&folder)]), 8, "not empty and holds no store");
     folder.assert_refused(corewalk(&["fsck", "/srv"]), 16, "name a store as store:DIR");
     folder.assert_refused(corewalk(&["fsck"]), 16, "not provided: <SOURCE>");
     folder.assert_refused(corewalk(&["fsck", "--frobnicate"]), 16, "unexpected argument");

@@ -8,7 +8,7 @@ use corewalk::attr::mode::S_IFDIR;
 use corewalk::{Cred, Errno, InodeRef, May, Removal, Vfs, VfsOptions};
 use corewalk_base::Mutex;
 use corewalk_base::primitives::thread;
-use corewalk_testkit::race::Watchdog;
+use corewalk_testkit::race::{Watchdog, until_asleep};
 
 use crate::contract::{A_WHILE, gated, make, name, rename};
 use crate::tree::{At, Links, PathTree};
@@ -142,14 +142,17 @@ fn waiting_call_precedes_a_later_rename() {
             scope.spawn(|| rename(&vfs, "a", "b"));
             gate.wait_for_stop();
             gate.take_passed();
-            let caller = scope.spawn(|| vfs.getattr(&file).map(|attr| attr.ino));
-            thread::sleep(A_WHILE / 10);
+            let named = |name: &str| thread::Builder::new().name(name.to_owned());
+            let call = || vfs.getattr(&file).map(|attr| attr.ino);
+            let caller = named("caller").spawn_scoped(scope, call).unwrap();
+            until_asleep("caller", &caller);
             // Its names are free; it waits only for the path of the directory.
-            let later = scope.spawn(|| {
+            let rename_later = || {
                 let (from, to) = ((&dir, name("f")), (&sub, name("f")));
                 vfs.rename(&Cred::root(), from, to, corewalk::RenameMode::Replace)
-            });
-            thread::sleep(A_WHILE / 10);
+            };
+            let later = named("later").spawn_scoped(scope, rename_later).unwrap();
+            until_asleep("later", &later);
             gate.open();
             assert_eq!(caller.join().unwrap(), Ok(file.ino()));
             later.join().unwrap().unwrap();

@@ -12,11 +12,11 @@ use corewalk::attr::mode::S_IFREG;
 use corewalk::{Cred, Errno, InodeRef, Make, May, Removal, SetAttr, Vfs, XattrMode};
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, AtomicU64, Ordering};
-use corewalk_testkit::race::Watchdog;
+use corewalk_testkit::race::{Watchdog, until_asleep};
 
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, new, over, remove, tree, walk};
-use crate::pauses::{Stop, stopping, until_asleep};
+use crate::pauses::{Stop, stopping};
 
 /// An unprivileged user, whose writes clear set-user-ID.
 fn user() -> Cred {

@@ -12,11 +12,11 @@ use corewalk::{
 };
 use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
-use corewalk_testkit::race::Watchdog;
+use corewalk_testkit::race::{Watchdog, until_asleep};
 
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{at, name, new, remove, rename, tree, walk};
-use crate::pauses::{stopping, until_asleep};
+use crate::pauses::stopping;
 
 fn tmpfs() -> Arc<Tmpfs> {
     Arc::new(Tmpfs::new(TmpfsOptions::default()))

@@ -1,11 +1,9 @@
-//! Helpers to stop a thread at a chosen call of the back end, and to wait until a thread sleeps.
+//! Helpers to stop a thread at a chosen call of the back end.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use corewalk::{Errno, Vfs};
-use corewalk_base::primitives::thread;
-use corewalk_testkit::race;
 
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::over;
@@ -37,12 +35,4 @@ pub(crate) fn stopping(
 ) -> (Arc<Vfs>, Stop) {
     let (pause, stop) = once();
     (over(HookedTmpfs::new(move |_, call| if matches(call) { pause() } else { Ok(()) })), stop)
-}
-
-/// Waits until `thread`, which is called `name`, sleeps or has ended.
-pub(crate) fn until_asleep<T>(name: &str, thread: &thread::ScopedJoinHandle<'_, T>) {
-    let is_asleep = |line: &str| line.contains(name) && line.contains(" S (sleeping)");
-    while !thread.is_finished() && !race::threads_text().lines().any(is_asleep) {
-        thread::yield_now();
-    }
 }

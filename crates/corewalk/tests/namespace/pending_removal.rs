@@ -17,11 +17,11 @@ use corewalk::{
 };
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
-use corewalk_testkit::race::Watchdog;
+use corewalk_testkit::race::{Watchdog, until_asleep};
 
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, remove, rename, tree, walk};
-use crate::pauses::{Stop, once, stopping, until_asleep};
+use crate::pauses::{Stop, once, stopping};
 
 /// Returns true after a removal or rename of `slow`.
 fn is_done(call: Call<'_>, slow: &[u8]) -> bool {

@@ -13,11 +13,11 @@ use corewalk::{
     Cred, Errno, FsStruct, Make, PathKind, PathRef, Removal, RenameMode, Vfs, WalkFlags,
 };
 use corewalk_base::primitives::thread;
-use corewalk_testkit::race::Watchdog;
+use corewalk_testkit::race::{Watchdog, until_asleep};
 
 use crate::backends::Call;
 use crate::fixtures::{at, name, remove, rename, tree, walk};
-use crate::pauses::{Stop, stopping, until_asleep};
+use crate::pauses::{Stop, stopping};
 
 /// The most time of a reader that does not wait, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);

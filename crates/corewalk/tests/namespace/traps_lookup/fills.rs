@@ -9,12 +9,12 @@ use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::tmpfs::Tmpfs;
 use corewalk::{Cred, Errno, FileKind, FileSystem, Make, Node, RenameMode, Vfs};
 use corewalk_base::primitives::thread;
-use corewalk_testkit::race::Watchdog;
+use corewalk_testkit::race::{Watchdog, until_asleep};
 use corewalk_testkit::reexec::{self, Reexec};
 
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, rename, tree, walk};
-use crate::pauses::{Stop, stopping, until_asleep};
+use crate::pauses::{Stop, stopping};
 
 fn is_lookup_of_f(call: Call<'_>) -> bool {
     call == Call::Lookup(b"f")
