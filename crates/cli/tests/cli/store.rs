@@ -207,7 +207,7 @@ fn store_of_a_foreign_directory_is_refused() {
     folder.assert_refused(corewalk(&["fsck"]), 16, "not provided: <SOURCE>");
     folder.assert_refused(corewalk(&["fsck", "--frobnicate"]), 16, "unexpected argument");
     let missing = format!("store:{}", folder.path("none").display());
-    let words = "there is no store";
+    let words = "the directory holds no store";
     folder.assert_refused(corewalk(&["mount", &missing, "/x", "-o", "ro"]), 1, words);
     assert!(!folder.path("none").exists(), "a read-only mount created a store");
     assert_eq!(fs::read(folder.path("store").join("letter")).expect("the file was kept"), b"mine");
