@@ -247,7 +247,8 @@ pub(crate) fn run_one(root: &Path, name: &str) -> Outcome {
     }
 }
 
-/// Runs the suite `name` in this process, which is in the namespaces already.
+/// Runs the suite `name` in this process, which [`run_one`] has started in mount and pid namespaces
+/// of its own.
 pub(crate) fn run_inside(root: &Path, name: &str) -> Outcome {
     let Some(suite) = find(name) else {
         return Outcome::Failed(format!("unknown suite {name}"));

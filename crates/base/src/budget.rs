@@ -232,8 +232,8 @@ mod loom_models {
     use crate::primitives::{Arc, thread};
     use crate::tally::{Tally, assert_all_reached};
 
-    /// Two threads take 2 with `take` where 3 fit. Counts the runs in which the spawned thread was
-    /// (refused, granted).
+    /// Two threads each take 2 units of a budget of 3, so exactly one may succeed. Returns in how
+    /// many runs the spawned thread was refused, and in how many it succeeded.
     fn two_at_the_limit(take: fn(&Budget) -> bool) -> [usize; 2] {
         Tally::of(move |tally| {
             let budget = Arc::new(Budget::new(Some(3), 0));

@@ -66,7 +66,8 @@ struct Page {
     is_program: AtomicBool,
 }
 
-/// The identity of this program, or of that of a parent; see [`Page::is_program`].
+/// The identity of the program that this process runs. After a fork it is the parent's, and
+/// [`Page::is_program`] is false.
 static PROGRAM: OnceLock<Program> = OnceLock::new();
 
 /// Whether threads may act as different users. It stays so.

@@ -233,8 +233,9 @@ impl redb::StorageBackend for Backend {
 
     fn sync_data(&self) -> Result<(), io::Error> {
         self.device.sync().map_err(|error| {
-            // The host may have dropped the unwritten pages while a read still shows them. So there
-            // is no second try, whatever the reason was.
+            // After a failed sync the host may mark pages as clean that never reached the disk.
+            // Reads still return their bytes, and a second sync would succeed without a write. So a
+            // sync is never repeated, whatever the error was.
             self.loss.note();
             io::Error::other(error)
         })

@@ -73,7 +73,8 @@ pub(crate) struct Late {
     lists: Box<[OwnLine<List>]>,
     /// Number of queued inodes, including those that the thread with the turn has taken.
     count: AtomicU64,
-    /// Number of queued sets that fit into the caches of all processors.
+    /// The most queued inodes whose attribute sets fit into the second-level caches of all
+    /// processors.
     cached_max: u64,
     turn: Mutex<()>,
 }

@@ -82,7 +82,8 @@ impl SeqRwLock {
         Self::default()
     }
 
-    /// Returns an even count. While a writer is inside, it spins briefly and then sleeps.
+    /// Returns the sequence count at which a read section starts. The count is even. While a writer
+    /// holds the lock, the caller spins briefly and then sleeps.
     #[inline]
     #[must_use]
     pub fn read_begin(&self) -> u64 {

@@ -91,7 +91,8 @@ fn directories_come_and_go(host: &Path, mount: &Path) {
     assert_eq!(names.iter().map(|entry| entry.file_name()).collect::<Vec<_>>(), ["c", "link"]);
 }
 
-/// The directory `m`, a mount point, cannot be looked up. The listing shows it and goes on.
+/// On the host another file system is mounted on the directory `m`, so the server refuses to look
+/// it up. A listing of the parent still shows `m` and the names after it.
 #[test]
 fn directory_with_another_file_system_in_it_is_listed() {
     if !can_mount() {

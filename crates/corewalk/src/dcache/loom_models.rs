@@ -130,7 +130,8 @@ fn publish_negative_a(dcache: &Dcache, key: ParentKey) {
     dcache.put(slot);
 }
 
-/// Traps T3, T14, T23: a name that a reader finds has its inode, and the inode its number.
+/// Traps T3, T14, T23: a dentry that a reader finds while it is published already refers to its
+/// inode, and the inode already has its number.
 #[test]
 fn name_that_is_entered_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(|_, _| (), publish_a));

@@ -31,12 +31,14 @@ use crate::dentry::{NameCopy, Snapshot};
 use crate::key_lock::KeyGuard;
 use crate::name::Name;
 
-/// The most slots that one fill scans when the cache is over its budget.
+/// The most slots that a thread scans for entries to evict when it adds an entry (a fill) to a
+/// cache over its budget.
 const SCAN_MAX: u32 = 512;
 /// Slots scanned between two checks of the progress.
 const SCAN_STEP: u32 = 64;
-/// Slots scanned for each entry that a removed directory leaves behind. A full pass costs one such
-/// entry per 32 slots.
+/// Slots that a removal scans for each negative entry that its directory leaves behind, and that no
+/// lookup finds any more. So the scan has covered the whole cache when such entries fill 1 slot of
+/// 32.
 const ORPHAN_SCAN: u64 = 32;
 /// The fewest slots that one removal scans, if it leaves an entry behind: about a microsecond.
 const ORPHAN_SCAN_MIN: u64 = 256;

@@ -112,7 +112,8 @@ impl Xattrs {
         if after > 0 && !block.is_private() && !is_near(changed, now) {
             let mut set = block.set().clone();
             set.apply(change);
-            // Without space for another set, there may still be enough for a larger one in place.
+            // This needs space for a whole second set. If there is none, the set is changed in
+            // place, which needs space for the difference only.
             if let Ok(new) = self.first(set, space) {
                 self.drop_set(own, space);
                 *own = new;

@@ -42,7 +42,8 @@ pub struct Dirent<'a> {
 #[derive(Debug, Default)]
 struct Names {
     bytes: Vec<u8>,
-    /// For each name its end in `bytes`, and the back end's entry.
+    /// For each name: the offset in `bytes` at which it ends, and the entry that the back end
+    /// returned. A name starts where the one before ends.
     ends: Vec<(usize, ListedEntry)>,
 }
 

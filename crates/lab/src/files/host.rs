@@ -45,10 +45,11 @@ pub(crate) struct HostUser<'a> {
 }
 
 impl Host {
-    /// Returns an empty folder; `label` tells it from others of this process.
+    /// Makes an empty folder on the host's tmpfs. `label` is a part of its name, so that folders of
+    /// one process differ.
     ///
     /// # Errors
-    /// If there is no tmpfs, or it cannot be written to.
+    /// If the folder [`TMPFS`] is missing or is not a tmpfs, or the new folder cannot be made.
     pub(crate) fn new(label: &str) -> anyhow::Result<Host> {
         let status = statfs(TMPFS).with_context(|| format!("there is no {TMPFS}"))?;
         ensure!(status.f_type as i64 == TMPFS_MAGIC, "{TMPFS} is no tmpfs");

@@ -40,7 +40,9 @@ use crate::samples::{Metric, OVER_THREADS, Params, Row, Samples};
 
 /// The kinds of questions.
 const OPS: [Op; 2] = [Op::Lookup, Op::Walk];
-/// How many hot walks are to fit into the host's stat net of the system call.
+/// Target: stat(2) on the host takes at least as long as this many of our walks of the same path.
+/// The time to enter the kernel is subtracted first. "Hot" means that the entries are in the
+/// processor's caches.
 const HOT: f64 = 6.0;
 /// The most that a cold walk takes of the best map from whole paths.
 const COLD: f64 = 1.3;
