@@ -9,7 +9,7 @@
 //! | call | for | costs |
 //! |---|---|---|
 //! | [`Task::semop`], one operation | take and give | one compare-exchange, if nobody is concerned |
-//! | with [`SEM_UNDO`] | the same, undone at the end | one compare-exchange and stores to own lines |
+//! | with [`SemFlags::UNDO`] | the same, undone at the end | one compare-exchange and stores to own lines |
 //! | a few operations in order, without undo | all or none | the words involved, if nobody is concerned |
 //! | other calls of several operations, or a wait | | the set's lock, and the words involved |
 //! | [`Task::msgsnd`], [`Task::msgrcv`] | messages with types | the queue's lock, twice that of a pool; texts are copied outside |
@@ -114,19 +114,19 @@
 //! Two tasks, a wait, and an end that gives back:
 //!
 //! ```
-//! use corewalk_ipc::{Cred, IPC_CREAT, Namespace, NamespaceOptions, SEM_UNDO, SemBuf};
+//! use corewalk_ipc::{Cred, GetFlags, Namespace, NamespaceOptions, SemBuf, SemFlags};
 //!
 //! let namespace = Namespace::new(NamespaceOptions::default())?;
 //! let server = namespace.register(Cred::user(1000, 1000), 100)?;
 //! let client = namespace.register(Cred::user(1000, 1000), 101)?;
 //!
-//! let id = server.semget(0x5eed, 1, IPC_CREAT | 0o600)?;
-//! assert_eq!(client.semget(0x5eed, 1, 0)?, id);
+//! let id = server.semget(0x5eed, 1, GetFlags::CREATE, 0o600)?;
+//! assert_eq!(client.semget(0x5eed, 1, GetFlags::empty(), 0)?, id);
 //! server.sem_setval(id, 0, 1)?;
 //!
 //! std::thread::scope(|scope| {
-//!     client.semop(id, &[SemBuf::new(0, -1, SEM_UNDO)])?;
-//!     let waits = scope.spawn(|| server.semop(id, &[SemBuf::new(0, -1, 0)]));
+//!     client.semop(id, &[SemBuf::new(0, -1, SemFlags::UNDO)])?;
+//!     let waits = scope.spawn(|| server.semop(id, &[SemBuf::new(0, -1, SemFlags::empty())]));
 //!     // The client ends without giving back, and the server goes on.
 //!     client.exit();
 //!     waits.join().expect("no panic")
@@ -143,6 +143,8 @@
 mod contention;
 mod field;
 mod file;
+mod flags;
+mod handle;
 mod ids;
 mod ipcget;
 mod layout;
@@ -166,26 +168,23 @@ mod watch;
 
 pub use contention::Contention;
 pub use file::OpenError;
+pub use flags::{GetFlags, MsgFlags, SemFlags, ShmFlags};
+pub use handle::{MsgId, SemId, ShmId};
 pub use ids::IPC_PRIVATE;
 pub use layout::Capacity;
-pub use msg::{
-    Arrived, MSG_COPY, MSG_EXCEPT, MSG_INFO, MSG_NOERROR, MSG_STAT, MSG_STAT_ANY, MsgStat,
-    MsgTotals, Received,
-};
+pub use msg::{Arrived, MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgStat, MsgTotals, Received};
 pub use namespace::{Limits, Namespace, NamespaceOptions, SEMAEM, SEMVMX, SPIN_NS_MAX};
 pub use perm::{
     CAP_IPC_LOCK, CAP_IPC_OWNER, CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Cred, Perm, SecurityHook,
 };
 pub use process::Program;
 pub use sem::{
-    GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, IPC_CREAT, IPC_EXCL, IPC_INFO, IPC_NOWAIT, IPC_RMID,
-    IPC_SET, IPC_STAT, SEM_INFO, SEM_STAT, SEM_STAT_ANY, SEM_UNDO, SETALL, SETVAL, SemBuf, SemStat,
-    SemTotals,
+    GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, SEM_INFO,
+    SEM_STAT, SEM_STAT_ANY, SETALL, SETVAL, SemBuf, SemStat, SemTotals,
 };
 pub use shm::{
-    Access, Backing, Elsewhere, Mapping, Memfds, SHM_DEST, SHM_EXEC, SHM_HUGETLB, SHM_INFO,
-    SHM_LOCK, SHM_LOCKED, SHM_RDONLY, SHM_REMAP, SHM_RND, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK,
-    SegmentFiles, SegmentName, ShmStat, ShmTotals, Unmapping,
+    Access, Backing, Elsewhere, Mapping, Memfds, SHM_DEST, SHM_INFO, SHM_LOCK, SHM_LOCKED,
+    SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK, SegmentFiles, SegmentName, ShmStat, ShmTotals, Unmapping,
 };
 pub use task::Task;
 

@@ -64,7 +64,6 @@ pub(crate) use rebuild::{abandon, end_slot, reap};
 pub(crate) use watched::{collect_concerns, look_at};
 
 pub use ctl::{MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgStat, MsgTotals};
-pub use filter::{MSG_COPY, MSG_EXCEPT, MSG_NOERROR};
 pub use receive::{Arrived, Received};
 
 /// Bytes of a message at most, whatever the limit: a message lies in one range.

@@ -43,26 +43,20 @@ pub(crate) use recover::{end_slot, recover_sems, size_of};
 pub(crate) use undo::{Gone, exit_sem};
 pub(crate) use watched::{collect_concerns, look_at, undo_holders};
 
+use crate::flags::SemFlags;
+
 pub use ctl::{
     GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, SEM_INFO,
     SEM_STAT, SEM_STAT_ANY, SETALL, SETVAL, SemStat, SemTotals,
 };
-pub use get::{IPC_CREAT, IPC_EXCL};
-
-/// Do not wait.
-pub const IPC_NOWAIT: i16 = 0o4000;
-
-/// Take the operation back when the task ends.
-pub const SEM_UNDO: i16 = 0x1000;
-
 /// One operation of a call. Laid out like `struct sembuf`.
 ///
 /// # Examples
 ///
 /// ```
-/// use corewalk_ipc::{IPC_NOWAIT, SEM_UNDO, SemBuf};
+/// use corewalk_ipc::{SemBuf, SemFlags};
 ///
-/// let take = SemBuf::new(3, -1, IPC_NOWAIT | SEM_UNDO);
+/// let take = SemBuf::new(3, -1, SemFlags::NOWAIT | SemFlags::UNDO);
 /// assert_eq!((take.sem_num, take.sem_op), (3, -1));
 /// ```
 #[doc(alias = "sembuf")]
@@ -73,25 +67,25 @@ pub struct SemBuf {
     pub sem_num: u16,
     /// What to add; 0 waits until the semaphore is zero.
     pub sem_op: i16,
-    /// [`IPC_NOWAIT`], [`SEM_UNDO`].
-    pub sem_flg: i16,
+    /// Whether the operation waits, and whether it is undone.
+    pub sem_flg: SemFlags,
 }
 
 impl SemBuf {
     /// Returns an operation.
     #[must_use]
-    pub const fn new(sem_num: u16, sem_op: i16, sem_flg: i16) -> Self {
+    pub const fn new(sem_num: u16, sem_op: i16, sem_flg: SemFlags) -> Self {
         Self { sem_num, sem_op, sem_flg }
     }
 
     #[inline]
     fn is_undo(self) -> bool {
-        self.sem_flg & SEM_UNDO != 0
+        self.sem_flg.contains(SemFlags::UNDO)
     }
 
     #[inline]
     fn is_nowait(self) -> bool {
-        self.sem_flg & IPC_NOWAIT != 0
+        self.sem_flg.contains(SemFlags::NOWAIT)
     }
 }
 

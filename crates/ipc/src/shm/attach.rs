@@ -16,21 +16,11 @@ use std::sync::Arc;
 use super::READ;
 use super::backing::{Access, SegmentName};
 use super::segment::{Gone, SHM_DEST, Segment, name_of};
+use crate::flags::ShmFlags;
+use crate::handle::ShmId;
 use crate::ids::IdsGuard;
 use crate::recover;
 use crate::task::Task;
-
-/// Attach for reading only.
-pub const SHM_RDONLY: i32 = 0o10_000;
-
-/// Round the address down to a multiple of `SHMLBA`, which is a page.
-pub const SHM_RND: i32 = 0o20_000;
-
-/// Replace what is mapped there.
-pub const SHM_REMAP: i32 = 0o40_000;
-
-/// Attach for executing too.
-pub const SHM_EXEC: i32 = 0o100_000;
 
 /// What a task has made and attached.
 #[derive(Default)]
@@ -57,7 +47,7 @@ pub struct Mapping<'t> {
     size_bytes: u64,
     memory: Arc<OwnedFd>,
     address: Option<usize>,
-    shmflg: i32,
+    shmflg: ShmFlags,
     is_kept: bool,
 }
 
@@ -77,19 +67,19 @@ impl Mapping<'_> {
     /// Returns true if what is mapped at the address is to be replaced; otherwise nothing may be there.
     #[must_use]
     pub fn is_remap(&self) -> bool {
-        self.shmflg & SHM_REMAP != 0
+        self.shmflg.contains(ShmFlags::REMAP)
     }
 
     /// Returns true if the mapping is to be writable.
     #[must_use]
     pub fn is_writable(&self) -> bool {
-        self.shmflg & SHM_RDONLY == 0
+        !self.shmflg.contains(ShmFlags::RDONLY)
     }
 
     /// Returns true if the mapping is to be executable.
     #[must_use]
     pub fn is_executable(&self) -> bool {
-        self.shmflg & SHM_EXEC != 0
+        self.shmflg.contains(ShmFlags::EXEC)
     }
 
     /// Takes note that the segment was mapped at `address`, in place of what was attached there.
@@ -188,27 +178,26 @@ impl Drop for Unmapping<'_> {
 impl Task {
     /// Attaches a segment: checks and counts, and returns what the host is to map.
     ///
-    /// `address` 0 leaves the place to the host. `shmflg` is made of `SHM_RDONLY`, `SHM_EXEC`, `SHM_RND` and
-    /// `SHM_REMAP`.
+    /// With `address` 0 the host chooses the address.
     ///
     /// # Errors
     ///
     /// - `EACCES`: the mode does not allow what is asked for, and there is no `CAP_IPC_OWNER`.
     /// - `EIDRM`: the segment was removed meanwhile.
-    /// - `EINVAL`: there is no such segment; `address` is not a multiple of the page size, and there is no
-    ///   `SHM_RND`; `SHM_REMAP` with an address of 0.
+    /// - `EINVAL`: there is no such segment; `address` is not a multiple of the page size, and
+    ///   `ROUND` is not given; `REMAP` is given with an address of 0.
     /// - `ENOMEM`: no room for the attach, or no memory.
     ///
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, ShmFlags};
     /// use std::os::fd::AsFd;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.shmget(IPC_PRIVATE, 4096, 0o600)?;
-    /// let mapping = task.shmat(id, 0, 0)?;
+    /// let id = task.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600)?;
+    /// let mapping = task.shmat(id, 0, ShmFlags::empty())?;
     /// // The host maps `size_bytes` of it, and says where.
     /// let (_memory, _size_bytes) = (mapping.as_fd(), mapping.size_bytes());
     /// mapping.attached_at(0x1000_0000);
@@ -220,17 +209,22 @@ impl Task {
     /// ```
     #[doc(alias = "do_shmat")]
     #[doc(alias = "ipc_obtain_object_check")]
-    pub fn shmat(&self, shmid: i32, address: usize, shmflg: i32) -> Result<Mapping<'_>, Errno> {
+    pub fn shmat(
+        &self,
+        shmid: ShmId,
+        address: usize,
+        shmflg: ShmFlags,
+    ) -> Result<Mapping<'_>, Errno> {
         let address = rounded(address, shmflg)?;
         let shared = &*self.shared;
-        let mut found = self.shm_ids().obtain_object_check(shmid)?;
+        let mut found = self.shm_ids().obtain_object_check(shmid.raw())?;
         if found.mode() & SHM_DEST != 0 {
             // It may be there only because nobody has noticed a death.
-            self.reap_attachers(shmid);
-            found = self.shm_ids().obtain_object_check(shmid)?;
+            self.reap_attachers(shmid.raw());
+            found = self.shm_ids().obtain_object_check(shmid.raw())?;
         }
-        let write = if shmflg & SHM_RDONLY == 0 { 0o222 } else { 0 };
-        let execute = if shmflg & SHM_EXEC == 0 { 0 } else { 0o111 };
+        let write = if shmflg.contains(ShmFlags::RDONLY) { 0 } else { 0o222 };
+        let execute = if shmflg.contains(ShmFlags::EXEC) { 0o111 } else { 0 };
         self.permission(&found, READ | write | execute)?;
         if let Some(hook) = &shared.hook {
             hook.shm_shmat(&self.cred.whole(), &found.perm(), shmflg)?;
@@ -258,13 +252,13 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, ShmFlags};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.shmget(IPC_PRIVATE, 4096, 0o600)?;
-    /// task.shmat(id, 0, 0)?.attached_at(0x1000_0000);
+    /// let id = task.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600)?;
+    /// task.shmat(id, 0, ShmFlags::empty())?.attached_at(0x1000_0000);
     /// assert_eq!(task.shmdt(0x2000_0000), Err(Errno::INVAL));
     /// assert_eq!(task.shmdt(0x1000_0000), Ok(4096));
     /// assert_eq!(task.shm_stat(id)?.nattch, 0);
@@ -286,13 +280,13 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, ShmFlags};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.shmget(IPC_PRIVATE, 4096, 0o600)?;
-    /// task.shmat(id, 0, 0)?.attached_at(0x1000_0000);
+    /// let id = task.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600)?;
+    /// task.shmat(id, 0, ShmFlags::empty())?.attached_at(0x1000_0000);
     /// let unmapping = task.unmapping(0x1000_0000)?;
     /// // The host calls munmap(2) for this many bytes.
     /// assert_eq!((unmapping.size_bytes(), task.shm_stat(id)?.nattch), (4096, 1));
@@ -335,15 +329,17 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf};
+    /// use corewalk_ipc::{
+    ///     Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags, ShmFlags,
+    /// };
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.shmget(IPC_PRIVATE, 4096, 0o600)?;
-    /// task.shmat(id, 0, 0)?.attached_at(0x1000_0000);
-    /// let set = task.semget(IPC_PRIVATE, 1, 0o600)?;
-    /// task.semop(set, &[SemBuf::new(0, 1, SEM_UNDO)])?;
+    /// let id = task.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600)?;
+    /// task.shmat(id, 0, ShmFlags::empty())?.attached_at(0x1000_0000);
+    /// let set = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
+    /// task.semop(set, &[SemBuf::new(0, 1, SemFlags::UNDO)])?;
     /// let child = task.fork(2)?;
     /// assert_eq!(child.shm_stat(id)?.nattch, 2);
     /// child.exit();
@@ -436,10 +432,10 @@ fn detach(task: &Task, ids: &IdsGuard<'_>, name: SegmentName, gone: &mut Gone) {
 }
 
 /// Returns where to attach, or none if that is left to the host.
-fn rounded(address: usize, shmflg: i32) -> Result<Option<usize>, Errno> {
-    let is_remap = shmflg & SHM_REMAP != 0;
+fn rounded(address: usize, shmflg: ShmFlags) -> Result<Option<usize>, Errno> {
+    let is_remap = shmflg.contains(ShmFlags::REMAP);
     let start = address - address % page_size();
-    if address != start && shmflg & SHM_RND == 0 {
+    if address != start && !shmflg.contains(ShmFlags::ROUND) {
         return Err(Errno::INVAL);
     }
     if start == 0 && is_remap {

@@ -10,7 +10,10 @@ use std::sync::Arc as FileArc;
 use super::backing::{Access, Backing, Memfds, SegmentName};
 use super::segment;
 use crate::field::put;
-use crate::{Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, Task};
+use crate::{
+    Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, ShmFlags, ShmId,
+    Task,
+};
 
 /// Counts segments whose memory is there; the test keeps a handle.
 #[derive(Clone, Default)]
@@ -43,15 +46,15 @@ fn task(namespace: &Namespace, pid: u32) -> Task {
     namespace.register(Cred::root(), pid).unwrap()
 }
 
-fn segment(task: &Task) -> i32 {
-    task.shmget(IPC_PRIVATE, 4096, 0o600).unwrap()
+fn segment(task: &Task) -> ShmId {
+    task.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600).unwrap()
 }
 
-fn attach(task: &Task, id: i32, address: usize) {
-    task.shmat(id, address, 0).unwrap().attached_at(address);
+fn attach(task: &Task, id: ShmId, address: usize) {
+    task.shmat(id, address, ShmFlags::empty()).unwrap().attached_at(address);
 }
 
-fn nattch(task: &Task, id: i32) -> u64 {
+fn nattch(task: &Task, id: ShmId) -> u64 {
     task.shm_stat(id).unwrap().nattch
 }
 
@@ -60,14 +63,14 @@ fn mapping_that_is_dropped_leaves_no_trace() {
     let (namespace, memory) = namespace(false);
     let one = task(&namespace, 1);
     let id = segment(&one);
-    let mapping = one.shmat(id, 0, 0).unwrap();
+    let mapping = one.shmat(id, 0, ShmFlags::empty()).unwrap();
     assert_eq!(nattch(&one, id), 1, "it is counted while it is being mapped");
     one.shm_rmid(id).unwrap();
     drop(mapping);
     assert_eq!(one.shm_stat(id), Err(Errno::INVAL));
     assert_eq!(memory.0.count(), 0);
     let id = segment(&one);
-    drop(one.shmat(id, 0, 0).unwrap());
+    drop(one.shmat(id, 0, ShmFlags::empty()).unwrap());
     let stat = one.shm_stat(id).unwrap();
     assert_eq!((stat.nattch, stat.atime_s, stat.dtime_s, stat.lpid), (0, 0, 0, 0));
 }
@@ -76,10 +79,10 @@ fn mapping_that_is_dropped_leaves_no_trace() {
 fn memory_of_a_segment_is_what_others_see_of_it() {
     let (namespace, _memory) = namespace(false);
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
-    let id = one.shmget(IPC_PRIVATE, 5000, 0o600).unwrap();
-    let write = one.shmat(id, 0, 0).unwrap();
+    let id = one.shmget(IPC_PRIVATE, 5000, GetFlags::empty(), 0o600).unwrap();
+    let write = one.shmat(id, 0, ShmFlags::empty()).unwrap();
     rustix::io::pwrite(write.as_fd(), b"seen", 4096).unwrap();
-    let read = other.shmat(id, 0, crate::SHM_RDONLY).unwrap();
+    let read = other.shmat(id, 0, crate::ShmFlags::RDONLY).unwrap();
     let mut text = [0; 4];
     rustix::io::pread(read.as_fd(), &mut text, 4096).unwrap();
     assert_eq!((&text, read.size_bytes()), (b"seen", 5000));
@@ -92,7 +95,7 @@ fn attach_in_place_of_another_detaches_that() {
     let one = task(&namespace, 1);
     let (first, second) = (segment(&one), segment(&one));
     attach(&one, first, 0x10000);
-    let mapping = one.shmat(second, 0x10000, crate::SHM_REMAP).unwrap();
+    let mapping = one.shmat(second, 0x10000, crate::ShmFlags::REMAP).unwrap();
     assert!(mapping.is_remap() && mapping.address() == Some(0x10000));
     mapping.attached_at(0x10000);
     assert_eq!((nattch(&one, first), nattch(&one, second)), (0, 1));
@@ -144,7 +147,7 @@ fn maker_of_a_slot_before_takes_nothing_of_the_next() {
     let first = segment(&maker);
     maker.shm_rmid(first).unwrap();
     let other = task(&namespace, 2);
-    let mut ids: Vec<i32> = (0..4).map(|_| segment(&other)).collect();
+    let mut ids: Vec<ShmId> = (0..4).map(|_| segment(&other)).collect();
     maker.exit();
     assert_eq!(memory.0.count(), 4);
     ids.retain(|id| other.shm_stat(*id).is_ok());
@@ -175,8 +178,8 @@ fn attach_beside_removal_gets_the_memory_it_asked_for_or_none() {
                     thread::yield_now();
                     continue;
                 }
-                let (id, pages) = ((seen & 0xffff_ffff) as i32, seen >> 32);
-                match other.shmat(id, 0, 0) {
+                let (id, pages) = (ShmId::from_raw((seen & 0xffff_ffff) as i32), seen >> 32);
+                match other.shmat(id, 0, ShmFlags::empty()) {
                     Ok(mapping) => {
                         // Sizes go round with all that there can be: a stale id shows.
                         let size = rustix::fs::fstat(mapping.as_fd()).unwrap().st_size;
@@ -194,9 +197,9 @@ fn attach_beside_removal_gets_the_memory_it_asked_for_or_none() {
         });
         for round in 0..ROUNDS {
             let pages = 1 + round % 251;
-            let id = maker.shmget(IPC_PRIVATE, pages * 4096, 0o600).unwrap();
+            let id = maker.shmget(IPC_PRIVATE, pages * 4096, GetFlags::empty(), 0o600).unwrap();
             // ORDERING: Release. See above.
-            current.store(id as u64 | pages << 32, Ordering::Release);
+            current.store(id.raw() as u64 | pages << 32, Ordering::Release);
             for _ in 0..round % 4 {
                 thread::yield_now();
             }
@@ -230,7 +233,8 @@ fn orphan_beside_an_attach_stays_or_is_gone_as_a_whole() {
             for _ in 0..round / 3 % 4 {
                 thread::yield_now();
             }
-            let got = other.shmat(id, 0, 0).map(|mapping| mapping.attached_at(0x10000));
+            let got =
+                other.shmat(id, 0, ShmFlags::empty()).map(|mapping| mapping.attached_at(0x10000));
             ends.join().unwrap();
             got
         });
@@ -259,7 +263,7 @@ fn capacity_for_attaches_that_is_used_up_is_enomem_and_recovers() {
     attach(&one, ids[1], 0x20000);
     // As often as one likes: it is the same record.
     attach(&one, ids[0], 0x30000);
-    assert_eq!(one.shmat(ids[2], 0, 0).unwrap_err(), Errno::NOMEM);
+    assert_eq!(one.shmat(ids[2], 0, ShmFlags::empty()).unwrap_err(), Errno::NOMEM);
     assert_eq!(one.fork(3).unwrap_err(), Errno::NOMEM);
     assert_eq!((nattch(&other, ids[0]), nattch(&other, ids[1])), (2, 1), "a fork is whole or not");
     one.shmdt(0x20000).unwrap();
@@ -272,7 +276,7 @@ fn capacity_for_attaches_that_is_used_up_is_enomem_and_recovers() {
 fn attaches_of_a_dead_task_are_reaped_and_lists_rebuilt() {
     let (namespace, memory) = namespace(false);
     let (one, dead) = (task(&namespace, 1), task(&namespace, 2));
-    let key = one.shmget(7, 4096, IPC_CREAT | 0o600).unwrap();
+    let key = one.shmget(7, 4096, GetFlags::CREATE, 0o600).unwrap();
     let (shared, marked) = (segment(&one), segment(&dead));
     for (task, id, address) in [
         (&one, shared, 0x10000),

@@ -36,7 +36,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use corewalk_base::sysv::MsgQueue;
-use corewalk_ipc::{Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
+use corewalk_ipc::{
+    Cred, GetFlags, IPC_PRIVATE, MsgFlags, MsgId, Namespace, NamespaceOptions, Task,
+};
 
 use super::grid::Rounds;
 use super::{Claim, Grid, Plot, Settings, Table, Text, sized};
@@ -103,7 +105,7 @@ struct Linux(Vec<MsgQueue>);
 /// Those of `corewalk-ipc`, in this process or in a file that several map.
 struct Ours {
     task: Task,
-    ids: Vec<i32>,
+    ids: Vec<MsgId>,
     _namespace: Namespace,
 }
 
@@ -330,9 +332,15 @@ impl Ours {
     }
 
     fn with_queues(self, count: usize) -> anyhow::Result<Ours> {
-        let ids =
-            (0..count).map(|_| self.task.msgget(IPC_PRIVATE, 0o600)).collect::<Result<_, _>>();
+        let ids = (0..count)
+            .map(|_| self.task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600))
+            .collect::<Result<_, _>>();
         Ok(Ours { ids: ids.context("msgget")?, ..self })
+    }
+
+    /// Returns the ids as numbers, for other processes.
+    fn ids(&self) -> Vec<i32> {
+        self.ids.iter().map(|id| id.raw()).collect()
     }
 }
 
@@ -347,14 +355,14 @@ impl Queues for Ours {
     fn send(&self, queue: usize, kind: u8, number: u64, text: &mut Vec<u8>) -> bool {
         let head = text.len().min(8);
         text[..head].copy_from_slice(&number.to_le_bytes()[..head]);
-        self.task.msgsnd(self.ids[queue], kind.into(), text, 0).is_ok()
+        self.task.msgsnd(self.ids[queue], kind.into(), text, MsgFlags::empty()).is_ok()
     }
 
     #[inline]
     fn receive(&self, queue: usize, kind: u8, text: &mut Vec<u8>) -> Option<u64> {
         let (bytes, head) = (text.len(), text.len().min(8));
         text[..head].fill(0);
-        let got = self.task.msgrcv(self.ids[queue], text, kind.into(), 0);
+        let got = self.task.msgrcv(self.ids[queue], text, kind.into(), MsgFlags::empty());
         let is_right = got.is_ok_and(|got| got.size_bytes == bytes && got.mtype == i64::from(kind))
             && (bytes <= 8 || text[bytes - 1] == LAST);
         let mut number = [0; 8];
@@ -370,7 +378,7 @@ impl Queues for Ours {
     fn is_empty(&self, queue: usize) -> bool {
         let mut text = [0; 1];
         self.task
-            .msgrcv(self.ids[queue], &mut text, 0, i32::from(IPC_NOWAIT))
+            .msgrcv(self.ids[queue], &mut text, 0, MsgFlags::NOWAIT)
             .is_err_and(|errno| errno == rustix::io::Errno::NOMSG)
     }
 }
@@ -401,9 +409,9 @@ mod tests {
         let cell = Cell { threads: 1, bytes: 64, is_same: false, is_in_processes: false };
         let time = Duration::from_millis(2);
         assert!(slice(&ours, &cell, time).unwrap().check(OURS).is_ok());
-        ours.task.msgsnd(ours.ids[0], 9, b"left", 0).unwrap();
+        ours.task.msgsnd(ours.ids[0], 9, b"left", MsgFlags::empty()).unwrap();
         assert!(slice(&ours, &cell, time).is_err());
-        ours.task.msgsnd(ours.ids[0], 1, &[LAST; 64], 0).unwrap();
+        ours.task.msgsnd(ours.ids[0], 1, &[LAST; 64], MsgFlags::empty()).unwrap();
         assert!(slice(&ours, &cell, time).is_err());
         // The first of its type comes first, which is another one's from now on.
         let mut text = ours.message(64);

@@ -31,7 +31,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
-use corewalk_ipc::SemBuf;
+use corewalk_ipc::{SemBuf, SemFlags};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::grid::Rounds;
@@ -188,7 +188,7 @@ impl Place<'_> {
             // ORDERING: Relaxed. See above.
             is_over.store(true, Ordering::Relaxed);
             for _ in &answers {
-                assert!(sems.op(0, 0, [SemBuf::new(0, 1, 0)]), "the last word");
+                assert!(sems.op(0, 0, [SemBuf::new(0, 1, SemFlags::empty())]), "the last word");
             }
             for answers in answers {
                 assert!(answers.join().expect("who answers does not panic"), "an answer failed");
@@ -201,7 +201,8 @@ impl Place<'_> {
         crew::run(1, time, |_, turn| {
             pin(self.cpus[0]);
             turn.run(|_| {
-                sems.op(0, 0, [SemBuf::new(0, 1, 0)]) && sems.op(0, 0, [SemBuf::new(1, -1, 0)])
+                sems.op(0, 0, [SemBuf::new(0, 1, SemFlags::empty())])
+                    && sems.op(0, 0, [SemBuf::new(1, -1, SemFlags::empty())])
             })
         })
     }
@@ -210,13 +211,13 @@ impl Place<'_> {
 /// Answers each question until `is_over` after one; returns false if a call fails.
 pub(crate) fn answer<S: Sems>(sems: &S, user: usize, is_over: impl Fn() -> bool) -> bool {
     loop {
-        if !sems.op(user, 0, [SemBuf::new(0, -1, 0)]) {
+        if !sems.op(user, 0, [SemBuf::new(0, -1, SemFlags::empty())]) {
             return false;
         }
         if is_over() {
             return true;
         }
-        if !sems.op(user, 0, [SemBuf::new(1, 1, 0)]) {
+        if !sems.op(user, 0, [SemBuf::new(1, 1, SemFlags::empty())]) {
             return false;
         }
     }

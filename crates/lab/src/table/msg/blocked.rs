@@ -87,7 +87,7 @@ pub(super) fn run(
             (_, Some(program)) => {
                 let file = folder.join(format!("blocked-{}-{}", visit.round, cell.cpus));
                 let ours = Ours::open(&file)?.with_queues(2)?;
-                let answers = answerer(program, Some(&file), &ours.ids, cpus[1])?;
+                let answers = answerer(program, Some(&file), &ours.ids(), cpus[1])?;
                 let slice = ask(&ours, cpus[0], time);
                 drop(answers);
                 (OURS, slice)

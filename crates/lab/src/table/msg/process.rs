@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
+use corewalk_ipc::MsgId;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::blocked;
@@ -71,7 +72,7 @@ impl Workers<Ours> {
     pub(super) fn ours(program: &Path, folder: &Path, count: usize) -> anyhow::Result<Self> {
         let file = folder.join("namespace");
         let queues = Ours::open(&file)?.with_queues(count)?;
-        let clients = start(program, Some(&file), &queues.ids)?;
+        let clients = start(program, Some(&file), &queues.ids())?;
         Ok(Workers { queues, clients })
     }
 }
@@ -144,7 +145,7 @@ pub(crate) fn work(job: &Job) -> anyhow::Result<()> {
     sched_setaffinity(None, &one).context("sched_setaffinity")?;
     match &job.namespace {
         Some(file) => {
-            let ids = std::iter::once(job.queue).chain(job.answers).collect();
+            let ids = std::iter::once(job.queue).chain(job.answers).map(MsgId::from_raw).collect();
             serve(job, &Ours { ids, ..Ours::open(file)? })
         }
         None => serve(job, &Linux::join(job.queue, job.answers)),
@@ -173,6 +174,8 @@ fn parse(line: &str) -> anyhow::Result<(usize, Duration)> {
 
 #[cfg(test)]
 mod tests {
+    use corewalk_ipc::MsgFlags;
+
     use super::*;
     use crate::sems::process::folder;
 
@@ -188,7 +191,7 @@ mod tests {
         let file = folder.path().join("namespace");
         let ours = Ours::open(&file).unwrap().with_queues(2).unwrap();
         let other = Ours { ids: vec![ours.ids[1]], ..Ours::open(&file).unwrap() };
-        other.task.msgsnd(other.ids[0], 1, b"left", 0).unwrap();
+        other.task.msgsnd(other.ids[0], 1, b"left", MsgFlags::empty()).unwrap();
         assert!(ours.is_empty(0) && !ours.is_empty(1));
     }
 }
