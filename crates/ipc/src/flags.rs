@@ -1,8 +1,8 @@
 //! Flags of the calls, one type for each family. Their bits are those of the system calls.
 //!
 //! [`raw`](crate::raw) makes them from the words of a program with `from_bits_retain`. So bits
-//! without a name reach a [`SecurityHook`](crate::SecurityHook), and have no effect otherwise, as in
-//! Linux.
+//! without a name reach a [`SecurityHook`](crate::SecurityHook), and have no effect otherwise, as
+//! in Linux.
 
 use bitflags::bitflags;
 
@@ -20,8 +20,8 @@ bitflags! {
         /// `IPC_EXCL`: with `CREATE`, fail with `EEXIST` if there is an object with the key.
         #[doc(alias = "IPC_EXCL")]
         const EXCLUSIVE = 0o2000;
-        /// `SHM_HUGETLB`: a new segment of huge pages, which shmget refuses with `EINVAL`. The other
-        /// calls ignore it.
+        /// `SHM_HUGETLB`: a new segment of huge pages, which shmget refuses with `EINVAL`. The
+        /// other calls ignore it.
         #[doc(alias = "SHM_HUGETLB")]
         const HUGETLB = 0o4000;
     }

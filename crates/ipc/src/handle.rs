@@ -14,7 +14,8 @@ macro_rules! handle {
         pub struct $name(i32);
 
         impl $name {
-            /// Returns the handle of the id `raw`. An id without an object is `EINVAL` for each call.
+            /// Returns the handle of the id `raw`. An id without an object is `EINVAL` for each
+            /// call.
             #[must_use]
             pub const fn from_raw(raw: i32) -> Self {
                 Self(raw)

@@ -1,20 +1,21 @@
 //! Semaphore sets: semget(2), semop(2), semctl(2).
 //!
-//! | module | what |
+//! | module | has |
 //! |---|---|
-//! | `word` | the word of a semaphore: value, who waits, frozen, dead, tag, pid |
-//! | `set` | where a set lies, and what its lock protects |
-//! | `op` | semop: one step where it can, the set's lock where it must |
-//! | `several` | several operations without the set's lock, where nobody waits |
+//! | `word` | the word of a semaphore: value, waiting calls, frozen, dead, tag, pid |
+//! | `set` | the place of a set, and the data that its lock protects |
+//! | `op` | semop: one compare-exchange if possible, otherwise the set's lock |
+//! | `several` | several operations without the set's lock, if no call waits |
 //! | `txn` | changes of several semaphores as one |
-//! | `queue` | who waits, and who is woken when |
-//! | `undo` | adjustments of tasks, and their end |
-//! | `log` | what is left of an operation whose task died |
-//! | `recover` | putting that in order |
-//! | `reap` | everything else that a dead task has left |
+//! | `queue` | waiting calls, and the order in which they are completed |
+//! | `undo` | the adjustments of tasks, and their end |
+//! | `log` | the record of an operation, for the death of its task |
+//! | `recover` | repair after such a death |
+//! | `reap` | the other remains of a dead task |
 //! | `get`, `ctl` | semget and semctl |
 //!
-//! Source: Linux `ipc/sem.c` for the semantics; the design is our own (crate's essay).
+//! Source: Linux `ipc/sem.c` for the semantics. The design is described in the crate's
+//! documentation.
 
 #[cfg(all(test, corewalk_crash))]
 pub(crate) mod audit;
@@ -63,9 +64,9 @@ pub use ctl::{
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SemBuf {
-    /// Which semaphore of the set.
+    /// The number of the semaphore in its set.
     pub sem_num: u16,
-    /// What to add; 0 waits until the semaphore is zero.
+    /// The number to add. The operation 0 waits until the semaphore is zero.
     pub sem_op: i16,
     /// Whether the operation waits, and whether it is undone.
     pub sem_flg: SemFlags,
