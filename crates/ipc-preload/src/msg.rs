@@ -6,7 +6,8 @@
 //! Source: msgop(2), msgctl(2), `<sys/msg.h>` of glibc.
 
 use corewalk_ipc::{
-    IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgStat, Task,
+    IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgId, MsgStat, Task,
+    raw,
 };
 use libc::{c_int, c_long, c_void, key_t, size_t, ssize_t};
 use rustix::io::Errno;
@@ -42,7 +43,7 @@ struct Msginfo {
 pub extern "C" fn msgget(key: key_t, msgflg: c_int) -> c_int {
     let task = process::task();
     let _call = Call::enter();
-    errno::number(task.and_then(|task| task.msgget(key, msgflg)))
+    errno::number(task.and_then(|task| raw::msgget(task, key, msgflg)))
 }
 
 /// msgsnd(2).
@@ -83,7 +84,7 @@ unsafe fn send(
     let text = message.cast::<u8>().wrapping_add(TEXT);
     // SAFETY: the text is there, and as long as said.
     let text = unsafe { std::slice::from_raw_parts(text, size) };
-    task.msgsnd(msqid, mtype, text, msgflg)
+    raw::msgsnd(task, msqid, mtype, text, msgflg)
 }
 
 /// msgrcv(2).
@@ -121,7 +122,7 @@ unsafe fn receive(
     if msqid < 0 || size > ssize_t::MAX as usize {
         return Err(Errno::INVAL);
     }
-    let arrived = task.msgrcv_owned(msqid, size, msgtyp, msgflg)?;
+    let arrived = raw::msgrcv_owned(task, msqid, size, msgtyp, msgflg)?;
     let length = arrived.size_bytes().min(size);
     // As with the kernel, a message that cannot be delivered is lost.
     user::check(message.expose_provenance(), TEXT + length, Access::Write)?;
@@ -154,16 +155,17 @@ unsafe fn control(task: &Task, msqid: c_int, cmd: c_int, buf: usize) -> Result<i
     if msqid < 0 || cmd < 0 {
         return Err(Errno::INVAL);
     }
+    let id = MsgId::from_raw(msqid);
     let stat = match cmd {
-        IPC_STAT => task.msg_stat(msqid)?,
+        IPC_STAT => task.msg_stat(id)?,
         MSG_STAT => task.msg_stat_index(msqid)?,
         MSG_STAT_ANY => task.msg_stat_any(msqid)?,
-        IPC_RMID => return task.msg_rmid(msqid).map(|()| 0),
+        IPC_RMID => return task.msg_rmid(id).map(|()| 0),
         IPC_SET => {
             // SAFETY: it is a structure of numbers.
             let ds = unsafe { user::read::<libc::msqid_ds>(buf) }?;
             let perm = ds.msg_perm;
-            let set = task.msg_set(msqid, perm.uid, perm.gid, perm.mode as _, ds.msg_qbytes);
+            let set = task.msg_set(id, perm.uid, perm.gid, perm.mode as _, ds.msg_qbytes);
             return set.map(|()| 0);
         }
         IPC_INFO | MSG_INFO => {
@@ -176,7 +178,7 @@ unsafe fn control(task: &Task, msqid: c_int, cmd: c_int, buf: usize) -> Result<i
     };
     // SAFETY: the command writes one of these there.
     unsafe { user::write(buf, msqid_ds(&stat)) }?;
-    Ok(if cmd == IPC_STAT { 0 } else { stat.id })
+    Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
 }
 
 fn info(task: &Task, cmd: c_int) -> Result<(i32, Msginfo), Errno> {

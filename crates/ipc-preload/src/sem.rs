@@ -8,7 +8,7 @@
 use corewalk_ipc::raw::{self, Arg, Seminfo, Timespec};
 use corewalk_ipc::{
     GETALL, IPC_INFO, IPC_SET, IPC_STAT, SEM_INFO, SEM_STAT, SEM_STAT_ANY, SETALL, SETVAL, SemBuf,
-    SemStat, Task,
+    SemId, SemStat, Task,
 };
 use libc::{c_int, key_t, size_t};
 use rustix::io::Errno;
@@ -144,7 +144,7 @@ unsafe fn control(
             Ok(done)
         }
         GETALL => {
-            let values = task.sem_getall(semid)?;
+            let values = task.sem_getall(SemId::from_raw(semid))?;
             user::check(arg, size_of_val(&values[..]), Access::Write)?;
             let to = std::ptr::with_exposed_provenance_mut::<u16>(arg);
             // SAFETY: there is room for a value per semaphore.
@@ -171,7 +171,7 @@ unsafe fn control(
 /// Returns how many semaphores the set has, or 0 if there is none.
 fn nsems(task: &Task, semid: c_int) -> usize {
     let stat = task.sem_stat_any(semid & INDEX_MASK).ok();
-    stat.filter(|stat| stat.id == semid).map_or(0, |stat| stat.nsems as usize)
+    stat.filter(|stat| stat.id.raw() == semid).map_or(0, |stat| stat.nsems as usize)
 }
 
 /// Returns what `IPC_STAT` tells as C has it.

@@ -181,7 +181,7 @@ unsafe fn attach(
     address: usize,
     shmflg: c_int,
 ) -> Result<*mut c_void, Errno> {
-    let mapping = task.shmat(shmid, address, shmflg)?;
+    let mapping = raw::shmat(task, shmid, address, shmflg)?;
     // SAFETY: the caller's promise.
     let mapped = unsafe { map(&mapping) }?;
     if task.attached() == 0 {

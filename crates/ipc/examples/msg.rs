@@ -5,7 +5,7 @@
 //!
 //! Source: research on the kernel's costs; msgop(2).
 
-use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, MsgFlags, Namespace, NamespaceOptions};
 use corewalk_testkit::sysv;
 use std::time::{Duration, Instant};
 
@@ -56,12 +56,13 @@ fn timed(time: Duration, mut pair: impl FnMut()) -> f64 {
 fn run_ours(size: usize, time: Duration) -> f64 {
     let namespace = Namespace::new(NamespaceOptions::default()).expect("memory");
     let task = namespace.register(Cred::user(1000, 1000), 1).expect("a task");
-    let id = task.msgget(IPC_PRIVATE, 0o600).expect("a queue");
+    let id = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).expect("a queue");
     let sent = [7u8; 8192];
     let mut text = [0u8; 8192];
     let time = timed(time, || {
-        task.msgsnd(id, 1, &sent[..size], 0).expect("there is room");
-        let received = task.msgrcv(id, &mut text[..size], 0, 0).expect("there is a message");
+        task.msgsnd(id, 1, &sent[..size], MsgFlags::empty()).expect("there is room");
+        let received =
+            task.msgrcv(id, &mut text[..size], 0, MsgFlags::empty()).expect("there is a message");
         assert_eq!(received.size_bytes, size);
     });
     assert!(text[..size].iter().all(|byte| *byte == 7));

@@ -7,7 +7,9 @@
 //!
 //! Source: Rik van Riel's semop-multi, as document 002 uses it.
 
-use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task};
+use corewalk_ipc::{
+    Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags, Task,
+};
 use corewalk_testkit::{race, rng::Seed, sysv};
 use std::time::{Duration, Instant};
 
@@ -26,7 +28,7 @@ struct Row {
     name: &'static str,
     threads: usize,
     pattern: Pattern,
-    flags: i16,
+    flags: SemFlags,
 }
 
 fn main() {
@@ -34,16 +36,17 @@ fn main() {
     let seconds: f64 = args.iter().find_map(|arg| arg.parse().ok()).unwrap_or(0.2);
     let is_shared = args.iter().any(|arg| arg == "--shared");
     let time = Duration::from_secs_f64(seconds);
+    let plain = SemFlags::empty();
     let row = |name, threads, pattern, flags| Row { name, threads, pattern, flags };
     let rows = [
-        row("1 thread, own", 1, Pattern::Own, 0),
-        row("2 threads, own", 2, Pattern::Own, 0),
-        row("2 threads, random", 2, Pattern::Random, 0),
-        row("2 threads, same", 2, Pattern::Same, 0),
-        row("1 thread, own, undo", 1, Pattern::Own, SEM_UNDO),
-        row("2 threads, own, undo", 2, Pattern::Own, SEM_UNDO),
-        row("1 thread, two operations", 1, Pattern::Pair, 0),
-        row("2 threads, two operations", 2, Pattern::Pair, 0),
+        row("1 thread, own", 1, Pattern::Own, plain),
+        row("2 threads, own", 2, Pattern::Own, plain),
+        row("2 threads, random", 2, Pattern::Random, plain),
+        row("2 threads, same", 2, Pattern::Same, plain),
+        row("1 thread, own, undo", 1, Pattern::Own, SemFlags::UNDO),
+        row("2 threads, own, undo", 2, Pattern::Own, SemFlags::UNDO),
+        row("1 thread, two operations", 1, Pattern::Pair, plain),
+        row("2 threads, two operations", 2, Pattern::Pair, plain),
     ];
     println!("{:<28} {:>10} {:>10} {:>7}", "ns per call and thread", "corewalk", "linux", "ratio");
     for row in rows {
@@ -100,7 +103,7 @@ fn run_ours(row: &Row, time: Duration, is_shared: bool) -> f64 {
     let tasks: Vec<Task> =
         (0..if is_shared { row.threads } else { 1 }).map(|_| register()).collect();
     let task = &tasks[0];
-    let id = task.semget(IPC_PRIVATE, i32::from(SEMS), 0o600).expect("a set");
+    let id = task.semget(IPC_PRIVATE, i32::from(SEMS), GetFlags::empty(), 0o600).expect("a set");
     let times = race::run(row.threads, Seed(1), |mut racer| {
         let task = &tasks[racer.thread % tasks.len()];
         timed(time, || {
@@ -127,12 +130,13 @@ fn run_linux(row: &Row, time: Duration) -> f64 {
         timed(time, || {
             let random = if row.pattern == Pattern::Random { racer.rng.next_u64() } else { 0 };
             let num = choose(row, racer.thread, random);
+            let flags = row.flags.bits();
             for op in [1, -1] {
                 let done = if row.pattern == Pattern::Pair {
-                    let mut two = sysv::sembufs([(num, op, row.flags), (num + 1, op, row.flags)]);
+                    let mut two = sysv::sembufs([(num, op, flags), (num + 1, op, flags)]);
                     sysv::semop_raw(id, &mut two)
                 } else {
-                    sysv::semop_raw(id, &mut sysv::sembufs([(num, op, row.flags)]))
+                    sysv::semop_raw(id, &mut sysv::sembufs([(num, op, flags)]))
                 };
                 done.expect("nothing blocks");
             }

@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use crate::sem::audit::{audit, forget_locks, forget_logs};
 use crate::{
-    Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task,
+    Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags, SemId,
+    Task,
 };
 
 const KEY: i32 = 77;
@@ -31,7 +32,7 @@ struct World {
     victim: Option<Task>,
     survivor: Task,
     waiters: Vec<Waiter>,
-    id: i32,
+    id: SemId,
 }
 
 struct Waiter {
@@ -44,7 +45,7 @@ struct Waiter {
 struct Case {
     name: &'static str,
     prepare: fn(&mut World),
-    act: fn(&Task, i32) -> Result<(), Errno>,
+    act: fn(&Task, SemId) -> Result<(), Errno>,
 }
 
 /// What others see.
@@ -66,7 +67,7 @@ impl World {
         let namespace = Namespace::open_fd(&file, options).unwrap();
         let task = |pid| namespace.register(Cred::root(), pid).unwrap();
         let (survivor, victim) = (task(1), task(2));
-        let id = survivor.semget(IPC_PRIVATE, 3, 0o600).unwrap();
+        let id = survivor.semget(IPC_PRIVATE, 3, GetFlags::empty(), 0o600).unwrap();
         survivor.sem_setall(id, &[5, 5, 0]).unwrap();
         let mut world = Self { namespace, victim: Some(victim), survivor, waiters: Vec::new(), id };
         (case.prepare)(&mut world);
@@ -104,7 +105,7 @@ impl World {
             values: self.survivor.sem_getall(self.id),
             mode: stat.map(|stat| (stat.perm.mode, stat.perm.uid, stat.perm.gid)),
             waiting: self.waiters.iter().map(|waiter| waiter.task.waiting()).collect(),
-            keyed: self.survivor.semget(KEY, 0, 0).is_ok(),
+            keyed: self.survivor.semget(KEY, 0, GetFlags::empty(), 0).is_ok(),
             sets: self.survivor.sem_totals().unwrap().sets,
         }
     }
@@ -242,36 +243,48 @@ const CASES: [Case; 14] = [
     Case {
         name: "single, first with undo",
         prepare: |_| {},
-        act: |task, id| task.semop(id, &[SemBuf::new(0, -2, SEM_UNDO)]),
+        act: |task, id| task.semop(id, &[SemBuf::new(0, -2, SemFlags::UNDO)]),
     },
     Case {
         name: "single, with undo",
         prepare: |world| {
-            let one = [SemBuf::new(0, 1, SEM_UNDO)];
+            let one = [SemBuf::new(0, 1, SemFlags::UNDO)];
             world.victim().semop(world.id, &one).unwrap();
             // Between two freezes of one word, one by the lock.
             world.victim().semop(world.id, &one).unwrap();
             world.survivor.sem_getall(world.id).unwrap();
         },
-        act: |task, id| task.semop(id, &[SemBuf::new(0, -3, SEM_UNDO)]),
+        act: |task, id| task.semop(id, &[SemBuf::new(0, -3, SemFlags::UNDO)]),
     },
     Case {
         name: "several",
         prepare: |_| {},
-        act: |task, id| task.semop(id, &[SemBuf::new(0, -2, 0), SemBuf::new(1, 2, 0)]),
+        act: |task, id| {
+            task.semop(
+                id,
+                &[SemBuf::new(0, -2, SemFlags::empty()), SemBuf::new(1, 2, SemFlags::empty())],
+            )
+        },
     },
     Case {
         name: "several in another order",
         prepare: |_| {},
         act: |task, id| {
-            task.semop(id, &[SemBuf::new(2, 3, 0), SemBuf::new(0, -2, 0), SemBuf::new(1, 1, 0)])
+            task.semop(
+                id,
+                &[
+                    SemBuf::new(2, 3, SemFlags::empty()),
+                    SemBuf::new(0, -2, SemFlags::empty()),
+                    SemBuf::new(1, 1, SemFlags::empty()),
+                ],
+            )
         },
     },
     Case {
         name: "several that fail",
         prepare: |_| {},
         act: |task, id| {
-            let nowait = crate::IPC_NOWAIT;
+            let nowait = crate::SemFlags::NOWAIT;
             task.semop(id, &[SemBuf::new(0, -2, nowait), SemBuf::new(2, -1, nowait)])
         },
     },
@@ -281,18 +294,27 @@ const CASES: [Case; 14] = [
         act: |task, id| {
             task.semop(
                 id,
-                &[SemBuf::new(1, -2, 0), SemBuf::new(0, 2, SEM_UNDO), SemBuf::new(2, 1, 0)],
+                &[
+                    SemBuf::new(1, -2, SemFlags::empty()),
+                    SemBuf::new(0, 2, SemFlags::UNDO),
+                    SemBuf::new(2, 1, SemFlags::empty()),
+                ],
             )
         },
     },
     Case {
         name: "a wait that times out",
-        prepare: |world| world.wait_for([SemBuf::new(2, -9, 0), SemBuf::new(0, 1, 0)]),
+        prepare: |world| {
+            world.wait_for([
+                SemBuf::new(2, -9, SemFlags::empty()),
+                SemBuf::new(0, 1, SemFlags::empty()),
+            ])
+        },
         act: |task, id| {
-            task.semtimedop(id, &[SemBuf::new(2, -1, SEM_UNDO)], Some(Duration::ZERO)).ok();
+            task.semtimedop(id, &[SemBuf::new(2, -1, SemFlags::UNDO)], Some(Duration::ZERO)).ok();
             task.semtimedop(
                 id,
-                &[SemBuf::new(2, -1, 0), SemBuf::new(0, 0, 0)],
+                &[SemBuf::new(2, -1, SemFlags::empty()), SemBuf::new(0, 0, SemFlags::empty())],
                 Some(Duration::ZERO),
             )
         },
@@ -300,42 +322,48 @@ const CASES: [Case; 14] = [
     Case {
         name: "an operation that several wait for",
         prepare: |world| {
-            world.wait_for([SemBuf::new(2, -1, 0)]);
-            world.wait_for([SemBuf::new(2, -2, 0), SemBuf::new(1, 1, 0)]);
-            world.wait_for([SemBuf::new(2, -9, 0)]);
+            world.wait_for([SemBuf::new(2, -1, SemFlags::empty())]);
+            world.wait_for([
+                SemBuf::new(2, -2, SemFlags::empty()),
+                SemBuf::new(1, 1, SemFlags::empty()),
+            ]);
+            world.wait_for([SemBuf::new(2, -9, SemFlags::empty())]);
         },
-        act: |task, id| task.semop(id, &[SemBuf::new(2, 4, 0)]),
+        act: |task, id| task.semop(id, &[SemBuf::new(2, 4, SemFlags::empty())]),
     },
     Case {
         name: "removal",
         prepare: |world| {
-            world.survivor.semop(world.id, &[SemBuf::new(1, 1, SEM_UNDO)]).unwrap();
-            world.victim().semop(world.id, &[SemBuf::new(1, 1, SEM_UNDO)]).unwrap();
-            world.wait_for([SemBuf::new(2, -1, 0)]);
-            world.wait_for([SemBuf::new(2, -1, 0), SemBuf::new(1, 1, 0)]);
+            world.survivor.semop(world.id, &[SemBuf::new(1, 1, SemFlags::UNDO)]).unwrap();
+            world.victim().semop(world.id, &[SemBuf::new(1, 1, SemFlags::UNDO)]).unwrap();
+            world.wait_for([SemBuf::new(2, -1, SemFlags::empty())]);
+            world.wait_for([
+                SemBuf::new(2, -1, SemFlags::empty()),
+                SemBuf::new(1, 1, SemFlags::empty()),
+            ]);
         },
         act: |task, id| task.sem_rmid(id),
     },
     Case {
         name: "SETALL",
         prepare: |world| {
-            world.survivor.semop(world.id, &[SemBuf::new(1, 1, SEM_UNDO)]).unwrap();
-            world.wait_for([SemBuf::new(2, -3, 0)]);
+            world.survivor.semop(world.id, &[SemBuf::new(1, 1, SemFlags::UNDO)]).unwrap();
+            world.wait_for([SemBuf::new(2, -3, SemFlags::empty())]);
         },
         act: |task, id| task.sem_setall(id, &[7, 8, 3]),
     },
     Case {
         name: "a new set",
         prepare: |_| {},
-        act: |task, _| task.semget(KEY, 2, IPC_CREAT | 0o600).map(|_| ()),
+        act: |task, _| task.semget(KEY, 2, GetFlags::CREATE, 0o600).map(|_| ()),
     },
     Case { name: "IPC_SET", prepare: |_| {}, act: |task, id| task.sem_set(id, 70, 71, 0o640) },
     Case {
         name: "adjustments of one who ends",
         prepare: |world| {
-            let two = [SemBuf::new(2, 3, SEM_UNDO), SemBuf::new(0, -4, SEM_UNDO)];
+            let two = [SemBuf::new(2, 3, SemFlags::UNDO), SemBuf::new(0, -4, SemFlags::UNDO)];
             world.victim().semop(world.id, &two).unwrap();
-            world.wait_for([SemBuf::new(0, -5, 0)]);
+            world.wait_for([SemBuf::new(0, -5, SemFlags::empty())]);
         },
         act: |task, _| crate::sem::exit_sem(task).map(drop),
     },
@@ -343,8 +371,12 @@ const CASES: [Case; 14] = [
         name: "reaping one that was granted what it waited for",
         prepare: |world| {
             let granted = world.namespace.register(Cred::root(), 4).unwrap();
-            crate::sem::dead::wait_without_sleep(&granted, world.id, &[SemBuf::new(2, -1, 0)]);
-            world.survivor.semop(world.id, &[SemBuf::new(2, 1, 0)]).unwrap();
+            crate::sem::dead::wait_without_sleep(
+                &granted,
+                world.id,
+                &[SemBuf::new(2, -1, SemFlags::empty())],
+            );
+            world.survivor.semop(world.id, &[SemBuf::new(2, 1, SemFlags::empty())]).unwrap();
             kill(granted);
         },
         act: |task, _| crate::recover::reap_all(&task.shared, task.owner).map(drop),

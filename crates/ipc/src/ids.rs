@@ -1,26 +1,26 @@
-//! Ids and permissions of the objects of one kind: found and checked without a lock.
+//! Ids and permissions of the objects of one kind. Lookups and permission checks take no lock.
 //!
-//! An id is a generation and the index of a slot. Slots are lines of the region and keep their
-//! type, so whoever has an id may look at its slot at any time: a sequence count says whether what
-//! was read belongs together, and the generation whether it is the object that the id was given
-//! out for. Nothing is stored by a lookup, so a reader that stops anywhere holds up nobody.
+//! An id is a generation and the index of a slot. A slot is a line of the region and keeps its type
+//! for ever, so any thread may read the slot of any id. A sequence count tells the reader whether
+//! the fields belong together. The generation tells it whether the slot still has the object of the
+//! id. A lookup stores nothing, so a reader that stops blocks no other thread.
 //!
-//! What a lookup returns may be gone a moment later. So the *payload* of a slot, which says where
-//! the object lies, carries a tag that the object's own words carry too; whoever changes them
-//! compares the tag in the same step (trap I10).
+//! The object may be removed right after the lookup. So the *payload* of a slot, which says where
+//! the object is, carries a tag. The object's own words carry the same tag. An operation compares
+//! the two in the step that changes a word (trap I10).
 //!
-//! Making and removing objects, and `IPC_SET`, take the lock of the kind. An object is published by the
+//! The lock of the kind protects creation, removal and `IPC_SET`. An object is published by the
 //! store that ends the write section, after all of it is in place (traps I7, I11).
 //!
-//! What counts is the state of a slot; `recover` makes the rest anew from it after a death. An index is also taken,
-//! as far as the bitmap says, while something is left of an object that was removed: a process may be stopped in
-//! the middle of it.
+//! The state of a slot is the truth. After a death `recover` rebuilds the rest from it. The bitmap
+//! also marks an index as used while parts of a removed object are left, since a stopped process
+//! may still be inside an operation on it.
 //!
 //! # Guarantees
 //!
 //! - I.1: a lookup returns the fields of one finished write section.
-//! - I.2: an index is handed out again only with another generation (until 65,535 of them have gone by).
-//! - I.3: indices are handed out in turn, as the kernel does: a stale id meets a free slot first.
+//! - I.2: an index is used again only with another generation, for 65,535 generations.
+//! - I.3: indices are used in turn, as in the kernel. So a stale id meets a free slot first.
 //!
 //! Source: document 002 (`ipc_obtain_object_check`, `ipc_checkid`); Linux `ipc/util.c`.
 
@@ -39,25 +39,25 @@ use crate::lock::{Held, Owner, lock};
 use crate::namespace::Shared;
 use crate::perm::Perm;
 
-/// Bits of an id that are the index.
+/// The bits of an id that hold the index.
 pub(crate) const INDEX_BITS: u32 = 15;
 
-/// Slots of a kind at most.
+/// The largest number of slots of a kind.
 pub(crate) const SLOTS_MAX: u32 = 1 << INDEX_BITS;
 
-/// Generations: an id is a number below 2^31.
+/// The number of generations. It keeps ids below 2^31.
 const SEQ_END: u64 = (1 << (31 - INDEX_BITS)) - 1;
 
-/// The key of objects that cannot be found by key.
+/// The key of an object that no key finds.
 pub const IPC_PRIVATE: i32 = 0;
 
-/// Indices that are used before the first is used again.
+/// The smallest number of indices that are used in turn.
 const CYCLE_MIN: u32 = 64;
 
-/// Looks at a slot in which a writer is, before the reader waits for the lock.
+/// Reads of a slot during a write section, before the reader waits for the lock.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 128 };
 
-/// Times that a reader waits for the lock before it gives up; only a hostile mapping needs as many.
+/// How often a reader waits for the lock before it gives up. Only a hostile process causes so many.
 const WAITS_MAX: u32 = 1 << 10;
 
 // Words of a slot.
@@ -78,24 +78,24 @@ const STATE_SEQ_SHIFT: u32 = 16;
 const LOCK: usize = 0;
 const IN_USE: usize = 1;
 const NEXT_SEQ: usize = 2;
-/// The index that was handed out last, plus one.
+/// The index of the newest object, plus one.
 const LAST: usize = 3;
 const NEXT_INDEX: usize = 4;
-/// What the kind counts: semaphores, bytes.
+/// The sum that a limit of the kind bounds: semaphores, or pages of segments.
 const USED: usize = 5;
-/// What `IPC_SET` is about to store: [`LIVE`], index and mode in one, owner in the other.
+/// The redo record of `IPC_SET`: [`LIVE`], index and mode here, the owner in the next word.
 const REDO: usize = 6;
 const REDO_OWNER: usize = 7;
 
-/// Bits of a word of the bitmap.
+/// The bits of a word of the bitmap.
 const BITS: u32 = 64;
 
-/// Where the ids of a kind lie in a region.
+/// The place of the ids of a kind in a region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IdLayout {
     /// The line of the head.
     pub(crate) head: u32,
-    /// How many slots there are; a power of two.
+    /// The number of slots, a power of two.
     pub(crate) slots: u32,
     /// The line of the first slot.
     first_slot: u32,
@@ -108,7 +108,7 @@ impl IdLayout {
         Self { head, slots, first_slot }
     }
 
-    /// Returns how many lines `slots` slots need, their head included.
+    /// Returns the number of lines for `slots` slots and their head.
     pub(crate) const fn lines(slots: u32) -> u32 {
         1 + Self::bitmap_lines(slots) + slots.div_ceil(8) + slots
     }
@@ -126,12 +126,12 @@ impl IdLayout {
     }
 }
 
-/// What a lookup found: a copy of a slot.
+/// A copy of a slot, as a lookup returns it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object {
     pub(crate) index: u32,
-    /// Words as they are: fields that were taken apart and copied cost a lookup more than all else,
-    /// since the processor waits where a load spans several stores.
+    /// The words as they are in the slot. Unpacking them into fields made a lookup slow: the
+    /// processor waits when a load spans several stores.
     state: u64,
     owner: u64,
     creator: u64,
@@ -148,7 +148,7 @@ impl Object {
         (seq << INDEX_BITS) | self.index.cast_signed()
     }
 
-    /// Returns its permissions.
+    /// Returns the object's permissions.
     pub(crate) fn perm(&self) -> Perm {
         Perm {
             key: self.key(),
@@ -161,7 +161,7 @@ impl Object {
         }
     }
 
-    /// Returns owner and creator, each a user and a group.
+    /// Returns owner and creator, each with user and group.
     #[inline]
     pub(crate) fn owners(&self) -> [u64; 2] {
         [self.owner, self.creator]
@@ -172,7 +172,7 @@ impl Object {
         (self.state & 0xffff) as u16
     }
 
-    /// Returns its key, or `IPC_PRIVATE`.
+    /// Returns the object's key, or `IPC_PRIVATE`.
     pub(crate) fn key(&self) -> i32 {
         low(self.key).cast_signed()
     }
@@ -183,7 +183,7 @@ impl Object {
     }
 }
 
-/// Which kind of object.
+/// A kind of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Semaphore sets.
@@ -199,18 +199,18 @@ pub(crate) enum Kind {
 pub(crate) struct Ids<'r> {
     pub(crate) shared: &'r Shared,
     pub(crate) kind: Kind,
-    /// The task.
+    /// The task that uses the ids.
     pub(crate) owner: Owner,
 }
 
-/// The lock of a kind, held.
+/// The held lock of a kind.
 pub(crate) struct IdsGuard<'r> {
     ids: Ids<'r>,
     _held: Held<'r>,
 }
 
 impl<'r> Ids<'r> {
-    /// Returns how many slots there are.
+    /// Returns the number of slots.
     pub(crate) fn slots(self) -> u32 {
         self.layout().slots
     }
@@ -224,12 +224,12 @@ impl<'r> Ids<'r> {
         }
     }
 
-    /// Takes the lock of the kind. If its holder has died, what that one left half done is finished or
-    /// taken back first.
+    /// Takes the lock of the kind. If the last holder has died, its unfinished change is completed
+    /// or taken back first.
     ///
     /// # Errors
     ///
-    /// `EIO` if the holder is there and does not let go.
+    /// `EIO` if the holder is alive and does not let go.
     pub(crate) fn lock(self) -> Result<IdsGuard<'r>, Errno> {
         let held = lock(self.shared, &self.head()[LOCK], self.owner, || {
             recover::recover(self);
@@ -242,8 +242,8 @@ impl<'r> Ids<'r> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is none, or if the slot serves another object by now; `EIO` if somebody stays in
-    /// the slot for ever.
+    /// `EINVAL` if there is none, or if the slot has another object by now. `EIO` if a holder of
+    /// the lock does not leave the slot's write section.
     #[doc(alias = "ipc_obtain_object_check")]
     #[doc(alias = "ipc_checkid")]
     #[inline]
@@ -273,7 +273,7 @@ impl<'r> Ids<'r> {
         if object.is_live() { Ok(object) } else { Err(Errno::INVAL) }
     }
 
-    /// Reads a slot in which a writer was met.
+    /// Reads a slot again after the fast path met a write section.
     #[cold]
     fn obtain_slow(self, index: u32) -> Result<Object, Errno> {
         let slot = self.slot(index);
@@ -287,23 +287,23 @@ impl<'r> Ids<'r> {
             if round < SPIN_ROUNDS {
                 hint::spin_loop();
             } else {
-                // Writers hold the lock: once it was ours, that one is done.
+                // A writer holds the lock. Once this thread has had the lock, that writer is done.
                 drop(self.lock()?);
             }
         }
         Err(Errno::INVAL)
     }
 
-    /// Returns the payload of the object in slot `index`, as it is at the moment: for who holds the lock of an
-    /// object, and may not wait for that of the kind.
+    /// Returns the present payload of the object in slot `index`, without a sequence count. Holders
+    /// of an object's lock call this, since they may not wait for the lock of the kind.
     pub(crate) fn payload(self, index: u32) -> Option<u64> {
         let slot = self.slot(index);
         let payload = get(&slot[PAYLOAD]);
         (index < self.layout().slots && get(&slot[STATE]) & LIVE != 0).then_some(payload)
     }
 
-    /// Returns a number that is another once the object in slot `index` has been changed, or is about to be: for
-    /// who puts an object in order whose change was under way.
+    /// Returns the sequence number of slot `index`, which each write section of the slot
+    /// increases. Recovery compares it with a logged number.
     pub(crate) fn changes(self, index: u32) -> u64 {
         SeqCount::from_word(&self.slot(index)[SEQ]).raw_begin()
     }
@@ -331,7 +331,7 @@ impl<'r> Ids<'r> {
     }
 }
 
-/// Copies a slot; the caller checks that nobody wrote meanwhile.
+/// Copies a slot. The caller checks the sequence count.
 #[inline]
 fn read(slot: &Line, index: u32) -> Object {
     Object {
@@ -346,7 +346,7 @@ fn read(slot: &Line, index: u32) -> Object {
 }
 
 impl IdsGuard<'_> {
-    /// Returns the object with this id, as it stays while the lock is held.
+    /// Returns the object with this id. It does not change while the lock is held.
     ///
     /// # Errors
     ///
@@ -360,7 +360,7 @@ impl IdsGuard<'_> {
         if object.is_live() && object.id() == id { Ok(object) } else { Err(Errno::INVAL) }
     }
 
-    /// Returns the object in slot `index`, as it stays while the lock is held.
+    /// Returns the object in slot `index`. It does not change while the lock is held.
     pub(crate) fn at(&self, index: u32) -> Option<Object> {
         if index >= self.ids.layout().slots {
             return None;
@@ -383,7 +383,7 @@ impl IdsGuard<'_> {
         None
     }
 
-    /// Returns how many objects there are.
+    /// Returns the number of objects.
     pub(crate) fn in_use(&self) -> u32 {
         low(get(&self.ids.head()[IN_USE]))
     }
@@ -397,23 +397,24 @@ impl IdsGuard<'_> {
         })
     }
 
-    /// Returns what the kind counts.
+    /// Returns the sum that a limit of the kind bounds.
     pub(crate) fn used(&self) -> u64 {
         get(&self.ids.head()[USED])
     }
 
-    /// Sets what the kind counts.
+    /// Sets the sum that a limit of the kind bounds.
     pub(crate) fn set_used(&self, used: u64) {
         put(&self.ids.head()[USED], used);
     }
 
-    /// Publishes an object, complete, and returns its id. `perm.seq` is chosen here.
+    /// Publishes a new object and returns its id. The function chooses `perm.seq`.
     ///
-    /// `make` is given the index, and puts in place what belongs to it before anybody can see it.
+    /// `make` gets the index. It makes the object before any other thread can see it, and returns
+    /// the payload.
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if `objects_max` objects are there already; what `make` returns.
+    /// `ENOSPC` if there are `objects_max` objects already, and the errors of `make`.
     #[doc(alias = "ipc_addid")]
     pub(crate) fn publish(
         &self,
@@ -460,7 +461,7 @@ impl IdsGuard<'_> {
         Ok(read(slot, index).id())
     }
 
-    /// Takes an object out: it is not found any more, by id or by key.
+    /// Removes an object: neither its id nor its key finds it any more.
     #[doc(alias = "ipc_rmid")]
     pub(crate) fn unpublish(&self, object: &Object) {
         let slot = self.ids.slot(object.index);
@@ -478,28 +479,29 @@ impl IdsGuard<'_> {
         put(in_use, get(in_use).saturating_sub(1));
     }
 
-    /// Changes owner and permission bits. The flags of the mode stay.
+    /// Changes owner and permission bits. The other bits of the mode stay.
     #[doc(alias = "ipc_update_perm")]
     pub(crate) fn update_perm(&self, object: &Object, uid: u32, gid: u32, mode: u16, ctime: u64) {
         let head = self.ids.head();
         let slot = self.ids.slot(object.index);
         put(&head[REDO_OWNER], pair(uid, gid));
         let redo = LIVE | u64::from(object.index) << 16 | u64::from(mode & 0o777);
-        // ORDERING(ipc-redo): Release. What is to be stored is there before any of it is stored.
+        // ORDERING(ipc-redo): Release. The redo record is complete before the slot changes.
         head[REDO].store(redo, Ordering::Release);
         {
             let _section = write(slot);
             redo_perm(self.ids, object.index);
             put(&slot[CTIME], ctime);
         }
-        // ORDERING(ipc-redo): Release. As above, the other way round.
+        // ORDERING(ipc-redo): Release. The slot is complete before the redo record goes.
         head[REDO].store(0, Ordering::Release);
     }
 
-    /// Takes the key from an object that goes once nobody uses it, and sets `flags` of its mode.
+    /// Takes the key from an object that is removed after its last use, and sets `flags` of its
+    /// mode.
     ///
-    /// The flags come first: they are what does it. Whoever puts the kind in order takes the key from an object
-    /// that has them ([`Ids::forget_key`]).
+    /// The flags are stored first. After a death in between, recovery takes the key from an object
+    /// that has the flags ([`Ids::forget_key`]).
     #[doc(alias = "ipc_set_key_private")]
     pub(crate) fn set_key_private(&self, object: &Object, flags: u16) {
         let slot = self.ids.slot(object.index);
@@ -519,7 +521,7 @@ impl IdsGuard<'_> {
         put(&slot[STATE], get(&slot[STATE]) & !u64::from(mask) | u64::from(flags & mask));
     }
 
-    /// Takes `object` out of the chain of its key; `next` is what follows it.
+    /// Takes `object` out of the chain of its key. `next` is the slot that follows it.
     fn unlink(&self, object: &Object, next: u32) {
         let bucket = self.ids.bucket(object.key());
         let mut seen = low(get(bucket));
@@ -561,11 +563,11 @@ impl IdsGuard<'_> {
     }
 }
 
-/// Begins a write section of a slot; the lock of the kind is held.
+/// Begins a write section of a slot. The caller holds the lock of the kind.
 fn write(slot: &Line) -> SeqWriteGuard<'_> {
     let seq = SeqCount::from_word(&slot[SEQ]);
     if SeqCount::is_write_in_progress(seq.raw_begin()) {
-        // Nobody of us is inside.
+        // A dead holder of the lock left the section open.
         seq.write_end();
     }
     seq.write()
@@ -579,7 +581,7 @@ fn redo_perm(ids: Ids<'_>, index: u32) {
     put(&slot[OWNER], get(&head[REDO_OWNER]));
 }
 
-/// Sets the time of the last change of slot `index`; the caller holds the object's lock.
+/// Sets the time of the last change of slot `index`. The caller holds the object's lock.
 pub(crate) fn touch_ctime(ids: Ids<'_>, index: u32, ctime: u64) {
     put(&ids.slot(index)[CTIME], ctime);
 }

@@ -4,9 +4,9 @@
 
 use rustix::io::Errno;
 
+use crate::flags::{GetFlags, MODE_MASK};
 use crate::ids::{IPC_PRIVATE, IdsGuard, Object};
 use crate::perm::Perm;
-use crate::sem::{IPC_CREAT, IPC_EXCL};
 use crate::task::Task;
 
 /// Returns the id of the object with `key`, or of a new one.
@@ -16,32 +16,32 @@ use crate::task::Task;
 ///
 /// # Errors
 ///
-/// `ENOENT` without `IPC_CREAT`, `EEXIST` with `IPC_EXCL`, `EACCES`, and those of `check`, `make` and
+/// `ENOENT` without `CREATE`, `EEXIST` with `EXCLUSIVE`, `EACCES`, and those of `check`, `make` and
 /// the hook.
 pub(crate) fn ipcget(
     task: &Task,
     ids: &IdsGuard<'_>,
-    (key, flags): (i32, i32),
+    (key, flags, mode): (i32, GetFlags, u16),
     check: impl FnOnce(&Object) -> Result<(), Errno>,
     make: impl FnOnce(&IdsGuard<'_>, Perm) -> Result<i32, Errno>,
 ) -> Result<i32, Errno> {
     let found = if key == IPC_PRIVATE { None } else { ids.find_key(key) };
     let hook = &task.shared.hook;
     let Some(object) = found else {
-        if key != IPC_PRIVATE && flags & IPC_CREAT == 0 {
+        if key != IPC_PRIVATE && !flags.contains(GetFlags::CREATE) {
             return Err(Errno::NOENT);
         }
         let (uid, gid) = task.cred.ids();
-        let mode = (flags & 0o777) as u16;
+        let mode = mode & MODE_MASK;
         return make(ids, Perm { key, uid, gid, cuid: uid, cgid: gid, mode, seq: 0 });
     };
-    if flags & IPC_CREAT != 0 && flags & IPC_EXCL != 0 {
+    if flags.contains(GetFlags::CREATE | GetFlags::EXCLUSIVE) {
         return Err(Errno::EXIST);
     }
     check(&object)?;
-    task.permission(&object, flags.cast_unsigned())?;
+    task.permission(&object, mode.into())?;
     if let Some(hook) = hook {
-        hook.associate(&task.cred.whole(), &object.perm(), flags.cast_unsigned())?;
+        hook.associate(&task.cred.whole(), &object.perm(), flags, mode)?;
     }
     Ok(object.id())
 }

@@ -1,31 +1,33 @@
-//! A lock that is a word of the region, and that survives its holder.
+//! A lock in one word of the region that survives the death of its holder.
 //!
-//! The low half of the word is 0 when free, and otherwise the owner's task number plus one, with a
-//! bit that says that somebody may sleep. The high half is the owner's generation, so that a task
-//! which has the number of one that died is not taken for it. All of it is written by the step that
-//! takes the lock, so that whoever meets a dead owner knows it. Sleeping is futex(2) on the low half.
+//! The low half of the word names the owner: its task number plus one, and a bit for sleeping
+//! threads. The high half is the owner's generation. So a later task with the same number is not
+//! taken for the owner. One compare-exchange writes all of it, so every thread that meets the lock
+//! knows its owner. Threads sleep by futex(2) on the low half.
 //!
 //! | low half | meaning |
 //! |---|---|
 //! | 0 | free |
 //! | owner | held |
-//! | owner, `SLEEPERS` | held, and somebody may sleep |
-//! | [`NOBODY`] | what the lock protects waits to be put in order |
+//! | owner, `SLEEPERS` | held, and threads may sleep |
+//! | [`NOBODY`] | free, but the protected data must be repaired first |
 //!
-//! # A holder that has died
+//! # Dead holders
 //!
-//! Who has slept for [`BEAT_NS`], and then after ever longer sleeps, asks whether the owner is still there
-//! ([`Shared::is_over`]). If it is not, or its process has another program by now, the lock changes hands, and the
-//! new holder first puts in order what the lock protects: the caller says how. Who dies at that leaves the same to
-//! the next. Within one process nobody dies alone, and nothing of this runs.
+//! A thread that has slept for [`BEAT_NS`] checks whether the owner is still alive
+//! ([`Shared::is_over`]). It checks again after ever longer sleeps. If the owner is dead, or its
+//! process now runs another program, the thread takes the lock. Before it uses the protected data,
+//! it repairs them with the caller's `recover`. If it dies at that, the next thread repairs them.
+//! In a namespace of one process no holder can die alone, and none of this runs.
 //!
-//! A holder that is there and does not let go (a stopped process, or one that means harm) is waited
-//! for [`WAIT_MAX_NS`], and then the call fails with `EIO`. That is counted anew with each holder, and whenever the
-//! lock was let go of: those who take turns hold up nobody. All of them together are waited for [`WAIT_ALL_NS`].
+//! A holder may be alive and not let go: a stopped process, or a hostile one. A call waits for it
+//! for [`WAIT_MAX_NS`], and then fails with `EIO`. The time starts anew with each holder and each
+//! unlock. So holders that take turns do not make a call fail. For all holders together a call
+//! waits for [`WAIT_ALL_NS`].
 //!
 //! # Lock order
 //!
-//! See the crate's essay. Nothing of the caller runs under one of these locks, except a
+//! See the crate's documentation. No code of the caller runs under these locks, except a
 //! [`crate::SecurityHook`] under the lock of a kind.
 //!
 //! Source: Drepper, "Futexes Are Tricky", 2011, mutex 2; pthread_mutexattr_setrobust(3).
@@ -41,57 +43,57 @@ use crate::namespace::Shared;
 
 pub(crate) const SLEEPERS: u64 = 1 << 31;
 
-/// The owner of a lock that was given up by who could not put in order what it protects.
+/// The owner of a lock whose last holder could not repair the protected data.
 const NOBODY: u64 = SLEEPERS - 1;
 
-/// Looks before a thread sleeps: about the time that a holder needs.
+/// Attempts before a thread sleeps: about the time that a holder needs.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 100 };
 
-/// How long to sleep before the owner is looked at.
+/// The length of the first sleep. After it the thread checks whether the owner is alive.
 pub(crate) const BEAT_NS: u64 = if cfg!(corewalk_crash) { 100_000 } else { 2_000_000 };
 
-/// How long a sleep becomes at most, each being twice as long as the one before. Where hundreds wait for one who
-/// has no processor, looks in short turns are what keeps it from getting one.
+/// The length of the longest sleep. Each sleep is twice as long as the one before. If hundreds of
+/// threads wait for a holder without a processor, frequent checks would keep it from getting one.
 const BEAT_MAX_NS: u64 = 16 * BEAT_NS;
 
-/// How long to wait for who is there and does not let go: 10 s. Tests that look at what then follows wait less.
+/// How long a call waits for one live holder: 10 s, and less in tests.
 pub(crate) const WAIT_MAX_NS: u64 = if cfg!(test) { 3_000_000_000 } else { 10_000_000_000 };
 
-/// How long to wait for those who take turns.
+/// How long a call waits for all holders together.
 pub(crate) const WAIT_ALL_NS: u64 = 120_000_000_000;
 
-/// How long to wait for what can also be done later.
+/// How long a call waits for work that can also be done later.
 const WAIT_SHORT_NS: u64 = 1_000_000_000;
 
-/// How long a call waits for those who do not let go.
+/// How long a call waits for holders that do not let go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// [`WAIT_MAX_NS`] for one of them, and [`WAIT_ALL_NS`] for all.
+    /// [`WAIT_MAX_NS`] for one holder, and [`WAIT_ALL_NS`] for all.
     Long,
-    /// [`WAIT_SHORT_NS`] for all.
+    /// [`WAIT_SHORT_NS`] for all holders.
     Short,
 }
 
-/// Who takes a lock: a task, and which of those that have had its number.
+/// The owner of a lock: a task's number, and the generation that tells it from earlier tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
-/// A word of the region, held. It is free again when this is dropped, also by a panic.
+/// A held lock. Dropping the guard frees it, also during a panic.
 #[must_use = "the lock is free when the guard is dropped"]
 pub(crate) struct Held<'s> {
     word: &'s AtomicU64,
     scope: Scope,
 }
 
-/// Takes the lock `word` for `owner`, sleeping while another holds it. If the holder has died,
-/// `recover` puts in order what the lock protects.
+/// Takes the lock `word` for `owner`. The thread sleeps while another task holds the lock. If the
+/// holder has died, `recover` repairs the protected data.
 ///
 /// # Errors
 ///
-/// `EIO` if the holder is there and does not let go; what `recover` returns.
+/// `EIO` if the holder is alive and does not let go, and the errors of `recover`.
 #[inline]
 pub(crate) fn lock<'s>(
     shared: &'s Shared,
@@ -102,7 +104,7 @@ pub(crate) fn lock<'s>(
     lock_within(shared, word, owner, Wait::Long, recover)
 }
 
-/// As [`lock`], with less patience perhaps.
+/// As [`lock`], with a limit of the caller's choice.
 ///
 /// # Errors
 ///
@@ -116,7 +118,7 @@ pub(crate) fn lock_within<'s>(
     recover: impl FnOnce() -> Result<(), Errno>,
 ) -> Result<Held<'s>, Errno> {
     let mine = pair(owner.index + 1, owner.generation);
-    // ORDERING(ipc-lock): Acquire. What the last holder did happens before this one.
+    // ORDERING(ipc-lock): Acquire. Work of the last holder happens before that of this one.
     let free = word.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed);
     let taken = if free.is_ok() { Taken::Free } else { lock_slow(shared, word, mine, wait)? };
     let held = Held { word, scope: shared.scope };
@@ -129,7 +131,7 @@ pub(crate) fn lock_within<'s>(
     Ok(held)
 }
 
-/// Whom a lock was taken from.
+/// The state in which a lock was taken.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Taken {
     Free,
@@ -150,7 +152,7 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
     loop {
         // ORDERING: Relaxed. A guess for the exchange below.
         let seen = word.load(Ordering::Relaxed);
-        // Who has slept does not know whether others sleep: it keeps the bit for its unlock.
+        // A thread that has slept does not know whether others sleep. So it keeps the bit.
         let next = if seen == 0 { mine | SLEEPERS } else { seen | SLEEPERS };
         // ORDERING(ipc-lock): Acquire. As in `lock`.
         if word.compare_exchange(seen, next, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -163,8 +165,8 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
         if !patience.sleep(word, next)? || !is_over(shared, holder, high(next)) {
             continue;
         }
-        // The generation in the word makes this fail if it was let go and taken again meanwhile.
-        // ORDERING(ipc-lock): Acquire. What the holder did before it died happens before this one.
+        // The generation in the word makes this fail if the lock changed hands meanwhile.
+        // ORDERING(ipc-lock): Acquire. Work of the dead holder happens before that of this one.
         let taken =
             word.compare_exchange(next, mine | SLEEPERS, Ordering::Acquire, Ordering::Relaxed);
         if taken.is_ok() {
@@ -173,10 +175,10 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
     }
 }
 
-/// Returns true if the holder of a lock has died, or has another program by now: the next holder repairs what the lock
-/// protects.
+/// Returns true if the holder of a lock has died, or its process now runs another program. The next
+/// holder then repairs the protected data.
 pub(crate) fn is_left(shared: &Shared, word: &AtomicU64) -> bool {
-    // ORDERING: Relaxed. A guess: taking the lock looks again.
+    // ORDERING: Relaxed. A guess: `lock` reads the word again.
     let seen = word.load(Ordering::Relaxed);
     let holder = low(seen) & (SLEEPERS - 1) as u32;
     seen != 0 && is_over(shared, holder, high(seen))
@@ -187,15 +189,15 @@ fn is_over(shared: &Shared, holder: u32, generation: u32) -> bool {
     shared.is_over(index, Some(generation))
 }
 
-/// Sleeps in turns on a word that somebody is to change, until patience is over.
+/// The sleeps of one call that waits for another thread to change a word, and their time limits.
 pub(crate) struct Patience<'s> {
     pub(crate) shared: &'s Shared,
     wait: Wait,
-    /// What was seen in the word last, and how long that may last.
+    /// The last value of the word, and the time until which it may stay.
     seen: Option<(u64, Deadline)>,
-    /// How long all of it may last.
+    /// The end of all sleeps together.
     end: Option<Deadline>,
-    /// How long the next sleep is at most.
+    /// The length of the next sleep.
     beat_ns: u64,
 }
 
@@ -204,7 +206,8 @@ impl<'s> Patience<'s> {
         Self { shared, wait, seen: None, end: None, beat_ns: BEAT_NS }
     }
 
-    /// Sleeps while the low half of `word` is that of `seen`; returns true if it is time to look at its owner.
+    /// Sleeps while the low half of `word` is that of `seen`. Returns true if the caller is to
+    /// check whether the owner is alive.
     ///
     /// # Errors
     ///
@@ -219,11 +222,13 @@ impl<'s> Patience<'s> {
         self.nap(word, seen, beat_ns)
     }
 
-    /// Sleeps at most `nap_ns` while the low half of `word` is `value`; returns true if it was so long.
+    /// Sleeps for at most `nap_ns` while the low half of `word` is that of `seen`. Returns true if
+    /// the time has passed.
     ///
     /// # Errors
     ///
-    /// `EIO` if others share the word, and it has been `seen`, or patience as a whole has lasted, for too long.
+    /// `EIO` in a shared namespace, if the word has been `seen` for too long or all sleeps together
+    /// have been.
     pub(crate) fn nap(&mut self, word: &AtomicU64, seen: u64, nap_ns: u64) -> Result<bool, Errno> {
         let now = futex::now();
         let within = |ns| Deadline { monotonic_ns: now.monotonic_ns + ns };
@@ -233,7 +238,7 @@ impl<'s> Patience<'s> {
         }));
         let (_, of_seen) = *match &mut self.seen {
             Some(last) if last.0 == seen => last,
-            // Somebody else, or the same one again: who waits behind those that go on is not held up.
+            // The lock has changed hands, so its holders go on: the time starts anew.
             other => other.insert((seen, within(WAIT_MAX_NS))),
         };
         if now >= end.min(of_seen) && self.shared.scope == Scope::Shared {
@@ -248,7 +253,7 @@ impl<'s> Patience<'s> {
 }
 
 impl Held<'_> {
-    /// Lets go of a lock whose structures are not in order: the next one is to try.
+    /// Frees a lock whose protected data could not be repaired. The next holder tries again.
     #[cold]
     fn give_up(self) {
         // ORDERING(ipc-lock): Release. See `lock`.
@@ -288,7 +293,7 @@ mod tests {
                     for _ in 0..ROUNDS {
                         let _held =
                             lock(namespace.shared(), &words.0, owner, || Ok(())).expect("private");
-                        // Not one atomic step: the lock has to keep the others out.
+                        // A load and a store: without the lock, threads would lose steps.
                         crate::field::put(&words.1, crate::field::get(&words.1) + 1);
                     }
                 })
@@ -305,9 +310,9 @@ mod tests {
         Namespace::open_fd(&file, NamespaceOptions { capacity, ..Default::default() }).unwrap()
     }
 
-    /// Two others take turns with a lock, for much longer than one of them is waited for.
+    /// Two tasks take turns with a lock, for much longer than a call waits for one holder.
     #[test]
-    fn those_who_take_turns_do_not_end_patience() {
+    fn holders_that_take_turns_do_not_exhaust_the_wait() {
         let namespace = shared_namespace();
         let shared = namespace.shared();
         let word = AtomicU64::new(0);
@@ -324,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn control_one_who_does_not_let_go_ends_patience() {
+    fn control_one_holder_that_does_not_let_go_exhausts_the_wait() {
         let namespace = shared_namespace();
         let word = AtomicU64::new(pair(1, 1));
         let mut patience = Patience::new(namespace.shared(), Wait::Long);

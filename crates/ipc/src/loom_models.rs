@@ -13,11 +13,11 @@ use crate::namespace::{Namespace, NamespaceOptions};
 use crate::sem::models::{
     blind_add, blind_undo, completes, completes_in_two_steps, sleeps, watched_node,
 };
-use crate::{Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, SEM_UNDO, SemBuf, Task};
+use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, SemBuf, SemFlags, SemId, Task};
 
-const UP: SemBuf = SemBuf::new(0, 1, 0);
-const DOWN: SemBuf = SemBuf::new(0, -1, IPC_NOWAIT);
-const UP_UNDO: SemBuf = SemBuf::new(0, 1, SEM_UNDO);
+const UP: SemBuf = SemBuf::new(0, 1, SemFlags::empty());
+const DOWN: SemBuf = SemBuf::new(0, -1, SemFlags::NOWAIT);
+const UP_UNDO: SemBuf = SemBuf::new(0, 1, SemFlags::UNDO);
 
 fn namespace() -> Namespace {
     let capacity = Capacity { sets: 1, sems: 2, undos: 4, waits: 2, tasks: 2, ..Capacity::LEAST };
@@ -62,17 +62,17 @@ fn control_completion_in_two_steps_is_caught() {
 /// (done, EINVAL, EIDRM).
 ///
 /// Both run on threads of their own, so that either may begin without a preemption: one is enough.
-fn remove_against(add: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 3] {
+fn remove_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
     Tally::of_bounded(1, move |tally| {
         let namespace = namespace();
         let (one, other) = (task(&namespace, 1), task(&namespace, 2));
-        let id = one.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let id = one.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         let adder = thread::spawn(move || add(&other, id));
         let remover = thread::spawn({
             let one = Arc::clone(&one);
             move || {
                 one.sem_rmid(id).unwrap();
-                one.semget(IPC_PRIVATE, 1, 0o600).unwrap()
+                one.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap()
             }
         });
         let (outcome, next) = (adder.join().unwrap(), remover.join().unwrap());
@@ -103,11 +103,11 @@ fn control_operation_without_the_tag_is_caught() {
 
 /// A set is removed and another made and used with undo, beside `add`, an operation with undo on the
 /// first; returns how often that was (done, EINVAL, EIDRM).
-fn remove_against_undo(add: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 3] {
+fn remove_against_undo(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
     Tally::of_bounded(1, move |tally| {
         let namespace = namespace();
         let (one, other) = (task(&namespace, 1), task(&namespace, 2));
-        let id = one.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let id = one.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         other.semop(id, &[UP_UNDO]).unwrap();
         let adder = thread::spawn(move || {
             let outcome = add(&other, id);
@@ -117,7 +117,7 @@ fn remove_against_undo(add: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 3] {
             let one = Arc::clone(&one);
             move || {
                 one.sem_rmid(id).unwrap();
-                let next = one.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+                let next = one.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
                 one.semop(next, &[UP_UNDO]).unwrap();
                 next
             }
@@ -126,7 +126,7 @@ fn remove_against_undo(add: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 3] {
         drop(other);
         assert_eq!(one.sem_getval(next, 0), Ok(1), "I8: a task undid what is not its own");
         // Room below, so that no wrong adjustment is clamped.
-        one.semop(next, &[SemBuf::new(0, 5, 0)]).unwrap();
+        one.semop(next, &[SemBuf::new(0, 5, SemFlags::empty())]).unwrap();
         let last = task(&namespace, 3);
         drop(one);
         assert_eq!(last.sem_getval(next, 0), Ok(5), "I8: an adjustment was lost or is wrong");
@@ -155,11 +155,11 @@ fn control_undo_without_a_freeze_is_caught() {
 
 /// `add_both` adds to two semaphores beside somebody who takes one from each in turn; returns how often
 /// that got (nothing, both).
-fn several_against_single(add_both: fn(&Task, i32)) -> [usize; 2] {
+fn several_against_single(add_both: fn(&Task, SemId)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace();
         let (one, other) = (task(&namespace, 1), task(&namespace, 2));
-        let id = one.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+        let id = one.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
         let taker = thread::spawn(move || {
             let first = other.semop(id, &[DOWN]);
             (first, other.semop(id, &[SemBuf { sem_num: 1, ..DOWN }]))
@@ -198,14 +198,14 @@ fn control_operations_one_by_one_are_caught() {
 }
 
 /// Somebody waits for what `add` adds; returns how often the adder found (nobody, a waiter).
-fn wait_against(add: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 2] {
+fn wait_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace();
         let (one, other) = (task(&namespace, 1), task(&namespace, 2));
-        let id = one.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let id = one.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         let waiter = thread::spawn({
             let other = Arc::clone(&other);
-            move || other.semop(id, &[SemBuf::new(0, -1, 0)])
+            move || other.semop(id, &[SemBuf::new(0, -1, SemFlags::empty())])
         });
         let was_waiting = other.waiting() != 0;
         add(&one, id).unwrap();
@@ -239,7 +239,7 @@ fn publish_against_lookup() -> [usize; 2] {
             assert_eq!(other.sem_getval(stat.id, 0), Ok(0), "I7: its semaphores are not there");
             Some(stat)
         });
-        one.semget(IPC_PRIVATE, 1, 0o640).unwrap();
+        one.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o640).unwrap();
         tally.hit(usize::from(looker.join().unwrap().is_some()));
     })
 }
@@ -266,7 +266,7 @@ fn control_lookup_without_the_sequence_is_caught() {
             let payload = slot[4].load(Ordering::Relaxed);
             assert!(!is_live || payload != 0, "I7: half made");
         });
-        one.semget(IPC_PRIVATE, 1, 0o640).unwrap();
+        one.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o640).unwrap();
         looker.join().unwrap();
     });
 }

@@ -17,7 +17,7 @@ use crate::recover;
 use crate::sem::models::stop_in_undo;
 use crate::shm::Memfds;
 use crate::task::{forget_process, identity, task_line};
-use crate::{Capacity, Cred, IPC_PRIVATE, Limits, SEM_UNDO, SemBuf, Task};
+use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, SemBuf, SemFlags, Task};
 
 /// A namespace as processes share it.
 fn shared() -> Arc<Shared> {
@@ -39,9 +39,9 @@ fn two_reap(reap: fn(&Shared, Owner, u32) -> Result<bool, Errno>) -> [usize; 2] 
     Tally::of_bounded(3, move |tally| {
         let shared = shared();
         let (one, other, dead) = (task(&shared, 1), task(&shared, 2), task(&shared, 3));
-        let id = one.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let id = one.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         one.sem_setval(id, 0, 4).unwrap();
-        dead.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]).unwrap();
+        dead.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
         stop_in_undo(&dead, id);
         let index = dead.owner.index;
         forget_process(&shared, index);

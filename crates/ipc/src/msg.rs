@@ -64,7 +64,6 @@ pub(crate) use rebuild::{abandon, end_slot, reap};
 pub(crate) use watched::{collect_concerns, look_at};
 
 pub use ctl::{MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgStat, MsgTotals};
-pub use filter::{MSG_COPY, MSG_EXCEPT, MSG_NOERROR};
 pub use receive::{Arrived, Received};
 
 /// The largest message in bytes, whatever the limit: the text must fit one range of lines.

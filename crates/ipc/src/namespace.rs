@@ -194,12 +194,12 @@ impl fmt::Debug for NamespaceOptions {
 /// # Examples
 ///
 /// ```
-/// use corewalk_ipc::{Cred, IPC_CREAT, Namespace, NamespaceOptions};
+/// use corewalk_ipc::{Cred, GetFlags, Namespace, NamespaceOptions};
 ///
 /// let namespace = Namespace::new(NamespaceOptions::default())?;
 /// let task = namespace.register(Cred::user(1000, 1000), 4711)?;
-/// let id = task.semget(17, 1, IPC_CREAT | 0o600)?;
-/// assert_eq!(task.semget(17, 1, 0), Ok(id));
+/// let id = task.semget(17, 1, GetFlags::CREATE, 0o600)?;
+/// assert_eq!(task.semget(17, 1, GetFlags::empty(), 0), Ok(id));
 /// # Ok::<(), rustix::io::Errno>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -258,17 +258,17 @@ impl Namespace {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_CREAT, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, Namespace, NamespaceOptions};
     ///
     /// let path = std::env::temp_dir().join(format!("ipc-example-{}", std::process::id()));
     /// let namespace = Namespace::open(&path, NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::user(1000, 1000), std::process::id())?;
-    /// let id = task.semget(0x5eed, 1, IPC_CREAT | 0o600)?;
+    /// let id = task.semget(0x5eed, 1, GetFlags::CREATE, 0o600)?;
     ///
     /// // As another process would:
     /// let other = Namespace::open(&path, NamespaceOptions::default())?;
     /// let task = other.register(Cred::user(1000, 1000), 4711)?;
-    /// assert_eq!(task.semget(0x5eed, 1, 0), Ok(id));
+    /// assert_eq!(task.semget(0x5eed, 1, GetFlags::empty(), 0), Ok(id));
     /// # std::fs::remove_file(&path)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -287,13 +287,13 @@ impl Namespace {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_CREAT, Namespace, NamespaceOptions, OpenError};
+    /// use corewalk_ipc::{Cred, GetFlags, Namespace, NamespaceOptions, OpenError};
     /// use rustix::fs::{MemfdFlags, memfd_create};
     ///
     /// let file = memfd_create("namespace", MemfdFlags::CLOEXEC)?;
     /// let namespace = Namespace::open_fd(&file, NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// task.semget(5, 1, IPC_CREAT | 0o600)?;
+    /// task.semget(5, 1, GetFlags::CREATE, 0o600)?;
     /// // A file that is something else is left alone.
     /// let other = memfd_create("other", MemfdFlags::CLOEXEC)?;
     /// rustix::io::write(&other, b"something else")?;
@@ -355,14 +355,16 @@ impl Namespace {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf};
+    /// use corewalk_ipc::{
+    ///     Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags,
+    /// };
     /// use rustix::fs::{MemfdFlags, memfd_create};
     ///
     /// let file = memfd_create("namespace", MemfdFlags::CLOEXEC)?;
     /// let namespace = Namespace::open_fd(&file, NamespaceOptions::default())?;
     /// let before = namespace.register(Cred::root(), std::process::id())?;
-    /// let id = before.semget(IPC_PRIVATE, 1, 0o600)?;
-    /// before.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)])?;
+    /// let id = before.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
+    /// before.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)])?;
     /// // execve(2) tells nobody.
     /// std::mem::forget(before);
     /// let task = namespace.adopt(Cred::root(), std::process::id())?;
@@ -454,12 +456,12 @@ impl Namespace {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Contention, Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Contention, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions};
     ///
     /// let options = NamespaceOptions { is_contention_counted: true, ..NamespaceOptions::default() };
     /// let namespace = Namespace::new(options)?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
     /// task.sem_setval(id, 0, 7)?;
     /// // Alone, one waits for nobody.
     /// assert_eq!(namespace.contention(), Contention::default());

@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use std::cell::RefCell;
 
 use crate::field::{high, low, pair};
+use crate::flags::{GetFlags, MsgFlags, ShmFlags};
 
 /// Allows `SHM_LOCK` and `SHM_UNLOCK` of segments of others.
 pub const CAP_IPC_LOCK: u64 = 1 << 14;
@@ -134,7 +135,7 @@ pub trait SecurityHook: Send + Sync {
     /// # Errors
     ///
     /// Those that the caller is to see.
-    fn msg_msgsnd(&self, cred: &Cred, perm: &Perm, msgflg: i32) -> Result<(), Errno> {
+    fn msg_msgsnd(&self, cred: &Cred, perm: &Perm, msgflg: MsgFlags) -> Result<(), Errno> {
         let _ = (cred, perm, msgflg);
         Ok(())
     }
@@ -165,7 +166,7 @@ pub trait SecurityHook: Send + Sync {
     /// # Errors
     ///
     /// Those that the caller is to see.
-    fn shm_shmat(&self, cred: &Cred, perm: &Perm, shmflg: i32) -> Result<(), Errno> {
+    fn shm_shmat(&self, cred: &Cred, perm: &Perm, shmflg: ShmFlags) -> Result<(), Errno> {
         let _ = (cred, perm, shmflg);
         Ok(())
     }
@@ -180,13 +181,14 @@ pub trait SecurityHook: Send + Sync {
         Ok(())
     }
 
-    /// Asked when a `*get` call is about to return an object that was there before.
+    /// Asked when a `*get` call is about to return an object that was there before. `mode` holds the
+    /// permissions that the call asks for.
     ///
     /// # Errors
     ///
     /// Those that the caller is to see.
-    fn associate(&self, cred: &Cred, perm: &Perm, flag: u32) -> Result<(), Errno> {
-        let _ = (cred, perm, flag);
+    fn associate(&self, cred: &Cred, perm: &Perm, flags: GetFlags, mode: u16) -> Result<(), Errno> {
+        let _ = (cred, perm, flags, mode);
         Ok(())
     }
 

@@ -1,22 +1,22 @@
 //! The calls with the numbers of the system call interface, for a preload library or a layer that
 //! serves system calls.
 //!
-//! Integers go in, and an errno comes out; buffers are given as slices and structures of this
-//! process, so a caller that takes addresses from elsewhere copies first. What a command needs and was not
-//! given is `EFAULT`.
+//! The functions take ids and flags as integers, and return an errno. Buffers are slices and
+//! structures of this process. A caller that gets addresses from another program copies first. A
+//! command without the argument that it needs is `EFAULT`.
 //!
 //! # Examples
 //!
 //! ```
 //! use corewalk_ipc::raw::{self, Arg};
-//! use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SETVAL, SemBuf};
+//! use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SETVAL, SemBuf, SemFlags};
 //! use rustix::io::Errno;
 //!
 //! let namespace = Namespace::new(NamespaceOptions::default())?;
 //! let task = namespace.register(Cred::root(), 1)?;
 //! let id = raw::semget(&task, IPC_PRIVATE, 1, 0o600)?;
 //! raw::semctl(&task, id, 0, SETVAL, Arg::Val(3))?;
-//! raw::semtimedop(&task, id, &[SemBuf::new(0, -3, 0)], None)?;
+//! raw::semtimedop(&task, id, &[SemBuf::new(0, -3, SemFlags::empty())], None)?;
 //! assert_eq!(raw::semctl(&task, id, 0, 99, Arg::None), Err(Errno::INVAL));
 //! # Ok::<(), Errno>(())
 //! ```
@@ -30,8 +30,10 @@ use rustix::io::Errno;
 use std::time::Duration;
 
 pub use msg::{MsgArg, Msginfo, msgctl, msgget, msgrcv, msgrcv_owned, msgsnd, msgsnd_check};
-pub use shm::{ShmArg, ShmUsage, Shminfo, shmctl, shmget};
+pub use shm::{ShmArg, ShmUsage, Shminfo, shmat, shmctl, shmget};
 
+use crate::flags::{GetFlags, MODE_MASK};
+use crate::handle::SemId;
 use crate::namespace::{SEMAEM, SEMVMX};
 use crate::sem::{
     GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, SEM_INFO,
@@ -99,7 +101,8 @@ pub enum Arg<'a> {
 ///
 /// Those of [`Task::semget`].
 pub fn semget(task: &Task, key: i32, nsems: i32, semflg: i32) -> Result<i32, Errno> {
-    task.semget(key, nsems, semflg)
+    let (flags, mode) = get_flags(semflg);
+    task.semget(key, nsems, flags, mode).map(SemId::raw)
 }
 
 /// semtimedop(2); without a timeout semop(2).
@@ -112,13 +115,13 @@ pub fn semget(task: &Task, key: i32, nsems: i32, semflg: i32) -> Result<i32, Err
 ///
 /// ```
 /// use corewalk_ipc::raw::{self, Timespec};
-/// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+/// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags};
 /// use rustix::io::Errno;
 ///
 /// let namespace = Namespace::new(NamespaceOptions::default())?;
 /// let task = namespace.register(Cred::root(), 1)?;
-/// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
-/// let take = [SemBuf::new(0, -1, 0)];
+/// let id = raw::semget(&task, IPC_PRIVATE, 1, 0o600)?;
+/// let take = [SemBuf::new(0, -1, SemFlags::empty())];
 /// let timeout = |sec, nsec| Some(Timespec { sec, nsec });
 /// assert_eq!(raw::semtimedop(&task, id, &take, timeout(0, 1000)), Err(Errno::AGAIN));
 /// assert_eq!(raw::semtimedop(&task, id, &take, timeout(-1, 0)), Err(Errno::INVAL));
@@ -130,6 +133,7 @@ pub fn semtimedop(
     sops: &[SemBuf],
     timeout: Option<Timespec>,
 ) -> Result<(), Errno> {
+    let semid = SemId::from_raw(semid);
     let Some(Timespec { sec, nsec }) = timeout else { return task.semop(semid, sops) };
     if sops.len() > task.limits().semopm as usize {
         return Err(Errno::TOOBIG);
@@ -156,11 +160,11 @@ pub fn semtimedop(
 ///
 /// let namespace = Namespace::new(NamespaceOptions::default())?;
 /// let task = namespace.register(Cred::root(), 1)?;
-/// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+/// let id = raw::semget(&task, IPC_PRIVATE, 1, 0o600)?;
 /// assert_eq!(raw::semctl(&task, id, 0, SETVAL, Arg::Val(3)), Ok(0));
 /// let mut stat = SemStat::default();
 /// raw::semctl(&task, id, 0, IPC_STAT, Arg::Buf(&mut stat))?;
-/// assert_eq!((stat.id, stat.nsems), (id, 1));
+/// assert_eq!((stat.id.raw(), stat.nsems), (id, 1));
 /// assert_eq!(raw::semctl(&task, id, 0, IPC_STAT, Arg::None), Err(Errno::FAULT));
 /// # Ok::<(), Errno>(())
 /// ```
@@ -168,29 +172,30 @@ pub fn semctl(task: &Task, semid: i32, semnum: i32, cmd: i32, arg: Arg<'_>) -> R
     if semid < 0 {
         return Err(Errno::INVAL);
     }
+    let id = SemId::from_raw(semid);
     match cmd {
-        IPC_RMID => task.sem_rmid(semid).map(|()| 0),
-        GETVAL => task.sem_getval(semid, semnum),
-        GETPID => task.sem_getpid(semid, semnum).map(u32::cast_signed),
-        GETNCNT => task.sem_getncnt(semid, semnum),
-        GETZCNT => task.sem_getzcnt(semid, semnum),
+        IPC_RMID => task.sem_rmid(id).map(|()| 0),
+        GETVAL => task.sem_getval(id, semnum),
+        GETPID => task.sem_getpid(id, semnum).map(u32::cast_signed),
+        GETNCNT => task.sem_getncnt(id, semnum),
+        GETZCNT => task.sem_getzcnt(id, semnum),
         IPC_INFO | SEM_INFO => info(task, cmd, arg),
         IPC_STAT | SEM_STAT | SEM_STAT_ANY => stat(task, semid, cmd, arg),
         IPC_SET => {
             let Arg::Buf(buf) = arg else { return Err(Errno::FAULT) };
-            task.sem_set(semid, buf.perm.uid, buf.perm.gid, buf.perm.mode).map(|()| 0)
+            task.sem_set(id, buf.perm.uid, buf.perm.gid, buf.perm.mode).map(|()| 0)
         }
         SETVAL => {
             let Arg::Val(value) = arg else { return Err(Errno::FAULT) };
-            task.sem_setval(semid, semnum, value).map(|()| 0)
+            task.sem_setval(id, semnum, value).map(|()| 0)
         }
         SETALL => {
             let Arg::Values(values) = arg else { return Err(Errno::FAULT) };
-            let nsems = task.sem_nsems(semid)?;
-            task.sem_setall(semid, values.get(..nsems).unwrap_or(values)).map(|()| 0)
+            let nsems = task.sem_nsems(id)?;
+            task.sem_setall(id, values.get(..nsems).unwrap_or(values)).map(|()| 0)
         }
         GETALL => {
-            let values = task.sem_getall(semid)?;
+            let values = task.sem_getall(id)?;
             let Arg::Array(array) = arg else { return Err(Errno::FAULT) };
             array.get_mut(..values.len()).ok_or(Errno::FAULT)?.copy_from_slice(&values);
             Ok(0)
@@ -199,15 +204,21 @@ pub fn semctl(task: &Task, semid: i32, semnum: i32, cmd: i32, arg: Arg<'_>) -> R
     }
 }
 
+/// Splits the last argument of a `*get` call into flags and mode.
+fn get_flags(word: i32) -> (GetFlags, u16) {
+    let mode = word & i32::from(MODE_MASK);
+    (GetFlags::from_bits_retain(word & !mode), mode as u16)
+}
+
 fn stat(task: &Task, semid: i32, cmd: i32, arg: Arg<'_>) -> Result<i32, Errno> {
     let stat = match cmd {
-        IPC_STAT => task.sem_stat(semid)?,
+        IPC_STAT => task.sem_stat(SemId::from_raw(semid))?,
         SEM_STAT => task.sem_stat_index(semid)?,
         _ => task.sem_stat_any(semid)?,
     };
     let Arg::Buf(buf) = arg else { return Err(Errno::FAULT) };
     *buf = stat;
-    Ok(if cmd == IPC_STAT { 0 } else { stat.id })
+    Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
 }
 
 fn info(task: &Task, cmd: i32, arg: Arg<'_>) -> Result<i32, Errno> {

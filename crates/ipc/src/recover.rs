@@ -237,10 +237,13 @@ mod tests {
 
     use super::*;
     use crate::sem::dead::kill;
-    use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task};
+    use crate::{
+        Capacity, Cred, GetFlags, IPC_PRIVATE, MsgFlags, Namespace, NamespaceOptions, SemBuf,
+        SemFlags, ShmFlags, Task,
+    };
 
-    const DOWN: SemBuf = SemBuf::new(0, -1, 0);
-    const UNDO: SemBuf = SemBuf::new(0, 1, SEM_UNDO);
+    const DOWN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
+    const UNDO: SemBuf = SemBuf::new(0, 1, SemFlags::UNDO);
 
     /// Room for one of everything that a task has while it waits, holds or has attached.
     fn namespace() -> Namespace {
@@ -260,7 +263,7 @@ mod tests {
     fn adjustments_of_the_dead_make_room_for_those_of_the_living() {
         let namespace = namespace();
         let (dead, other) = two(&namespace);
-        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         dead.semop(id, &[UNDO]).unwrap();
         assert_eq!(other.semop(id, &[UNDO]), Err(Errno::NOMEM), "it lives");
         kill(dead);
@@ -272,7 +275,7 @@ mod tests {
     fn waits_of_the_dead_for_semaphores_make_room_for_those_of_the_living() {
         let namespace = namespace();
         let (dead, other) = two(&namespace);
-        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         let (pool, region) = (other.shared.layout.waits, &other.shared.region);
         pool.alloc(&other.shared, pool.lines, dead.owner, dead.owner.index).unwrap();
         let soon = Some(Duration::from_millis(1));
@@ -288,11 +291,11 @@ mod tests {
         let namespace = namespace();
         let (dead, other) = two(&namespace);
         let one = namespace.register(Cred::root(), 2).unwrap();
-        let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+        let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
         one.msg_set(id, 0, 0, 0o600, 4).unwrap();
-        one.msgsnd(id, 1, b"full", 0).unwrap();
-        let receive = || other.msgrcv(id, &mut [0; 4], 2, 0).map(drop);
-        let send = || other.msgsnd(id, 2, b"more", 0);
+        one.msgsnd(id, 1, b"full", MsgFlags::empty()).unwrap();
+        let receive = || other.msgrcv(id, &mut [0; 4], 2, MsgFlags::empty()).map(drop);
+        let send = || other.msgsnd(id, 2, b"more", MsgFlags::empty());
         let pool = one.shared.layout.msg_waits;
         let fill = |of: &Task| pool.alloc(&one.shared, pool.lines, of.owner, of.owner.index);
         fill(&dead).unwrap();
@@ -307,17 +310,17 @@ mod tests {
         thread::scope(|scope| {
             let call = scope.spawn(send);
             until_it_waits(&call);
-            one.msgrcv(id, &mut [0; 4], 1, 0).unwrap();
+            one.msgrcv(id, &mut [0; 4], 1, MsgFlags::empty()).unwrap();
             assert_eq!(call.join().unwrap(), Ok(()));
         });
-        one.msgrcv(id, &mut [0; 4], 2, 0).unwrap();
+        one.msgrcv(id, &mut [0; 4], 2, MsgFlags::empty()).unwrap();
         let dead = namespace.register(Cred::root(), 1).unwrap();
         fill(&dead).unwrap();
         kill(dead);
         thread::scope(|scope| {
             let call = scope.spawn(receive);
             until_it_waits(&call);
-            one.msgsnd(id, 2, b"text", 0).unwrap();
+            one.msgsnd(id, 2, b"text", MsgFlags::empty()).unwrap();
             assert_eq!(call.join().unwrap(), Ok(()));
         });
     }
@@ -328,8 +331,8 @@ mod tests {
         let namespace = namespace();
         let (dead, other) = two(&namespace);
         let stays = namespace.register(Cred::root(), 2).unwrap();
-        let sems = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
-        let queue = other.msgget(IPC_PRIVATE, 0o600).unwrap();
+        let sems = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
+        let queue = other.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
         for pool in [other.shared.layout.waits, other.shared.layout.msg_waits] {
             pool.alloc(&other.shared, pool.lines, dead.owner, dead.owner.index).unwrap();
         }
@@ -338,7 +341,7 @@ mod tests {
         kill(dead);
         thread::scope(|scope| {
             let waits = scope.spawn(|| other.semop(sems, &[DOWN]));
-            let received = other.msgrcv(queue, &mut [0; 4], 0, 0).map(drop);
+            let received = other.msgrcv(queue, &mut [0; 4], 0, MsgFlags::empty()).map(drop);
             assert_eq!((waits.join().unwrap(), received), (Err(Errno::NOMEM), Err(Errno::NOMEM)));
         });
     }
@@ -347,9 +350,9 @@ mod tests {
     fn attaches_of_the_dead_make_room_for_those_of_the_living() {
         let namespace = namespace();
         let (dead, other) = two(&namespace);
-        let id = other.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+        let id = other.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600).unwrap();
         let attach = |task: &Task| {
-            let mapping = task.shmat(id, 0, 0)?;
+            let mapping = task.shmat(id, 0, ShmFlags::empty())?;
             mapping.attached_at(0x1000);
             Ok::<_, Errno>(())
         };
@@ -370,13 +373,15 @@ mod tests {
         let file = memfd_create("room", MemfdFlags::CLOEXEC).unwrap();
         let namespace = Namespace::open_fd(&file, options).unwrap();
         let (dead, other) = two(&namespace);
-        let id = other.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+        let id = other.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600).unwrap();
         for address in [0x1000, 0x3000] {
-            other.shmat(id, 0, 0).unwrap().attached_at(address);
+            other.shmat(id, 0, ShmFlags::empty()).unwrap().attached_at(address);
         }
-        let second = other.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+        let second = other.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600).unwrap();
         for (task, id) in [(&dead, id), (&dead, second)] {
-            task.shmat(id, 0, 0).unwrap().attached_at(0x1000 * id as usize + 0x1000);
+            task.shmat(id, 0, ShmFlags::empty())
+                .unwrap()
+                .attached_at(0x1000 * id.raw() as usize + 0x1000);
         }
         kill(dead);
         let child = other.fork(1).unwrap();

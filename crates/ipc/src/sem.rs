@@ -1,20 +1,21 @@
 //! Semaphore sets: semget(2), semop(2), semctl(2).
 //!
-//! | module | what |
+//! | module | has |
 //! |---|---|
-//! | `word` | the word of a semaphore: value, who waits, frozen, dead, tag, pid |
-//! | `set` | where a set lies, and what its lock protects |
-//! | `op` | semop: one step where it can, the set's lock where it must |
-//! | `several` | several operations without the set's lock, where nobody waits |
+//! | `word` | the word of a semaphore: value, waiting calls, frozen, dead, tag, pid |
+//! | `set` | the place of a set, and the data that its lock protects |
+//! | `op` | semop: one compare-exchange if possible, otherwise the set's lock |
+//! | `several` | several operations without the set's lock, if no call waits |
 //! | `txn` | changes of several semaphores as one |
-//! | `queue` | who waits, and who is woken when |
-//! | `undo` | adjustments of tasks, and their end |
-//! | `log` | what is left of an operation whose task died |
-//! | `recover` | putting that in order |
-//! | `reap` | everything else that a dead task has left |
+//! | `queue` | waiting calls, and the order in which they are completed |
+//! | `undo` | the adjustments of tasks, and their end |
+//! | `log` | the record of an operation, for the death of its task |
+//! | `recover` | repair after such a death |
+//! | `reap` | the other remains of a dead task |
 //! | `get`, `ctl` | semget and semctl |
 //!
-//! Source: Linux `ipc/sem.c` for the semantics; the design is our own (crate's essay).
+//! Source: Linux `ipc/sem.c` for the semantics. The design is described in the crate's
+//! documentation.
 
 #[cfg(all(test, corewalk_crash))]
 pub(crate) mod audit;
@@ -43,55 +44,49 @@ pub(crate) use recover::{end_slot, recover_sems, size_of};
 pub(crate) use undo::{Gone, exit_sem};
 pub(crate) use watched::{collect_concerns, look_at, undo_holders};
 
+use crate::flags::SemFlags;
+
 pub use ctl::{
     GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, SEM_INFO,
     SEM_STAT, SEM_STAT_ANY, SETALL, SETVAL, SemStat, SemTotals,
 };
-pub use get::{IPC_CREAT, IPC_EXCL};
-
-/// Do not wait.
-pub const IPC_NOWAIT: i16 = 0o4000;
-
-/// Take the operation back when the task ends.
-pub const SEM_UNDO: i16 = 0x1000;
-
 /// One operation of a call. Laid out like `struct sembuf`.
 ///
 /// # Examples
 ///
 /// ```
-/// use corewalk_ipc::{IPC_NOWAIT, SEM_UNDO, SemBuf};
+/// use corewalk_ipc::{SemBuf, SemFlags};
 ///
-/// let take = SemBuf::new(3, -1, IPC_NOWAIT | SEM_UNDO);
+/// let take = SemBuf::new(3, -1, SemFlags::NOWAIT | SemFlags::UNDO);
 /// assert_eq!((take.sem_num, take.sem_op), (3, -1));
 /// ```
 #[doc(alias = "sembuf")]
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SemBuf {
-    /// Which semaphore of the set.
+    /// The number of the semaphore in its set.
     pub sem_num: u16,
-    /// What to add; 0 waits until the semaphore is zero.
+    /// The number to add. The operation 0 waits until the semaphore is zero.
     pub sem_op: i16,
-    /// [`IPC_NOWAIT`], [`SEM_UNDO`].
-    pub sem_flg: i16,
+    /// Whether the operation waits, and whether it is undone.
+    pub sem_flg: SemFlags,
 }
 
 impl SemBuf {
     /// Returns an operation.
     #[must_use]
-    pub const fn new(sem_num: u16, sem_op: i16, sem_flg: i16) -> Self {
+    pub const fn new(sem_num: u16, sem_op: i16, sem_flg: SemFlags) -> Self {
         Self { sem_num, sem_op, sem_flg }
     }
 
     #[inline]
     fn is_undo(self) -> bool {
-        self.sem_flg & SEM_UNDO != 0
+        self.sem_flg.contains(SemFlags::UNDO)
     }
 
     #[inline]
     fn is_nowait(self) -> bool {
-        self.sem_flg & IPC_NOWAIT != 0
+        self.sem_flg.contains(SemFlags::NOWAIT)
     }
 }
 

@@ -52,11 +52,10 @@ mod segment;
 pub(crate) use attach::{Own, exit_shm};
 pub(crate) use segment::{SEGMENT_LINES, end_slot, give_back_all, reap, recover_slot};
 
-pub use attach::{Mapping, SHM_EXEC, SHM_RDONLY, SHM_REMAP, SHM_RND, Unmapping};
+pub use attach::{Mapping, Unmapping};
 pub use backing::{Access, Backing, Memfds, NoBacking, SegmentName};
 pub use ctl::{SHM_INFO, SHM_LOCK, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK, ShmStat, ShmTotals};
 pub use files::SegmentFiles;
-pub use get::SHM_HUGETLB;
 pub use segment::{SHM_DEST, SHM_LOCKED};
 
 /// The permission bits for reading.

@@ -80,7 +80,9 @@ mod tests {
     use super::*;
     use crate::sem::dead::kill;
     use crate::task::forget_process;
-    use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task};
+    use crate::{
+        Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags, Task,
+    };
 
     fn namespace() -> Namespace {
         let capacity =
@@ -98,9 +100,9 @@ mod tests {
     fn namespace_whose_tasks_have_all_died_takes_new_ones() {
         let namespace = namespace();
         let [first, second] = two(&namespace);
-        let id = first.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let id = first.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         for task in [&first, &second] {
-            task.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]).unwrap();
+            task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
         }
         kill(first);
         kill(second);

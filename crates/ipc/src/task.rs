@@ -69,13 +69,13 @@ pub(crate) const LAST_GENERATION: usize = 7;
 /// # Examples
 ///
 /// ```
-/// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf};
+/// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags};
 ///
 /// let namespace = Namespace::new(NamespaceOptions::default())?;
 /// let parent = namespace.register(Cred::root(), 1)?;
 /// let child = namespace.register(Cred::root(), 2)?;
-/// let id = parent.semget(IPC_PRIVATE, 1, 0o600)?;
-/// child.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)])?;
+/// let id = parent.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
+/// child.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)])?;
 /// assert_eq!(parent.sem_getval(id, 0), Ok(1));
 /// child.exit();
 /// assert_eq!(parent.sem_getval(id, 0), Ok(0));
@@ -208,14 +208,16 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    /// use corewalk_ipc::{
+    ///     Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags,
+    /// };
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
     /// task.set_cred(Cred::user(1000, 1000));
-    /// assert_eq!(task.semop(id, &[SemBuf::new(0, 1, 0)]), Err(Errno::ACCESS));
+    /// assert_eq!(task.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]), Err(Errno::ACCESS));
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn set_cred(&self, cred: Cred) {
@@ -228,13 +230,15 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    /// use corewalk_ipc::{
+    ///     Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags,
+    /// };
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
-    /// let up = [SemBuf::new(0, 1, 0)];
+    /// let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
+    /// let up = [SemBuf::new(0, 1, SemFlags::empty())];
     /// std::thread::scope(|scope| {
     ///     scope.spawn(|| {
     ///         task.set_thread_cred(Cred::user(1000, 1000));
@@ -255,14 +259,16 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    /// use corewalk_ipc::{
+    ///     Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags,
+    /// };
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
     /// std::thread::scope(|scope| {
-    ///     let waits = scope.spawn(|| task.semop(id, &[SemBuf::new(0, -1, 0)]));
+    ///     let waits = scope.spawn(|| task.semop(id, &[SemBuf::new(0, -1, SemFlags::empty())]));
     ///     while task.interrupt() == 0 {
     ///         std::thread::yield_now();
     ///     }
@@ -406,15 +412,17 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf};
+    /// use corewalk_ipc::{
+    ///     Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags, ShmFlags,
+    /// };
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let parent = namespace.register(Cred::root(), 1)?;
     /// let child = namespace.register(Cred::root(), 2)?;
     /// let (set, segment) =
-    ///     (parent.semget(IPC_PRIVATE, 1, 0o600)?, parent.shmget(IPC_PRIVATE, 1, 0o600)?);
-    /// child.semop(set, &[SemBuf::new(0, 1, SEM_UNDO)])?;
-    /// child.shmat(segment, 0, 0)?.attached_at(0x1000_0000);
+    ///     (parent.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?, parent.shmget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?);
+    /// child.semop(set, &[SemBuf::new(0, 1, SemFlags::UNDO)])?;
+    /// child.shmat(segment, 0, ShmFlags::empty())?.attached_at(0x1000_0000);
     /// child.exit();
     /// assert_eq!((parent.sem_getval(set, 0)?, parent.shm_stat(segment)?.nattch), (0, 0));
     /// # Ok::<(), rustix::io::Errno>(())

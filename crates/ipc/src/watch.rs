@@ -146,13 +146,15 @@ mod tests {
     use crate::field::put;
     use crate::sem::STATUS;
     use crate::sem::dead::{kill, wait_without_sleep};
-    use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task};
+    use crate::{
+        Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags, Task,
+    };
     use corewalk_base::primitives::thread;
     use corewalk_testkit::race::Watchdog;
     use rustix::fs::{MemfdFlags, memfd_create};
     use std::time::Duration;
 
-    const DOWN: SemBuf = SemBuf::new(0, -1, 0);
+    const DOWN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
 
     fn two() -> (Namespace, Task, Task) {
         let capacity = Capacity {
@@ -212,7 +214,7 @@ mod tests {
     fn look_wakes_a_call_that_was_completed_and_not_woken() {
         let _watchdog = Watchdog::start("calls that were not woken", Duration::from_secs(300));
         let (_namespace, one, other) = two();
-        let id = one.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let id = one.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         let line = wait_without_sleep(&one, id, &[DOWN]);
         let word = &other.shared.region.line(line)[STATUS];
         let shared = &*other.shared;
@@ -231,8 +233,9 @@ mod tests {
     fn look_reaps_the_dead_that_hold_adjustments_of_awaited_sets() {
         for is_awaited in [true, false] {
             let (_namespace, one, other) = two();
-            let [held, free] = [(); 2].map(|()| other.semget(IPC_PRIVATE, 2, 0o600).unwrap());
-            one.semop(held, &[SemBuf::new(1, 5, SEM_UNDO)]).unwrap();
+            let [held, free] =
+                [(); 2].map(|()| other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap());
+            one.semop(held, &[SemBuf::new(1, 5, SemFlags::UNDO)]).unwrap();
             wait_without_sleep(&other, if is_awaited { held } else { free }, &[DOWN]);
             kill(one);
             look(&other.shared, other.owner);

@@ -1,7 +1,8 @@
 //! Room that sets and undo records of one size have left serves those of any other.
 
 use corewalk_ipc::{
-    Capacity, Cred, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task,
+    Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, SemBuf, SemFlags,
+    SemId, Task,
 };
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use rustix::io::Errno;
@@ -10,13 +11,13 @@ fn namespace(capacity: Capacity) -> Namespace {
     Namespace::new(NamespaceOptions { capacity, ..NamespaceOptions::default() }).expect("it is")
 }
 
-fn make(task: &Task, nsems: i32) -> Result<i32, Errno> {
-    task.semget(IPC_PRIVATE, nsems, 0o600)
+fn make(task: &Task, nsems: i32) -> Result<SemId, Errno> {
+    task.semget(IPC_PRIVATE, nsems, GetFlags::empty(), 0o600)
 }
 
 /// Makes sets until there is no room, and removes them; returns how many.
 fn fill_and_drain(task: &Task, nsems: i32) -> usize {
-    let ids: Vec<i32> = (0..).map_while(|_| make(task, nsems).ok()).collect();
+    let ids: Vec<SemId> = (0..).map_while(|_| make(task, nsems).ok()).collect();
     for id in &ids {
         assert_eq!(task.sem_getall(*id), Ok(vec![0; nsems as usize]));
         assert_eq!(task.sem_rmid(*id), Ok(()));
@@ -28,12 +29,12 @@ fn fill_and_drain(task: &Task, nsems: i32) -> usize {
 fn set_of_any_size_finds_room_after_sets_of_another_have_gone() {
     let namespace = namespace(Capacity { undos: 1, ..Capacity::default() });
     let task = namespace.register(Cred::root(), 1).expect("it is the first");
-    let ids: Vec<i32> = (0..16_384).map(|_| make(&task, 33).expect("there is room")).collect();
+    let ids: Vec<SemId> = (0..16_384).map(|_| make(&task, 33).expect("there is room")).collect();
     assert_eq!(make(&task, 65), Err(Errno::NOMEM));
     ids.into_iter().for_each(|id| task.sem_rmid(id).expect("it is ours"));
     assert!(make(&task, 65).is_ok());
     // Each takes 32,768 lines, of which the one before has left 31.
-    let large: Vec<i32> = (0..).map_while(|_| make(&task, 32_000).ok()).collect();
+    let large: Vec<SemId> = (0..).map_while(|_| make(&task, 32_000).ok()).collect();
     assert_eq!(large.len(), 31);
 }
 
@@ -56,7 +57,7 @@ fn line_of_a_set_serves_others_with_a_tag_of_its_own() {
     let namespace =
         namespace(Capacity { sets: 64, sems: 64, tasks: 2, undos: 256, ..Capacity::LEAST });
     let task = namespace.register(Cred::root(), 1).expect("it is the first");
-    let (mut sets, mut gone, mut refused) = (Vec::<(i32, i32)>::new(), Vec::new(), 0);
+    let (mut sets, mut gone, mut refused) = (Vec::<(SemId, i32)>::new(), Vec::new(), 0);
     for _ in 0..20_000 {
         if rng.chance(1, 2) {
             let nsems = 1 + rng.below(20) as i32;
@@ -65,8 +66,8 @@ fn line_of_a_set_serves_others_with_a_tag_of_its_own() {
                 continue;
             };
             assert_eq!(task.sem_getall(id), Ok(vec![0; nsems as usize]));
-            let last = SemBuf::new(nsems as u16 - 1, 1, SEM_UNDO);
-            assert_eq!(task.semop(id, &[SemBuf::new(0, 1, 0), last]), Ok(()));
+            let last = SemBuf::new(nsems as u16 - 1, 1, SemFlags::UNDO);
+            assert_eq!(task.semop(id, &[SemBuf::new(0, 1, SemFlags::empty()), last]), Ok(()));
             sets.push((id, nsems));
         } else if !sets.is_empty() {
             let (id, _) = sets.swap_remove(rng.index(sets.len()));
@@ -83,7 +84,7 @@ fn line_of_a_set_serves_others_with_a_tag_of_its_own() {
     assert!(refused > 100, "{refused}");
     let again = gone.iter().filter(|id| sets.iter().all(|(other, _)| other != *id));
     for id in again.take(1000) {
-        assert_eq!(task.semop(*id, &[SemBuf::new(0, 1, 0)]), Err(Errno::INVAL));
+        assert_eq!(task.semop(*id, &[SemBuf::new(0, 1, SemFlags::empty())]), Err(Errno::INVAL));
     }
 }
 
@@ -96,7 +97,7 @@ fn many_tasks_undo_operations_on_a_large_set() {
         .collect();
     let id = make(&tasks[0], 32_000).expect("there is room");
     for task in &tasks {
-        let both = [SemBuf::new(0, 1, SEM_UNDO), SemBuf::new(31_999, 1, SEM_UNDO)];
+        let both = [SemBuf::new(0, 1, SemFlags::UNDO), SemBuf::new(31_999, 1, SemFlags::UNDO)];
         assert_eq!(task.semop(id, &both), Ok(()));
     }
     let ends = |task: &Task| [0, 31_999].map(|num| task.sem_getval(id, num));
@@ -118,7 +119,7 @@ fn records_of_each_size_find_room_in_turns() {
             let tasks: Vec<Task> = (2..)
                 .map_while(|pid| {
                     let task = namespace.register(Cred::root(), pid).expect("there is room");
-                    let done = task.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]);
+                    let done = task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]);
                     assert!(matches!(done, Ok(()) | Err(Errno::NOMEM)), "{done:?}");
                     done.is_ok().then_some(task)
                 })

@@ -17,7 +17,8 @@
 
 use corewalk_base::primitives::thread;
 use corewalk_ipc::{
-    Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task,
+    Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags, SemId,
+    Task,
 };
 use corewalk_testkit::lines::{Lines, Watched};
 use corewalk_testkit::seal::Seal;
@@ -28,23 +29,23 @@ static SEAL: Seal = Seal::new();
 /// Two calls, and whether they have to conflict.
 struct Case {
     name: &'static str,
-    calls: [fn(&Task, [i32; 2]); 2],
+    calls: [fn(&Task, [SemId; 2]); 2],
     is_control: bool,
 }
 
-fn op(task: &Task, id: i32, num: u16, op: i16, flags: i16) {
+fn op(task: &Task, id: SemId, num: u16, op: i16, flags: SemFlags) {
     task.semop(id, &[SemBuf::new(num, op, flags)]).unwrap();
 }
 
 /// Adds to two semaphores at once, and takes it back.
-fn two(task: &Task, id: i32, nums: [u16; 2]) {
+fn two(task: &Task, id: SemId, nums: [u16; 2]) {
     for op in [1, -1] {
-        task.semop(id, &nums.map(|num| SemBuf::new(num, op, 0))).unwrap();
+        task.semop(id, &nums.map(|num| SemBuf::new(num, op, SemFlags::empty()))).unwrap();
     }
 }
 
 /// Adds to a semaphore, and takes it back.
-fn pair(task: &Task, id: i32, num: u16, flags: i16) {
+fn pair(task: &Task, id: SemId, num: u16, flags: SemFlags) {
     op(task, id, num, 1, flags);
     op(task, id, num, -1, flags);
 }
@@ -52,20 +53,26 @@ fn pair(task: &Task, id: i32, num: u16, flags: i16) {
 const CASES: [Case; 9] = [
     Case {
         name: "one operation, neighbours",
-        calls: [|task, ids| pair(task, ids[0], 0, 0), |task, ids| pair(task, ids[0], 1, 0)],
+        calls: [
+            |task, ids| pair(task, ids[0], 0, SemFlags::empty()),
+            |task, ids| pair(task, ids[0], 1, SemFlags::empty()),
+        ],
         is_control: false,
     },
     Case {
         name: "with undo",
         calls: [
-            |task, ids| pair(task, ids[0], 2, SEM_UNDO),
-            |task, ids| pair(task, ids[0], 3, SEM_UNDO),
+            |task, ids| pair(task, ids[0], 2, SemFlags::UNDO),
+            |task, ids| pair(task, ids[0], 3, SemFlags::UNDO),
         ],
         is_control: false,
     },
     Case {
         name: "a wait for zero that is over at once",
-        calls: [|task, ids| op(task, ids[0], 4, 0, 0), |task, ids| op(task, ids[0], 5, 0, 0)],
+        calls: [
+            |task, ids| op(task, ids[0], 4, 0, SemFlags::empty()),
+            |task, ids| op(task, ids[0], 5, 0, SemFlags::empty()),
+        ],
         is_control: false,
     },
     Case {
@@ -76,7 +83,7 @@ const CASES: [Case; 9] = [
     Case {
         name: "an operation and GETVAL of its neighbour",
         calls: [
-            |task, ids| pair(task, ids[0], 10, 0),
+            |task, ids| pair(task, ids[0], 10, SemFlags::empty()),
             |task, ids| assert_eq!(task.sem_getval(ids[0], 11), Ok(0)),
         ],
         is_control: false,
@@ -84,8 +91,8 @@ const CASES: [Case; 9] = [
     Case {
         name: "two sets",
         calls: [
-            |task, ids| pair(task, ids[0], 12, SEM_UNDO),
-            |task, ids| pair(task, ids[1], 12, SEM_UNDO),
+            |task, ids| pair(task, ids[0], 12, SemFlags::UNDO),
+            |task, ids| pair(task, ids[1], 12, SemFlags::UNDO),
         ],
         is_control: false,
     },
@@ -99,7 +106,10 @@ const CASES: [Case; 9] = [
     },
     Case {
         name: "control: the same semaphore",
-        calls: [|task, ids| pair(task, ids[0], 14, 0), |task, ids| pair(task, ids[0], 14, 0)],
+        calls: [
+            |task, ids| pair(task, ids[0], 14, SemFlags::empty()),
+            |task, ids| pair(task, ids[0], 14, SemFlags::empty()),
+        ],
         is_control: true,
     },
     Case {
@@ -115,7 +125,7 @@ const CASES: [Case; 9] = [
 /// A namespace with two tasks and two sets. Leaked: it outlives the phase.
 struct System {
     tasks: [Task; 2],
-    ids: [i32; 2],
+    ids: [SemId; 2],
 }
 
 fn build() -> &'static System {
@@ -123,12 +133,12 @@ fn build() -> &'static System {
     let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
     let namespace = Namespace::new(options).unwrap();
     let tasks = [1, 2].map(|pid| namespace.register(Cred::user(1000, 1000), pid).unwrap());
-    let ids = [(); 2].map(|()| tasks[0].semget(IPC_PRIVATE, 20, 0o600).unwrap());
+    let ids = [(); 2].map(|()| tasks[0].semget(IPC_PRIVATE, 20, GetFlags::empty(), 0o600).unwrap());
     Box::leak(Box::new(System { tasks, ids }))
 }
 
 /// Returns the lines that a call touches, on a thread of its own.
-fn lines(watched: &Watched, call: fn(&Task, [i32; 2]), task: &Task, ids: [i32; 2]) -> Lines {
+fn lines(watched: &Watched, call: fn(&Task, [SemId; 2]), task: &Task, ids: [SemId; 2]) -> Lines {
     let record = || {
         call(task, ids);
         call(task, ids);

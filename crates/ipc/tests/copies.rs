@@ -7,7 +7,10 @@
 
 use corewalk_base::primitives::atomic::{AtomicU32, Ordering};
 use corewalk_base::primitives::thread;
-use corewalk_ipc::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, Task};
+use corewalk_ipc::{
+    Capacity, Cred, GetFlags, IPC_PRIVATE, MsgFlags, Namespace, NamespaceOptions, SemBuf, SemFlags,
+    Task,
+};
 use corewalk_testkit::race::Watchdog;
 use rustix::io::Errno;
 use std::time::Duration;
@@ -46,10 +49,12 @@ fn two(home: &'static AtomicU32) -> (Task, Task, Watchdog) {
 fn semop_of_the_parent_waits_on() {
     static HOME: AtomicU32 = AtomicU32::new(OWN);
     let (task, other, _watchdog) = two(&HOME);
-    let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
-    end_in_a_child(&task, &HOME, |task| task.semop(id, &[SemBuf::new(0, -1, 0)]).unwrap_err());
+    let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
+    end_in_a_child(&task, &HOME, |task| {
+        task.semop(id, &[SemBuf::new(0, -1, SemFlags::empty())]).unwrap_err()
+    });
     assert_eq!(other.sem_getncnt(id, 0), Ok(1));
-    other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+    other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
     assert_eq!((other.sem_getncnt(id, 0), other.sem_getval(id, 0)), (Ok(0), Ok(0)));
 }
 
@@ -57,9 +62,11 @@ fn semop_of_the_parent_waits_on() {
 fn msgrcv_of_the_parent_waits_on() {
     static HOME: AtomicU32 = AtomicU32::new(OWN);
     let (task, other, _watchdog) = two(&HOME);
-    let id = other.msgget(IPC_PRIVATE, 0o600).unwrap();
-    end_in_a_child(&task, &HOME, |task| task.msgrcv(id, &mut [0; 4], 0, 0).unwrap_err());
-    other.msgsnd(id, 1, b"text", 0).unwrap();
+    let id = other.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
+    end_in_a_child(&task, &HOME, |task| {
+        task.msgrcv(id, &mut [0; 4], 0, MsgFlags::empty()).unwrap_err()
+    });
+    other.msgsnd(id, 1, b"text", MsgFlags::empty()).unwrap();
     assert_eq!(other.msg_stat(id).unwrap().qnum, 0, "it is handed to the parent");
 }
 
@@ -67,10 +74,12 @@ fn msgrcv_of_the_parent_waits_on() {
 fn msgsnd_of_the_parent_waits_on() {
     static HOME: AtomicU32 = AtomicU32::new(OWN);
     let (task, other, _watchdog) = two(&HOME);
-    let id = other.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let id = other.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     other.msg_set(id, 0, 0, 0o600, 4).unwrap();
-    other.msgsnd(id, 1, b"full", 0).unwrap();
-    end_in_a_child(&task, &HOME, |task| task.msgsnd(id, 1, b"more", 0).unwrap_err());
+    other.msgsnd(id, 1, b"full", MsgFlags::empty()).unwrap();
+    end_in_a_child(&task, &HOME, |task| {
+        task.msgsnd(id, 1, b"more", MsgFlags::empty()).unwrap_err()
+    });
     // There is room for one that waits, and the parent does.
-    assert_eq!(other.msgrcv(id, &mut [0; 4], 5, 0), Err(Errno::NOMEM));
+    assert_eq!(other.msgrcv(id, &mut [0; 4], 5, MsgFlags::empty()), Err(Errno::NOMEM));
 }

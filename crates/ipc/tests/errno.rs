@@ -3,16 +3,16 @@
 use corewalk_base::primitives::thread;
 use corewalk_ipc::raw::{self, Arg, Timespec};
 use corewalk_ipc::{
-    CAP_IPC_OWNER, CAP_SYS_ADMIN, Capacity, Cred, IPC_CREAT, IPC_EXCL, IPC_NOWAIT, IPC_PRIVATE,
-    IPC_RMID, Limits, Namespace, NamespaceOptions, Perm, SEM_UNDO, SETVAL, SecurityHook, SemBuf,
-    SemStat, Task,
+    CAP_IPC_OWNER, CAP_SYS_ADMIN, Capacity, Cred, GetFlags, IPC_PRIVATE, IPC_RMID, Limits,
+    Namespace, NamespaceOptions, Perm, SETVAL, SecurityHook, SemBuf, SemFlags, SemId, SemStat,
+    Task,
 };
 use corewalk_testkit::sysv;
 use rustix::io::Errno;
 use std::time::Duration;
 
-const UP: SemBuf = SemBuf::new(0, 1, 0);
-const DOWN: SemBuf = SemBuf::new(0, -1, 0);
+const UP: SemBuf = SemBuf::new(0, 1, SemFlags::empty());
+const DOWN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
 
 fn with(limits: Limits, capacity: Capacity) -> (Namespace, Task) {
     let options = NamespaceOptions { limits, capacity, ..NamespaceOptions::default() };
@@ -25,24 +25,54 @@ fn plain() -> (Namespace, Task) {
     with(Limits::default(), Capacity::default())
 }
 
-fn set(task: &Task, nsems: i32) -> i32 {
-    task.semget(IPC_PRIVATE, nsems, 0o600).unwrap()
+fn set(task: &Task, nsems: i32) -> SemId {
+    task.semget(IPC_PRIVATE, nsems, GetFlags::empty(), 0o600).unwrap()
 }
 
 #[test]
 fn semget_fails_as_its_man_page_says() {
     let (namespace, root) = plain();
     let user = namespace.register(Cred::user(1000, 1000), 2).unwrap();
-    let id = root.semget(1, 2, IPC_CREAT | 0o600).unwrap();
-    assert_eq!(user.semget(1, 2, 0o600), Err(Errno::ACCESS));
-    assert_eq!(user.semget(1, 2, 0), Ok(id), "nothing is asked for");
-    assert_eq!(root.semget(1, 2, IPC_CREAT | IPC_EXCL), Err(Errno::EXIST));
-    assert_eq!(root.semget(1, 3, IPC_CREAT | IPC_EXCL), Err(Errno::EXIST), "before EINVAL");
+    let id = root.semget(1, 2, GetFlags::CREATE, 0o600).unwrap();
+    assert_eq!(user.semget(1, 2, GetFlags::empty(), 0o600), Err(Errno::ACCESS));
+    assert_eq!(user.semget(1, 2, GetFlags::empty(), 0), Ok(id), "nothing is asked for");
+    assert_eq!(root.semget(1, 2, GetFlags::CREATE | GetFlags::EXCLUSIVE, 0), Err(Errno::EXIST));
+    assert_eq!(
+        root.semget(1, 3, GetFlags::CREATE | GetFlags::EXCLUSIVE, 0),
+        Err(Errno::EXIST),
+        "before EINVAL"
+    );
     for nsems in [3, -1, 32_001] {
-        assert_eq!(user.semget(1, nsems, 0o600), Err(Errno::INVAL), "before EACCES");
+        assert_eq!(
+            user.semget(1, nsems, GetFlags::empty(), 0o600),
+            Err(Errno::INVAL),
+            "before EACCES"
+        );
     }
-    assert_eq!(root.semget(IPC_PRIVATE, 0, 0o600), Err(Errno::INVAL));
-    assert_eq!(root.semget(2, 1, IPC_EXCL | 0o600), Err(Errno::NOENT));
+    assert_eq!(root.semget(IPC_PRIVATE, 0, GetFlags::empty(), 0o600), Err(Errno::INVAL));
+    assert_eq!(root.semget(2, 1, GetFlags::EXCLUSIVE, 0o600), Err(Errno::NOENT));
+}
+
+/// Linux ignores bits without a name, and so do the calls that take numbers.
+#[test]
+fn raw_flags_without_a_name_change_nothing() {
+    const UNNAMED: i32 = i32::MIN | 1 << 20;
+    let (_namespace, root) = plain();
+    let create = UNNAMED | libc::IPC_CREAT | 0o604;
+    let set = raw::semget(&root, 1, 1, create).unwrap();
+    assert_eq!(root.sem_stat(SemId::from_raw(set)).unwrap().perm.mode, 0o604);
+    assert_eq!(raw::semget(&root, 1, 1, UNNAMED), Ok(set));
+    assert_eq!(raw::semget(&root, 1, 1, create | libc::IPC_EXCL), Err(Errno::EXIST));
+    let flags = SemFlags::from_bits_retain(0x4000) | SemFlags::NOWAIT;
+    assert_eq!(raw::semtimedop(&root, set, &[SemBuf::new(0, -1, flags)], None), Err(Errno::AGAIN));
+    let queue = raw::msgget(&root, 1, create).unwrap();
+    assert_eq!(raw::msgsnd(&root, queue, 1, b"text", UNNAMED), Ok(()));
+    let received = raw::msgrcv(&root, queue, &mut [0; 2], 0, UNNAMED | libc::MSG_NOERROR);
+    assert_eq!(received.map(|received| received.size_bytes), Ok(2));
+    let segment = raw::shmget(&root, 1, 1, create).unwrap();
+    let mapping = raw::shmat(&root, segment, 0, UNNAMED | libc::SHM_RDONLY).unwrap();
+    assert!(!mapping.is_writable() && !mapping.is_executable() && !mapping.is_remap());
+    assert_eq!(raw::shmget(&root, 2, 1, create | libc::SHM_HUGETLB), Err(Errno::INVAL));
 }
 
 #[test]
@@ -52,17 +82,17 @@ fn semop_fails_as_its_man_page_says() {
     let id = set(&root, 2);
     assert_eq!(root.semop(id, &[UP; 501]), Err(Errno::TOOBIG));
     assert_eq!(root.semop(id, &[]), Err(Errno::INVAL));
-    for bad in [-1, id + 1, id + 32_768, i32::MAX, i32::MIN] {
+    for bad in [-1, id.raw() + 1, id.raw() + 32_768, i32::MAX, i32::MIN].map(SemId::from_raw) {
         assert_eq!(root.semop(bad, &[UP]), Err(Errno::INVAL), "{bad}");
     }
     assert_eq!(user.semop(id, &[UP]), Err(Errno::ACCESS));
     assert_eq!(user.semop(id, &[SemBuf { sem_num: 2, ..UP }]), Err(Errno::FBIG), "before EACCES");
-    assert_eq!(root.semop(id, &[SemBuf::new(0, -1, IPC_NOWAIT)]), Err(Errno::AGAIN));
+    assert_eq!(root.semop(id, &[SemBuf::new(0, -1, SemFlags::NOWAIT)]), Err(Errno::AGAIN));
     let now = Some(Duration::ZERO);
     assert_eq!(root.semtimedop(id, &[DOWN], now), Err(Errno::AGAIN));
     for (sec, nsec) in [(-1, 0), (0, -1), (0, 1_000_000_000)] {
         let timeout = Some(Timespec { sec, nsec });
-        assert_eq!(raw::semtimedop(&root, id, &[UP], timeout), Err(Errno::INVAL));
+        assert_eq!(raw::semtimedop(&root, id.raw(), &[UP], timeout), Err(Errno::INVAL));
     }
     root.sem_setval(id, 0, 32_767).unwrap();
     for ops in [&[UP][..], &[SemBuf { sem_num: 1, ..UP }, UP][..]] {
@@ -75,13 +105,13 @@ fn semop_fails_as_its_man_page_says() {
 fn adjustment_out_of_range_is_erange() {
     let (_namespace, task) = plain();
     let id = set(&task, 1);
-    let far = SemBuf::new(0, 32_767, SEM_UNDO);
-    for flags in [0, 0] {
+    let far = SemBuf::new(0, 32_767, SemFlags::UNDO);
+    for flags in [SemFlags::empty(), SemFlags::empty()] {
         task.semop(id, &[far]).unwrap();
         task.semop(id, &[SemBuf::new(0, -32_767, flags)]).unwrap();
         // 32,768 is the last that fits.
-        let _ = task.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]);
-        assert_eq!(task.semop(id, &[SemBuf::new(0, 2, SEM_UNDO)]), Err(Errno::RANGE));
+        let _ = task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]);
+        assert_eq!(task.semop(id, &[SemBuf::new(0, 2, SemFlags::UNDO)]), Err(Errno::RANGE));
         task.sem_setval(id, 0, 0).unwrap();
     }
     assert_eq!(task.sem_getval(id, 0), Ok(0));
@@ -104,7 +134,7 @@ fn wait_ends_with_eidrm_eintr_eagain() {
     };
     let long = Some(Duration::from_secs(3600));
     let short = Some(Duration::from_millis(1));
-    const BOTH: &[SemBuf] = &[DOWN, SemBuf::new(1, -1, 0)];
+    const BOTH: &[SemBuf] = &[DOWN, SemBuf::new(1, -1, SemFlags::empty())];
     for sops in [&[DOWN][..], BOTH] {
         let interrupted = wait_then(sops, long, &|| assert_eq!(other.interrupt(), 1));
         assert_eq!(interrupted, Err(Errno::INTR));
@@ -155,15 +185,15 @@ fn semctl_fails_as_its_man_page_says() {
     let id = set(&root, 2);
     assert_eq!(user.sem_getval(id, 0), Err(Errno::ACCESS));
     assert_eq!(user.sem_stat(id), Err(Errno::ACCESS));
-    assert_eq!(user.sem_stat_any(id).map(|stat| stat.nsems), Ok(2));
+    assert_eq!(user.sem_stat_any(id.raw()).map(|stat| stat.nsems), Ok(2));
     assert_eq!(user.sem_rmid(id), Err(Errno::PERM));
     assert_eq!(user.sem_set(id, 1000, 1000, 0o600), Err(Errno::PERM));
     assert_eq!(root.sem_getval(id, 2), Err(Errno::INVAL));
     assert_eq!(root.sem_setval(id, 9, 40_000), Err(Errno::RANGE), "before EINVAL");
     assert_eq!(root.sem_setall(id, &[0, 40_000]), Err(Errno::RANGE));
-    assert_eq!(raw::semctl(&root, id, 0, 99, Arg::None), Err(Errno::INVAL));
+    assert_eq!(raw::semctl(&root, id.raw(), 0, 99, Arg::None), Err(Errno::INVAL));
     assert_eq!(raw::semctl(&root, -1, 0, IPC_RMID, Arg::None), Err(Errno::INVAL));
-    assert_eq!(raw::semctl(&root, id, 0, SETVAL, Arg::None), Err(Errno::FAULT));
+    assert_eq!(raw::semctl(&root, id.raw(), 0, SETVAL, Arg::None), Err(Errno::FAULT));
     assert_eq!(root.sem_set(id, u32::MAX, 0, 0o600), Err(Errno::INVAL));
     root.sem_set(id, 1000, 1000, 0o7640).unwrap();
     let stat: SemStat = user.sem_stat(id).unwrap();
@@ -175,7 +205,7 @@ fn semctl_fails_as_its_man_page_says() {
 #[test]
 fn capabilities_override_mode_and_owner() {
     let (namespace, root) = plain();
-    let id = root.semget(IPC_PRIVATE, 1, 0).unwrap();
+    let id = root.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0).unwrap();
     let task = namespace.register(Cred::user(1, 1), 2).unwrap();
     assert_eq!(task.semop(id, &[UP]), Err(Errno::ACCESS));
     task.set_cred(Cred { caps: CAP_IPC_OWNER, ..Cred::user(1, 1) });
@@ -191,13 +221,13 @@ fn limits_that_are_reached_are_enospc_and_recover() {
     let limits = Limits { semmni: 3, semmns: 10, semmsl: 8, semopm: 2, ..Limits::default() };
     let (_namespace, task) = with(limits, Capacity::default());
     let big = set(&task, 8);
-    assert_eq!(task.semget(IPC_PRIVATE, 9, 0o600), Err(Errno::INVAL));
-    assert_eq!(task.semget(IPC_PRIVATE, 3, 0o600), Err(Errno::NOSPC));
+    assert_eq!(task.semget(IPC_PRIVATE, 9, GetFlags::empty(), 0o600), Err(Errno::INVAL));
+    assert_eq!(task.semget(IPC_PRIVATE, 3, GetFlags::empty(), 0o600), Err(Errno::NOSPC));
     let _small = [set(&task, 1), set(&task, 1)];
     assert_eq!(task.semop(big, &[UP; 3]), Err(Errno::TOOBIG));
     task.sem_rmid(big).unwrap();
-    let ids: Vec<i32> = vec![set(&task, 1)];
-    assert_eq!(task.semget(IPC_PRIVATE, 1, 0o600), Err(Errno::NOSPC));
+    let ids: Vec<SemId> = vec![set(&task, 1)];
+    assert_eq!(task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600), Err(Errno::NOSPC));
     task.sem_rmid(ids[0]).unwrap();
     set(&task, 8);
 }
@@ -207,16 +237,16 @@ fn capacity_that_is_used_up_is_enomem_and_recovers() {
     let capacity = Capacity { sets: 8, sems: 4, undos: 4, waits: 4, tasks: 2, ..Capacity::LEAST };
     let (namespace, task) = with(Limits::default(), capacity);
     let id = set(&task, 2);
-    assert_eq!(task.semget(IPC_PRIVATE, 4, 0o600), Err(Errno::NOMEM));
+    assert_eq!(task.semget(IPC_PRIVATE, 4, GetFlags::empty(), 0o600), Err(Errno::NOMEM));
     // A record of two semaphores takes all four lines.
-    task.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]).unwrap();
+    task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
     let other = namespace.register(Cred::root(), 2).unwrap();
-    assert_eq!(other.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]), Err(Errno::NOMEM));
-    assert_eq!(other.semop(id, &[SemBuf::new(1, -1, 0); 40]), Err(Errno::NOMEM));
+    assert_eq!(other.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]), Err(Errno::NOMEM));
+    assert_eq!(other.semop(id, &[SemBuf::new(1, -1, SemFlags::empty()); 40]), Err(Errno::NOMEM));
     assert_eq!(namespace.register(Cred::root(), 3).unwrap_err(), Errno::NOMEM);
     task.exit();
     let task = namespace.register(Cred::root(), 3).unwrap();
-    assert_eq!(other.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]), Ok(()));
+    assert_eq!(other.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]), Ok(()));
     task.sem_rmid(id).unwrap();
     assert_eq!(other.sem_getall(set(&task, 2)), Ok(vec![0; 2]));
 }
@@ -250,8 +280,8 @@ fn hook_is_asked_after_the_mode_and_may_refuse() {
     let options = NamespaceOptions { hook: Some(hook), ..NamespaceOptions::default() };
     let namespace = Namespace::new(options).unwrap();
     let task = namespace.register(Cred::root(), 1).unwrap();
-    let good = task.semget(5, 1, IPC_CREAT | 0o600).unwrap();
-    let bad = task.semget(6, 1, IPC_CREAT | 0o600).unwrap();
+    let good = task.semget(5, 1, GetFlags::CREATE, 0o600).unwrap();
+    let bad = task.semget(6, 1, GetFlags::CREATE, 0o600).unwrap();
     assert_eq!(task.semop(good, &[UP]), Ok(()));
     assert_eq!(task.semop(bad, &[UP]), Err(Errno::CONNREFUSED));
     assert_eq!(task.sem_getval(bad, 0), Err(Errno::CONNREFUSED));
@@ -267,9 +297,9 @@ fn otime_is_set_by_all_operations() {
     let (_namespace, task) = plain();
     let ways: [&[SemBuf]; 4] = [
         &[UP],
-        &[SemBuf::new(0, 0, 0)],
-        &[SemBuf::new(0, 1, SEM_UNDO)],
-        &[UP, SemBuf::new(1, 1, 0)],
+        &[SemBuf::new(0, 0, SemFlags::empty())],
+        &[SemBuf::new(0, 1, SemFlags::UNDO)],
+        &[UP, SemBuf::new(1, 1, SemFlags::empty())],
     ];
     for sops in ways {
         let id = set(&task, 2);
@@ -285,8 +315,8 @@ fn otime_is_set_by_all_operations() {
 #[test]
 fn walk_by_index_meets_every_set_once() {
     let (_namespace, task) = plain();
-    let mut ids: Vec<i32> = (0..100).map(|_| set(&task, 1)).collect();
-    let gone: Vec<i32> = ids.iter().copied().filter(|id| id % 3 == 0).collect();
+    let mut ids: Vec<SemId> = (0..100).map(|_| set(&task, 1)).collect();
+    let gone: Vec<SemId> = ids.iter().copied().filter(|id| id.raw() % 3 == 0).collect();
     gone.iter().for_each(|id| task.sem_rmid(*id).unwrap());
     ids.retain(|id| !gone.contains(id));
     let totals = task.sem_totals().unwrap();
@@ -305,7 +335,7 @@ fn ids_stay_in_their_range() {
     task.sem_rmid(first).unwrap();
     for _ in 0..70_000 {
         let id = set(&task, 1);
-        assert!(id >= 0);
+        assert!(id.raw() >= 0);
         assert_eq!(task.sem_stat(id).unwrap().id, id);
         seen_again += u32::from(id == first);
         task.sem_rmid(id).unwrap();

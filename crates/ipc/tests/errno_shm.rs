@@ -2,9 +2,9 @@
 
 use corewalk_ipc::raw::{self, ShmArg};
 use corewalk_ipc::{
-    Access, Backing, CAP_IPC_LOCK, CAP_IPC_OWNER, Capacity, Cred, IPC_CREAT, IPC_EXCL, IPC_PRIVATE,
-    IPC_RMID, Limits, Namespace, NamespaceOptions, Perm, SHM_DEST, SHM_EXEC, SHM_HUGETLB,
-    SHM_LOCKED, SHM_RDONLY, SHM_REMAP, SHM_RND, SecurityHook, SegmentName, Task,
+    Access, Backing, CAP_IPC_LOCK, CAP_IPC_OWNER, Capacity, Cred, GetFlags, IPC_PRIVATE, IPC_RMID,
+    Limits, Namespace, NamespaceOptions, Perm, SHM_DEST, SHM_LOCKED, SecurityHook, SegmentName,
+    ShmFlags, ShmId, Task,
 };
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -16,11 +16,11 @@ fn with(limits: Limits) -> (Namespace, Task) {
     (namespace, task)
 }
 
-fn segment(task: &Task, size: u64) -> i32 {
-    task.shmget(IPC_PRIVATE, size, 0o600).unwrap()
+fn segment(task: &Task, size: u64) -> ShmId {
+    task.shmget(IPC_PRIVATE, size, GetFlags::empty(), 0o600).unwrap()
 }
 
-fn at(task: &Task, id: i32, address: usize, flags: i32) -> Result<Option<usize>, Errno> {
+fn at(task: &Task, id: ShmId, address: usize, flags: ShmFlags) -> Result<Option<usize>, Errno> {
     task.shmat(id, address, flags).map(|mapping| mapping.address())
 }
 
@@ -29,22 +29,34 @@ fn shmget_fails_as_its_man_page_says() {
     let limits = Limits { shmmni: 3, shmall: 10, shmmax: 1 << 20, ..Limits::default() };
     let (namespace, root) = with(limits);
     let user = namespace.register(Cred::user(1000, 1000), 2).unwrap();
-    let id = root.shmget(1, 100, IPC_CREAT | 0o600).unwrap();
-    assert_eq!(user.shmget(1, 100, 0o600), Err(Errno::ACCESS));
-    assert_eq!(user.shmget(1, 0, 0), Ok(id), "nothing is asked for");
-    assert_eq!(user.shmget(1, 101, 0o600), Err(Errno::INVAL), "before EACCES");
-    assert_eq!(user.shmget(1, 101, IPC_CREAT | IPC_EXCL), Err(Errno::EXIST), "before EINVAL");
-    assert_eq!(root.shmget(2, 100, IPC_EXCL | 0o600), Err(Errno::NOENT));
+    let id = root.shmget(1, 100, GetFlags::CREATE, 0o600).unwrap();
+    assert_eq!(user.shmget(1, 100, GetFlags::empty(), 0o600), Err(Errno::ACCESS));
+    assert_eq!(user.shmget(1, 0, GetFlags::empty(), 0), Ok(id), "nothing is asked for");
+    assert_eq!(user.shmget(1, 101, GetFlags::empty(), 0o600), Err(Errno::INVAL), "before EACCES");
+    assert_eq!(
+        user.shmget(1, 101, GetFlags::CREATE | GetFlags::EXCLUSIVE, 0),
+        Err(Errno::EXIST),
+        "before EINVAL"
+    );
+    assert_eq!(root.shmget(2, 100, GetFlags::EXCLUSIVE, 0o600), Err(Errno::NOENT));
     for size in [0, (1 << 20) + 1, u64::MAX] {
-        assert_eq!(root.shmget(IPC_PRIVATE, size, 0o600), Err(Errno::INVAL), "{size}");
+        assert_eq!(
+            root.shmget(IPC_PRIVATE, size, GetFlags::empty(), 0o600),
+            Err(Errno::INVAL),
+            "{size}"
+        );
     }
-    assert_eq!(root.shmget(IPC_PRIVATE, 1, SHM_HUGETLB | 0o600), Err(Errno::INVAL));
-    assert_eq!(root.shmget(IPC_PRIVATE, 10 * 4096, 0o600), Err(Errno::NOSPC), "SHMALL");
+    assert_eq!(root.shmget(IPC_PRIVATE, 1, GetFlags::HUGETLB, 0o600), Err(Errno::INVAL));
+    assert_eq!(
+        root.shmget(IPC_PRIVATE, 10 * 4096, GetFlags::empty(), 0o600),
+        Err(Errno::NOSPC),
+        "SHMALL"
+    );
     let all = segment(&root, 9 * 4096);
-    assert_eq!(root.shmget(IPC_PRIVATE, 1, 0o600), Err(Errno::NOSPC));
+    assert_eq!(root.shmget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600), Err(Errno::NOSPC));
     root.shm_rmid(all).unwrap();
     let few = [segment(&root, 1), segment(&root, 1)];
-    assert_eq!(root.shmget(IPC_PRIVATE, 1, 0o600), Err(Errno::NOSPC), "SHMMNI");
+    assert_eq!(root.shmget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600), Err(Errno::NOSPC), "SHMMNI");
     root.shm_rmid(few[0]).unwrap();
     segment(&root, 1);
 }
@@ -52,7 +64,7 @@ fn shmget_fails_as_its_man_page_says() {
 #[test]
 fn memory_that_there_is_not_is_enomem() {
     let (_namespace, root) = with(Limits::default());
-    assert_eq!(root.shmget(IPC_PRIVATE, 1 << 60, 0o600), Err(Errno::NOMEM));
+    assert_eq!(root.shmget(IPC_PRIVATE, 1 << 60, GetFlags::empty(), 0o600), Err(Errno::NOMEM));
     assert_eq!(root.shm_totals().unwrap().pages, 0);
 }
 
@@ -60,23 +72,23 @@ fn memory_that_there_is_not_is_enomem() {
 fn shmat_and_shmdt_fail_as_their_man_page_says() {
     let (namespace, root) = with(Limits::default());
     let user = namespace.register(Cred::user(1000, 1000), 2).unwrap();
-    let id = root.shmget(IPC_PRIVATE, 100, 0o604).unwrap();
-    for bad in [-1, id + 1, id + 32_768, i32::MAX, i32::MIN] {
-        assert_eq!(at(&root, bad, 0, 0), Err(Errno::INVAL), "{bad}");
+    let id = root.shmget(IPC_PRIVATE, 100, GetFlags::empty(), 0o604).unwrap();
+    for bad in [-1, id.raw() + 1, id.raw() + 32_768, i32::MAX, i32::MIN].map(ShmId::from_raw) {
+        assert_eq!(at(&root, bad, 0, ShmFlags::empty()), Err(Errno::INVAL), "{bad}");
     }
-    assert_eq!(at(&user, id, 0, 0), Err(Errno::ACCESS));
-    assert_eq!(at(&user, id, 0, SHM_RDONLY), Ok(None));
-    assert_eq!(at(&user, id, 0, SHM_RDONLY | SHM_EXEC), Err(Errno::ACCESS));
+    assert_eq!(at(&user, id, 0, ShmFlags::empty()), Err(Errno::ACCESS));
+    assert_eq!(at(&user, id, 0, ShmFlags::RDONLY), Ok(None));
+    assert_eq!(at(&user, id, 0, ShmFlags::RDONLY | ShmFlags::EXEC), Err(Errno::ACCESS));
     user.set_cred(Cred { caps: CAP_IPC_OWNER, ..Cred::user(1000, 1000) });
-    assert_eq!(at(&user, id, 0, SHM_EXEC), Ok(None));
-    assert_eq!(at(&root, id, 0x1001, 0), Err(Errno::INVAL));
-    assert_eq!(at(&root, id, 0x1fff, SHM_RND), Ok(Some(0x1000)));
-    assert_eq!(at(&root, id, 0, SHM_REMAP), Err(Errno::INVAL));
-    assert_eq!(at(&root, id, 5, SHM_REMAP | SHM_RND), Err(Errno::INVAL));
+    assert_eq!(at(&user, id, 0, ShmFlags::EXEC), Ok(None));
+    assert_eq!(at(&root, id, 0x1001, ShmFlags::empty()), Err(Errno::INVAL));
+    assert_eq!(at(&root, id, 0x1fff, ShmFlags::ROUND), Ok(Some(0x1000)));
+    assert_eq!(at(&root, id, 0, ShmFlags::REMAP), Err(Errno::INVAL));
+    assert_eq!(at(&root, id, 5, ShmFlags::REMAP | ShmFlags::ROUND), Err(Errno::INVAL));
     for address in [0, 1, 0x1000, usize::MAX] {
         assert_eq!(root.shmdt(address), Err(Errno::INVAL), "{address}");
     }
-    root.shmat(id, 0x1000, 0).unwrap().attached_at(0x1000);
+    root.shmat(id, 0x1000, ShmFlags::empty()).unwrap().attached_at(0x1000);
     assert_eq!(root.shmdt(0x1001), Err(Errno::INVAL));
     assert_eq!(root.shmdt(0x1000), Ok(100));
 }
@@ -87,8 +99,8 @@ fn shmctl_fails_as_its_man_page_says() {
     let user = namespace.register(Cred::user(1000, 1000), 2).unwrap();
     let id = segment(&root, 100);
     assert_eq!(user.shm_stat(id), Err(Errno::ACCESS));
-    assert_eq!(user.shm_stat_index(id), Err(Errno::ACCESS));
-    assert_eq!(user.shm_stat_any(id).map(|stat| stat.size_bytes), Ok(100));
+    assert_eq!(user.shm_stat_index(id.raw()), Err(Errno::ACCESS));
+    assert_eq!(user.shm_stat_any(id.raw()).map(|stat| stat.size_bytes), Ok(100));
     assert_eq!(root.shm_stat_any(-1), Err(Errno::INVAL));
     assert_eq!(user.shm_rmid(id), Err(Errno::PERM));
     assert_eq!(user.shm_set(id, 1000, 1000, 0o600), Err(Errno::PERM));
@@ -101,10 +113,10 @@ fn shmctl_fails_as_its_man_page_says() {
     root.shm_set(id, 1000, 1000, 0o7640).unwrap();
     assert_eq!(user.shm_stat(id).unwrap().perm.mode, 0o640 | SHM_LOCKED, "flags stay");
     assert_eq!(user.shm_unlock(id), Ok(()));
-    assert_eq!(raw::shmctl(&root, id, 99, ShmArg::None), Err(Errno::INVAL));
+    assert_eq!(raw::shmctl(&root, id.raw(), 99, ShmArg::None), Err(Errno::INVAL));
     assert_eq!(raw::shmctl(&root, -1, IPC_RMID, ShmArg::None), Err(Errno::INVAL));
     for cmd in [1, 2, 3, 14] {
-        assert_eq!(raw::shmctl(&root, id, cmd, ShmArg::None), Err(Errno::FAULT));
+        assert_eq!(raw::shmctl(&root, id.raw(), cmd, ShmArg::None), Err(Errno::FAULT));
     }
     user.shm_rmid(id).unwrap();
     for gone in [root.shm_rmid(id), root.shm_lock(id), root.shm_set(id, 0, 0, 0)] {
@@ -116,14 +128,14 @@ fn shmctl_fails_as_its_man_page_says() {
 fn segment_that_is_removed_lives_until_its_last_detach() {
     let (namespace, root) = with(Limits::default());
     let other = namespace.register(Cred::root(), 2).unwrap();
-    let id = root.shmget(5, 100, IPC_CREAT | 0o600).unwrap();
-    root.shmat(id, 0x1000, 0).unwrap().attached_at(0x1000);
+    let id = root.shmget(5, 100, GetFlags::CREATE, 0o600).unwrap();
+    root.shmat(id, 0x1000, ShmFlags::empty()).unwrap().attached_at(0x1000);
     root.shm_rmid(id).unwrap();
     let stat = other.shm_stat(id).unwrap();
     assert_eq!((stat.perm.mode, stat.perm.key), (0o600 | SHM_DEST, IPC_PRIVATE));
-    let next = other.shmget(5, 50, IPC_CREAT | 0o600).unwrap();
+    let next = other.shmget(5, 50, GetFlags::CREATE, 0o600).unwrap();
     assert_ne!(next, id, "the key is free at once");
-    other.shmat(id, 0, 0).unwrap().attached_at(0x9000);
+    other.shmat(id, 0, ShmFlags::empty()).unwrap().attached_at(0x9000);
     let child = other.fork(3).unwrap();
     assert_eq!(root.shm_stat(id).unwrap().nattch, 3);
     drop(other);
@@ -156,10 +168,10 @@ fn memory_that_cannot_be_had_leaves_no_segment_and_no_attach() {
     let backing: Option<Box<dyn Backing>> = Some(Box::new(Closed));
     let namespace = Namespace::new(NamespaceOptions { backing, ..<_>::default() }).unwrap();
     let task = namespace.register(Cred::root(), 1).unwrap();
-    assert_eq!(task.shmget(IPC_PRIVATE, 1, 0o600), Err(Errno::NOMEM));
+    assert_eq!(task.shmget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600), Err(Errno::NOMEM));
     assert_eq!(task.shm_totals().unwrap().segments, 0);
     let id = segment(&task, 2);
-    assert_eq!(at(&task, id, 0, 0), Err(Errno::MFILE));
+    assert_eq!(at(&task, id, 0, ShmFlags::empty()), Err(Errno::MFILE));
     assert_eq!(task.shm_stat(id).unwrap().nattch, 0);
 }
 
@@ -167,7 +179,7 @@ fn memory_that_cannot_be_had_leaves_no_segment_and_no_attach() {
 struct Refuse;
 
 impl SecurityHook for Refuse {
-    fn shm_shmat(&self, _: &Cred, _: &Perm, _: i32) -> Result<(), Errno> {
+    fn shm_shmat(&self, _: &Cred, _: &Perm, _: ShmFlags) -> Result<(), Errno> {
         Err(Errno::CONNREFUSED)
     }
 
@@ -182,10 +194,10 @@ fn hook_is_asked_after_the_mode_and_may_refuse() {
     let namespace = Namespace::new(options).unwrap();
     let task = namespace.register(Cred::root(), 1).unwrap();
     let id = segment(&task, 1);
-    assert_eq!(at(&task, id, 0, 0), Err(Errno::CONNREFUSED));
+    assert_eq!(at(&task, id, 0, ShmFlags::empty()), Err(Errno::CONNREFUSED));
     assert_eq!(task.shm_rmid(id), Err(Errno::CONNREFUSED));
     task.set_cred(Cred::user(1, 1));
-    assert_eq!(at(&task, id, 0, 0), Err(Errno::ACCESS), "the mode comes first");
+    assert_eq!(at(&task, id, 0, ShmFlags::empty()), Err(Errno::ACCESS), "the mode comes first");
 }
 
 /// Traps I12, I17: a walk by index meets every segment that is there, and only those.
@@ -195,8 +207,8 @@ fn walk_by_index_meets_every_segment_once() {
     let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
     let namespace = Namespace::new(options).unwrap();
     let task = namespace.register(Cred::root(), 1).unwrap();
-    let mut ids: Vec<i32> = (0..100).map(|_| segment(&task, 1)).collect();
-    let gone: Vec<i32> = ids.iter().copied().filter(|id| id % 3 == 0).collect();
+    let mut ids: Vec<ShmId> = (0..100).map(|_| segment(&task, 1)).collect();
+    let gone: Vec<ShmId> = ids.iter().copied().filter(|id| id.raw() % 3 == 0).collect();
     gone.iter().for_each(|id| task.shm_rmid(*id).unwrap());
     ids.retain(|id| !gone.contains(id));
     let totals = task.shm_totals().unwrap();

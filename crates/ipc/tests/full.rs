@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use corewalk_ipc::{
-    Cred, Errno, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, OpenError, SEM_UNDO, SemBuf,
-    Task,
+    Cred, Errno, GetFlags, IPC_PRIVATE, MsgFlags, MsgId, Namespace, NamespaceOptions, OpenError,
+    SemBuf, SemFlags, SemId, Task,
 };
 
 /// Names the folder of the small file system, in the process that has it.
@@ -71,15 +71,17 @@ fn fail_each(task: &Task) -> Vec<Errno> {
         errnos.push(calls.find_map(Result::err).expect("there is an end to it"));
     };
     until_it_fails(&mut || {
-        let id = task.semget(IPC_PRIVATE, 32_000, 0o600)?;
-        task.semop(id, &[SemBuf::new(31_999, 1, SEM_UNDO)])
+        let id = task.semget(IPC_PRIVATE, 32_000, GetFlags::empty(), 0o600)?;
+        task.semop(id, &[SemBuf::new(31_999, 1, SemFlags::UNDO)])
     });
-    let mut queue = task.msgget(IPC_PRIVATE, 0o600).unwrap();
-    until_it_fails(&mut || match task.msgsnd(queue, 1, &[7; 8192], IPC_NOWAIT.into()) {
-        Err(Errno::AGAIN) => task.msgget(IPC_PRIVATE, 0o600).map(|next| queue = next),
+    let mut queue = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
+    until_it_fails(&mut || match task.msgsnd(queue, 1, &[7; 8192], MsgFlags::NOWAIT) {
+        Err(Errno::AGAIN) => {
+            task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).map(|next| queue = next)
+        }
         done => done,
     });
-    until_it_fails(&mut || task.semget(IPC_PRIVATE, 1, 0o600).map(drop));
+    until_it_fails(&mut || task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).map(drop));
     errnos
 }
 
@@ -88,29 +90,32 @@ fn calls_fail_when_there_is_no_room() {
     let Some(folder) = small("calls_fail_when_there_is_no_room", "24m") else { return };
     let namespace = open(&folder).unwrap();
     let task = namespace.register(Cred::root(), 1).unwrap();
-    let (set, queue) = (task.semget(1, 3, 0o1600).unwrap(), task.msgget(1, 0o1600).unwrap());
-    task.msgsnd(queue, 1, b"kept", 0).unwrap();
+    let (set, queue) = (
+        task.semget(1, 3, GetFlags::CREATE, 0o600).unwrap(),
+        task.msgget(1, GetFlags::CREATE, 0o600).unwrap(),
+    );
+    task.msgsnd(queue, 1, b"kept", MsgFlags::empty()).unwrap();
     let is_full = |errno: &Errno| [Errno::NOMEM, Errno::NOSPC].contains(errno);
     let errnos = fail_each(&task);
     assert!(errnos.iter().all(is_full), "{errnos:?}");
     fill(&folder);
-    let errno = (0..40_000).find_map(|_| task.semget(IPC_PRIVATE, 3_000, 0o600).err());
+    let errno =
+        (0..40_000).find_map(|_| task.semget(IPC_PRIVATE, 3_000, GetFlags::empty(), 0o600).err());
     assert!(errno.as_ref().is_some_and(is_full), "{errno:?}");
     // Objects that are there serve on, also for a process that comes now.
     let other = open(&folder).unwrap();
     let late = other.register(Cred::root(), 2).unwrap();
-    late.semop(set, &[SemBuf::new(2, 1, 0)]).unwrap();
+    late.semop(set, &[SemBuf::new(2, 1, SemFlags::empty())]).unwrap();
     assert_eq!(task.sem_getall(set).unwrap(), [0, 0, 1]);
     let mut text = [0; 4];
-    late.msgrcv(queue, &mut text, 0, 0).unwrap();
+    late.msgrcv(queue, &mut text, 0, MsgFlags::empty()).unwrap();
     assert_eq!(&text, b"kept");
     for index in 0..32_768 {
-        for remove in [Task::sem_rmid, Task::msg_rmid] {
-            let _absent = remove(&late, index);
-        }
+        let _absent = late.sem_rmid(SemId::from_raw(index));
+        let _absent = late.msg_rmid(MsgId::from_raw(index));
     }
     // Room that the objects have left serves others.
-    assert!(late.semget(IPC_PRIVATE, 32_000, 0o600).is_ok());
+    assert!(late.semget(IPC_PRIVATE, 32_000, GetFlags::empty(), 0o600).is_ok());
 }
 
 #[test]

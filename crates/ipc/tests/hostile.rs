@@ -14,8 +14,8 @@ use corewalk_base::Region;
 use corewalk_base::primitives::atomic::Ordering;
 use corewalk_base::primitives::thread;
 use corewalk_ipc::{
-    Capacity, Cred, IPC_CREAT, IPC_NOWAIT, IPC_PRIVATE, MSG_COPY, MSG_NOERROR, Namespace,
-    NamespaceOptions, OpenError, SEM_UNDO, SemBuf, Task,
+    Capacity, Cred, GetFlags, IPC_PRIVATE, MsgFlags, MsgId, Namespace, NamespaceOptions, OpenError,
+    SemBuf, SemFlags, SemId, ShmFlags, ShmId, Task,
 };
 use corewalk_testkit::fuzz::Fuzz;
 use corewalk_testkit::race::Watchdog;
@@ -33,7 +33,7 @@ const BATCHES: u64 = 16;
 /// What a call may take: two locks that a living task seems to hold, and some.
 const CALL_MAX: Duration = Duration::from_secs(45);
 
-const NOWAIT: i32 = IPC_NOWAIT as i32;
+const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 
 /// Above all numbers of tasks, so that a pid is never taken for the number of a task that lives.
 const PID: u32 = 3_000_000;
@@ -67,16 +67,20 @@ impl Victim {
     fn with_sets() -> Self {
         let mut victim = Self::new(SETS);
         let task = &victim.task;
-        let ids =
-            (0..3).map(|key| task.semget(key, 4, IPC_CREAT | 0o600).unwrap()).collect::<Vec<_>>();
+        let ids = (0..3)
+            .map(|key| task.semget(key, 4, GetFlags::CREATE, 0o600).unwrap())
+            .collect::<Vec<_>>();
         for id in &ids {
             task.sem_setall(*id, &[9; 4]).unwrap();
             for task in [task, &victim.others[0], &victim.others[1]] {
-                task.semop(*id, &[SemBuf::new(1, 1, SEM_UNDO), SemBuf::new(0, -1, SEM_UNDO)])
-                    .unwrap();
+                task.semop(
+                    *id,
+                    &[SemBuf::new(1, 1, SemFlags::UNDO), SemBuf::new(0, -1, SemFlags::UNDO)],
+                )
+                .unwrap();
             }
         }
-        victim.ids = ids;
+        victim.ids = ids.into_iter().map(SemId::raw).collect();
         victim
     }
 
@@ -85,15 +89,17 @@ impl Victim {
         let mut victim = Self::new(OTHERS);
         for key in 1..4 {
             let task = &victim.task;
-            let queue = task.msgget(key, IPC_CREAT | 0o600).unwrap();
+            let queue = task.msgget(key, GetFlags::CREATE, 0o600).unwrap();
             for size in [1, 70, 200] {
                 task.msgsnd(queue, 1 + size as i64 % 3, &vec![7; size], NOWAIT).unwrap();
             }
-            let segment = task.shmget(key, 4096, IPC_CREAT | 0o600).unwrap();
+            let segment = task.shmget(key, 4096, GetFlags::CREATE, 0o600).unwrap();
             for task in [task, &victim.others[0], &victim.others[1]] {
-                task.shmat(segment, 0, 0).unwrap().attached_at(0x1000 * key as usize);
+                task.shmat(segment, 0, ShmFlags::empty())
+                    .unwrap()
+                    .attached_at(0x1000 * key as usize);
             }
-            victim.ids.extend([queue, segment]);
+            victim.ids.extend([queue.raw(), segment.raw()]);
         }
         victim
     }
@@ -153,32 +159,49 @@ impl Victim {
     fn call_others(&self, rng: &mut Rng) {
         let task = if rng.chance(1, 2) { &self.task } else { &self.others[rng.index(2)] };
         let id = *rng.pick(&self.ids);
+        let (queue, segment) = (MsgId::from_raw(id), ShmId::from_raw(id));
         let (num, at) = (rng.below(8) as i32, 0x1000 * rng.below(8) as usize);
         let msgtyp = rng.below(7) as i64 - 3;
         match rng.below(19) {
-            16 => self.wait(task, || _ = task.msgsnd(id, 1, &[1; 200], 0)),
-            17 => self.wait(task, || _ = task.msgrcv(id, &mut [0; 64], msgtyp, MSG_NOERROR)),
+            16 => self.wait(task, || _ = task.msgsnd(queue, 1, &[1; 200], MsgFlags::empty())),
+            17 => {
+                self.wait(task, || _ = task.msgrcv(queue, &mut [0; 64], msgtyp, MsgFlags::NOERROR))
+            }
             18 if rng.chance(1, 4) => drop(self.namespace.recover()),
             18 => drop(task.fork(PID)),
-            0..3 => drop(task.msgsnd(id, 1 + rng.below(3) as i64, &[1; 100], NOWAIT)),
-            3..6 => drop(task.msgrcv(id, &mut [0; 64], msgtyp, NOWAIT | MSG_NOERROR)),
-            6 => drop(task.msgrcv(id, &mut [0; 4096], i64::from(num), NOWAIT | MSG_COPY)),
-            7 => drop((task.msg_stat(id), task.msg_totals(), task.msg_stat_any(num))),
-            8 => drop(task.msg_set(id, 1, 1, 0o666, 100 + rng.below(2000))),
-            9 => drop(task.msgget(IPC_PRIVATE, 0o600).map(|id| task.msg_rmid(id))),
-            10 => drop(task.msgget(num, IPC_CREAT | 0o600)),
-            11..13 => drop(task.shmat(id, 0, 0).map(|mapping| mapping.attached_at(at))),
+            0..3 => drop(task.msgsnd(queue, 1 + rng.below(3) as i64, &[1; 100], NOWAIT)),
+            3..6 => drop(task.msgrcv(queue, &mut [0; 64], msgtyp, NOWAIT | MsgFlags::NOERROR)),
+            6 => drop(task.msgrcv(queue, &mut [0; 4096], i64::from(num), NOWAIT | MsgFlags::COPY)),
+            7 => drop((task.msg_stat(queue), task.msg_totals(), task.msg_stat_any(num))),
+            8 => drop(task.msg_set(queue, 1, 1, 0o666, 100 + rng.below(2000))),
+            9 => {
+                let queue = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600);
+                _ = queue.map(|queue| task.msg_rmid(queue));
+            }
+            10 => _ = task.msgget(num, GetFlags::CREATE, 0o600),
+            11..13 => drop(
+                task.shmat(segment, 0, ShmFlags::empty()).map(|mapping| mapping.attached_at(at)),
+            ),
             13 => drop((task.shmdt(at), task.shm_totals(), task.shm_stat_any(num))),
-            14 => drop(task.shmget(num, 1, IPC_CREAT | 0o600).map(|id| task.shm_rmid(id))),
-            _ => drop((task.shm_stat(id), task.shm_set(id, 1, 1, 0o666), task.shm_lock(id))),
+            14 => drop(task.shmget(num, 1, GetFlags::CREATE, 0o600).map(|id| task.shm_rmid(id))),
+            _ => drop((
+                task.shm_stat(segment),
+                task.shm_set(segment, 1, 1, 0o666),
+                task.shm_lock(segment),
+            )),
         }
     }
 
     /// Makes a call of any kind; what it returns is anybody's guess.
     fn call(&self, rng: &mut Rng) {
         let task = if rng.chance(1, 2) { &self.task } else { &self.others[rng.index(2)] };
-        let id = *rng.pick(&self.ids);
-        let flags = *rng.pick(&[0, SEM_UNDO, IPC_NOWAIT, SEM_UNDO | IPC_NOWAIT]);
+        let id = SemId::from_raw(*rng.pick(&self.ids));
+        let flags = *rng.pick(&[
+            SemFlags::empty(),
+            SemFlags::UNDO,
+            SemFlags::NOWAIT,
+            SemFlags::UNDO | SemFlags::NOWAIT,
+        ]);
         let sop = |rng: &mut Rng| SemBuf::new(rng.below(4) as u16, rng.below(5) as i16 - 2, flags);
         let timeout = Some(Duration::from_micros(rng.below(100)));
         let num = rng.below(4) as i32;
@@ -195,8 +218,10 @@ impl Victim {
             7 => drop(task.sem_setall(id, &[3; 4])),
             8 => drop((task.sem_getval(id, num), task.sem_getncnt(id, num), task.sem_stat(id))),
             9 => drop((task.sem_set(id, 1, 1, 0o666), task.sem_totals(), task.sem_stat_index(num))),
-            10 => drop(task.semget(num, 2, IPC_CREAT | 0o600)),
-            11 => drop(task.semget(IPC_PRIVATE, 3, 0o600).map(|id| task.sem_rmid(id))),
+            10 => drop(task.semget(num, 2, GetFlags::CREATE, 0o600)),
+            11 => drop(
+                task.semget(IPC_PRIVATE, 3, GetFlags::empty(), 0o600).map(|id| task.sem_rmid(id)),
+            ),
             _ => drop(task.sem_setval(id, num, 2)),
         }
     }

@@ -4,7 +4,8 @@
 
 use corewalk_base::primitives::thread;
 use corewalk_ipc::{
-    Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task,
+    Capacity, Cred, GetFlags, IPC_PRIVATE, MsgFlags, Namespace, NamespaceOptions, SemBuf, SemFlags,
+    Task,
 };
 use corewalk_testkit::race::Watchdog;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -37,8 +38,11 @@ fn options() -> NamespaceOptions {
 fn pass(time: Duration) {
     let namespace = Namespace::new(options()).unwrap();
     let task = namespace.register(Cred::root(), 1).unwrap();
-    let id = task.semget(IPC_PRIVATE, 1, 0o600).unwrap();
-    assert_eq!(task.semtimedop(id, &[SemBuf::new(0, -1, 0)], Some(time)), Err(Errno::AGAIN));
+    let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
+    assert_eq!(
+        task.semtimedop(id, &[SemBuf::new(0, -1, SemFlags::empty())], Some(time)),
+        Err(Errno::AGAIN)
+    );
 }
 
 /// Returns how often threads of this process went to sleep so far.
@@ -59,8 +63,8 @@ fn idle_waiters_of_a_shared_namespace_sleep_until_they_are_woken() {
     let file = memfd_create("idle", MemfdFlags::CLOEXEC).unwrap();
     let namespace = Namespace::open_fd(&file, options()).unwrap();
     let task = namespace.register(Cred::root(), 1).unwrap();
-    let set = task.semget(IPC_PRIVATE, 1, 0o600).unwrap();
-    let queue = task.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let set = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
+    let queue = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     let threads = Mutex::new(Vec::new());
     let slept = thread::scope(|scope| {
         for waiter in 0..WAITERS {
@@ -68,9 +72,9 @@ fn idle_waiters_of_a_shared_namespace_sleep_until_they_are_woken() {
             scope.spawn(move || {
                 threads.lock().unwrap().push(gettid().as_raw_nonzero().get());
                 if waiter % 2 == 0 {
-                    task.semop(set, &[SemBuf::new(0, -1, 0)]).map(drop)
+                    task.semop(set, &[SemBuf::new(0, -1, SemFlags::empty())]).map(drop)
                 } else {
-                    task.msgrcv(queue, &mut [0; 8], 0, 0).map(drop)
+                    task.msgrcv(queue, &mut [0; 8], 0, MsgFlags::empty()).map(drop)
                 }
             });
         }
@@ -111,16 +115,16 @@ fn death_of_a_holder_that_was_the_watcher_is_noticed_by_the_next_call() {
     const NAME: &str = "death_of_a_holder_that_was_the_watcher_is_noticed_by_the_next_call";
     if let Some(path) = std::env::var_os(CHILD).map(PathBuf::from) {
         let task = task(&path);
-        let id = task.semget(KEY, 2, 0).unwrap();
-        task.semop(id, &[SemBuf::new(0, -1, SEM_UNDO)]).unwrap();
-        task.semop(id, &[SemBuf::new(1, -1, 0)]).unwrap();
+        let id = task.semget(KEY, 2, GetFlags::empty(), 0).unwrap();
+        task.semop(id, &[SemBuf::new(0, -1, SemFlags::UNDO)]).unwrap();
+        task.semop(id, &[SemBuf::new(1, -1, SemFlags::empty())]).unwrap();
         return;
     }
     let _watchdog = Watchdog::start("a holder that dies", Duration::from_secs(300));
     let name = format!("corewalk-ipc-test-idle-{}", std::process::id());
     let file = Scratch(Path::new("/dev/shm").join(name));
     let task = task(&file.0);
-    let id = task.semget(KEY, 2, IPC_CREAT | 0o600).unwrap();
+    let id = task.semget(KEY, 2, GetFlags::CREATE, 0o600).unwrap();
     task.sem_setval(id, 0, 1).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([NAME, "--exact"]).env(CHILD, &file.0).stdout(Stdio::null());
@@ -130,7 +134,7 @@ fn death_of_a_holder_that_was_the_watcher_is_noticed_by_the_next_call() {
     }
     pass(Duration::from_millis(300));
     let noticed = thread::scope(|scope| {
-        let waits = scope.spawn(|| task.semop(id, &[SemBuf::new(0, -1, 0)]));
+        let waits = scope.spawn(|| task.semop(id, &[SemBuf::new(0, -1, SemFlags::empty())]));
         while task.sem_getncnt(id, 0).unwrap() == 0 {
             thread::yield_now();
         }

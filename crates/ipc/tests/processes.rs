@@ -3,8 +3,7 @@
 //! A test that needs other processes starts itself again: `CHILD` says so, and which file it is about.
 
 use corewalk_ipc::{
-    Capacity, Cred, IPC_CREAT, IPC_NOWAIT, Namespace, NamespaceOptions, OpenError, SEM_UNDO,
-    SemBuf, Task,
+    Capacity, Cred, GetFlags, Namespace, NamespaceOptions, OpenError, SemBuf, SemFlags, Task,
 };
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
@@ -61,24 +60,24 @@ fn processes_share_ids_values_and_waits() {
     const ROUNDS: i32 = 2000;
     if let Some(path) = role() {
         let task = task(&path);
-        let id = task.semget(KEY, 3, 0).unwrap();
+        let id = task.semget(KEY, 3, GetFlags::empty(), 0).unwrap();
         for _ in 0..ROUNDS {
-            task.semop(id, &[SemBuf::new(0, -1, SEM_UNDO)]).unwrap();
+            task.semop(id, &[SemBuf::new(0, -1, SemFlags::UNDO)]).unwrap();
             // Two steps on purpose: the semaphore has to keep the others out.
             let seen = task.sem_getval(id, 1).unwrap();
             task.sem_setval(id, 1, seen + 1).unwrap();
-            task.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]).unwrap();
+            task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
         }
-        task.semop(id, &[SemBuf::new(2, 1, 0)]).unwrap();
+        task.semop(id, &[SemBuf::new(2, 1, SemFlags::empty())]).unwrap();
         return;
     }
     let file = Scratch::new("counts");
     let task = task(&file.0);
-    let id = task.semget(KEY, 3, IPC_CREAT | 0o600).unwrap();
+    let id = task.semget(KEY, 3, GetFlags::CREATE, 0o600).unwrap();
     task.sem_setval(id, 0, 1).unwrap();
     let children = [(); 3].map(|()| child("processes_share_ids_values_and_waits", &file.0));
     let pids = children.each_ref().map(Child::id);
-    task.semop(id, &[SemBuf::new(2, -3, 0)]).unwrap();
+    task.semop(id, &[SemBuf::new(2, -3, SemFlags::empty())]).unwrap();
     assert_eq!(task.sem_getall(id).unwrap(), [1, 3 * ROUNDS as u16, 0]);
     assert!(pids.contains(&task.sem_getpid(id, 1).unwrap()));
     children.into_iter().for_each(|mut child| assert!(child.wait().unwrap().success()));
@@ -89,21 +88,21 @@ fn namespace_outlives_its_processes_and_keeps_its_limits() {
     let file = Scratch::new("outlives");
     let limits = corewalk_ipc::Limits { semmni: 5, ..corewalk_ipc::Limits::default() };
     let first = Namespace::open(&file.0, NamespaceOptions { limits, ..options() }).unwrap();
-    let id = first.register(Cred::root(), 1).unwrap().semget(KEY, 2, IPC_CREAT).unwrap();
+    let id = first.register(Cred::root(), 1).unwrap().semget(KEY, 2, GetFlags::CREATE, 0).unwrap();
     drop(first);
     let again = Namespace::open(&file.0, NamespaceOptions::default()).unwrap();
     assert_eq!(again.limits(), limits);
     let task = again.register(Cred::root(), 2).unwrap();
-    assert_eq!(task.semget(KEY, 2, 0), Ok(id));
-    let down = SemBuf::new(1, -1, IPC_NOWAIT);
+    assert_eq!(task.semget(KEY, 2, GetFlags::empty(), 0), Ok(id));
+    let down = SemBuf::new(1, -1, SemFlags::NOWAIT);
     assert_eq!(task.semop(id, &[down]), Err(Errno::AGAIN));
 }
 
 #[test]
 fn two_files_are_two_namespaces() {
     let files = [Scratch::new("one"), Scratch::new("two")];
-    task(&files[0].0).semget(KEY, 1, IPC_CREAT).unwrap();
-    assert_eq!(task(&files[1].0).semget(KEY, 1, 0), Err(Errno::NOENT));
+    task(&files[0].0).semget(KEY, 1, GetFlags::CREATE, 0).unwrap();
+    assert_eq!(task(&files[1].0).semget(KEY, 1, GetFlags::empty(), 0), Err(Errno::NOENT));
 }
 
 fn open_error(path: &Path) -> OpenError {
@@ -174,7 +173,7 @@ fn file_that_was_cut_short_is_refused() {
 fn file_whose_maker_died_is_made_again() {
     let file = with_word("unfinished", 0, 0);
     let task = task(&file.0);
-    assert!(task.semget(KEY, 1, IPC_CREAT).is_ok());
+    assert!(task.semget(KEY, 1, GetFlags::CREATE, 0).is_ok());
 }
 
 #[test]
@@ -184,7 +183,10 @@ fn memfd_can_be_shared_and_not_be_cut_short() {
     let file = File::from(memfd_create("namespace", flags).unwrap());
     let one = Namespace::open_fd(&file, options()).unwrap();
     let other = Namespace::open_fd(&file, options()).unwrap();
-    let id = one.register(Cred::root(), 1).unwrap().semget(KEY, 1, IPC_CREAT).unwrap();
-    assert_eq!(other.register(Cred::root(), 2).unwrap().semget(KEY, 1, 0), Ok(id));
+    let id = one.register(Cred::root(), 1).unwrap().semget(KEY, 1, GetFlags::CREATE, 0).unwrap();
+    assert_eq!(
+        other.register(Cred::root(), 2).unwrap().semget(KEY, 1, GetFlags::empty(), 0),
+        Ok(id)
+    );
     assert_eq!(ftruncate(&file, 64), Err(Errno::PERM));
 }

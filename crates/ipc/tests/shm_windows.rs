@@ -8,8 +8,8 @@
 //! Source: CVE-2013-7026; Linux 6.12.94, "ipc/shm: serialize orphan cleanup with `shm_nattch` updates".
 
 use corewalk_ipc::{
-    Access, Backing, Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Limits, Namespace, NamespaceOptions,
-    Perm, SHM_LOCKED, SecurityHook, SegmentName, Task,
+    Access, Backing, Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, MsgId, Namespace,
+    NamespaceOptions, Perm, SHM_LOCKED, SecurityHook, SegmentName, ShmFlags, ShmId, Task,
 };
 use rustix::io::Errno;
 use std::collections::HashSet;
@@ -41,7 +41,7 @@ impl Window {
 }
 
 impl SecurityHook for Window {
-    fn shm_shmat(&self, _: &Cred, _: &Perm, _: i32) -> Result<(), Errno> {
+    fn shm_shmat(&self, _: &Cred, _: &Perm, _: ShmFlags) -> Result<(), Errno> {
         self.pass();
         Ok(())
     }
@@ -113,14 +113,16 @@ impl Scene {
     }
 }
 
-type Call = fn(&Task, i32) -> Result<(), Errno>;
+type Call = fn(&Task, ShmId) -> Result<(), Errno>;
 
 /// The calls that look a segment up before they take the lock.
 const CALLS: [(&str, Call); 6] = [
-    ("shmat", |task, id| task.shmat(id, 0, 0).map(|mapping| mapping.attached_at(0x10000))),
+    ("shmat", |task, id| {
+        task.shmat(id, 0, ShmFlags::empty()).map(|mapping| mapping.attached_at(0x10000))
+    }),
     ("IPC_STAT", |task, id| task.shm_stat(id).map(|_| ())),
-    ("SHM_STAT", |task, id| task.shm_stat_index(id & 0x7fff).map(|_| ())),
-    ("SHM_STAT_ANY", |task, id| task.shm_stat_any(id & 0x7fff).map(|_| ())),
+    ("SHM_STAT", |task, id| task.shm_stat_index(id.raw() & 0x7fff).map(|_| ())),
+    ("SHM_STAT_ANY", |task, id| task.shm_stat_any(id.raw() & 0x7fff).map(|_| ())),
     ("SHM_LOCK", |task, id| task.shm_lock(id)),
     ("SHM_UNLOCK", |task, id| task.shm_unlock(id)),
 ];
@@ -132,16 +134,16 @@ fn removal_after_the_lookup_is_seen_by_every_call() {
     for (name, call) in CALLS {
         let scene = Scene::new(false);
         let (one, other) = (scene.task(1), scene.task(2));
-        let id = one.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+        let id = one.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600).unwrap();
         scene.looked_up.set(move || {
             other.shm_rmid(id).unwrap();
-            let next = other.shmget(IPC_PRIVATE, 3 * 4096, 0o640).unwrap();
-            assert_eq!(next & 0x7fff, id & 0x7fff, "the same slot");
+            let next = other.shmget(IPC_PRIVATE, 3 * 4096, GetFlags::empty(), 0o640).unwrap();
+            assert_eq!(next.raw() & 0x7fff, id.raw() & 0x7fff, "the same slot");
             other.shm_lock(next).unwrap();
         });
         assert_eq!(call(&one, id), Err(Errno::IDRM), "{name}");
         assert!(scene.looked_up.was_passed(), "{name}");
-        let next = one.shm_stat_any(id & 0x7fff).unwrap();
+        let next = one.shm_stat_any(id.raw() & 0x7fff).unwrap();
         assert_ne!(next.id, id);
         assert_eq!((next.size_bytes, next.nattch, next.lpid), (3 * 4096, 0, 0), "{name}");
         assert_eq!((next.perm.mode, next.perm.uid), (0o640 | SHM_LOCKED, 0), "{name}");
@@ -155,12 +157,12 @@ fn id_that_has_come_round_after_the_lookup_is_another_segment() {
     for (name, call) in CALLS {
         let scene = Scene::new(false);
         let (one, other) = (scene.task(1), scene.task(2));
-        let id = one.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+        let id = one.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600).unwrap();
         scene.looked_up.set(move || {
             let mut last = id;
             for round in 0..=u32::from(u16::MAX) {
                 other.shm_rmid(last).unwrap();
-                last = other.shmget(IPC_PRIVATE, 3 * 4096, 0o640).unwrap();
+                last = other.shmget(IPC_PRIVATE, 3 * 4096, GetFlags::empty(), 0o640).unwrap();
                 if last == id {
                     assert!(round > 60_000, "ids repeat too soon: {round}");
                     return;
@@ -169,7 +171,7 @@ fn id_that_has_come_round_after_the_lookup_is_another_segment() {
             panic!("the id does not come round");
         });
         assert_eq!(call(&one, id), Err(Errno::IDRM), "{name}");
-        let next = one.shm_stat_any(id & 0x7fff).unwrap();
+        let next = one.shm_stat_any(id.raw() & 0x7fff).unwrap();
         assert_eq!((next.id, next.nattch, next.perm.mode), (id, 0, 0o640), "{name}");
     }
 }
@@ -179,19 +181,19 @@ fn id_that_has_come_round_after_the_lookup_is_another_segment() {
 fn removal_after_the_count_leaves_the_attach_whole() {
     let scene = Scene::new(false);
     let (one, other) = (scene.task(1), scene.task(2));
-    let id = one.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+    let id = one.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600).unwrap();
     scene.memory.opened.set(move || other.shm_rmid(id).unwrap());
-    one.shmat(id, 0, 0).unwrap().attached_at(0x10000);
+    one.shmat(id, 0, ShmFlags::empty()).unwrap().attached_at(0x10000);
     assert!(scene.memory.opened.was_passed());
     assert_eq!((one.shm_stat(id).unwrap().nattch, scene.memory.count()), (1, 1));
     assert_eq!(one.shmdt(0x10000), Ok(4096));
     assert_eq!((one.shm_stat(id), scene.memory.count()), (Err(Errno::INVAL), 0));
     // And if the memory then cannot be had, nothing is left of either.
     let other = scene.task(3);
-    let id = one.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+    let id = one.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600).unwrap();
     *scene.memory.is_closed.lock().unwrap() = true;
     scene.memory.opened.set(move || other.shm_rmid(id).unwrap());
-    assert_eq!(one.shmat(id, 0, 0).unwrap_err(), Errno::MFILE);
+    assert_eq!(one.shmat(id, 0, ShmFlags::empty()).unwrap_err(), Errno::MFILE);
     assert_eq!((one.shm_stat(id), scene.memory.count()), (Err(Errno::INVAL), 0));
 }
 
@@ -201,9 +203,9 @@ fn removal_after_the_count_leaves_the_attach_whole() {
 fn orphan_before_the_count_of_an_attach_is_gone() {
     let scene = Scene::new(true);
     let (maker, other) = (scene.task(1), scene.task(2));
-    let id = maker.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+    let id = maker.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600).unwrap();
     scene.looked_up.set(move || drop(maker));
-    assert_eq!(other.shmat(id, 0, 0).unwrap_err(), Errno::IDRM);
+    assert_eq!(other.shmat(id, 0, ShmFlags::empty()).unwrap_err(), Errno::IDRM);
     assert!(scene.looked_up.was_passed());
     assert_eq!((other.shm_stat(id), scene.memory.count()), (Err(Errno::INVAL), 0));
     assert_eq!(other.shm_totals().unwrap().pages, 0);
@@ -216,10 +218,10 @@ fn orphan_after_the_count_of_an_attach_stays_until_the_detach() {
     for is_closed in [false, true] {
         let scene = Scene::new(true);
         let (maker, other) = (scene.task(1), scene.task(2));
-        let id = maker.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+        let id = maker.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600).unwrap();
         *scene.memory.is_closed.lock().unwrap() = is_closed;
         scene.memory.opened.set(move || drop(maker));
-        match other.shmat(id, 0, 0) {
+        match other.shmat(id, 0, ShmFlags::empty()) {
             Ok(mapping) => {
                 assert_eq!((other.shm_stat(id).unwrap().nattch, scene.memory.count()), (1, 1));
                 mapping.attached_at(0x10000);
@@ -242,18 +244,20 @@ fn ids_of_queues_and_segments_stay_in_their_range() {
     let namespace = Namespace::new(options).unwrap();
     let task = namespace.register(Cred::root(), 1).unwrap();
     let queue = |_| {
-        let id = task.msgget(1, IPC_CREAT | 0o600).unwrap();
-        assert_eq!(task.msgget(1, 0), Ok(id));
+        let id = task.msgget(1, GetFlags::CREATE, 0o600).unwrap();
+        assert_eq!(task.msgget(1, GetFlags::empty(), 0), Ok(id));
         task.msg_rmid(id).unwrap();
         id
     };
     let segment = |_| {
-        let id = task.shmget(1, 1, IPC_CREAT | 0o600).unwrap();
-        assert_eq!(task.shmget(1, 1, 0), Ok(id));
+        let id = task.shmget(1, 1, GetFlags::CREATE, 0o600).unwrap();
+        assert_eq!(task.shmget(1, 1, GetFlags::empty(), 0), Ok(id));
         task.shm_rmid(id).unwrap();
         id
     };
-    for ids in [(0..70_000).map(queue).collect::<Vec<i32>>(), (0..70_000).map(segment).collect()] {
+    let queues: Vec<i32> = (0..70_000).map(queue).map(MsgId::raw).collect();
+    let segments: Vec<i32> = (0..70_000).map(segment).map(ShmId::raw).collect();
+    for ids in [queues, segments] {
         assert!(ids.iter().all(|id| *id >= 0 && id & 0x7fff == 0));
         assert_eq!(ids.iter().filter(|id| **id == ids[0]).count(), 2, "65,535 generations");
     }

@@ -5,7 +5,7 @@
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_ipc::{
-    Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task,
+    Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags, SemId, Task,
 };
 use corewalk_testkit::race::{self, Watchdog};
 use corewalk_testkit::rng::{Rng, Seed};
@@ -31,7 +31,7 @@ fn exclude(name: &'static str, sems: i32, enter: &[SemBuf], leave: &[SemBuf]) {
     let _watchdog = watchdog(name);
     let namespace = namespace();
     let maker = task(&namespace, 9);
-    let id = maker.semget(IPC_PRIVATE, sems, 0o600).unwrap();
+    let id = maker.semget(IPC_PRIVATE, sems, GetFlags::empty(), 0o600).unwrap();
     maker.sem_setall(id, &vec![1; sems as usize]).unwrap();
     let counter = AtomicU64::new(0);
     race::run(2, Seed::choose(), |racer| {
@@ -53,18 +53,28 @@ fn exclude(name: &'static str, sems: i32, enter: &[SemBuf], leave: &[SemBuf]) {
 
 #[test]
 fn semaphore_as_a_lock_keeps_others_out() {
-    exclude("lock", 1, &[SemBuf::new(0, -1, 0)], &[SemBuf::new(0, 1, 0)]);
+    exclude(
+        "lock",
+        1,
+        &[SemBuf::new(0, -1, SemFlags::empty())],
+        &[SemBuf::new(0, 1, SemFlags::empty())],
+    );
 }
 
 #[test]
 fn semaphore_as_a_lock_with_undo_keeps_others_out() {
-    exclude("lock, undo", 1, &[SemBuf::new(0, -1, SEM_UNDO)], &[SemBuf::new(0, 1, SEM_UNDO)]);
+    exclude(
+        "lock, undo",
+        1,
+        &[SemBuf::new(0, -1, SemFlags::UNDO)],
+        &[SemBuf::new(0, 1, SemFlags::UNDO)],
+    );
 }
 
 #[test]
 fn two_semaphores_as_a_lock_keep_others_out() {
-    let both = |op, flags| [SemBuf::new(1, op, flags), SemBuf::new(0, op, 0)];
-    exclude("two locks", 2, &both(-1, SEM_UNDO), &both(1, SEM_UNDO));
+    let both = |op, flags| [SemBuf::new(1, op, flags), SemBuf::new(0, op, SemFlags::empty())];
+    exclude("two locks", 2, &both(-1, SemFlags::UNDO), &both(1, SemFlags::UNDO));
 }
 
 /// Threads move tokens between semaphores, in every way there is; none is lost or made.
@@ -75,7 +85,7 @@ fn tokens_that_are_moved_are_conserved() {
     let _watchdog = watchdog("tokens");
     let namespace = namespace();
     let maker = task(&namespace, 9);
-    let id = maker.semget(IPC_PRIVATE, i32::from(SEMS), 0o600).unwrap();
+    let id = maker.semget(IPC_PRIVATE, i32::from(SEMS), GetFlags::empty(), 0o600).unwrap();
     maker.sem_setall(id, &[4; SEMS as usize]).unwrap();
     // They end after the count: what they would undo is clamped, and no longer conserved.
     let tasks = [task(&namespace, 1), task(&namespace, 2)];
@@ -85,8 +95,8 @@ fn tokens_that_are_moved_are_conserved() {
         for _ in 0..ROUNDS {
             let from = racer.rng.below(u64::from(SEMS)) as u16;
             let to = racer.rng.below(u64::from(SEMS)) as u16;
-            let undo = if racer.rng.below(2) == 0 { SEM_UNDO } else { 0 };
-            let take = SemBuf::new(from, -1, IPC_NOWAIT | undo);
+            let undo = if racer.rng.below(2) == 0 { SemFlags::UNDO } else { SemFlags::empty() };
+            let take = SemBuf::new(from, -1, SemFlags::NOWAIT | undo);
             let give = SemBuf::new(to, 1, undo);
             let done = match racer.rng.below(3) {
                 0 => task.semop(id, &[take, give]),
@@ -117,7 +127,7 @@ fn undo_of_tasks_that_end_is_exact() {
     let _watchdog = watchdog("undo");
     let namespace = namespace();
     let maker = task(&namespace, 9);
-    let id = maker.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+    let id = maker.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
     maker.sem_setall(id, &[1000, 1000]).unwrap();
     race::run(2, Seed::choose(), |mut racer| {
         for _ in 0..200 {
@@ -125,7 +135,7 @@ fn undo_of_tasks_that_end_is_exact() {
             for _ in 0..racer.rng.below(40) {
                 let num = racer.rng.below(2) as u16;
                 let op = racer.rng.below(9) as i16 - 4;
-                let one = SemBuf::new(num, op, SEM_UNDO | IPC_NOWAIT);
+                let one = SemBuf::new(num, op, SemFlags::UNDO | SemFlags::NOWAIT);
                 let done = match racer.rng.below(3) {
                     0 => task.semop(id, &[one, SemBuf { sem_num: 1 - num, ..one }]),
                     _ => task.semop(id, &[one]),
@@ -188,13 +198,13 @@ fn sets_that_are_removed_under_operations_end_them() {
         }
         for round in 0..SETS {
             let at = round % AWAITED.len();
-            let id = remover.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+            let id = remover.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
             assert_eq!(remover.sem_getall(id).unwrap(), [0, 0], "a new set is not zero");
             let done = get(&outcomes.done);
             // ORDERING: Relaxed. Any id will do.
-            current.store(id as u64 | (at as u64) << AWAITED_SHIFT, Ordering::Relaxed);
+            current.store(id.raw() as u64 | (at as u64) << AWAITED_SHIFT, Ordering::Relaxed);
             for _ in 0..1 + racer.rng.below(30) {
-                remover.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+                remover.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
             }
             match AWAITED[at] {
                 Awaited::Done => until(|| get(&outcomes.done) != done),
@@ -227,14 +237,14 @@ fn use_sets(user: &Task, current: &AtomicU64, outcomes: &Outcomes, rng: &mut Rng
         if seen == u64::MAX {
             return;
         }
-        let undo = if rng.below(2) == 0 { SEM_UNDO } else { 0 };
+        let undo = if rng.below(2) == 0 { SemFlags::UNDO } else { SemFlags::empty() };
         // Only semaphore 0 is ever given anything.
         let is_given = AWAITED[(seen >> AWAITED_SHIFT) as usize] == Awaited::Done;
         let num = if is_given { 0 } else { rng.below(2) as u16 };
-        let (id, one) = (seen as u32 as i32, SemBuf::new(num, -1, undo));
+        let (id, one) = (SemId::from_raw(seen as u32 as i32), SemBuf::new(num, -1, undo));
         let done = match rng.below(2) {
             0 => user.semop(id, &[one]),
-            _ => user.semop(id, &[one, SemBuf::new(1, 0, 0)]),
+            _ => user.semop(id, &[one, SemBuf::new(1, 0, SemFlags::empty())]),
         };
         let outcome = match done {
             Ok(()) => &outcomes.done,

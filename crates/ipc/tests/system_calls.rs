@@ -5,7 +5,9 @@
 //! Source: futex(2); ptrace(2).
 
 use corewalk_base::primitives::thread;
-use corewalk_ipc::{Capacity, Cred, IPC_CREAT, Namespace, NamespaceOptions, SemBuf, Task};
+use corewalk_ipc::{
+    Capacity, Cred, GetFlags, MsgFlags, Namespace, NamespaceOptions, SemBuf, SemFlags, Task,
+};
 use corewalk_testkit::race::Watchdog;
 use corewalk_testkit::trace;
 use rustix::thread::gettid;
@@ -18,8 +20,8 @@ const CHILD: &str = "COREWALK_IPC_CHILD";
 const OTHER: &str = "COREWALK_IPC_OTHER";
 const KEY: i32 = 0x5ca1;
 const ROUNDS: u64 = 50;
-const UP: SemBuf = SemBuf::new(0, 1, 0);
-const DOWN: SemBuf = SemBuf::new(0, -1, 0);
+const UP: SemBuf = SemBuf::new(0, 1, SemFlags::empty());
+const DOWN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
 
 /// A path for a file, which is removed at the end.
 struct Scratch(PathBuf);
@@ -76,8 +78,8 @@ fn calls_for_a_sleeper(test: &str, act: fn(&Task), other: fn(&Task)) -> Option<t
     let name = format!("corewalk-ipc-test-calls-{}-{test}", std::process::id());
     let file = Scratch(Path::new("/dev/shm").join(name));
     let task = task(&file.0);
-    task.semget(KEY, 1, IPC_CREAT | 0o600).unwrap();
-    task.msgget(KEY, IPC_CREAT | 0o600).unwrap();
+    task.semget(KEY, 1, GetFlags::CREATE, 0o600).unwrap();
+    task.msgget(KEY, GetFlags::CREATE, 0o600).unwrap();
     thread::scope(|scope| {
         let (tell, told) = std::sync::mpsc::channel();
         let task = &task;
@@ -110,8 +112,26 @@ fn check(counts: Option<trace::Counts>) {
 fn message_for_a_blocked_receiver_makes_one_system_call() {
     check(calls_for_a_sleeper(
         "message_for_a_blocked_receiver_makes_one_system_call",
-        |task| task.msgsnd(task.msgget(KEY, 0).unwrap(), 1, b"text", 0).unwrap(),
-        |task| assert!(task.msgrcv(task.msgget(KEY, 0).unwrap(), &mut [0; 8], 0, 0).is_ok()),
+        |task| {
+            task.msgsnd(
+                task.msgget(KEY, GetFlags::empty(), 0).unwrap(),
+                1,
+                b"text",
+                MsgFlags::empty(),
+            )
+            .unwrap()
+        },
+        |task| {
+            assert!(
+                task.msgrcv(
+                    task.msgget(KEY, GetFlags::empty(), 0).unwrap(),
+                    &mut [0; 8],
+                    0,
+                    MsgFlags::empty()
+                )
+                .is_ok()
+            )
+        },
     ));
 }
 
@@ -119,7 +139,7 @@ fn message_for_a_blocked_receiver_makes_one_system_call() {
 fn semop_for_a_blocked_waiter_makes_one_system_call() {
     check(calls_for_a_sleeper(
         "semop_for_a_blocked_waiter_makes_one_system_call",
-        |task| task.semop(task.semget(KEY, 1, 0).unwrap(), &[UP]).unwrap(),
-        |task| task.semop(task.semget(KEY, 1, 0).unwrap(), &[DOWN]).unwrap(),
+        |task| task.semop(task.semget(KEY, 1, GetFlags::empty(), 0).unwrap(), &[UP]).unwrap(),
+        |task| task.semop(task.semget(KEY, 1, GetFlags::empty(), 0).unwrap(), &[DOWN]).unwrap(),
     ));
 }

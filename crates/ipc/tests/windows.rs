@@ -9,15 +9,15 @@
 
 use corewalk_base::primitives::thread;
 use corewalk_ipc::{
-    Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Perm, SecurityHook,
-    SemBuf, Task,
+    Capacity, Cred, GetFlags, IPC_PRIVATE, MsgFlags, MsgId, Namespace, NamespaceOptions, Perm,
+    SecurityHook, SemBuf, SemFlags, SemId, Task,
 };
 use corewalk_testkit::race::Watchdog;
 use rustix::io::Errno;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-const NOWAIT: i32 = IPC_NOWAIT as i32;
+const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 
 /// Slots are in the low bits of an id.
 const SLOT: i32 = 0x7fff;
@@ -53,7 +53,7 @@ impl SecurityHook for Window {
         self.pass()
     }
 
-    fn msg_msgsnd(&self, _: &Cred, _: &Perm, _: i32) -> Result<(), Errno> {
+    fn msg_msgsnd(&self, _: &Cred, _: &Perm, _: MsgFlags) -> Result<(), Errno> {
         self.pass()
     }
 
@@ -86,16 +86,21 @@ fn scene() -> (Window, Task, Task) {
     (window, task(1), task(2))
 }
 
-type Call = fn(&Task, i32) -> Result<(), Errno>;
+type Call<I> = fn(&Task, I) -> Result<(), Errno>;
 
 /// The calls on a set that look it up before they read or change it.
-const SEM_CALLS: [(&str, Call); 11] = [
-    ("semop", |task, id| task.semop(id, &[SemBuf::new(0, -1, IPC_NOWAIT)])),
-    ("semop with undo", |task, id| task.semop(id, &[SemBuf::new(0, -1, corewalk_ipc::SEM_UNDO)])),
-    ("semop of two", |task, id| {
-        task.semop(id, &[SemBuf::new(0, -1, IPC_NOWAIT), SemBuf::new(1, 1, 0)])
+const SEM_CALLS: [(&str, Call<SemId>); 11] = [
+    ("semop", |task, id| task.semop(id, &[SemBuf::new(0, -1, SemFlags::NOWAIT)])),
+    ("semop with undo", |task, id| {
+        task.semop(id, &[SemBuf::new(0, -1, corewalk_ipc::SemFlags::UNDO)])
     }),
-    ("semop that waits", |task, id| task.semop(id, &[SemBuf::new(0, -9, 0)])),
+    ("semop of two", |task, id| {
+        task.semop(
+            id,
+            &[SemBuf::new(0, -1, SemFlags::NOWAIT), SemBuf::new(1, 1, SemFlags::empty())],
+        )
+    }),
+    ("semop that waits", |task, id| task.semop(id, &[SemBuf::new(0, -9, SemFlags::empty())])),
     ("GETVAL", |task, id| task.sem_getval(id, 0).map(drop)),
     ("GETPID", |task, id| task.sem_getpid(id, 0).map(drop)),
     ("GETNCNT", |task, id| task.sem_getncnt(id, 0).map(drop)),
@@ -106,12 +111,12 @@ const SEM_CALLS: [(&str, Call); 11] = [
 ];
 
 /// The calls on a queue that look it up before they take its lock.
-const MSG_CALLS: [(&str, Call); 5] = [
+const MSG_CALLS: [(&str, Call<MsgId>); 5] = [
     ("msgsnd", |task, id| task.msgsnd(id, 1, b"lost", NOWAIT)),
     ("msgrcv", |task, id| task.msgrcv(id, &mut [0; 8], 0, NOWAIT).map(drop)),
     ("IPC_STAT", |task, id| task.msg_stat(id).map(drop)),
-    ("MSG_STAT", |task, id| task.msg_stat_index(id & SLOT).map(drop)),
-    ("MSG_STAT_ANY", |task, id| task.msg_stat_any(id & SLOT).map(drop)),
+    ("MSG_STAT", |task, id| task.msg_stat_index(id.raw() & SLOT).map(drop)),
+    ("MSG_STAT_ANY", |task, id| task.msg_stat_any(id.raw() & SLOT).map(drop)),
 ];
 
 /// A set that goes after it was looked up is gone for every call, and what has its slot and its semaphores by the
@@ -121,20 +126,20 @@ fn removal_of_a_set_after_the_lookup_is_seen_by_every_call() {
     for (name, call) in SEM_CALLS {
         let (window, one, other) = scene();
         let other = Arc::new(other);
-        let id = one.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+        let id = one.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
         let act = {
             let other = Arc::clone(&other);
             move || {
                 other.sem_rmid(id).unwrap();
-                let next = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
-                assert_eq!(next & SLOT, id & SLOT, "the same slot");
+                let next = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
+                assert_eq!(next.raw() & SLOT, id.raw() & SLOT, "the same slot");
                 other.sem_setall(next, &[3, 4]).unwrap();
             }
         };
         window.set(act);
         assert_eq!(call(&one, id), Err(Errno::IDRM), "{name}");
         assert!(window.was_passed(), "{name}");
-        let next = other.sem_stat_any(id & SLOT).unwrap();
+        let next = other.sem_stat_any(id.raw() & SLOT).unwrap();
         assert_ne!(next.id, id, "{name}");
         assert_eq!(other.sem_getall(next.id), Ok(vec![3, 4]), "{name}");
         assert_eq!(call(&one, id), Err(Errno::INVAL), "{name}: by now it cannot be looked up");
@@ -147,20 +152,20 @@ fn removal_of_a_queue_after_the_lookup_is_seen_by_every_call() {
     for (name, call) in MSG_CALLS {
         let (window, one, other) = scene();
         let other = Arc::new(other);
-        let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+        let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
         let act = {
             let other = Arc::clone(&other);
             move || {
                 other.msg_rmid(id).unwrap();
-                let next = other.msgget(IPC_PRIVATE, 0o600).unwrap();
-                assert_eq!(next & SLOT, id & SLOT, "the same slot");
+                let next = other.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
+                assert_eq!(next.raw() & SLOT, id.raw() & SLOT, "the same slot");
                 other.msgsnd(next, 5, b"kept", NOWAIT).unwrap();
             }
         };
         window.set(act);
         assert_eq!(call(&one, id), Err(Errno::IDRM), "{name}");
         assert!(window.was_passed(), "{name}");
-        let next = other.msg_stat_any(id & SLOT).unwrap();
+        let next = other.msg_stat_any(id.raw() & SLOT).unwrap();
         assert_ne!(next.id, id, "{name}");
         assert_eq!((next.qnum, next.cbytes, next.lrpid), (1, 4, 0), "{name}");
     }
@@ -175,9 +180,9 @@ fn waiter_that_wakes_at_the_next_set_of_its_slot_takes_nothing_of_it() {
     let (_window, waiter, other) = scene();
     let mut late = 0;
     for round in 0..ROUNDS {
-        let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+        let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
         // With an end that never comes, two operations, or one.
-        let sops = [SemBuf::new(0, -1, 0), SemBuf::new(1, 1, 0)];
+        let sops = [SemBuf::new(0, -1, SemFlags::empty()), SemBuf::new(1, 1, SemFlags::empty())];
         let sops = &sops[..1 + round % 2];
         let timeout = (round % 3 == 0).then(|| Duration::from_secs(10_000));
         thread::scope(|scope| {
@@ -186,10 +191,10 @@ fn waiter_that_wakes_at_the_next_set_of_its_slot_takes_nothing_of_it() {
                 thread::yield_now();
             }
             other.sem_rmid(id).unwrap();
-            let next = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+            let next = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
             other.sem_setall(next, &[1, 0]).unwrap();
             late += usize::from(!waits.is_finished());
-            assert_eq!(next & SLOT, id & SLOT, "the same slot");
+            assert_eq!(next.raw() & SLOT, id.raw() & SLOT, "the same slot");
             assert_eq!(waits.join().unwrap(), Err(Errno::IDRM));
             assert_eq!(other.sem_getall(next), Ok(vec![1, 0]));
             assert_eq!(other.sem_getncnt(next, 0), Ok(0));

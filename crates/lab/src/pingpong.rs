@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
-use corewalk_ipc::SemBuf;
+use corewalk_ipc::{SemBuf, SemFlags};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::crew::{self, Slice};
@@ -60,22 +60,22 @@ impl<S: Sems> Pair for SemPair<'_, S> {
 
     #[inline]
     fn ask(&self, user: &mut usize, _number: u64) -> bool {
-        self.0.op(*user, 0, [SemBuf::new(0, 1, 0)])
+        self.0.op(*user, 0, [SemBuf::new(0, 1, SemFlags::empty())])
     }
 
     #[inline]
     fn hear(&self, user: &mut usize, _number: u64) -> bool {
-        self.0.op(*user, 0, [SemBuf::new(1, -1, 0)])
+        self.0.op(*user, 0, [SemBuf::new(1, -1, SemFlags::empty())])
     }
 
     #[inline]
     fn wait(&self, user: &mut usize) -> Option<u64> {
-        self.0.op(*user, 0, [SemBuf::new(0, -1, 0)]).then_some(0)
+        self.0.op(*user, 0, [SemBuf::new(0, -1, SemFlags::empty())]).then_some(0)
     }
 
     #[inline]
     fn answer(&self, user: &mut usize, _number: u64) -> bool {
-        self.0.op(*user, 0, [SemBuf::new(1, 1, 0)])
+        self.0.op(*user, 0, [SemBuf::new(1, 1, SemFlags::empty())])
     }
 }
 

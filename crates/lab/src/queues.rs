@@ -8,7 +8,9 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use corewalk_base::sysv::MsgQueue;
-use corewalk_ipc::{Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
+use corewalk_ipc::{
+    Cred, GetFlags, IPC_PRIVATE, MsgFlags, MsgId, Namespace, NamespaceOptions, Task,
+};
 
 use crate::crew::{Laps, Turn};
 
@@ -49,7 +51,7 @@ pub(crate) struct Linux(Vec<MsgQueue>);
 /// The queues of `corewalk-ipc`, in this process or in a file that several processes map.
 pub(crate) struct Ours {
     pub(crate) task: Task,
-    pub(crate) ids: Vec<i32>,
+    pub(crate) ids: Vec<MsgId>,
     _namespace: Namespace,
 }
 
@@ -134,14 +136,19 @@ impl Ours {
         Ok(Ours { task, ids: vec![], _namespace: namespace })
     }
 
+    /// Returns the numbers of the queues, for another process.
+    pub(crate) fn raw_ids(&self) -> Vec<i32> {
+        self.ids.iter().map(|id| id.raw()).collect()
+    }
+
     /// Returns the namespace with queues that another process has made.
     pub(crate) fn join(self, ids: &[i32]) -> Ours {
-        Ours { ids: ids.to_vec(), ..self }
+        Ours { ids: ids.iter().copied().map(MsgId::from_raw).collect(), ..self }
     }
 
     pub(crate) fn with_queues(self, count: usize) -> anyhow::Result<Ours> {
-        let ids =
-            (0..count).map(|_| self.task.msgget(IPC_PRIVATE, 0o600)).collect::<Result<_, _>>();
+        let get = |_| self.task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600);
+        let ids = (0..count).map(get).collect::<Result<_, _>>();
         Ok(Ours { ids: ids.context("msgget")?, ..self })
     }
 }
@@ -157,14 +164,14 @@ impl Queues for Ours {
     fn send(&self, queue: usize, kind: u8, number: u64, text: &mut Vec<u8>) -> bool {
         let head = text.len().min(8);
         text[..head].copy_from_slice(&number.to_le_bytes()[..head]);
-        self.task.msgsnd(self.ids[queue], kind.into(), text, 0).is_ok()
+        self.task.msgsnd(self.ids[queue], kind.into(), text, MsgFlags::empty()).is_ok()
     }
 
     #[inline]
     fn receive(&self, queue: usize, kind: u8, text: &mut Vec<u8>) -> Option<u64> {
         let (bytes, head) = (text.len(), text.len().min(8));
         text[..head].fill(0);
-        let got = self.task.msgrcv(self.ids[queue], text, kind.into(), 0);
+        let got = self.task.msgrcv(self.ids[queue], text, kind.into(), MsgFlags::empty());
         let is_right = got.is_ok_and(|got| got.size_bytes == bytes && got.mtype == i64::from(kind))
             && (bytes <= 8 || text[bytes - 1] == LAST);
         let mut number = [0; 8];
@@ -180,7 +187,7 @@ impl Queues for Ours {
     fn is_empty(&self, queue: usize) -> bool {
         let mut text = [0; 1];
         self.task
-            .msgrcv(self.ids[queue], &mut text, 0, i32::from(IPC_NOWAIT))
+            .msgrcv(self.ids[queue], &mut text, 0, MsgFlags::NOWAIT)
             .is_err_and(|errno| errno == rustix::io::Errno::NOMSG)
     }
 }

@@ -29,7 +29,8 @@ use anyhow::{Context as _, ensure};
 use corewalk_base::primitives::thread;
 use corewalk_base::sysv::{self, SemSet, Sop};
 use corewalk_ipc::{
-    Contention, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEMVMX, SemBuf, Task,
+    Contention, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SEMVMX, SemBuf, SemId,
+    Task,
 };
 
 /// Offers semaphore sets, numbered from 0 in the order in which they are made.
@@ -84,7 +85,7 @@ pub(crate) struct Linux {
 /// corewalk's, in this process.
 pub(crate) struct Ours {
     users: Vec<Task>,
-    ids: Vec<i32>,
+    ids: Vec<SemId>,
     /// The last, so that it goes last.
     namespace: Namespace,
 }
@@ -150,7 +151,8 @@ impl Sems for Linux {
 
     #[inline]
     fn op<const N: usize>(&self, _user: usize, set: usize, sops: [SemBuf; N]) -> bool {
-        let sops = sops.map(|sop| Sop { num: sop.sem_num, op: sop.sem_op, flags: sop.sem_flg });
+        let raw = |sop: SemBuf| Sop { num: sop.sem_num, op: sop.sem_op, flags: sop.sem_flg.bits() };
+        let sops = sops.map(raw);
         self.sets[set].0.op(&sops).is_ok()
     }
 
@@ -210,7 +212,7 @@ impl Ours {
     /// Returns the namespace with the sets that another process has made: identifier and count of
     /// each.
     pub(crate) fn join(self, sets: &[(i32, u16)]) -> Ours {
-        let ids = sets.iter().map(|(id, _)| *id).collect();
+        let ids = sets.iter().map(|(id, _)| SemId::from_raw(*id)).collect();
         Ours { ids, ..self }
     }
 }
@@ -230,11 +232,11 @@ impl Sems for Ours {
     }
 
     fn ids(&self) -> Vec<i32> {
-        self.ids.clone()
+        self.ids.iter().map(|id| id.raw()).collect()
     }
 
     fn make(&mut self, count: u16) -> anyhow::Result<()> {
-        let id = self.users[0].semget(IPC_PRIVATE, i32::from(count), 0o600);
+        let id = self.users[0].semget(IPC_PRIVATE, i32::from(count), GetFlags::empty(), 0o600);
         self.ids.push(id.context("semget")?);
         Ok(())
     }
@@ -262,7 +264,9 @@ impl Sems for Ours {
 mod tests {
     use super::*;
     use crate::before::sems::{IpcLock, IpcRcu, SemArrays};
-    use corewalk_ipc::{IPC_NOWAIT, SEM_UNDO};
+    use corewalk_ipc::SemFlags;
+
+    const PLAIN: SemFlags = SemFlags::empty();
 
     /// Checks the answers of one variant.
     fn agree(mut sems: impl Sems) {
@@ -270,17 +274,26 @@ mod tests {
         for count in [2, 3] {
             sems.make(count).unwrap();
         }
-        let sop = |num, op, flags| SemBuf::new(num, op, flags | IPC_NOWAIT);
-        assert!(sems.op(0, 1, [sop(2, 4, 0), sop(0, 1, SEM_UNDO)]), "{variant}");
-        assert!(!sems.op(0, 1, [sop(2, 1, 0), sop(1, -1, 0)]), "{variant}: all or nothing");
-        assert!(!sems.op(0, 1, [sop(0, -1, SEM_UNDO), sop(1, -1, SEM_UNDO)]), "{variant}");
-        assert!(sems.op(0, 1, [sop(2, -3, 0)]) && !sems.op(0, 1, [sop(2, 0, 0)]), "{variant}");
-        assert!(!sems.op(0, 1, [sop(3, 1, 0)]), "{variant}: there are three");
-        assert!(sems.op(0, 1, [sop(1, 0, 0), sop(1, 2, 0), sop(1, -1, 0)]), "{variant}");
+        let sop = |num, op, flags| SemBuf::new(num, op, flags | SemFlags::NOWAIT);
+        assert!(sems.op(0, 1, [sop(2, 4, PLAIN), sop(0, 1, SemFlags::UNDO)]), "{variant}");
+        assert!(!sems.op(0, 1, [sop(2, 1, PLAIN), sop(1, -1, PLAIN)]), "{variant}: all or nothing");
+        assert!(
+            !sems.op(0, 1, [sop(0, -1, SemFlags::UNDO), sop(1, -1, SemFlags::UNDO)]),
+            "{variant}"
+        );
+        assert!(
+            sems.op(0, 1, [sop(2, -3, PLAIN)]) && !sems.op(0, 1, [sop(2, 0, PLAIN)]),
+            "{variant}"
+        );
+        assert!(!sems.op(0, 1, [sop(3, 1, PLAIN)]), "{variant}: there are three");
+        assert!(
+            sems.op(0, 1, [sop(1, 0, PLAIN), sop(1, 2, PLAIN), sop(1, -1, PLAIN)]),
+            "{variant}"
+        );
         assert_eq!(sems.values(1).unwrap(), [1, 1, 1], "{variant}");
         assert!(sems.set_value(0, 0, 1, 7) && !sems.set_value(0, 0, 2, 7), "{variant}");
         assert_eq!((sems.value(0, 0, 1), sems.value(0, 0, 0)), (Some(7), Some(0)), "{variant}");
-        assert!(!sems.op(0, 0, [sop(1, SEMVMX as i16, 0)]), "{variant}: too much");
+        assert!(!sems.op(0, 0, [sop(1, SEMVMX as i16, PLAIN)]), "{variant}: too much");
         assert!(check(&sems, 0, |num| 7 * num).is_ok(), "{variant}");
         let error = check(&sems, 0, |_| 7).unwrap_err().to_string();
         assert!(error.contains("semaphore 0 of set 0 is 0 and not 7"), "{error}");

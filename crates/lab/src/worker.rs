@@ -285,8 +285,8 @@ mod tests {
         let folder = folder("msg-test").unwrap();
         let file = folder.path().join("namespace");
         let ours = queues::Ours::open(&file).unwrap().with_queues(2).unwrap();
-        let other = queues::Ours::open(&file).unwrap().join(&ours.ids[1..]);
-        other.task.msgsnd(other.ids[0], 1, b"left", 0).unwrap();
+        let other = queues::Ours::open(&file).unwrap().join(&ours.raw_ids()[1..]);
+        other.task.msgsnd(other.ids[0], 1, b"left", corewalk_ipc::MsgFlags::empty()).unwrap();
         assert!(ours.is_empty(0) && !ours.is_empty(1));
     }
 

@@ -5,7 +5,7 @@
 //!
 //! Source: ipcs(1) of util-linux 2.39.
 
-use corewalk_ipc::{Limits, SEMVMX, Task};
+use corewalk_ipc::{Limits, SEMVMX, SemId, Task};
 use rustix::io::Errno;
 
 use super::objects::{Kind, Object, group_name, user_name};
@@ -166,6 +166,7 @@ pub(super) fn details(task: &Task, kind: Kind, object: &Object) -> Result<String
 }
 
 fn semaphores(task: &Task, id: i32, nsems: u64) -> Result<String, Errno> {
+    let id = SemId::from_raw(id);
     let row = |num: i32| {
         let numbers = [
             i64::from(num),

@@ -119,7 +119,7 @@ fn object(task: &Task, kind: Kind, index: i32) -> Option<Object> {
                 ("rtime", queue.rtime_s),
                 ("ctime", queue.ctime_s),
             ];
-            Some(Object { id: queue.id, perm: queue.perm, numbers })
+            Some(Object { id: queue.id.raw(), perm: queue.perm, numbers })
         }
         Kind::Shm => {
             let segment = task.shm_stat_any(index).ok()?;
@@ -132,13 +132,13 @@ fn object(task: &Task, kind: Kind, index: i32) -> Option<Object> {
                 ("dtime", segment.dtime_s),
                 ("ctime", segment.ctime_s),
             ];
-            Some(Object { id: segment.id, perm: segment.perm, numbers })
+            Some(Object { id: segment.id.raw(), perm: segment.perm, numbers })
         }
         Kind::Sem => {
             let set = task.sem_stat_any(index).ok()?;
             let numbers =
                 vec![("nsems", set.nsems.into()), ("otime", set.otime_s), ("ctime", set.ctime_s)];
-            Some(Object { id: set.id, perm: set.perm, numbers })
+            Some(Object { id: set.id.raw(), perm: set.perm, numbers })
         }
     }
 }

@@ -7,7 +7,7 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
-use corewalk_ipc::Task;
+use corewalk_ipc::{GetFlags, MsgId, SemId, ShmId, Task};
 use rustix::io::Errno;
 
 use super::objects::{Kind, collect};
@@ -166,9 +166,9 @@ fn complaint(errno: Errno, by: &str) -> String {
 
 fn remove(task: &Task, kind: Kind, id: i32) -> Result<(), Errno> {
     match kind {
-        Kind::Msg => task.msg_rmid(id),
-        Kind::Shm => task.shm_rmid(id),
-        Kind::Sem => task.sem_rmid(id),
+        Kind::Msg => task.msg_rmid(MsgId::from_raw(id)),
+        Kind::Shm => task.shm_rmid(ShmId::from_raw(id)),
+        Kind::Sem => task.sem_rmid(SemId::from_raw(id)),
     }
 }
 
@@ -178,9 +178,9 @@ fn find(task: &Task, kind: Kind, key: i32) -> Result<i32, Errno> {
         return Err(Errno::DOM);
     }
     match kind {
-        Kind::Msg => task.msgget(key, 0),
-        Kind::Shm => task.shmget(key, 0, 0),
-        Kind::Sem => task.semget(key, 0, 0),
+        Kind::Msg => task.msgget(key, GetFlags::empty(), 0).map(MsgId::raw),
+        Kind::Shm => task.shmget(key, 0, GetFlags::empty(), 0).map(ShmId::raw),
+        Kind::Sem => task.semget(key, 0, GetFlags::empty(), 0).map(SemId::raw),
     }
 }
 

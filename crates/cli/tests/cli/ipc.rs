@@ -262,16 +262,16 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
 /// Compares columns and cells with those of ipcs(1), and messages with those of ipcrm(1).
 #[test]
 fn objects_are_shown_and_removed_in_the_forms_of_ipcs() {
-    use corewalk_ipc::{Cred, IPC_CREAT, Namespace, NamespaceOptions, SemBuf};
+    use corewalk_ipc::{Cred, GetFlags, MsgFlags, Namespace, NamespaceOptions, SemBuf, SemFlags};
     let folder = Folder::new();
     let path = folder.path("namespace");
     let namespace = Namespace::open(&path, NamespaceOptions::default()).expect("a namespace");
     let pid = std::process::id();
     let task = namespace.register(Cred::root(), pid).expect("a task");
-    let set = task.semget(0x51, 2, IPC_CREAT | 0o640).expect("a set");
-    task.semop(set, &[SemBuf::new(1, 7, 0)]).expect("it is possible");
-    let queue = task.msgget(0x52, IPC_CREAT | 0o604).expect("a queue");
-    task.msgsnd(queue, 1, b"hello", 0).expect("room");
+    let set = task.semget(0x51, 2, GetFlags::CREATE, 0o640).expect("a set");
+    task.semop(set, &[SemBuf::new(1, 7, SemFlags::empty())]).expect("it is possible");
+    let queue = task.msgget(0x52, GetFlags::CREATE, 0o604).expect("a queue");
+    task.msgsnd(queue, 1, b"hello", MsgFlags::empty()).expect("room");
     let path = path.to_str().expect("a path of ours");
     let ls = |words: &[&str]| {
         let output = run(corewalk(&[&["ipc", "ls", "--namespace", path][..], words].concat()));

@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use corewalk_base::primitives::thread;
-use corewalk_ipc::{Cred, IPC_CREAT, Namespace, NamespaceOptions, SEM_UNDO, SemBuf};
+use corewalk_ipc::{Cred, GetFlags, Namespace, NamespaceOptions, SemBuf, SemFlags};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::fixtures::{Folder, corewalk, run, wait};
@@ -88,10 +88,9 @@ fn start_holder(path: &Path) -> Running {
 fn holder() {
     let Some(path) = std::env::var_os(NAMESPACE) else { return };
     let namespace = open(Path::new(&path));
-    let task =
-        namespace.register(Cred::root(), std::process::id()).expect("the task is registered");
-    let id = task.semget(KEY, 1, IPC_CREAT | 0o600).expect("the set is created");
-    task.semop(id, &[SemBuf::new(0, 5, SEM_UNDO)]).expect("the value is positive");
+    let task = namespace.register(Cred::root(), std::process::id()).expect("a task");
+    let id = task.semget(KEY, 1, GetFlags::CREATE, 0o600).expect("a set");
+    task.semop(id, &[SemBuf::new(0, 5, SemFlags::UNDO)]).expect("it is possible");
     println!("taken");
     // Blocks until it is killed or the test ends.
     let _bytes = std::io::stdin().read(&mut [0]);
@@ -117,10 +116,9 @@ fn scene() -> (Folder, PathBuf, Namespace) {
 }
 
 fn value(namespace: &Namespace) -> i32 {
-    let task =
-        namespace.register(Cred::root(), std::process::id()).expect("the task is registered");
-    let id = task.semget(KEY, 1, 0).expect("the set exists");
-    task.sem_getval(id, 0).expect("the value can be read")
+    let task = namespace.register(Cred::root(), std::process::id()).expect("a task");
+    let id = task.semget(KEY, 1, GetFlags::empty(), 0).expect("the set");
+    task.sem_getval(id, 0).expect("a value")
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Whether the ids of a kind are in order when nobody uses them.
+//! A check of the ids of a kind while no task uses them.
 
 use corewalk_sync::SeqCount;
 
@@ -6,11 +6,11 @@ use super::{BITS, IN_USE, IPC_PRIVATE, Ids, KEY, LOCK, Object, REDO, SEQ, USED, 
 use crate::field::{get, high, low};
 
 impl Ids<'_> {
-    /// Returns the objects that there are and what is counted of them, or what is wrong.
+    /// Returns all objects and the sum that the kind counts, or the first error found.
     pub(crate) fn audit(self) -> Result<(Vec<Object>, u64), String> {
         let head = self.head();
         if get(&head[LOCK]) != 0 || get(&head[REDO]) != 0 {
-            return Err("the lock of the kind is held, or something is left to be done".to_owned());
+            return Err("the lock of the kind is held, or a redo record is left".to_owned());
         }
         let mut objects = Vec::new();
         let mut keyed = 0;

@@ -1,7 +1,7 @@
-//! Putting the ids of a kind in order whose lock was held by a task that has died.
+//! Recovery of the ids of a kind after the holder of the kind's lock has died.
 //!
-//! A slot says whether there is an object in it, and the object says whether all of it is there; the index of
-//! keys, the bitmap and the counts follow from the slots and are made anew.
+//! A slot says whether it has an object. The object says whether all of it is in place. The index
+//! of keys, the bitmap and the counts follow from the slots, and are rebuilt here.
 //!
 //! Source: the essay of `ids`.
 
@@ -15,9 +15,10 @@ use crate::field::{get, low, pair, put};
 use crate::sem::Remains;
 use crate::{msg, sem, shm};
 
-/// Finishes or takes back what was left half done. The lock is ours.
+/// Completes or takes back an unfinished change. The caller holds the lock.
 ///
-/// Who does not let go of an object that is to be ended holds up nobody: it is left for later.
+/// A live process may hold a removed object. Recovery does not wait for it: the rest of the object
+/// is ended later.
 #[cold]
 pub(super) fn recover(ids: Ids<'_>) {
     let slots = ids.slots();
@@ -41,7 +42,7 @@ pub(super) fn recover(ids: Ids<'_>) {
             (Kind::Shm, Some(object)) => shm::recover_slot(ids, object),
             _ => 0,
         };
-        // It may have been ended, or have lost its key.
+        // `recover_slot` may have ended the object, or taken its key.
         let Some(object) = live(ids, index) else {
             if end_slot(ids, index) == Remains::Some {
                 ids.set_bit(index);
@@ -65,7 +66,7 @@ pub(super) fn recover(ids: Ids<'_>) {
     }
 }
 
-/// Ends what is left in a slot in which there is no object.
+/// Ends the remains of a removed object in slot `index`.
 fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
     match ids.kind {
         Kind::Sem => sem::end_slot(ids, index),
@@ -75,12 +76,12 @@ fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
 }
 
 impl IdsGuard<'_> {
-    /// Keeps the slot of an object that was removed until nothing is left of it.
+    /// Marks the slot of a removed object as used until no remains are left.
     pub(crate) fn keep_slot(&self, index: u32) {
         self.ids.set_bit(index);
     }
 
-    /// Ends what is left of objects that were removed; returns whether a slot is free now.
+    /// Ends the remains of all removed objects. Returns true if a slot has become free.
     #[cold]
     pub(crate) fn end_left(&self) -> bool {
         let ids = self.ids;
@@ -96,7 +97,7 @@ impl IdsGuard<'_> {
         is_any
     }
 
-    /// Ends what is left of an object in slot `index`, which was removed; returns whether nothing is.
+    /// Ends the remains of the removed object in slot `index`. Returns true if none are left.
     pub(crate) fn end_left_at(&self, index: u32) -> bool {
         let ids = self.ids;
         if index >= ids.slots() || live(ids, index).is_some() {
@@ -116,15 +117,15 @@ impl Ids<'_> {
         put(bits, get(bits) | 1 << (index % BITS));
     }
 
-    /// Takes the key from the object in slot `index`. The lock of the kind was taken from one who has died, and
-    /// the index of keys is made anew after this.
+    /// Takes the key from the object in slot `index`, during recovery. The caller rebuilds the
+    /// index of keys afterwards.
     pub(crate) fn forget_key(self, index: u32) {
         let slot = self.slot(index);
         let _section = write(slot);
         put(&slot[KEY], pair(IPC_PRIVATE.cast_unsigned(), 0));
     }
 
-    /// Ends the object in slot `index`; as [`Ids::forget_key`].
+    /// Ends the object in slot `index`, during recovery. As [`Ids::forget_key`].
     pub(crate) fn forget_slot(self, index: u32) {
         let slot = self.slot(index);
         let _section = write(slot);

@@ -16,9 +16,11 @@ use rustix::io::Errno;
 use super::queue::{Queue, QueueName};
 use super::rebuild;
 use crate::sem::{INTERRUPTED, STATUS};
-use crate::{Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
+use crate::{
+    Capacity, Cred, GetFlags, IPC_PRIVATE, MsgFlags, MsgId, Namespace, NamespaceOptions, Task,
+};
 
-const NOWAIT: i32 = IPC_NOWAIT as i32;
+const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 
 /// The stores of a call, at most.
 const STORES_MAX: u64 = 1000;
@@ -27,7 +29,7 @@ struct World {
     namespace: Namespace,
     survivor: Task,
     victim: Arc<Task>,
-    id: i32,
+    id: MsgId,
 }
 
 impl World {
@@ -38,18 +40,18 @@ impl World {
         let namespace = Namespace::open_fd(&file, options).unwrap();
         let survivor = namespace.register(Cred::root(), 1).unwrap();
         let victim = Arc::new(namespace.register(Cred::root(), 2).unwrap());
-        let id = survivor.msgget(IPC_PRIVATE, 0o600).unwrap();
+        let id = survivor.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
         Self { namespace, survivor, victim, id }
     }
 
     fn queue(&self) -> Queue<'_> {
-        let object = self.survivor.msg_ids().obtain_object_check(self.id).unwrap();
+        let object = self.survivor.msg_ids().obtain_object_check(self.id.raw()).unwrap();
         Queue::new(&self.survivor.shared, &object)
     }
 
     /// Runs `act` as the victim, and stops it before store number `stores`. Runs `others` once the
     /// victim waits or is dead. Returns true if the victim was stopped.
-    fn stop(&self, stores: u64, act: fn(&Task, i32), others: fn(&Self)) -> bool {
+    fn stop(&self, stores: u64, act: fn(&Task, MsgId), others: fn(&Self)) -> bool {
         let thread = thread::spawn({
             let (victim, id) = (Arc::clone(&self.victim), self.id);
             move || {
@@ -129,7 +131,7 @@ fn crash_of_a_receiver_that_is_handed_a_message_leaves_none_delivered() {
 
 /// A waiting call has left its list and released the lock, and has not freed its node yet. A
 /// rebuild by another task must not link the node again.
-fn leaves_before_a_rebuild(act: fn(&Task, i32), prepare: fn(&World), others: fn(&World)) {
+fn leaves_before_a_rebuild(act: fn(&Task, MsgId), prepare: fn(&World), others: fn(&World)) {
     for stores in 0..STORES_MAX {
         let world = World::new();
         prepare(&world);
@@ -155,12 +157,12 @@ fn interrupt(world: &World) {
     world.wake(INTERRUPTED);
 }
 
-fn receive(task: &Task, id: i32) {
-    task.msgrcv(id, &mut [0; 8], 0, 0).ok();
+fn receive(task: &Task, id: MsgId) {
+    task.msgrcv(id, &mut [0; 8], 0, MsgFlags::empty()).ok();
 }
 
-fn send(task: &Task, id: i32) {
-    task.msgsnd(id, 1, b"text", 0).ok();
+fn send(task: &Task, id: MsgId) {
+    task.msgsnd(id, 1, b"text", MsgFlags::empty()).ok();
 }
 
 fn set_qbytes(world: &World, qbytes: u64) {
@@ -202,22 +204,22 @@ fn crash_of_a_new_queue_leaves_all_of_it_or_nothing() {
     let mut seen = [0; 2];
     for stores in 0..STORES_MAX {
         let world = World::new();
-        let stale = world.survivor.msgget(IPC_PRIVATE, 0o600).unwrap();
-        let found = world.survivor.msg_ids().obtain_object_check(stale).unwrap();
+        let stale = world.survivor.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
+        let found = world.survivor.msg_ids().obtain_object_check(stale.raw()).unwrap();
         let found = Queue::new(&world.survivor.shared, &found);
         world.survivor.msg_rmid(stale).unwrap();
         let make = |task: &Task, _| {
-            task.msgget(KEY, crate::IPC_CREAT | 0o600).ok();
+            task.msgget(KEY, GetFlags::CREATE, 0o600).ok();
         };
         let is_stopped = world.stop(stores, make, |_| {});
         let at = format!("stopped after {stores} stores");
         let enter = || found.lock(world.survivor.owner).err();
         assert_eq!(enter(), Some(Errno::IDRM), "{at}: the old queue is gone");
         assert_eq!(world.survivor.msgsnd(stale, 1, b"text", NOWAIT), Err(Errno::INVAL), "{at}");
-        seen[usize::from(world.survivor.msgget(KEY, 0).is_ok())] += 1;
+        seen[usize::from(world.survivor.msgget(KEY, GetFlags::empty(), 0).is_ok())] += 1;
         audit(&world, &at);
         // The number of possible queues has not changed.
-        let again = world.survivor.msgget(KEY, crate::IPC_CREAT | 0o600).unwrap();
+        let again = world.survivor.msgget(KEY, GetFlags::CREATE, 0o600).unwrap();
         assert_eq!(world.survivor.msg_stat(again).unwrap().qnum, 0, "{at}");
         assert_eq!(enter(), Some(Errno::IDRM), "{at}: the old queue is gone");
         world.end(&at);
@@ -235,12 +237,12 @@ fn crash_of_a_removal_of_a_queue_leaves_all_of_it_or_nothing() {
     let mut seen = [0; 2];
     for stores in 0..STORES_MAX {
         let world = World::new();
-        let second = world.survivor.msgget(KEY, crate::IPC_CREAT | 0o600).unwrap();
+        let second = world.survivor.msgget(KEY, GetFlags::CREATE, 0o600).unwrap();
         for text in [&b"one"[..], &[2; 200]] {
             world.survivor.msgsnd(second, 1, text, NOWAIT).unwrap();
         }
         let remove = |task: &Task, _| {
-            let second = task.msgget(KEY, 0).unwrap();
+            let second = task.msgget(KEY, GetFlags::empty(), 0).unwrap();
             task.msg_rmid(second).ok();
         };
         let is_stopped = world.stop(stores, remove, |_| {});

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use super::READ;
 use super::node;
 use super::queue::Queue;
+use crate::handle::MsgId;
 use crate::ids::{Object, SLOTS_MAX};
 use crate::ipcget::obtain_own;
 use crate::namespace::now_s;
@@ -26,7 +27,7 @@ pub const MSG_STAT_ANY: i32 = 13;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MsgStat {
     /// The queue's id.
-    pub id: i32,
+    pub id: MsgId,
     /// The permissions.
     pub perm: Perm,
     /// The last msgsnd(2), in seconds since 1970, or 0.
@@ -71,13 +72,13 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, MsgFlags, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.msgget(IPC_PRIVATE, 0o600)?;
-    /// task.msgsnd(id, 1, b"text", 0)?;
+    /// let id = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600)?;
+    /// task.msgsnd(id, 1, b"text", MsgFlags::empty())?;
     /// let stat = task.msg_stat(id)?;
     /// assert_eq!((stat.qnum, stat.cbytes, stat.lspid), (1, 4, 1));
     /// task.msg_rmid(id)?;
@@ -85,8 +86,8 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     #[doc(alias = "msgctl_stat")]
-    pub fn msg_stat(&self, msqid: i32) -> Result<MsgStat, Errno> {
-        let object = self.msg_ids().obtain_object_check(msqid)?;
+    pub fn msg_stat(&self, msqid: MsgId) -> Result<MsgStat, Errno> {
+        let object = self.msg_ids().obtain_object_check(msqid.raw())?;
         self.permission(&object, READ)?;
         self.msg_stat_of(&object, IPC_STAT)
     }
@@ -100,15 +101,15 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, MsgId, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.msgget(IPC_PRIVATE, 0o600)?;
+    /// let id = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600)?;
     /// // As ipcs(1) lists all queues.
     /// let indices = 0..=task.msg_totals()?.index_max.cast_signed();
-    /// let found: Vec<i32> =
+    /// let found: Vec<MsgId> =
     ///     indices.filter_map(|index| Some(task.msg_stat_index(index).ok()?.id)).collect();
     /// assert_eq!(found, [id]);
     /// assert_eq!(task.msg_stat_index(99), Err(Errno::INVAL));
@@ -130,13 +131,13 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let owner = namespace.register(Cred::user(1000, 1000), 1)?;
     /// let other = namespace.register(Cred::user(1001, 1001), 2)?;
-    /// let id = owner.msgget(IPC_PRIVATE, 0o600)?;
+    /// let id = owner.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600)?;
     /// // The first object has the index 0.
     /// assert_eq!(other.msg_stat_index(0), Err(Errno::ACCESS));
     /// assert_eq!(other.msg_stat_any(0)?.id, id);
@@ -160,15 +161,15 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, MsgFlags, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let owner = namespace.register(Cred::user(1000, 1000), 1)?;
-    /// let id = owner.msgget(IPC_PRIVATE, 0o600)?;
+    /// let id = owner.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600)?;
     /// owner.msg_set(id, 1000, 1000, 0o600, 4)?;
-    /// owner.msgsnd(id, 1, b"full", 0)?;
-    /// assert_eq!(owner.msgsnd(id, 1, b"more", IPC_NOWAIT.into()), Err(Errno::AGAIN));
+    /// owner.msgsnd(id, 1, b"full", MsgFlags::empty())?;
+    /// assert_eq!(owner.msgsnd(id, 1, b"more", MsgFlags::NOWAIT), Err(Errno::AGAIN));
     /// // More than `MSGMNB` needs a capability.
     /// assert_eq!(owner.msg_set(id, 1000, 1000, 0o600, 1 << 20), Err(Errno::PERM));
     /// # Ok::<(), Errno>(())
@@ -177,14 +178,14 @@ impl Task {
     #[doc(alias = "msgctl_down")]
     pub fn msg_set(
         &self,
-        msqid: i32,
+        msqid: MsgId,
         uid: u32,
         gid: u32,
         mode: u16,
         qbytes: u64,
     ) -> Result<(), Errno> {
         let ids = self.msg_ids().lock()?;
-        let object = obtain_own(self, &ids, msqid)?;
+        let object = obtain_own(self, &ids, msqid.raw())?;
         self.may_msgctl(Some(&object.perm()), IPC_SET)?;
         let may_raise = self.cred.is_capable(CAP_SYS_RESOURCE);
         if qbytes > u64::from(self.shared.limits.msgmnb) && !may_raise {
@@ -217,12 +218,12 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, MsgFlags, Namespace, NamespaceOptions};
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.msgget(IPC_PRIVATE, 0o600)?;
-    /// task.msgsnd(id, 1, b"text", 0)?;
+    /// let id = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600)?;
+    /// task.msgsnd(id, 1, b"text", MsgFlags::empty())?;
     /// let totals = task.msg_totals()?;
     /// assert_eq!((totals.queues, totals.messages, totals.bytes), (1, 1, 4));
     /// # Ok::<(), rustix::io::Errno>(())
@@ -262,7 +263,7 @@ impl Task {
         self.may_msgctl(Some(&object.perm()), cmd)?;
         let numbers = Queue::new(&self.shared, object).lock(self.owner)?.numbers();
         Ok(MsgStat {
-            id: object.id(),
+            id: MsgId::from_raw(object.id()),
             perm: object.perm(),
             stime_s: numbers.stime_s,
             rtime_s: numbers.rtime_s,

@@ -10,13 +10,15 @@ use std::time::Duration;
 use super::node::{self, Node};
 use super::queue::{LIVE, Locked, QUEUE_LINES, Queue};
 use crate::field::put;
-use crate::{Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
+use crate::{
+    Capacity, Cred, GetFlags, IPC_PRIVATE, MsgFlags, MsgId, Namespace, NamespaceOptions, Task,
+};
 
 /// A full queue with a waiting sender and a receiver that waits for another type.
 struct Waiting {
     one: Task,
     other: Arc<Task>,
-    id: i32,
+    id: MsgId,
 }
 
 type Calls = [thread::JoinHandle<Result<(), Errno>>; 2];
@@ -29,16 +31,16 @@ impl Waiting {
         let namespace = Namespace::open_fd(&file, options).unwrap();
         let one = namespace.register(Cred::root(), 1).unwrap();
         let other = Arc::new(namespace.register(Cred::root(), 2).unwrap());
-        let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+        let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
         one.msg_set(id, 0, 0, 0o600, 4).unwrap();
-        one.msgsnd(id, 1, b"full", 0).unwrap();
-        let start = |call: fn(&Task, i32) -> Result<(), Errno>| {
+        one.msgsnd(id, 1, b"full", MsgFlags::empty()).unwrap();
+        let start = |call: fn(&Task, MsgId) -> Result<(), Errno>| {
             let task = Arc::clone(&other);
             thread::spawn(move || call(&task, id))
         };
         let calls = [
-            start(|task, id| task.msgsnd(id, 1, b"more", 0)),
-            start(|task, id| task.msgrcv(id, &mut [0; 4], 2, 0).map(drop)),
+            start(|task, id| task.msgsnd(id, 1, b"more", MsgFlags::empty())),
+            start(|task, id| task.msgrcv(id, &mut [0; 4], 2, MsgFlags::empty()).map(drop)),
         ];
         while other.waiting() != 2 {
             thread::yield_now();
@@ -47,7 +49,10 @@ impl Waiting {
     }
 
     fn queue(&self) -> Queue<'_> {
-        Queue::new(&self.one.shared, &self.one.msg_ids().obtain_object_check(self.id).unwrap())
+        Queue::new(
+            &self.one.shared,
+            &self.one.msg_ids().obtain_object_check(self.id.raw()).unwrap(),
+        )
     }
 
     /// Calls both to check again, as a change of the queue does.
@@ -134,9 +139,9 @@ fn call_at_a_held_queue_ends_with_eio_and_its_node_is_freed_later() {
     drop(guard);
     let Waiting { one, id, .. } = waiting;
     // Calls that find the nodes free them, and pass no message to them.
-    one.msgrcv(id, &mut [0; 4], 1, 0).unwrap();
-    one.msgsnd(id, 2, b"text", 0).unwrap();
-    assert_eq!(one.msgrcv(id, &mut [0; 4], 2, IPC_NOWAIT.into()).unwrap().mtype, 2);
+    one.msgrcv(id, &mut [0; 4], 1, MsgFlags::empty()).unwrap();
+    one.msgsnd(id, 2, b"text", MsgFlags::empty()).unwrap();
+    assert_eq!(one.msgrcv(id, &mut [0; 4], 2, MsgFlags::NOWAIT).unwrap().mtype, 2);
     let pool = one.shared.layout.msg_waits;
     assert_eq!(pool.used(&one.shared.region).count(), 0);
 }

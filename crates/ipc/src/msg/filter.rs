@@ -4,16 +4,7 @@
 
 use rustix::io::Errno;
 
-use crate::sem::IPC_NOWAIT;
-
-/// Truncate a message that is too long.
-pub const MSG_NOERROR: i32 = 0o10_000;
-
-/// With a positive type: take the first message of another type.
-pub const MSG_EXCEPT: i32 = 0o20_000;
-
-/// Copy the message with this index, and leave it in the queue.
-pub const MSG_COPY: i32 = 0o40_000;
+use crate::flags::MsgFlags;
 
 /// The messages that a receiver requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,17 +28,17 @@ impl Filter {
     ///
     /// `EINVAL` for `MSG_COPY` with `MSG_EXCEPT` or without `IPC_NOWAIT`.
     #[inline]
-    pub(super) fn new(msgtyp: i64, msgflg: i32) -> Result<Self, Errno> {
-        if msgflg & MSG_COPY != 0 {
-            let is_nowait = msgflg & i32::from(IPC_NOWAIT) != 0;
-            let is_good = is_nowait && msgflg & MSG_EXCEPT == 0;
+    pub(super) fn new(msgtyp: i64, msgflg: MsgFlags) -> Result<Self, Errno> {
+        if msgflg.contains(MsgFlags::COPY) {
+            let is_nowait = msgflg.contains(MsgFlags::NOWAIT);
+            let is_good = is_nowait && !msgflg.contains(MsgFlags::EXCEPT);
             return if is_good { Ok(Self::Number(msgtyp)) } else { Err(Errno::INVAL) };
         }
         Ok(match msgtyp {
             0 => Self::Any,
             // The least number cannot be negated. All types are at most the largest one.
             ..0 => Self::LessEqual(msgtyp.checked_neg().unwrap_or(i64::MAX)),
-            _ if msgflg & MSG_EXCEPT != 0 => Self::NotEqual(msgtyp),
+            _ if msgflg.contains(MsgFlags::EXCEPT) => Self::NotEqual(msgtyp),
             _ => Self::Equal(msgtyp),
         })
     }
@@ -120,18 +111,25 @@ mod tests {
 
     const TYPES: [i64; 6] = [5, 3, 3, 1, 9, 1];
 
-    fn find(msgtyp: i64, msgflg: i32) -> Option<usize> {
+    fn find(msgtyp: i64, msgflg: MsgFlags) -> Option<usize> {
         let messages = TYPES.iter().enumerate().map(|(at, mtype)| (*mtype, at));
         Filter::new(msgtyp, msgflg).unwrap().find(messages)
     }
 
     #[test]
     fn each_kind_of_type_finds_its_message() {
-        let copy = MSG_COPY | i32::from(IPC_NOWAIT);
-        assert_eq!(find(0, 0), Some(0));
-        assert_eq!((find(3, 0), find(4, 0)), (Some(1), None));
-        assert_eq!((find(5, MSG_EXCEPT), find(-4, MSG_EXCEPT)), (Some(1), Some(3)));
-        assert_eq!((find(-4, 0), find(-1, 0), find(i64::MIN, 0)), (Some(3), Some(3), Some(3)));
+        let copy = MsgFlags::COPY | MsgFlags::NOWAIT;
+        assert_eq!(find(0, MsgFlags::empty()), Some(0));
+        assert_eq!((find(3, MsgFlags::empty()), find(4, MsgFlags::empty())), (Some(1), None));
+        assert_eq!((find(5, MsgFlags::EXCEPT), find(-4, MsgFlags::EXCEPT)), (Some(1), Some(3)));
+        assert_eq!(
+            (
+                find(-4, MsgFlags::empty()),
+                find(-1, MsgFlags::empty()),
+                find(i64::MIN, MsgFlags::empty())
+            ),
+            (Some(3), Some(3), Some(3))
+        );
         assert_eq!((find(0, copy), find(5, copy), find(6, copy)), (Some(0), Some(5), None));
         assert_eq!(find(-1, copy), None);
     }

@@ -6,6 +6,8 @@ use rustix::io::Errno;
 
 use super::node;
 use super::queue::Queue;
+use crate::flags::GetFlags;
+use crate::handle::MsgId;
 use crate::ipcget::{ipcget, may_alloc, obtain_own};
 use crate::namespace::now_s;
 use crate::sem::IPC_RMID;
@@ -18,32 +20,32 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// - `EACCES`: the queue exists, and its mode does not permit what `msgflg` requests.
-    /// - `EEXIST`: the queue exists, and both `IPC_CREAT` and `IPC_EXCL` are given.
-    /// - `ENOENT`: there is no queue with this key, and no `IPC_CREAT`.
+    /// - `EACCES`: the queue exists, and its mode does not permit what `mode` requests.
+    /// - `EEXIST`: the queue exists, and both `CREATE` and `EXCLUSIVE` are given.
+    /// - `ENOENT`: there is no queue with this key, and no `CREATE`.
     /// - `ENOSPC`: more than `MSGMNI` queues would exist.
     ///
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_CREAT, IPC_EXCL, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// assert_eq!(task.msgget(5, 0o600), Err(Errno::NOENT));
-    /// let id = task.msgget(5, IPC_CREAT | 0o600)?;
-    /// assert_eq!(task.msgget(5, IPC_CREAT | IPC_EXCL | 0o600), Err(Errno::EXIST));
-    /// assert_eq!(task.msgget(5, 0), Ok(id));
+    /// assert_eq!(task.msgget(5, GetFlags::empty(), 0o600), Err(Errno::NOENT));
+    /// let id = task.msgget(5, GetFlags::CREATE, 0o600)?;
+    /// assert_eq!(task.msgget(5, GetFlags::CREATE | GetFlags::EXCLUSIVE, 0o600), Err(Errno::EXIST));
+    /// assert_eq!(task.msgget(5, GetFlags::empty(), 0), Ok(id));
     /// # Ok::<(), Errno>(())
     /// ```
-    pub fn msgget(&self, key: i32, msgflg: i32) -> Result<i32, Errno> {
+    pub fn msgget(&self, key: i32, flags: GetFlags, mode: u16) -> Result<MsgId, Errno> {
         let shared = &*self.shared;
         let ids = self.msg_ids().lock()?;
-        ipcget(
+        let id = ipcget(
             self,
             &ids,
-            (key, msgflg),
+            (key, flags, mode),
             |_| Ok(()),
             |ids, perm| {
                 may_alloc(self, &perm)?;
@@ -57,7 +59,8 @@ impl Task {
                     id => id,
                 }
             },
-        )
+        )?;
+        Ok(MsgId::from_raw(id))
     }
 
     /// Removes a queue with its messages: `IPC_RMID`. Waiting calls end with `EIDRM`.
@@ -70,14 +73,14 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, MsgFlags, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.msgget(IPC_PRIVATE, 0o600)?;
+    /// let id = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600)?;
     /// std::thread::scope(|scope| {
-    ///     let waits = scope.spawn(|| task.msgrcv(id, &mut [0; 8], 0, 0));
+    ///     let waits = scope.spawn(|| task.msgrcv(id, &mut [0; 8], 0, MsgFlags::empty()));
     ///     while task.waiting() == 0 {
     ///         std::thread::yield_now();
     ///     }
@@ -90,9 +93,9 @@ impl Task {
     /// ```
     #[doc(alias = "ipcctl_pre_down_nolock")]
     #[doc(alias = "freeque")]
-    pub fn msg_rmid(&self, msqid: i32) -> Result<(), Errno> {
+    pub fn msg_rmid(&self, msqid: MsgId) -> Result<(), Errno> {
         let ids = self.msg_ids().lock()?;
-        let object = obtain_own(self, &ids, msqid)?;
+        let object = obtain_own(self, &ids, msqid.raw())?;
         self.may_msgctl(Some(&object.perm()), IPC_RMID)?;
         let queue = Queue::new(&self.shared, &object);
         let guard = match queue.lock(self.owner) {

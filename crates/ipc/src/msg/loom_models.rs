@@ -10,9 +10,11 @@ use rustix::io::Errno;
 
 use super::message::{Message, Truth};
 use super::queue::{Locked, Queue};
-use crate::{Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
+use crate::{
+    Capacity, Cred, GetFlags, IPC_PRIVATE, MsgFlags, MsgId, Namespace, NamespaceOptions, Task,
+};
 
-const NOWAIT: i32 = IPC_NOWAIT as i32;
+const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 
 fn namespace(queues: u32) -> Namespace {
     let capacity = Capacity { queues, msgs: 4, waits: 4, tasks: 2, ..Capacity::LEAST };
@@ -23,24 +25,24 @@ fn task(namespace: &Namespace, pid: u32) -> Arc<Task> {
     Arc::new(namespace.register(Cred::root(), pid).unwrap())
 }
 
-fn queue(task: &Task, id: i32) -> Queue<'_> {
-    Queue::new(&task.shared, &task.msg_ids().obtain_object_check(id).unwrap())
+fn queue(task: &Task, id: MsgId) -> Queue<'_> {
+    Queue::new(&task.shared, &task.msg_ids().obtain_object_check(id.raw()).unwrap())
 }
 
-fn send(task: &Task, id: i32) -> Result<(), Errno> {
+fn send(task: &Task, id: MsgId) -> Result<(), Errno> {
     task.msgsnd(id, 1, b"", NOWAIT)
 }
 
 /// Sends without checking for waiting receivers.
-fn blind_send(task: &Task, id: i32) -> Result<(), Errno> {
+fn blind_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let message = Message::alloc(task, 1, b"")?;
     queue(task, id).lock(task.owner)?.append(message);
     Ok(())
 }
 
 /// Sends without checking that the queue is the one that was looked up.
-fn stale_send(task: &Task, id: i32) -> Result<(), Errno> {
-    let object = task.msg_ids().obtain_object_check(id)?;
+fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
+    let object = task.msg_ids().obtain_object_check(id.raw())?;
     let queue = Queue::new(&task.shared, &object);
     let message = Message::alloc(task, 1, b"")?;
     let _held = queue.hold_whatever(task.owner)?;
@@ -49,7 +51,7 @@ fn stale_send(task: &Task, id: i32) -> Result<(), Errno> {
 }
 
 /// Tells the receiver before the message is delivered.
-fn hasty_send(task: &Task, id: i32) -> Result<(), Errno> {
+fn hasty_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let message = Message::alloc(task, 1, b"")?;
     let guard = queue(task, id).lock(task.owner)?;
     let Some(line) = guard.receivers().iter().next() else {
@@ -63,7 +65,7 @@ fn hasty_send(task: &Task, id: i32) -> Result<(), Errno> {
 }
 
 /// Receives without calling waiting senders.
-fn blind_receive(task: &Task, id: i32) -> Result<(), Errno> {
+fn blind_receive(task: &Task, id: MsgId) -> Result<(), Errno> {
     let guard = queue(task, id).lock(task.owner)?;
     let message = guard.message(guard.messages().iter().next().ok_or(Errno::NOMSG)?);
     guard.take(message, task.owner.index);
@@ -72,20 +74,20 @@ fn blind_receive(task: &Task, id: i32) -> Result<(), Errno> {
     Ok(())
 }
 
-fn receive(task: &Task, id: i32) -> Result<(), Errno> {
+fn receive(task: &Task, id: MsgId) -> Result<(), Errno> {
     task.msgrcv(id, &mut [], 0, NOWAIT).map(drop)
 }
 
 /// A receiver waits for the message of `send`. Returns how often the sender found (no waiter, a
 /// waiter).
-fn receiver_against(send: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 2] {
+fn receiver_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace(1);
         let (one, other) = (task(&namespace, 1), task(&namespace, 2));
-        let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+        let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
         let waiter = thread::spawn({
             let other = Arc::clone(&other);
-            move || other.msgrcv(id, &mut [], 0, 0).map(drop)
+            move || other.msgrcv(id, &mut [], 0, MsgFlags::empty()).map(drop)
         });
         let was_waiting = other.waiting() != 0;
         send(&one, id).unwrap();
@@ -110,17 +112,17 @@ fn control_message_that_wakes_nobody_is_caught() {
 
 /// A sender waits for the space that `receive` frees. Returns how often `receive` found (no waiter,
 /// a waiter).
-fn sender_against(receive: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 2] {
+fn sender_against(receive: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace(1);
         let (one, other) = (task(&namespace, 1), task(&namespace, 2));
-        let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+        let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
         // The queue has space for one message.
         one.msg_set(id, 0, 0, 0o600, 1).unwrap();
         send(&one, id).unwrap();
         let waiter = thread::spawn({
             let other = Arc::clone(&other);
-            move || other.msgsnd(id, 1, b"", 0)
+            move || other.msgsnd(id, 1, b"", MsgFlags::empty())
         });
         let was_waiting = other.waiting() != 0;
         receive(&one, id).unwrap();
@@ -145,17 +147,17 @@ fn control_receiver_that_calls_nobody_is_caught() {
 
 /// A queue is removed and another one created during `send`. Returns the counts of (success,
 /// EINVAL, EIDRM).
-fn remove_against(send: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 3] {
+fn remove_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 3] {
     Tally::of_bounded(1, move |tally| {
         let namespace = namespace(1);
         let (one, other) = (task(&namespace, 1), task(&namespace, 2));
-        let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+        let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
         let sender = thread::spawn(move || send(&other, id));
         let remover = thread::spawn({
             let one = Arc::clone(&one);
             move || {
                 one.msg_rmid(id).unwrap();
-                one.msgget(IPC_PRIVATE, 0o600).unwrap()
+                one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap()
             }
         });
         let (outcome, next) = (sender.join().unwrap(), remover.join().unwrap());
@@ -189,8 +191,9 @@ fn receiver_beside_removal_ends() {
     let outcomes: [usize; 2] = Tally::of_bounded(2, move |tally| {
         let namespace = namespace(1);
         let (one, other) = (task(&namespace, 1), task(&namespace, 2));
-        let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
-        let waiter = thread::spawn(move || other.msgrcv(id, &mut [], 0, 0).map(drop));
+        let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
+        let waiter =
+            thread::spawn(move || other.msgrcv(id, &mut [], 0, MsgFlags::empty()).map(drop));
         one.msg_rmid(id).unwrap();
         tally.hit(match waiter.join().unwrap() {
             Err(Errno::INVAL) => 0,
@@ -203,15 +206,15 @@ fn receiver_beside_removal_ends() {
 
 /// A message is passed to a receiver that sends another one at once. Returns how often the first
 /// message was (queued, passed to a waiting receiver).
-fn hand_over(send: fn(&Task, i32) -> Result<(), Errno>) -> [usize; 2] {
+fn hand_over(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace(2);
         let (one, other) = (task(&namespace, 1), task(&namespace, 2));
-        let ids = [(); 2].map(|()| one.msgget(IPC_PRIVATE, 0o600).unwrap());
+        let ids = [(); 2].map(|()| one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap());
         let waiter = thread::spawn({
             let other = Arc::clone(&other);
             move || {
-                other.msgrcv(ids[0], &mut [], 0, 0).unwrap();
+                other.msgrcv(ids[0], &mut [], 0, MsgFlags::empty()).unwrap();
                 // The new message uses the lines of the received one.
                 other.msgsnd(ids[1], 1, b"", NOWAIT).unwrap();
             }

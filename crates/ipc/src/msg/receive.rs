@@ -11,15 +11,16 @@ use rustix::io::Errno;
 use std::fmt;
 
 use super::READ;
-use super::filter::{Filter, MSG_COPY, MSG_NOERROR};
+use super::filter::Filter;
 use super::message::Message;
 use super::node::{self, Node, Role, Status};
 use super::queue::{Queue, QueueGuard};
+use crate::flags::MsgFlags;
+use crate::handle::MsgId;
 use crate::ids::Object;
 use crate::namespace::now_s;
 use crate::nested;
 use crate::recover;
-use crate::sem::IPC_NOWAIT;
 use crate::spin::Spin;
 use crate::task::Task;
 use crate::watch::Turn;
@@ -118,20 +119,20 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_NOWAIT, IPC_PRIVATE, MSG_NOERROR, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, MsgFlags, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.msgget(IPC_PRIVATE, 0o600)?;
-    /// task.msgsnd(id, 5, b"five", 0)?;
-    /// task.msgsnd(id, 2, b"second", 0)?;
+    /// let id = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600)?;
+    /// task.msgsnd(id, 5, b"five", MsgFlags::empty())?;
+    /// task.msgsnd(id, 2, b"second", MsgFlags::empty())?;
     /// let mut text = [0; 4];
     /// // Take the lowest type up to 9.
-    /// assert_eq!(task.msgrcv(id, &mut text, -9, 0), Err(Errno::TOOBIG));
-    /// let received = task.msgrcv(id, &mut text, -9, MSG_NOERROR)?;
+    /// assert_eq!(task.msgrcv(id, &mut text, -9, MsgFlags::empty()), Err(Errno::TOOBIG));
+    /// let received = task.msgrcv(id, &mut text, -9, MsgFlags::NOERROR)?;
     /// assert_eq!((received.mtype, &text), (2, b"seco"));
-    /// assert_eq!(task.msgrcv(id, &mut text, 2, i32::from(IPC_NOWAIT)), Err(Errno::NOMSG));
+    /// assert_eq!(task.msgrcv(id, &mut text, 2, MsgFlags::NOWAIT), Err(Errno::NOMSG));
     /// # Ok::<(), Errno>(())
     /// ```
     #[doc(alias = "do_msgrcv")]
@@ -139,10 +140,10 @@ impl Task {
     #[inline]
     pub fn msgrcv(
         &self,
-        msqid: i32,
+        msqid: MsgId,
         text: &mut [u8],
         msgtyp: i64,
-        msgflg: i32,
+        msgflg: MsgFlags,
     ) -> Result<Received, Errno> {
         let arrived = self.msgrcv_owned(msqid, text.len(), msgtyp, msgflg)?;
         Ok(Received { mtype: arrived.mtype(), size_bytes: arrived.read(text) })
@@ -158,46 +159,46 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, MsgFlags, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.msgget(IPC_PRIVATE, 0o600)?;
-    /// task.msgsnd(id, 7, b"text", 0)?;
-    /// let arrived = task.msgrcv_owned(id, 16, 7, 0)?;
+    /// let id = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600)?;
+    /// task.msgsnd(id, 7, b"text", MsgFlags::empty())?;
+    /// let arrived = task.msgrcv_owned(id, 16, 7, MsgFlags::empty())?;
     /// assert_eq!((arrived.mtype(), arrived.size_bytes()), (7, 4));
     /// let mut text = [0; 4];
     /// assert_eq!((arrived.read(&mut text), &text), (4, b"text"));
-    /// let again = task.msgrcv_owned(id, 16, 7, IPC_NOWAIT.into());
+    /// let again = task.msgrcv_owned(id, 16, 7, MsgFlags::NOWAIT);
     /// assert_eq!(again.err(), Some(Errno::NOMSG));
     /// # Ok::<(), Errno>(())
     /// ```
     #[inline]
     pub fn msgrcv_owned(
         &self,
-        msqid: i32,
+        msqid: MsgId,
         size_max: usize,
         msgtyp: i64,
-        msgflg: i32,
+        msgflg: MsgFlags,
     ) -> Result<Arrived<'_>, Errno> {
         let filter = Filter::new(msgtyp, msgflg)?;
-        let object = self.msg_ids().obtain_object_check(msqid)?;
+        let object = self.msg_ids().obtain_object_check(msqid.raw())?;
         self.may_receive(&object, msgtyp)?;
         let queue = Queue::new(&self.shared, &object);
         let mut watched = None;
         let guard = loop {
             let guard = queue.lock(self.owner)?;
             if let Some(message) = find(&guard, filter) {
-                if message.size() > size_max && msgflg & MSG_NOERROR == 0 {
+                if message.size() > size_max && !msgflg.contains(MsgFlags::NOERROR) {
                     return Err(Errno::TOOBIG);
                 }
-                if msgflg & MSG_COPY != 0 {
+                if msgflg.contains(MsgFlags::COPY) {
                     return copy(message, size_max);
                 }
                 return Ok(self.take(guard, message, size_max));
             }
-            if msgflg & i32::from(IPC_NOWAIT) != 0 {
+            if msgflg.contains(MsgFlags::NOWAIT) {
                 return Err(Errno::NOMSG);
             }
             match watched {
@@ -293,10 +294,10 @@ impl Task {
         guard: QueueGuard<'_>,
         filter: Filter,
         size_max: usize,
-        (msgtyp, msgflg): (i64, i32),
+        (msgtyp, msgflg): (i64, MsgFlags),
     ) -> Result<u32, Errno> {
         let queue = guard.queue;
-        let size_max = if msgflg & MSG_NOERROR != 0 { usize::MAX } else { size_max };
+        let size_max = if msgflg.contains(MsgFlags::NOERROR) { usize::MAX } else { size_max };
         // The caller found no message in this same section of the lock (trap I5).
         let who = (Role::Receiver, queue.name, guard.next_ticket());
         let node = Node::alloc(self, who, size_max, filter)?;

@@ -12,17 +12,18 @@ use super::handover::pipelined_send;
 use super::message::Message;
 use super::node::{Node, Role, Status};
 use super::queue::{Queue, QueueGuard};
+use crate::flags::MsgFlags;
+use crate::handle::MsgId;
 use crate::ids::Object;
 use crate::namespace::now_s;
 use crate::recover;
-use crate::sem::IPC_NOWAIT;
 use crate::task::Task;
 use crate::watch::{self, Turn};
 
 impl Task {
     /// Sends a message of type `mtype` with `text`. Waits until it fits the queue.
     ///
-    /// `msgflg` is 0 or `IPC_NOWAIT`.
+    /// Of `msgflg` only [`MsgFlags::NOWAIT`] has an effect.
     ///
     /// # Errors
     ///
@@ -39,27 +40,33 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, MsgFlags, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.msgget(IPC_PRIVATE, 0o600)?;
-    /// task.msgsnd(id, 7, b"text", 0)?;
-    /// assert_eq!(task.msgsnd(id, 0, b"text", 0), Err(Errno::INVAL));
+    /// let id = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600)?;
+    /// task.msgsnd(id, 7, b"text", MsgFlags::empty())?;
+    /// assert_eq!(task.msgsnd(id, 0, b"text", MsgFlags::empty()), Err(Errno::INVAL));
     /// let mut text = [0; 16];
-    /// let received = task.msgrcv(id, &mut text, 7, 0)?;
+    /// let received = task.msgrcv(id, &mut text, 7, MsgFlags::empty())?;
     /// assert_eq!((received.mtype, &text[..received.size_bytes]), (7, &b"text"[..]));
     /// # Ok::<(), Errno>(())
     /// ```
     #[doc(alias = "do_msgsnd")]
     #[doc(alias = "ipc_obtain_object_check")]
     #[inline]
-    pub fn msgsnd(&self, msqid: i32, mtype: i64, text: &[u8], msgflg: i32) -> Result<(), Errno> {
+    pub fn msgsnd(
+        &self,
+        msqid: MsgId,
+        mtype: i64,
+        text: &[u8],
+        msgflg: MsgFlags,
+    ) -> Result<(), Errno> {
         if text.len() > self.shared.limits.msgmax as usize || mtype < 1 {
             return Err(Errno::INVAL);
         }
-        let object = self.msg_ids().obtain_object_check(msqid)?;
+        let object = self.msg_ids().obtain_object_check(msqid.raw())?;
         self.may_send(&object, msgflg)?;
         let queue = Queue::new(&self.shared, &object);
         let message = Message::alloc(self, mtype, text)?;
@@ -73,7 +80,7 @@ impl Task {
     }
 
     #[inline]
-    fn may_send(&self, object: &Object, msgflg: i32) -> Result<(), Errno> {
+    fn may_send(&self, object: &Object, msgflg: MsgFlags) -> Result<(), Errno> {
         self.permission(object, WRITE)?;
         match &self.shared.hook {
             None => Ok(()),
@@ -83,13 +90,13 @@ impl Task {
 
     /// Sends a private message. If this fails, the message stays private.
     #[inline]
-    fn send(&self, queue: Queue<'_>, message: Message<'_>, msgflg: i32) -> Result<(), Errno> {
+    fn send(&self, queue: Queue<'_>, message: Message<'_>, msgflg: MsgFlags) -> Result<(), Errno> {
         let guard = queue.lock(self.owner)?;
         if guard.fits(message.size()) {
             self.hand_in(guard, message);
             return Ok(());
         }
-        if msgflg & i32::from(IPC_NOWAIT) != 0 {
+        if msgflg.contains(MsgFlags::NOWAIT) {
             return Err(Errno::AGAIN);
         }
         self.send_waiting(guard, message, msgflg)
@@ -122,7 +129,7 @@ impl Task {
         &self,
         guard: QueueGuard<'_>,
         message: Message<'_>,
-        msgflg: i32,
+        msgflg: MsgFlags,
     ) -> Result<(), Errno> {
         let queue = guard.queue;
         // The caller found in this same section of the lock that the message does not fit (trap
@@ -148,7 +155,7 @@ impl Task {
         queue: Queue<'_>,
         node: Node<'_>,
         message: Message<'_>,
-        msgflg: i32,
+        msgflg: MsgFlags,
     ) -> Result<(), Errno> {
         let mut turn = Turn::first();
         loop {

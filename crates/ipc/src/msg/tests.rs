@@ -11,9 +11,11 @@ use super::node::{Node, Role, Status};
 use super::queue::Queue;
 use super::rebuild::{self, rebuild};
 use crate::field::{get, put};
-use crate::{Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
+use crate::{
+    Capacity, Cred, GetFlags, IPC_PRIVATE, MsgFlags, MsgId, Namespace, NamespaceOptions, Task,
+};
 
-const NOWAIT: i32 = IPC_NOWAIT as i32;
+const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 
 fn namespace() -> Namespace {
     let capacity = Capacity { queues: 4, msgs: 4096, waits: 64, tasks: 8, ..Capacity::LEAST };
@@ -24,8 +26,8 @@ fn task(namespace: &Namespace, pid: u32) -> Arc<Task> {
     Arc::new(namespace.register(Cred::root(), pid).unwrap())
 }
 
-fn queue(task: &Task, id: i32) -> Queue<'_> {
-    Queue::new(&task.shared, &task.msg_ids().obtain_object_check(id).unwrap())
+fn queue(task: &Task, id: MsgId) -> Queue<'_> {
+    Queue::new(&task.shared, &task.msg_ids().obtain_object_check(id.raw()).unwrap())
 }
 
 /// A called sender does not count as waiting, although its message may not fit after all.
@@ -33,7 +35,7 @@ fn queue(task: &Task, id: i32) -> Queue<'_> {
 fn called_sender_does_not_count_as_waiting() {
     let namespace = namespace();
     let task = task(&namespace, 1);
-    let id = task.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let id = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     let who = (Role::Sender, queue(&task, id).name, 1);
     let node = Node::alloc(&task, who, 1, Filter::Any).unwrap();
     let begun = task.begin_wait(node.line);
@@ -64,7 +66,7 @@ fn waiting<T: Send + 'static>(
 }
 
 /// Returns the derived state of a queue, which a rebuild must restore.
-fn picture(task: &Task, id: i32) -> (Vec<u32>, Vec<u32>, Vec<u32>, u64, u64) {
+fn picture(task: &Task, id: MsgId) -> (Vec<u32>, Vec<u32>, Vec<u32>, u64, u64) {
     let guard = queue(task, id).lock(task.owner).unwrap();
     let numbers = guard.numbers();
     let lists = [guard.messages(), guard.receivers(), guard.senders()];
@@ -73,7 +75,7 @@ fn picture(task: &Task, id: i32) -> (Vec<u32>, Vec<u32>, Vec<u32>, u64, u64) {
 }
 
 /// Overwrites the derived state of a queue with random values.
-fn scramble(task: &Task, id: i32, seed: u64) {
+fn scramble(task: &Task, id: MsgId, seed: u64) {
     let guard = queue(task, id).lock(task.owner).unwrap();
     let lists = [guard.messages(), guard.receivers(), guard.senders()];
     for (at, list) in lists.into_iter().enumerate() {
@@ -91,20 +93,23 @@ fn scramble(task: &Task, id: i32, seed: u64) {
 fn overwritten_queue_is_rebuilt_from_its_messages_and_nodes() {
     let namespace = namespace();
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
-    let ids = [(); 2].map(|()| one.msgget(IPC_PRIVATE, 0o600).unwrap());
+    let ids = [(); 2].map(|()| one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap());
     for id in ids {
         for (mtype, size) in [(1, 10), (2, 300), (1, 0), (3, 16_000 - 310)] {
-            one.msgsnd(id, mtype, &vec![7; size.min(8192)], 0).unwrap();
+            one.msgsnd(id, mtype, &vec![7; size.min(8192)], MsgFlags::empty()).unwrap();
         }
-        one.msgrcv(id, &mut [0; 8192], 2, 0).unwrap();
-        one.msgsnd(id, 4, &vec![7; 7000], 0).unwrap();
+        one.msgrcv(id, &mut [0; 8192], 2, MsgFlags::empty()).unwrap();
+        one.msgsnd(id, 4, &vec![7; 7000], MsgFlags::empty()).unwrap();
     }
     let [id, untouched] = ids;
     let receivers = [7, 8].map(|mtype| {
-        waiting(&other, move |task| task.msgrcv(id, &mut [0; 100], mtype, 0).map(|r| r.mtype))
+        waiting(&other, move |task| {
+            task.msgrcv(id, &mut [0; 100], mtype, MsgFlags::empty()).map(|r| r.mtype)
+        })
     });
-    let senders =
-        [5000, 6000].map(|size| waiting(&other, move |task| task.msgsnd(id, 9, &vec![1; size], 0)));
+    let senders = [5000, 6000].map(|size| {
+        waiting(&other, move |task| task.msgsnd(id, 9, &vec![1; size], MsgFlags::empty()))
+    });
     let before = [picture(&one, id), picture(&one, untouched)];
     assert_eq!((before[0].0.len(), before[0].1.len(), before[0].2.len()), (4, 2, 2));
     for seed in [1, u64::MAX, 0x1234_5678_9abc_def0] {
@@ -116,11 +121,11 @@ fn overwritten_queue_is_rebuilt_from_its_messages_and_nodes() {
     // The order is as before, and all calls work.
     let sizes = [10, 0, 8192, 7000];
     for size in sizes {
-        assert_eq!(one.msgrcv(id, &mut [0; 8192], 0, 0).unwrap().size_bytes, size);
+        assert_eq!(one.msgrcv(id, &mut [0; 8192], 0, MsgFlags::empty()).unwrap().size_bytes, size);
     }
     senders.into_iter().for_each(|sender| sender.join().unwrap().unwrap());
     for (mtype, receiver) in [7, 8].into_iter().zip(receivers) {
-        one.msgsnd(id, mtype, b"", 0).unwrap();
+        one.msgsnd(id, mtype, b"", MsgFlags::empty()).unwrap();
         assert_eq!(receiver.join().unwrap(), Ok(mtype));
     }
 }
@@ -129,8 +134,8 @@ fn overwritten_queue_is_rebuilt_from_its_messages_and_nodes() {
 fn control_scrambled_queue_without_a_rebuild_is_wrong() {
     let namespace = namespace();
     let one = task(&namespace, 1);
-    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
-    one.msgsnd(id, 1, b"text", 0).unwrap();
+    let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
+    one.msgsnd(id, 1, b"text", MsgFlags::empty()).unwrap();
     let before = picture(&one, id);
     scramble(&one, id, 0x1234_5678_9abc_def0);
     assert_ne!(picture(&one, id), before);
@@ -141,10 +146,11 @@ fn control_scrambled_queue_without_a_rebuild_is_wrong() {
 fn receiver_of_a_delivered_message_is_told_by_the_rebuild() {
     let namespace = namespace();
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
-    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     let receiver = waiting(&other, move |task| {
         let mut text = [0; 8];
-        task.msgrcv(id, &mut text, 0, 0).map(|received| text[..received.size_bytes].to_vec())
+        task.msgrcv(id, &mut text, 0, MsgFlags::empty())
+            .map(|received| text[..received.size_bytes].to_vec())
     });
     {
         let guard = queue(&one, id).lock(one.owner).unwrap();
@@ -165,10 +171,10 @@ fn receiver_of_a_delivered_message_is_told_by_the_rebuild() {
 fn senders_that_have_room_are_called_by_the_rebuild() {
     let namespace = namespace();
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
-    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
-    one.msgsnd(id, 1, &[0; 8192], 0).unwrap();
-    one.msgsnd(id, 1, &[0; 8192], 0).unwrap();
-    let sender = waiting(&other, move |task| task.msgsnd(id, 2, b"late", 0));
+    let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
+    one.msgsnd(id, 1, &[0; 8192], MsgFlags::empty()).unwrap();
+    one.msgsnd(id, 1, &[0; 8192], MsgFlags::empty()).unwrap();
+    let sender = waiting(&other, move |task| task.msgsnd(id, 2, b"late", MsgFlags::empty()));
     {
         let guard = queue(&one, id).lock(one.owner).unwrap();
         let first = guard.message(guard.messages().iter().next().unwrap());
@@ -189,14 +195,15 @@ fn interrupted_removal_is_completed_by_recovery() {
     let namespace = namespace();
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
     for is_begun in [false, true] {
-        let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
-        one.msgsnd(id, 1, b"text", 0).unwrap();
-        let receiver =
-            waiting(&other, move |task| task.msgrcv(id, &mut [0; 8], 7, 0).map(|r| r.mtype));
+        let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
+        one.msgsnd(id, 1, b"text", MsgFlags::empty()).unwrap();
+        let receiver = waiting(&other, move |task| {
+            task.msgrcv(id, &mut [0; 8], 7, MsgFlags::empty()).map(|r| r.mtype)
+        });
         let queue = queue(&one, id);
         {
             let ids = one.msg_ids().lock().unwrap();
-            ids.unpublish(&ids.obtain_object_check(id).unwrap());
+            ids.unpublish(&ids.obtain_object_check(id.raw()).unwrap());
         }
         if is_begun {
             let line = one.shared.layout.queues + super::QUEUE_LINES * queue.name.index;
@@ -221,14 +228,14 @@ fn used(task: &Task) -> [usize; 2] {
 fn messages_and_nodes_of_a_dead_task_are_reaped() {
     let namespace = namespace();
     let (one, dead) = (task(&namespace, 1), task(&namespace, 2));
-    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     // A queued message belongs to the queue, not to its sender.
-    dead.msgsnd(id, 5, b"sent", 0).unwrap();
+    dead.msgsnd(id, 5, b"sent", MsgFlags::empty()).unwrap();
     let shared = &*dead.shared;
     // One message is being written, another one is being read.
     Message::alloc(&dead, 1, b"written").unwrap();
-    one.msgsnd(id, 6, b"read", 0).unwrap();
-    std::mem::forget(dead.msgrcv_owned(id, 8, 6, 0).unwrap());
+    one.msgsnd(id, 6, b"read", MsgFlags::empty()).unwrap();
+    std::mem::forget(dead.msgrcv_owned(id, 8, 6, MsgFlags::empty()).unwrap());
     let guard = queue(&dead, id).lock(dead.owner).unwrap();
     // One node waits, and another one has got a message that its task has not seen.
     let nodes = [9, 10].map(|mtype| {
@@ -238,7 +245,7 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
         node
     });
     drop(guard);
-    one.msgsnd(id, 10, b"handed", 0).unwrap();
+    one.msgsnd(id, 10, b"handed", MsgFlags::empty()).unwrap();
     assert!(matches!(nodes[1].status(), Status::Done(Ok(_))));
     assert_eq!(used(&one), [4, 2]);
     let absent = rebuild::reap(shared, one.owner, dead.owner.index).unwrap();
@@ -248,7 +255,8 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     assert!(guard.receivers().is_empty());
     drop(guard);
     // The message of the second node is in the queue again.
-    let received = [(); 2].map(|()| one.msgrcv(id, &mut [0; 8], 0, 0).unwrap().mtype);
+    let received =
+        [(); 2].map(|()| one.msgrcv(id, &mut [0; 8], 0, MsgFlags::empty()).unwrap().mtype);
     assert_eq!(received, [5, 10]);
 }
 
@@ -257,8 +265,8 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
 fn message_taken_while_its_sender_is_reaped_stays_with_its_receiver() {
     let namespace = namespace();
     let (one, dead) = (task(&namespace, 1), task(&namespace, 2));
-    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
-    dead.msgsnd(id, 5, b"sent", 0).unwrap();
+    let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
+    dead.msgsnd(id, 5, b"sent", MsgFlags::empty()).unwrap();
     let shared = &*dead.shared;
     // This message was being written, so it is freed.
     Message::alloc(&dead, 1, b"written").unwrap();
@@ -267,18 +275,18 @@ fn message_taken_while_its_sender_is_reaped_stays_with_its_receiver() {
         Some(line)
     });
     assert_eq!(seen.1.len(), 2);
-    let arrived = one.msgrcv_owned(id, 8, 5, 0).unwrap();
+    let arrived = one.msgrcv_owned(id, 8, 5, MsgFlags::empty()).unwrap();
     rebuild::free_private(shared, one.owner, dead.owner.index, seen);
     assert_eq!(used(&one), [1, 0]);
     // The next message needs other lines.
-    one.msgsnd(id, 6, b"next", 0).unwrap();
+    one.msgsnd(id, 6, b"next", MsgFlags::empty()).unwrap();
     let mut text = [0; 8];
     assert_eq!((arrived.read(&mut text), &text[..4]), (4, &b"sent"[..]));
     drop(arrived);
     assert_eq!(used(&one), [1, 0]);
 }
 
-fn linked(task: &Task, id: i32, role: Role) -> Node<'_> {
+fn linked(task: &Task, id: MsgId, role: Role) -> Node<'_> {
     let guard = queue(task, id).lock(task.owner).unwrap();
     let node = Node::alloc(
         task,
@@ -291,7 +299,7 @@ fn linked(task: &Task, id: i32, role: Role) -> Node<'_> {
     node.unwrap()
 }
 
-fn left(task: &Task, id: i32, role: Role) -> Node<'_> {
+fn left(task: &Task, id: MsgId, role: Role) -> Node<'_> {
     let node = linked(task, id, role);
     assert_eq!(
         node.leave(Err(Errno::IO)),
@@ -307,9 +315,11 @@ fn left(task: &Task, id: i32, role: Role) -> Node<'_> {
 fn abandoned_node_gets_no_message_and_is_freed_when_found() {
     let namespace = namespace();
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
-    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     left(&other, id, Role::Receiver);
-    let receiver = waiting(&other, move |task| task.msgrcv(id, &mut [0; 8], 0, 0).map(|r| r.mtype));
+    let receiver = waiting(&other, move |task| {
+        task.msgrcv(id, &mut [0; 8], 0, MsgFlags::empty()).map(|r| r.mtype)
+    });
     one.msgsnd(id, 3, b"text", NOWAIT).unwrap();
     assert_eq!(receiver.join().unwrap(), Ok(3));
     super::exit_msg(&other);
@@ -335,12 +345,12 @@ fn abandoned_node_gets_no_message_and_is_freed_when_found() {
 fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     let namespace = namespace();
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
-    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     let node = linked(&other, id, Role::Receiver);
     one.msgsnd(id, 3, b"text", NOWAIT).unwrap();
     let (told, is_ours) = node.leave(Err(Errno::IO));
-    assert!(told.is_ok() && is_ours, "the node has a message");
-    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    assert!(told.is_ok() && is_ours, "it has a message");
+    let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     let node = left(&other, id, Role::Receiver);
     assert!(!node.tell(Ok(1)) && node.is_left());
     // A sender died after it stored `Delivered` with an abandoned node, and before it told the
@@ -359,7 +369,7 @@ fn interrupted_change_of_a_queue_is_whole_or_nothing() {
     let namespace = namespace();
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
     for is_changed in [false, true] {
-        let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+        let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
         let node = linked(&other, id, Role::Receiver);
         let before = one.msg_stat(id).unwrap().qbytes;
         let queue = queue(&one, id);
@@ -368,7 +378,7 @@ fn interrupted_change_of_a_queue_is_whole_or_nothing() {
             let guard = queue.lock(one.owner).unwrap();
             guard.begin_set(77, one.msg_ids().changes(queue.name.index));
             if is_changed {
-                ids.update_perm(&ids.obtain_object_check(id).unwrap(), 0, 0, 0o640, 0);
+                ids.update_perm(&ids.obtain_object_check(id.raw()).unwrap(), 0, 0, 0o640, 0);
             }
         }
         for _ in 0..2 {
@@ -388,15 +398,16 @@ fn region_after_queues_come_and_go_has_nothing_in_use() {
     let namespace = namespace();
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
     for _ in 0..50 {
-        let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
-        one.msgsnd(id, 1, &[0; 5000], 0).unwrap();
-        one.msgsnd(id, 2, &[0; 8192], 0).unwrap();
+        let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
+        one.msgsnd(id, 1, &[0; 5000], MsgFlags::empty()).unwrap();
+        one.msgsnd(id, 2, &[0; 8192], MsgFlags::empty()).unwrap();
         assert_eq!(one.msgsnd(id, 2, &[0; 8192], NOWAIT), Err(Errno::AGAIN));
         assert_eq!(one.msgrcv(id, &mut [0; 10], 0, NOWAIT), Err(Errno::TOOBIG));
         assert_eq!(one.msgrcv(id, &mut [0; 10], 3, NOWAIT), Err(Errno::NOMSG));
-        let sender = waiting(&other, move |task| task.msgsnd(id, 1, &[0; 8192], 0));
-        let receiver = waiting(&one, move |task| task.msgrcv(id, &mut [0; 8], 7, 0).map(drop));
-        one.msgrcv(id, &mut [0; 10], 0, NOWAIT | super::MSG_NOERROR).unwrap();
+        let sender = waiting(&other, move |task| task.msgsnd(id, 1, &[0; 8192], MsgFlags::empty()));
+        let receiver =
+            waiting(&one, move |task| task.msgrcv(id, &mut [0; 8], 7, MsgFlags::empty()).map(drop));
+        one.msgrcv(id, &mut [0; 10], 0, NOWAIT | MsgFlags::NOERROR).unwrap();
         assert_eq!(sender.join().unwrap(), Ok(()));
         one.msg_rmid(id).unwrap();
         assert_eq!(receiver.join().unwrap(), Err(Errno::IDRM));
@@ -416,21 +427,21 @@ fn task_keeps_the_lines_of_one_message_until_it_ends_or_dies() {
     for is_killed in [false, true] {
         let namespace = namespace();
         let (one, other) = (task(&namespace, 1), task(&namespace, 2));
-        let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+        let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
         let shared = Arc::clone(&one.shared);
         for _ in 0..3 {
             for mtype in [7, 8] {
-                one.msgsnd(id, mtype, b"text", 0).unwrap();
+                one.msgsnd(id, mtype, b"text", MsgFlags::empty()).unwrap();
             }
             for mtype in [7, 8] {
-                other.msgrcv(id, &mut [0; 8], mtype, 0).unwrap();
+                other.msgrcv(id, &mut [0; 8], mtype, MsgFlags::empty()).unwrap();
             }
             assert_eq!(ranges(&one), 1, "the receiver keeps the lines of one message of two");
         }
         // A message of another size needs other lines, and frees the kept ones.
-        other.msgsnd(id, 9, &[0; 500], 0).unwrap();
+        other.msgsnd(id, 9, &[0; 500], MsgFlags::empty()).unwrap();
         assert_eq!(ranges(&one), 1);
-        one.msgrcv(id, &mut [0; 500], 9, 0).unwrap();
+        one.msgrcv(id, &mut [0; 500], 9, MsgFlags::empty()).unwrap();
         if is_killed {
             let index = one.owner.index;
             std::mem::forget(one);
@@ -450,11 +461,15 @@ fn sender_without_free_lines_gets_those_of_dead_tasks() {
     let file = memfd_create("lines", MemfdFlags::CLOEXEC).unwrap();
     let namespace = Namespace::open_fd(&file, options).unwrap();
     let [one, other] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
-    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     while Message::alloc(&other, 1, b"written").is_ok() {}
-    assert_eq!(one.msgsnd(id, 1, b"text", 0), Err(Errno::NOMEM), "the lines of a living task stay");
+    assert_eq!(
+        one.msgsnd(id, 1, b"text", MsgFlags::empty()),
+        Err(Errno::NOMEM),
+        "they are those of the living"
+    );
     crate::sem::dead::kill(other);
-    assert_eq!(one.msgsnd(id, 1, b"text", 0), Ok(()));
+    assert_eq!(one.msgsnd(id, 1, b"text", MsgFlags::empty()), Ok(()));
 }
 
 /// The bound on kept lines holds for messages of all sizes.
@@ -465,7 +480,7 @@ fn lines_that_all_tasks_keep_are_at_most_a_quarter() {
     let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
     let namespace = Namespace::new(options).unwrap();
     let tasks: Vec<_> = (1..=8).map(|pid| task(&namespace, pid)).collect();
-    let id = tasks[0].msgget(IPC_PRIVATE, 0o600).unwrap();
+    let id = tasks[0].msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     let (pool, region) = (&tasks[0].shared.layout.msgs, &tasks[0].shared.region);
     let mut kept_most = 0;
     for lines in [1, 2, 4, 8, 16, 32, 64] {
@@ -486,16 +501,16 @@ fn lines_that_all_tasks_keep_are_at_most_a_quarter() {
 fn text_of_any_length_arrives_as_it_was_sent() {
     let namespace = namespace();
     let one = task(&namespace, 1);
-    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     let sent: Vec<u8> = (0..8192u32).map(|at| (at * 31 + at / 256) as u8).collect();
     for size in (0..200).chain([1000, 4095, 4096, 4097, 8185, 8192]) {
-        one.msgsnd(id, 1, &sent[..size], 0).unwrap();
+        one.msgsnd(id, 1, &sent[..size], MsgFlags::empty()).unwrap();
         let mut text = vec![0xee; size + 3];
-        assert_eq!(one.msgrcv(id, &mut text, 0, 0).unwrap().size_bytes, size);
+        assert_eq!(one.msgrcv(id, &mut text, 0, MsgFlags::empty()).unwrap().size_bytes, size);
         assert_eq!((&text[..size], &text[size..]), (&sent[..size], &[0xee; 3][..]), "{size}");
-        one.msgsnd(id, 1, &sent[..size], 0).unwrap();
+        one.msgsnd(id, 1, &sent[..size], MsgFlags::empty()).unwrap();
         let mut text = vec![0; size / 2];
-        let received = one.msgrcv(id, &mut text, 0, super::MSG_NOERROR).unwrap();
+        let received = one.msgrcv(id, &mut text, 0, MsgFlags::NOERROR).unwrap();
         assert_eq!((received.size_bytes, &text[..]), (size / 2, &sent[..size / 2]), "{size}");
     }
 }
@@ -505,19 +520,19 @@ fn text_of_any_length_arrives_as_it_was_sent() {
 fn message_with_an_impossible_size_is_cut() {
     let namespace = namespace();
     let one = task(&namespace, 1);
-    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
-    one.msgsnd(id, 1, b"text", 0).unwrap();
+    let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
+    one.msgsnd(id, 1, b"text", MsgFlags::empty()).unwrap();
     let line = picture(&one, id).0[0];
     let size = &one.shared.region.line(line)[4];
     assert_eq!(get(size), 4);
     put(size, u64::MAX);
-    assert_eq!(one.msgrcv(id, &mut [0; 8], 0, 0), Err(Errno::TOOBIG));
-    let received = one.msgrcv(id, &mut [0; 8192], 0, super::MSG_NOERROR).unwrap();
+    assert_eq!(one.msgrcv(id, &mut [0; 8], 0, MsgFlags::empty()), Err(Errno::TOOBIG));
+    let received = one.msgrcv(id, &mut [0; 8192], 0, MsgFlags::NOERROR).unwrap();
     assert_eq!(received.size_bytes, 8192);
 }
 
 /// Makes `task` wait for a message, without a sleeping thread.
-fn receive_without_sleep(task: &Task, id: i32) -> u32 {
+fn receive_without_sleep(task: &Task, id: MsgId) -> u32 {
     let queue = queue(task, id);
     let guard = queue.lock(task.owner).unwrap();
     let who = (Role::Receiver, queue.name, guard.next_ticket());
@@ -539,12 +554,12 @@ fn message_handed_to_dead_receivers_is_left_to_the_next_call() {
     let namespace = shared_namespace();
     let [first, second, other] =
         [1, 2, 3].map(|pid| namespace.register(Cred::root(), pid).unwrap());
-    let id = other.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let id = other.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     receive_without_sleep(&first, id);
     receive_without_sleep(&second, id);
     crate::sem::dead::kill(first);
     crate::sem::dead::kill(second);
-    other.msgsnd(id, 7, b"one", 0).unwrap();
+    other.msgsnd(id, 7, b"one", MsgFlags::empty()).unwrap();
     let mut text = [0; 8];
     let received = other.msgrcv(id, &mut text, 0, NOWAIT).unwrap();
     assert_eq!((received.mtype, &text[..received.size_bytes]), (7, &b"one"[..]));
@@ -558,14 +573,15 @@ fn message_handed_to_a_dead_receiver_goes_to_the_one_that_waits_next() {
     let namespace = shared_namespace();
     let [dead, one] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
     let other = Arc::new(namespace.register(Cred::root(), 3).unwrap());
-    let id = one.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     receive_without_sleep(&dead, id);
     let waits = waiting(&other, move |task| {
         let mut text = [0; 8];
-        task.msgrcv(id, &mut text, 0, 0).map(|received| text[..received.size_bytes].to_vec())
+        task.msgrcv(id, &mut text, 0, MsgFlags::empty())
+            .map(|received| text[..received.size_bytes].to_vec())
     });
     crate::sem::dead::kill(dead);
-    one.msgsnd(id, 1, b"text", 0).unwrap();
+    one.msgsnd(id, 1, b"text", MsgFlags::empty()).unwrap();
     assert_eq!(waits.join().unwrap(), Ok(b"text".to_vec()));
 }
 
@@ -574,10 +590,10 @@ fn message_handed_to_a_dead_receiver_goes_to_the_one_that_waits_next() {
 fn message_of_a_receiver_that_died_later_returns_to_its_position() {
     let namespace = shared_namespace();
     let [victim, other] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
-    let id = other.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let id = other.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     receive_without_sleep(&victim, id);
     for text in [b"1", b"2", b"3"] {
-        other.msgsnd(id, 1, text, 0).unwrap();
+        other.msgsnd(id, 1, text, MsgFlags::empty()).unwrap();
     }
     assert_eq!(other.msg_stat(id).unwrap().qnum, 2, "the victim has the first message");
     crate::sem::dead::kill(victim);
@@ -592,9 +608,9 @@ fn message_of_a_receiver_that_died_later_returns_to_its_position() {
 fn control_message_handed_to_a_living_receiver_stays_its_own() {
     let namespace = shared_namespace();
     let [lives, other] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
-    let id = other.msgget(IPC_PRIVATE, 0o600).unwrap();
+    let id = other.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     receive_without_sleep(&lives, id);
-    other.msgsnd(id, 1, b"text", 0).unwrap();
+    other.msgsnd(id, 1, b"text", MsgFlags::empty()).unwrap();
     namespace.recover().unwrap();
     assert_eq!(other.msgrcv(id, &mut [0; 8], 0, NOWAIT), Err(Errno::NOMSG));
 }

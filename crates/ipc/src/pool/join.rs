@@ -200,7 +200,9 @@ mod tests {
     use rustix::io::Errno;
 
     use super::*;
-    use crate::{Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
+    use crate::{
+        Capacity, Cred, GetFlags, IPC_PRIVATE, MsgFlags, Namespace, NamespaceOptions, Task,
+    };
 
     const ME: Owner = Owner { index: 0, generation: 1 };
 
@@ -213,13 +215,13 @@ mod tests {
     }
 
     /// Sends texts of `size` bytes until there is no room, and receives them; returns how many.
-    fn fill_and_drain(task: &Task, id: i32, size: usize) -> usize {
-        let send = || task.msgsnd(id, 1, &vec![7; size], i32::from(IPC_NOWAIT));
+    fn fill_and_drain(task: &Task, id: crate::MsgId, size: usize) -> usize {
+        let send = || task.msgsnd(id, 1, &vec![7; size], MsgFlags::NOWAIT);
         let count = (0..).take_while(|_| send() == Ok(())).count();
         assert_eq!(send(), Err(Errno::NOMEM), "the queue has room");
         for _ in 0..count {
             let mut text = vec![0; size];
-            assert_eq!(task.msgrcv(id, &mut text, 0, 0).unwrap().size_bytes, size);
+            assert_eq!(task.msgrcv(id, &mut text, 0, MsgFlags::empty()).unwrap().size_bytes, size);
             assert!(text.iter().all(|byte| *byte == 7));
         }
         count
@@ -229,7 +231,7 @@ mod tests {
     fn messages_of_each_size_find_room_after_those_of_another_have_gone() {
         let (namespace, _) = pool(256);
         let task = namespace.register(Cred::root(), 1).unwrap();
-        let id = task.msgget(IPC_PRIVATE, 0o600).unwrap();
+        let id = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
         for _ in 0..3 {
             // Two lines, thirty-two, eight; and one range that the task keeps.
             let counts = [64, 1000, 300].map(|size| fill_and_drain(&task, id, size));

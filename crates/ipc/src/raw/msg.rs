@@ -4,6 +4,9 @@
 
 use rustix::io::Errno;
 
+use super::get_flags;
+use crate::flags::MsgFlags;
+use crate::handle::MsgId;
 use crate::msg::{Arrived, MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgStat, Received};
 use crate::sem::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT};
 use crate::task::Task;
@@ -49,7 +52,8 @@ pub enum MsgArg<'a> {
 ///
 /// Those of [`Task::msgget`].
 pub fn msgget(task: &Task, key: i32, msgflg: i32) -> Result<i32, Errno> {
-    task.msgget(key, msgflg)
+    let (flags, mode) = get_flags(msgflg);
+    task.msgget(key, flags, mode).map(MsgId::raw)
 }
 
 /// What msgsnd(2) looks at before it reads the text: for callers that have an address only.
@@ -69,7 +73,7 @@ pub fn msgsnd_check(task: &Task, msqid: i32, mtype: i64, msgsz: usize) -> Result
 /// Those of [`Task::msgsnd`].
 #[inline]
 pub fn msgsnd(task: &Task, msqid: i32, mtype: i64, text: &[u8], msgflg: i32) -> Result<(), Errno> {
-    task.msgsnd(msqid, mtype, text, msgflg)
+    task.msgsnd(MsgId::from_raw(msqid), mtype, text, MsgFlags::from_bits_retain(msgflg))
 }
 
 /// msgrcv(2).
@@ -85,7 +89,7 @@ pub fn msgrcv(
     msgtyp: i64,
     msgflg: i32,
 ) -> Result<Received, Errno> {
-    task.msgrcv(msqid, text, msgtyp, msgflg)
+    task.msgrcv(MsgId::from_raw(msqid), text, msgtyp, MsgFlags::from_bits_retain(msgflg))
 }
 
 /// msgrcv(2) for callers that have an address only: the message tells how much there is to write.
@@ -104,7 +108,8 @@ pub fn msgrcv_owned(
     if isize::try_from(msgsz).is_err() {
         return Err(Errno::INVAL);
     }
-    task.msgrcv_owned(msqid, msgsz, msgtyp, msgflg)
+    let flags = MsgFlags::from_bits_retain(msgflg);
+    task.msgrcv_owned(MsgId::from_raw(msqid), msgsz, msgtyp, flags)
 }
 
 /// msgctl(2).
@@ -136,21 +141,22 @@ pub fn msgctl(task: &Task, msqid: i32, cmd: i32, arg: MsgArg<'_>) -> Result<i32,
     if msqid < 0 {
         return Err(Errno::INVAL);
     }
+    let id = MsgId::from_raw(msqid);
     match cmd {
-        IPC_RMID => task.msg_rmid(msqid).map(|()| 0),
+        IPC_RMID => task.msg_rmid(id).map(|()| 0),
         IPC_SET => {
             let MsgArg::Buf(MsgStat { perm, qbytes, .. }) = arg else { return Err(Errno::FAULT) };
-            task.msg_set(msqid, perm.uid, perm.gid, perm.mode, *qbytes).map(|()| 0)
+            task.msg_set(id, perm.uid, perm.gid, perm.mode, *qbytes).map(|()| 0)
         }
         IPC_STAT | MSG_STAT | MSG_STAT_ANY => {
             let stat = match cmd {
-                IPC_STAT => task.msg_stat(msqid)?,
+                IPC_STAT => task.msg_stat(id)?,
                 MSG_STAT => task.msg_stat_index(msqid)?,
                 _ => task.msg_stat_any(msqid)?,
             };
             let MsgArg::Buf(buf) = arg else { return Err(Errno::FAULT) };
             *buf = stat;
-            Ok(if cmd == IPC_STAT { 0 } else { stat.id })
+            Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
         }
         IPC_INFO | MSG_INFO => info(task, cmd, arg),
         _ => Err(Errno::INVAL),

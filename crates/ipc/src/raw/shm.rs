@@ -4,8 +4,11 @@
 
 use rustix::io::Errno;
 
+use super::get_flags;
+use crate::flags::ShmFlags;
+use crate::handle::ShmId;
 use crate::sem::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT};
-use crate::shm::{SHM_INFO, SHM_LOCK, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK, ShmStat};
+use crate::shm::{Mapping, SHM_INFO, SHM_LOCK, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK, ShmStat};
 use crate::task::Task;
 
 /// The limits as `IPC_INFO` tells them. Laid out like `struct shminfo`.
@@ -56,7 +59,17 @@ pub enum ShmArg<'a> {
 ///
 /// Those of [`Task::shmget`].
 pub fn shmget(task: &Task, key: i32, size: u64, shmflg: i32) -> Result<i32, Errno> {
-    task.shmget(key, size, shmflg)
+    let (flags, mode) = get_flags(shmflg);
+    task.shmget(key, size, flags, mode).map(ShmId::raw)
+}
+
+/// shmat(2).
+///
+/// # Errors
+///
+/// Those of [`Task::shmat`].
+pub fn shmat(task: &Task, shmid: i32, address: usize, shmflg: i32) -> Result<Mapping<'_>, Errno> {
+    task.shmat(ShmId::from_raw(shmid), address, ShmFlags::from_bits_retain(shmflg))
 }
 
 /// shmctl(2).
@@ -87,23 +100,24 @@ pub fn shmctl(task: &Task, shmid: i32, cmd: i32, arg: ShmArg<'_>) -> Result<i32,
     if shmid < 0 {
         return Err(Errno::INVAL);
     }
+    let id = ShmId::from_raw(shmid);
     match cmd {
-        IPC_RMID => task.shm_rmid(shmid).map(|()| 0),
-        SHM_LOCK => task.shm_lock(shmid).map(|()| 0),
-        SHM_UNLOCK => task.shm_unlock(shmid).map(|()| 0),
+        IPC_RMID => task.shm_rmid(id).map(|()| 0),
+        SHM_LOCK => task.shm_lock(id).map(|()| 0),
+        SHM_UNLOCK => task.shm_unlock(id).map(|()| 0),
         IPC_SET => {
             let ShmArg::Buf(ShmStat { perm, .. }) = arg else { return Err(Errno::FAULT) };
-            task.shm_set(shmid, perm.uid, perm.gid, perm.mode).map(|()| 0)
+            task.shm_set(id, perm.uid, perm.gid, perm.mode).map(|()| 0)
         }
         IPC_STAT | SHM_STAT | SHM_STAT_ANY => {
             let stat = match cmd {
-                IPC_STAT => task.shm_stat(shmid)?,
+                IPC_STAT => task.shm_stat(id)?,
                 SHM_STAT => task.shm_stat_index(shmid)?,
                 _ => task.shm_stat_any(shmid)?,
             };
             let ShmArg::Buf(buf) = arg else { return Err(Errno::FAULT) };
             *buf = stat;
-            Ok(if cmd == IPC_STAT { 0 } else { stat.id })
+            Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
         }
         IPC_INFO | SHM_INFO => info(task, cmd, arg),
         _ => Err(Errno::INVAL),

@@ -14,20 +14,22 @@ use super::SemBuf;
 use super::audit::{audit, forget_logs, forget_owed};
 use super::dead::wait_looking;
 use crate::crash_models::kill;
-use crate::{Capacity, Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, Task};
+use crate::{
+    Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemFlags, SemId, Task,
+};
 
 /// Stores of a call at most.
 const STORES_MAX: u64 = 3000;
 
-const UP: SemBuf = SemBuf::new(0, 1, 0);
-const DOWN: SemBuf = SemBuf::new(0, -1, 0);
-const TRY: SemBuf = SemBuf::new(0, -1, IPC_NOWAIT);
+const UP: SemBuf = SemBuf::new(0, 1, SemFlags::empty());
+const DOWN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
+const TRY: SemBuf = SemBuf::new(0, -1, SemFlags::NOWAIT);
 
 struct World {
     namespace: Namespace,
     victim: Option<Task>,
     survivor: Task,
-    id: i32,
+    id: SemId,
 }
 
 /// How a permit comes to be granted.
@@ -39,7 +41,7 @@ struct Case {
     /// How many have died.
     dead: u32,
     /// By the one who is stopped.
-    act: fn(&Task, i32) -> Result<(), Errno>,
+    act: fn(&Task, SemId) -> Result<(), Errno>,
     /// Whether its death grants the permit too.
     is_granted_by_death: bool,
 }
@@ -66,7 +68,7 @@ const CASES: [Case; 6] = [
     },
     Case {
         name: "several operations",
-        act: |task, id| task.semop(id, &[UP, SemBuf::new(1, 1, 0)]),
+        act: |task, id| task.semop(id, &[UP, SemBuf::new(1, 1, SemFlags::empty())]),
         ..PLAIN
     },
     Case { name: "SETVAL", act: |task, id| task.sem_setval(id, 0, 1), ..PLAIN },
@@ -74,7 +76,7 @@ const CASES: [Case; 6] = [
         name: "the end of a task",
         prepare: |world| {
             world.survivor.sem_setval(world.id, 0, 1).unwrap();
-            let down = SemBuf::new(0, -1, SEM_UNDO);
+            let down = SemBuf::new(0, -1, SemFlags::UNDO);
             world.victim.as_ref().unwrap().semop(world.id, &[down]).unwrap();
         },
         dead: 2,
@@ -92,7 +94,7 @@ impl World {
         let namespace = Namespace::open_fd(&file, options).unwrap();
         let task = |pid| namespace.register(Cred::root(), pid).unwrap();
         let (survivor, victim) = (task(1), task(2));
-        let id = survivor.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+        let id = survivor.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
         let world = Self { namespace, victim: Some(victim), survivor, id };
         (case.prepare)(&world);
         for pid in 0..case.dead {
@@ -204,9 +206,9 @@ fn stop_who_takes_back(stores: u64, is_with_logs: bool) -> Result<bool, String> 
     let mut world = World::new(Case { dead: 0, ..PLAIN }, false);
     let (id, left) = (world.id, world.victim.take().unwrap());
     // One operation is taken back with its adjustment, one without.
-    let sops = [SemBuf::new(0, -1, SEM_UNDO), SemBuf::new(1, -1, 0)];
+    let sops = [SemBuf::new(0, -1, SemFlags::UNDO), SemBuf::new(1, -1, SemFlags::empty())];
     let node = wait_looking(&left, id, &sops, false);
-    world.survivor.semop(id, &[UP, SemBuf::new(1, 1, 0)]).unwrap();
+    world.survivor.semop(id, &[UP, SemBuf::new(1, 1, SemFlags::empty())]).unwrap();
     let is_stopped = crash::run(stores, || super::abandon(&left, node)) == Ended::Stopped;
     if is_stopped {
         kill(left);

@@ -14,6 +14,7 @@ use super::set::{Set, SetGuard};
 use super::txn::Txn;
 use super::undo;
 use super::word::Word;
+use crate::handle::SemId;
 use crate::ids::{Object, SLOTS_MAX, touch_ctime};
 use crate::namespace::{SEMVMX, now_s};
 use crate::perm::Perm;
@@ -53,7 +54,7 @@ pub const SEM_STAT_ANY: i32 = 20;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SemStat {
     /// The set's id.
-    pub id: i32,
+    pub id: SemId,
     /// Its permissions.
     pub perm: Perm,
     /// The last operation, in seconds since 1970, or 0.
@@ -86,13 +87,15 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    /// use corewalk_ipc::{
+    ///     Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags,
+    /// };
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.semget(IPC_PRIVATE, 2, 0o600)?;
-    /// task.semop(id, &[SemBuf::new(1, 3, 0)])?;
+    /// let id = task.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600)?;
+    /// task.semop(id, &[SemBuf::new(1, 3, SemFlags::empty())])?;
     /// assert_eq!((task.sem_getval(id, 0), task.sem_getval(id, 1)), (Ok(0), Ok(3)));
     /// assert_eq!(task.sem_getval(id, 2), Err(Errno::INVAL));
     /// # Ok::<(), Errno>(())
@@ -101,7 +104,7 @@ impl Task {
     #[doc(alias = "sem_obtain_object_check")]
     #[doc(alias = "ipc_obtain_object_check")]
     #[doc(alias = "ipc_checkid")]
-    pub fn sem_getval(&self, semid: i32, semnum: i32) -> Result<i32, Errno> {
+    pub fn sem_getval(&self, semid: SemId, semnum: i32) -> Result<i32, Errno> {
         Ok(self.sem_word(semid, semnum, GETVAL)?.value())
     }
 
@@ -114,18 +117,20 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    /// use corewalk_ipc::{
+    ///     Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags,
+    /// };
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let maker = namespace.register(Cred::root(), 100)?;
     /// let other = namespace.register(Cred::root(), 101)?;
-    /// let id = maker.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// let id = maker.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
     /// assert_eq!(maker.sem_getpid(id, 0), Ok(0));
-    /// other.semop(id, &[SemBuf::new(0, 1, 0)])?;
+    /// other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())])?;
     /// assert_eq!(maker.sem_getpid(id, 0), Ok(101));
     /// # Ok::<(), rustix::io::Errno>(())
     /// ```
-    pub fn sem_getpid(&self, semid: i32, semnum: i32) -> Result<u32, Errno> {
+    pub fn sem_getpid(&self, semid: SemId, semnum: i32) -> Result<u32, Errno> {
         Ok(self.sem_word(semid, semnum, GETPID)?.pid())
     }
 
@@ -138,13 +143,15 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    /// use corewalk_ipc::{
+    ///     Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags,
+    /// };
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
     /// std::thread::scope(|scope| {
-    ///     let waits = scope.spawn(|| task.semop(id, &[SemBuf::new(0, -1, 0)]));
+    ///     let waits = scope.spawn(|| task.semop(id, &[SemBuf::new(0, -1, SemFlags::empty())]));
     ///     while task.sem_getncnt(id, 0)? == 0 {
     ///         std::thread::yield_now();
     ///     }
@@ -155,7 +162,7 @@ impl Task {
     /// # Ok::<(), rustix::io::Errno>(())
     /// ```
     #[doc(alias = "count_semcnt")]
-    pub fn sem_getncnt(&self, semid: i32, semnum: i32) -> Result<i32, Errno> {
+    pub fn sem_getncnt(&self, semid: SemId, semnum: i32) -> Result<i32, Errno> {
         self.sem_count(semid, semnum, GETNCNT, Awaited::Increase)
     }
 
@@ -168,14 +175,16 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    /// use corewalk_ipc::{
+    ///     Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags,
+    /// };
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
     /// task.sem_setval(id, 0, 1)?;
     /// std::thread::scope(|scope| {
-    ///     let waits = scope.spawn(|| task.semop(id, &[SemBuf::new(0, 0, 0)]));
+    ///     let waits = scope.spawn(|| task.semop(id, &[SemBuf::new(0, 0, SemFlags::empty())]));
     ///     while task.sem_getzcnt(id, 0)? == 0 {
     ///         std::thread::yield_now();
     ///     }
@@ -185,7 +194,7 @@ impl Task {
     /// assert_eq!(task.sem_getzcnt(id, 0), Ok(0));
     /// # Ok::<(), rustix::io::Errno>(())
     /// ```
-    pub fn sem_getzcnt(&self, semid: i32, semnum: i32) -> Result<i32, Errno> {
+    pub fn sem_getzcnt(&self, semid: SemId, semnum: i32) -> Result<i32, Errno> {
         self.sem_count(semid, semnum, GETZCNT, Awaited::Zero)
     }
 
@@ -198,19 +207,19 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.semget(IPC_PRIVATE, 2, 0o600)?;
+    /// let id = task.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600)?;
     /// task.sem_setval(id, 1, 7)?;
     /// assert_eq!(task.sem_getall(id)?, [0, 7]);
     /// task.sem_rmid(id)?;
     /// assert_eq!(task.sem_getall(id), Err(Errno::INVAL));
     /// # Ok::<(), Errno>(())
     /// ```
-    pub fn sem_getall(&self, semid: i32) -> Result<Vec<u16>, Errno> {
+    pub fn sem_getall(&self, semid: SemId) -> Result<Vec<u16>, Errno> {
         let (set, _) = self.sem_obtain(semid, READ, GETALL)?;
         let guard = set.lock(self.owner)?;
         let mut txn = Txn::new(&guard);
@@ -227,23 +236,23 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEMVMX};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SEMVMX};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
     /// task.sem_setval(id, 0, SEMVMX)?;
     /// assert_eq!(task.sem_setval(id, 0, SEMVMX + 1), Err(Errno::RANGE));
     /// assert_eq!(task.sem_getval(id, 0), Ok(SEMVMX));
     /// # Ok::<(), Errno>(())
     /// ```
     #[doc(alias = "semctl_setval")]
-    pub fn sem_setval(&self, semid: i32, semnum: i32, value: i32) -> Result<(), Errno> {
+    pub fn sem_setval(&self, semid: SemId, semnum: i32, value: i32) -> Result<(), Errno> {
         if !(0..=SEMVMX).contains(&value) {
             return Err(Errno::RANGE);
         }
-        let object = self.sem_ids().obtain_object_check(semid)?;
+        let object = self.sem_ids().obtain_object_check(semid.raw())?;
         let set = Set::new(&self.shared, &object);
         let num = in_range(set, semnum)?;
         self.permission(&object, WRITE)?;
@@ -262,19 +271,19 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.semget(IPC_PRIVATE, 2, 0o600)?;
+    /// let id = task.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600)?;
     /// task.sem_setall(id, &[1, 2])?;
     /// assert_eq!(task.sem_getall(id)?, [1, 2]);
     /// assert_eq!(task.sem_setall(id, &[1]), Err(Errno::INVAL));
     /// assert_eq!(task.sem_setall(id, &[1, 40_000]), Err(Errno::RANGE));
     /// # Ok::<(), Errno>(())
     /// ```
-    pub fn sem_setall(&self, semid: i32, values: &[u16]) -> Result<(), Errno> {
+    pub fn sem_setall(&self, semid: SemId, values: &[u16]) -> Result<(), Errno> {
         let (set, _) = self.sem_obtain(semid, WRITE, SETALL)?;
         if values.len() != set.place.nsems as usize {
             return Err(Errno::INVAL);
@@ -296,21 +305,21 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let owner = namespace.register(Cred::user(1000, 1000), 1)?;
     /// let other = namespace.register(Cred::user(1001, 1001), 2)?;
-    /// let id = owner.semget(IPC_PRIVATE, 3, 0o600)?;
+    /// let id = owner.semget(IPC_PRIVATE, 3, GetFlags::empty(), 0o600)?;
     /// let stat = owner.sem_stat(id)?;
     /// assert_eq!((stat.nsems, stat.perm.uid, stat.otime_s), (3, 1000, 0));
     /// assert_eq!(other.sem_stat(id), Err(Errno::ACCESS));
     /// # Ok::<(), Errno>(())
     /// ```
     #[doc(alias = "semctl_stat")]
-    pub fn sem_stat(&self, semid: i32) -> Result<SemStat, Errno> {
-        let object = self.sem_ids().obtain_object_check(semid)?;
+    pub fn sem_stat(&self, semid: SemId) -> Result<SemStat, Errno> {
+        let object = self.sem_ids().obtain_object_check(semid.raw())?;
         self.permission(&object, READ)?;
         self.stat_of(&object, IPC_STAT)
     }
@@ -324,15 +333,15 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemId};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
     /// // As ipcs(1) looks for all that there are.
     /// let indices = 0..=task.sem_totals()?.index_max.cast_signed();
-    /// let found: Vec<i32> =
+    /// let found: Vec<SemId> =
     ///     indices.filter_map(|index| Some(task.sem_stat_index(index).ok()?.id)).collect();
     /// assert_eq!(found, [id]);
     /// assert_eq!(task.sem_stat_index(99), Err(Errno::INVAL));
@@ -355,13 +364,13 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let owner = namespace.register(Cred::user(1000, 1000), 1)?;
     /// let other = namespace.register(Cred::user(1001, 1001), 2)?;
-    /// let id = owner.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// let id = owner.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
     /// // The first object has the index 0.
     /// assert_eq!(other.sem_stat_index(0), Err(Errno::ACCESS));
     /// assert_eq!(other.sem_stat_any(0)?.id, id);
@@ -382,13 +391,13 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let owner = namespace.register(Cred::user(1000, 1000), 1)?;
     /// let other = namespace.register(Cred::user(1001, 1001), 2)?;
-    /// let id = owner.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// let id = owner.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
     /// assert_eq!(other.sem_set(id, 1001, 1001, 0o600), Err(Errno::PERM));
     /// owner.sem_set(id, 1001, 1001, 0o640)?;
     /// assert_eq!(other.sem_stat(id)?.perm.mode & 0o777, 0o640);
@@ -397,7 +406,7 @@ impl Task {
     #[doc(alias = "ipcctl_pre_down_nolock")]
     #[doc(alias = "ipcctl_obtain_check")]
     #[doc(alias = "semctl_down")]
-    pub fn sem_set(&self, semid: i32, uid: u32, gid: u32, mode: u16) -> Result<(), Errno> {
+    pub fn sem_set(&self, semid: SemId, uid: u32, gid: u32, mode: u16) -> Result<(), Errno> {
         let ids = self.sem_ids().lock()?;
         let object = self.pre_down(&ids, semid, IPC_SET)?;
         if uid == u32::MAX || gid == u32::MAX {
@@ -417,12 +426,12 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions};
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// task.semget(IPC_PRIVATE, 3, 0o600)?;
-    /// task.semget(IPC_PRIVATE, 4, 0o600)?;
+    /// task.semget(IPC_PRIVATE, 3, GetFlags::empty(), 0o600)?;
+    /// task.semget(IPC_PRIVATE, 4, GetFlags::empty(), 0o600)?;
     /// let totals = task.sem_totals()?;
     /// assert_eq!((totals.sets, totals.sems), (2, 7));
     /// # Ok::<(), rustix::io::Errno>(())
@@ -436,8 +445,8 @@ impl Task {
     }
 
     /// Returns how many semaphores a set has.
-    pub(crate) fn sem_nsems(&self, semid: i32) -> Result<usize, Errno> {
-        let object = self.sem_ids().obtain_object_check(semid)?;
+    pub(crate) fn sem_nsems(&self, semid: SemId) -> Result<usize, Errno> {
+        let object = self.sem_ids().obtain_object_check(semid.raw())?;
         Ok(Set::new(&self.shared, &object).place.nsems as usize)
     }
 
@@ -448,8 +457,8 @@ impl Task {
         }
     }
 
-    fn sem_obtain(&self, semid: i32, flag: u32, cmd: i32) -> Result<(Set<'_>, Object), Errno> {
-        let object = self.sem_ids().obtain_object_check(semid)?;
+    fn sem_obtain(&self, semid: SemId, flag: u32, cmd: i32) -> Result<(Set<'_>, Object), Errno> {
+        let object = self.sem_ids().obtain_object_check(semid.raw())?;
         self.permission(&object, flag)?;
         self.may_semctl(Some(&object.perm()), cmd)?;
         let set = Set::new(&self.shared, &object);
@@ -461,7 +470,7 @@ impl Task {
     }
 
     /// Returns the word of a semaphore at an instant at which no change is half done.
-    fn sem_word(&self, semid: i32, semnum: i32, cmd: i32) -> Result<Word, Errno> {
+    fn sem_word(&self, semid: SemId, semnum: i32, cmd: i32) -> Result<Word, Errno> {
         let (set, _) = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
         let word = set.word(num)?;
@@ -476,7 +485,13 @@ impl Task {
         Ok(word)
     }
 
-    fn sem_count(&self, semid: i32, semnum: i32, cmd: i32, awaited: Awaited) -> Result<i32, Errno> {
+    fn sem_count(
+        &self,
+        semid: SemId,
+        semnum: i32,
+        cmd: i32,
+        awaited: Awaited,
+    ) -> Result<i32, Errno> {
         let (set, _) = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
         if set.has_absent(num) {
@@ -497,7 +512,7 @@ impl Task {
         let set = Set::new(&self.shared, object);
         let (perm, ctime_s) = (object.perm(), object.ctime);
         let (otime_s, nsems) = (set.otime(), set.place.nsems);
-        Ok(SemStat { id: object.id(), perm, otime_s, ctime_s, nsems })
+        Ok(SemStat { id: SemId::from_raw(object.id()), perm, otime_s, ctime_s, nsems })
     }
 
     /// Sets values and lets those go on who have waited for them.

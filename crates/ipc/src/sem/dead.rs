@@ -5,16 +5,17 @@ use super::queue::{self, Completed, Node};
 use super::set::Set;
 use super::txn::{Call, Txn, Verdict};
 use super::undo;
+use crate::handle::SemId;
 use crate::task::{Task, forget_process};
 
 /// Has `task` wait, as a call does until it sleeps. Nobody sleeps. Returns the line of the node.
-pub(crate) fn wait_without_sleep(task: &Task, id: i32, sops: &[SemBuf]) -> u32 {
+pub(crate) fn wait_without_sleep(task: &Task, id: SemId, sops: &[SemBuf]) -> u32 {
     wait_looking(task, id, sops, false)
 }
 
 /// As [`wait_without_sleep`]; `is_watched` says that the task looks at its node.
-pub(crate) fn wait_looking(task: &Task, id: i32, sops: &[SemBuf], is_watched: bool) -> u32 {
-    let object = task.sem_ids().obtain_object_check(id).unwrap();
+pub(crate) fn wait_looking(task: &Task, id: SemId, sops: &[SemBuf], is_watched: bool) -> u32 {
+    let object = task.sem_ids().obtain_object_check(id.raw()).unwrap();
     let guard = Set::new(&task.shared, &object).lock(task.owner).unwrap();
     let has_undo = sops.iter().any(|sop| sop.is_undo());
     let undo = if has_undo { undo::find_alloc(&guard, task).unwrap() } else { 0 };
@@ -49,7 +50,7 @@ mod tests {
     use crate::process::{Identity, Look};
     use crate::sem::STATUS;
     use crate::task::{STATE, identity, task_line};
-    use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO};
+    use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemFlags};
 
     fn namespace(sets: u32) -> Namespace {
         let capacity =
@@ -68,12 +69,12 @@ mod tests {
     fn undo_record_of_the_set_before_is_not_taken_for_that_of_the_next() {
         let namespace = namespace(1);
         let (task, other) = (task(&namespace, 1), task(&namespace, 2));
-        let up = |id, num| task.semop(id, &[SemBuf::new(num, 1, SEM_UNDO)]).unwrap();
-        let first = task.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let up = |id, num| task.semop(id, &[SemBuf::new(num, 1, SemFlags::UNDO)]).unwrap();
+        let first = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         up(first, 0);
         task.sem_rmid(first).unwrap();
         // Other lines, and the same slot and tag.
-        let second = task.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+        let second = task.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
         up(second, 0);
         up(second, 1);
         assert_eq!(other.sem_getall(second).unwrap(), [1, 1]);
@@ -85,11 +86,11 @@ mod tests {
     fn what_the_dead_was_granted_by_a_set_that_is_gone_is_not_taken_from_the_next() {
         let namespace = namespace(1);
         let (victim, other) = (task(&namespace, 1), task(&namespace, 2));
-        let first = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
-        wait_without_sleep(&victim, first, &[SemBuf::new(0, -1, 0)]);
-        other.semop(first, &[SemBuf::new(0, 1, 0)]).unwrap();
+        let first = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
+        wait_without_sleep(&victim, first, &[SemBuf::new(0, -1, SemFlags::empty())]);
+        other.semop(first, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
         other.sem_rmid(first).unwrap();
-        let second = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+        let second = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
         kill(victim);
         namespace.recover().unwrap();
         assert_eq!(other.sem_getall(second).unwrap(), [0, 0]);
@@ -100,9 +101,9 @@ mod tests {
         for status in [0xffff_u64, 4096, 35_000] {
             let namespace = namespace(1);
             let (victim, other) = (task(&namespace, 1), task(&namespace, 2));
-            let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
-            let node = wait_without_sleep(&victim, id, &[SemBuf::new(0, -1, 0)]);
-            other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+            let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
+            let node = wait_without_sleep(&victim, id, &[SemBuf::new(0, -1, SemFlags::empty())]);
+            other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
             let word = &other.shared.region.line(node)[STATUS];
             assert_eq!(get(word), 1, "it was granted");
             put(word, 1 | status << 8);
@@ -118,14 +119,14 @@ mod tests {
         for is_watched in [false, true] {
             let namespace = namespace(1);
             let [first, second, other] = [1, 2, 3].map(|pid| task(&namespace, pid));
-            let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+            let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
             for waiter in [&first, &second] {
-                wait_looking(waiter, id, &[SemBuf::new(0, -1, 0)], is_watched);
+                wait_looking(waiter, id, &[SemBuf::new(0, -1, SemFlags::empty())], is_watched);
             }
             kill(first);
             kill(second);
-            other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
-            let try_down = other.semop(id, &[SemBuf::new(0, -1, crate::IPC_NOWAIT)]);
+            other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
+            let try_down = other.semop(id, &[SemBuf::new(0, -1, crate::SemFlags::NOWAIT)]);
             assert_eq!(try_down, Ok(()), "it looked: {is_watched}");
         }
     }
@@ -135,12 +136,12 @@ mod tests {
     fn set_whose_dead_were_looked_at_owes_nothing() {
         let namespace = namespace(1);
         let (dead, other) = (task(&namespace, 1), task(&namespace, 2));
-        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
-        let set = Set::new(&other.shared, &other.sem_ids().obtain_object_check(id).unwrap());
+        let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
+        let set = Set::new(&other.shared, &other.sem_ids().obtain_object_check(id.raw()).unwrap());
         assert!(!set.may_be_owed());
-        wait_looking(&dead, id, &[SemBuf::new(0, -1, 0)], true);
+        wait_looking(&dead, id, &[SemBuf::new(0, -1, SemFlags::empty())], true);
         kill(dead);
-        other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+        other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
         assert!(set.may_be_owed());
         assert_eq!(other.sem_getval(id, 0), Ok(1), "who asks is owed an answer without the dead");
         assert_eq!(other.sem_getval(id, 0), Ok(1));
@@ -153,9 +154,9 @@ mod tests {
         for is_watched in [false, true] {
             let namespace = namespace(1);
             let (waits, other) = (task(&namespace, 1), task(&namespace, 2));
-            let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
-            wait_looking(&waits, id, &[SemBuf::new(0, -1, 0)], is_watched);
-            other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+            let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
+            wait_looking(&waits, id, &[SemBuf::new(0, -1, SemFlags::empty())], is_watched);
+            other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
             for _ in 0..100 {
                 assert_eq!(other.semop(id, &[TRY]), Err(Errno::AGAIN));
                 assert_eq!(other.sem_getval(id, 0), Ok(0));
@@ -169,21 +170,21 @@ mod tests {
     fn permit_that_an_exit_grants_to_the_dead_comes_back_to_who_tries() {
         let namespace = namespace(1);
         let (ends, dead, other) = (task(&namespace, 1), task(&namespace, 2), task(&namespace, 3));
-        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         other.sem_setval(id, 0, 1).unwrap();
-        ends.semop(id, &[SemBuf::new(0, -1, SEM_UNDO)]).unwrap();
-        wait_without_sleep(&dead, id, &[SemBuf::new(0, -1, 0)]);
+        ends.semop(id, &[SemBuf::new(0, -1, SemFlags::UNDO)]).unwrap();
+        wait_without_sleep(&dead, id, &[SemBuf::new(0, -1, SemFlags::empty())]);
         kill(dead);
         ends.exit();
-        assert_eq!(other.semop(id, &[SemBuf::new(0, -1, crate::IPC_NOWAIT)]), Ok(()));
+        assert_eq!(other.semop(id, &[SemBuf::new(0, -1, crate::SemFlags::NOWAIT)]), Ok(()));
     }
 
     #[test]
     fn waits_of_processes_that_are_gone_are_not_counted() {
         let namespace = namespace(1);
         let (dead, other) = (task(&namespace, 1), task(&namespace, 2));
-        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
-        wait_without_sleep(&dead, id, &[SemBuf::new(0, -1, 0)]);
+        let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
+        wait_without_sleep(&dead, id, &[SemBuf::new(0, -1, SemFlags::empty())]);
         assert_eq!(other.sem_getncnt(id, 0), Ok(1));
         kill(dead);
         assert_eq!(other.sem_getncnt(id, 0), Ok(0));
@@ -194,12 +195,12 @@ mod tests {
         const TIMEOUT: Option<Duration> = Some(Duration::from_millis(300));
         let namespace = namespace(1);
         let (holder, caller) = (task(&namespace, 1), task(&namespace, 2));
-        let id = holder.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let id = holder.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         let down = |flag| [SemBuf::new(0, -1, flag)];
-        let object = holder.sem_ids().obtain_object_check(id).unwrap();
+        let object = holder.sem_ids().obtain_object_check(id.raw()).unwrap();
         let set = Set::new(&holder.shared, &object);
         thread::scope(|scope| {
-            let call = scope.spawn(|| caller.semtimedop(id, &down(0), TIMEOUT));
+            let call = scope.spawn(|| caller.semtimedop(id, &down(SemFlags::empty()), TIMEOUT));
             while holder.sem_getncnt(id, 0) != Ok(1) {
                 thread::yield_now();
             }
@@ -208,9 +209,13 @@ mod tests {
             drop(stuck);
         });
         assert_eq!(holder.sem_getncnt(id, 0), Ok(1), "it is still in its queue");
-        holder.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+        holder.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
         assert_eq!(holder.sem_getval(id, 0), Ok(0), "it was granted");
-        assert_eq!(caller.semtimedop(id, &down(0), TIMEOUT), Ok(()), "and taken back");
+        assert_eq!(
+            caller.semtimedop(id, &down(SemFlags::empty()), TIMEOUT),
+            Ok(()),
+            "and taken back"
+        );
         let waits = holder.shared.layout.waits;
         assert_eq!(waits.used(&holder.shared.region).count(), 0, "its node is free");
     }
@@ -220,8 +225,8 @@ mod tests {
     fn freeze_by_the_next_task_with_a_dead_ones_number_stays() {
         let namespace = namespace(1);
         let (next, other) = (task(&namespace, 1), task(&namespace, 2));
-        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
-        let object = other.sem_ids().obtain_object_check(id).unwrap();
+        let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
+        let object = other.sem_ids().obtain_object_check(id.raw()).unwrap();
         let set = Set::new(&other.shared, &object);
         let frozen = set.word(0).unwrap().freeze(next.owner.index);
         put(&set.sem(0)[WORD], frozen.0);
@@ -235,28 +240,28 @@ mod tests {
     }
 
     /// Leaves a task with an adjustment of -1 to what `other` wants, of a process that is `identity`.
-    fn holds_one(namespace: &Namespace, other: &Task, identity: Identity) -> i32 {
+    fn holds_one(namespace: &Namespace, other: &Task, identity: Identity) -> SemId {
         let holder = task(namespace, 1);
-        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         other.sem_setval(id, 0, 1).unwrap();
-        holder.semop(id, &[SemBuf::new(0, -1, SEM_UNDO)]).unwrap();
+        holder.semop(id, &[SemBuf::new(0, -1, SemFlags::UNDO)]).unwrap();
         put(&task_line(&other.shared, holder.owner.index)[STATE], identity.0);
         std::mem::forget(holder);
         id
     }
 
-    const TRY: SemBuf = SemBuf::new(0, -1, crate::IPC_NOWAIT);
-    const LOCK: SemBuf = SemBuf::new(0, -1, SEM_UNDO);
-    const PLAIN: SemBuf = SemBuf::new(0, -1, 0);
+    const TRY: SemBuf = SemBuf::new(0, -1, crate::SemFlags::NOWAIT);
+    const LOCK: SemBuf = SemBuf::new(0, -1, SemFlags::UNDO);
+    const PLAIN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
 
     /// A handler has left a wait for a lock, which is granted then; the process lives.
     #[test]
     fn lock_that_was_granted_to_a_wait_which_was_left_is_free_again() {
         let namespace = namespace(1);
         let (left, other) = (task(&namespace, 1), task(&namespace, 2));
-        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         let node = wait_without_sleep(&left, id, &[LOCK]);
-        other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+        other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
         assert_eq!(other.sem_getval(id, 0), Ok(0), "it was granted");
         crate::sem::abandon(&left, node);
         assert_eq!(other.sem_getval(id, 0), Ok(1));
@@ -272,9 +277,9 @@ mod tests {
         for (is_dead, lock) in [(false, LOCK), (true, LOCK), (false, PLAIN), (true, PLAIN)] {
             let namespace = namespace(1);
             let (left, other) = (task(&namespace, 1), task(&namespace, 2));
-            let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+            let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
             let node = wait_without_sleep(&left, id, &[lock]);
-            other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+            other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
             other.sem_setval(id, 0, 1).unwrap();
             if is_dead {
                 kill(left);
@@ -293,7 +298,7 @@ mod tests {
     fn lock_that_setval_has_granted_to_a_wait_which_was_left_is_free_again() {
         let namespace = namespace(1);
         let (left, other) = (task(&namespace, 1), task(&namespace, 2));
-        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         let first = wait_without_sleep(&left, id, &[LOCK]);
         let second = wait_without_sleep(&left, id, &[LOCK]);
         for node in [first, second] {
@@ -314,14 +319,14 @@ mod tests {
     /// One operation with `SEM_UNDO`, one without; somebody has taken what the first has given.
     #[test]
     fn call_that_cannot_be_taken_back_whole_is_so_without_undo_or_not_at_all() {
-        let give = SemBuf::new(1, 1, SEM_UNDO);
-        for (flag, values) in [(0, [1, 0]), (SEM_UNDO, [0, 0])] {
+        let give = SemBuf::new(1, 1, SemFlags::UNDO);
+        for (flag, values) in [(SemFlags::empty(), [1, 0]), (SemFlags::UNDO, [0, 0])] {
             let namespace = namespace(1);
             let (left, other) = (task(&namespace, 1), task(&namespace, 2));
-            let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+            let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
             let node = wait_without_sleep(&left, id, &[SemBuf::new(0, -1, flag), give]);
-            other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
-            other.semop(id, &[SemBuf::new(1, -1, 0)]).unwrap();
+            other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
+            other.semop(id, &[SemBuf::new(1, -1, SemFlags::empty())]).unwrap();
             crate::sem::abandon(&left, node);
             assert_eq!(other.sem_getall(id).unwrap(), values);
             left.exit();
@@ -357,14 +362,15 @@ mod tests {
     /// What the essay of the crate says differs from Linux, and no more than that.
     #[test]
     fn call_that_succeeds_uses_what_the_dead_has_not_yet_taken_back() {
-        const ZERO: SemBuf = SemBuf::new(0, 0, crate::IPC_NOWAIT);
+        const ZERO: SemBuf = SemBuf::new(0, 0, crate::SemFlags::NOWAIT);
         for is_asked_first in [false, true] {
             let namespace = namespace(2);
             let (dead, other) = (task(&namespace, 1), task(&namespace, 2));
-            let [given, taken] = [(); 2].map(|()| other.semget(IPC_PRIVATE, 1, 0o600).unwrap());
-            dead.semop(given, &[SemBuf::new(0, 1, SEM_UNDO)]).unwrap();
+            let [given, taken] =
+                [(); 2].map(|()| other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap());
+            dead.semop(given, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
             other.sem_setval(taken, 0, 1).unwrap();
-            dead.semop(taken, &[SemBuf::new(0, -1, SEM_UNDO)]).unwrap();
+            dead.semop(taken, &[SemBuf::new(0, -1, SemFlags::UNDO)]).unwrap();
             kill(dead);
             if is_asked_first {
                 assert_eq!(
@@ -399,9 +405,9 @@ mod tests {
     fn control_what_the_dead_was_granted_is_taken_back() {
         let namespace = namespace(1);
         let (victim, other) = (task(&namespace, 1), task(&namespace, 2));
-        let id = other.semget(IPC_PRIVATE, 1, 0o600).unwrap();
-        wait_without_sleep(&victim, id, &[SemBuf::new(0, -1, 0)]);
-        other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
+        let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
+        wait_without_sleep(&victim, id, &[SemBuf::new(0, -1, SemFlags::empty())]);
+        other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
         assert_eq!(other.sem_getval(id, 0), Ok(0));
         kill(victim);
         namespace.recover().unwrap();

@@ -13,76 +13,73 @@ use super::set::{
 use super::undo;
 use super::word::{TAG_MASK, Word};
 use crate::field::{get, put};
+use crate::flags::{GetFlags, MODE_MASK};
+use crate::handle::SemId;
 use crate::ids::{IPC_PRIVATE, IdsGuard, Object};
 use crate::lock::{Owner, Wait};
 use crate::namespace::now_s;
 use crate::perm::Perm;
 use crate::task::Task;
 
-/// Make the object if there is none with this key.
-pub const IPC_CREAT: i32 = 0o1000;
-
-/// With [`IPC_CREAT`]: fail if there is one.
-pub const IPC_EXCL: i32 = 0o2000;
-
 impl Task {
     /// Returns the id of the set with this key, or of a new one.
     ///
-    /// All semaphores of a new set are 0. `IPC_PRIVATE` always makes a new set.
+    /// All semaphores of a new set are 0. `IPC_PRIVATE` always makes a new set. The nine bits of `mode` are
+    /// the mode of a new set, and otherwise the permissions that the call asks for.
     ///
     /// # Errors
     ///
-    /// - `EACCES`: the set is there, and its mode does not allow what `semflg` asks for.
-    /// - `EEXIST`: the set is there, and both `IPC_CREAT` and `IPC_EXCL` are given.
+    /// - `EACCES`: the set is there, and its mode does not allow what `mode` asks for.
+    /// - `EEXIST`: the set is there, and `CREATE` and `EXCLUSIVE` are given.
     /// - `EINVAL`: `nsems` is negative, more than `SEMMSL`, more than the set has, or 0 for a new
     ///   set.
-    /// - `ENOENT`: there is no set with this key, and no `IPC_CREAT`.
+    /// - `ENOENT`: there is no set with this key, and `CREATE` is not given.
     /// - `ENOMEM`: no room for the semaphores.
     /// - `ENOSPC`: `SEMMNI` sets or `SEMMNS` semaphores would be exceeded.
     ///
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_CREAT, IPC_EXCL, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// assert_eq!(task.semget(5, 1, 0o600), Err(Errno::NOENT));
-    /// let id = task.semget(5, 1, IPC_CREAT | 0o600)?;
-    /// assert_eq!(task.semget(5, 1, IPC_CREAT | IPC_EXCL | 0o600), Err(Errno::EXIST));
-    /// assert_eq!(task.semget(5, 0, 0), Ok(id));
+    /// assert_eq!(task.semget(5, 1, GetFlags::empty(), 0o600), Err(Errno::NOENT));
+    /// let id = task.semget(5, 1, GetFlags::CREATE, 0o600)?;
+    /// assert_eq!(task.semget(5, 1, GetFlags::CREATE | GetFlags::EXCLUSIVE, 0o600), Err(Errno::EXIST));
+    /// assert_eq!(task.semget(5, 0, GetFlags::empty(), 0), Ok(id));
     /// # Ok::<(), Errno>(())
     /// ```
     #[doc(alias = "ipcget")]
     #[doc(alias = "newary")]
-    pub fn semget(&self, key: i32, nsems: i32, semflg: i32) -> Result<i32, Errno> {
+    pub fn semget(&self, key: i32, nsems: i32, flags: GetFlags, mode: u16) -> Result<SemId, Errno> {
         let limits = &self.shared.limits;
         let nsems = u32::try_from(nsems).ok().filter(|nsems| *nsems <= limits.semmsl);
         let nsems = nsems.ok_or(Errno::INVAL)?;
         let ids = self.sem_ids().lock()?;
         let found = if key == IPC_PRIVATE { None } else { ids.find_key(key) };
         let Some(object) = found else {
-            if key != IPC_PRIVATE && semflg & IPC_CREAT == 0 {
+            if key != IPC_PRIVATE && !flags.contains(GetFlags::CREATE) {
                 return Err(Errno::NOENT);
             }
-            return self.new_set(&ids, key, nsems, semflg);
+            return self.new_set(&ids, key, nsems, mode);
         };
-        if semflg & IPC_CREAT != 0 && semflg & IPC_EXCL != 0 {
+        if flags.contains(GetFlags::CREATE | GetFlags::EXCLUSIVE) {
             return Err(Errno::EXIST);
         }
         if nsems > Set::new(&self.shared, &object).place.nsems {
             return Err(Errno::INVAL);
         }
-        self.permission(&object, semflg.cast_unsigned())?;
+        self.permission(&object, mode.into())?;
         if let Some(hook) = &self.shared.hook {
-            hook.associate(&self.cred.whole(), &object.perm(), semflg.cast_unsigned())?;
+            hook.associate(&self.cred.whole(), &object.perm(), flags, mode)?;
         }
-        Ok(object.id())
+        Ok(SemId::from_raw(object.id()))
     }
 
     #[doc(alias = "newary")]
-    fn new_set(&self, ids: &IdsGuard<'_>, key: i32, nsems: u32, semflg: i32) -> Result<i32, Errno> {
+    fn new_set(&self, ids: &IdsGuard<'_>, key: i32, nsems: u32, mode: u16) -> Result<SemId, Errno> {
         if nsems == 0 {
             return Err(Errno::INVAL);
         }
@@ -91,7 +88,7 @@ impl Task {
             return Err(Errno::NOSPC);
         }
         let (uid, gid) = self.cred.ids();
-        let mode = (semflg & 0o777) as u16;
+        let mode = mode & MODE_MASK;
         let perm = Perm { key, uid, gid, cuid: uid, cgid: gid, mode, seq: 0 };
         if let Some(hook) = &self.shared.hook {
             hook.alloc(&self.cred.whole(), &perm)?;
@@ -104,7 +101,7 @@ impl Task {
             id => id?,
         };
         ids.set_used(used);
-        Ok(id)
+        Ok(SemId::from_raw(id))
     }
 
     /// Puts the semaphores of a new set in place; nobody can find them yet.
@@ -142,14 +139,16 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    /// use corewalk_ipc::{
+    ///     Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags,
+    /// };
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
+    /// let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
     /// std::thread::scope(|scope| {
-    ///     let waits = scope.spawn(|| task.semop(id, &[SemBuf::new(0, -1, 0)]));
+    ///     let waits = scope.spawn(|| task.semop(id, &[SemBuf::new(0, -1, SemFlags::empty())]));
     ///     while task.waiting() == 0 {
     ///         std::thread::yield_now();
     ///     }
@@ -163,7 +162,7 @@ impl Task {
     #[doc(alias = "ipcctl_pre_down_nolock")]
     #[doc(alias = "ipcctl_obtain_check")]
     #[doc(alias = "freeary")]
-    pub fn sem_rmid(&self, semid: i32) -> Result<(), Errno> {
+    pub fn sem_rmid(&self, semid: SemId) -> Result<(), Errno> {
         let ids = self.sem_ids().lock()?;
         let object = self.pre_down(&ids, semid, super::ctl::IPC_RMID)?;
         let set = Set::new(&self.shared, &object);
@@ -197,10 +196,10 @@ impl Task {
     pub(super) fn pre_down(
         &self,
         ids: &IdsGuard<'_>,
-        semid: i32,
+        semid: SemId,
         cmd: i32,
     ) -> Result<Object, Errno> {
-        let object = ids.obtain_object_check(semid)?;
+        let object = ids.obtain_object_check(semid.raw())?;
         if !self.cred.may_control(&object.perm()) {
             return Err(Errno::PERM);
         }

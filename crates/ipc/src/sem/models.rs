@@ -11,11 +11,13 @@ use super::txn::Call;
 use super::undo;
 use super::word::Word;
 use crate::field::{get, put};
+use crate::flags::SemFlags;
+use crate::handle::SemId;
 use crate::task::Task;
 
 /// Adds one to the first semaphore of a set, whoever waits, and whatever the word's tag says.
-pub(crate) fn blind_add(task: &Task, id: i32) -> Result<(), Errno> {
-    let object = task.sem_ids().obtain_object_check(id)?;
+pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
+    let object = task.sem_ids().obtain_object_check(id.raw())?;
     let cell = &Set::new(&task.shared, &object).sem(0)[WORD];
     for _ in 0..4 {
         // ORDERING: Acquire. Strong enough; it is the check that is left out.
@@ -30,8 +32,8 @@ pub(crate) fn blind_add(task: &Task, id: i32) -> Result<(), Errno> {
 }
 
 /// Adds one to the first semaphore of a set, and to the adjustment once the word was let go.
-pub(crate) fn blind_undo(task: &Task, id: i32) -> Result<(), Errno> {
-    let object = task.sem_ids().obtain_object_check(id)?;
+pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
+    let object = task.sem_ids().obtain_object_check(id.raw())?;
     let set = Set::new(&task.shared, &object);
     let record = undo::cached(set, task).expect("it was used before");
     let seen = set.word(0)?;
@@ -47,7 +49,7 @@ pub(crate) fn blind_undo(task: &Task, id: i32) -> Result<(), Errno> {
 
 /// Returns the line of a node whose task looks at it.
 pub(crate) fn watched_node(task: &Task) -> u32 {
-    let call = Call { sops: &[SemBuf::new(0, -1, 0)], undo: 0, pid: task.pid };
+    let call = Call { sops: &[SemBuf::new(0, -1, SemFlags::empty())], undo: 0, pid: task.pid };
     Node::alloc(&task.shared, call, 0, (task.owner, true)).unwrap().line
 }
 
@@ -76,8 +78,8 @@ pub(crate) fn completes_in_two_steps(task: &Task, line: u32) -> bool {
 
 /// Begins to add one more to the first semaphore of a set with undo, as one does who is killed before the word is
 /// let go of.
-pub(crate) fn stop_in_undo(task: &Task, id: i32) {
-    let object = task.sem_ids().obtain_object_check(id).expect("the set");
+pub(crate) fn stop_in_undo(task: &Task, id: SemId) {
+    let object = task.sem_ids().obtain_object_check(id.raw()).expect("the set");
     let set = Set::new(&task.shared, &object);
     let record = undo::cached(set, task).expect("it was used before");
     let seen = set.word(0).expect("the set");

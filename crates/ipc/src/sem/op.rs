@@ -27,6 +27,7 @@ use super::set::{Set, WORD};
 use super::txn::{Call, Txn, Verdict};
 use super::undo;
 use super::word::Word;
+use crate::handle::SemId;
 use crate::ids::Object;
 use crate::lock::Wait;
 use crate::namespace::{SEMAEM, SEMVMX, now_s};
@@ -69,15 +70,17 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    /// use corewalk_ipc::{
+    ///     Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags,
+    /// };
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.semget(IPC_PRIVATE, 2, 0o600)?;
-    /// task.semop(id, &[SemBuf::new(0, 2, 0)])?;
+    /// let id = task.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600)?;
+    /// task.semop(id, &[SemBuf::new(0, 2, SemFlags::empty())])?;
     /// // Both or none.
-    /// let both = [SemBuf::new(0, -1, IPC_NOWAIT), SemBuf::new(1, -1, IPC_NOWAIT)];
+    /// let both = [SemBuf::new(0, -1, SemFlags::NOWAIT), SemBuf::new(1, -1, SemFlags::NOWAIT)];
     /// assert_eq!(task.semop(id, &both), Err(Errno::AGAIN));
     /// assert_eq!(task.sem_getall(id)?, [2, 0]);
     /// # Ok::<(), Errno>(())
@@ -89,7 +92,7 @@ impl Task {
     #[doc(alias = "do_smart_update")]
     #[doc(alias = "update_queue")]
     #[inline]
-    pub fn semop(&self, semid: i32, sops: &[SemBuf]) -> Result<(), Errno> {
+    pub fn semop(&self, semid: SemId, sops: &[SemBuf]) -> Result<(), Errno> {
         self.semtimedop(semid, sops, None)
     }
 
@@ -102,14 +105,16 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf};
+    /// use corewalk_ipc::{
+    ///     Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags,
+    /// };
     /// use rustix::io::Errno;
     /// use std::time::Duration;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.semget(IPC_PRIVATE, 1, 0o600)?;
-    /// let take = [SemBuf::new(0, -1, 0)];
+    /// let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
+    /// let take = [SemBuf::new(0, -1, SemFlags::empty())];
     /// let timeout = Some(Duration::from_millis(10));
     /// // Nobody gives.
     /// assert_eq!(task.semtimedop(id, &take, timeout), Err(Errno::AGAIN));
@@ -121,7 +126,7 @@ impl Task {
     #[doc(alias = "perform_atomic_semop")]
     pub fn semtimedop(
         &self,
-        semid: i32,
+        semid: SemId,
         sops: &[SemBuf],
         timeout: Option<Duration>,
     ) -> Result<(), Errno> {
@@ -131,7 +136,7 @@ impl Task {
         if sops.is_empty() {
             return Err(Errno::INVAL);
         }
-        let object = self.sem_ids().obtain_object_check(semid)?;
+        let object = self.sem_ids().obtain_object_check(semid.raw())?;
         let set = Set::new(&self.shared, &object);
         if let [sop] = sops {
             if u32::from(sop.sem_num) >= set.place.nsems {

@@ -50,6 +50,7 @@ use super::set::{
 use super::txn::{Call, Txn, Verdict};
 use super::word::{ALTER, COMPLEX, ZERO};
 use crate::field::{errno_of, get, high, low, pair, put};
+use crate::flags::SemFlags;
 use crate::ids::SLOTS_MAX;
 use crate::lock::Owner;
 use crate::namespace::Shared;
@@ -150,7 +151,7 @@ impl<'s> Node<'s> {
         let line = shared.layout.waits.alloc(shared, lines, owner, owner.index)?;
         let node = Self { shared, line };
         for (at, sop) in call.sops.iter().enumerate() {
-            let [num, op, flg] = [sop.sem_num, sop.sem_op as u16, sop.sem_flg as u16];
+            let [num, op, flg] = [sop.sem_num, sop.sem_op as u16, sop.sem_flg.bits() as u16];
             put(node.sop_word(at), u64::from(num) | u64::from(op) << 16 | u64::from(flg) << 32);
         }
         let first = node.first();
@@ -310,7 +311,8 @@ impl<'s> Node<'s> {
 
     fn sop(&self, at: usize) -> SemBuf {
         let word = get(self.sop_word(at));
-        SemBuf::new(word as u16, (word >> 16) as u16 as i16, (word >> 32) as u16 as i16)
+        let flags = SemFlags::from_bits_retain((word >> 32) as u16 as i16);
+        SemBuf::new(word as u16, (word >> 16) as u16 as i16, flags)
     }
 
     /// Copies the operations. What is out of range of the set is left out: nobody wrote that.

@@ -1,12 +1,12 @@
-//! A set of semaphores: where it lies, and what its lock protects.
+//! A set of semaphores: its place in the region, and the data that its lock protects.
 //!
-//! A set has one line per slot of its kind, and a range of lines with one semaphore each, so that
-//! operations on different semaphores share no written line. The line of the set is written by who holds
-//! its lock only; an operation that takes one step does not look at it.
+//! A set has one line per slot of its kind, and a range of lines with one semaphore each. So
+//! operations on different semaphores write no common line. Only the holder of the set's lock
+//! writes the line of the set. An operation of one step does not read it.
 //!
-//! Protected by the set's lock: the words below, the queues in the lines of the semaphores, the undo
-//! records of the set, its wait nodes while they wait. The word of a semaphore and its undo cells
-//! belong to who has frozen the word.
+//! Protected by the set's lock: the words below, the queues in the lines of the semaphores, the
+//! undo records of the set, and its wait nodes while their calls wait. The word of a semaphore and
+//! its undo cells belong to the task that has frozen the word.
 
 use corewalk_base::Line;
 use corewalk_base::futex::{Deadline, Scope};
@@ -27,67 +27,67 @@ use crate::watch::TURN_NS;
 
 // Words of a set's line.
 pub(super) const LOCK: usize = 0;
-/// The payload of the set that is there, or 0: what a lookup has found is compared with it.
+/// The payload of the live set, or 0. A call compares the payload from its lookup with it.
 pub(super) const LIVE: usize = 1;
-/// Waiting calls that alter, all of them.
+/// All waiting calls that change a semaphore.
 pub(super) const ALTER_LIST: usize = 2;
-/// Waiting calls of several operations that only wait for zero.
+/// Waiting calls of several operations, all of which wait for zero.
 pub(super) const CONST_LIST: usize = 3;
-/// How many calls of several operations wait.
+/// The number of waiting calls of several operations.
 pub(super) const COMPLEX_COUNT: usize = 4;
 /// The undo records of the set.
 pub(super) const UNDO_LIST: usize = 5;
 /// [`COMMITTING`], [`OWED`], and [`SETTINGS`].
 pub(super) const COMMIT: usize = 6;
-/// The ticket of the next waiting call, and when the tasks of the set were looked at last.
+/// The ticket of the next waiting call, and the time of the last check for dead tasks.
 pub(super) const TICKET: usize = 7;
 
 // Bits of `COMMIT`.
-/// Changes that are logged are being carried out.
+/// A logged change is being stored.
 pub(super) const COMMITTING: u64 = 1;
-/// Calls were granted what they waited for, and their tasks may have died before they had it: it is set by the store
-/// that makes such a change valid. Or the set was put in order after a death, and [`UNDO_LIST`] was empty meanwhile. It
-/// is cleared by who looks and finds no such call.
+/// Waiting calls were granted their operations, and their tasks may have died before they returned.
+/// The store that makes such a grant valid sets the bit. Recovery sets it too, since [`UNDO_LIST`]
+/// was empty during it. A check that finds no such call clears it.
 pub(super) const OWED: u64 = 2;
-/// How often values were set (`SETVAL`, `SETALL`) while something was owed: it tells adjustments that were forgotten since a
-/// call was granted.
+/// How often `SETVAL` or `SETALL` ran while [`OWED`] was set. It tells whether adjustments were
+/// cleared after a grant.
 pub(super) const SETTINGS: u64 = SETTINGS_MAX << SETTINGS_SHIFT;
 const SETTINGS_MAX: u64 = (1 << 14) - 1;
 const SETTINGS_SHIFT: u32 = 8;
 
 // Words of a semaphore's line; 6 and 7 of the first are the pool's.
 pub(super) const WORD: usize = 0;
-/// When the last operation was, with the tag of its set.
+/// The time of the last operation, with the tag of its set.
 pub(super) const OTIME: usize = 1;
-/// Single decrements that wait.
+/// Waiting calls of a single decrement.
 pub(super) const SEM_ALTER_LIST: usize = 2;
-/// Single waits for zero.
+/// Waiting calls of a single wait for zero.
 pub(super) const SEM_CONST_LIST: usize = 3;
-/// What an operation without the set's lock is about to do, see `log`.
+/// The record of an operation without the set's lock, see `log`.
 pub(super) const LOG: usize = 4;
-/// The word that a change of several semaphores is about to store, see `txn` and `several`.
+/// The next word of the semaphore in a change of several, see `txn` and `several`.
 pub(super) const REDO: usize = 5;
 
 const BASE_BITS: u32 = 27;
 const NSEMS_BITS: u32 = 16;
 const TAG_SHIFT: u32 = BASE_BITS + NSEMS_BITS;
 
-/// Looks at a frozen word before the thread yields, and yields before it sleeps. A freeze is a few
-/// dozen instructions long, unless its owner has lost its processor.
+/// Reads of a frozen word before the thread yields, and yields before it sleeps. A freeze takes a
+/// few dozen instructions, unless its owner has lost its processor.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 200 };
 const YIELD_ROUNDS: u32 = if IS_MODEL { u32::MAX - 1 } else { 20 };
 
-/// Bits of [`TICKET`] that are the ticket; the others are milliseconds.
+/// The bits of [`TICKET`] with the ticket. The others are milliseconds.
 pub(super) const TICKET_BITS: u32 = 27;
 pub(super) const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 
-/// How often calls that are refused at a set, or that ask for a value, look closely at its tasks, together.
+/// The shortest time between two close checks of a set's tasks, by all calls together.
 const LOOK_MS: u64 = TURN_NS / 1_000_000 * 9 / 10;
 
-/// How long to sleep on a frozen word.
+/// The length of a sleep on a frozen word.
 const NAP_NS: u64 = 50_000;
 
-/// Where a set lies.
+/// The place of a set in the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) base: u32,
@@ -110,7 +110,7 @@ impl Place {
     }
 }
 
-/// A set that a lookup has found. It may be gone.
+/// A set from a lookup. It may have been removed since.
 #[derive(Clone, Copy)]
 pub(super) struct Set<'s> {
     pub(super) shared: &'s Shared,
@@ -118,12 +118,12 @@ pub(super) struct Set<'s> {
     pub(super) place: Place,
 }
 
-/// The lock of a set, held; the set is there.
+/// The held lock of a set, which is live.
 pub(super) struct SetGuard<'s> {
     pub(super) set: Set<'s>,
-    /// The task that holds it.
+    /// The task that holds the lock.
     pub(super) owner: Owner,
-    /// None while the lock is being taken from a task that has died.
+    /// None while the lock is being taken from a dead task.
     _held: Option<Held<'s>>,
 }
 
@@ -133,20 +133,20 @@ impl<'s> Set<'s> {
         Self { shared, index: object.index, place: Place::from_payload(object.payload) }
     }
 
-    /// Returns the line of semaphore `num`, which is in range.
+    /// Returns the line of semaphore `num`. The number is in range.
     #[inline]
     pub(super) fn sem(&self, num: u16) -> &'s Line {
         self.shared.region.line(self.place.base.wrapping_add(u32::from(num)))
     }
 
-    /// Returns the word of semaphore `num` as it is.
+    /// Returns the present word of semaphore `num`.
     ///
     /// # Errors
     ///
     /// `EIDRM` if the set is gone.
     #[inline]
     pub(super) fn word(&self, num: u16) -> Result<Word, Errno> {
-        // ORDERING(ipc-word): Acquire. What the last operation's task did before it happens before.
+        // ORDERING(ipc-word): Acquire. Work before the last operation happens before this one.
         let word = Word(self.sem(num)[WORD].load(Ordering::Acquire));
         if word.is_of(self.place.tag) { Ok(word) } else { Err(Errno::IDRM) }
     }
@@ -155,13 +155,13 @@ impl<'s> Set<'s> {
         self.shared.region.line(self.shared.layout.sets + self.index)
     }
 
-    /// Takes the set's lock for `owner`. If its holder has died, what that one left half done is finished
-    /// or taken back first.
+    /// Takes the set's lock for `owner`. If the last holder has died, its unfinished change is
+    /// completed or taken back first.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the set is gone (trap I3: every path looks again once it has the lock), or was removed and
-    /// something is left of it; `EIO` if the holder is there and does not let go.
+    /// `EIDRM` if the set was removed, also if remains of it are left. Every path checks this once
+    /// it has the lock (trap I3). `EIO` if the holder is alive and does not let go.
     pub(super) fn lock(self, owner: Owner) -> Result<SetGuard<'s>, Errno> {
         let guard = self.lock_remains(owner, Wait::Long)?;
         if !guard.is_published() {
@@ -170,11 +170,11 @@ impl<'s> Set<'s> {
         Ok(guard)
     }
 
-    /// As [`Set::lock`], also of a set that was removed and of which something is left.
+    /// As [`Set::lock`], but also locks a removed set with remains.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if nothing is left of the set, and all that waited for it have been told; `EIO` as above.
+    /// `EIDRM` if no remains are left and all waiting calls have ended. `EIO` as above.
     pub(super) fn lock_remains(self, owner: Owner, wait: Wait) -> Result<SetGuard<'s>, Errno> {
         let guard = self.lock_new(owner, wait)?;
         if get(&self.line()[LIVE]) != self.place.payload() {
@@ -192,33 +192,33 @@ impl<'s> Set<'s> {
         Ok(SetGuard { set: self, owner, _held: Some(held) })
     }
 
-    /// Returns the set in slot `index`, or none if there is none.
+    /// Returns the set in slot `index`, if there is one.
     pub(super) fn at(shared: &'s Shared, index: u32) -> Option<Self> {
         let set = Set { shared, index, place: Place::from_payload(0) };
         let payload = get(&set.line()[LIVE]);
         (payload != 0).then(|| Set { place: Place::from_payload(payload), ..set })
     }
 
-    /// Returns true if other processes may have died with something that belongs to the set: with adjustments, or
-    /// with what they were granted and never had.
+    /// Returns true if a dead process may have adjustments in the set, or a grant that it did not
+    /// return with.
     pub(super) fn may_be_owed(&self) -> bool {
         let line = self.line();
         let is_any = get(&line[UNDO_LIST]) != 0 || get(&line[COMMIT]) & OWED != 0;
         self.shared.scope == Scope::Shared && is_any
     }
 
-    /// Returns true if other processes may have died while they waited for semaphore `num`.
+    /// Returns true if a process may have died while it waited for semaphore `num`.
     pub(super) fn has_absent(&self, num: u16) -> bool {
         let waits = self.word(num).is_ok_and(|word| word.waiters() != 0);
         self.shared.scope == Scope::Shared && waits
     }
 
-    /// Returns true if the slot still has this set, published or not.
+    /// Returns true if the slot still has this set. The set may not be published.
     pub(super) fn is_there(&self) -> bool {
         get(&self.line()[LIVE]) == self.place.payload()
     }
 
-    /// Returns true if the set can be found.
+    /// Returns true if a lookup can find the set.
     pub(super) fn is_published(&self, owner: Owner) -> bool {
         let ids = Ids { shared: self.shared, kind: Kind::Sem, owner };
         ids.payload(self.index) == Some(self.place.payload())
@@ -232,15 +232,15 @@ impl<'s> Set<'s> {
     /// Ends a freeze with the word `next`, frozen or not.
     #[inline]
     pub(super) fn thaw(&self, num: u16, next: Word) {
-        // ORDERING(ipc-word): Release. What was done under the freeze happens before the next
-        // operation on this semaphore.
+        // ORDERING(ipc-word): Release. Stores under the freeze happen before the next operation on
+        // this semaphore.
         self.sem(num)[WORD].store(next.thaw().0, Ordering::Release);
     }
 
-    /// Notes that an operation on semaphore `num` was done at `now_s`.
+    /// Records `now_s` as the time of an operation on semaphore `num`.
     #[inline]
     pub(super) fn touch_otime(&self, num: u16, now_s: u64) {
-        // A stale store for a set that is gone has another tag, and is no time of the next set.
+        // A late store for a removed set has that set's tag, so the next set ignores it.
         let otime = self.place.tag << TAG_SHIFT | now_s & ((1 << TAG_SHIFT) - 1);
         let cell = &self.sem(num)[OTIME];
         if get(cell) != otime {
@@ -248,7 +248,7 @@ impl<'s> Set<'s> {
         }
     }
 
-    /// Returns when the last operation was, in seconds, or 0.
+    /// Returns the time of the last operation in seconds, or 0.
     pub(super) fn otime(&self) -> u64 {
         let nums = 0..self.place.nsems as u16;
         let times = nums.map(|num| get(&self.sem(num)[OTIME]));
@@ -262,12 +262,12 @@ impl<'s> SetGuard<'s> {
         &self.set.line()[word]
     }
 
-    /// Returns true if the set can be found.
+    /// Returns true if a lookup can find the set.
     pub(super) fn is_published(&self) -> bool {
         self.set.is_published(self.owner)
     }
 
-    /// Returns true if the tasks of the set are to be looked at, which is then noted.
+    /// Returns true if a close check of the set's tasks is due, and records its time.
     pub(super) fn is_time_to_look(&self, now: Deadline) -> bool {
         let ticket = get(self.field(TICKET));
         let now_ms = now.monotonic_ns / 1_000_000;
@@ -279,12 +279,12 @@ impl<'s> SetGuard<'s> {
         is_time
     }
 
-    /// Returns 14 bits that are others once values were set, which forgets adjustments for them.
+    /// Returns 14 bits that change when `SETVAL` or `SETALL` clears adjustments.
     pub(super) fn settings(&self) -> u64 {
         settings_of(get(self.field(COMMIT)))
     }
 
-    /// Takes note that nobody is left who was granted something and does not have it.
+    /// Clears [`OWED`]: no dead task has a grant left.
     pub(super) fn forget_owed(&self) {
         let commit = get(self.field(COMMIT));
         if commit & OWED != 0 {
@@ -292,31 +292,32 @@ impl<'s> SetGuard<'s> {
         }
     }
 
-    /// Freezes the word of semaphore `num`; returns the word as it was.
+    /// Freezes the word of semaphore `num`. Returns the word before the freeze.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if the set is gone; `EIO` if somebody else keeps it frozen.
+    /// `EIDRM` if the set is gone. `EIO` if another task keeps the word frozen.
     pub(super) fn freeze(&self, num: u16) -> Result<Word, Errno> {
         let word = self.exchange_long(num, |word| word.freeze_locked(self.owner.index))?;
-        // What an earlier freeze has logged must not be taken for this one's.
+        // Recovery must not take the log of an earlier freeze for one of this freeze.
         put(&self.set.sem(num)[LOG], 0);
         Ok(word)
     }
 
-    /// Ends all semaphores, and returns true; or all but those that somebody keeps frozen.
+    /// Marks all semaphores dead, except those that another task keeps frozen. Returns true if none
+    /// is left.
     pub(super) fn kill_all(&self) -> bool {
         let mut patience = Patience::new(self.set.shared, Wait::Short);
         let mut is_whole = true;
         for num in 0..self.set.place.nsems as u16 {
-            // Only a hostile word has another tag, or one that was ended before its ender died.
+            // Another tag: a hostile word, or one that a dead remover has already ended.
             let killed = self.exchange(num, Word::dead, &mut patience);
             is_whole &= matches!(killed, Ok(_) | Err(Errno::IDRM));
         }
         is_whole
     }
 
-    /// Sets bits for waiters of semaphore `num`.
+    /// Sets the bits for waiting calls of semaphore `num`.
     ///
     /// # Errors
     ///
@@ -344,13 +345,14 @@ impl<'s> SetGuard<'s> {
             let seen = set.word(num)?;
             if seen.is_frozen() {
                 waits = waits.or_else(|| set.shared.contention.begin());
-                // Only who holds the lock freezes a word like this, and that is us.
+                // Only the holder of the lock freezes a word like this, which is this task.
                 let line = task_line(set.shared, seen.frozen_by());
                 let dead = match seen.is_frozen_locked() {
                     true => Some(identity(line)),
                     false => pause.wait(word, seen)?,
                 };
-                // The word is looked at again after the task: it may have been let go of before the death.
+                // Read the word again after the check: the task may have thawed it before its
+                // death.
                 if let Some(dead) = dead.filter(|_| set.word(num) == Ok(seen)) {
                     thaw_dead(self, num, seen, dead);
                 }
@@ -376,14 +378,14 @@ pub(super) fn next_settings(commit: u64) -> u64 {
     ((commit & SETTINGS) + (1 << SETTINGS_SHIFT)) & SETTINGS
 }
 
-/// Lets the owner of a freeze go on: spins, yields, and then sleeps.
+/// Waits for the owner of a freeze: spins, yields, and then sleeps.
 struct Pause<'p, 's> {
     round: u32,
     patience: &'p mut Patience<'s>,
 }
 
 impl Pause<'_, '_> {
-    /// Returns what the owner's line says, if the owner has died.
+    /// Returns the owner's identity, if the owner has died.
     #[cold]
     fn wait(&mut self, word: &AtomicU64, seen: Word) -> Result<Option<Identity>, Errno> {
         self.round = self.round.saturating_add(1);
@@ -392,7 +394,7 @@ impl Pause<'_, '_> {
         } else if self.round < SPIN_ROUNDS + YIELD_ROUNDS {
             thread::yield_now();
         } else {
-            // Nobody wakes, so that the end of a freeze is a plain store.
+            // The end of a freeze is a plain store and wakes no thread, so the sleep has a limit.
             self.patience.nap(word, seen.0, NAP_NS)?;
             let rounds = (BEAT_NS / NAP_NS) as u32;
             let is_time = self.round.is_multiple_of(rounds);

@@ -13,10 +13,11 @@ use crate::lock::{Held, SLEEPERS, lock};
 use crate::process::{Identity, image_of};
 use crate::task::{IMAGE, STATE, task_line};
 use crate::{
-    Capacity, Contention, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task,
+    Capacity, Contention, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf,
+    SemFlags, SemId, Task,
 };
 
-const DOWN: SemBuf = SemBuf::new(1, -1, 0);
+const DOWN: SemBuf = SemBuf::new(1, -1, SemFlags::empty());
 
 fn namespace(sets: u32) -> Namespace {
     let capacity = Capacity { sets, sems: 8, undos: 32, waits: 16, tasks: 6, ..Capacity::LEAST };
@@ -30,12 +31,12 @@ fn task(namespace: &Namespace, pid: u32) -> Task {
     namespace.register(Cred::root(), pid).unwrap()
 }
 
-fn set<'t>(task: &'t Task, id: i32) -> Set<'t> {
-    Set::new(&task.shared, &task.sem_ids().obtain_object_check(id).unwrap())
+fn set<'t>(task: &'t Task, id: SemId) -> Set<'t> {
+    Set::new(&task.shared, &task.sem_ids().obtain_object_check(id.raw()).unwrap())
 }
 
 /// Leaves the first semaphore of a set frozen, as an operation does in the middle; returns what ends that.
-fn stop<'t>(task: &'t Task, id: i32) -> impl FnOnce() + use<'t> {
+fn stop<'t>(task: &'t Task, id: SemId) -> impl FnOnce() + use<'t> {
     let set = set(task, id);
     let before = set.word(0).unwrap();
     put(&set.sem(0)[WORD], before.freeze(task.owner.index).0);
@@ -57,9 +58,9 @@ fn used(task: &Task) -> [usize; 3] {
 fn removal_beside_a_stopped_operation_ends_waits_and_keeps_its_lines_until_it_goes_on() {
     let namespace = namespace(1);
     let (stopped, waiter, other) = (task(&namespace, 1), task(&namespace, 2), task(&namespace, 3));
-    let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
-    stopped.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]).unwrap();
-    other.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]).unwrap();
+    let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
+    stopped.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
+    other.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| waiter.semop(id, &[DOWN]));
         while other.sem_getncnt(id, 1) != Ok(1) {
@@ -70,13 +71,13 @@ fn removal_beside_a_stopped_operation_ends_waits_and_keeps_its_lines_until_it_go
         assert_eq!(waits.join().unwrap(), Err(Errno::IDRM));
         assert_eq!(other.semop(id, &[DOWN]), Err(Errno::INVAL));
         assert_eq!(used(&other)[..2], [1, 2], "what the stopped one will store into stays");
-        assert_eq!(other.semget(IPC_PRIVATE, 1, 0o600), Err(Errno::NOSPC));
+        assert_eq!(other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600), Err(Errno::NOSPC));
         // Another ends that has adjustments of it: they are void.
         drop(other);
         go_on();
     });
     let next = task(&namespace, 4);
-    let id = next.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+    let id = next.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
     assert_eq!((next.sem_getall(id), used(&next)), (Ok(vec![0, 0]), [1, 0, 0]));
 }
 
@@ -84,8 +85,8 @@ fn removal_beside_a_stopped_operation_ends_waits_and_keeps_its_lines_until_it_go
 fn what_is_left_of_a_removed_set_ends_with_the_stopped_process() {
     let namespace = namespace(2);
     let (stopped, other) = (task(&namespace, 1), task(&namespace, 2));
-    let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
-    stopped.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]).unwrap();
+    let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
+    stopped.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
     drop(stop(&stopped, id));
     other.sem_rmid(id).unwrap();
     assert_eq!(used(&other), [1, 1, 0]);
@@ -99,14 +100,14 @@ fn what_is_left_of_a_removed_set_ends_with_the_stopped_process() {
 fn waiter_at_a_set_that_cannot_be_found_ends_it() {
     let namespace = namespace(2);
     let (waiter, other) = (task(&namespace, 1), task(&namespace, 2));
-    let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+    let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| waiter.semop(id, &[DOWN]));
         while other.sem_getncnt(id, 1) != Ok(1) {
             thread::yield_now();
         }
         let ids = other.sem_ids().lock().unwrap();
-        ids.unpublish(&ids.obtain_object_check(id).unwrap());
+        ids.unpublish(&ids.obtain_object_check(id.raw()).unwrap());
         drop(ids);
         assert_eq!(waits.join().unwrap(), Err(Errno::IDRM));
     });
@@ -118,7 +119,7 @@ fn waiter_at_a_set_that_cannot_be_found_ends_it() {
 fn set_that_was_overwritten_ends_its_waits_and_is_removed() {
     let namespace = namespace(2);
     let (waiter, other) = (task(&namespace, 1), task(&namespace, 2));
-    let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+    let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| waiter.semop(id, &[DOWN]));
         while other.sem_getncnt(id, 1) != Ok(1) {
@@ -137,7 +138,7 @@ fn set_that_was_overwritten_ends_its_waits_and_is_removed() {
 fn call_that_found_a_set_before_its_removal_does_not_wait_there() {
     let namespace = namespace(2);
     let (stopped, other) = (task(&namespace, 1), task(&namespace, 2));
-    let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+    let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
     let found = set(&other, id);
     let go_on = stop(&stopped, id);
     other.sem_rmid(id).unwrap();
@@ -151,8 +152,8 @@ fn call_that_found_a_set_before_its_removal_does_not_wait_there() {
 fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
     let namespace = namespace(1);
     let (holder, other) = (task(&namespace, 1), task(&namespace, 2));
-    let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
-    holder.semop(id, &[SemBuf::new(1, 1, SEM_UNDO)]).unwrap();
+    let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
+    holder.semop(id, &[SemBuf::new(1, 1, SemFlags::UNDO)]).unwrap();
     let mut child = Command::new("sh")
         .args(["-c", "echo there; read line; exec sleep 600"])
         .stdin(Stdio::piped())
@@ -191,20 +192,20 @@ fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
 fn undo_record_that_has_to_wait_for_its_pool_holds_up_no_other_operation() {
     let namespace = namespace(1);
     let (stopped, waiter, other) = (task(&namespace, 1), task(&namespace, 2), task(&namespace, 3));
-    let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
-    other.semop(id, &[SemBuf::new(1, 1, SEM_UNDO)]).unwrap();
+    let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
+    other.semop(id, &[SemBuf::new(1, 1, SemFlags::UNDO)]).unwrap();
     let pool = task_pool(&stopped);
     thread::scope(|scope| {
-        let waits = scope.spawn(|| waiter.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]));
+        let waits = scope.spawn(|| waiter.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]));
         while !set(&other, id).is_locked_by(waiter.owner.index) && !waits.is_finished() {
             thread::yield_now();
         }
         for _ in 0..1000 {
-            other.semop(id, &[SemBuf::new(0, 1, 0)]).unwrap();
-            other.semop(id, &[SemBuf::new(0, -1, 0)]).unwrap();
+            other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
+            other.semop(id, &[SemBuf::new(0, -1, SemFlags::empty())]).unwrap();
             // Its record is there already.
-            other.semop(id, &[SemBuf::new(1, 1, SEM_UNDO)]).unwrap();
-            other.semop(id, &[SemBuf::new(1, -1, SEM_UNDO)]).unwrap();
+            other.semop(id, &[SemBuf::new(1, 1, SemFlags::UNDO)]).unwrap();
+            other.semop(id, &[SemBuf::new(1, -1, SemFlags::UNDO)]).unwrap();
         }
         drop(pool);
         // Where this took longer than its patience it has said so, and has changed nothing.
@@ -212,7 +213,7 @@ fn undo_record_that_has_to_wait_for_its_pool_holds_up_no_other_operation() {
         assert!(matches!(done, Ok(()) | Err(Errno::IO)), "{done:?}");
         assert_eq!(other.sem_getval(id, 0), Ok(i32::from(done.is_ok())));
     });
-    waiter.semop(id, &[SemBuf::new(0, 1, SEM_UNDO)]).unwrap();
+    waiter.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
     drop(waiter);
     assert_eq!(other.sem_getall(id), Ok(vec![0, 1]));
 }
@@ -221,7 +222,7 @@ fn undo_record_that_has_to_wait_for_its_pool_holds_up_no_other_operation() {
 fn waits_for_a_lock_are_counted() {
     let namespace = namespace(1);
     let (holder, other) = (task(&namespace, 1), task(&namespace, 2));
-    let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+    let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
     other.sem_setval(id, 1, 1).unwrap();
     other.semop(id, &[DOWN]).unwrap();
     assert_eq!(namespace.contention(), Contention::default());
@@ -243,9 +244,9 @@ fn waits_for_a_lock_are_counted() {
 fn waits_for_a_word_are_counted() {
     let namespace = namespace(1);
     let (holder, other) = (task(&namespace, 1), task(&namespace, 2));
-    let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+    let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
     let set = set(&holder, id);
-    let up = |num| SemBuf::new(num, 1, 0);
+    let up = |num| SemBuf::new(num, 1, SemFlags::empty());
     let calls: [&(dyn Fn() -> Result<(), Errno> + Sync); 3] =
         [&|| other.semop(id, &[up(0)]), &|| other.semop(id, &[up(0), up(1)]), &|| {
             other.sem_setval(id, 0, 1)
@@ -273,7 +274,7 @@ fn waits_for_a_word_are_counted() {
 fn control_dead_operation_is_ended_by_the_removal() {
     let namespace = namespace(1);
     let (dead, waiter, other) = (task(&namespace, 1), task(&namespace, 2), task(&namespace, 3));
-    let id = other.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+    let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
     drop(stop(&dead, id));
     wait_without_sleep(&waiter, id, &[DOWN]);
     kill(dead);

@@ -14,7 +14,8 @@ use crate::sem::set::Set;
 use crate::sem::{INTERRUPTED, STATUS};
 use crate::spin::Spin;
 use crate::{
-    Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SPIN_NS_MAX, SemBuf, Task,
+    Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SPIN_NS_MAX, SemBuf,
+    SemFlags, SemId, Task,
 };
 
 fn task() -> Task {
@@ -40,18 +41,19 @@ fn changed(task: &Task, act: impl FnOnce()) -> BTreeSet<usize> {
 #[test]
 fn operations_on_different_semaphores_change_no_common_line() {
     let task = task();
-    let id = task.semget(IPC_PRIVATE, 4, 0o600).unwrap();
+    let id = task.semget(IPC_PRIVATE, 4, GetFlags::empty(), 0o600).unwrap();
     // Makes the undo record, and the time of the last operation.
-    (0..4).for_each(|num| task.semop(id, &[SemBuf::new(num, 1, SEM_UNDO)]).unwrap());
+    (0..4).for_each(|num| task.semop(id, &[SemBuf::new(num, 1, SemFlags::UNDO)]).unwrap());
     let by = |sops: &[SemBuf]| changed(&task, || task.semop(id, sops).unwrap());
-    for undo in [0, SEM_UNDO] {
+    for undo in [SemFlags::empty(), SemFlags::UNDO] {
         let ways = [0, 1, 2, 3].map(|num| by(&[SemBuf::new(num, 1, undo)]));
         for (at, lines) in ways.iter().enumerate() {
-            assert_eq!(lines.len(), 1 + usize::from(undo != 0), "{lines:?}");
+            assert_eq!(lines.len(), 1 + usize::from(!undo.is_empty()), "{lines:?}");
             assert!(ways[at + 1..].iter().all(|other| lines.is_disjoint(other)));
         }
     }
-    let pairs = [[0, 1], [2, 3]].map(|nums| by(&nums.map(|num| SemBuf::new(num, 1, 0))));
+    let pairs =
+        [[0, 1], [2, 3]].map(|nums| by(&nums.map(|num| SemBuf::new(num, 1, SemFlags::empty()))));
     assert_eq!(pairs[0].len(), 2);
     assert!(pairs[0].is_disjoint(&pairs[1]));
 }
@@ -59,24 +61,25 @@ fn operations_on_different_semaphores_change_no_common_line() {
 #[test]
 fn control_operations_on_one_semaphore_change_a_common_line() {
     let task = task();
-    let id = task.semget(IPC_PRIVATE, 1, 0o600).unwrap();
-    let ways =
-        [1, 2].map(|op| changed(&task, || task.semop(id, &[SemBuf::new(0, op, 0)]).unwrap()));
+    let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
+    let ways = [1, 2].map(|op| {
+        changed(&task, || task.semop(id, &[SemBuf::new(0, op, SemFlags::empty())]).unwrap())
+    });
     assert!(!ways[0].is_disjoint(&ways[1]));
 }
 
 #[test]
 fn lookups_queries_and_refusals_change_nothing() {
     let task = task();
-    let id = task.semget(9, 2, crate::IPC_CREAT | 0o600).unwrap();
+    let id = task.semget(9, 2, GetFlags::CREATE, 0o600).unwrap();
     let lines = changed(&task, || {
         task.sem_stat(id).unwrap();
-        task.sem_stat_any(id).unwrap();
+        task.sem_stat_any(id.raw()).unwrap();
         task.sem_getval(id, 1).unwrap();
         task.sem_getpid(id, 1).unwrap();
-        let down = SemBuf::new(0, -1, crate::IPC_NOWAIT);
+        let down = SemBuf::new(0, -1, SemFlags::NOWAIT);
         assert_eq!(task.semop(id, &[down]), Err(Errno::AGAIN));
-        assert_eq!(task.semop(id + 1, &[down]), Err(Errno::INVAL));
+        assert_eq!(task.semop(SemId::from_raw(id.raw() + 1), &[down]), Err(Errno::INVAL));
         task.set_cred(Cred::user(1, 1));
         assert_eq!(task.semop(id, &[down]), Err(Errno::ACCESS));
     });
@@ -88,12 +91,20 @@ fn lookups_queries_and_refusals_change_nothing() {
 fn region_after_a_set_is_removed_has_nothing_in_use() {
     let task = task();
     let round = || {
-        let id = task.semget(IPC_PRIVATE, 3, 0o600).unwrap();
-        task.semop(id, &[SemBuf::new(0, 3, SEM_UNDO), SemBuf::new(2, 1, SEM_UNDO)]).unwrap();
-        task.semop(id, &[SemBuf::new(2, -1, SEM_UNDO), SemBuf::new(0, -1, 0)]).unwrap();
+        let id = task.semget(IPC_PRIVATE, 3, GetFlags::empty(), 0o600).unwrap();
+        task.semop(id, &[SemBuf::new(0, 3, SemFlags::UNDO), SemBuf::new(2, 1, SemFlags::UNDO)])
+            .unwrap();
+        task.semop(
+            id,
+            &[SemBuf::new(2, -1, SemFlags::UNDO), SemBuf::new(0, -1, SemFlags::empty())],
+        )
+        .unwrap();
         let never = Some(std::time::Duration::ZERO);
-        assert_eq!(task.semtimedop(id, &[SemBuf::new(1, -1, 0)], never), Err(Errno::AGAIN));
-        let both = [SemBuf::new(1, -1, 0), SemBuf::new(0, 0, 0)];
+        assert_eq!(
+            task.semtimedop(id, &[SemBuf::new(1, -1, SemFlags::empty())], never),
+            Err(Errno::AGAIN)
+        );
+        let both = [SemBuf::new(1, -1, SemFlags::empty()), SemBuf::new(0, 0, SemFlags::empty())];
         assert_eq!(task.semtimedop(id, &both, never), Err(Errno::AGAIN));
         task.sem_rmid(id).unwrap();
     };
@@ -112,8 +123,10 @@ fn waits_that_look_first_lose_no_wake() {
         let options = NamespaceOptions { spin_ns_max, ..NamespaceOptions::default() };
         let namespace = Namespace::new(options).unwrap();
         let [ask, answer] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
-        let id = ask.semget(IPC_PRIVATE, 2, 0o600).unwrap();
-        let go = |task: &Task, num, op| task.semop(id, &[SemBuf::new(num, op, 0)]).unwrap();
+        let id = ask.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
+        let go = |task: &Task, num, op| {
+            task.semop(id, &[SemBuf::new(num, op, SemFlags::empty())]).unwrap()
+        };
         thread::scope(|scope| {
             scope.spawn(|| {
                 for _ in 0..ROUNDS {
@@ -153,9 +166,9 @@ fn call_that_has_not_to_wait_does_not_look_for_an_instant() {
     let looks_here = |spin_ns_max, value, flag| {
         let options = NamespaceOptions { spin_ns_max, ..NamespaceOptions::default() };
         let task = Namespace::new(options).unwrap().register(Cred::root(), 1).unwrap();
-        let id = task.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+        let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         task.sem_setval(id, 0, value).unwrap();
-        let set = Set::new(&task.shared, &task.sem_ids().obtain_object_check(id).unwrap());
+        let set = Set::new(&task.shared, &task.sem_ids().obtain_object_check(id.raw()).unwrap());
         assert!(!task.is_soon_possible(set, SemBuf::new(0, -1, flag)), "nobody makes it possible");
         // A thread whose look was in vain rests.
         !Spin::Instant.is_worth_it()
@@ -163,10 +176,10 @@ fn call_that_has_not_to_wait_does_not_look_for_an_instant() {
     let looks = |spin_ns_max, value, flag| {
         thread::scope(|scope| scope.spawn(|| looks_here(spin_ns_max, value, flag)).join().unwrap())
     };
-    assert!(looks(SPIN_NS_MAX, 0, 0), "the control");
-    assert!(!looks(0, 0, 0));
-    assert!(!looks(SPIN_NS_MAX, 1, 0));
-    assert!(!looks(SPIN_NS_MAX, 0, crate::IPC_NOWAIT));
+    assert!(looks(SPIN_NS_MAX, 0, SemFlags::empty()), "the control");
+    assert!(!looks(0, 0, SemFlags::empty()));
+    assert!(!looks(SPIN_NS_MAX, 1, SemFlags::empty()));
+    assert!(!looks(SPIN_NS_MAX, 0, SemFlags::NOWAIT));
 }
 
 /// What others write into the region is no reason for a wait never to end.
@@ -174,10 +187,11 @@ fn call_that_has_not_to_wait_does_not_look_for_an_instant() {
 fn wait_whose_status_means_nothing_ends_in_time() {
     let _watchdog = Watchdog::start("status that means nothing", Duration::from_secs(120));
     let task = task();
-    let id = task.semget(IPC_PRIVATE, 1, 0o600).unwrap();
+    let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
     let timeout = Some(Duration::from_millis(300));
     thread::scope(|scope| {
-        let wait = scope.spawn(|| task.semtimedop(id, &[SemBuf::new(0, -1, 0)], timeout));
+        let wait =
+            scope.spawn(|| task.semtimedop(id, &[SemBuf::new(0, -1, SemFlags::empty())], timeout));
         let (region, waits) = (&task.shared.region, task.shared.layout.waits);
         while !wait.is_finished() {
             for (line, _) in waits.used(region) {
@@ -196,8 +210,8 @@ fn wait_whose_status_means_nothing_ends_in_time() {
 fn handler_ends_the_wait_of_its_own_task_alone() {
     let namespace = Namespace::new(NamespaceOptions::default()).unwrap();
     let [parent, child] = [1, 2].map(|pid| namespace.register(Cred::root(), pid).unwrap());
-    let id = parent.semget(IPC_PRIVATE, 1, 0o600).unwrap();
-    let node = wait_without_sleep(&parent, id, &[SemBuf::new(0, -1, 0)]);
+    let id = parent.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
+    let node = wait_without_sleep(&parent, id, &[SemBuf::new(0, -1, SemFlags::empty())]);
     let is_interrupted = || get(&parent.shared.region.line(node)[STATUS]) & INTERRUPTED != 0;
     let begun = parent.begin_wait(node);
     child.interrupt_own();

@@ -1,28 +1,31 @@
-//! The word of a semaphore: everything that one step of an operation has to agree on.
+//! The word of a semaphore: all that one compare-exchange of an operation must check or change.
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
 //! | 0-14 | value | `semval` |
-//! | 15 | alter | a single decrement may wait here: who increments takes the set's lock |
-//! | 16 | zero | a single wait for zero may be here: who reaches zero takes the set's lock |
-//! | 17 | complex | a call of several operations may wait: who changes the value takes the set's lock |
-//! | 18 | frozen | nobody but the task in `pid` changes the word, or the undo cells of the semaphore |
+//! | 15 | alter | a single decrement may wait: an increment takes the set's lock |
+//! | 16 | zero | a single wait for zero may exist: a change to zero takes the set's lock |
+//! | 17 | complex | a call of several operations may wait: any change takes the set's lock |
+//! | 18 | frozen | only the task in `pid` may change the word and the semaphore's undo cells |
 //! | 19 | dead | the set is gone |
-//! | 20 | phase | turns at each end of a freeze; says which undo log belongs to this freeze |
-//! | 21-41 | tag | which set the semaphore belongs to |
-//! | 42-63 | pid | `sempid`; while frozen, the number of the task that froze it, and in the highest bit whether it did so under the set's lock |
+//! | 20 | phase | flips at each end of a freeze, so it tells which undo log is of this freeze |
+//! | 21-41 | tag | the set of the semaphore |
+//! | 42-63 | pid | `sempid`; in a frozen word see below |
+//!
+//! The pid of a frozen word is the number of the task that froze it. Its highest bit says whether
+//! that task holds the set's lock.
 //!
 //! States: live (neither frozen nor dead) <-> frozen; live -> dead -> live with another tag, when
-//! the line serves another set. A frozen word keeps value, bits and tag, so a freeze whose owner
-//! died before it had done anything is taken back without knowing anything else, except who was
-//! last: that is then the one who died.
+//! another set gets the line. A frozen word keeps value, bits and tag. So recovery can take back
+//! the freeze of a dead task that has changed nothing. Only the last pid is lost: `sempid` is then
+//! that of the dead task.
 //!
-//! The tag is one more than the last tag of each line that the set takes, and not the generation of
-//! the id: two sets in a row on one line have different indices and may have the same generation.
+//! A new tag is one more than the last tag of each line of the set. It is not the generation of the
+//! id: two sets in a row on one line have different indices, and may have the same generation.
 //!
-//! The bits for waiters may be set for nobody (whoever takes the lock next clears them), but are
-//! never clear while somebody waits: they are set by the store that ends the freeze in which the
-//! waiter found that it has to wait (trap I5).
+//! A bit for waiting calls may be set without such a call; the next holder of the lock clears it.
+//! It is never clear while a call waits. The store that ends the waiting call's freeze sets it, and
+//! in that freeze the call found that it must wait (trap I5).
 
 /// A copy of a semaphore's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +33,7 @@ pub(super) struct Word(pub(super) u64);
 
 /// A decrement may wait.
 pub(super) const ALTER: u64 = 1 << 15;
-/// A wait for zero may be there.
+/// A wait for zero may exist.
 pub(super) const ZERO: u64 = 1 << 16;
 /// A call of several operations may wait.
 pub(super) const COMPLEX: u64 = 1 << 17;
@@ -43,7 +46,7 @@ const WAITERS: u64 = ALTER | ZERO | COMPLEX;
 const TAG_SHIFT: u32 = 21;
 const PID_SHIFT: u32 = 42;
 
-/// Of the pid of a frozen word: the owner, and that it holds the set's lock.
+/// The parts of a frozen word's pid: the owner, and whether it holds the set's lock.
 const OWNER: u32 = IS_LOCKED - 1;
 const IS_LOCKED: u32 = 1 << 21;
 
@@ -71,7 +74,7 @@ impl Word {
         (self.0 >> PID_SHIFT) as u32
     }
 
-    /// Returns true if the word belongs to a set with this tag that is still there.
+    /// Returns true if the word belongs to a live set with this tag.
     #[inline]
     pub(super) fn is_of(self, tag: u64) -> bool {
         (self.0 ^ tag << TAG_SHIFT) & (TAG_MASK << TAG_SHIFT | DEAD) == 0
@@ -92,7 +95,7 @@ impl Word {
         self.0 >> 20 & 1
     }
 
-    /// Returns true if a change by `op` to `result` may let somebody go on.
+    /// Returns true if a change by `op` to `result` may complete a waiting call.
     #[inline]
     pub(super) fn concerns(self, op: i32, result: i32) -> bool {
         let waiters = self.waiters();

@@ -17,21 +17,11 @@ use std::sync::Arc;
 use super::READ;
 use super::backing::{Access, SegmentName};
 use super::segment::{Gone, SHM_DEST, Segment, name_of};
+use crate::flags::ShmFlags;
+use crate::handle::ShmId;
 use crate::ids::IdsGuard;
 use crate::recover;
 use crate::task::Task;
-
-/// Attach read-only.
-pub const SHM_RDONLY: i32 = 0o10_000;
-
-/// Round the address down to a multiple of `SHMLBA`, which is a page.
-pub const SHM_RND: i32 = 0o20_000;
-
-/// Replace existing mappings at the address.
-pub const SHM_REMAP: i32 = 0o40_000;
-
-/// Attach with permission to execute.
-pub const SHM_EXEC: i32 = 0o100_000;
 
 /// The segments that a task has created and attached.
 #[derive(Default)]
@@ -58,7 +48,7 @@ pub struct Mapping<'t> {
     size_bytes: u64,
     memory: Arc<OwnedFd>,
     address: Option<usize>,
-    shmflg: i32,
+    shmflg: ShmFlags,
     is_kept: bool,
 }
 
@@ -78,19 +68,19 @@ impl Mapping<'_> {
     /// Returns true if the mapping must replace existing ones. Otherwise the range must be free.
     #[must_use]
     pub fn is_remap(&self) -> bool {
-        self.shmflg & SHM_REMAP != 0
+        self.shmflg.contains(ShmFlags::REMAP)
     }
 
     /// Returns true if the mapping must be writable.
     #[must_use]
     pub fn is_writable(&self) -> bool {
-        self.shmflg & SHM_RDONLY == 0
+        !self.shmflg.contains(ShmFlags::RDONLY)
     }
 
     /// Returns true if the mapping must be executable.
     #[must_use]
     pub fn is_executable(&self) -> bool {
-        self.shmflg & SHM_EXEC != 0
+        self.shmflg.contains(ShmFlags::EXEC)
     }
 
     /// Records that the segment was mapped at `address`. This detaches the segment that was
@@ -206,13 +196,13 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, ShmFlags};
     /// use std::os::fd::AsFd;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.shmget(IPC_PRIVATE, 4096, 0o600)?;
-    /// let mapping = task.shmat(id, 0, 0)?;
+    /// let id = task.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600)?;
+    /// let mapping = task.shmat(id, 0, ShmFlags::empty())?;
     /// // The host maps `size_bytes` of it and reports the address.
     /// let (_memory, _size_bytes) = (mapping.as_fd(), mapping.size_bytes());
     /// mapping.attached_at(0x1000_0000);
@@ -224,17 +214,22 @@ impl Task {
     /// ```
     #[doc(alias = "do_shmat")]
     #[doc(alias = "ipc_obtain_object_check")]
-    pub fn shmat(&self, shmid: i32, address: usize, shmflg: i32) -> Result<Mapping<'_>, Errno> {
+    pub fn shmat(
+        &self,
+        shmid: ShmId,
+        address: usize,
+        shmflg: ShmFlags,
+    ) -> Result<Mapping<'_>, Errno> {
         let address = rounded(address, shmflg)?;
         let shared = &*self.shared;
-        let mut found = self.shm_ids().obtain_object_check(shmid)?;
+        let mut found = self.shm_ids().obtain_object_check(shmid.raw())?;
         if found.mode() & SHM_DEST != 0 {
             // The segment may exist only because a killed task has not been reaped.
-            self.reap_attachers(shmid);
-            found = self.shm_ids().obtain_object_check(shmid)?;
+            self.reap_attachers(shmid.raw());
+            found = self.shm_ids().obtain_object_check(shmid.raw())?;
         }
-        let write = if shmflg & SHM_RDONLY == 0 { 0o222 } else { 0 };
-        let execute = if shmflg & SHM_EXEC == 0 { 0 } else { 0o111 };
+        let write = if shmflg.contains(ShmFlags::RDONLY) { 0 } else { 0o222 };
+        let execute = if shmflg.contains(ShmFlags::EXEC) { 0o111 } else { 0 };
         self.permission(&found, READ | write | execute)?;
         if let Some(hook) = &shared.hook {
             hook.shm_shmat(&self.cred.whole(), &found.perm(), shmflg)?;
@@ -263,13 +258,13 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, ShmFlags};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.shmget(IPC_PRIVATE, 4096, 0o600)?;
-    /// task.shmat(id, 0, 0)?.attached_at(0x1000_0000);
+    /// let id = task.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600)?;
+    /// task.shmat(id, 0, ShmFlags::empty())?.attached_at(0x1000_0000);
     /// assert_eq!(task.shmdt(0x2000_0000), Err(Errno::INVAL));
     /// assert_eq!(task.shmdt(0x1000_0000), Ok(4096));
     /// assert_eq!(task.shm_stat(id)?.nattch, 0);
@@ -291,13 +286,13 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, ShmFlags};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.shmget(IPC_PRIVATE, 4096, 0o600)?;
-    /// task.shmat(id, 0, 0)?.attached_at(0x1000_0000);
+    /// let id = task.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600)?;
+    /// task.shmat(id, 0, ShmFlags::empty())?.attached_at(0x1000_0000);
     /// let unmapping = task.unmapping(0x1000_0000)?;
     /// // The host calls munmap(2) for this many bytes.
     /// assert_eq!((unmapping.size_bytes(), task.shm_stat(id)?.nattch), (4096, 1));
@@ -340,15 +335,17 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO, SemBuf};
+    /// use corewalk_ipc::{
+    ///     Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags, ShmFlags,
+    /// };
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.shmget(IPC_PRIVATE, 4096, 0o600)?;
-    /// task.shmat(id, 0, 0)?.attached_at(0x1000_0000);
-    /// let set = task.semget(IPC_PRIVATE, 1, 0o600)?;
-    /// task.semop(set, &[SemBuf::new(0, 1, SEM_UNDO)])?;
+    /// let id = task.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600)?;
+    /// task.shmat(id, 0, ShmFlags::empty())?.attached_at(0x1000_0000);
+    /// let set = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
+    /// task.semop(set, &[SemBuf::new(0, 1, SemFlags::UNDO)])?;
     /// let child = task.fork(2)?;
     /// assert_eq!(child.shm_stat(id)?.nattch, 2);
     /// child.exit();
@@ -441,10 +438,10 @@ fn detach(task: &Task, ids: &IdsGuard<'_>, name: SegmentName, gone: &mut Gone) {
 }
 
 /// Returns the address for the mapping, or `None` if the host chooses.
-fn rounded(address: usize, shmflg: i32) -> Result<Option<usize>, Errno> {
-    let is_remap = shmflg & SHM_REMAP != 0;
+fn rounded(address: usize, shmflg: ShmFlags) -> Result<Option<usize>, Errno> {
+    let is_remap = shmflg.contains(ShmFlags::REMAP);
     let start = address - address % page_size();
-    if address != start && shmflg & SHM_RND == 0 {
+    if address != start && !shmflg.contains(ShmFlags::ROUND) {
         return Err(Errno::INVAL);
     }
     if start == 0 && is_remap {

@@ -17,7 +17,10 @@ use std::os::fd::OwnedFd;
 use super::backing::{Access, Backing, SegmentName};
 use super::segment;
 use crate::field::put;
-use crate::{Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, Task};
+use crate::{
+    Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, ShmFlags, ShmId,
+    Task,
+};
 
 /// The keys of a new segment and of the existing one.
 const NEW: i32 = 7;
@@ -82,7 +85,7 @@ struct World {
     victim: Option<Task>,
     survivor: Task,
     /// A segment with [`KEY`].
-    id: i32,
+    id: ShmId,
 }
 
 /// A call to be stopped, and the state before it.
@@ -91,7 +94,7 @@ struct Case {
     name: &'static str,
     is_forced: bool,
     prepare: fn(&mut World),
-    act: fn(&Task, i32) -> Result<(), Errno>,
+    act: fn(&Task, ShmId) -> Result<(), Errno>,
 }
 
 /// The state that another task sees.
@@ -115,7 +118,7 @@ impl World {
         let namespace = Namespace::open_fd(&file, options).unwrap();
         let task = |pid| namespace.register(Cred::root(), pid).unwrap();
         let (survivor, victim) = (task(1), task(2));
-        let id = survivor.shmget(KEY, 5000, IPC_CREAT | 0o600).unwrap();
+        let id = survivor.shmget(KEY, 5000, GetFlags::CREATE, 0o600).unwrap();
         let mut world = Self { namespace, memory, victim: Some(victim), survivor, id };
         (case.prepare)(&mut world);
         world
@@ -134,7 +137,7 @@ impl World {
         let stat = |index| self.survivor.shm_stat_any(index).map(|it| (it.nattch, it.perm.mode));
         Seen {
             segments: (0..SEGMENTS as i32).map(stat).collect(),
-            keyed: [NEW, KEY].map(|key| self.survivor.shmget(key, 0, 0).is_ok()),
+            keyed: [NEW, KEY].map(|key| self.survivor.shmget(key, 0, GetFlags::empty(), 0).is_ok()),
             count: totals.segments,
             pages: totals.pages,
         }
@@ -177,8 +180,8 @@ fn kill(task: Task) {
     crash::run(0, || drop(task));
 }
 
-fn attach(task: &Task, id: i32, address: usize) -> Result<(), Errno> {
-    task.shmat(id, address, 0).map(|mapping| mapping.attached_at(address))
+fn attach(task: &Task, id: ShmId, address: usize) -> Result<(), Errno> {
+    task.shmat(id, address, ShmFlags::empty()).map(|mapping| mapping.attached_at(address))
 }
 
 /// The recovery protocol, or a weakened one.
@@ -271,19 +274,19 @@ const PLAIN: Case = Case { name: "", is_forced: false, prepare: |_| {}, act: |_,
 const CASES: [Case; 9] = [
     Case {
         name: "a new segment",
-        act: |task, _| task.shmget(NEW, 4096, IPC_CREAT | 0o600).map(drop),
+        act: |task, _| task.shmget(NEW, 4096, GetFlags::CREATE, 0o600).map(drop),
         ..PLAIN
     },
     Case { name: "an attach", act: |task, id| attach(task, id, HERE), ..PLAIN },
     Case {
         name: "an attach in place of another",
         prepare: |world| {
-            let other = world.survivor.shmget(IPC_PRIVATE, 4096, 0o600).unwrap();
+            let other = world.survivor.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600).unwrap();
             attach(world.victim(), other, HERE).unwrap();
             world.survivor.shm_rmid(other).unwrap();
         },
         act: |task, id| {
-            task.shmat(id, HERE, super::SHM_REMAP).map(|mapping| mapping.attached_at(HERE))
+            task.shmat(id, HERE, ShmFlags::REMAP).map(|mapping| mapping.attached_at(HERE))
         },
         ..PLAIN
     },
@@ -310,7 +313,7 @@ const CASES: [Case; 9] = [
         prepare: |world| {
             attach(&world.survivor, world.id, HERE).unwrap();
             // A segment whose key has the same hash, in the same chain.
-            world.survivor.shmget(KEY + SEGMENTS as i32, 1, IPC_CREAT | 0o600).unwrap();
+            world.survivor.shmget(KEY + SEGMENTS as i32, 1, GetFlags::CREATE, 0o600).unwrap();
         },
         act: |task, id| task.shm_rmid(id),
         ..PLAIN
@@ -321,7 +324,7 @@ const CASES: [Case; 9] = [
         is_forced: true,
         prepare: |world| {
             attach(world.victim(), world.id, HERE).unwrap();
-            world.victim().shmget(NEW, 4096, IPC_CREAT | 0o600).unwrap();
+            world.victim().shmget(NEW, 4096, GetFlags::CREATE, 0o600).unwrap();
         },
         act: |task, _| super::exit_shm(task),
     },
@@ -331,7 +334,7 @@ const CASES: [Case; 9] = [
         prepare: |world| {
             let dead = world.namespace.register(Cred::root(), 4).unwrap();
             attach(&dead, world.id, HERE).unwrap();
-            dead.shmget(NEW, 4096, IPC_CREAT | 0o600).unwrap();
+            dead.shmget(NEW, 4096, GetFlags::CREATE, 0o600).unwrap();
             kill(dead);
         },
         act: |task, _| crate::recover::reap_all(&task.shared, task.owner).map(drop),

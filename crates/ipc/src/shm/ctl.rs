@@ -6,6 +6,7 @@ use rustix::io::Errno;
 
 use super::READ;
 use super::segment::{Gone, SHM_LOCKED, Segment};
+use crate::handle::ShmId;
 use crate::ids::{Object, SLOTS_MAX};
 use crate::ipcget::obtain_own;
 use crate::namespace::now_s;
@@ -29,7 +30,7 @@ pub const SHM_STAT_ANY: i32 = 15;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShmStat {
     /// The segment's id.
-    pub id: i32,
+    pub id: ShmId,
     /// The permissions. The mode includes [`crate::SHM_DEST`] and [`crate::SHM_LOCKED`].
     pub perm: Perm,
     /// The size in bytes.
@@ -70,22 +71,24 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{
+    ///     Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, ShmFlags, ShmId,
+    /// };
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.shmget(IPC_PRIVATE, 4096, 0o600)?;
-    /// task.shmat(id, 0, 0)?.attached_at(0x1000_0000);
+    /// let id = task.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600)?;
+    /// task.shmat(id, 0, ShmFlags::empty())?.attached_at(0x1000_0000);
     /// let stat = task.shm_stat(id)?;
     /// assert_eq!((stat.size_bytes, stat.nattch, stat.cpid), (4096, 1, 1));
-    /// assert_eq!(task.shm_stat(-1), Err(Errno::INVAL));
+    /// assert_eq!(task.shm_stat(ShmId::from_raw(-1)), Err(Errno::INVAL));
     /// # Ok::<(), Errno>(())
     /// ```
     #[doc(alias = "shmctl_stat")]
-    pub fn shm_stat(&self, shmid: i32) -> Result<ShmStat, Errno> {
-        self.reap_attachers(shmid);
-        let object = self.shm_ids().obtain_object_check(shmid)?;
+    pub fn shm_stat(&self, shmid: ShmId) -> Result<ShmStat, Errno> {
+        self.reap_attachers(shmid.raw());
+        let object = self.shm_ids().obtain_object_check(shmid.raw())?;
         self.permission(&object, READ)?;
         self.shm_stat_of(&object, IPC_STAT)
     }
@@ -99,15 +102,15 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, ShmId};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.shmget(IPC_PRIVATE, 56, 0o600)?;
+    /// let id = task.shmget(IPC_PRIVATE, 56, GetFlags::empty(), 0o600)?;
     /// // As ipcs(1) lists all segments.
     /// let indices = 0..=task.shm_totals()?.index_max.cast_signed();
-    /// let found: Vec<i32> =
+    /// let found: Vec<ShmId> =
     ///     indices.filter_map(|index| Some(task.shm_stat_index(index).ok()?.id)).collect();
     /// assert_eq!(found, [id]);
     /// assert_eq!(task.shm_stat_index(99), Err(Errno::INVAL));
@@ -129,13 +132,13 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let owner = namespace.register(Cred::user(1000, 1000), 1)?;
     /// let other = namespace.register(Cred::user(1001, 1001), 2)?;
-    /// let id = owner.shmget(IPC_PRIVATE, 56, 0o600)?;
+    /// let id = owner.shmget(IPC_PRIVATE, 56, GetFlags::empty(), 0o600)?;
     /// // The first object has the index 0.
     /// assert_eq!(other.shm_stat_index(0), Err(Errno::ACCESS));
     /// assert_eq!(other.shm_stat_any(0)?.id, id);
@@ -156,13 +159,13 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let owner = namespace.register(Cred::user(1000, 1000), 1)?;
     /// let other = namespace.register(Cred::user(1001, 1001), 2)?;
-    /// let id = owner.shmget(IPC_PRIVATE, 56, 0o600)?;
+    /// let id = owner.shmget(IPC_PRIVATE, 56, GetFlags::empty(), 0o600)?;
     /// assert_eq!(other.shm_set(id, 1001, 1001, 0o600), Err(Errno::PERM));
     /// owner.shm_set(id, 1001, 1001, 0o640)?;
     /// assert_eq!(other.shm_stat(id)?.perm.mode & 0o777, 0o640);
@@ -170,9 +173,9 @@ impl Task {
     /// ```
     #[doc(alias = "ipcctl_pre_down_nolock")]
     #[doc(alias = "shmctl_down")]
-    pub fn shm_set(&self, shmid: i32, uid: u32, gid: u32, mode: u16) -> Result<(), Errno> {
+    pub fn shm_set(&self, shmid: ShmId, uid: u32, gid: u32, mode: u16) -> Result<(), Errno> {
         let ids = self.shm_ids().lock()?;
-        let object = obtain_own(self, &ids, shmid)?;
+        let object = obtain_own(self, &ids, shmid.raw())?;
         self.may_shmctl(Some(&object.perm()), IPC_SET)?;
         if uid == u32::MAX || gid == u32::MAX {
             return Err(Errno::INVAL);
@@ -191,29 +194,29 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_CREAT, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, Namespace, NamespaceOptions, ShmFlags};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.shmget(5, 4096, IPC_CREAT | 0o600)?;
-    /// task.shmat(id, 0, 0)?.attached_at(0x1000_0000);
+    /// let id = task.shmget(5, 4096, GetFlags::CREATE, 0o600)?;
+    /// task.shmat(id, 0, ShmFlags::empty())?.attached_at(0x1000_0000);
     /// task.shm_rmid(id)?;
     /// // The segment exists as long as it is attached, without its key.
     /// assert_eq!(task.shm_stat(id)?.nattch, 1);
-    /// assert_eq!(task.shmget(5, 4096, 0), Err(Errno::NOENT));
+    /// assert_eq!(task.shmget(5, 4096, GetFlags::empty(), 0), Err(Errno::NOENT));
     /// task.shmdt(0x1000_0000)?;
     /// assert_eq!(task.shm_rmid(id), Err(Errno::INVAL));
     /// # Ok::<(), Errno>(())
     /// ```
     #[doc(alias = "ipcctl_pre_down_nolock")]
     #[doc(alias = "do_shm_rmid")]
-    pub fn shm_rmid(&self, shmid: i32) -> Result<(), Errno> {
-        self.reap_attachers(shmid);
+    pub fn shm_rmid(&self, shmid: ShmId) -> Result<(), Errno> {
+        self.reap_attachers(shmid.raw());
         let shared = &*self.shared;
         let mut gone = Gone::default();
         let ids = self.shm_ids().lock()?;
-        let object = obtain_own(self, &ids, shmid)?;
+        let object = obtain_own(self, &ids, shmid.raw())?;
         self.may_shmctl(Some(&object.perm()), IPC_RMID)?;
         Segment::again(shared, &ids, &object)?.remove(&mut gone);
         drop(ids);
@@ -231,13 +234,13 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SHM_LOCKED};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SHM_LOCKED};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let owner = namespace.register(Cred::user(1000, 1000), 1)?;
     /// let other = namespace.register(Cred::user(1001, 1001), 2)?;
-    /// let id = owner.shmget(IPC_PRIVATE, 4096, 0o600)?;
+    /// let id = owner.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600)?;
     /// assert_eq!(other.shm_lock(id), Err(Errno::PERM));
     /// owner.shm_lock(id)?;
     /// assert_ne!(owner.shm_stat(id)?.perm.mode & SHM_LOCKED, 0);
@@ -246,7 +249,7 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     #[doc(alias = "shmctl_do_lock")]
-    pub fn shm_lock(&self, shmid: i32) -> Result<(), Errno> {
+    pub fn shm_lock(&self, shmid: ShmId) -> Result<(), Errno> {
         self.set_locked(shmid, SHM_LOCK, SHM_LOCKED)
     }
 
@@ -255,7 +258,7 @@ impl Task {
     /// # Errors
     ///
     /// Those of [`Task::shm_lock`].
-    pub fn shm_unlock(&self, shmid: i32) -> Result<(), Errno> {
+    pub fn shm_unlock(&self, shmid: ShmId) -> Result<(), Errno> {
         self.set_locked(shmid, SHM_UNLOCK, 0)
     }
 
@@ -268,11 +271,11 @@ impl Task {
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions};
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// task.shmget(IPC_PRIVATE, 1, 0o600)?;
+    /// task.shmget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
     /// let totals = task.shm_totals()?;
     /// // A segment of one byte occupies a page.
     /// assert_eq!((totals.segments, totals.pages), (1, 1));
@@ -285,8 +288,8 @@ impl Task {
         Ok(ShmTotals { segments: ids.in_use(), pages: ids.used(), index_max })
     }
 
-    fn set_locked(&self, shmid: i32, cmd: i32, flags: u16) -> Result<(), Errno> {
-        let found = self.shm_ids().obtain_object_check(shmid)?;
+    fn set_locked(&self, shmid: ShmId, cmd: i32, flags: u16) -> Result<(), Errno> {
+        let found = self.shm_ids().obtain_object_check(shmid.raw())?;
         self.may_shmctl(Some(&found.perm()), cmd)?;
         let ids = self.shm_ids().lock()?;
         let segment = Segment::again(&self.shared, &ids, &found)?;
@@ -318,7 +321,7 @@ impl Task {
         let segment = Segment::again(&self.shared, &ids, found)?;
         let (object, numbers) = (segment.object, segment.numbers());
         Ok(ShmStat {
-            id: object.id(),
+            id: ShmId::from_raw(object.id()),
             perm: object.perm(),
             size_bytes: numbers.size_bytes,
             atime_s: numbers.atime_s,

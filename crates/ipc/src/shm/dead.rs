@@ -45,8 +45,8 @@ mod tests {
 
     use crate::task::forget_process;
     use crate::{
-        Access, Backing, Capacity, Cred, IPC_PRIVATE, Memfds, Namespace, NamespaceOptions,
-        SEM_UNDO, SHM_DEST, SegmentName, SemBuf, Task,
+        Access, Backing, Capacity, Cred, GetFlags, IPC_PRIVATE, Memfds, Namespace,
+        NamespaceOptions, SHM_DEST, SegmentName, SemBuf, SemFlags, ShmFlags, ShmId, Task,
     };
 
     /// Memory with two switches: an uncounted child has the hold, or memory cannot be removed.
@@ -112,12 +112,13 @@ mod tests {
 
     /// Returns two tasks and two segments. The second task has attached both segments. The first
     /// segment is marked for removal.
-    fn attached(namespace: &Namespace) -> (Task, Task, [i32; 2]) {
+    fn attached(namespace: &Namespace) -> (Task, Task, [ShmId; 2]) {
         let pid = std::process::id();
         let [one, other] = [(); 2].map(|()| namespace.register(Cred::root(), pid).unwrap());
-        let ids = [(); 2].map(|()| one.shmget(IPC_PRIVATE, 4096, 0o600).unwrap());
+        let ids =
+            [(); 2].map(|()| one.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600).unwrap());
         for (id, address) in ids.into_iter().zip([0x10000, 0x20000]) {
-            other.shmat(id, address, 0).unwrap().attached_at(address);
+            other.shmat(id, address, ShmFlags::empty()).unwrap().attached_at(address);
         }
         one.shm_rmid(ids[0]).unwrap();
         (one, other, ids)
@@ -137,7 +138,7 @@ mod tests {
         let (one, other, ids) = attached(&namespace);
         forget_process(&one.shared, other.owner.index);
         assert_eq!(one.shm_stat(ids[1]).map(|stat| stat.nattch), Ok(0));
-        assert_eq!(one.shm_stat_any(ids[0]).err(), Some(Errno::INVAL), "it was marked for removal");
+        assert_eq!(one.shm_stat_any(ids[0].raw()).err(), Some(Errno::INVAL), "it was to go");
         std::mem::forget(other);
     }
 
@@ -146,7 +147,7 @@ mod tests {
         let namespace = namespace();
         let (one, other, ids) = attached(&namespace);
         forget_process(&one.shared, other.owner.index);
-        assert_eq!(one.shmat(ids[0], 0, 0).err(), Some(Errno::INVAL));
+        assert_eq!(one.shmat(ids[0], 0, ShmFlags::empty()).err(), Some(Errno::INVAL));
         one.shm_rmid(ids[1]).unwrap();
         assert_eq!(one.shm_totals().unwrap().segments, 0, "no living task has attached them");
         std::mem::forget(other);
@@ -157,8 +158,8 @@ mod tests {
         let scene = Scene::default();
         let namespace = over(Some(&scene));
         let (one, other, ids) = attached(&namespace);
-        let set = one.semget(IPC_PRIVATE, 1, 0o600).unwrap();
-        other.semop(set, &[SemBuf::new(0, 1, SEM_UNDO)]).unwrap();
+        let set = one.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
+        other.semop(set, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
         scene.is_held(true);
         forget_process(&one.shared, other.owner.index);
         for _ in 0..2 {
@@ -207,7 +208,7 @@ mod tests {
         let scene = Scene::default();
         let namespace = over(Some(&scene));
         let task = namespace.register(Cred::root(), std::process::id()).unwrap();
-        let segment = || task.shmget(IPC_PRIVATE, 4096, 0o600);
+        let segment = || task.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600);
         for comes_by in [true, false] {
             let ids = [segment().unwrap(), segment().unwrap()];
             assert_eq!(segment(), Err(Errno::NOSPC));

@@ -60,14 +60,14 @@ const HOLD_TRIES: u32 = 1000;
 /// # Examples
 ///
 /// ```
-/// use corewalk_ipc::{Cred, IPC_PRIVATE, Namespace, NamespaceOptions, SegmentFiles};
+/// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SegmentFiles};
 ///
 /// let folder = std::env::temp_dir().join(format!("segments-example-{}", std::process::id()));
 /// std::fs::create_dir(&folder)?;
 /// let backing = Box::new(SegmentFiles::new(&folder));
 /// let options = NamespaceOptions { backing: Some(backing), ..NamespaceOptions::default() };
 /// let task = Namespace::new(options)?.register(Cred::root(), 1)?;
-/// let id = task.shmget(IPC_PRIVATE, 4096, 0o600)?;
+/// let id = task.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600)?;
 /// assert_eq!(std::fs::read_dir(&folder)?.count(), 1);
 /// task.shm_rmid(id)?;
 /// assert_eq!(std::fs::read_dir(&folder)?.count(), 0);

@@ -6,57 +6,64 @@ use rustix::io::Errno;
 use rustix::param::page_size;
 
 use super::segment::{self, Segment};
+use crate::flags::GetFlags;
+use crate::handle::ShmId;
 use crate::ids::IdsGuard;
 use crate::ipcget::{ipcget, may_alloc};
 use crate::namespace::now_s;
 use crate::perm::Perm;
 use crate::task::Task;
 
-/// Use huge pages. Not supported.
-pub const SHM_HUGETLB: i32 = 0o4000;
-
 impl Task {
     /// Returns the id of the segment with this key, or of a new one of `size_bytes` zeroes.
     ///
-    /// `IPC_PRIVATE` always creates a new segment. `SHM_NORESERVE` has no effect: memory is never
-    /// reserved.
+    /// `IPC_PRIVATE` always creates a new segment. The nine bits of `mode` are the mode of a new
+    /// segment. For an existing one they are the permissions that the call requests. `NORESERVE` has
+    /// no effect: memory is never reserved.
     ///
     /// # Errors
     ///
-    /// - `EACCES`: the segment exists, and its mode does not permit what `shmflg` requests.
-    /// - `EEXIST`: the segment exists, and both `IPC_CREAT` and `IPC_EXCL` are given.
+    /// - `EACCES`: the segment exists, and its mode does not permit what `mode` requests.
+    /// - `EEXIST`: the segment exists, and both `CREATE` and `EXCLUSIVE` are given.
     /// - `EINVAL`: for a new segment, `size_bytes` is 0, above `SHMMAX` or above the largest file,
-    ///   or `SHM_HUGETLB` is given. For an existing segment, `size_bytes` is above its size.
-    /// - `ENOENT`: there is no segment with this key, and no `IPC_CREAT`.
+    ///   or `HUGETLB` is given. For an existing segment, `size_bytes` is above its size.
+    /// - `ENOENT`: there is no segment with this key, and no `CREATE`.
     /// - `ENOMEM`: no memory.
     /// - `ENOSPC`: more than `SHMMNI` segments or `SHMALL` pages would exist.
     ///
     /// # Examples
     ///
     /// ```
-    /// use corewalk_ipc::{Cred, IPC_CREAT, Namespace, NamespaceOptions};
+    /// use corewalk_ipc::{Cred, GetFlags, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
-    /// let id = task.shmget(5, 56, IPC_CREAT | 0o600)?;
-    /// assert_eq!(task.shmget(5, 57, 0), Err(Errno::INVAL));
+    /// let id = task.shmget(5, 56, GetFlags::CREATE, 0o600)?;
+    /// assert_eq!(task.shmget(5, 57, GetFlags::empty(), 0), Err(Errno::INVAL));
     /// assert_eq!(task.shm_stat(id)?.size_bytes, 56);
     /// # Ok::<(), Errno>(())
     /// ```
-    pub fn shmget(&self, key: i32, size_bytes: u64, shmflg: i32) -> Result<i32, Errno> {
+    pub fn shmget(
+        &self,
+        key: i32,
+        size_bytes: u64,
+        flags: GetFlags,
+        mode: u16,
+    ) -> Result<ShmId, Errno> {
         let shared = &*self.shared;
         let ids = self.shm_ids().lock()?;
-        ipcget(
+        let id = ipcget(
             self,
             &ids,
-            (key, shmflg),
+            (key, flags, mode),
             |object| {
                 let segment = Segment::again(shared, &ids, object)?;
                 if segment.size_bytes() < size_bytes { Err(Errno::INVAL) } else { Ok(()) }
             },
-            |ids, perm| self.new_segment(ids, perm, size_bytes, shmflg),
-        )
+            |ids, perm| self.new_segment(ids, perm, size_bytes, flags),
+        )?;
+        Ok(ShmId::from_raw(id))
     }
 
     #[doc(alias = "newseg")]
@@ -65,7 +72,7 @@ impl Task {
         ids: &IdsGuard<'_>,
         perm: Perm,
         size_bytes: u64,
-        shmflg: i32,
+        flags: GetFlags,
     ) -> Result<i32, Errno> {
         let shared = &*self.shared;
         let limits = &shared.limits;
@@ -75,7 +82,7 @@ impl Task {
         let used = pages(size_bytes).and_then(|pages| ids.used().checked_add(pages));
         let used = used.filter(|used| *used <= limits.shmall).ok_or(Errno::NOSPC)?;
         let is_file_size = i64::try_from(size_bytes).is_ok();
-        if shmflg & SHM_HUGETLB != 0 || !is_file_size {
+        if flags.contains(GetFlags::HUGETLB) || !is_file_size {
             return Err(Errno::INVAL);
         }
         may_alloc(self, &perm)?;

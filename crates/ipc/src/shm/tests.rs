@@ -11,7 +11,10 @@ use std::sync::Arc as FileArc;
 use super::backing::{Access, Backing, Memfds, SegmentName};
 use super::segment;
 use crate::field::put;
-use crate::{Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, Task};
+use crate::{
+    Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, ShmFlags, ShmId,
+    Task,
+};
 
 /// A backing whose segments the test can count.
 #[derive(Clone, Default)]
@@ -44,15 +47,15 @@ fn task(namespace: &Namespace, pid: u32) -> Task {
     namespace.register(Cred::root(), pid).unwrap()
 }
 
-fn segment(task: &Task) -> i32 {
-    task.shmget(IPC_PRIVATE, 4096, 0o600).unwrap()
+fn segment(task: &Task) -> ShmId {
+    task.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600).unwrap()
 }
 
-fn attach(task: &Task, id: i32, address: usize) {
-    task.shmat(id, address, 0).unwrap().attached_at(address);
+fn attach(task: &Task, id: ShmId, address: usize) {
+    task.shmat(id, address, ShmFlags::empty()).unwrap().attached_at(address);
 }
 
-fn nattch(task: &Task, id: i32) -> u64 {
+fn nattch(task: &Task, id: ShmId) -> u64 {
     task.shm_stat(id).unwrap().nattch
 }
 
@@ -61,14 +64,14 @@ fn mapping_that_is_dropped_leaves_no_trace() {
     let (namespace, memory) = namespace(false);
     let one = task(&namespace, 1);
     let id = segment(&one);
-    let mapping = one.shmat(id, 0, 0).unwrap();
-    assert_eq!(nattch(&one, id), 1, "a segment counts as attached while it is mapped");
+    let mapping = one.shmat(id, 0, ShmFlags::empty()).unwrap();
+    assert_eq!(nattch(&one, id), 1, "it is counted while it is being mapped");
     one.shm_rmid(id).unwrap();
     drop(mapping);
     assert_eq!(one.shm_stat(id), Err(Errno::INVAL));
     assert_eq!(memory.0.count(), 0);
     let id = segment(&one);
-    drop(one.shmat(id, 0, 0).unwrap());
+    drop(one.shmat(id, 0, ShmFlags::empty()).unwrap());
     let stat = one.shm_stat(id).unwrap();
     assert_eq!((stat.nattch, stat.atime_s, stat.dtime_s, stat.lpid), (0, 0, 0, 0));
 }
@@ -77,10 +80,10 @@ fn mapping_that_is_dropped_leaves_no_trace() {
 fn memory_of_a_segment_is_shared_by_its_tasks() {
     let (namespace, _memory) = namespace(false);
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
-    let id = one.shmget(IPC_PRIVATE, 5000, 0o600).unwrap();
-    let write = one.shmat(id, 0, 0).unwrap();
+    let id = one.shmget(IPC_PRIVATE, 5000, GetFlags::empty(), 0o600).unwrap();
+    let write = one.shmat(id, 0, ShmFlags::empty()).unwrap();
     rustix::io::pwrite(write.as_fd(), b"seen", 4096).unwrap();
-    let read = other.shmat(id, 0, crate::SHM_RDONLY).unwrap();
+    let read = other.shmat(id, 0, crate::ShmFlags::RDONLY).unwrap();
     let mut text = [0; 4];
     rustix::io::pread(read.as_fd(), &mut text, 4096).unwrap();
     assert_eq!((&text, read.size_bytes()), (b"seen", 5000));
@@ -93,7 +96,7 @@ fn remap_detaches_the_replaced_segment() {
     let one = task(&namespace, 1);
     let (first, second) = (segment(&one), segment(&one));
     attach(&one, first, 0x10000);
-    let mapping = one.shmat(second, 0x10000, crate::SHM_REMAP).unwrap();
+    let mapping = one.shmat(second, 0x10000, crate::ShmFlags::REMAP).unwrap();
     assert!(mapping.is_remap() && mapping.address() == Some(0x10000));
     mapping.attached_at(0x10000);
     assert_eq!((nattch(&one, first), nattch(&one, second)), (0, 1));
@@ -146,7 +149,7 @@ fn creator_of_an_old_segment_does_not_orphan_the_next_in_its_slot() {
     let first = segment(&maker);
     maker.shm_rmid(first).unwrap();
     let other = task(&namespace, 2);
-    let mut ids: Vec<i32> = (0..4).map(|_| segment(&other)).collect();
+    let mut ids: Vec<ShmId> = (0..4).map(|_| segment(&other)).collect();
     maker.exit();
     assert_eq!(memory.0.count(), 4);
     ids.retain(|id| other.shm_stat(*id).is_ok());
@@ -177,8 +180,8 @@ fn attach_during_removal_gets_the_requested_memory_or_none() {
                     thread::yield_now();
                     continue;
                 }
-                let (id, pages) = ((seen & 0xffff_ffff) as i32, seen >> 32);
-                match other.shmat(id, 0, 0) {
+                let (id, pages) = (ShmId::from_raw((seen & 0xffff_ffff) as i32), seen >> 32);
+                match other.shmat(id, 0, ShmFlags::empty()) {
                     Ok(mapping) => {
                         // Each segment has another size than the last ones, so a wrong one shows.
                         let size = rustix::fs::fstat(mapping.as_fd()).unwrap().st_size;
@@ -196,9 +199,9 @@ fn attach_during_removal_gets_the_requested_memory_or_none() {
         });
         for round in 0..ROUNDS {
             let pages = 1 + round % 251;
-            let id = maker.shmget(IPC_PRIVATE, pages * 4096, 0o600).unwrap();
+            let id = maker.shmget(IPC_PRIVATE, pages * 4096, GetFlags::empty(), 0o600).unwrap();
             // ORDERING: Release. Pairs with the load above.
-            current.store(id as u64 | pages << 32, Ordering::Release);
+            current.store(id.raw() as u64 | pages << 32, Ordering::Release);
             for _ in 0..round % 4 {
                 thread::yield_now();
             }
@@ -232,7 +235,8 @@ fn orphan_during_an_attach_stays_or_is_gone_as_a_whole() {
             for _ in 0..round / 3 % 4 {
                 thread::yield_now();
             }
-            let got = other.shmat(id, 0, 0).map(|mapping| mapping.attached_at(0x10000));
+            let got =
+                other.shmat(id, 0, ShmFlags::empty()).map(|mapping| mapping.attached_at(0x10000));
             ends.join().unwrap();
             got
         });
@@ -261,7 +265,7 @@ fn capacity_for_attaches_that_is_used_up_is_enomem_and_recovers() {
     attach(&one, ids[1], 0x20000);
     // Further attaches of the same segment use the same record.
     attach(&one, ids[0], 0x30000);
-    assert_eq!(one.shmat(ids[2], 0, 0).unwrap_err(), Errno::NOMEM);
+    assert_eq!(one.shmat(ids[2], 0, ShmFlags::empty()).unwrap_err(), Errno::NOMEM);
     assert_eq!(one.fork(3).unwrap_err(), Errno::NOMEM);
     assert_eq!((nattch(&other, ids[0]), nattch(&other, ids[1])), (2, 1), "no attach was copied");
     one.shmdt(0x20000).unwrap();
@@ -274,7 +278,7 @@ fn capacity_for_attaches_that_is_used_up_is_enomem_and_recovers() {
 fn attaches_of_a_dead_task_are_reaped_and_lists_rebuilt() {
     let (namespace, memory) = namespace(false);
     let (one, dead) = (task(&namespace, 1), task(&namespace, 2));
-    let key = one.shmget(7, 4096, IPC_CREAT | 0o600).unwrap();
+    let key = one.shmget(7, 4096, GetFlags::CREATE, 0o600).unwrap();
     let (shared, marked) = (segment(&one), segment(&dead));
     for (task, id, address) in [
         (&one, shared, 0x10000),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use corewalk_base::primitives::thread;
 use corewalk_ipc::raw::{self, Arg, Seminfo, Timespec};
-use corewalk_ipc::{Cred, Namespace, SEM_UNDO, SemBuf, SemStat, Task};
+use corewalk_ipc::{Cred, Namespace, SemBuf, SemFlags, SemId, SemStat, Task};
 use rustix::io::Errno;
 
 use crate::op::{Answer, Op, answer};
@@ -122,8 +122,9 @@ fn carry_out(task: &Task, op: &Op, mutation: Mutation, state: &mut shm::State) -
             answer(raw::semget(task, *key, *nsems, *flags).map_err(errno), number)
         }
         Op::Semop { id, sops, timeout } => {
-            let mask = if mutation == Mutation::NoUndo { !SEM_UNDO } else { -1 };
-            let sops = sops.iter().map(|&(num, op, flags)| SemBuf::new(num, op, flags & mask));
+            let mask = if mutation == Mutation::NoUndo { !SemFlags::UNDO.bits() } else { -1 };
+            let kept = |flags: i16| SemFlags::from_bits_retain(flags & mask);
+            let sops = sops.iter().map(|&(num, op, flags)| SemBuf::new(num, op, kept(flags)));
             let sops: Vec<SemBuf> = sops.collect();
             let timeout = timeout.map(|(sec, nsec)| Timespec { sec, nsec });
             let call = |sops: &[SemBuf]| raw::semtimedop(task, *id, sops, timeout);
@@ -137,9 +138,9 @@ fn carry_out(task: &Task, op: &Op, mutation: Mutation, state: &mut shm::State) -
         Op::Ctl { id, num, cmd, value } => {
             answer(raw::semctl(task, *id, *num, *cmd, Arg::Val(*value)).map_err(errno), number)
         }
-        Op::GetAll { id } => {
-            answer(task.sem_getall(*id).map_err(errno), |v| v.into_iter().map(i64::from).collect())
-        }
+        Op::GetAll { id } => answer(task.sem_getall(SemId::from_raw(*id)).map_err(errno), |v| {
+            v.into_iter().map(i64::from).collect()
+        }),
         Op::SetAll { id, values } => {
             let mut values = values.clone();
             values.resize(1 << 15, 0);

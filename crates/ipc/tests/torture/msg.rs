@@ -19,7 +19,7 @@
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_ipc::{
-    Arrived, Capacity, Cred, IPC_CREAT, IPC_NOWAIT, IPC_PRIVATE, Limits, MSG_EXCEPT, Namespace,
+    Arrived, Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, MsgFlags, MsgId, Namespace,
     NamespaceOptions, Task,
 };
 use corewalk_testkit::rng::Rng;
@@ -29,7 +29,7 @@ use std::os::fd::OwnedFd;
 
 use super::{Arena, Chore, Mode, PLACES, memory, shared_lines};
 
-const NOWAIT: i32 = IPC_NOWAIT as i32;
+const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 
 /// Queues whose messages are followed, and keys of those that come and go.
 const QUEUES: usize = 3;
@@ -84,11 +84,12 @@ impl Arena for Queues {
         // These are all lines that there are.
         let id = big_queue(&task);
         for (size, count) in [(64, SMALL), (64 * (LARGE_LINES as usize / 2), LARGE)] {
-            (0..count).for_each(|_| task.msgsnd(id, 1, &vec![0; size], 0).expect("room"));
+            (0..count)
+                .for_each(|_| task.msgsnd(id, 1, &vec![0; size], MsgFlags::empty()).expect("room"));
         }
         task.msg_rmid(id).expect("removal");
         for key in 1..=QUEUES as i32 {
-            task.msgget(key, IPC_CREAT | 0o600).expect("a queue");
+            task.msgget(key, GetFlags::CREATE, 0o600).expect("a queue");
         }
         arena
     }
@@ -193,8 +194,10 @@ impl Queues {
         self.namespace().register(Cred::root(), std::process::id()).expect("a task")
     }
 
-    fn ids(&self, task: &Task) -> [i32; QUEUES] {
-        std::array::from_fn(|at| task.msgget(1 + at as i32, 0).expect("the queue"))
+    fn ids(&self, task: &Task) -> [MsgId; QUEUES] {
+        std::array::from_fn(|at| {
+            task.msgget(1 + at as i32, GetFlags::empty(), 0).expect("the queue")
+        })
     }
 
     /// Which queue a child receives from, plus one.
@@ -215,7 +218,7 @@ impl Queues {
     fn send(
         &self,
         task: &Task,
-        (id, place): (i32, usize),
+        (id, place): (MsgId, usize),
         sender: u64,
         rng: &mut Rng,
     ) -> Result<(), Errno> {
@@ -233,7 +236,7 @@ impl Queues {
         let word = self.word(number);
         // ORDERING: Relaxed. What a process has stored is there when it is killed.
         word.fetch_or(IS_TRIED | (queue as u64) << 2, Ordering::Relaxed);
-        let flags = if rng.chance(1, 4) { 0 } else { NOWAIT };
+        let flags = if rng.chance(1, 4) { MsgFlags::empty() } else { NOWAIT };
         task.msgsnd(id, mtype_of(number), &text, flags)?;
         // ORDERING: Relaxed. As above.
         word.fetch_or(IS_SENT, Ordering::Relaxed);
@@ -243,17 +246,17 @@ impl Queues {
     fn receive(
         &self,
         task: &Task,
-        (queue, id): (usize, i32),
+        (queue, id): (usize, MsgId),
         place: usize,
         rng: &mut Rng,
     ) -> Result<(), Errno> {
         let (msgtyp, except) = match rng.below(6) {
-            0 => (1 + rng.below(5) as i64, 0),
-            1 => (1 + rng.below(5) as i64, MSG_EXCEPT),
-            2 => (-(1 + rng.below(5) as i64), 0),
-            _ => (0, 0),
+            0 => (1 + rng.below(5) as i64, MsgFlags::empty()),
+            1 => (1 + rng.below(5) as i64, MsgFlags::EXCEPT),
+            2 => (-(1 + rng.below(5) as i64), MsgFlags::empty()),
+            _ => (0, MsgFlags::empty()),
         };
-        let flags = if rng.chance(1, 4) { 0 } else { NOWAIT };
+        let flags = if rng.chance(1, 4) { MsgFlags::empty() } else { NOWAIT };
         Chore::Receive.begin(self.chore(place));
         // ORDERING: Relaxed. What a process has stored is there when it is killed.
         self.receiving(place).store(queue as u64 + 1, Ordering::Relaxed);
@@ -288,11 +291,11 @@ impl Queues {
         arrived.read(&mut text);
         let mtype = arrived.mtype();
         drop(arrived);
-        task.msgsnd(next, mtype, &text, 0)
+        task.msgsnd(next, mtype, &text, MsgFlags::empty())
     }
 
     /// Receives all that lies in a queue.
-    fn drain(&self, task: &Task, id: i32) -> Result<(), String> {
+    fn drain(&self, task: &Task, id: MsgId) -> Result<(), String> {
         let stat = task.msg_stat(id).map_err(|errno| errno.to_string())?;
         let (mut qnum, mut cbytes) = (0, 0);
         let mut last: HashMap<u64, u64> = HashMap::new();
@@ -342,7 +345,7 @@ fn read(arrived: &Arrived<'_>) -> Result<(u64, u64), String> {
 /// Makes, uses and removes queues; in so many of 2000 cases more it waits, which then is what most kills meet.
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     Chore::Make.begin(word);
-    let id = task.msgget(CHURN + rng.below(3) as i32, IPC_CREAT | 0o600)?;
+    let id = task.msgget(CHURN + rng.below(3) as i32, GetFlags::CREATE, 0o600)?;
     let which = rng.below(2000 + waits);
     match which {
         0..800 => Chore::Rmid,
@@ -354,14 +357,14 @@ fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(),
         0..800 => task.msg_rmid(id),
         800..1200 => task.msgrcv(id, &mut [0; 64], 0, NOWAIT).map(drop),
         1200..2000 => task.msgsnd(id, 1, &[1; 64], NOWAIT),
-        2000..2200 => task.msgrcv(id, &mut [0; 64], 0, 0).map(drop),
-        _ => task.msgsnd(id, 1, &[1; 64], 0),
+        2000..2200 => task.msgrcv(id, &mut [0; 64], 0, MsgFlags::empty()).map(drop),
+        _ => task.msgsnd(id, 1, &[1; 64], MsgFlags::empty()),
     }
 }
 
 /// Returns a queue that has room for all messages that there can be.
-fn big_queue(task: &Task) -> i32 {
-    let id = task.msgget(IPC_PRIVATE, 0o600).expect("a queue");
+fn big_queue(task: &Task) -> MsgId {
+    let id = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).expect("a queue");
     task.msg_set(id, 0, 0, 0o600, 1 << 30).expect("it is ours");
     id
 }
@@ -389,7 +392,8 @@ fn check_room(task: &Task) -> Result<(), String> {
             return Err(format!("there is room for {room} messages of {lines} lines"));
         }
     }
-    let made: Vec<_> = (0..16).map(|_| task.msgget(IPC_PRIVATE, 0o600)).collect();
+    let made: Vec<_> =
+        (0..16).map(|_| task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600)).collect();
     let (made, full): (Vec<_>, Vec<_>) = made.into_iter().partition(Result::is_ok);
     made.iter().flatten().try_for_each(|id| task.msg_rmid(*id)).map_err(error)?;
     let is_all = full.len() == QUEUES;

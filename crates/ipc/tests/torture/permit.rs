@@ -11,7 +11,7 @@
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_ipc::{
-    Capacity, Cred, IPC_CREAT, IPC_NOWAIT, Namespace, NamespaceOptions, SEM_UNDO, SemBuf, Task,
+    Capacity, Cred, GetFlags, Namespace, NamespaceOptions, SemBuf, SemFlags, SemId, Task,
 };
 use corewalk_testkit::rng::Rng;
 use rustix::io::Errno;
@@ -41,7 +41,7 @@ impl Arena for Permits {
         let (file, notes) = (memory("torture"), shared_lines(PLACES as u32 + 2));
         let arena = Self { file, notes, mode, longest: Duration::ZERO };
         let task = arena.task();
-        let id = task.semget(KEY, 1, IPC_CREAT | 0o600).expect("a set");
+        let id = task.semget(KEY, 1, GetFlags::CREATE, 0o600).expect("a set");
         task.sem_setval(id, 0, 1).expect("a value");
         arena
     }
@@ -56,10 +56,11 @@ impl Arena for Permits {
 
     fn work(&self, place: usize, mut rng: Rng) {
         let mut task = self.task();
-        let id = task.semget(KEY, 0, 0).expect("the set");
+        let id = task.semget(KEY, 0, GetFlags::empty(), 0).expect("the set");
         let is_last = place == PLACES;
         loop {
-            let flags = if !is_last && rng.chance(1, 4) { IPC_NOWAIT } else { 0 };
+            let flags =
+                if !is_last && rng.chance(1, 4) { SemFlags::NOWAIT } else { SemFlags::empty() };
             match self.hold(&task, id, flags, place, 1 + rng.below(200)) {
                 Ok(()) | Err(Errno::AGAIN) => {}
                 Err(errno) => panic!("{errno}"),
@@ -87,7 +88,7 @@ impl Arena for Permits {
         }
         let failed = |errno: Errno| format!("a check failed with {errno}");
         let task = self.task();
-        let id = task.semget(KEY, 0, 0).map_err(failed)?;
+        let id = task.semget(KEY, 0, GetFlags::empty(), 0).map_err(failed)?;
         match task.sem_getval(id, 0).map_err(failed)? {
             1 => Ok(()),
             value => Err(format!("the permit is {value}")),
@@ -116,12 +117,12 @@ impl Permits {
     fn hold(
         &self,
         task: &Task,
-        id: i32,
-        flags: i16,
+        id: SemId,
+        flags: SemFlags,
         place: usize,
         looks: u64,
     ) -> Result<(), Errno> {
-        let undo = if self.mode == Mode::Real { SEM_UNDO } else { 0 };
+        let undo = if self.mode == Mode::Real { SemFlags::UNDO } else { SemFlags::empty() };
         Chore::Wait.begin(self.chore(place));
         let start = Instant::now();
         task.semop(id, &[SemBuf::new(0, -1, undo | flags)])?;

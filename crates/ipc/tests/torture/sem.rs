@@ -11,8 +11,8 @@
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_ipc::{
-    Capacity, Cred, IPC_CREAT, IPC_NOWAIT, IPC_PRIVATE, Namespace, NamespaceOptions, SEM_UNDO,
-    SemBuf, Task,
+    Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags, SemId,
+    Task,
 };
 use corewalk_testkit::rng::Rng;
 use rustix::io::Errno;
@@ -60,10 +60,10 @@ impl Arena for Sets {
         let arena = Self { file: memory("torture"), progress: shared_lines(16), mode };
         let task = arena.task();
         for key in [MOVES, UNDO, WAITS] {
-            let id = task.semget(key, i32::from(SEMS), IPC_CREAT | 0o600).expect("a set");
+            let id = task.semget(key, i32::from(SEMS), GetFlags::CREATE, 0o600).expect("a set");
             task.sem_setall(id, &[UNITS; SEMS as usize]).expect("values");
         }
-        task.semget(PERMITS, 1, IPC_CREAT | 0o600).expect("a set");
+        task.semget(PERMITS, 1, GetFlags::CREATE, 0o600).expect("a set");
         arena
     }
 
@@ -82,8 +82,8 @@ impl Arena for Sets {
             [0..77, 0..24, 24..44, 0..44, 44..56, 56..60, 60..62, 63..64, 64..65, 65..77, 65..77];
         let chores = rng.pick(&chores).clone();
         let word = self.chore(place);
-        let mut ids =
-            [MOVES, UNDO, WAITS, PERMITS].map(|key| task.semget(key, 0, 0).expect("the set"));
+        let mut ids = [MOVES, UNDO, WAITS, PERMITS]
+            .map(|key| task.semget(key, 0, GetFlags::empty(), 0).expect("the set"));
         loop {
             // ORDERING: Relaxed. A sign of life.
             self.steps(place).fetch_add(1, Ordering::Relaxed);
@@ -102,7 +102,7 @@ impl Arena for Sets {
                 }
                 56..60 => churn(&task, word, 0, &mut rng),
                 60..62 => churn(&task, word, 50, &mut rng),
-                62 => task.semget(MOVES, 0, 0).map(|id| ids[0] = id),
+                62 => task.semget(MOVES, 0, GetFlags::empty(), 0).map(|id| ids[0] = id),
                 63 => {
                     Chore::Recover.begin(word);
                     self.namespace().recover().map(drop)
@@ -130,7 +130,7 @@ impl Arena for Sets {
         let task = self.task();
         let failed = |errno: Errno| format!("a check failed with {errno}");
         // Before anybody cleans up.
-        let permits = task.semget(PERMITS, 0, 0).map_err(failed)?;
+        let permits = task.semget(PERMITS, 0, GetFlags::empty(), 0).map_err(failed)?;
         while task.semop(permits, &[TRY]).is_ok() {}
         self.namespace().recover().map_err(failed)?;
         let left = task.sem_getval(permits, 0).map_err(failed)?;
@@ -139,7 +139,7 @@ impl Arena for Sets {
         }
         let wanted = u64::from(UNITS) * u64::from(SEMS);
         for (name, key) in [("moved", MOVES), ("waited for", WAITS), ("undone", UNDO)] {
-            let id = task.semget(key, 0, 0).map_err(failed)?;
+            let id = task.semget(key, 0, GetFlags::empty(), 0).map_err(failed)?;
             let values = task.sem_getall(id).map_err(failed)?;
             let sum: u64 = values.iter().map(|value| u64::from(*value)).sum();
             let is_back = key != UNDO || values.iter().all(|value| *value == UNITS);
@@ -164,10 +164,10 @@ impl Sets {
         self.namespace().register(Cred::root(), std::process::id()).expect("a task")
     }
 
-    fn move_unit(&self, task: &Task, id: i32, rng: &mut Rng) -> Result<(), Errno> {
+    fn move_unit(&self, task: &Task, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
         let [from, to, over] = two_and_one(rng);
-        let take = SemBuf::new(from, -1, IPC_NOWAIT);
-        let give = SemBuf::new(to, 1, 0);
+        let take = SemBuf::new(from, -1, SemFlags::NOWAIT);
+        let give = SemBuf::new(to, 1, SemFlags::empty());
         if self.mode == Mode::Control {
             return task.semop(id, &[take]).and_then(|()| task.semop(id, &[give]));
         }
@@ -175,7 +175,15 @@ impl Sets {
             0 => task.semop(id, &[take, give]),
             1 => task.semop(id, &[give, take]),
             // Three, with a visit of a third.
-            _ => task.semop(id, &[take, SemBuf::new(over, 1, 0), give, SemBuf::new(over, -1, 0)]),
+            _ => task.semop(
+                id,
+                &[
+                    take,
+                    SemBuf::new(over, 1, SemFlags::empty()),
+                    give,
+                    SemBuf::new(over, -1, SemFlags::empty()),
+                ],
+            ),
         }
     }
 
@@ -190,8 +198,9 @@ impl Sets {
         }
         let totals = task.sem_totals()?;
         assert_eq!((totals.sets, totals.sems), (4, 3 * u64::from(SEMS) + 1), "counts are wrong");
-        let ids: Vec<i32> =
-            (0..60).map(|_| task.semget(IPC_PRIVATE, 4, 0o600)).collect::<Result<_, _>>()?;
+        let ids: Vec<SemId> = (0..60)
+            .map(|_| task.semget(IPC_PRIVATE, 4, GetFlags::empty(), 0o600))
+            .collect::<Result<_, _>>()?;
         ids.into_iter().try_for_each(|id| task.sem_rmid(id))
     }
 }
@@ -203,36 +212,39 @@ fn two_and_one(rng: &mut Rng) -> [u16; 3] {
 }
 
 /// Operations that are all undone at the end of their process.
-fn with_undo(task: &Task, id: i32, rng: &mut Rng) -> Result<(), Errno> {
+fn with_undo(task: &Task, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
     let [one, other, _] = two_and_one(rng);
     let op = rng.below(5) as i16 - 2;
-    let first = SemBuf::new(one, op, SEM_UNDO | IPC_NOWAIT);
+    let first = SemBuf::new(one, op, SemFlags::UNDO | SemFlags::NOWAIT);
     match rng.below(3) {
-        0 => task.semop(id, &[first, SemBuf::new(other, 1 - op, SEM_UNDO | IPC_NOWAIT)]),
+        0 => {
+            task.semop(id, &[first, SemBuf::new(other, 1 - op, SemFlags::UNDO | SemFlags::NOWAIT)])
+        }
         _ => task.semop(id, &[first]),
     }
 }
 
 /// Waits for many units at once, in one place, and puts as many in another.
-fn wait(task: &Task, id: i32, rng: &mut Rng) -> Result<(), Errno> {
+fn wait(task: &Task, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
     let [from, to, _] = two_and_one(rng);
     let count = 1 + rng.below(u64::from(UNITS) * 2) as i16;
-    let sops = [SemBuf::new(from, -count, 0), SemBuf::new(to, count, 0)];
+    let sops =
+        [SemBuf::new(from, -count, SemFlags::empty()), SemBuf::new(to, count, SemFlags::empty())];
     task.semtimedop(id, &sops, Some(Duration::from_micros(rng.below(400))))
 }
 
-const TRY: SemBuf = SemBuf::new(0, -1, IPC_NOWAIT);
+const TRY: SemBuf = SemBuf::new(0, -1, SemFlags::NOWAIT);
 
 /// Gives a permit, tries to take one, or waits for one.
-fn permit(task: &Task, word: &AtomicU64, id: i32, rng: &mut Rng) -> Result<(), Errno> {
+fn permit(task: &Task, word: &AtomicU64, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
     Chore::Single.begin(word);
     match rng.below(4) {
-        0 => task.semop(id, &[SemBuf::new(0, 1, 0)]),
+        0 => task.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]),
         1 => task.semop(id, &[TRY]),
         _ => {
             Chore::Wait.begin(word);
             let timeout = Some(Duration::from_micros(rng.below(400)));
-            task.semtimedop(id, &[SemBuf::new(0, -1, 0)], timeout)
+            task.semtimedop(id, &[SemBuf::new(0, -1, SemFlags::empty())], timeout)
         }
     }
 }
@@ -241,8 +253,8 @@ fn permit(task: &Task, word: &AtomicU64, id: i32, rng: &mut Rng) -> Result<(), E
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     let key = CHURN + rng.below(3) as i32;
     Chore::Make.begin(word);
-    let id = task.semget(key, 3, IPC_CREAT | 0o600)?;
-    let flags = if rng.chance(1, 2) { SEM_UNDO } else { 0 };
+    let id = task.semget(key, 3, GetFlags::CREATE, 0o600)?;
+    let flags = if rng.chance(1, 2) { SemFlags::UNDO } else { SemFlags::empty() };
     let down = [SemBuf::new(rng.below(3) as u16, -1, flags)];
     let which = rng.below(450 + waits);
     match which {

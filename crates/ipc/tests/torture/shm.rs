@@ -12,8 +12,8 @@ use corewalk_base::Region;
 use corewalk_base::primitives::Arc;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_ipc::{
-    Access, Backing, Capacity, Cred, IPC_CREAT, IPC_PRIVATE, Limits, Namespace, NamespaceOptions,
-    SHM_DEST, SegmentName, Task,
+    Access, Backing, Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, Namespace, NamespaceOptions,
+    SHM_DEST, SegmentName, ShmFlags, ShmId, Task,
 };
 use corewalk_testkit::rng::Rng;
 use rustix::io::Errno;
@@ -91,7 +91,7 @@ impl Arena for Segments {
         let mut arena = Self { file, memory, notes, mode, keeper: None };
         let keeper = arena.task();
         for (key, count) in (1..).zip(KEPT) {
-            let id = keeper.shmget(key, 4096, IPC_CREAT | 0o600).expect("a segment");
+            let id = keeper.shmget(key, 4096, GetFlags::CREATE, 0o600).expect("a segment");
             for at in 0..count {
                 attach(&keeper, id, 1 + key as usize * 10 + at as usize).expect("an attach");
             }
@@ -117,7 +117,7 @@ impl Arena for Segments {
             // ORDERING: Relaxed. A sign of life.
             self.steps(place).fetch_add(1, Ordering::Relaxed);
             let (key, at) = (1 + rng.index(KEPT.len()) as i32, 100 + rng.index(6));
-            let kept = || task.shmget(key, 0, 0);
+            let kept = || task.shmget(key, 0, GetFlags::empty(), 0);
             let which = rng.range(chores.clone());
             match which {
                 0..24 => Chore::Attach,
@@ -131,7 +131,7 @@ impl Arena for Segments {
             let done = match which {
                 0..20 => kept().and_then(|id| attach(&task, id, at)),
                 // As a host that cannot map it.
-                20..24 => kept().and_then(|id| task.shmat(id, 0, 0).map(drop)),
+                20..24 => kept().and_then(|id| task.shmat(id, 0, ShmFlags::empty()).map(drop)),
                 24..48 => task.shmdt(at << 12).map(drop),
                 48..60 => churn(&task, (at, word), &mut rng),
                 // Goes on as a copy with the same attaches.
@@ -208,8 +208,9 @@ impl Segments {
     fn check_room(&self) -> Result<Result<(), String>, Errno> {
         let tasks: Vec<Task> = (0..4).map(|_| self.task()).collect();
         let made = SEGMENTS as usize - KEPT.len();
-        let ids: Vec<i32> =
-            (0..made).map(|_| tasks[0].shmget(IPC_PRIVATE, 1, 0o600)).collect::<Result<_, _>>()?;
+        let ids: Vec<ShmId> = (0..made)
+            .map(|_| tasks[0].shmget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600))
+            .collect::<Result<_, _>>()?;
         let pairs = tasks.iter().flat_map(|task| ids.iter().map(move |id| (task, *id)));
         let room =
             pairs.enumerate().take_while(|(at, (task, id))| attach(task, *id, 1 + at).is_ok());
@@ -225,13 +226,13 @@ impl Segments {
 }
 
 /// Attaches a segment at page `at`; what was there is detached.
-fn attach(task: &Task, id: i32, at: usize) -> Result<(), Errno> {
-    task.shmat(id, at << 12, 0).map(|mapping| mapping.attached_at(at << 12))
+fn attach(task: &Task, id: ShmId, at: usize) -> Result<(), Errno> {
+    task.shmat(id, at << 12, ShmFlags::empty()).map(|mapping| mapping.attached_at(at << 12))
 }
 
 /// Makes, uses and removes segments.
 fn churn(task: &Task, (at, word): (usize, &AtomicU64), rng: &mut Rng) -> Result<(), Errno> {
-    let id = task.shmget(CHURN + rng.below(3) as i32, 1, IPC_CREAT | 0o600)?;
+    let id = task.shmget(CHURN + rng.below(3) as i32, 1, GetFlags::CREATE, 0o600)?;
     let which = rng.below(4);
     match which {
         0 | 1 => Chore::Rmid,

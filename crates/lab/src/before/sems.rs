@@ -36,7 +36,7 @@ use std::time::Instant;
 use anyhow::Context as _;
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_base::{CachePadded, Mutex, MutexGuard};
-use corewalk_ipc::{Perm, SEM_UNDO, SEMAEM, SEMVMX, SemBuf};
+use corewalk_ipc::{Perm, SEMAEM, SEMVMX, SemBuf, SemFlags};
 use corewalk_sync::{RcuCell, rcu};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -229,7 +229,7 @@ impl Locked {
         if !(0..=SEMVMX).contains(&result) || (sop.sem_op == 0 && value != 0) {
             return None;
         }
-        if let (true, Some(undo)) = (sop.sem_flg & SEM_UNDO != 0, undo) {
+        if let (true, Some(undo)) = (sop.sem_flg.contains(SemFlags::UNDO), undo) {
             let adj = i32::from(self.undos[undo][usize::from(sop.sem_num)]) - i32::from(sop.sem_op);
             if !(-SEMAEM - 1..=SEMAEM).contains(&adj) {
                 return None;
@@ -244,7 +244,7 @@ impl Locked {
     fn add(&mut self, sop: SemBuf, sign: i16, undo: Option<usize>) {
         let num = usize::from(sop.sem_num);
         self.sems[num].0 += i32::from(sign * sop.sem_op);
-        if let (true, Some(undo)) = (sop.sem_flg & SEM_UNDO != 0, undo) {
+        if let (true, Some(undo)) = (sop.sem_flg.contains(SemFlags::UNDO), undo) {
             self.undos[undo][num] -= sign * sop.sem_op;
         }
     }
@@ -277,7 +277,7 @@ impl<P: Protocol> Sems for SemArrays<P> {
     fn op<const N: usize>(&self, user: usize, set: usize, sops: [SemBuf; N]) -> bool {
         let num_max = sops.iter().map(|sop| sop.sem_num).max().unwrap_or(0);
         let is_alter = sops.iter().any(|sop| sop.sem_op != 0);
-        let has_undo = sops.iter().any(|sop| sop.sem_flg & SEM_UNDO != 0);
+        let has_undo = sops.iter().any(|sop| sop.sem_flg.contains(SemFlags::UNDO));
         let undo = if has_undo { self.find_undo(user, set) } else { None };
         let bits = if is_alter { WRITE } else { READ };
         self.call((user, set), num_max, bits, |locked| locked.act(user, &sops, undo)).is_some()

@@ -11,7 +11,7 @@ use std::fmt::{self, Display};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use corewalk_ipc::{SEM_UNDO, SemBuf};
+use corewalk_ipc::{SemBuf, SemFlags};
 
 use super::{Sems, check};
 use crate::crew::{self, Laps, Slice, Turn};
@@ -109,7 +109,7 @@ impl Load {
 
     /// Works as worker number `worker`.
     pub(crate) fn work<S: Sems>(&self, sems: &S, set: usize, worker: usize, turn: Turn) -> Laps {
-        let flags = if self.has_undo { SEM_UNDO } else { 0 };
+        let flags = if self.has_undo { SemFlags::UNDO } else { SemFlags::empty() };
         let (own, count) = (self.own(worker), self.sems);
         let mut rng = Rng(worker as u64 + 1);
         let mut nums = [own, (own + 1) % count];
@@ -132,7 +132,7 @@ impl Load {
                 sems.op(0, set, [one])
             }
         });
-        let is_marked = sems.op(0, set, [SemBuf::new(own, 1, 0)]);
+        let is_marked = sems.op(0, set, [SemBuf::new(own, 1, SemFlags::empty())]);
         assert!(is_marked, "{}: a mark is refused", sems.variant());
         laps
     }

@@ -29,7 +29,7 @@
 use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
-use corewalk_ipc::SemBuf;
+use corewalk_ipc::{SemBuf, SemFlags};
 
 use super::grid::Rounds;
 use super::{Claim, Grid, Plot, Published, Settings, Table, Text, shape, sized};
@@ -219,12 +219,20 @@ fn work<S: Sems>(sems: &S, (user, sets): (usize, usize), turn: Turn) -> Laps {
         match number % 8 {
             6 => sems.value(user, set, num).is_some_and(|value| value <= 2 * 1024),
             7 => sems.set_value(user, set, STEADY.0, STEADY.1),
-            2 | 3 => sems.op(user, set, [0, 1].map(|next| SemBuf::new(num + next, op, 0))),
-            _ => sems.op(user, set, [SemBuf::new(num, op, 0)]),
+            2 | 3 => sems.op(
+                user,
+                set,
+                [0, 1].map(|next| SemBuf::new(num + next, op, SemFlags::empty())),
+            ),
+            _ => sems.op(user, set, [SemBuf::new(num, op, SemFlags::empty())]),
         }
     });
     let (set, num) = mark(user, sets);
-    assert!(sems.op(user, set, [SemBuf::new(num, 1, 0)]), "{}: a mark is refused", sems.variant());
+    assert!(
+        sems.op(user, set, [SemBuf::new(num, 1, SemFlags::empty())]),
+        "{}: a mark is refused",
+        sems.variant()
+    );
     laps
 }
 

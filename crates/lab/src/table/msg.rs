@@ -165,7 +165,7 @@ fn run(table: &Msg, settings: &Settings) -> anyhow::Result<Samples> {
         Ok(Some(RefCell::new(Workers::start(program, place, most, queue)?)))
     };
     let of_linux = start(Place::Host, &linux.ids())?;
-    let of_ours = start(Place::Namespace(&file), &shared.ids)?;
+    let of_ours = start(Place::Namespace(&file), &shared.raw_ids())?;
     let in_place = Bench {
         rounds: &rounds,
         grid: grids[0],
@@ -197,7 +197,7 @@ fn run(table: &Msg, settings: &Settings) -> anyhow::Result<Samples> {
         number.set(number.get() + 1);
         let file = folder.path().join(format!("blocked-{}", number.get()));
         let queues = Ours::open(&file)?.with_queues(2)?;
-        round_trips(&queues, cell, time, (program, Place::Namespace(&file), &queues.ids))
+        round_trips(&queues, cell, time, (program, Place::Namespace(&file), &queues.raw_ids()))
     });
     let blocked = Bench { grid: grids[1], cells: &cells, ..in_place };
     blocked.run(&[(BASELINE, of_linux), (OURS, of_ours)], &mut samples)?;
@@ -281,9 +281,9 @@ mod tests {
         let ours = Ours::new().unwrap().with_queues(1).unwrap();
         let (load, time) = ((1, 64, false), Duration::from_millis(2));
         assert!(slice(&ours, load, time).unwrap().check(OURS).is_ok());
-        ours.task.msgsnd(ours.ids[0], 9, b"left", 0).unwrap();
+        ours.task.msgsnd(ours.ids[0], 9, b"left", corewalk_ipc::MsgFlags::empty()).unwrap();
         assert!(slice(&ours, load, time).is_err());
-        ours.task.msgsnd(ours.ids[0], 1, &[LAST; 64], 0).unwrap();
+        ours.task.msgsnd(ours.ids[0], 1, &[LAST; 64], corewalk_ipc::MsgFlags::empty()).unwrap();
         assert!(slice(&ours, load, time).is_err());
         // From now on each receive of the type gets the message before its own.
         let mut text = ours.message(64);

@@ -3,22 +3,23 @@
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::*;
+use crate::handle::SemId;
 use crate::sem::dead::wait_without_sleep;
-use crate::{Capacity, Cred, IPC_PRIVATE, Namespace, NamespaceOptions, Task};
+use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemFlags, Task};
 
 /// Fewer than the region has lines, by far.
 const WAITS: u32 = 16;
 
-const ZERO_OP: SemBuf = SemBuf::new(0, 0, 0);
-const DOWN: SemBuf = SemBuf::new(0, -1, 0);
+const ZERO_OP: SemBuf = SemBuf::new(0, 0, SemFlags::empty());
+const DOWN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
 
 /// Two calls wait in each queue of a set with two semaphores; then each last one is followed by itself.
-fn rings(sops: &[SemBuf]) -> (Task, i32) {
+fn rings(sops: &[SemBuf]) -> (Task, SemId) {
     let capacity = Capacity { sets: 4096, sems: 8, waits: WAITS, tasks: 4, ..Capacity::LEAST };
     let file = memfd_create("rings", MemfdFlags::CLOEXEC).unwrap();
     let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
     let task = Namespace::open_fd(&file, options).unwrap().register(Cred::root(), 1).unwrap();
-    let id = task.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+    let id = task.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
     if sops[0].sem_op == 0 {
         task.sem_setval(id, 0, 1).unwrap();
     }
@@ -37,12 +38,12 @@ fn close_ring(task: &Task, line: u32) {
     }
 }
 
-fn set<'t>(task: &'t Task, id: i32) -> Set<'t> {
-    Set::new(&task.shared, &task.sem_ids().obtain_object_check(id).unwrap())
+fn set<'t>(task: &'t Task, id: SemId) -> Set<'t> {
+    Set::new(&task.shared, &task.sem_ids().obtain_object_check(id.raw()).unwrap())
 }
 
 /// Sets the first semaphore to `value`; returns how many calls are let go on by that.
-fn completed(task: &Task, id: i32, value: i32) -> usize {
+fn completed(task: &Task, id: SemId, value: i32) -> usize {
     let guard = set(task, id).lock(task.owner).unwrap();
     let mut txn = Txn::new(&guard);
     txn.set_value(0, value, 1).unwrap();
@@ -54,7 +55,7 @@ fn completed(task: &Task, id: i32, value: i32) -> usize {
 
 #[test]
 fn ring_of_waits_for_zero_ends_when_a_call_comes_again() {
-    let both = [ZERO_OP, SemBuf::new(1, 0, 0)];
+    let both = [ZERO_OP, SemBuf::new(1, 0, SemFlags::empty())];
     for sops in [&[ZERO_OP][..], &both] {
         let (task, id) = rings(sops);
         assert_eq!(completed(&task, id, 0), 3, "two, and one of them again");
@@ -64,7 +65,11 @@ fn ring_of_waits_for_zero_ends_when_a_call_comes_again() {
 #[test]
 fn ring_of_calls_that_fail_ends_when_one_comes_again() {
     // Too many of one semaphore, once there is one of the other.
-    let sops = [DOWN, SemBuf::new(1, 20_000, 0), SemBuf::new(1, 20_000, 0)];
+    let sops = [
+        DOWN,
+        SemBuf::new(1, 20_000, SemFlags::empty()),
+        SemBuf::new(1, 20_000, SemFlags::empty()),
+    ];
     let (task, id) = rings(&sops);
     assert_eq!(completed(&task, id, 2), 3);
 }
@@ -75,7 +80,7 @@ fn removal_of_a_set_with_rings_tells_no_more_than_there_can_be() {
         let (task, id) = rings(sops);
         // And another ring, in another queue.
         task.sem_setval(id, 1, 1).unwrap();
-        close_ring(&task, wait_without_sleep(&task, id, &[SemBuf::new(1, 0, 0)]));
+        close_ring(&task, wait_without_sleep(&task, id, &[SemBuf::new(1, 0, SemFlags::empty())]));
         let guard = set(&task, id).lock(task.owner).unwrap();
         assert_eq!(end_all(&guard).nodes.len(), WAITS as usize, "{sops:?}");
     }
@@ -94,7 +99,7 @@ fn wake_up_of_one_waiter_does_not_look_at_the_others() {
     let capacity = Capacity { sets: 1, sems: 8, waits: 256, tasks: 2, ..Capacity::LEAST };
     let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
     let task = Namespace::new(options).unwrap().register(Cred::root(), 1).unwrap();
-    let id = task.semget(IPC_PRIVATE, 2, 0o600).unwrap();
+    let id = task.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
     let lines = [(); 100].map(|()| wait_without_sleep(&task, id, &[DOWN]));
     let nodes = lines.map(|line| Node::at(&task.shared, line));
     nodes.iter().for_each(|node| node.set_blocking(UNTOUCHED));
@@ -103,9 +108,9 @@ fn wake_up_of_one_waiter_does_not_look_at_the_others() {
         |node: &&Node<'_>| get(&node.first()[SHAPE]) >> 16 & 0xffff != UNTOUCHED as u64;
     assert_eq!(nodes[1..].iter().filter(is_looked_at).count(), 0);
     // The value stays above 0 if the first waiter wants more, and then the next has its turn.
-    let wide = wait_without_sleep(&task, id, &[SemBuf::new(1, -5, 0)]);
-    let narrow = wait_without_sleep(&task, id, &[SemBuf::new(1, -1, 0)]);
-    task.semop(id, &[SemBuf::new(1, 1, 0)]).unwrap();
+    let wide = wait_without_sleep(&task, id, &[SemBuf::new(1, -5, SemFlags::empty())]);
+    let narrow = wait_without_sleep(&task, id, &[SemBuf::new(1, -1, SemFlags::empty())]);
+    task.semop(id, &[SemBuf::new(1, 1, SemFlags::empty())]).unwrap();
     let outcomes = [wide, narrow].map(|line| Node::at(&task.shared, line).outcome());
     assert_eq!(outcomes, [None, Some(Ok(()))]);
 }

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use corewalk_ipc::{SHM_RND, ShmStat, Task, raw};
+use corewalk_ipc::{ShmStat, Task, raw};
 use rustix::io::Errno;
 
 use super::Mutation;
@@ -101,7 +101,7 @@ fn attach(
     flags: i32,
 ) -> Result<usize, Errno> {
     let address = offset.map_or(0, |offset| FIXED + offset as usize);
-    let mapping = task.shmat(id, address, flags)?;
+    let mapping = raw::shmat(task, id, address, flags)?;
     let size = mapping.size_bytes().next_multiple_of(4096) as usize;
     let start = mapping.address().unwrap_or_else(|| {
         state.next += 1 << 32;
@@ -112,7 +112,7 @@ fn attach(
     if !state.mapped.iter().all(is_apart) {
         return Err(Errno::INVAL);
     }
-    assert!(flags & SHM_RND != 0 || mapping.address().is_none_or(|at| at == address));
+    assert!(flags & libc::SHM_RND != 0 || mapping.address().is_none_or(|at| at == address));
     mapping.attached_at(start);
     state.mapped.insert(start, size);
     Ok(start)
