@@ -114,9 +114,10 @@ impl Busy<'_> {
     /// early.
     ///
     /// While a thread sleeps here, finds give out no handle of the entry. Handles that are taken
-    /// afterwards do not prolong the wait. The caller then decides anew, since a thread that had a
-    /// handle may have become a user. The caller has no handle of this entry, or it waits for
-    /// itself.
+    /// afterwards do not prolong the wait, with one exception: if a second thread begins to wait
+    /// for such a handle before this one sleeps, this one waits for it too. The caller then decides
+    /// anew, since a thread that had a handle may have become a user. The caller has no handle of
+    /// this entry, or it waits for itself.
     ///
     /// # Examples
     ///

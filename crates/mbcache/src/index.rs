@@ -35,7 +35,7 @@
 //!
 //! Source: the chunks with an overflow count of Facebook's F14; `include/linux/list_bl.h`.
 
-use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
 use corewalk_base::primitives::{IS_MODEL, hint, thread};
 use corewalk_base::{CachePadded, ShardedCounter};
 use corewalk_sync::SlotArena;
@@ -179,7 +179,14 @@ impl Index {
 
     #[inline(never)]
     fn look_up_further(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
-        self.probe(home, preferred(pair.1)).find_map(|slot| entry_in(slot, pair))
+        let found = self.probe(home, preferred(pair.1)).find_map(|slot| entry_in(slot, pair));
+        if found.is_none() {
+            // ORDERING(mbcache-refill): Acquire fence. A slot may have been missed by the words of
+            // a later entry, which are loaded without an order. The caller then sees the work of
+            // the last holder of the entry before.
+            fence(Ordering::Acquire);
+        }
+        found
     }
 
     /// Takes a handle of an entry under `key`, behind the slot `after` if there is one.
@@ -224,7 +231,7 @@ impl Index {
             return Err(Refused::Exists);
         }
         self.trim(home);
-        match self.free_in(home, pair.1, false) {
+        match self.free_in(home, pair.1, None) {
             Some(slot) => {
                 slots::fill(slot.words, pair, locked);
                 Ok(slot.number)
@@ -248,7 +255,7 @@ impl Index {
         tries: u32,
     ) -> Result<u32, Refused> {
         let mut is_locked = false;
-        for may_drop in [false, true, true] {
+        for spare in [None, Some(Spare::Referenced), Some(Spare::Held)] {
             let mut line = home;
             for distance in 0..u64::from(WINDOW.min(self.count)) {
                 let other = (line != home).then(|| self.try_lock(line));
@@ -258,7 +265,7 @@ impl Index {
                 };
                 is_locked |= lock.is_none();
                 if let Some(lock) = lock
-                    && let Some(slot) = self.free_in(line, pair.1, may_drop)
+                    && let Some(slot) = self.free_in(line, pair.1, spare)
                 {
                     if distance > self.reach(home) {
                         // ORDERING(mbcache-reach): Release. See `reach`.
@@ -286,6 +293,9 @@ impl Index {
             is_live && self.home(slots::pair_of(slot.words).0) == home
         });
         if reach > 0 && !is_needed {
+            // ORDERING(mbcache-refill): Acquire fence. As in `look_up_further`: the words of a
+            // later entry may have shown that the slot is not needed.
+            fence(Ordering::Acquire);
             // ORDERING(mbcache-reach): Release. A search that ends here sees the work of the last
             // holders of entries that have ended, as one that sees the slot itself does.
             self.line(home)[REACH].store(reach - 1, Ordering::Release);
@@ -299,11 +309,20 @@ impl Index {
         self.line(home)[REACH].load(Ordering::Acquire)
     }
 
-    /// Returns a free slot of a line, if there is one, or if an entry can be dropped.
-    fn free_in(&self, line: u32, value: u64, may_drop: bool) -> Option<Slot<'_>> {
+    /// Returns a free slot of a line. With `spare` it first drops entries, all but the spared ones.
+    fn free_in(&self, line: u32, value: u64, spare: Option<Spare>) -> Option<Slot<'_>> {
         self.both(line, value).into_iter().find(|slot| {
-            if may_drop {
-                self.look(*slot);
+            match spare {
+                None => {}
+                Some(Spare::Referenced) => {
+                    self.look(*slot);
+                }
+                Some(Spare::Held) => {
+                    let state = slots::state(slot.words);
+                    if state.is_live() && self.end(*slot, state, Spare::Held) {
+                        self.reclaimed.add(1);
+                    }
+                }
             }
             !slots::state(slot.words).is_live()
         })

@@ -297,6 +297,59 @@ fn entry_that_is_missed_behind_the_reach_is_over() {
     }));
 }
 
+/// Trap T34: a holder puts (KEY, 1), reclaim ends it, and another pair takes its slot. Another
+/// thread looks for (KEY, 1), to free its value. Returns how often it (found no entry, ended the
+/// entry, came too early or too late to end it).
+fn refill_against_delete(look_up: fn(&Mbcache) -> Option<(u32, State)>) -> [usize; 3] {
+    Tally::of_bounded(3, move |tally| {
+        let shared = Shared::with(1);
+        let cache = &shared.cache;
+        let held = cache.find_first(KEY).expect("the pair was created");
+        let deleter = spawn(&shared, move |shared| {
+            let index = &shared.cache.index;
+            let outcome = match look_up(&shared.cache) {
+                None => 0,
+                Some((slot, state)) if index.end(index.slot(slot), state, Spare::Held) => 1,
+                Some(_) => return 2,
+            };
+            // ORDERING: Relaxed. The deletion has to order it.
+            let is_used = shared.is_used.load(Ordering::Relaxed) == 1;
+            assert!(is_used, "T34: a use was not seen by the deleter");
+            outcome
+        });
+        // ORDERING: Relaxed. The handle has to order it.
+        shared.is_used.store(1, Ordering::Relaxed);
+        drop(held);
+        cache.scan(u64::MAX);
+        // An odd value has the same preferred slot.
+        cache.create(KEY, 3).unwrap();
+        tally.hit(deleter.join().unwrap());
+    })
+}
+
+/// Trap T34: a search that meets a later entry in the slot sees the work of the last holder.
+#[test]
+fn entry_that_is_missed_by_later_words_is_over() {
+    assert_all_reached(&refill_against_delete(|cache| {
+        let found = cache.index.look_up(home(cache), (KEY, 1));
+        found.map(|(slot, state)| (slot.number, state))
+    }));
+}
+
+/// Trap T34: a search without the fence after a miss.
+#[test]
+#[should_panic(expected = "T34: a use was not seen by the deleter")]
+fn control_miss_by_later_words_without_a_fence_is_caught() {
+    refill_against_delete(|cache| {
+        let found = cache.index.all().find_map(|slot| {
+            let state = slots::state(slot.words);
+            let is_it = slots::pair_of(slot.words) == (KEY, 1) && state.is_live();
+            is_it.then_some((slot.number, state))
+        });
+        found
+    });
+}
+
 /// Trap T34: the reach is lowered without an order.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]

@@ -17,8 +17,8 @@
 //! - *Entries that are seen.* A `get` answers for the moment of its second load, a `find` for that
 //!   of its step. A handle keeps the entry live from then on.
 //! - *A miss by the last user.* A deleter frees the value after a miss, too. It has met a slot that
-//!   is not live, a later entry in it, or a lower reach. Each of these loads acquires what the
-//!   thread released that ended the entry, and so the work of each former holder.
+//!   is not live, words of a later entry in it, or a lower reach. An acquire fence follows each
+//!   miss. So the deleter sees the work of each former holder, which the end of the entry released.
 //! - *Bound.* A search looks at the lines within the reach that it read at its start, at most 128.
 //!   It never begins anew. A step is tried again only if another thread has changed the same entry.
 //!
