@@ -1,11 +1,11 @@
-//! How often, and for how long, calls wait for what another call has: what the kernel's lock_stat tells.
+//! Counts of waits for other calls, like those of the kernel's lock_stat.
 //!
-//! Counted is a lock that is found taken, and a word that is found frozen, with the time until the caller has
-//! it, or goes on to the lock of the set instead. A compare-exchange that is lost is tried again at once and is
-//! not counted; nor is a semaphore that is too small, or a queue that is empty: that is a wait for its own sake.
+//! A wait begins when a call finds a lock held or a word frozen. It ends when the call has the lock
+//! or the word, or goes on to the lock of the set. A compare-exchange that fails is tried again and
+//! does not count. A wait for a larger semaphore or for a message does not count either.
 //!
-//! The clock is read on slow paths only, and only if [`NamespaceOptions::is_contention_counted`]: two looks at it
-//! are as long as a lock is held.
+//! Only slow paths read the clock, and only with [`NamespaceOptions::is_contention_counted`]: two
+//! reads take as long as a lock is held.
 //!
 //! Source: Linux `Documentation/locking/lockstat.rst`, `contentions` and `waittime-total`.
 //!
@@ -15,12 +15,12 @@ use corewalk_base::CachePadded;
 use corewalk_base::futex;
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
-/// What [`Namespace::contention`](crate::Namespace::contention) tells.
+/// The result of [`Namespace::contention`](crate::Namespace::contention).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Contention {
-    /// How often a lock was found taken, or a semaphore in the middle of another operation.
+    /// How often a call found a lock held, or a semaphore frozen.
     pub contentions: u64,
-    /// How long calls have waited for that, in nanoseconds by the wall clock, all together.
+    /// The wall-clock time of all these waits together, in nanoseconds.
     pub waited_ns: u64,
 }
 
@@ -28,7 +28,7 @@ pub struct Contention {
 #[derive(Default)]
 pub(crate) struct Counts {
     is_counted: bool,
-    /// Apart from what every call reads.
+    /// On lines of their own, apart from the fields that every call reads.
     sums: CachePadded<Sums>,
 }
 

@@ -1,4 +1,4 @@
-//! What the `*get` calls and the commands of owners have in common.
+//! Shared code of the `*get` calls, and of the commands that only an owner may give.
 //!
 //! Source: Linux `ipc/util.c` (`ipcget_public`, `ipcctl_obtain_check`); svipc(7).
 
@@ -11,8 +11,8 @@ use crate::task::Task;
 
 /// Returns the id of the object with `key`, or of a new one.
 ///
-/// `check` looks at an object that is there before permissions are; `make` makes a new one, whose
-/// owner and mode are given.
+/// `check` checks an existing object before its permissions are checked. `make` makes a new object
+/// with the given owner and mode.
 ///
 /// # Errors
 ///

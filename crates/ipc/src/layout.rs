@@ -37,11 +37,11 @@ pub(crate) const TASKS_MAX: u32 = (1 << 21) - 1;
 /// Lines of a pool at most: a payload has 27 bits for the first line of a set.
 const LINES_MAX: u32 = 1 << 26;
 
-/// How much a namespace has room for. In a file on a file system with a size limit, about 15 MB of
+/// The room of a namespace. In a file on a file system with a size limit, about 15 MB of
 /// the default are reserved when the file is made. The rest takes addresses only until it is used.
 ///
-/// This is what memory is for a kernel: whoever finds it used up gets `ENOMEM`. What a namespace
-/// may hold is in [`crate::Limits`].
+/// A call that needs more room gets `ENOMEM`, as it does from a kernel without memory. The limits
+/// of a namespace are in [`crate::Limits`].
 ///
 /// # Examples
 ///
@@ -57,10 +57,11 @@ pub struct Capacity {
     pub sets: u32,
     /// Semaphores, 64 bytes each.
     pub sems: u32,
-    /// Semaphores that tasks have undone operations on, 64 bytes each and task, and as much again per
-    /// set and task.
+    /// Semaphores in undo records, counted for each task: 64 bytes each, and 64 bytes more for each
+    /// pair of a task and a set.
     pub undos: u32,
-    /// Lines of waiting calls, 128 bytes for one operation; as many again for those that wait for messages.
+    /// Lines of waiting calls. A call of one operation takes 128 bytes. Waits for messages have as
+    /// many lines again.
     pub waits: u32,
     /// Tasks at a time.
     pub tasks: u32,

@@ -1,23 +1,23 @@
 //! Doubly linked lists of messages, waiting calls or attaches, by the numbers of their lines.
 //!
-//! The ends are a word of the object, the links a word of each member's first line, and 0 is none.
-//! The object's lock protects all of it. Numbers that are out of range lead to the scratch line, and walks
-//! are bounded, so a list that somebody has damaged is a wrong list and nothing worse.
+//! The ends of a list are a word of the object. The links are a word of each member's first line,
+//! and 0 is no member. The object's lock protects all of it. A number out of range leads to the
+//! scratch line, and walks are bounded. So a damaged list is a wrong list and nothing worse.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::AtomicU64;
 
 use crate::field::{get, high, low, pair, put};
 
-/// The word of the links, in all that are in such a list.
+/// The word of the links in a member's first line.
 pub(crate) const LINKS: usize = 1;
 
-/// A list: its ends, and where its members lie.
+/// A list: its ends, and the region of its members.
 #[derive(Clone, Copy)]
 pub(crate) struct List<'s> {
     pub(crate) region: &'s Region,
     pub(crate) ends: &'s AtomicU64,
-    /// How many members there can be: the lines of their pool. A walk passes no more, whatever the region says.
+    /// The largest number of members, which is the number of lines of their pool. It bounds walks.
     pub(crate) max: u32,
 }
 

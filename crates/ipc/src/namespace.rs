@@ -1,17 +1,18 @@
 //! A namespace: a region, its limits, and the security hook.
 //!
-//! A namespace is what unshare(2) with `CLONE_NEWIPC` gives: ids and keys of its own. One in private
-//! memory ends when the last handle of it and the last task have gone. One in a file is there for all
-//! processes that open the file, and stays until the file is removed and the last of them has ended.
+//! A namespace has ids and keys of its own, as after unshare(2) with `CLONE_NEWIPC`. A namespace in
+//! private memory ends with its last handle and its last task. A namespace in a file is shared by
+//! all processes that open the file. It stays until the file is removed and the last of them ends.
 //!
 //! # Processes
 //!
-//! Each process registers tasks of its own; a forked one registers anew, and uses none of the tasks of its
-//! parent. A process may be killed at any instruction: the next one that meets what it held puts that in
-//! order, without a daemon.
+//! Each process registers its own tasks. A forked process registers anew, and uses no task of its
+//! parent. A process may be killed at any instruction. Other processes repair what it held, without
+//! a daemon (`recover`).
 //!
-//! Whoever can write to the file can make the calls of others return wrong answers or errors, but never
-//! do worse: see the crate's essay. So the file belongs to one user, and is opened by nobody else.
+//! A process that can write to the file can make the calls of others fail or return wrong answers.
+//! It cannot do worse, see the crate's documentation. So the file belongs to one user, and no other
+//! user may open it.
 //!
 //! Source: ipc_namespaces(7); proc(5) `/proc/sys/kernel/sem`.
 
@@ -36,13 +37,14 @@ use crate::recover;
 use crate::shm::{self, Backing, Memfds};
 use crate::task::Task;
 
-/// The most that a semaphore can hold.
+/// The largest value of a semaphore.
 pub const SEMVMX: i32 = 32_767;
 
-/// The most that an adjustment for `SEM_UNDO` can be.
+/// The largest adjustment for `SEM_UNDO`.
 pub const SEMAEM: i32 = 32_767;
 
-/// What a namespace may hold. Analogous to `/proc/sys/kernel/sem` and the like; the default is Linux's.
+/// The limits of a namespace. Analogous to `/proc/sys/kernel/sem` and the like, with their
+/// defaults.
 ///
 /// # Examples
 ///
@@ -67,13 +69,14 @@ pub struct Limits {
     pub msgmnb: u32,
     /// `MSGMNI`: queues of the namespace.
     pub msgmni: u32,
-    /// `SHMMAX`: bytes of a segment. The least is one.
+    /// `SHMMAX`: bytes of a segment. The minimum is one.
     pub shmmax: u64,
     /// `SHMALL`: pages of all segments.
     pub shmall: u64,
     /// `SHMMNI`: segments of the namespace.
     pub shmmni: u32,
-    /// `shm_rmid_forced`: a segment goes with its last attach, or with its maker if it has none then.
+    /// `shm_rmid_forced`: the last detach removes a segment. So does the end of the task that made
+    /// it, if no task has it attached.
     pub is_shm_rmid_forced: bool,
 }
 
@@ -96,7 +99,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Returns the fields in the order in which a file holds them.
+    /// Returns the fields in the order of a namespace's file.
     pub(crate) fn numbers(&self) -> [u32; 13] {
         let Self { semmsl, semmns, semopm, semmni, msgmax, msgmnb, msgmni, .. } = *self;
         let Self { shmmax, shmall, shmmni, is_shm_rmid_forced, .. } = *self;
@@ -107,7 +110,7 @@ impl Limits {
         std::array::from_fn(|at| if at < 7 { first[at] } else { last[at - 7] })
     }
 
-    /// Returns what `numbers` was; `at` gives a number of it.
+    /// Returns the limits whose `numbers` are given by `at`.
     pub(crate) fn from_numbers<E>(at: impl Fn(usize) -> Result<u32, E>) -> Result<Self, E> {
         Ok(Self {
             semmsl: at(0)?,
@@ -124,7 +127,7 @@ impl Limits {
         })
     }
 
-    /// Returns true if no limit is more than its representation allows.
+    /// Returns true if each limit fits its representation.
     pub(crate) fn are_possible(&self) -> bool {
         self.semmsl <= 32_767 && self.semopm <= 32_767 && self.msgmax <= MSGMAX_MAX
     }
@@ -134,33 +137,34 @@ fn halves(number: u64) -> [u32; 2] {
     [low(number), high(number)]
 }
 
-/// How a namespace is made. Who joins one that is there takes its limits and its capacity, and brings
-/// its own hook and backing.
+/// Options of a namespace. A process that opens an existing namespace gets its limits and capacity,
+/// and brings its own hook and backing.
 pub struct NamespaceOptions {
-    /// What it may hold.
+    /// The limits.
     pub limits: Limits,
-    /// What it has room for.
+    /// The room in the region.
     pub capacity: Capacity,
     /// A security module, if there is one.
     pub hook: Option<Box<dyn SecurityHook>>,
-    /// Where the memory of segments comes from. Without it from memfd_create(2), which serves one process:
-    /// processes that share a namespace need files that all of them can open.
+    /// The source of the memory of segments. The default is memfd_create(2), which serves one
+    /// process. Processes that share a namespace need files that all of them can open.
     pub backing: Option<Box<dyn Backing>>,
-    /// For how long a semop(2) of this process that has to wait looks for its turn before it sleeps, in
-    /// nanoseconds; 0 to sleep at once. The default is [`SPIN_NS_MAX`], and more counts as that.
+    /// How long a waiting semop(2) of this process polls before it sleeps, in nanoseconds. With 0
+    /// it sleeps at once. The default and the maximum are [`SPIN_NS_MAX`].
     ///
-    /// Each look is a sched_yield(2), so it is 0 that threads with `SCHED_DEADLINE` want.
+    /// Each poll is a sched_yield(2), so threads with `SCHED_DEADLINE` should use 0.
     ///
-    /// A signal that comes meanwhile does not end the wait with `EINTR`; [`Task::interrupt`] does, and
-    /// [`Task::interrupt_own`] in the signal's handler.
+    /// A signal during the polling does not end the wait with `EINTR`. [`Task::interrupt`] does,
+    /// and so does [`Task::interrupt_own`] in the signal's handler.
     pub spin_ns_max: u64,
-    /// Whether [`Namespace::contention`] counts. It takes two looks at the clock where a call has to wait for
-    /// another, and nothing elsewhere.
+    /// Whether [`Namespace::contention`] counts. It costs two reads of the clock for each wait for
+    /// another call.
     pub is_contention_counted: bool,
 }
 
-/// The longest that a call looks before it sleeps: somewhat less than a sleep and a wake cost where the processor
-/// has to come out of idleness for it (28 us: half a round trip of the host's on two processors, table `wakeup`).
+/// The longest time that a call polls before it sleeps. A sleep and a wake-up of an idle processor
+/// take a little longer: 28 us, half a round trip of the host's calls on two processors (table
+/// `wakeup`).
 pub const SPIN_NS_MAX: u64 = 20_000;
 
 impl Default for NamespaceOptions {
@@ -189,7 +193,7 @@ impl fmt::Debug for NamespaceOptions {
     }
 }
 
-/// An IPC namespace. Clones are handles of the same one.
+/// An IPC namespace. Clones are handles of the same namespace.
 ///
 /// # Examples
 ///
@@ -212,7 +216,7 @@ impl Namespace {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a capacity or limit out of range, `ENOMEM` if there are no addresses left.
+    /// `EINVAL` for a capacity or limit out of range, `ENOMEM` if no addresses are left.
     ///
     /// # Examples
     ///
@@ -221,9 +225,10 @@ impl Namespace {
     /// use rustix::io::Errno;
     ///
     /// let capacity = Capacity { sets: 16, sems: 64, tasks: 4, ..Capacity::default() };
-    /// let namespace = Namespace::new(NamespaceOptions { capacity, ..NamespaceOptions::default() })?;
+    /// let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
+    /// let namespace = Namespace::new(options)?;
     /// assert_eq!(namespace.limits().semmsl, 32_000);
-    /// // Sets are a power of two.
+    /// // The number of sets is a power of two.
     /// let capacity = Capacity { sets: 3, ..capacity };
     /// let refused = Namespace::new(NamespaceOptions { capacity, ..NamespaceOptions::default() });
     /// assert_eq!(refused.err(), Some(Errno::INVAL));
@@ -246,10 +251,10 @@ impl Namespace {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Returns the namespace in the file at `path`, which is made if there is no such file.
+    /// Returns the namespace in the file at `path`, and makes the file if there is none.
     ///
-    /// A file on tmpfs (`/dev/shm`) is what is wanted: the namespace lives as long as the machine runs, and
-    /// no write to a disk is ever waited for. The file is made for the calling user only.
+    /// The file should be on tmpfs (`/dev/shm`). There it lives until the machine stops, and no
+    /// call waits for a disk. A new file is accessible for the calling user only.
     ///
     /// # Errors
     ///
@@ -276,9 +281,9 @@ impl Namespace {
         Self::open_fd(file::open_path(path.as_ref())?, options)
     }
 
-    /// As [`Namespace::open`], with a file that is open for reading and writing, a memfd for example.
+    /// As [`Namespace::open`], with a file that is open for reading and writing, such as a memfd.
     ///
-    /// Whose file it is is not looked at. The file may be closed afterwards.
+    /// The owner of the file is not checked. The caller may close the file afterwards.
     ///
     /// # Errors
     ///
@@ -294,7 +299,7 @@ impl Namespace {
     /// let namespace = Namespace::open_fd(&file, NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
     /// task.semget(5, 1, GetFlags::CREATE, 0o600)?;
-    /// // A file that is something else is left alone.
+    /// // A file with other content is refused, and does not change.
     /// let other = memfd_create("other", MemfdFlags::CLOEXEC)?;
     /// rustix::io::write(&other, b"something else")?;
     /// let refused = Namespace::open_fd(&other, NamespaceOptions::default());
@@ -316,15 +321,15 @@ impl Namespace {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Returns a new task: what is a process to the kernel.
+    /// Returns a new task, which stands for a process.
     ///
-    /// `pid` is what `GETPID` tells others; it is below 2^22, as with Linux.
+    /// `GETPID` returns `pid` to others. It is below 2^22, as in Linux.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a `pid` out of range, `ENOMEM` if there are as many tasks as there is room for; those that
-    /// have died do not count. `EXDEV` if the namespace is shared, and the process was forked into another pid
-    /// namespace than that of its file: it would be taken for dead, or for another.
+    /// `EINVAL` for a `pid` out of range. `ENOMEM` if there is no room for another task; dead tasks
+    /// do not count. `EXDEV` in a shared namespace, if the process is in another pid namespace than
+    /// the file: other processes would take it for dead, or for another process.
     ///
     /// # Examples
     ///
@@ -342,15 +347,16 @@ impl Namespace {
         Task::register(Arc::clone(&self.shared), cred, pid)
     }
 
-    /// As [`Namespace::register`], for the first task of a program: takes over what the program that this
-    /// process was before execve(2) has left.
+    /// As [`Namespace::register`], for the first task of a program after execve(2). The new task
+    /// takes over the tasks of the program that the process ran before.
     ///
-    /// Its `SEM_UNDO` adjustments are applied when the new task ends, as if there had been one task all along.
-    /// Calls and locks of threads that ended with the program are put in order at once.
+    /// Their `SEM_UNDO` adjustments are applied when the new task ends, as for one task. Calls and
+    /// locks of threads that ended with the old program are repaired at once.
     ///
     /// # Errors
     ///
-    /// Those of [`Namespace::register`]; `EIO` if a process that lives does not let go of a lock for 10 s.
+    /// Those of [`Namespace::register`]. `EIO` if a live process does not let go of a lock for 10
+    /// s.
     ///
     /// # Examples
     ///
@@ -365,7 +371,7 @@ impl Namespace {
     /// let before = namespace.register(Cred::root(), std::process::id())?;
     /// let id = before.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
     /// before.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)])?;
-    /// // execve(2) tells nobody.
+    /// // execve(2) ends the program without a call of `exit`.
     /// std::mem::forget(before);
     /// let task = namespace.adopt(Cred::root(), std::process::id())?;
     /// assert_eq!(task.sem_getval(id, 0), Ok(1));
@@ -378,8 +384,8 @@ impl Namespace {
         self.register(cred, pid)?.adopt()
     }
 
-    /// As [`Namespace::adopt`], for a namespace in a file, with what `program` says of the calling
-    /// process. It opens no file, unless it finds tasks of processes that have ended.
+    /// As [`Namespace::adopt`], for a namespace in a file, with the identity `program` of the
+    /// calling process. It opens no file, unless it finds tasks of dead processes.
     ///
     /// # Errors
     ///
@@ -403,8 +409,8 @@ impl Namespace {
         Task::register_as(Arc::clone(&self.shared), cred, pid, program)?.adopt()
     }
 
-    /// Returns the pids of the processes that are registered, in no order; one with several tasks occurs as
-    /// often. Some of them may have ended.
+    /// Returns the pids of all tasks, in no order. A process with several tasks occurs several
+    /// times. Some of the processes may have ended.
     ///
     /// # Examples
     ///
@@ -423,15 +429,15 @@ impl Namespace {
         crate::task::pids(&self.shared)
     }
 
-    /// Cleans up after all tasks whose processes have ended; returns how many those were.
+    /// Reaps all tasks whose processes have ended. Returns their number.
     ///
-    /// Nobody has to call it: who meets what a dead task has left does it. A program that stays may call it
-    /// every now and then, so that adjustments of the dead are applied also where nobody looks.
+    /// No program has to call it: a call that needs it reaps dead tasks (`recover`). A program that
+    /// runs long may call it from time to time. Then adjustments are also applied to idle sets.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if there are as many tasks as there is room for; `EIO` if a process that lives does not let go
-    /// of a lock for 10 s; `EXDEV` as with [`Namespace::register`].
+    /// `ENOMEM` if there is no room for another task. `EIO` if a live process does not let go of a
+    /// lock for 10 s. `EXDEV` as for [`Namespace::register`].
     ///
     /// # Examples
     ///
@@ -439,7 +445,7 @@ impl Namespace {
     /// use corewalk_ipc::{Namespace, NamespaceOptions};
     ///
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
-    /// // In private memory nobody dies alone.
+    /// // In private memory no task dies alone.
     /// assert_eq!(namespace.recover(), Ok(0));
     /// # Ok::<(), rustix::io::Errno>(())
     /// ```
@@ -450,20 +456,21 @@ impl Namespace {
         Ok(reaped)
     }
 
-    /// Returns how often, and for how long, calls of this process have waited for a lock or for a semaphore that
-    /// another call had; nothing but zeros without [`NamespaceOptions::is_contention_counted`].
+    /// Returns how often, and for how long, calls of this process have waited for a lock or a
+    /// frozen semaphore of another call. All is zero without
+    /// [`NamespaceOptions::is_contention_counted`].
     ///
     /// # Examples
     ///
     /// ```
     /// use corewalk_ipc::{Contention, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions};
     ///
-    /// let options = NamespaceOptions { is_contention_counted: true, ..NamespaceOptions::default() };
+    /// let options = NamespaceOptions { is_contention_counted: true, ..Default::default() };
     /// let namespace = Namespace::new(options)?;
     /// let task = namespace.register(Cred::root(), 1)?;
     /// let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
     /// task.sem_setval(id, 0, 7)?;
-    /// // Alone, one waits for nobody.
+    /// // One task alone never waits.
     /// assert_eq!(namespace.contention(), Contention::default());
     /// # Ok::<(), rustix::io::Errno>(())
     /// ```
@@ -472,8 +479,8 @@ impl Namespace {
         self.shared.contention.sum()
     }
 
-    /// Returns the addresses at which the namespace is mapped in this process: for a host that
-    /// locks the rest of its memory (mlockall(2)).
+    /// Returns the addresses of the namespace in this process. A host that locks its memory by
+    /// mlockall(2) can leave them out.
     ///
     /// # Examples
     ///
@@ -489,7 +496,7 @@ impl Namespace {
         self.shared.region.addresses()
     }
 
-    /// Returns what the namespace may hold.
+    /// Returns the limits of the namespace.
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.shared.limits
@@ -501,7 +508,7 @@ impl Namespace {
     }
 }
 
-/// What all tasks of a namespace share in this process.
+/// The parts of a namespace that all tasks of this process share.
 pub(crate) struct Shared {
     pub(crate) region: Region,
     pub(crate) layout: Layout,
@@ -509,7 +516,7 @@ pub(crate) struct Shared {
     pub(crate) hook: Option<Box<dyn SecurityHook>>,
     pub(crate) backing: Box<dyn Backing>,
     pub(crate) scope: Scope,
-    /// For how long to look before a sleep, or 0.
+    /// How long a call polls before it sleeps, or 0.
     pub(crate) spin_ns: u64,
     pub(crate) contention: Counts,
 }
@@ -520,7 +527,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Returns the time of day in seconds, as coarse as it is cheap.
+/// Returns the time of day in seconds, from the coarse clock.
 #[inline]
 pub(crate) fn now_s() -> u64 {
     clock_gettime(ClockId::RealtimeCoarse).tv_sec.unsigned_abs()

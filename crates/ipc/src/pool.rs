@@ -1,39 +1,37 @@
-//! Ranges of lines of one type, in sizes that are powers of two.
+//! Ranges of lines of one type. Their sizes are powers of two.
 //!
-//! A line serves objects of its own type for ever: it is never given to another pool. So a line of
-//! a semaphore stays a line of a semaphore, and a thread with an old number of it finds what was
-//! written into it last (a tag, above all) when it is handed out again. Ranges keep their sizes
-//! too, except in pools that join free ranges and cut them when they have nothing else left
-//! (`join`).
+//! A line keeps its type for ever: no other pool gets it. So a semaphore's line stays one. A thread
+//! with an old number of a line finds the last words in it, above all the tag, when the line is
+//! used again. Ranges keep their sizes too, except in pools that join free ranges when nothing else
+//! is left (`join`).
 //!
 //! Words 6 and 7 of the first line of a range belong to the pool: its header, and the next free
-//! range. Where no range of the right size is left, a larger one serves. In a pool that joins, no
-//! user writes these words in any line; only messages do, whose texts take whole lines.
+//! range. If no range of the right size is left, a larger one serves. In a pool that joins, users
+//! leave these two words of every line alone. Only texts of messages take whole lines.
 //!
-//! # What is true
+//! # The truth
 //!
-//! The header says how large a range is, whether it is used, and for whom: a task, or the slot of
-//! an object, as the pool's users have it. Free lists and the end of what was ever handed out
-//! follow from the headers: after a death they are made anew by a walk over them
-//! ([`Pool::rebuild`]). Who looks for what a dead task has left walks them too ([`Pool::used`]).
+//! The header holds the size of a range, whether it is used, and its user: a task, or the slot of
+//! an object. Free lists and the end of the used lines follow from the headers. After a death a
+//! walk over the headers rebuilds them ([`Pool::rebuild`]). The reaping of a dead task walks them
+//! too ([`Pool::used`]).
 //!
 //! | bits of a header | field |
 //! |---|---|
-//! | 0-7 | class plus one; 0 where nothing was handed out yet |
+//! | 0-7 | class plus one, or 0 for lines that were never used |
 //! | 8 | used |
-//! | 32-63 | for whom |
+//! | 32-63 | user |
 //!
 //! # Memory
 //!
-//! Where the file system of the file may be full, a first touch can end in `SIGBUS`. So lines are
-//! reserved before they are handed out for the first time, [`CHUNK`] at a time, and one line more:
-//! a walk looks at the header behind the last range. The lock is held, so the head says how far.
+//! On a full file system the first touch of a line can end in `SIGBUS`. So the pool reserves lines
+//! before their first use, [`CHUNK`] at a time, and one line more for the header that a walk reads
+//! behind the last range. The pool's lock protects the count of reserved lines in the head.
 //!
-//! # What it refuses
+//! # Limits
 //!
-//! It gives nothing back to the system. In a pool that does not join (waiting calls, attaches), a
-//! workload whose sizes change all the time may find its lines in ranges of the wrong size, and
-//! gets `ENOMEM`.
+//! A pool gives no memory back to the system. A pool that does not join (waiting calls, attaches)
+//! may return `ENOMEM` when all its free lines are in ranges of other sizes.
 //!
 //! Source: Bonwick, "The Slab Allocator", 1994, for memory that keeps its type.
 
@@ -46,7 +44,7 @@ use crate::field::{get, put};
 use crate::lock::{Held, Owner, lock};
 use crate::namespace::Shared;
 
-/// Lines of a pool's head: its lock, and the free lists.
+/// The lines of a pool's head: its lock, and the free lists.
 pub(crate) const HEAD_LINES: u32 = 4;
 
 /// Sizes of ranges: 1 to 65,536 lines.
@@ -54,7 +52,7 @@ const CLASSES: u32 = 17;
 
 const LOCK: usize = 0;
 const NEXT_FRESH: usize = 1;
-/// Lines that were given back since ranges were joined last.
+/// The number of lines freed since ranges were last joined.
 const GIVEN: usize = 2;
 /// How often ranges were joined.
 const JOINS: usize = 3;
@@ -87,7 +85,7 @@ pub(crate) struct Pool {
 pub(crate) enum Joins {
     /// Ranges keep their sizes.
     Never,
-    /// It does, whenever it has nothing else left. What users have written into the lines stays:
+    /// The pool joins ranges when nothing else is left. The lines keep the words of their users:
     /// the tags of semaphores, and zeroes in undo records.
     Keeping,
     /// It does, after a share of the pool was given back. Lines that begin a range are zeroed: they
@@ -135,7 +133,7 @@ impl Pool {
         let Some(header) = self.header(region, line).filter(|header| header.is_used()) else {
             return;
         };
-        // ORDERING(ipc-pool): Release. What the object was is void before the range is free.
+        // ORDERING(ipc-pool): Release. The object is void before the range is free.
         region.line(line)[HEADER].store(header.0 & (CLASS_MASK), Ordering::Release);
         self.push(region, line, header.class());
         let given = &region.line(self.head)[GIVEN];
@@ -200,7 +198,7 @@ impl Pool {
         })
     }
 
-    /// Returns the ranges that were ever handed out. Who holds no lock may miss the last.
+    /// Returns all ranges that were ever used. A caller without the lock may miss the last one.
     fn ranges<'r>(&self, region: &'r Region) -> impl Iterator<Item = (u32, Header)> + use<'r> {
         let pool = *self;
         let at = move |line| Some((line, pool.header(region, line)?));
@@ -213,7 +211,7 @@ impl Pool {
     /// Returns the header of the range at `line`, or none if there was never one.
     fn header(&self, region: &Region, line: u32) -> Option<Header> {
         let at = line.checked_sub(self.first).filter(|at| *at < self.lines)?;
-        // ORDERING(ipc-pool): Acquire. What is free was let go before.
+        // ORDERING(ipc-pool): Acquire. The last user of a free range has released it.
         let header = Header(region.line(line)[HEADER].load(Ordering::Acquire));
         // A class that does not fit was not written by us.
         let is_class = (1..=u64::from(CLASSES)).contains(&(header.0 & CLASS_MASK));
@@ -388,7 +386,7 @@ mod tests {
         let [a, b, c] = [1, 2, 4].map(|lines| pool.alloc(shared, lines, ME, lines).unwrap());
         pool.free(shared, b, ME);
         pool.free(shared, b, ME);
-        // What a death between two stores leaves, and worse.
+        // The state after a death between two stores, and worse.
         (0..CLASSES).for_each(|class| put(pool.list(&shared.region, class), u64::from(a)));
         put(&shared.region.line(pool.head)[NEXT_FRESH], 0);
         pool.rebuild(&shared.region);

@@ -41,10 +41,10 @@ use crate::sem::{
 };
 use crate::task::Task;
 
-/// The size of an undo structure that `IPC_INFO` tells, as Linux does.
+/// The size of an undo structure that `IPC_INFO` returns, as in Linux.
 const SEMUSZ: i32 = 20;
 
-/// The fixed part of what `IPC_INFO` tells: `SEMMAP` and `SEMMNU`, and `SEMUME`.
+/// The fixed part of the result of `IPC_INFO`: `SEMMAP` and `SEMMNU`, and `SEMUME`.
 const SEMMNU: i32 = 1_024_000_000;
 const SEMUME: i32 = 500;
 
@@ -89,9 +89,9 @@ pub enum Arg<'a> {
     Values(&'a [u16]),
     /// Room for values, for `GETALL`: at least one per semaphore.
     Array(&'a mut [u16]),
-    /// What `IPC_SET` reads, and `IPC_STAT` and its like write.
+    /// The structure that `IPC_SET` reads, and `IPC_STAT` and its like write.
     Buf(&'a mut SemStat),
-    /// What `IPC_INFO` and `SEM_INFO` write.
+    /// The structure that `IPC_INFO` and `SEM_INFO` write.
     Seminfo(&'a mut Seminfo),
 }
 

@@ -1,29 +1,31 @@
-//! Cleaning up after tasks that were killed.
+//! Cleanup after tasks that were killed.
 //!
-//! What a process was in the middle of when it was killed is put in order by whoever meets it: a lock by
-//! the next holder (`lock`), a frozen semaphore by who needs it (`sem::recover`). What it had finished and
-//! would have taken back at its end is *reaped*: adjustments are applied, waiting calls leave their queues, and
-//! the line of the task is free again.
+//! A thread that meets an unfinished change repairs it: the next holder of a lock (`lock`), or a
+//! thread that needs a frozen semaphore (`sem::recover`). The rest is *reaped*: the end of a live
+//! task would have done it. Adjustments are applied, waiting calls leave their queues, and the line
+//! of the task becomes free.
 //!
-//! # When
+//! # When a dead task is reaped
 //!
-//! No daemon is needed. A dead task is reaped
+//! No daemon is needed. These callers reap:
 //!
-//! - by a waiting call, which looks every tenth of a second on behalf of all that wait (`watch`);
-//! - by a call that would return `EAGAIN`, and by `GETVAL` and its like, where somebody holds adjustments;
-//! - by a call that would return `ENOMEM`; by who wakes it in vain; by who registers and finds it beside its own line, or no line at all (`spare`);
-//! - by [`crate::Namespace::recover`].
+//! - one waiting call of the namespace, ten times a second on behalf of all (`watch`);
+//! - a call that would fail with `EAGAIN`, and `GETVAL` and its like, if a task has adjustments;
+//! - a call that would fail with `ENOMEM`;
+//! - a call that wakes a dead task;
+//! - a task that registers, if it finds a dead task beside its own line, or no free line (`spare`);
+//! - [`crate::Namespace::recover`].
 //!
-//! So after a kill the adjustments show at once to those who ask and to those who would fail, and soon to calls
-//! that wait (`watch`). Who succeeds does not look: that would be a system call per holder of adjustments in
-//! what is otherwise one compare-exchange. A mark on semaphores from which adjustments will take would spare those
-//! that are locks, but a semaphore that one process raises and another lowers, both with `SEM_UNDO`, has it for ever.
+//! A call that succeeds does not look for dead tasks. The check would be a system call per holder
+//! of adjustments, in a call that otherwise is one compare-exchange. A mark on semaphores from
+//! which an adjustment will take could avoid the check for locks. But a semaphore that one process
+//! raises and another lowers, both with `SEM_UNDO`, would always have the mark.
 //!
 //! # Locks
 //!
-//! The lock `REAPER` of the task's line comes before all others. Nobody who holds a lock reaps.
+//! The lock `REAPER` of the task's line comes before all others. No holder of a lock reaps.
 //!
-//! Source: Linux `ipc/sem.c` (`exit_sem`); research/ipc 5.2.
+//! Source: Linux `ipc/sem.c` (`exit_sem`).
 
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
@@ -38,13 +40,14 @@ use crate::sem::{self, Absent, Gone};
 use crate::shm;
 use crate::task::{IMAGE, REAPER, STATE, identity, task_line};
 
-/// Ends everything of the task numbered `index` if its process has ended, and of those that have died and
-/// were let go on by that. The caller holds no lock. Returns true if there was something to end; its line
-/// stays as long as its attaches have to (`shm::reap`).
+/// Reaps the task numbered `index` if its process has ended. Then reaps the dead tasks whose
+/// waiting calls this has completed. The caller holds no lock.
+///
+/// Returns true if the task was dead. Its line stays while its attaches must stay (`shm::reap`).
 ///
 /// # Errors
 ///
-/// `EIO` if somebody does not let go of a lock that is needed for it.
+/// `EIO` if a live task does not let go of a needed lock.
 #[cold]
 pub(crate) fn reap(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
     let (is_reaped, absent) = reap_one(shared, owner, index)?;
@@ -52,14 +55,14 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Er
     Ok(is_reaped)
 }
 
-/// As [`reap`]; returns also who was let go on and may have died.
+/// As [`reap`], but returns the tasks whose calls were completed and that may have died.
 fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent), Errno> {
     if index >= shared.layout.tasks_max || index == owner.index {
         return Ok((false, Absent::new()));
     }
     let line = task_line(shared, index);
     let _reaper = lock(shared, &line[REAPER], owner, || Ok(()))?;
-    // Another may have been here before, and the line be of a task that lives.
+    // Another thread may have reaped the task, and a live task may have the line now.
     let state = identity(line);
     if state.0 == 0 || !state.is_gone(Look::Close) {
         return Ok((false, Absent::new()));
@@ -67,21 +70,21 @@ fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent),
     reap_line(shared, owner, index)
 }
 
-/// Reaps those who were woken in vain, if they have died, and whoever is let go on by that. The caller holds
-/// no lock.
+/// Reaps the tasks in `absent` that have died, and the dead tasks whose calls this completes. The
+/// caller holds no lock.
 pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
-    // Whoever is reaped is there no more, so there are no more than tasks, whatever the region says.
+    // Each task is reaped once, so the number of tasks bounds the loop, even in a damaged region.
     for _ in 0..shared.layout.tasks_max {
         let Some(index) = absent.pop() else { return };
         if index != owner.index && shared.is_dead(index, None) {
-            // What cannot be done now is left to the next one.
+            // After an error the next caller reaps the rest.
             let reaped = reap_one(shared, owner, index);
             absent.extend(reaped.map(|(_, more)| more).unwrap_or_default());
         }
     }
 }
 
-/// Ends everything of a task of the program that the process of `owner` was before execve(2).
+/// Reaps a task of the program that the process of `owner` ran before execve(2).
 ///
 /// # Errors
 ///
@@ -91,7 +94,7 @@ pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<b
     let line = task_line(shared, index);
     let reaper = lock(shared, &line[REAPER], owner, || Ok(()))?;
     let state = identity(line);
-    // Adjustments of ours are applied by our end only, so nobody has been here before.
+    // Only the end of this process applies its adjustments, so no other thread has reaped the task.
     if index == owner.index || state != identity(task_line(shared, owner.index)) {
         return Ok(false);
     }
@@ -101,7 +104,7 @@ pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<b
     Ok(is_reaped)
 }
 
-/// Ends calls, freezes and attaches of a task of such a program; its adjustments stay.
+/// Ends calls, freezes and attaches of a task of such a program. Its adjustments stay.
 ///
 /// # Errors
 ///
@@ -113,7 +116,7 @@ pub(crate) fn settle(shared: &Shared, owner: Owner, index: u32) -> Result<(), Er
     drop(Ids { shared, kind: Kind::Msg, owner }.lock()?);
     recover_pools(shared, owner)?;
     let pid = shared.pid_of(index);
-    // execve(2) detaches everything. What has to stay does so until the process ends.
+    // execve(2) detaches all segments. Attaches that must stay do so until the process ends.
     let _is_whole = shm::reap(Ids { shared, kind: Kind::Shm, owner }, (index, pid))?;
     let mut absent = msg::reap(shared, owner, index)?;
     absent.extend(sem::settle(shared, owner, Gone { task: index, pid })?);
@@ -122,7 +125,7 @@ pub(crate) fn settle(shared: &Shared, owner: Owner, index: u32) -> Result<(), Er
     Ok(())
 }
 
-/// Puts in order what dead holders of the pools' locks have left.
+/// Repairs the pools after dead holders of their locks.
 fn recover_pools(shared: &Shared, owner: Owner) -> Result<(), Errno> {
     let layout = &shared.layout;
     let sems = [layout.sems, layout.undos, layout.waits];
@@ -130,13 +133,13 @@ fn recover_pools(shared: &Shared, owner: Owner) -> Result<(), Errno> {
     pools.try_for_each(|pool| pool.recover(shared, owner))
 }
 
-/// Ends everything of a task; its `REAPER` is held.
+/// Reaps a task. The caller holds its `REAPER`.
 fn reap_line(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent), Errno> {
     let line = task_line(shared, index);
     let state = identity(line);
     let (absent, is_whole) = end_all(shared, owner, index)?;
     if !is_whole {
-        // All but its attaches: a child has them that is not yet counted.
+        // The attaches stay: a child that is not counted yet has them mapped.
         return Ok((true, absent));
     }
     put(&line[IMAGE], 0);
@@ -145,13 +148,13 @@ fn reap_line(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent)
     Ok((freed.is_ok(), absent))
 }
 
-/// Ends what an earlier holder of the spare line has left, which `owner` has by now.
+/// Reaps the earlier holder of the spare line, which `owner` has now.
 ///
 /// # Errors
 ///
 /// Those of [`reap`].
 pub(crate) fn end_spare(shared: &Shared, owner: Owner) -> Result<(), Errno> {
-    // Who reaps the earlier holder has this lock.
+    // A thread that reaps the earlier holder has this lock.
     let reaper = lock(shared, &task_line(shared, owner.index)[REAPER], owner, || Ok(()))?;
     // The spare line never has attaches.
     let (absent, _) = end_all(shared, owner, owner.index)?;
@@ -160,7 +163,7 @@ pub(crate) fn end_spare(shared: &Shared, owner: Owner) -> Result<(), Errno> {
     Ok(())
 }
 
-/// As [`reap`], without the lock that keeps reapers apart, for the model that has to notice.
+/// As [`reap`], but without the lock between reapers. A model must notice that.
 #[cfg(all(test, corewalk_loom))]
 pub(crate) fn reap_unlocked(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
     let is_there = identity(task_line(shared, index)).0 != 0;
@@ -171,9 +174,9 @@ pub(crate) fn reap_unlocked(shared: &Shared, owner: Owner, index: u32) -> Result
     }
 }
 
-/// Ends everything of a task but its line; returns false beside it if its attaches stay.
+/// Reaps a task except for its line. The flag returned is false if its attaches stay.
 fn end_all(shared: &Shared, owner: Owner, index: u32) -> Result<(Absent, bool), Errno> {
-    // A set that is being removed by somebody who has died is removed first, with what is frozen in it.
+    // First complete the removal of a set by a dead task, with the words frozen in it.
     drop(Ids { shared, kind: Kind::Sem, owner }.lock()?);
     drop(Ids { shared, kind: Kind::Msg, owner }.lock()?);
     recover_pools(shared, owner)?;
@@ -181,14 +184,14 @@ fn end_all(shared: &Shared, owner: Owner, index: u32) -> Result<(Absent, bool), 
     let is_whole = shm::reap(Ids { shared, kind: Kind::Shm, owner }, (index, pid))?;
     let mut absent = msg::reap(shared, owner, index)?;
     absent.extend(sem::reap(shared, owner, Gone { task: index, pid })?);
-    // What the task was in the middle of may be all that was left of an object.
+    // The unfinished call of the task may have been the last remains of an object.
     for kind in [Kind::Sem, Kind::Msg] {
         Ids { shared, kind, owner }.lock()?.end_left();
     }
     Ok((absent, is_whole))
 }
 
-/// Reaps all tasks that have died; returns how many those were, without those whose attaches stay.
+/// Reaps all dead tasks. Returns their number, without tasks whose attaches stay.
 ///
 /// # Errors
 ///
@@ -204,11 +207,12 @@ pub(crate) fn reap_all(shared: &Shared, owner: Owner) -> Result<usize, Errno> {
     Ok(count)
 }
 
-/// Carries a call out, and again if it found no room and those who have died had some. The caller holds no lock.
+/// Runs `call`, and once more if it failed with `ENOMEM` and dead tasks were reaped. The caller
+/// holds no lock.
 ///
 /// # Errors
 ///
-/// Those of `call`, and of [`reap`].
+/// Those of `call`.
 #[inline]
 pub(crate) fn with_room<T>(
     shared: &Shared,
@@ -221,10 +225,10 @@ pub(crate) fn with_room<T>(
     }
 }
 
-/// Reaps all tasks that have died, for a call that found no room; returns whether there were any.
+/// Reaps all dead tasks, for a call that found no room. Returns true if there were any.
 #[cold]
 pub(crate) fn makes_room(shared: &Shared, owner: Owner) -> bool {
-    // Who cannot be reaped, since somebody does not let go of a lock, is no error of this call.
+    // A held lock may keep a task from being reaped. This is no error of the call.
     reap_all(shared, owner).is_ok_and(|reaped| reaped != 0)
 }
 
@@ -245,7 +249,7 @@ mod tests {
     const DOWN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
     const UNDO: SemBuf = SemBuf::new(0, 1, SemFlags::UNDO);
 
-    /// Room for one of everything that a task has while it waits, holds or has attached.
+    /// A namespace with room for one waiting call, one undo record and one attach.
     fn namespace() -> Namespace {
         let capacity = Capacity { undos: 2, waits: 2, msgs: 16, tasks: 4, ..Capacity::LEAST };
         let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
@@ -253,7 +257,7 @@ mod tests {
         Namespace::open_fd(&file, options).unwrap()
     }
 
-    /// A task that is about to die, and one that lives.
+    /// Returns a task for the test to kill, and one that lives.
     fn two(namespace: &Namespace) -> (Task, Task) {
         let task = |pid| namespace.register(Cred::root(), pid).unwrap();
         (task(1), task(3))
@@ -301,7 +305,7 @@ mod tests {
         fill(&dead).unwrap();
         assert_eq!((receive(), send()), (Err(Errno::NOMEM), Err(Errno::NOMEM)), "it lives");
         kill(dead);
-        // Each waits by now, or has failed.
+        // Each call waits by now, or has failed.
         let until_it_waits = |call: &thread::ScopedJoinHandle<'_, _>| {
             while other.waiting() == 0 && !call.is_finished() {
                 thread::yield_now();
@@ -325,7 +329,7 @@ mod tests {
         });
     }
 
-    /// Somebody who lives cleans up after a dead one, and stays at that.
+    /// A live task holds the `REAPER` of a dead one and does not go on.
     #[test]
     fn call_that_finds_no_room_says_so_also_if_the_dead_cannot_be_reaped() {
         let namespace = namespace();
@@ -365,7 +369,7 @@ mod tests {
         assert_eq!(pool.used(&other.shared.region).count(), 1, "the child has none");
     }
 
-    /// The child needs a second record, and finds that of one who has died.
+    /// The child needs a second record, and gets that of a dead task.
     #[test]
     fn attaches_of_the_dead_make_room_for_those_of_a_child() {
         let capacity = Capacity { attaches: 3, segments: 2, tasks: 4, ..Capacity::LEAST };

@@ -1,22 +1,23 @@
 //! Whether a call that has to wait looks for a moment before it sleeps.
 //!
 //! A sleep and a wake-up cost two system calls. They cost more where the processor has become idle
-//! meanwhile: 1.4 to 28 us in all, half a round trip of the host's in the table `wakeup`. If the answer
-//! comes sooner, a look costs less than a sleep. If it comes later, or another program needs the
-//! processor, the look is wasted. So a thread whose look was in vain does not look again for
+//! meanwhile: 1.4 to 28 us in all, half a round trip of the host's in the table `wakeup`. If the
+//! answer comes sooner, a look costs less than a sleep. If it comes later, or another program needs
+//! the processor, the look is wasted. So a thread whose look was in vain does not look again for
 //! [`REST_MIN`] waits, and for twice as many after the next look in vain.
 //!
-//! Each thread decides for itself, because the threads of a task have roles. In the table `wakeup` one
-//! thread asks a crowd of 8 to 400. Its answer comes soon, and the turn of each answering thread late.
+//! Each thread decides for itself, because the threads of a task have roles. In the table `wakeup`
+//! one thread asks a crowd of 8 to 400. Its answer comes soon, and the turn of each answering
+//! thread late.
 //!
 //! | [`Spin`] | the thread looks |
 //! |---|---|
-//! | `Instant` | at the semaphore, before the call is queued; an answer saves the queue and the lock |
+//! | `Instant` | at the semaphore, before the call is queued; saves the queue and the lock |
 //! | `Queued` | at the status of the queued call |
 //! | `Arrival` | at the message queue, before the receiver is queued |
 //!
-//! Source: Karlin and others, "Competitive randomized algorithms for nonuniform problems", 1990, for
-//! looking as long as a sleep costs.
+//! Source: Karlin and others, "Competitive randomized algorithms for nonuniform problems", 1990,
+//! for looking as long as a sleep costs.
 
 use corewalk_base::primitives::IS_MODEL;
 use std::cell::Cell;

@@ -1,22 +1,23 @@
-//! Tasks: who calls. What is a process to the kernel.
+//! Tasks. A task stands for a process.
 //!
-//! All threads of a process share one task, and with it one list of undo records: they are applied
-//! when the task ends, not when a thread does. A forked process is a new task, without undo.
+//! All threads of a process share one task and its undo records. The adjustments are applied when
+//! the task ends, and not when a thread does. A forked process registers a new task, without undo.
 //!
-//! A task ends when it is dropped or by [`Task::exit`]. Both need the last handle of it, so no
-//! call of the task can be under way; so its undo records live as long as their sets do.
+//! A task ends by [`Task::exit`] or a drop. Both need the last handle, so no call of the task is
+//! running then. So its undo records live as long as their sets.
 //!
 //! # The line of a task
 //!
 //! | word | holds |
 //! |---|---|
-//! | `STATE` | 0, or which process it is (`process`): taken by one exchange |
-//! | `GENERATION` | which of the tasks that had this line, counted over the namespace |
-//! | `REAPER` | the lock of who cleans up after the task |
-//! | `PID` | the number that `GETPID` tells |
-//! | `IMAGE` | which program of the process it is, or 0 (`process`); 0 in a line that is free |
+//! | `STATE` | 0, or the identity of the process (`process`), taken by one exchange |
+//! | `GENERATION` | the number of the task, counted over the whole namespace |
+//! | `REAPER` | the lock for cleaning up after the task |
+//! | `PID` | the pid that `GETPID` returns |
+//! | `IMAGE` | the identity of the program, or 0 (`process`); 0 in a free line |
 //!
-//! The other words are free. A line is given up by the task itself, or, after its death, by a holder of `REAPER`.
+//! The other words are free. The task itself frees its line, or a holder of `REAPER` after its
+//! death.
 //!
 //! Source: semop(2) `SEM_UNDO`; Linux `exit_sem`.
 
@@ -42,16 +43,16 @@ use crate::sem::{INTERRUPTED, STATUS, is_waiting};
 use crate::spare;
 use crate::waiting::Waiting;
 
-/// Pids at most: they are a field of a semaphore's word.
+/// The end of pids, which are a field of a semaphore's word.
 const PID_END: u32 = 1 << 22;
 
-/// Lines that are looked at when a task registers.
+/// The number of lines that a new task checks for a dead task.
 const REAPED_BESIDE: u32 = 2;
 
-/// Lines among which a process looks for those of the programs that it was before execve(2).
+/// The number of lines that a process searches for tasks of its programs before execve(2).
 const FORMER_WITHIN: usize = 64;
 
-/// Sets whose undo record a task finds at once.
+/// The number of entries in a task's cache of undo records.
 const UNDO_CACHE: usize = if corewalk_base::primitives::IS_MODEL { 1 } else { 256 };
 
 // Words of a task's line.
@@ -61,10 +62,10 @@ pub(crate) const REAPER: usize = 2;
 const PID: usize = 3;
 pub(crate) const IMAGE: usize = 4;
 
-/// Word of the header: the generation that was handed out last.
+/// The word of the header with the last generation.
 pub(crate) const LAST_GENERATION: usize = 7;
 
-/// A process, to the namespace. Threads share it by reference.
+/// A process in a namespace. Its threads share the task by reference.
 ///
 /// # Examples
 ///
@@ -86,21 +87,21 @@ pub struct Task {
     pub(crate) owner: Owner,
     pub(crate) pid: u32,
     pub(crate) cred: CredCell,
-    /// Undo records of the task, some of which may be gone with their set.
+    /// The undo records of the task. Some may have been removed with their set.
     pub(crate) undos: Mutex<Vec<u32>>,
-    /// Undo records by slot of the set, see [`Task::cached_undo`].
+    /// A cache of undo records by slot of the set, see [`Task::cached_undo`].
     undo_cache: Box<[AtomicU64]>,
-    /// Nodes of calls that wait or have just been woken.
+    /// The nodes of calls that wait or were just woken.
     waiting: Waiting,
-    /// Nodes of calls that have ended and could not leave their queues.
+    /// The nodes of ended calls that could not leave their queues.
     pub(crate) abandoned: Mutex<Vec<u32>>,
-    /// Tasks of programs that this process was before, see [`Task::adopt`].
+    /// Tasks of the programs before execve(2), see [`Task::adopt`].
     former: Vec<u32>,
-    /// What many of its calls write.
+    /// The fields that many calls write.
     pub(crate) hot: Hot,
-    /// Segments that it has made and attached.
+    /// The segments that the task has made and attached.
     pub(crate) shm: Mutex<crate::shm::Own>,
-    /// What tells the task from a copy, see [`Task::tell_copies_by`].
+    /// The fork guard, see [`Task::tell_copies_by`].
     home: Option<&'static AtomicU32>,
 }
 
@@ -108,15 +109,15 @@ pub struct Task {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Begun {
     node: u32,
-    /// Waits of the thread that it has interrupted.
+    /// The number of waits of the thread that a handler has interrupted.
     around: usize,
 }
 
-/// What many calls of a task write, apart from what all of them read.
+/// Fields that many calls of a task write. They are on other lines than the fields that calls read.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Hot {
-    /// The lines of a message that it has done with and keeps for its next one, or 0.
+    /// The lines of the last message that the task keeps for its next message, or 0.
     pub(crate) kept_message: AtomicU32,
 }
 
@@ -127,7 +128,7 @@ impl Task {
         Self::register_as(shared, cred, pid, &program)
     }
 
-    /// As [`Task::register`], for a program that is known.
+    /// As [`Task::register`], with the identity `program`.
     pub(crate) fn register_as(
         shared: Arc<Shared>,
         cred: Cred,
@@ -143,7 +144,7 @@ impl Task {
         let owner = match claim_line(&shared, pid, program) {
             Some(owner) => owner,
             None => {
-                // The lines may be those of the dead; what could be reaped is free then.
+                // Lines of dead tasks become free by this.
                 let _reaped = spare::reap_without_line(&shared);
                 claim_line(&shared, pid, program).ok_or(Errno::NOMEM)?
             }
@@ -171,10 +172,10 @@ impl Task {
         })
     }
 
-    /// Takes over what the program that this process was before execve(2) has left.
+    /// Takes over the tasks of the program that the process ran before execve(2).
     ///
-    /// Its adjustments stay until the end of this task. Its calls that were under way have ended with
-    /// it; so have the locks that it held, which is what another generation tells.
+    /// Their adjustments stay until the end of this task. Their calls have ended with the program.
+    /// A new generation in their lines tells other tasks that their locks have ended, too.
     pub(crate) fn adopt(mut self) -> Result<Self, Errno> {
         if self.shared.scope == futex::Scope::Private {
             return Ok(self);
@@ -188,22 +189,22 @@ impl Task {
         Ok(self)
     }
 
-    /// Returns the number that `GETPID` tells.
+    /// Returns the pid that `GETPID` returns.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Returns what the task's namespace may hold.
+    /// Returns the limits of the task's namespace.
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.shared.limits
     }
 
-    /// Changes who the task acts as, as setuid(2) and its like do.
+    /// Changes the credentials of the task, as setuid(2) and its like do.
     ///
-    /// A call that runs beside takes the effective ids, the capabilities and the groups each as they
-    /// were before or are after.
+    /// A call that runs at the same time sees old or new effective ids, old or new capabilities,
+    /// and old or new groups.
     ///
     /// # Examples
     ///
@@ -224,8 +225,9 @@ impl Task {
         self.cred.set(cred);
     }
 
-    /// Gives the calling thread credentials of its own, which [`Task::set_cred`] does not change: to Linux
-    /// they are a thread's. One thread has them for one task at a time, the last one that it asked for.
+    /// Gives the calling thread credentials of its own. [`Task::set_cred`] does not change them. In
+    /// Linux credentials belong to a thread. A thread has its own for one task only: the last one
+    /// for which it called this.
     ///
     /// # Examples
     ///
@@ -252,9 +254,9 @@ impl Task {
         self.cred.set_own(cred);
     }
 
-    /// Ends all waits of the task with `EINTR`, as a signal does; returns how many there were.
+    /// Ends all waits of the task with `EINTR`, as a signal does. Returns their number.
     ///
-    /// A wait that is over already returns what it came to.
+    /// A wait that is already over returns its own result.
     ///
     /// # Examples
     ///
@@ -280,9 +282,10 @@ impl Task {
         let mut count = 0;
         self.waiting.each(|node| {
             let status = &self.shared.region.line(node)[STATUS];
-            // One that was killed in the memory of this process (vfork(2)) has left the thread its list.
+            // A child by vfork(2) that was killed has left its nodes in the list of the thread.
             if self.is_own(node) && is_interruptible(status) {
-                // ORDERING: Relaxed. A request; the waiter takes the set's lock before it gives up.
+                // ORDERING: Relaxed. A request: the waiting call takes the set's lock before it
+                // ends.
                 status.fetch_or(INTERRUPTED, Ordering::Relaxed);
                 futex::wake(status, 1, self.shared.scope);
                 count += 1;
@@ -291,34 +294,36 @@ impl Task {
         count
     }
 
-    /// Ends the waits of the calling thread with `EINTR`: for a signal handler that has interrupted
-    /// one, and that may run after the call was queued and before it sleeps. There is more than one where the wait was a
-    /// handler's that had interrupted another.
+    /// Ends the waits of the calling thread with `EINTR`. A signal handler calls this. It may have
+    /// interrupted a call that is queued and does not sleep yet. A thread has several waits if a
+    /// handler waits that has interrupted another wait.
     ///
-    /// It takes no lock and makes no system call. A wait that is over already returns what it came to.
+    /// The function takes no lock and makes no system call. A wait that is already over returns its
+    /// own result.
     pub fn interrupt_own(&self) {
         nested::note_signal();
         nested::each_of(self.address(), |node| {
             let status = &self.shared.region.line(node)[STATUS];
             if is_interruptible(status) {
-                // ORDERING: Relaxed. The same thread; it takes the set's lock before it gives up.
+                // ORDERING: Relaxed. The same thread, which takes the set's lock before the call
+                // ends.
                 status.fetch_or(INTERRUPTED, Ordering::Relaxed);
             }
         });
     }
 
-    /// Returns how many waits the calling thread is in: those that handlers have interrupted, and those of the handlers.
+    /// Returns the number of waits of the calling thread: interrupted ones, and those of handlers.
     #[must_use]
     pub fn own_waits() -> usize {
         nested::count()
     }
 
-    /// Takes back the waits that the calling thread has left without returning from them, which are all but the
-    /// outermost `around`: a signal handler has interrupted the last and jumped elsewhere (siglongjmp(3)). The thread is in none of
-    /// those calls.
+    /// Takes back the waits that the calling thread has left by siglongjmp(3) out of a signal
+    /// handler. The outermost `around` waits stay. The thread is in none of the other calls any
+    /// more.
     ///
-    /// What a call was granted meanwhile goes to others, with its adjustments, and so does a message. (In the kernel the wait
-    /// ends before the handler runs, and what it was granted just before that is lost.)
+    /// Units and messages that such a call was granted go to other calls, with their adjustments.
+    /// In the kernel the wait ends before the handler runs, and an earlier grant is lost.
     ///
     /// # Examples
     ///
@@ -341,7 +346,7 @@ impl Task {
         }
     }
 
-    /// Returns true if the task has this node.
+    /// Returns true if the node belongs to the task.
     fn is_own(&self, node: u32) -> bool {
         let (layout, region) = (&self.shared.layout, &self.shared.region);
         let owners = [layout.waits.whose(region, node), layout.msg_waits.whose(region, node)];
@@ -352,20 +357,20 @@ impl Task {
         self.waiting.leave(node);
         let (shared, region) = (&*self.shared, &self.shared.region);
         if shared.layout.msg_waits.whose(region, node) == Some(self.owner.index) {
-            // What cannot be done now is when the task is reaped.
+            // After an error, the reaping of the task ends the call.
             let _ended = crate::msg::abandon(self, node);
         } else if shared.layout.waits.whose(region, node) == Some(self.owner.index) {
             crate::sem::abandon(self, node);
         }
     }
 
-    /// Says what tells the task from a copy of it, which a forked process has: `home` holds [`Task::pid`] in the task's own
-    /// process, and something else in a child from its first instruction on (`MADV_WIPEONFORK`), or before it returns
-    /// to a call of its parent.
+    /// Sets a fork guard, which tells the task from its copy in a forked process. `home` holds
+    /// [`Task::pid`] in the task's own process. In a child it must hold another number before the
+    /// child returns to a call of its parent, for instance by `MADV_WIPEONFORK`.
     ///
-    /// A signal handler may interrupt a call that waits, fork, and return in both processes. With this the call ends in the child with
-    /// `EINTR` and leaves everything as it is: what it has in the namespace is the parent's. Without it the child
-    /// takes its parent's place in the queue away.
+    /// A signal handler may interrupt a waiting call, fork, and return in both processes. With the
+    /// guard the call ends with `EINTR` in the child and changes nothing, since its node belongs to
+    /// the parent. Without the guard the child takes the parent's node out of the queue.
     ///
     /// # Examples
     ///
@@ -386,9 +391,9 @@ impl Task {
         self
     }
 
-    /// Returns true in a forked process that goes on with a call of its parent.
+    /// Returns true in a forked process that continues a call of its parent.
     pub(crate) fn is_copy(&self) -> bool {
-        // ORDERING: Relaxed. The thread that has forked reads what is its process's.
+        // ORDERING: Relaxed. The forked thread reads the memory of its own process.
         self.home.is_some_and(|home| home.load(Ordering::Relaxed) != self.pid)
     }
 
@@ -396,7 +401,7 @@ impl Task {
         std::ptr::from_ref(self).addr()
     }
 
-    /// Returns how many calls of the task wait and are not yet completed.
+    /// Returns the number of the task's waiting calls that are not completed yet.
     #[must_use]
     pub fn waiting(&self) -> usize {
         let mut count = 0;
@@ -406,8 +411,8 @@ impl Task {
         count
     }
 
-    /// Ends the task: its `SEM_UNDO` adjustments are applied, and its segments detached. The same as a
-    /// drop.
+    /// Ends the task, as a drop does. Its `SEM_UNDO` adjustments are applied, and its segments are
+    /// detached.
     ///
     /// # Examples
     ///
@@ -419,8 +424,8 @@ impl Task {
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let parent = namespace.register(Cred::root(), 1)?;
     /// let child = namespace.register(Cred::root(), 2)?;
-    /// let (set, segment) =
-    ///     (parent.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?, parent.shmget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?);
+    /// let set = parent.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
+    /// let segment = parent.shmget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
     /// child.semop(set, &[SemBuf::new(0, 1, SemFlags::UNDO)])?;
     /// child.shmat(segment, 0, ShmFlags::empty())?.attached_at(0x1000_0000);
     /// child.exit();
@@ -434,7 +439,7 @@ impl Task {
         drop(self);
     }
 
-    /// Returns what the hook says if there is one.
+    /// Checks the mode of an object for the bits `flag`, and asks the hook.
     #[inline]
     pub(crate) fn permission(&self, object: &Object, flag: u32) -> Result<(), Errno> {
         if !self.cred.may(object.owners(), object.mode(), flag) {
@@ -446,11 +451,11 @@ impl Task {
         }
     }
 
-    /// Returns what may be the undo record of this task for the set in slot `set` with the tag `tag`. Tags
-    /// are counted by line, so it may also be what is left of a set that has had the slot before.
+    /// Returns the cached undo record of this task for the set in slot `set` with the tag `tag`.
+    /// Tags are counted by line, so the record may also be one of an earlier set in the slot.
     #[inline]
     pub(crate) fn cached_undo(&self, set: u32, tag: u64) -> Option<u32> {
-        // ORDERING: Relaxed. A guess: who uses it looks at the record.
+        // ORDERING: Relaxed. A guess: the caller checks the record.
         let entry = self.undo_cache[set as usize % UNDO_CACHE].load(Ordering::Relaxed);
         let (record, check) = ((entry & 0xffff_ffff) as u32, entry >> 32);
         (record != 0 && check == cache_check(set, tag)).then_some(record)
@@ -467,7 +472,7 @@ impl Task {
         Begun { node, around: nested::enter(self.address(), node) }
     }
 
-    /// Ends a wait; returns false if it is one of the parent, which is not to be touched.
+    /// Ends a wait. Returns false in a copy of the task: the wait belongs to the parent.
     #[must_use]
     pub(crate) fn end_wait(&self, begun: Begun) -> bool {
         nested::leave(begun.around);
@@ -496,20 +501,20 @@ impl Task {
     }
 }
 
-/// Returns what tells apart the sets that share an entry of the cache: 21 bits of tag, 7 of slot.
+/// Returns the key of a set within its entry of the cache: 21 bits of tag, 7 of slot.
 fn cache_check(set: u32, tag: u64) -> u64 {
     tag << 8 | (u64::from(set) / UNDO_CACHE as u64) & 0xff
 }
 
-/// Returns the line of task `index`; what is out of range is the scratch line.
+/// Returns the line of task `index`, or the scratch line for a number out of range.
 pub(crate) fn task_line(shared: &Shared, index: u32) -> &Line {
     let index = if index < shared.layout.tasks_max { shared.layout.tasks + index } else { 0 };
     shared.region.line(index)
 }
 
 impl Shared {
-    /// Returns true if the task numbered `index` is gone: its process has ended, or there is no such task
-    /// (any more, if a generation is given).
+    /// Returns true if the process of the task numbered `index` has ended, or there is no such
+    /// task. With a generation, a later task with the number does not count.
     pub(crate) fn is_dead(&self, index: u32, generation: Option<u32>) -> bool {
         if self.scope == futex::Scope::Private {
             return false;
@@ -522,8 +527,9 @@ impl Shared {
         is_other || identity(line).is_gone(Look::Close)
     }
 
-    /// Returns true if the task numbered `index` will not go on with what it is in the middle of: it is gone, or its
-    /// process has another program by now. Its adjustments stay then, until the process ends.
+    /// Returns true if the task numbered `index` cannot complete its calls: it is dead, or its
+    /// process now runs another program. In the second case its adjustments stay until the process
+    /// ends.
     pub(crate) fn is_over(&self, index: u32, generation: Option<u32>) -> bool {
         if self.is_dead(index, generation) {
             return true;
@@ -532,12 +538,13 @@ impl Shared {
         self.scope == futex::Scope::Shared && has_other_image(identity(line), get(&line[IMAGE]))
     }
 
-    /// Returns true if the process of the task numbered `index` has ended, as far as `look` tells.
+    /// Returns true if the process of the task numbered `index` has ended, as far as `look` can
+    /// tell.
     pub(crate) fn is_gone(&self, index: u32, look: Look) -> bool {
         self.scope == futex::Scope::Shared && identity(task_line(self, index)).is_gone(look)
     }
 
-    /// Returns the number that `GETPID` tells of the task numbered `index`.
+    /// Returns the pid of the task numbered `index`, as `GETPID` returns it.
     pub(crate) fn pid_of(&self, index: u32) -> u32 {
         low(get(&task_line(self, index)[PID])) & (PID_END - 1)
     }
@@ -550,38 +557,39 @@ pub(crate) fn pids(shared: &Shared) -> Vec<u32> {
     lines.map(|index| shared.pid_of(index)).collect()
 }
 
-/// Cleans up after tasks that have died, where the next lines for tasks are taken from.
+/// Reaps dead tasks in the lines that the next tasks will take.
 fn reap_beside(shared: &Shared, owner: Owner) {
     for step in 1..=REAPED_BESIDE {
         let index = (owner.index + step) % shared.layout.tasks_max;
         let is_taken = identity(task_line(shared, index)).0 != 0;
         if is_taken && shared.is_dead(index, None) {
-            // What cannot be done now is left to the next one.
+            // After an error the next task tries again.
             let _reaped = recover::reap(shared, owner, index);
         }
     }
 }
 
-/// Returns which process a task is.
+/// Returns the identity of a task's process.
 pub(crate) fn identity(line: &Line) -> Identity {
-    // ORDERING(ipc-task): Acquire. Whoever gave the line up has let go of everything.
+    // ORDERING(ipc-task): Acquire. The last task of a free line has released all that it held.
     Identity(line[STATE].load(Ordering::Acquire))
 }
 
 pub(crate) fn next_generation(shared: &Shared) -> u32 {
     let last = &shared.region.line(HEADER)[LAST_GENERATION];
-    // ORDERING: Relaxed. A number that nobody else has; nothing is published with it.
+    // ORDERING: Relaxed. A unique number. It publishes nothing.
     last.fetch_add(1, Ordering::Relaxed) as u32
 }
 
-/// Returns the lines that a task with this pid may take, in the order in which it tries them: lines of
-/// processes that were started one after another lie beside each other, and a process finds its own again.
+/// Returns the lines that a task with this pid may take, in the order of its attempts. Processes
+/// that were started one after another get neighbouring lines, and a process finds its own lines
+/// again.
 fn lines_for(shared: &Shared, pid: u32) -> impl Iterator<Item = u32> + use<> {
     let max = spare::own_lines(shared);
     (0..max).map(move |step| (pid % max + step) % max)
 }
 
-/// Returns the tasks of the program that this process was before it called execve(2).
+/// Returns the tasks of the programs that this process ran before execve(2).
 fn former_lines(shared: &Shared, owner: Owner, pid: u32) -> Vec<u32> {
     let own = identity(task_line(shared, owner.index));
     let lines = lines_for(shared, pid).take(FORMER_WITHIN);
@@ -614,12 +622,12 @@ impl fmt::Debug for Task {
 impl Drop for Task {
     fn drop(&mut self) {
         for index in &self.former {
-            // What cannot be done now is left to who meets it when the process has ended.
+            // After an error, another task reaps the line once the process has ended.
             let _reaped = recover::reap_former(&self.shared, self.owner, *index);
         }
         crate::msg::exit_msg(self);
         let detached = crate::shm::exit_shm(self);
-        // Without both the line stays: it is reaped once the process has ended.
+        // After an error the line stays, and is reaped once the process has ended.
         let Ok(absent) = crate::sem::exit_sem(self) else { return };
         recover::reap_absent(&self.shared, self.owner, absent);
         if detached.is_err() {
@@ -632,13 +640,13 @@ impl Drop for Task {
     }
 }
 
-/// Says that the process of a task is gone, which only its death says otherwise.
+/// Makes a task look dead to others, for tests.
 #[cfg(all(test, not(corewalk_shuttle)))]
 pub(crate) fn forget_process(shared: &Shared, index: u32) {
     put(&task_line(shared, index)[STATE], 1);
 }
 
-/// Wakes the waiting calls of a task for no reason, so that no test has to wait for the end of a turn.
+/// Wakes the waiting calls of a task, so that a test need not wait for the end of their sleeps.
 #[cfg(all(test, corewalk_crash))]
 pub(crate) fn wake_waiting(task: &Task) {
     task.waiting.each(|node| {

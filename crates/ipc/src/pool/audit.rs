@@ -1,4 +1,4 @@
-//! Whether a pool is in order when nobody uses it.
+//! A check of a pool that no task uses.
 
 use corewalk_base::Region;
 
@@ -6,7 +6,7 @@ use super::{CLASSES, LOCK, NEXT_FREE, NEXT_FRESH, Pool};
 use crate::field::get;
 
 impl Pool {
-    /// Returns what is wrong.
+    /// Checks the pool. The error names the first finding.
     pub(crate) fn audit(&self, region: &Region) -> Result<(), String> {
         let head = region.line(self.head);
         if get(&head[LOCK]) != 0 {

@@ -11,7 +11,7 @@ use crate::msg::{Arrived, MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgStat, Received};
 use crate::sem::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT};
 use crate::task::Task;
 
-/// The fixed part of what `IPC_INFO` tells: kilobytes, and the size and number of pieces.
+/// The fixed part of the result of `IPC_INFO`: kilobytes, and the size and number of pieces.
 const MSGPOOL: i32 = 512_000;
 const MSGSSZ: i32 = 16;
 const MSGSEG: u16 = 0xffff;
@@ -40,9 +40,9 @@ pub struct Msginfo {
 pub enum MsgArg<'a> {
     /// Nothing.
     None,
-    /// What `IPC_SET` reads, and `IPC_STAT` and its like write.
+    /// The structure that `IPC_SET` reads, and `IPC_STAT` and its like write.
     Buf(&'a mut MsgStat),
-    /// What `IPC_INFO` and `MSG_INFO` write.
+    /// The structure that `IPC_INFO` and `MSG_INFO` write.
     Msginfo(&'a mut Msginfo),
 }
 
@@ -56,7 +56,8 @@ pub fn msgget(task: &Task, key: i32, msgflg: i32) -> Result<i32, Errno> {
     task.msgget(key, flags, mode).map(MsgId::raw)
 }
 
-/// What msgsnd(2) looks at before it reads the text: for callers that have an address only.
+/// Checks the arguments that msgsnd(2) checks before it reads the text. Callers with an address of
+/// the text use it.
 ///
 /// # Errors
 ///

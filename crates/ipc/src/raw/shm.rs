@@ -25,12 +25,12 @@ pub struct Shminfo {
     pub unused: [u64; 4],
 }
 
-/// What `SHM_INFO` tells. Laid out like `struct shm_info`.
+/// The result of `SHM_INFO`. Laid out like `struct shm_info`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names of shmctl(2)")]
 pub struct ShmUsage {
-    /// Segments that there are.
+    /// The number of segments.
     pub used_ids: i32,
     /// Pages of all segments.
     pub shm_tot: u64,
@@ -45,11 +45,11 @@ pub struct ShmUsage {
 pub enum ShmArg<'a> {
     /// Nothing.
     None,
-    /// What `IPC_SET` reads, and `IPC_STAT` and its like write.
+    /// The structure that `IPC_SET` reads, and `IPC_STAT` and its like write.
     Buf(&'a mut ShmStat),
-    /// What `IPC_INFO` writes.
+    /// The structure that `IPC_INFO` writes.
     Shminfo(&'a mut Shminfo),
-    /// What `SHM_INFO` writes.
+    /// The structure that `SHM_INFO` writes.
     ShmUsage(&'a mut ShmUsage),
 }
 

@@ -48,8 +48,8 @@ use super::backing::{Access, Backing, SegmentName};
 /// The permission bits that a file gets from its folder.
 const FILE_BITS: u32 = 0o666;
 
-/// Flags for a file that another user may have made: no link is followed, and the open of a FIFO does
-/// not wait.
+/// Flags for a file that another user may have made: no link is followed, and the open of a FIFO
+/// does not wait.
 const FOREIGN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
 /// The tries to lock a new hold. A check keeps it locked for two system calls.
@@ -104,8 +104,8 @@ impl SegmentFiles {
     ///
     /// # Errors
     ///
-    /// `ENOTDIR` if the descriptor is not that of a folder; `EACCES` if the process may not enter the
-    /// folder.
+    /// `ENOTDIR` if the descriptor is not that of a folder; `EACCES` if the process may not enter
+    /// the folder.
     ///
     /// # Examples
     ///
@@ -143,8 +143,8 @@ impl SegmentFiles {
         }
     }
 
-    /// Returns true if the folder was removed. A process with another root directory, or one that has
-    /// closed the descriptor, cannot know, so it gets false.
+    /// Returns true if the folder was removed. A process with another root directory, or one that
+    /// has closed the descriptor, cannot know, so it gets false.
     fn is_gone(&self) -> bool {
         let Folder::Path(path) = &self.folder else { return false };
         let is_parent_there = path.parent().is_some_and(Path::is_dir);

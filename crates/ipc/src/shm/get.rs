@@ -18,8 +18,8 @@ impl Task {
     /// Returns the id of the segment with this key, or of a new one of `size_bytes` zeroes.
     ///
     /// `IPC_PRIVATE` always creates a new segment. The nine bits of `mode` are the mode of a new
-    /// segment. For an existing one they are the permissions that the call requests. `NORESERVE` has
-    /// no effect: memory is never reserved.
+    /// segment. For an existing one they are the permissions that the call requests. `NORESERVE`
+    /// has no effect: memory is never reserved.
     ///
     /// # Errors
     ///
