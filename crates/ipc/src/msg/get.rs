@@ -31,11 +31,13 @@ impl Task {
     /// use corewalk_ipc::{Cred, GetFlags, Namespace, NamespaceOptions};
     /// use rustix::io::Errno;
     ///
-    /// let namespace = Namespace::new(NamespaceOptions::default())?; let task =
-    /// namespace.register(Cred::root(), 1)?; assert_eq!(task.msgget(5, GetFlags::empty(), 0o600),
-    /// Err(Errno::NOENT)); let id = task.msgget(5, GetFlags::CREATE, 0o600)?;
-    /// assert_eq!(task.msgget(5, GetFlags::CREATE | GetFlags::EXCLUSIVE, 0o600),
-    /// Err(Errno::EXIST)); assert_eq!(task.msgget(5, GetFlags::empty(), 0), Ok(id));
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// assert_eq!(task.msgget(5, GetFlags::empty(), 0o600), Err(Errno::NOENT));
+    /// let id = task.msgget(5, GetFlags::CREATE, 0o600)?;
+    /// let exclusive = GetFlags::CREATE | GetFlags::EXCLUSIVE;
+    /// assert_eq!(task.msgget(5, exclusive, 0o600), Err(Errno::EXIST));
+    /// assert_eq!(task.msgget(5, GetFlags::empty(), 0), Ok(id));
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn msgget(&self, key: i32, flags: GetFlags, mode: u16) -> Result<MsgId, Errno> {
