@@ -13,6 +13,7 @@ use corewalk_ipc::{
     Cred, Errno, GetFlags, IPC_PRIVATE, MsgFlags, MsgId, Namespace, NamespaceOptions, OpenError,
     SemBuf, SemFlags, SemId, Task,
 };
+use corewalk_testkit::require::{Need, skip};
 
 /// Names the folder of the small file system, in the process that has it.
 const FOLDER: &str = "COREWALK_TEST_FULL";
@@ -42,7 +43,7 @@ fn small(test: &str, size: &str) -> Option<PathBuf> {
     fs::remove_dir(&folder).unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     if ["unshare: unshare failed", "mount: "].iter().any(|why| said.starts_with(why)) {
-        println!("skipped: {said}");
+        skip(Need::Kernel, said);
         return None;
     }
     assert!(output.status.success(), "{:?}\n{said}", output.status);
@@ -85,6 +86,7 @@ fn fail_each(task: &Task) -> Vec<Errno> {
     errnos
 }
 
+/// Trap X5. Each call on a full file system is an error, and no access ends the process.
 #[test]
 fn calls_fail_when_there_is_no_room() {
     let Some(folder) = small("calls_fail_when_there_is_no_room", "24m") else { return };

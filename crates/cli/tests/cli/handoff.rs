@@ -57,6 +57,7 @@ fn rows(shown: &str) -> Vec<String> {
     rows.map(|row| row.split_whitespace().skip(2).take(2).collect::<Vec<_>>().join(" ")).collect()
 }
 
+/// Trap X4. su(1), setpriv(1) and dropped capabilities.
 #[test]
 fn program_that_changes_its_user_stays_in_the_namespace() {
     let Some(shared) = Shared::new(&["ipcmk", "setpriv", "su"]) else { return };
@@ -166,7 +167,10 @@ fn full_file_system_is_an_error() {
         mount -t tmpfs -o size=64m none /dev/shm
         "$1" ipc exec --namespace full -- sh -c '
             head -c 100M /dev/zero > /dev/shm/rest 2> /dev/null
-            for n in 1 2 3 4; do ipcmk -S 32000; ipcmk -Q; done; echo it goes on' > said 2>&1 ||
+            for n in 1 2 3 4; do
+                for call in "-S 32000" -Q; do ipcmk $call || echo "status $?"; done
+            done
+            echo it goes on' > said 2>&1 ||
             echo "failed: $?"
         cat said
         "$1" ipc ls | cut -d ' ' -f 1
@@ -196,6 +200,10 @@ fn full_file_system_is_an_error() {
         assert!(said.contains(part), "{part} in {said}{error}");
     }
     assert!(!said.contains("failed: 1"), "{said}");
+    // A call that fails ends ipcmk with status 1. A signal would be 128 and its number.
+    let statuses: Vec<&str> =
+        said.lines().filter_map(|line| line.strip_prefix("status ")).collect();
+    assert!(!statuses.is_empty() && statuses.iter().all(|status| *status == "1"), "{said}");
 }
 
 /// A namespace that cannot be joined any more is removed, and listed until then.

@@ -7,6 +7,7 @@ use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Stdio};
 
+use corewalk_testkit::require::has_program;
 use rustix::process::Signal;
 
 use crate::fixtures::{Folder, PROGRAM, Server, can_mount, corewalk, run};
@@ -73,6 +74,23 @@ fn namespace_over_the_file_limit_is_reported() {
     for call in calls {
         folder.assert_refused(limited(FILE_LIMIT, call), 1, "File too large");
     }
+}
+
+/// Trap X10. A segment is larger than the limit of the program that makes it. The call fails, and
+/// the program goes on.
+#[test]
+fn segment_over_the_file_limit_is_an_error() {
+    if !has_program("ipcmk") {
+        return;
+    }
+    let script = "ulimit -f 2048; ipcmk -M 16777216 || echo \"status $?\"; ipcmk -M 65536";
+    let mut command = corewalk(&["ipc", "exec", "--shm", "--", "sh", "-c", script]);
+    command.env("LC_ALL", "C");
+    let output = run(command);
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(printed.starts_with("status 1\nShared memory id: "), "{printed}");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(errors.contains("Cannot allocate memory"), "{errors}");
 }
 
 /// `ipc exec` passes the disposition of SIGXFSZ that it was started with on to its command.

@@ -6,7 +6,8 @@ use std::time::Duration;
 use corewalk::attr::mode::S_IFDIR;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    Cred, Errno, FileKind, FileSystem, InodeRef, Make, Name, Node, RenameMode, Vfs, VfsOptions,
+    Cred, Errno, FileKind, FileSystem, InodeRef, Make, May, Name, Node, RenameMode, SetAttr, Vfs,
+    VfsOptions,
 };
 use corewalk_base::primitives::thread;
 use corewalk_base::{Condvar, Mutex};
@@ -167,8 +168,25 @@ fn file_removed_behind_the_cache_is_stale() {
     let (_, fs, vfs) = gated();
     let file = make(&vfs, &vfs.root(), "f", 0o644);
     fs.remove_outside("/", "f");
-    assert_eq!(vfs.getattr(&file).err(), Some(Errno::STALE));
-    assert_eq!(vfs.read(&file, 0, 0, &mut [0; 8]), Err(Errno::STALE));
+    let (stale, cred) = (Some(Errno::STALE), Cred::root());
+    assert_eq!(vfs.getattr(&file).err(), stale);
+    assert_eq!(vfs.read(&file, 0, 0, &mut [0; 8]).err(), stale);
+    assert_eq!(vfs.write(&cred, &file, 0, 0, b"lost").err(), stale);
+    assert_eq!(vfs.open(&cred, &file, 0, May::READ).err(), stale);
+    let set = SetAttr { size: Some(0), ..SetAttr::default() };
+    assert_eq!(vfs.setattr(&cred, &file, &set).err(), stale);
+}
+
+/// The same for a file that is open.
+#[test]
+fn open_file_removed_behind_the_cache_is_stale() {
+    let (_, fs, vfs) = gated();
+    let (file, cred) = (make(&vfs, &vfs.root(), "f", 0o644), Cred::root());
+    let handle = vfs.open(&cred, &file, 2, May::READ | May::WRITE).unwrap();
+    fs.remove_outside("/", "f");
+    assert_eq!(vfs.read(&file, handle, 0, &mut [0; 8]).err(), Some(Errno::STALE));
+    assert_eq!(vfs.write(&cred, &file, handle, 0, b"lost").err(), Some(Errno::STALE));
+    vfs.release(&file, handle);
 }
 
 /// A back end by number that wrongly asks for a path.

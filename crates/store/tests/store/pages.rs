@@ -25,6 +25,8 @@ const PAGE: usize = 4096;
 /// Bytes of the first page that redb uses.
 const HEADER_BYTES: usize = 320;
 const MUTATIONS: u64 = 500;
+/// Kinds of damage: a bit, zeros, an exchange, a misdirected page, a cut, a page of an older state.
+const KINDS: usize = 6;
 /// Number of mounts while the store is filled, and of files in each.
 const ROUNDS: usize = 4;
 const FILES: usize = 110;
@@ -97,11 +99,12 @@ fn used_pages(meta: &[u8]) -> Vec<usize> {
 }
 
 /// Damages the database. Returns a description.
-fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> String {
+fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> (usize, String) {
     let pages = used_pages(meta);
     let (page, other) = (*rng.pick(&pages), *rng.pick(&pages));
     let (at, from) = (page * PAGE, other * PAGE);
-    match rng.below(6) {
+    let kind = rng.index(KINDS);
+    let how = match kind {
         0 => {
             // The header of redb is small, so it gets as many mutations as all pages.
             let byte =
@@ -139,14 +142,15 @@ fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> String {
             };
             let changed: Vec<usize> = pages.iter().filter(is_other).copied().collect();
             if changed.is_empty() {
-                return "no change".into();
+                return (kind, "no change".into());
             }
             let page = *rng.pick(&changed);
             let range = page * PAGE..(page + 1) * PAGE;
             meta[range.clone()].copy_from_slice(&older[range]);
             format!("page {page} is that of time {nth}")
         }
-    }
+    };
+    (kind, how)
 }
 
 /// Makes all calls of a server. Returns the failed ones.
@@ -329,20 +333,29 @@ fn damaged_database_is_refused_with_what_the_check_says() {
     let report = ReportSeed::new(Seed::choose());
     let victims = load();
     let mut outcomes = Outcomes::default();
-    for number in 0..asked.unwrap_or(MUTATIONS) {
+    let wanted = asked.unwrap_or(MUTATIONS);
+    let mut counts = [0_u64; KINDS];
+    // Some mutations change nothing. They do not count.
+    for number in 0..2 * wanted {
+        if counts.iter().sum::<u64>() == wanted {
+            break;
+        }
         let mut rng = Rng::new(report.seed()).fork(number);
         let victim = &victims[usize::from(rng.chance(1, 4))];
         let mut damaged = victim.contents.clone();
-        let how = mutate(victim, &mut damaged[META], &mut rng);
+        let (kind, how) = mutate(victim, &mut damaged[META], &mut rng);
         if damaged[META] == victim.contents[META] {
             continue;
         }
+        counts[kind] += 1;
         if let Err(wrong) = examine(victim, &damaged, &mut outcomes) {
             outcomes.wrong.push(format!("{number}, {how}: {wrong}"));
         }
     }
     let Outcomes { refused, mounted, wrong } = outcomes;
-    println!("{refused} refused, {mounted} mounted, {} wrong", wrong.len());
+    println!("kinds {counts:?}: {refused} refused, {mounted} mounted, {} wrong", wrong.len());
+    assert_eq!(counts.iter().sum::<u64>(), wanted, "kinds {counts:?}");
+    assert!(counts.iter().all(|count| *count >= wanted / 20), "kinds {counts:?}");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(refused > 100 && mounted > 20, "{refused} refused, {mounted} mounted");
 }
