@@ -24,13 +24,13 @@ use crate::task::Task;
 impl Task {
     /// Returns the id of the set with this key, or of a new one.
     ///
-    /// All semaphores of a new set are 0. `IPC_PRIVATE` always makes a new set. The nine bits of `mode` are
-    /// the mode of a new set, and otherwise the permissions that the call asks for.
+    /// All semaphores of a new set are 0. `IPC_PRIVATE` always makes a new set. The nine bits of
+    /// `mode` are the mode of a new set, and otherwise the permissions that the call asks for.
     ///
     /// # Errors
     ///
-    /// - `EACCES`: the set is there, and its mode does not allow what `mode` asks for.
-    /// - `EEXIST`: the set is there, and `CREATE` and `EXCLUSIVE` are given.
+    /// - `EACCES`: the set exists, and its mode does not allow what `mode` asks for.
+    /// - `EEXIST`: the set exists, and `CREATE` and `EXCLUSIVE` are given.
     /// - `EINVAL`: `nsems` is negative, more than `SEMMSL`, more than the set has, or 0 for a new
     ///   set.
     /// - `ENOENT`: there is no set with this key, and `CREATE` is not given.
@@ -96,7 +96,7 @@ impl Task {
         let make = |index| self.make_set(index, nsems);
         let publish = || ids.publish(perm, now_s(), self.shared.limits.semmni, make);
         let id = match publish() {
-            // What is left of sets that were removed is in the way.
+            // The remains of removed sets take room.
             Err(Errno::NOSPC | Errno::NOMEM) if ids.end_left() => publish()?,
             id => id?,
         };
@@ -104,7 +104,7 @@ impl Task {
         Ok(SemId::from_raw(id))
     }
 
-    /// Puts the semaphores of a new set in place; nobody can find them yet.
+    /// Makes the semaphores of a new set. No lookup can find them yet.
     fn make_set(&self, index: u32, nsems: u32) -> Result<u64, Errno> {
         let shared = &*self.shared;
         let base = shared.layout.sems.alloc(shared, nsems, self.owner, index)?;
@@ -118,8 +118,8 @@ impl Task {
             [OTIME, SEM_ALTER_LIST, SEM_CONST_LIST, LOG, REDO]
                 .into_iter()
                 .for_each(|word| put(&line[word], 0));
-            // ORDERING(ipc-word): Release. Who still has the number of this line from another set
-            // sees another tag, or nothing of this.
+            // ORDERING(ipc-word): Release. A thread with this line's number from another set sees
+            // another tag, or none of these stores.
             line[WORD].store(Word::new(place.tag).0, Ordering::Release);
         }
         [ALTER_LIST, CONST_LIST, COMPLEX_COUNT, UNDO_LIST, COMMIT, TICKET]
@@ -129,7 +129,7 @@ impl Task {
         Ok(place.payload())
     }
 
-    /// Removes a set: `IPC_RMID`. Who waits gets `EIDRM`.
+    /// Removes a set: `IPC_RMID`. Waiting calls fail with `EIDRM`.
     ///
     /// # Errors
     ///
@@ -173,7 +173,7 @@ impl Task {
         ids.unpublish(&object);
         ids.set_used(ids.used().saturating_sub(u64::from(set.place.nsems)));
         let Some(guard) = guard else {
-            // Somebody has written over the set: its semaphores are nobody's.
+            // A hostile process has overwritten the set: free its semaphores.
             put(&set.line()[LIVE], 0);
             super::recover_sems(self.sem_ids());
             return Ok(());
@@ -187,10 +187,8 @@ impl Task {
         Ok(())
     }
 
-    /// Returns the object of a command that only its owner may give, without any lock of the
-    /// object.
-    ///
-    /// The lock of the kind is held, so the object stays.
+    /// Returns the object of a command that only its owner may give. The caller holds the lock of
+    /// the kind, so the object stays. It needs no lock of the object.
     #[doc(alias = "ipcctl_pre_down_nolock")]
     #[doc(alias = "ipcctl_obtain_check")]
     pub(super) fn pre_down(
@@ -208,10 +206,11 @@ impl Task {
     }
 }
 
-/// Returns a tag that comes after those of the lines, which were in sets of their own before.
+/// Returns a tag that comes after the tags of all lines of a new set. The lines were in other sets
+/// before.
 ///
-/// Tags of one line never fall, until they are used up and begin again. Those that are more than
-/// half of all tags apart have done so in between.
+/// Tags of a line increase, and wrap around. A difference of more than half of all tags means that
+/// the larger number is the older one.
 fn next_tag(mut tags: impl Iterator<Item = u64>) -> u64 {
     let first = tags.next().unwrap_or(0);
     let is_later = |tag: u64, other: u64| tag.wrapping_sub(other) & TAG_MASK <= TAG_MASK / 2;
@@ -219,32 +218,31 @@ fn next_tag(mut tags: impl Iterator<Item = u64>) -> u64 {
     (last + 1) & TAG_MASK
 }
 
-/// What is left of an object that was removed.
+/// The remains of a removed object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remains {
     None,
-    /// Somebody has to come back; its slot serves no other object until then.
+    /// Parts of the object are left. No other object gets the slot until they are ended.
     Some,
 }
 
 impl Set<'_> {
-    /// Ends a set that cannot be found any more: its semaphores, waits and undo records. The lock
-    /// of the kind is held. Who dies here leaves the rest to the next holder of that lock.
+    /// Ends a set that no lookup finds any more: its semaphores, waits and undo records. The caller
+    /// holds the lock of the kind. If it dies here, the next holder of that lock ends the rest.
     ///
     /// # Errors
     ///
-    /// `EIDRM` if it is gone already; `EIO` if somebody does not let go of its lock.
+    /// `EIDRM` if the set has ended already. `EIO` if a live task does not let go of its lock.
     pub(super) fn remove(self, owner: Owner) -> Result<(Wakes, Remains), Errno> {
         Ok(self.lock_remains(owner, Wait::Short)?.remove())
     }
 }
 
 impl SetGuard<'_> {
-    /// As [`Set::remove`], with the lock.
+    /// As [`Set::remove`], with the set's lock.
     ///
-    /// A process that was stopped may have frozen a semaphore. It will store into that word, and
-    /// perhaps into its undo record, once it goes on: so these lines are kept, and only the waits
-    /// are ended.
+    /// A stopped process may have frozen a semaphore. Once it goes on, it stores into that word,
+    /// and perhaps into its undo record. So these lines are kept, and only the waits are ended.
     pub(super) fn remove(self) -> (Wakes, Remains) {
         let (set, owner) = (self.set, self.owner);
         let is_whole = self.kill_all();
@@ -256,7 +254,7 @@ impl SetGuard<'_> {
         if !is_whole {
             return (wakes, Remains::Some);
         }
-        // Last: until here there is something to be ended.
+        // This store comes last: until then a recovery must end the set.
         put(self.field(LIVE), 0);
         drop(self);
         set.shared.layout.sems.free(set.shared, set.place.base, owner);
@@ -274,7 +272,7 @@ mod tests {
         assert_eq!(next(&[0]), 1);
         assert_eq!(next(&[3, 9, 4]), 10);
         assert_eq!(next(&[TAG_MASK, TAG_MASK - 5]), 0);
-        // The second line has begun again.
+        // The tags of the second line have wrapped around.
         assert_eq!(next(&[TAG_MASK, 2, TAG_MASK - 1]), 3);
         assert_eq!(next(&[2, TAG_MASK]), 3);
     }

@@ -1,20 +1,19 @@
-//! What an operation that has frozen a word without the set's lock says about itself.
+//! The log of an operation that has frozen a word without the set's lock.
 //!
-//! One word of the semaphore's line, which belongs to whoever has frozen the semaphore's word. If the task
-//! dies, it says what is to be done:
+//! The log is one word of the semaphore's line. It belongs to the task that has frozen the
+//! semaphore's word. If that task dies, recovery reads the log:
 //!
-//! | kind | says | then |
+//! | kind | holds | recovery |
 //! |---|---|---|
-//! | single | which adjustment is being changed, and what it was | the adjustment is put back |
-//! | several | which of the semaphores involved is the first | what the first one says goes for all |
-//! | several, committed | only of the first | the words become what is logged in `REDO` |
+//! | single | the changed undo record, and the old adjustment | restores the old adjustment |
+//! | several | the number of the call's first semaphore | follows the log of the first one |
+//! | several, committed | only in the log of the first one | stores the words from `REDO` |
 //!
-//! In all cases but the last, the word is thawed with the value that it still has.
+//! In all cases but the last, recovery thaws the word with its present value.
 //!
-//! A log belongs to a freeze if its phase is that of the frozen word. The phase turns at each end of a freeze, so
-//! a log from the last but one would look like it: so every freeze writes this word, if only to make it void.
-//!
-//! Source: research on crash-safe undo.
+//! A log belongs to a freeze if its phase is that of the frozen word. The phase flips at each end
+//! of a freeze. A log from two freezes ago has the same phase, so every freeze writes this word, if
+//! only to make it void.
 
 use super::set::{LOG, Set};
 use super::word::Word;
@@ -27,29 +26,29 @@ const SEVERAL: u64 = 1 << 61;
 const COMMITTED: u64 = 1 << 60;
 const ADJ_SHIFT: u32 = 32;
 
-/// What a log says.
+/// The content of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Log {
-    /// Nothing.
+    /// The log is void.
     Void,
     /// An adjustment is being changed.
     Single {
         /// The undo record.
         record: u32,
-        /// What it was.
+        /// The adjustment before.
         adj: i32,
     },
     /// The word is one of several.
     Several {
-        /// The first of them.
+        /// The first semaphore of the call.
         first: u16,
-        /// Whether all of them are to become what is logged.
+        /// Whether all words are to become those in `REDO`.
         is_committed: bool,
     },
 }
 
 impl Log {
-    /// Returns what is logged for the freeze that has left `word` in semaphore `num`.
+    /// Returns the log of the freeze that has left `word` in semaphore `num`.
     pub(super) fn read(set: &Set<'_>, num: u16, word: Word) -> Self {
         let log = get(&set.sem(num)[LOG]);
         if log & VALID == 0 || log >> PHASE_SHIFT & 1 != word.phase() {
@@ -61,7 +60,7 @@ impl Log {
         Self::Single { record: log as u32, adj: i32::from((log >> ADJ_SHIFT) as u16 as i16) }
     }
 
-    /// Logs this for the freeze of semaphore `num`, whose word was or is `word`.
+    /// Writes the log of a freeze of semaphore `num`, whose word was or is `word`.
     #[inline]
     pub(super) fn write(self, set: &Set<'_>, num: u16, word: Word) {
         let phase = VALID | word.phase() << PHASE_SHIFT;
@@ -75,8 +74,8 @@ impl Log {
                 phase | SEVERAL | committed | u64::from(first)
             }
         };
-        // ORDERING(ipc-undo): Release. The log is in place before what it speaks of is changed, and
-        // after what it promises is there.
+        // ORDERING(ipc-undo): Release. The log is stored before the adjustment changes, and after
+        // the words in `REDO`.
         set.sem(num)[LOG].store(log, Ordering::Release);
     }
 }

@@ -1,24 +1,25 @@
-//! A few operations as one, without the set's lock.
+//! Calls of a few operations, without the set's lock.
 //!
-//! The words involved are frozen one after the other, in the order of the semaphores: operations on
-//! different semaphores do not depend on each other, so whether all of them are possible does not depend on
-//! their order, and a call that is not is left to the lock, which finds out what it fails by.
-//! Whoever meets a word that is frozen lets go what it has and begins again, a few times; whoever
-//! meets one for which somebody waits takes the lock. It never waits while it has a word, so there is no
-//! cycle, and nobody who waits is passed over. Tasks that use different semaphores of a set share no written
-//! line.
+//! The call freezes the words one after the other, in the order of the semaphores. Operations on
+//! different semaphores do not depend on each other, so their order does not change whether all are
+//! possible. If one is not, the call takes the lock, and finds out there which operation fails.
 //!
-//! Several operations on one semaphore (wait for zero and add, the usual lock) are one freeze.
+//! A call that meets a frozen word thaws its own words and begins again, a few times. A call that
+//! meets a word with a waiting call takes the lock. A call never waits while it has a frozen word.
+//! So there is no cycle, and no waiting call is passed over. Tasks that use different semaphores of
+//! a set write no common line.
 //!
-//! # A task that dies
+//! Several operations on one semaphore, such as a wait for zero and an addition, are one freeze.
 //!
-//! Each word that is frozen says so in its line, and which is the first of the call (`log`). Once all new words
-//! are logged, one store in the line of the first makes them what counts. The first is thawed last, so
-//! that as long as any word is frozen it says what is to become of it.
+//! # Death of the task
 //!
-//! # What it refuses
+//! The line of each frozen word holds a log with the number of the call's first semaphore (`log`).
+//! Once all new words are logged, one store in the line of the first commits them. The first word
+//! is thawed last. So while any word is frozen, its log says what becomes of it.
 //!
-//! Undo, and more than four operations.
+//! # Limits
+//!
+//! A call with undo, or with more than four operations, takes the lock.
 //!
 //! Source: semop(2); the rule of address order for locks.
 
@@ -33,23 +34,23 @@ use super::word::Word;
 use crate::namespace::{SEMVMX, now_s};
 use crate::task::Task;
 
-/// Operations of a call at most.
+/// The largest number of operations.
 const SOPS_MAX: usize = 4;
 
-/// Times that a call begins again before it takes the lock, and how long it leaves others alone
-/// before: about as long as a freeze takes.
+/// How often a call begins again before it takes the lock, and how long it waits before each time:
+/// about as long as a freeze takes.
 const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 16 };
 const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 
-/// Why a call is not carried out.
+/// The reason why a call stops.
 enum Not {
     /// A word is frozen, or has just been changed.
     Free,
-    /// It fails with this, or needs the lock.
+    /// The call fails with this error, or needs the lock.
     Possible(Option<Errno>),
 }
 
-/// Words that are frozen: number, word before, new value.
+/// The frozen words: number, word before, new value.
 struct Frozen<'s> {
     set: Set<'s>,
     words: [(u16, Word, i32); SOPS_MAX],
@@ -57,7 +58,7 @@ struct Frozen<'s> {
 }
 
 impl Task {
-    /// Carries out a few operations; returns none if that needs the set's lock.
+    /// Carries out a few operations. Returns none if the call needs the set's lock.
     pub(super) fn semop_several(&self, set: Set<'_>, sops: &[SemBuf]) -> Option<Result<(), Errno>> {
         let has_undo = sops.iter().any(|sop| sop.is_undo());
         if sops.len() > SOPS_MAX || has_undo {
@@ -82,8 +83,8 @@ impl Task {
                 }
                 Err(Not::Possible(errno)) => {
                     frozen.give_up();
-                    // In another order another operation may be the first that fails; and somebody may have
-                    // died with what this call wants.
+                    // In the order of the call another operation may fail first. Also, a dead task
+                    // may have units that this call needs.
                     let is_left = !was_sorted || (errno == Some(Errno::AGAIN) && set.may_be_owed());
                     return errno.filter(|_| !is_left).map(Err);
                 }
@@ -143,20 +144,20 @@ impl Frozen<'_> {
         Ok(())
     }
 
-    /// Lets go of all words as they were; the first comes last.
+    /// Thaws all words unchanged, the first one last.
     #[inline]
     fn give_up(&self) {
         self.words().for_each(|(num, before, _)| self.set.thaw(num, before));
     }
 
-    /// Stores the new words; the first comes last.
+    /// Stores the new words, the first one last.
     #[inline]
     fn commit(&self, pid: u32) {
         let set = self.set;
         if self.count > 1 {
             for (num, before, value) in self.words() {
                 let after = before.with(value, pid).thaw();
-                // ORDERING(ipc-undo): Release. See `Log::write`, which makes it valid.
+                // ORDERING(ipc-undo): Release. See `Log::write`, which makes the store valid.
                 set.sem(num)[REDO].store(after.0, Ordering::Release);
             }
             let (first, before, _) = self.words[0];
@@ -165,7 +166,7 @@ impl Frozen<'_> {
         self.words().for_each(|(num, before, value)| set.thaw(num, before.with(value, pid)));
     }
 
-    /// Returns the words that are frozen, the first one last.
+    /// Returns the frozen words, the first one last.
     fn words(&self) -> impl Iterator<Item = (u16, Word, i32)> {
         self.words[..self.count].iter().rev().copied()
     }

@@ -1,4 +1,4 @@
-//! What [`crate::watch`] does for calls that wait at semaphores.
+//! The part of [`crate::watch`] for calls that wait at semaphores.
 
 use corewalk_base::futex;
 
@@ -10,7 +10,8 @@ use crate::lock::{Owner, Wait, is_left};
 use crate::namespace::Shared;
 use crate::watch::Concerns;
 
-/// Adds what concerns the calls that wait at semaphores, and wakes those that were completed or whose set is gone.
+/// Adds the tasks that concern waiting calls at semaphores. Wakes calls that were completed or
+/// whose set is gone.
 pub(crate) fn collect_concerns(shared: &Shared, concerns: &mut Concerns) {
     for (line, task) in shared.layout.waits.used(&shared.region) {
         let node = Node::at(shared, line);
@@ -24,7 +25,8 @@ pub(crate) fn collect_concerns(shared: &Shared, concerns: &mut Concerns) {
     }
 }
 
-/// Repairs the awaited set in a slot: the holder of its lock has died, or its removal was interrupted.
+/// Repairs the awaited set in a slot: the holder of its lock has died, or its removal was
+/// interrupted.
 pub(crate) fn look_at(shared: &Shared, owner: Owner, index: u32) {
     let Some(set) = Set::at(shared, index) else { return };
     let ids = Ids { shared, kind: Kind::Sem, owner };
