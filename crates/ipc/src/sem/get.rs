@@ -47,7 +47,8 @@ impl Task {
     /// let task = namespace.register(Cred::root(), 1)?;
     /// assert_eq!(task.semget(5, 1, GetFlags::empty(), 0o600), Err(Errno::NOENT));
     /// let id = task.semget(5, 1, GetFlags::CREATE, 0o600)?;
-    /// assert_eq!(task.semget(5, 1, GetFlags::CREATE | GetFlags::EXCLUSIVE, 0o600), Err(Errno::EXIST));
+    /// let exclusive = GetFlags::CREATE | GetFlags::EXCLUSIVE;
+    /// assert_eq!(task.semget(5, 1, exclusive, 0o600), Err(Errno::EXIST));
     /// assert_eq!(task.semget(5, 0, GetFlags::empty(), 0), Ok(id));
     /// # Ok::<(), Errno>(())
     /// ```
