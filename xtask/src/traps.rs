@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn demanded_traps_are_those_of_existing_crates() {
-        assert_eq!(demanded().count(), 51 + 4 + 13 + 18);
+        assert_eq!(demanded().count(), 51 + 4 + 13 + 18 + 10);
         assert!(!demanded().any(|trap| trap == ('T', 52)));
     }
 
