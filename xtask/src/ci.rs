@@ -2,8 +2,8 @@
 //!
 //! The steps run one after the other, cheap ones first. After a failed step the others still run,
 //! so that one run reports all failures. The task prints the time and the processor time of each
-//! step, and the number of steps that passed, failed and were skipped. On two idle processors all
-//! steps take at most 25 minutes.
+//! step, and the number of steps that passed, failed and were skipped. On two processors all
+//! steps take about 40 minutes.
 //!
 //! A step that cannot run is skipped. If `COREWALK_REQUIRE` contains the word `all`, as in
 //! `.ci/run`, a skipped step counts as failed.
@@ -65,8 +65,8 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
     });
     tally.step("ipc-torture", || torture(root, 20_000));
     tally.step("ipc-hostile", || hostile(root, 1_000_000));
-    // A million calls to a back end by path, with concurrent renames of directories above, about
-    // 40 s (trap X1).
+    // A million calls to a back end by path, with concurrent renames of directories above
+    // (trap X1).
     tally.step("storm", || {
         let mut command = Command::new("cargo");
         command.current_dir(root).env("COREWALK_STORM_CALLS", "1000000");

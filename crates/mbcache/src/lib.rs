@@ -26,7 +26,8 @@
 //!
 //! # Guarantees
 //! - G.1: a pair is found that is there during the whole look. While a thread waits to delete it,
-//!   no new handle is given out; handles that are taken later do not prolong the wait.
+//!   no new handle is given out; handles that are taken later do not prolong the wait, but for the
+//!   exception that `Busy::wait` names.
 //! - G.2: the pair of a live [`Entry`] stays. The work under an `Entry` happens before a deletion.
 //! - G.3: a loop with `find_next` ends, and meets an entry once, but a pair created anew again.
 //! - G.4: with at most [`Mbcache::entries_max`] entries, and few values of each key, entries are
