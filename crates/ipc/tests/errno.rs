@@ -106,11 +106,12 @@ fn adjustment_out_of_range_is_erange() {
     let (_namespace, task) = plain();
     let id = set(&task, 1);
     let far = SemBuf::new(0, 32_767, SemFlags::UNDO);
-    for flags in [SemFlags::empty(), SemFlags::empty()] {
+    // SETVAL clears the adjustment, so the second round is like the first.
+    for _round in 0..2 {
         task.semop(id, &[far]).unwrap();
-        task.semop(id, &[SemBuf::new(0, -32_767, flags)]).unwrap();
-        // 32,768 is the last that fits.
-        let _ = task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]);
+        task.semop(id, &[SemBuf::new(0, -32_767, SemFlags::empty())]).unwrap();
+        // An adjustment of -32,768 is the last that fits.
+        assert_eq!(task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]), Ok(()));
         assert_eq!(task.semop(id, &[SemBuf::new(0, 2, SemFlags::UNDO)]), Err(Errno::RANGE));
         task.sem_setval(id, 0, 0).unwrap();
     }
