@@ -94,8 +94,7 @@ impl Pool {
                 return;
             }
             self.write_free(region, rest, class);
-            // The header of the rest is valid once the header of the first part has the smaller
-            // size.
+            // This store makes the rest a range: from now on walks reach its header.
             self.write_free(region, line, class);
             self.push(region, rest, class);
         }

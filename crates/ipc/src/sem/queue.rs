@@ -347,7 +347,7 @@ struct Queue<'s> {
     links: usize,
     /// The semaphore, if the queue belongs to one.
     of: Option<u16>,
-    /// The number of all nodes. It limits each walk, since a hostile task may make a ring.
+    /// The number of lines for nodes. It limits each walk: a hostile task may make a ring.
     max: u32,
 }
 

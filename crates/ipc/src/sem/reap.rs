@@ -17,10 +17,10 @@
 //! back in both cases. Linux removes the call of a killed task from its queue: earlier grants stay,
 //! and later ones do not occur. A user can see the difference in two cases:
 //!
-//! - The process ended before the operation that grants. Its grant is given back before a call that
-//!   is refused, or that reads a value, gets its answer. A waiting call gets it soon
-//!   (`crate::watch`). If the killed task slept, the grant is given back before the operation
-//!   returns. A call that the grant made possible may keep its own permit.
+//! - The process ended before the granting operation. Calls that are refused, or that read a value,
+//!   first give the grant back. A waiting call gets the permit soon (`crate::watch`). If the killed
+//!   task slept, the granting operation gives the grant back before it returns. The dead task's
+//!   call may have made a further waiting call possible. That call keeps its permit.
 //! - The process was killed after the grant, but before it returned from its call. In Linux its
 //!   call counts. Here it is taken back, as with `SEM_UNDO`. A user of Linux cannot rely on either:
 //!   the process may have been killed before or after its return.
