@@ -1,23 +1,27 @@
-//! The file of a namespace that several processes share: making it, joining it, refusing it.
+//! The file of a namespace that several processes share: how it is made, joined and refused.
 //!
-//! The file is the region, line for line. Its header says what it is; everything that is read from it
-//! is checked against the size of the file before anything is mapped, and once mapped the region is
-//! reached by bounds-checked numbers only.
+//! The file contains the region, line for line. Its header describes it. The header is checked
+//! against the size of the file before anything is mapped. The mapped region is accessed only by
+//! bounds-checked line numbers.
 //!
 //! # Making and joining
 //!
-//! A namespace is made under flock(2), which a process that dies gives back. A process that finds
-//! the file empty, or without the word that is written last, makes it: no process can have joined
-//! it. To join takes no lock. The file is sparse: memory that is not used is not taken.
+//! A process makes a namespace under flock(2), which the kernel releases if the process dies. The
+//! maker writes the magic number last. So no process has joined a file that is empty or has no
+//! magic number, and the next process makes it anew. To join takes no lock. The file is sparse:
+//! unused lines take no memory.
 //!
-//! # What it refuses
+//! # Refused files
 //!
-//! - A file of another boot: all its processes have gone with their machine, or are on another one.
-//! - Another pid namespace: pids are how a dead process is told from a living one. A child that is forked into another
-//!   one has its parent's mapping, and is refused when it registers ([`is_in_other_pid_namespace`]).
-//! - A file of another user, unless the caller is root: who can write to it can make calls return anything.
-//! - To guard against truncation: who cuts the file short while it is mapped ends everybody who uses
-//!   it by `SIGBUS`. A memfd is sealed against it.
+//! - A file of another boot: its processes ended with their machine, or are on another one.
+//! - A file of another pid namespace: a pid tells whether a process is alive. A child that is
+//!   forked into another pid namespace has its parent's mapping. It is refused when it registers
+//!   ([`is_in_other_pid_namespace`]).
+//! - A file of another user, unless the caller is root: a user with write access can make calls
+//!   return anything.
+//!
+//! A file that is truncated while it is mapped kills each process that uses it by `SIGBUS`. A memfd
+//! is sealed against that. Other files are not protected.
 //!
 //! Source: flock(2), memfd_create(2) `F_SEAL_SHRINK`, pid_namespaces(7).
 
@@ -41,46 +45,46 @@ use crate::namespace::Limits;
 use crate::process::{Program, pid_namespace, read_small};
 use crate::task::LAST_GENERATION;
 
-/// Says that a file is a namespace, complete.
+/// The magic number of a complete namespace.
 const MAGIC: u64 = u64::from_le_bytes(*b"corewlk\x01");
 
-/// The version of everything that is in the region. It changes when any of it changes.
+/// The version of the region's format. It changes with every change of the format.
 const VERSION: u64 = 7;
 
 const LINE_BYTES: u64 = 64;
 const HEADER_WORDS: usize = HEADER_LINES as usize * 8;
 
-// Words of the header; the words of the first line come first.
+// Words of the header, counted from its first line.
 const MAGIC_AT: usize = 0;
 const VERSION_AT: usize = 1;
 const LINES_AT: usize = 2;
 const PIDNS_AT: usize = 3;
-/// Two words.
+/// The boot id, in two words.
 const BOOT_AT: usize = 4;
-const _: () = assert!(LAST_GENERATION == 7, "the words of the header are apart");
-/// Nine words, and thirteen.
+const _: () = assert!(LAST_GENERATION == 7, "the last generation is a word of the first line");
+/// The capacities take nine words, the limits thirteen.
 const CAPACITY_AT: usize = 8;
 const LIMITS_AT: usize = 18;
 
-/// Why a namespace could not be opened.
+/// The reason why a namespace could not be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The system said no.
+    /// A system call failed.
     Os(Errno),
-    /// The file is something else.
+    /// The file is not a namespace.
     NotANamespace,
     /// The file was made by another version of this library.
     OtherVersion,
     /// The header contradicts itself or the size of the file.
     Damaged,
-    /// The file is from before the machine was started, or of another machine.
+    /// The file is from before the last start of this machine, or from another machine.
     OtherBoot,
     /// The file belongs to another pid namespace.
     OtherPidNamespace,
     /// The file belongs to another user.
     OtherUser,
-    /// Somebody has kept the file locked for 10 s.
+    /// Another process kept the file locked for 10 s.
     Busy,
 }
 
@@ -94,7 +98,7 @@ impl fmt::Display for OpenError {
             Self::OtherBoot => "the IPC namespace is from before the last start of the machine",
             Self::OtherPidNamespace => "the IPC namespace belongs to another pid namespace",
             Self::OtherUser => "the file of the IPC namespace belongs to another user",
-            Self::Busy => "somebody keeps the file of the IPC namespace locked",
+            Self::Busy => "another process keeps the file of the IPC namespace locked",
         };
         f.write_str(text)
     }
@@ -109,7 +113,7 @@ impl From<Errno> for OpenError {
 }
 
 impl OpenError {
-    /// Returns the errno that says the same.
+    /// Returns the errno for this error.
     #[must_use]
     pub fn errno(self) -> Errno {
         match self {
@@ -123,14 +127,14 @@ impl OpenError {
     }
 }
 
-/// What a file holds, or is to hold.
+/// The shape of a namespace: that of an existing file, or the wanted one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) capacity: Capacity,
     pub(crate) limits: Limits,
 }
 
-/// Opens or makes the file at `path`, which is nobody's but ours.
+/// Opens or makes the file at `path`. Refuses a file of another user.
 pub(crate) fn open_path(path: &Path) -> Result<OwnedFd, OpenError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = open(path, flags, Mode::RUSR | Mode::WUSR)?;
@@ -142,7 +146,7 @@ pub(crate) fn open_path(path: &Path) -> Result<OwnedFd, OpenError> {
     Ok(file)
 }
 
-/// Maps the namespace in a file, which is made with `wanted` if there is none in it.
+/// Maps the namespace in a file. Makes one with `wanted` if the file has none.
 pub(crate) fn map(file: BorrowedFd<'_>, wanted: Shape) -> Result<(Region, Shape), OpenError> {
     if FileType::from_raw_mode(fstat(file)?.st_mode) != FileType::RegularFile {
         return Err(OpenError::NotANamespace);
@@ -151,14 +155,14 @@ pub(crate) fn map(file: BorrowedFd<'_>, wanted: Shape) -> Result<(Region, Shape)
         return Ok(joined);
     }
     let _lock = FileLock::take(file)?;
-    // Another process may have made it meanwhile.
+    // Another process may have made the namespace meanwhile.
     if let Some(joined) = join(file)? {
         return Ok(joined);
     }
     let layout = Layout::new(&wanted.capacity)?;
     let mut words = [0; HEADER_WORDS];
     let size = read_header(file, &mut words)?;
-    // What a maker that died has left has no magic number, and is as long as we would make it.
+    // A maker that died has left no magic number, and the size that this process would choose.
     let is_unfinished = words[MAGIC_AT] == 0 && size == u64::from(layout.lines) * LINE_BYTES;
     if size == 0 || is_unfinished {
         return make(file, wanted, &layout);
@@ -166,17 +170,17 @@ pub(crate) fn map(file: BorrowedFd<'_>, wanted: Shape) -> Result<(Region, Shape)
     Err(OpenError::NotANamespace)
 }
 
-/// Maps the namespace in a file, or returns none if there is no complete one in it.
+/// Maps the namespace in a file, or returns none if the file has no complete one.
 ///
-/// The lock is not needed: the magic number is written last. So processes that share one open file,
-/// and with it its lock, join too.
+/// This needs no lock, since the magic number is written last. So processes that share one open
+/// file, and with it the lock of flock(2), can join too.
 fn join(file: BorrowedFd<'_>) -> Result<Option<(Region, Shape)>, OpenError> {
     let mut words = [0; HEADER_WORDS];
     read_header(file, &mut words)?;
     if words[MAGIC_AT] != MAGIC {
         return Ok(None);
     }
-    // The rest may have been read before the magic number; a second look comes after it.
+    // The other words may be older than the magic number. So read them again after it.
     read_header(file, &mut words)?;
     let shape = validate(file, &words)?;
     let layout = Layout::new(&shape.capacity).map_err(|_| OpenError::Damaged)?;
@@ -184,10 +188,12 @@ fn join(file: BorrowedFd<'_>) -> Result<Option<(Region, Shape)>, OpenError> {
     Ok(Some((region, shape)))
 }
 
-/// Lengthens an empty file. A length over the limit of `ulimit -f` is refused before the kernel sees it: the kernel
-/// would send SIGXFSZ, which ends the process, and its disposition is the program's own.
+/// Lengthens an empty file. This checks the limit of `ulimit -f` itself. The kernel would send
+/// SIGXFSZ, which ends the process unless the program handles it.
 ///
 /// # Errors
+///
+/// `EFBIG` if the length is over the limit, and those of ftruncate(2).
 /// `EFBIG`, and those of ftruncate(2).
 pub(crate) fn lengthen(file: impl AsFd, len: u64) -> Result<(), Errno> {
     if getrlimit(Resource::Fsize).current.is_some_and(|most| len > most) {
@@ -204,12 +210,12 @@ fn map_lines(file: BorrowedFd<'_>, lines: u32) -> Result<Region, OpenError> {
 /// Makes a namespace in an empty file, or in one whose maker has died.
 fn make(file: BorrowedFd<'_>, shape: Shape, layout: &Layout) -> Result<(Region, Shape), OpenError> {
     lengthen(file, u64::from(layout.lines) * LINE_BYTES)?;
-    // A file that cannot be sealed is as good as any other file.
+    // A file that cannot be sealed is used without a seal.
     let _sealed = fcntl_add_seals(file, SealFlags::SHRINK);
     let region = map_lines(file, layout.lines)?;
     if let Err(error) = layout.fixed().into_iter().try_for_each(|lines| region.reserve(lines)) {
         drop(region);
-        // An empty file is a namespace of no process, and gives back what was reserved.
+        // Give back the reserved space. An empty file can be made anew.
         let _emptied = ftruncate(file, 0);
         return Err(OpenError::Os(Errno::from_io_error(&error).unwrap_or(Errno::NOSPC)));
     }
@@ -224,13 +230,13 @@ fn make(file: BorrowedFd<'_>, shape: Shape, layout: &Layout) -> Result<(Region, 
     numbers.iter().enumerate().for_each(|(at, number)| set(CAPACITY_AT + at, u64::from(*number)));
     let numbers = shape.limits.numbers();
     numbers.iter().enumerate().for_each(|(at, number)| set(LIMITS_AT + at, u64::from(*number)));
-    // ORDERING: Release. The header is complete before the file is a namespace, also for who reads it
-    // without the lock of the file.
+    // ORDERING: Release. The header is complete before the magic number, also for processes that
+    // read the file without its lock.
     region.line(HEADER)[MAGIC_AT].store(MAGIC, Ordering::Release);
     Ok((region, shape))
 }
 
-/// Returns what the header says, if it is true of the file and of where we are.
+/// Returns the shape in the header, if the header fits the file, this boot and this pid namespace.
 fn validate(file: BorrowedFd<'_>, words: &[u64; HEADER_WORDS]) -> Result<Shape, OpenError> {
     if words[MAGIC_AT] != MAGIC {
         return Err(OpenError::NotANamespace);
@@ -256,7 +262,7 @@ fn validate(file: BorrowedFd<'_>, words: &[u64; HEADER_WORDS]) -> Result<Shape, 
     Ok(Shape { capacity, limits })
 }
 
-/// Reads the header, and returns how long the file is.
+/// Reads the header. Returns the size of the file.
 fn read_header(file: BorrowedFd<'_>, words: &mut [u64; HEADER_WORDS]) -> Result<u64, OpenError> {
     let mut bytes = [0; HEADER_WORDS * 8];
     let mut read = 0;
@@ -268,7 +274,7 @@ fn read_header(file: BorrowedFd<'_>, words: &mut [u64; HEADER_WORDS]) -> Result<
         }
     }
     for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-        *word = u64::from_ne_bytes(bytes.try_into().expect("chunks of eight"));
+        *word = u64::from_ne_bytes(bytes.try_into().expect("each chunk has eight bytes"));
     }
     let size = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
     if size != 0 && read < bytes.len() {
@@ -277,7 +283,7 @@ fn read_header(file: BorrowedFd<'_>, words: &mut [u64; HEADER_WORDS]) -> Result<
     Ok(size)
 }
 
-/// Returns the boot id, or zeroes where there is none to be read.
+/// Returns the boot id, or zeroes if it cannot be read.
 fn boot_id() -> [u64; 2] {
     let text = read_small("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(32).collect();
@@ -288,15 +294,15 @@ fn boot_id() -> [u64; 2] {
     [half(0), half(16)]
 }
 
-/// Returns true if a program is known to be in another pid namespace than those that share the
-/// file: it was forked there by one that has it mapped. Where there is no `/proc` to ask, as in an
-/// empty root directory, nothing is known.
+/// Returns true if a program is known to be in another pid namespace than the users of the file. A
+/// process that has the file mapped forked it there. If `/proc` cannot be read, as in an empty root
+/// directory, nothing is known.
 pub(crate) fn is_in_other_pid_namespace(region: &Region, program: &Program) -> bool {
     let (theirs, own) = (get(&region.line(HEADER)[PIDNS_AT]), program.pid_namespace);
     theirs != 0 && own != 0 && theirs != own
 }
 
-/// flock(2), held.
+/// A held lock of flock(2).
 struct FileLock<'f> {
     file: BorrowedFd<'f>,
 }
@@ -318,7 +324,7 @@ impl<'f> FileLock<'f> {
 
 impl Drop for FileLock<'_> {
     fn drop(&mut self) {
-        // The file is open: this cannot fail.
+        // This cannot fail, since the file is open.
         let _unlocked = flock(self.file, FlockOperation::Unlock);
     }
 }
@@ -330,7 +336,8 @@ mod tests {
     use super::*;
     use crate::{Cred, Namespace, NamespaceOptions};
 
-    /// As a child finds it that was forked into another pid namespace: what is mapped is its parent's.
+    /// The state of a child that was forked into another pid namespace and has its parent's
+    /// mapping.
     #[test]
     fn process_in_another_pid_namespace_is_not_registered() {
         let capacity = Capacity { tasks: 4, ..Capacity::LEAST };
@@ -347,8 +354,8 @@ mod tests {
         assert_eq!(namespace.adopt(Cred::root(), 2).err(), refused);
         assert_eq!(parent.fork(2).err(), refused);
         assert_eq!(namespace.recover().err(), refused);
-        assert_eq!(namespace.pids().len(), 1, "none of them took a line");
-        // Nothing is known, or it is the same.
+        assert_eq!(namespace.pids().len(), 1, "a refused call took a task line");
+        // The pid namespace is unknown, or the same.
         for known in [0, own] {
             put(word, known);
             assert!(namespace.register(Cred::root(), 2).is_ok());

@@ -1,14 +1,15 @@
-//! Who may do what: credentials, permission bits, capabilities, the hook of a security module.
+//! Permissions: credentials, permission bits, capabilities, and the hook of a security module.
 //!
-//! The rules are those of Linux's `ipcperms`: the bits asked for are compared with the owner's
-//! third of the mode if the caller is owner or creator, else with the group's if one of its groups
-//! is the owner's or the creator's, else with the last third; `CAP_IPC_OWNER` overrides.
-//! `IPC_SET` and `IPC_RMID` ask for owner, creator or `CAP_SYS_ADMIN` instead.
+//! The rules are those of Linux's `ipcperms`. The owner's bits of the mode count if the caller is
+//! the owner or the creator. Otherwise the group's bits count if one of the caller's groups is that
+//! of the owner or of the creator. Otherwise the other bits count. `CAP_IPC_OWNER` overrides them.
+//! `IPC_SET` and `IPC_RMID` require the owner, the creator or `CAP_SYS_ADMIN` instead.
 //!
-//! All of it runs without a lock, on a copy of the object's permissions that belongs together.
+//! A check takes no lock, and works on a consistent copy of the object's permissions.
 //!
-//! Credentials are a task's. To the kernel they are a thread's: a thread may have some of its own, which then take
-//! the place of those of one task. A word of the task says whether any thread has; so who has none pays one load.
+//! Credentials belong to a task. In Linux they belong to a thread. So a thread may have its own,
+//! which replace those of one task. A flag of the task tells whether any thread has its own. So a
+//! thread without its own pays for one load.
 //!
 //! Source: svipc(7); capabilities(7); Linux `ipc/util.c`.
 
@@ -22,19 +23,19 @@ use std::cell::RefCell;
 use crate::field::{high, low, pair};
 use crate::flags::{GetFlags, MsgFlags, ShmFlags};
 
-/// Allows `SHM_LOCK` and `SHM_UNLOCK` of segments of others.
+/// Permits `SHM_LOCK` and `SHM_UNLOCK` of other users' segments.
 pub const CAP_IPC_LOCK: u64 = 1 << 14;
 
 /// Overrides the permission bits of IPC objects.
 pub const CAP_IPC_OWNER: u64 = 1 << 15;
 
-/// Allows `IPC_SET` and `IPC_RMID` of objects of others.
+/// Permits `IPC_SET` and `IPC_RMID` of other users' objects.
 pub const CAP_SYS_ADMIN: u64 = 1 << 21;
 
-/// Allows to raise `msg_qbytes` above the limit.
+/// Permits raising `msg_qbytes` above the limit.
 pub const CAP_SYS_RESOURCE: u64 = 1 << 24;
 
-/// Who a task acts as.
+/// The ids, groups and capabilities of a task.
 ///
 /// # Examples
 ///
@@ -65,7 +66,7 @@ impl Cred {
         Self { caps: u64::MAX, ..Self::default() }
     }
 
-    /// Returns a user without further groups and capabilities.
+    /// Returns a user without supplementary groups and capabilities.
     #[must_use]
     pub fn user(euid: u32, egid: u32) -> Self {
         Self { euid, egid, ..Self::default() }
@@ -83,120 +84,121 @@ pub struct Perm {
     pub uid: u32,
     /// The owner's group.
     pub gid: u32,
-    /// Who made it.
+    /// The creator.
     pub cuid: u32,
-    /// The group of who made it.
+    /// The creator's group.
     pub cgid: u32,
-    /// Nine permission bits, and flags of the kind.
+    /// Nine permission bits, and flags of the object's kind.
     pub mode: u16,
-    /// The generation: what the id is made of beside the index.
+    /// The generation. The id consists of it and the index.
     pub seq: u16,
 }
 
-/// What a security module is asked. Each call may refuse with an error of its choice.
+/// The hooks of a security module. Each may refuse a call with an error of its choice.
 ///
-/// The calls are made where Linux makes them: without a lock, after the permission bits have
-/// allowed the operation; `alloc` under the lock of the kind. Analogous to `security_ipc_permission`,
-/// `security_sem_semop`, `security_sem_semctl`, `security_sem_associate` and `security_sem_alloc`.
+/// Each is called where Linux calls its own: without a lock, after the permission bits have
+/// permitted the operation. Only `alloc` runs under the lock of the kind. Analogous to
+/// `security_ipc_permission`, `security_sem_semop`, `security_sem_semctl`, `security_sem_associate`
+/// and `security_sem_alloc`.
 pub trait SecurityHook: Send + Sync {
-    /// Asked by every permission check; `flag` holds the bits asked for.
+    /// Called by every permission check. `flag` contains the requested bits.
     ///
     /// # Errors
     ///
-    /// Those that the caller is to see; Linux has `EACCES`.
+    /// Those that the caller is to get. Linux returns `EACCES`.
     fn permission(&self, cred: &Cred, perm: &Perm, flag: u32) -> Result<(), Errno> {
         let _ = (cred, perm, flag);
         Ok(())
     }
 
-    /// Asked before semop(2); `is_alter` says whether an operation is not zero.
+    /// Called before semop(2). `is_alter` is true if an operation is not a wait for zero.
     ///
     /// # Errors
     ///
-    /// Those that the caller is to see.
+    /// Those that the caller is to get.
     fn sem_semop(&self, cred: &Cred, perm: &Perm, is_alter: bool) -> Result<(), Errno> {
         let _ = (cred, perm, is_alter);
         Ok(())
     }
 
-    /// Asked before semctl(2) with its command number; there is no object for `IPC_INFO`.
+    /// Called before semctl(2) with its command number. `IPC_INFO` has no object.
     ///
     /// # Errors
     ///
-    /// Those that the caller is to see.
+    /// Those that the caller is to get.
     fn sem_semctl(&self, cred: &Cred, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
         let _ = (cred, perm, cmd);
         Ok(())
     }
 
-    /// Asked before msgsnd(2), and again by a sender that has waited. Analogous to
+    /// Called before msgsnd(2), and again for a sender that has waited. Analogous to
     /// `security_msg_queue_msgsnd`.
     ///
     /// # Errors
     ///
-    /// Those that the caller is to see.
+    /// Those that the caller is to get.
     fn msg_msgsnd(&self, cred: &Cred, perm: &Perm, msgflg: MsgFlags) -> Result<(), Errno> {
         let _ = (cred, perm, msgflg);
         Ok(())
     }
 
-    /// Asked before msgrcv(2), once for the call and not for each message as
-    /// `security_msg_queue_msgrcv` is.
+    /// Called before msgrcv(2), once per call. Linux calls `security_msg_queue_msgrcv` for each
+    /// message.
     ///
     /// # Errors
     ///
-    /// Those that the caller is to see.
+    /// Those that the caller is to get.
     fn msg_msgrcv(&self, cred: &Cred, perm: &Perm, msgtyp: i64) -> Result<(), Errno> {
         let _ = (cred, perm, msgtyp);
         Ok(())
     }
 
-    /// Asked before msgctl(2) with its command number; there is no object for `IPC_INFO`.
+    /// Called before msgctl(2) with its command number. `IPC_INFO` has no object.
     ///
     /// # Errors
     ///
-    /// Those that the caller is to see.
+    /// Those that the caller is to get.
     fn msg_msgctl(&self, cred: &Cred, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
         let _ = (cred, perm, cmd);
         Ok(())
     }
 
-    /// Asked before shmat(2).
+    /// Called before shmat(2).
     ///
     /// # Errors
     ///
-    /// Those that the caller is to see.
+    /// Those that the caller is to get.
     fn shm_shmat(&self, cred: &Cred, perm: &Perm, shmflg: ShmFlags) -> Result<(), Errno> {
         let _ = (cred, perm, shmflg);
         Ok(())
     }
 
-    /// Asked before shmctl(2) with its command number; there is no object for `IPC_INFO`.
+    /// Called before shmctl(2) with its command number. `IPC_INFO` has no object.
     ///
     /// # Errors
     ///
-    /// Those that the caller is to see.
+    /// Those that the caller is to get.
     fn shm_shmctl(&self, cred: &Cred, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
         let _ = (cred, perm, cmd);
         Ok(())
     }
 
-    /// Asked when a `*get` call is about to return an object that was there before. `mode` holds the
-    /// permissions that the call asks for.
+    /// Called when a `*get` call is about to return an existing object. `mode` contains the
+    /// permissions that the call requests.
     ///
     /// # Errors
     ///
-    /// Those that the caller is to see.
+    /// Those that the caller is to get.
     fn associate(&self, cred: &Cred, perm: &Perm, flags: GetFlags, mode: u16) -> Result<(), Errno> {
         let _ = (cred, perm, flags, mode);
         Ok(())
     }
 
-    /// Asked before an object is made.
+    /// Called before an object is made.
     ///
     /// # Errors
     ///
-    /// Those that the caller is to see.
+    /// Those that the caller is to get.
     fn alloc(&self, cred: &Cred, perm: &Perm) -> Result<(), Errno> {
         let _ = (cred, perm);
         Ok(())
@@ -204,24 +206,25 @@ pub trait SecurityHook: Send + Sync {
 }
 
 thread_local! {
-    /// Credentials that this thread has of its own, and the number of the cell whose place they take.
+    /// The thread's own credentials, and the number of the cell whose credentials they replace.
     static OWN: RefCell<Option<(u64, Cred)>> = const { RefCell::new(None) };
 }
 
-/// The credentials of a task, for checks without a lock.
+/// The credentials of a task, readable without a lock.
 #[derive(Debug)]
 pub(crate) struct CredCell {
-    /// Tells the cell from all others, wherever it is moved to.
+    /// Identifies the cell, also after a move.
     number: u64,
-    /// Whether a thread has credentials of its own. It sees its own store, and nobody else needs to.
+    /// Whether a thread has its own credentials. That thread sees its own store, and the store does
+    /// not concern other threads.
     has_own: unmodelled::AtomicBool,
-    /// Effective user and group.
+    /// The effective user and group.
     ids: AtomicU64,
     caps: AtomicU64,
-    /// Everything, for hooks and groups. Who reads it copies it: a hook is a callback, and has no place in a
-    /// section.
+    /// All credentials, for hooks and groups. A hook is a callback, and must not run in a read-side
+    /// critical section. So a call copies the credentials for it.
     whole: RcuCell<Cred>,
-    /// Keeps changes apart: each is of all three.
+    /// Serializes changes: each stores all three fields.
     changes: Mutex<()>,
 }
 
@@ -229,7 +232,7 @@ impl CredCell {
     pub(crate) fn new(cred: Cred) -> Self {
         static LAST: unmodelled::AtomicU64 = unmodelled::AtomicU64::new(0);
         Self {
-            // ORDERING: Relaxed. A number that no other cell has; nothing is published with it.
+            // ORDERING: Relaxed. The number is unique; nothing is published with it.
             number: LAST.fetch_add(1, unmodelled::Ordering::Relaxed),
             has_own: unmodelled::AtomicBool::new(false),
             ids: AtomicU64::new(pair(cred.euid, cred.egid)),
@@ -241,7 +244,7 @@ impl CredCell {
 
     pub(crate) fn set(&self, cred: Cred) {
         let _change = self.changes.lock();
-        // ORDERING: Relaxed. A call that runs beside takes each word as before or as after.
+        // ORDERING: Relaxed. A concurrent call sees the old or the new value of each word.
         self.ids.store(pair(cred.euid, cred.egid), Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         self.caps.store(cred.caps, Ordering::Relaxed);
@@ -252,15 +255,16 @@ impl CredCell {
     pub(crate) fn set_own(&self, cred: Cred) {
         // ORDERING: Relaxed. See `has_own`.
         self.has_own.store(true, unmodelled::Ordering::Relaxed);
-        // What was there is dropped once the cell may be borrowed again: a signal handler may make calls too. One that
-        // interrupts a look at it changes nothing, nor does who calls at the end of the thread.
+        // The old value is dropped after the borrow has ended, since a signal handler may make
+        // calls. A handler that interrupts a borrow changes nothing. Neither does a call at the end
+        // of the thread.
         let _before = OWN.try_with(|own| {
             let mut own = own.try_borrow_mut().ok()?;
             own.replace((self.number, cred))
         });
     }
 
-    /// Returns what `of` makes of the calling thread's own credentials, if it has any.
+    /// Applies `of` to the calling thread's own credentials, if it has any.
     #[inline]
     fn of_own<T>(&self, of: impl FnOnce(&Cred) -> T) -> Option<T> {
         // ORDERING: Relaxed. See `has_own`.
@@ -279,7 +283,7 @@ impl CredCell {
         found.ok().flatten()
     }
 
-    /// Returns a copy of everything, as it was set at once. Takes no lock and stores nothing that others read.
+    /// Returns a consistent copy of all credentials. Takes no lock, and writes no shared memory.
     pub(crate) fn whole(&self) -> Cred {
         self.of_own(Cred::clone).unwrap_or_else(|| self.whole.read(&rcu::read_lock()).clone())
     }
@@ -304,7 +308,7 @@ impl CredCell {
         self.caps.load(Ordering::Relaxed) & cap != 0
     }
 
-    /// Returns true if the bits `flag` asks for are granted, the security hook aside.
+    /// Returns true if the bits in `flag` are granted. Does not call the security hook.
     #[inline]
     pub(crate) fn may(&self, [owner, creator]: [u64; 2], mode: u16, flag: u32) -> bool {
         let requested = (flag >> 6) | (flag >> 3) | flag;
@@ -330,7 +334,7 @@ impl CredCell {
         is_in(self.whole.read(&section))
     }
 
-    /// Returns true if the object may be changed or removed.
+    /// Returns true if the caller may change or remove the object.
     pub(crate) fn may_control(&self, perm: &Perm) -> bool {
         let (euid, _) = self.ids();
         euid == perm.cuid || euid == perm.uid || self.is_capable(CAP_SYS_ADMIN)
@@ -354,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn third_of_the_mode_follows_from_owner_creator_and_groups() {
+    fn owner_creator_and_groups_select_the_bits_of_the_mode() {
         for owner in [1, 2] {
             assert!(may(Cred::user(owner, 99), 0o666) && !may(Cred::user(owner, 99), 0o111));
         }
@@ -367,15 +371,15 @@ mod tests {
     }
 
     #[test]
-    fn owner_is_not_looked_up_in_the_last_third() {
-        // The owner has no write permission here, but everybody else has.
+    fn bits_of_other_users_do_not_count_for_the_owner() {
+        // The owner has no write permission here, but all other users have.
         let perm = Perm { mode: 0o466, ..PERM };
         assert!(!may_with(&CredCell::new(Cred::user(1, 10)), &perm, 0o222));
     }
 
-    /// Somebody is in the middle of a change: who checks goes on, with what was there before.
+    /// A check during a change goes on with the old credentials.
     #[test]
-    fn check_beside_a_change_waits_for_nobody() {
+    fn check_during_a_change_does_not_wait() {
         let cell = CredCell::new(Cred { groups: vec![10], ..Cred::user(9, 9) });
         let _change = cell.changes.lock();
         assert!(may_with(&cell, &PERM, 0o444));
@@ -383,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_beside_changes_are_those_of_one_change() {
+    fn copy_of_credentials_is_consistent_during_changes() {
         const ROUNDS: u32 = if cfg!(miri) { 20 } else { 5000 };
         let of = |at: u32| Cred { groups: vec![at; 3], ..Cred::user(at, at) };
         let cell = CredCell::new(of(0));
@@ -402,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_of_a_thread_are_its_own_and_take_the_place_of_one_cells() {
+    fn credentials_of_a_thread_replace_those_of_one_cell() {
         let [cell, other] = [(); 2].map(|()| CredCell::new(Cred::user(9, 9)));
         let own = Cred { groups: vec![10], caps: CAP_SYS_ADMIN, ..Cred::user(8, 8) };
         thread::scope(|scope| {
@@ -413,7 +417,7 @@ mod tests {
                 assert!(may_with(&cell, &PERM, 0o444) && cell.may_control(&PERM));
                 assert_eq!((other.ids(), other.whole()), ((9, 9), Cred::user(9, 9)));
                 assert!(!may_with(&other, &PERM, 0o444) && !other.may_control(&PERM));
-                // Those of the others change, and not its own.
+                // The task's credentials change, but not those of the thread.
                 cell.set(Cred::user(7, 7));
                 assert_eq!(cell.ids(), (8, 8));
             });
@@ -423,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_asked_for_is_granted() {
+    fn empty_request_is_granted() {
         assert!(may(Cred::user(9, 9), 0));
     }
 

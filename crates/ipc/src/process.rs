@@ -1,73 +1,77 @@
-//! Which process a task belongs to, and whether that process is gone.
+//! The process of a task, and whether that process has ended.
 //!
-//! A pid is used again, so a process is known by its pid and its start time (field 22 of
-//! `/proc/PID/stat`, in clock ticks since boot), in one word. Both are of the pid namespace of the
-//! reader, so a namespace is shared within one pid namespace only (`file`).
+//! A pid is reused, so a process is identified by its pid and its start time, in one word. The
+//! start time is field 22 of `/proc/PID/stat`, in clock ticks since boot. Both numbers belong to
+//! the reader's pid namespace. So an IPC namespace is shared within one pid namespace only
+//! (`file`).
 //!
 //! | bits | field |
 //! |---|---|
-//! | 0-21 | pid, below 2^22 as with Linux |
-//! | 22-61 | start time, 0 if it is not known |
+//! | 0-21 | pid, below 2^22 as in Linux |
+//! | 22-61 | start time, or 0 if unknown |
 //! | 62 | reserved, 0 |
 //! | 63 | 1 |
 //!
-//! A process that has died and is not yet waited for has no memory any more: it counts as gone. One
-//! whose first thread has ended while others run is not: it has other threads.
+//! A zombie process has no memory any more, so it counts as ended. A process whose first thread has
+//! ended counts as alive while it has other threads.
 //!
 //! # Programs
 //!
-//! execve(2) keeps pid and start time, and ends what the program was in the middle of. Where its stack began (field 28)
-//! tells one program of a process from the next: the kernel chooses it anew each time, and above it lie
-//! arguments and environment. Without randomization a program that is replaced by one with the same of both is
-//! taken for it. The random bytes that each program is given (getauxval(3) `AT_RANDOM`) would tell those too, but
-//! no other process may read them. 0 is what is shown of a process that may not be looked at: then nothing is said.
+//! execve(2) keeps the pid and the start time, but ends all threads of the old program. The
+//! *image*, the address at which the program's stack begins (field 28), tells one program of a
+//! process from the next. The kernel chooses it at random for each program; arguments and
+//! environment lie above it. Without randomization, two programs with equal arguments and
+//! environments have the same image, and are not told apart. The random bytes of `AT_RANDOM`
+//! (getauxval(3)) would tell them apart, but other processes cannot read those. The kernel shows an
+//! image of 0 if the reader lacks permission. Then nothing is known of the program.
 //!
-//! Where `/proc` shows nothing of a process that kill(2) says is there, it counts as there: that is what
-//! `hidepid` does.
+//! A process that kill(2) finds, but `/proc` does not show, counts as alive: `/proc` may be mounted
+//! with `hidepid`.
 //!
-//! Source: proc(5) `/proc/pid/stat`; kill(2); pidfd_open(2); Linux `fs/proc/array.c` (`do_task_stat`).
+//! Source: proc(5) `/proc/pid/stat`; kill(2); pidfd_open(2); Linux `fs/proc/array.c`
+//! (`do_task_stat`).
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, read};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
-/// Bytes of a small file that are read.
+/// The largest size of a file of `/proc` that `read_small` reads, in bytes.
 const SMALL_BYTES: usize = 4096;
 
 const PID_BITS: u32 = 22;
 const START_MASK: u64 = (1 << 40) - 1;
 const IS_SET: u64 = 1 << 63;
 
-/// A process, or rather one life of a pid.
+/// A process: one use of a pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity(pub(crate) u64);
 
-/// How closely to look.
+/// How thoroughly to check whether a process has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// A few system calls; a pid that is used again looks alive.
+    /// By a few system calls. If the pid was reused, the process seems alive.
     Quick,
-    /// What `/proc` says as well.
+    /// Also by its start time in `/proc`.
     Close,
 }
 
 impl Identity {
-    /// The identity of tasks of a namespace that one process has: nobody asks whether they are gone.
+    /// The identity of all tasks of a private namespace. Its process cannot end alone.
     pub(crate) const PRIVATE: Self = Self(IS_SET);
 
-    /// Returns that of the calling process.
+    /// Returns the identity of the calling process.
     pub(crate) fn own() -> Self {
         Program::own().identity
     }
 
-    /// Returns that of the process that has `pid` now.
+    /// Returns the identity of the process that has `pid` now.
     #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle, corewalk_crash))))]
     pub(crate) fn of(pid: u32) -> Self {
         Self::new(pid, stat(pid).map_or(0, |stat| stat.start))
     }
 
-    /// Returns that of process `pid`, which was started at `start` ticks.
+    /// Returns the identity of process `pid` with the start time `start`, in ticks.
     pub(crate) fn new(pid: u32, start: u64) -> Self {
         let pid = u64::from(pid) & ((1 << PID_BITS) - 1);
         Self(IS_SET | (start & START_MASK) << PID_BITS | pid)
@@ -81,7 +85,7 @@ impl Identity {
         self.0 >> PID_BITS & START_MASK
     }
 
-    /// Returns true if the process has ended. What is no identity is of nobody, and so gone.
+    /// Returns true if the process has ended. A word that is no identity counts as ended.
     pub(crate) fn is_gone(self, look: Look) -> bool {
         if self == Self::PRIVATE {
             return false;
@@ -99,25 +103,26 @@ impl Identity {
     }
 }
 
-/// How other processes tell the calling program from all others.
+/// The identity of the calling program. It tells other processes whether the program still runs.
 ///
-/// It is read from `/proc`. A program that gives up its rights, its root directory or its
-/// descriptors before it registers reads it first: see [`crate::Namespace::adopt_as`].
+/// It is read from `/proc`. A program may have to drop its privileges, its root directory or its
+/// descriptors before it registers. Then it reads its identity before that: see
+/// [`crate::Namespace::adopt_as`].
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
     pub(crate) identity: Identity,
-    /// Where the stack of the program began, or 0 if that is not known.
+    /// The address at which the program's stack began, or 0 if unknown.
     pub(crate) image: u64,
-    /// The inode number of the pid namespace, or 0 if that is not known.
+    /// The inode number of the pid namespace, or 0 if unknown.
     pub(crate) pid_namespace: u64,
 }
 
 impl Program {
-    /// That of all tasks of a namespace that one process has.
+    /// The program of all tasks of a private namespace.
     pub(crate) const PRIVATE: Self =
         Self { identity: Identity::PRIVATE, image: 0, pid_namespace: 0 };
 
-    /// Returns that of the calling process, as far as `/proc` shows it.
+    /// Returns the identity of the calling program, as far as `/proc` shows it.
     #[must_use]
     pub fn own() -> Self {
         let pid = std::process::id();
@@ -126,18 +131,19 @@ impl Program {
     }
 }
 
-/// Returns the number of the calling process's pid namespace, or 0 where it is not to be had.
+/// Returns the inode number of the calling process's pid namespace, or 0 if `/proc` does not show
+/// it.
 pub(crate) fn pid_namespace() -> u64 {
     rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino)
 }
 
-/// Returns what tells the program of a process from those that it was and will be, or 0 if that is not known.
+/// Returns the image of the program that a process runs now, or 0 if unknown.
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle, corewalk_crash))))]
 pub(crate) fn image_of(pid: u32) -> u64 {
     stat(pid).map_or(0, |stat| stat.image)
 }
 
-/// Returns true if the process has another program now than when `image` was what told it.
+/// Returns true if the process now runs another program than the one with `image`.
 pub(crate) fn has_other_image(identity: Identity, image: u64) -> bool {
     if image == 0 || identity == Identity::PRIVATE || identity.0 & IS_SET == 0 {
         return false;
@@ -154,11 +160,11 @@ fn is_there(pid: u32) -> bool {
     pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
 }
 
-/// Returns true if a process has ended, and perhaps nobody has waited for it. Where that cannot be told so, because
-/// there is no descriptor to be had, it counts as there.
+/// Returns true if a process has ended, also if it is a zombie. Returns false if this cannot be
+/// found out, since no descriptor of the process can be opened.
 fn has_ended(pid: u32) -> bool {
     let Some(pid) = Pid::from_raw(pid.cast_signed()) else { return true };
-    // The descriptor can be read from once the last thread has ended.
+    // The descriptor becomes readable when the last thread has ended.
     let process = match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(process) => process,
         Err(errno) => return errno == Errno::SRCH,
@@ -169,7 +175,7 @@ fn has_ended(pid: u32) -> bool {
 
 struct Stat {
     start: u64,
-    /// Where the stack of the program began, or 0.
+    /// The address at which the program's stack began, or 0.
     image: u64,
     is_dead: bool,
 }
@@ -180,8 +186,8 @@ fn stat(pid: u32) -> Option<Stat> {
 
 /// Returns the text of a small file of `/proc`.
 ///
-/// By system calls of our own: the C library's functions may be those of a program that stands in front of
-/// them, fakeroot(1) for one, and that itself makes calls of the namespace.
+/// This makes its system calls directly. A preloaded library, such as that of fakeroot(1), may
+/// replace functions of the C library, and may itself make calls of the namespace.
 ///
 /// # Errors
 ///
@@ -200,8 +206,8 @@ pub(crate) fn read_small(path: &str) -> Result<String, Errno> {
     }
 }
 
-/// Reads a line of `/proc/PID/stat`. The name in it may hold any character, so fields are counted from
-/// its end.
+/// Parses a line of `/proc/PID/stat`. The program's name in it may contain any character, so fields
+/// are counted from its closing parenthesis.
 fn parse(line: &str) -> Option<Stat> {
     let (_, fields) = line.rsplit_once(')')?;
     let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
@@ -218,23 +224,23 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn own_process_is_there() {
+    fn own_process_is_alive() {
         let own = Identity::own();
         assert_ne!(own.start(), 0);
         assert!(!own.is_gone(Look::Quick) && !own.is_gone(Look::Close));
     }
 
     #[test]
-    fn pid_that_was_used_again_is_gone() {
+    fn process_whose_pid_was_reused_is_gone() {
         let own = Identity::own();
         let earlier = Identity::new(own.pid(), own.start() - 1);
         assert!(earlier.is_gone(Look::Close));
-        // Why the start time is there: without it the life before looks alive.
+        // The control: without a start time, the earlier process seems alive.
         assert!(!Identity::new(own.pid(), 0).is_gone(Look::Close));
     }
 
     #[test]
-    fn process_that_ended_is_gone_before_and_after_it_is_waited_for() {
+    fn process_that_ended_is_gone_as_a_zombie_and_after_it() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let start = stat(child.id()).unwrap().start;
         let identity = Identity::new(child.id(), start);
@@ -249,18 +255,21 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_gone() {
+    fn word_that_is_no_identity_counts_as_ended() {
         assert!(Identity(0).is_gone(Look::Quick) && Identity(7).is_gone(Look::Quick));
         assert!(!Identity::PRIVATE.is_gone(Look::Close));
     }
 
     #[test]
-    fn name_with_spaces_and_parentheses_is_passed_over() {
+    fn name_with_spaces_and_parentheses_is_skipped() {
         let tail = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 1 0 4242 5";
         let stat = parse(&format!("7 (a) b ) Z) {tail}")).unwrap();
         assert_eq!((stat.start, stat.is_dead), (4242, false));
         assert!(parse("7 (a").is_none() && parse("7 (a) Z").is_none());
         let leader = tail.replacen('S', "Z", 1).replacen(" 1 0 4242", " 3 0 4242", 1);
-        assert!(!parse(&format!("7 (a) {leader}")).unwrap().is_dead, "it has other threads");
+        assert!(
+            !parse(&format!("7 (a) {leader}")).unwrap().is_dead,
+            "the process has other threads"
+        );
     }
 }

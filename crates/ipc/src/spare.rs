@@ -1,17 +1,20 @@
-//! The spare line for tasks: who finds all other lines taken cleans up with it.
+//! The spare task line: a process that finds all other task lines in use cleans up with it.
 //!
-//! A reaper needs a line of its own, since locks and frozen words name their owner by it. Where all lines
-//! belong to tasks that have died nobody could register, and so nobody reap. The last line is therefore
-//! never a task's: who would get `ENOMEM` takes it, reaps the dead, looks again, and lets go of it.
+//! A reaper needs a task line, since locks and frozen words name their owner by its number. If all
+//! lines belonged to dead tasks, no process could register, and so no process could reap them. So
+//! the last line is never given to a task. A process that would get `ENOMEM` takes the spare line,
+//! reaps the dead tasks, and frees the spare line. Then it tries to register again.
 //!
-//! # A holder that has died
+//! # Death of the holder
 //!
-//! The spare line has no waiting calls, attaches or adjustments, and freezes words under the lock of a set only;
-//! what its holder may leave is found by its generation (locks), or belongs to the line (records that were
-//! being freed). The next one takes the line over, waits until nobody else reaps it, and ends that first.
+//! A holder of the spare line has no waiting calls, attach records or adjustments. It freezes words
+//! only under the lock of a set. So it can leave only two things. Its locks have its generation, so
+//! the next thread finds out that it has died. Undo records that it was freeing belong to its line.
+//! The next holder takes over the line. It waits until no other task reaps the line, and then
+//! cleans up after the dead holder first.
 //!
-//! A program that is replaced by execve(2) while one of its threads is here keeps the spare line until the
-//! process ends.
+//! If a program is replaced by execve(2) while one of its threads holds the spare line, the line
+//! stays taken until the process ends.
 //!
 //! Source: none; the argument is above.
 
@@ -26,17 +29,17 @@ use crate::process::{Identity, Look};
 use crate::recover;
 use crate::task::{GENERATION, STATE, identity, next_generation, task_line};
 
-/// Returns how many lines there are for tasks, without the spare one.
+/// Returns the number of lines for tasks, without the spare one.
 pub(crate) fn own_lines(shared: &Shared) -> u32 {
     shared.layout.tasks_max - 1
 }
 
-/// Reaps all tasks that have died, for who has no line.
+/// Reaps all dead tasks on behalf of a process without a task line.
 ///
 /// # Errors
 ///
-/// `EIO` if somebody who lives does not let go of the spare line or of a lock that is needed; `ENOMEM` where
-/// nobody dies alone.
+/// - `EIO`: a live process does not release the spare line or a lock.
+/// - `ENOMEM`: the namespace is private. Its tasks cannot die alone.
 #[cold]
 pub(crate) fn reap_without_line(shared: &Shared) -> Result<(), Errno> {
     if shared.scope == Scope::Private {
@@ -50,7 +53,7 @@ pub(crate) fn reap_without_line(shared: &Shared) -> Result<(), Errno> {
     reaped
 }
 
-/// Takes the spare line, also from one who has died.
+/// Takes the spare line, also from a dead holder.
 fn claim(shared: &Shared) -> Result<Owner, Errno> {
     let index = own_lines(shared);
     let line = task_line(shared, index);
@@ -111,26 +114,26 @@ mod tests {
     }
 
     #[test]
-    fn control_namespace_whose_tasks_all_live_takes_no_more() {
+    fn control_namespace_of_live_tasks_takes_no_more() {
         let namespace = namespace();
         let _both = two(&namespace);
         assert!(matches!(namespace.register(Cred::root(), 3), Err(Errno::NOMEM)));
         let spare = own_lines(namespace.shared());
-        assert_eq!(identity(task_line(namespace.shared(), spare)).0, 0, "it was let go");
+        assert_eq!(identity(task_line(namespace.shared(), spare)).0, 0, "the spare line is free");
     }
 
     #[test]
-    fn spare_line_of_a_holder_that_died_is_taken_with_what_it_left() {
+    fn spare_line_of_a_dead_holder_is_taken_over_with_its_records() {
         let namespace = namespace();
         let shared = namespace.shared();
         let [first, _second] = two(&namespace);
         let spare = Owner { index: own_lines(shared), generation: next_generation(shared) };
-        // It was about to free a record.
+        // The holder was about to free an undo record.
         let record = shared.layout.undos.alloc(shared, 2, spare, spare.index).unwrap();
         forget_process(shared, spare.index);
         kill(first);
         let _third = namespace.register(Cred::root(), 3).unwrap();
         assert_eq!(shared.layout.undos.whose(&shared.region, record), None);
-        assert_eq!(identity(task_line(shared, spare.index)).0, 0, "it was let go");
+        assert_eq!(identity(task_line(shared, spare.index)).0, 0, "the spare line is free");
     }
 }

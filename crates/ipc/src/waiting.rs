@@ -1,26 +1,26 @@
-//! The calls of a task that wait, for who wants to end them.
+//! The waiting calls of a task, for the threads that may end them.
 //!
-//! A signal handler may interrupt a call at any instruction, and itself make a call that waits. A lock here would then be its own
-//! thread's: so a call is entered by one exchange in a slot of its own, and leaves by another. Only where more calls wait
-//! than there are slots there is a lock.
+//! A signal handler may interrupt a call at any instruction, and make a waiting call itself. If the
+//! calls were under a lock, the interrupted thread could hold it. So a call enters itself by one
+//! exchange in a slot, and leaves by another. Only calls that find no slot use a lock.
 //!
 //! # Slots
 //!
-//! | word | means |
+//! | word | meaning |
 //! |---|---|
 //! | 0 | free |
-//! | a line | the node of a call that waits, or has just been woken |
-//! | a line, with `LOOKED_AT` | likewise, and somebody looks at the node: it stays until that is over |
+//! | a line | the node of a call that waits, or was just woken |
+//! | a line, with `LOOKED_AT` | the same, and a thread uses the node: it must stay until then |
 //!
 //! # Model checker
 //!
-//! Loom orders an access with the last one to the same word only. A load before an exchange would hide
-//! the load of another thread from it, and with it the run in which they meet. So a model leaves out
-//! the loads that only save an exchange.
+//! Loom orders a load only after the last access to the same word. A load before an exchange would
+//! hide another thread's load from loom, and with it the run in which the two meet. So a model
+//! leaves out loads that only save an exchange.
 //!
 //! # Guarantees
 //!
-//! - W.1: a node that `each` gives to its closure is one of this task until the closure returns.
+//! - W.1: while `each` runs its closure for a node, the node belongs to a call of this task.
 //!
 //! Source: signal-safety(7).
 
@@ -29,16 +29,16 @@ use corewalk_base::primitives::IS_MODEL;
 use corewalk_base::primitives::atomic::{AtomicU32, Ordering};
 use corewalk_base::primitives::thread;
 
-/// Calls that wait without a lock. A crowd that waits beyond them pays for it at each wait.
+/// The number of waiting calls that need no lock.
 const SLOTS: usize = if IS_MODEL { 2 } else { 512 };
 
-/// In a slot: somebody looks at the node. Lines are fewer.
+/// A bit of a slot: a thread uses the node. Line numbers are smaller.
 const LOOKED_AT: u32 = 1 << 31;
 
-/// Nodes of calls that wait.
+/// The nodes of waiting calls.
 pub(crate) struct Waiting {
     slots: [AtomicU32; SLOTS],
-    /// Those that found no slot.
+    /// The nodes that found no slot.
     more: Mutex<Vec<u32>>,
 }
 
@@ -49,12 +49,12 @@ impl Default for Waiting {
 }
 
 impl Waiting {
-    /// Enters a node.
+    /// Adds a node.
     pub(crate) fn enter(&self, node: u32) {
         let is_taken = |slot: &AtomicU32| {
-            // ORDERING: Relaxed. A guess for the exchange, which a slot in use would fail.
+            // ORDERING: Relaxed. A guess: the exchange fails if the slot is in use.
             (IS_MODEL || slot.load(Ordering::Relaxed) == 0)
-                // ORDERING(ipc-waiting): Release. The node is made before it is looked at.
+                // ORDERING(ipc-waiting): Release. The node is complete before `each` finds it.
                 && slot.compare_exchange(0, node, Ordering::Release, Ordering::Relaxed).is_ok()
         };
         if !self.slots_from(node).any(is_taken) {
@@ -62,17 +62,17 @@ impl Waiting {
         }
     }
 
-    /// Takes a node out. Nobody looks at it any more.
+    /// Removes a node. When this returns, no thread uses the node any more.
     pub(crate) fn leave(&self, node: u32) {
         if !self.slots_from(node).any(|slot| is_left(slot, node)) {
             self.more.lock().retain(|other| *other != node);
         }
     }
 
-    /// Calls a function for every node.
+    /// Calls a function with each node.
     pub(crate) fn each(&self, mut look: impl FnMut(u32)) {
         for slot in &self.slots {
-            // ORDERING: Relaxed. What is seen is looked at again.
+            // ORDERING: Relaxed. A guess for the exchange below.
             let node = slot.load(Ordering::Relaxed) & !LOOKED_AT;
             if node == 0 {
                 continue;
@@ -84,30 +84,32 @@ impl Waiting {
             let is_held = loop {
                 match held() {
                     Ok(_) => break true,
-                    // Another looks at it.
+                    // Another thread uses the node.
                     Err(seen) if seen == node | LOOKED_AT => thread::yield_now(),
                     Err(_) => break false,
                 }
             };
             if is_held {
                 look(node);
-                // ORDERING(ipc-waiting): Release. What was done to the node happens before it is another's.
+                // ORDERING(ipc-waiting): Release. Work on the node happens before the node is
+                // freed.
                 slot.store(node, Ordering::Release);
             }
         }
         self.more.lock().iter().for_each(|node| look(*node));
     }
 
-    /// Returns all slots. A node of the usual two lines has the first to itself, also in a crowd.
+    /// Returns all slots, from the preferred one of a node. Nodes of two lines, the usual size,
+    /// have different preferred slots.
     fn slots_from(&self, node: u32) -> impl Iterator<Item = &AtomicU32> {
         let first = node as usize / 2;
         (0..SLOTS).map(move |step| &self.slots[first.wrapping_add(step) % SLOTS])
     }
 }
 
-/// Takes a node out of a slot; returns false if it is not there.
+/// Removes a node from a slot. Returns false if the slot does not hold it.
 fn is_left(slot: &AtomicU32, node: u32) -> bool {
-    // ORDERING: Relaxed. A node stays in its slot until its own thread takes it out.
+    // ORDERING: Relaxed. Only the node's own thread removes it from its slot.
     while IS_MODEL || slot.load(Ordering::Relaxed) & !LOOKED_AT == node {
         // ORDERING(ipc-waiting): Acquire. See `each`.
         match slot.compare_exchange(node, 0, Ordering::Acquire, Ordering::Relaxed) {
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_wait_are_met_once_however_many_they_are() {
+    fn each_visits_every_call_once_with_and_without_slots() {
         let waiting = Waiting::default();
         let all: Vec<u32> = (1..=3 * SLOTS as u32).collect();
         all.iter().for_each(|node| waiting.enter(*node));
@@ -140,14 +142,14 @@ mod tests {
         let (gone, left): (Vec<u32>, Vec<u32>) = all.into_iter().partition(|node| node % 3 == 0);
         gone.iter().for_each(|node| waiting.leave(*node));
         assert_eq!(nodes(&waiting), left);
-        // One that is not there takes nobody out.
+        // To remove a missing node changes nothing.
         waiting.leave(gone[0]);
         assert_eq!(nodes(&waiting), left);
     }
 
-    /// A handler that interrupts who looks at the calls of the task may itself wait.
+    /// A thread that calls `each` may be interrupted by a handler that waits itself.
     #[test]
-    fn call_is_entered_and_left_while_another_is_looked_at() {
+    fn call_enters_and_leaves_while_each_visits_another() {
         let waiting = Waiting::default();
         waiting.enter(7);
         let mut met = Vec::new();
@@ -159,12 +161,12 @@ mod tests {
         assert_eq!((met, nodes(&waiting)), (vec![7], vec![7]));
     }
 
-    /// W.1: who leaves waits for who looks.
+    /// W.1: `leave` waits for `each`.
     #[test]
-    fn node_is_not_left_while_it_is_looked_at() {
+    fn node_does_not_leave_while_each_uses_it() {
         const ROUNDS: u32 = 20_000;
         let (waiting, there) = (Waiting::default(), unmodelled::AtomicU64::new(0));
-        // ORDERING: Relaxed. What goes with it is what is tested.
+        // ORDERING: Relaxed. The test checks the order that `enter` and `leave` give.
         let order = Ordering::Relaxed;
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -177,7 +179,7 @@ mod tests {
                 there.store(2, order);
             });
             while there.load(order) != 2 {
-                waiting.each(|_| assert_eq!(there.load(order), 1, "it has gone"));
+                waiting.each(|_| assert_eq!(there.load(order), 1, "the node has left"));
             }
         });
     }

@@ -1,33 +1,40 @@
-//! Noticing deaths on behalf of calls that wait: a few waiting calls look for all of them.
+//! The watcher: one waiting call that looks for dead tasks on behalf of all.
 //!
-//! A waiting call sleeps until another process wakes it. If that process is killed, the kernel tells the sleeper nothing.
-//! If each waiting call looked for the dead ten times a second, hundreds of idle waiters would keep a processor busy.
+//! A waiting call sleeps until another process wakes it. If that process is killed, the kernel does
+//! not tell the sleeper. If each waiting call checked for dead tasks ten times a second, hundreds
+//! of idle calls would keep a processor busy.
 //!
 //! # The ladder
 //!
-//! The namespace has [`RUNGS`] words. Each holds the time at which a waiting call has stood on that rung last. A call that
-//! has slept for its turn takes the lowest rung that is its own or whose holder is late. Its next turn is
-//! [`TURN_NS`], doubled for each rung below. The holder of the lowest rung is the *watcher*: it looks for the dead.
-//! A call that finds no rung sleeps for twice the turn of the highest rung.
+//! The namespace has [`RUNGS`] words, its rungs. Each holds the time at which a waiting call last
+//! took the rung. A call that has slept for its turn takes the lowest rung that is its own or whose
+//! holder is late. Its next turn lasts [`TURN_NS`], doubled for each rung below. The holder of the
+//! lowest rung is the watcher. A call that finds no rung sleeps for twice the turn of the highest
+//! rung.
 //!
-//! A rung names no holder, so a death of the watcher needs no repair. The watcher's time gets old, and the holder of the next rung
-//! takes the lowest one at the end of its own turn. The same happens when the watcher's call is over. If all holders
-//! of rungs are killed at once, the next sleeper that ends its turn becomes the watcher.
+//! A rung does not name its holder, so the death of a watcher needs no repair. Its time gets old,
+//! and the holder of the next rung takes the lowest one at the end of its turn. The same happens
+//! when the watcher's call ends. If all holders are killed at once, the next call that ends its
+//! turn becomes the watcher.
 //!
-//! All waiting calls of a namespace together wake fewer than 20 times a second, and each call once in
-//! 12.8 s. A call that is woken within its first turn stands on no rung and costs nothing.
+//! All waiting calls of a namespace together wake fewer than 20 times a second. Each single call
+//! wakes once in 12.8 s. A call that is woken within its first turn takes no rung and costs
+//! nothing.
 //!
 //! # The look
 //!
-//! [`look`] does for all waiting calls what each of them would do for itself:
-//! - It wakes the calls that were completed, in case the process that completed them was killed before the wake-up.
-//! - It takes over the locks of awaited sets and queues whose holders have died, which repairs the objects.
+//! [`look`] does for all waiting calls what each would have to do for itself:
+//! - It wakes calls that were completed, in case the completing process was killed before the
+//!   wake-up.
+//! - It takes over the locks of awaited sets and queues from dead holders, which repairs the
+//!   objects.
 //! - It ends awaited objects whose removal was interrupted.
-//! - It reaps the dead that hold adjustments of awaited sets, or that were granted what they did not take.
+//! - It reaps dead tasks that hold adjustments of awaited sets, or that have unacknowledged grants.
 //!
 //! # Locks
 //!
-//! The caller holds no lock. The words of the ladder are hints: a wrong one costs a look or delays it.
+//! The caller holds no lock. The words of the ladder are hints: a wrong one causes a needless look
+//! or delays one.
 //!
 //! Source: none; leases as in Gray and Cheriton, 1989, for roles that expire.
 
@@ -41,24 +48,24 @@ use crate::process::Look;
 use crate::recover;
 use crate::{msg, sem};
 
-/// The turn of the watcher: how long a death goes unnoticed while there is one.
+/// The turn of the watcher. While there is one, a death goes unnoticed for this long at most.
 pub(crate) const TURN_NS: u64 = 100_000_000;
 
-/// Rungs of the ladder.
+/// The number of rungs.
 const RUNGS: usize = 7;
 
-/// Lines of the ladder.
+/// The number of lines of the ladder.
 pub(crate) const LADDER_LINES: u32 = 1;
 
 const MS_NS: u64 = 1_000_000;
 
-/// One look in so many milliseconds is a close one: it tells a pid that is used again.
+/// The time between two close looks. Only a close look recognizes a reused pid.
 const CLOSE_LOOK_MS: u64 = 1000;
 
-/// What concerns the waiting calls of a namespace.
+/// The tasks and objects that matter to the waiting calls of a namespace.
 #[derive(Default)]
 pub(crate) struct Concerns {
-    /// Tasks whose death would change something for a waiting call.
+    /// Tasks whose death would change the outcome of a waiting call.
     pub(crate) suspects: Vec<u32>,
     /// Slots of awaited semaphore sets.
     pub(crate) sets: Vec<u32>,
@@ -74,7 +81,7 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// Returns the place of a call that begins to wait: on no rung, with the turn of the lowest.
+    /// Returns the place of a call that begins to wait: no rung, and the turn of the lowest.
     pub(crate) fn first() -> Self {
         Self { rung: 0, since_ms: u64::MAX }
     }
@@ -90,7 +97,8 @@ impl Turn {
         }
     }
 
-    /// Takes a rung after a turn has passed; returns true if the caller is the watcher, and so has to [`look`].
+    /// Takes a rung after a turn has passed. Returns true if the caller is now the watcher, and so
+    /// has to [`look`].
     #[cold]
     pub(crate) fn is_watcher(&mut self, shared: &Shared) -> bool {
         let now_ms = futex::now().monotonic_ns / MS_NS;
@@ -103,15 +111,16 @@ impl Turn {
         let seen = get(word);
         let is_own = rung == self.rung && seen == self.since_ms;
         let turn_ms = (TURN_NS / MS_NS) << rung;
-        // A time that is still to come was written by a hostile process: its distance is huge.
+        // A time in the future was written by a hostile process. The subtraction makes it very
+        // late.
         let is_late = now_ms.wrapping_sub(seen) >= turn_ms + turn_ms / 4;
-        // ORDERING: Relaxed. The word says who is to look; nothing is published with it.
+        // ORDERING: Relaxed. The word only decides which call looks; nothing is published with it.
         let exchange = || word.compare_exchange(seen, now_ms, Ordering::Relaxed, Ordering::Relaxed);
         (is_own || is_late) && exchange().is_ok()
     }
 }
 
-/// Looks for the dead on behalf of all waiting calls. The caller holds no lock.
+/// Looks for dead tasks on behalf of all waiting calls. The caller holds no lock.
 #[cold]
 pub(crate) fn look(shared: &Shared, owner: Owner) {
     let mut concerns = Concerns::default();
@@ -131,7 +140,7 @@ pub(crate) fn look(shared: &Shared, owner: Owner) {
     let is_close = now_ms % CLOSE_LOOK_MS < TURN_NS / MS_NS;
     let look = if is_close { Look::Close } else { Look::Quick };
     for task in suspects.into_iter().filter(|task| shared.is_gone(*task, look)) {
-        // A later look ends what cannot be ended now.
+        // A later look tries again if this fails.
         let _reaped = recover::reap(shared, owner, task);
     }
 }
@@ -195,10 +204,10 @@ mod tests {
         let (mut watcher, mut next) = (Turn::first(), Turn::first());
         assert!(watcher.is_watcher(shared) && watcher.is_watcher(shared));
         assert!(!next.is_watcher(shared), "the watcher is in time");
-        // The watcher is late, or a hostile process has stored a time to come.
+        // The watcher is late, or a hostile process has stored a time in the future.
         for wrong in [0, u64::MAX] {
             let now_ms = || futex::now().monotonic_ns / MS_NS;
-            // The watcher takes the time that it has stored for its own.
+            // Wait for the next millisecond: the watcher would take an equal time for its own.
             while now_ms() <= watcher.since_ms {
                 thread::yield_now();
             }
@@ -239,7 +248,7 @@ mod tests {
             wait_without_sleep(&other, if is_awaited { held } else { free }, &[DOWN]);
             kill(one);
             look(&other.shared, other.owner);
-            // GETVAL would reap the task itself.
+            // `GETVAL` would reap the task itself, so it comes after this check.
             let is_reaped = !crate::task::pids(&other.shared).contains(&1);
             assert_eq!(is_reaped, is_awaited);
             assert_eq!(other.sem_getval(held, 1), Ok(0));

@@ -1,31 +1,31 @@
-//! Free ranges that lie beside each other become larger ones, and large ones are cut.
+//! Joining adjacent free ranges into larger ones, and cutting large ranges.
 //!
-//! Texts of one size may fill the pool of messages, go, and be followed by texts of another:
-//! without this the pool would keep the sizes that it was filled with for ever. The same holds for
-//! sets of semaphores and for undo records. An allocation that finds no range joins, with the
+//! Messages of one size may fill the pool of messages, and be followed by messages of another size.
+//! Without joins the pool would keep the first sizes for ever. The same holds for sets of
+//! semaphores and for undo records. An allocation that finds no range joins free ranges under the
 //! pool's lock.
 //!
 //! # One store at a time
 //!
-//! A run of free ranges is divided anew from its end to its start. A header that is written lies
-//! where the run begins, where an earlier range does, or where nobody comes yet; what follows it is
-//! divided already. So the headers say something true after each store, and who dies in between has
-//! joined a part of them.
+//! A run of adjacent free ranges is divided anew from its end to its start. The line of a written
+//! header is the start of the run, the start of an old range, or a line that no walk reaches yet.
+//! The lines behind the new range are divided already. So the headers are valid after each store.
+//! If the thread dies, a part of the ranges is joined.
 //!
-//! # Who walks without the lock
+//! # Walks without the lock
 //!
-//! Such a walk may stand at the start of a range that is joined to the one before and used again:
-//! the next header that it reads is then a part of a text. `JOINS` is changed after ranges were
-//! joined and before any of them can be used. A walk that finds it changed at its end has seen
-//! nothing and is made again ([`Pool::collect_used`]); who gives back what a walk has found asks
-//! again with the lock ([`Pool::free_seen`]).
+//! Such a walk may stand at the start of a range while this range is joined to the one before and
+//! used again. Then the next header that it reads is a part of a message's text. The count `JOINS`
+//! changes after a join and before the joined ranges are used. If it has changed at the end of a
+//! walk, the result is dropped and the walk is repeated ([`Pool::collect_used`]). To free a range
+//! from a walk, a thread checks it again under the lock ([`Pool::free_seen`]).
 //!
-//! # What it costs
+//! # Cost
 //!
-//! Two walks over the pool. So that a pool of messages that is full is not walked by each
-//! msgsnd(2), it is joined only after `lines / 256` were given back since the last time. The other
-//! pools are joined after any line was: a semget(2) that is refused though there is room for the
-//! set would be worse than a slow one.
+//! A join walks the pool twice. So a full pool of messages joins only after `lines / 256` lines
+//! were freed since the last join. Otherwise each msgsnd(2) would walk it. The other pools join
+//! after any line was freed. A slow semget(2) is better than one that is refused although the pool
+//! has enough free lines.
 //!
 //! Source: Knuth, The Art of Computer Programming 1, 2.5, for joining; Linux
 //! `include/linux/seqlock.h` for the count.
@@ -38,15 +38,15 @@ use crate::field::{get, put};
 use crate::lock::Owner;
 use crate::namespace::Shared;
 
-/// Of how many lines those are that have to come back before ranges are joined again.
+/// A pool of messages joins again after this share of its lines was freed: one in 256.
 const GIVEN_SHARE: u32 = 256;
 
-/// Walks at most, whatever the region says.
+/// The largest number of walks. A hostile task may change the count at each of them.
 const WALKS_MAX: u32 = 16;
 
 impl Pool {
-    /// Joins free ranges, if enough was given back since the last time; returns whether it did. The
-    /// lock is held.
+    /// Joins free ranges, if enough lines were freed since the last join. Returns true if it did.
+    /// The caller holds the lock.
     #[cold]
     pub(super) fn join(&self, region: &Region) -> bool {
         let least = match self.joins {
@@ -59,8 +59,7 @@ impl Pool {
             return false;
         }
         let (mut start, mut count) = (self.first, 0);
-        // Lines that were never handed out are a part of the last run, if there is memory for
-        // headers in them.
+        // The lines that were never used belong to the last run, if their headers can be reserved.
         let fresh = self.first + get(&head[NEXT_FRESH]).min(u64::from(self.lines)) as u32;
         let all = self.first + self.lines;
         let is_room = pieces(fresh, all).all(|(line, _)| self.ensure(region, line..line + 1));
@@ -83,8 +82,8 @@ impl Pool {
         true
     }
 
-    /// Cuts off the lines that a free range, which is in no list, has too much. It stays larger if
-    /// there is no memory for a header in them. The lock is held.
+    /// Cuts a free range that is in no list to the wanted class, and frees the rest. The range
+    /// stays larger if the header of the rest cannot be reserved. The caller holds the lock.
     pub(super) fn cut(&self, region: &Region, line: u32, class: u32, wanted: u32) {
         if self.joins == Joins::Never {
             return;
@@ -95,13 +94,13 @@ impl Pool {
                 return;
             }
             self.write_free(region, rest, class);
-            // The rest is a range once this one ends before it.
+            // This store makes the rest a range: from now on walks reach its header.
             self.write_free(region, line, class);
             self.push(region, rest, class);
         }
     }
 
-    /// Makes free ranges of lines that no used range has a part of, as large as there are.
+    /// Divides lines without a used range into free ranges that are as large as possible.
     fn divide(&self, region: &Region, start: u32, end: u32) {
         let pieces: Vec<(u32, u32)> = pieces(start, end).collect();
         for (line, class) in pieces.into_iter().rev() {
@@ -109,25 +108,26 @@ impl Pool {
         }
     }
 
-    /// Writes the header of a free range, in lines that may have been the middle of another.
+    /// Writes the header of a free range. Its first line may have been the middle of another range.
     fn write_free(&self, region: &Region, line: u32, class: u32) {
         let words = region.line(line);
         if self.joins == Joins::Clearing {
-            // What is free says nothing else.
+            // Zero the first line, so that no text is taken for the words of a user.
             words[..HEADER].iter().for_each(|word| put(word, 0));
         }
         // ORDERING(ipc-pool): Release. As in `set_whose`.
         words[HEADER].store(u64::from(class) + 1, Ordering::Release);
     }
 
-    /// Says that the places of ranges have changed. The lock is held.
+    /// Counts a change of the ranges' places. The caller holds the lock.
     pub(super) fn note_joins(&self, region: &Region) {
         if self.joins != Joins::Never {
             let head = region.line(self.head);
-            // ORDERING(ipc-joins): Release. Who begins a walk at this count finds the headers as
-            // they are now.
+            // ORDERING(ipc-joins): Release. A walk that begins with this count finds the new
+            // headers.
             head[JOINS].store(get(&head[JOINS]).wrapping_add(1), Ordering::Release);
-            // Nothing is known of what came back.
+            // The number of freed lines is unknown. Assume that all were freed, so that the next
+            // join runs.
             put(&head[GIVEN], u64::from(self.lines));
         }
     }
@@ -137,10 +137,10 @@ impl Pool {
         region.line(self.head)[JOINS].load(Ordering::Acquire)
     }
 
-    /// Returns what `of` makes of the ranges that are used, each with whom it is for; and which
-    /// state of the pool that was.
+    /// Applies `of` to each used range and its user. Returns the results, and the count of joins at
+    /// that time.
     ///
-    /// Ranges that begin or end to be used meanwhile may be missing, as in [`Pool::used`].
+    /// A range that begins or ends to be used meanwhile may be missing, as in [`Pool::used`].
     pub(crate) fn collect_used<T>(
         &self,
         region: &Region,
@@ -153,8 +153,8 @@ impl Pool {
         };
         let mut seen = walk();
         for _ in 1..WALKS_MAX {
-            // ORDERING(ipc-joins): Acquire. Who has read a part of a text finds the count that was
-            // changed before the text was written (`Message::alloc`).
+            // ORDERING(ipc-joins): Acquire. A walk that has read a part of a text sees the count
+            // change, since it precedes the text (`Message::alloc`).
             fence(Ordering::Acquire);
             if self.joins(region) == seen.0 {
                 break;
@@ -164,10 +164,10 @@ impl Pool {
         seen
     }
 
-    /// Gives back the range at `line` if `is_left` says so, which is asked with the lock held. It
-    /// was seen when `joins` was the state of the pool.
+    /// Frees the range at `line` if `is_left` returns true under the lock. `joins` is the count at
+    /// the time of the walk that found the range.
     ///
-    /// If the lock cannot be had the range is lost.
+    /// If the lock cannot be taken, the range is lost.
     pub(crate) fn free_seen(
         &self,
         shared: &Shared,
@@ -185,7 +185,8 @@ impl Pool {
     }
 }
 
-/// Returns the lines and classes of the ranges that cover some lines, as large as there are.
+/// Returns the lines and classes of ranges, as large as possible, that cover the lines from `start`
+/// to `end`.
 fn pieces(start: u32, end: u32) -> impl Iterator<Item = (u32, u32)> {
     let piece = move |at: u32| (at < end).then(|| (at, (end - at).ilog2().min(CLASSES - 1)));
     std::iter::successors(piece(start), move |(at, class)| piece(at + (1 << class)))
@@ -214,11 +215,11 @@ mod tests {
         (namespace, pool)
     }
 
-    /// Sends texts of `size` bytes until there is no room, and receives them; returns how many.
+    /// Sends texts of `size` bytes until the pool is full, and receives them. Returns their number.
     fn fill_and_drain(task: &Task, id: crate::MsgId, size: usize) -> usize {
         let send = || task.msgsnd(id, 1, &vec![7; size], MsgFlags::NOWAIT);
         let count = (0..).take_while(|_| send() == Ok(())).count();
-        assert_eq!(send(), Err(Errno::NOMEM), "the queue has room");
+        assert_eq!(send(), Err(Errno::NOMEM), "the queue has enough space");
         for _ in 0..count {
             let mut text = vec![0; size];
             assert_eq!(task.msgrcv(id, &mut text, 0, MsgFlags::empty()).unwrap().size_bytes, size);
@@ -233,26 +234,26 @@ mod tests {
         let task = namespace.register(Cred::root(), 1).unwrap();
         let id = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
         for _ in 0..3 {
-            // Two lines, thirty-two, eight; and one range that the task keeps.
+            // The ranges have 2, 32 and 8 lines. The task keeps one of them for its next message.
             let counts = [64, 1000, 300].map(|size| fill_and_drain(&task, id, size));
             assert!(counts[0] >= 127 && counts[1] >= 6 && counts[2] >= 30, "{counts:?}");
         }
     }
 
-    /// Fills what belongs to the user of a range with what looks like headers.
+    /// Fills the user's part of a range with words that look like headers.
     fn scribble(region: &Region, line: u32, lines: u32, whose: u32) {
         for at in line + 1..line + lines {
             region.line(at).iter().for_each(|word| put(word, looks_used(whose)));
         }
     }
 
-    /// A header of one line that is used.
+    /// Returns the header of a used range of one line.
     fn looks_used(whose: u32) -> u64 {
         1 | super::super::USED | u64::from(whose) << super::super::WHOSE_SHIFT
     }
 
     #[test]
-    fn ranges_stay_apart_whatever_is_joined_and_cut() {
+    fn ranges_never_overlap_after_joins_and_cuts() {
         const LINES: u32 = 64;
         let seed = Seed::choose();
         let _report = ReportSeed::new(seed);
@@ -269,7 +270,7 @@ mod tests {
                     continue;
                 };
                 assert_eq!(pool.len(&shared.region, line), wanted);
-                assert_eq!(get(&shared.region.line(line)[0]), 0, "it is nobody's message");
+                assert_eq!(get(&shared.region.line(line)[0]), 0, "the range has no user yet");
                 scribble(&shared.region, line, wanted, 77);
                 model.insert(line, wanted);
             } else if !model.is_empty() {
@@ -293,11 +294,11 @@ mod tests {
     }
 
     #[test]
-    fn pool_that_is_full_is_not_walked_by_each_call() {
+    fn full_pool_is_not_walked_by_each_call() {
         let (namespace, pool) = pool(1024);
         let shared = namespace.shared();
         while pool.alloc(shared, 1, ME, 0).is_ok() {}
-        // Every other one comes back, so that nothing can be joined.
+        // Every other line is freed, so no two free lines are adjacent.
         for line in (pool.first..pool.first + 1024).step_by(2) {
             pool.free(shared, line, ME);
         }
@@ -308,14 +309,15 @@ mod tests {
         assert_eq!(pool.joins(&shared.region), before + 1);
     }
 
-    /// Ranges of two lines, all used by 5; and then, but for the first, free, joined, and used by
-    /// 6, whose text looks like a range that 77 uses where the third began. Returns that line.
+    /// Frees all but the first of some ranges of two lines, which 5 uses. Joins some of them into a
+    /// range that 6 uses. Its text, at the old start of the third range, looks like a range that 77
+    /// uses. Returns that line.
     fn join_beside(shared: &Shared, pool: &Pool, ranges: &[u32]) -> u32 {
         for line in &ranges[1..] {
             pool.free(shared, *line, ME);
         }
         let line = pool.alloc(shared, 8, ME, 6).unwrap();
-        assert_eq!(line, ranges[1], "it was joined");
+        assert_eq!(line, ranges[1], "the ranges were joined");
         scribble(&shared.region, line, 8, 77);
         ranges[2]
     }
@@ -357,10 +359,14 @@ mod tests {
         let ranges = eight_ranges(shared, &pool);
         let (joins, _) = pool.collect_used(&shared.region, |line, _| Some(line));
         let middle = join_beside(shared, &pool, &ranges);
-        assert_eq!(pool.whose(&shared.region, middle), Some(77), "so it looks");
+        assert_eq!(
+            pool.whose(&shared.region, middle),
+            Some(77),
+            "the text looks like a used range"
+        );
         pool.free_seen(shared, (middle, joins), ME, || true);
-        assert_eq!(pool.whose(&shared.region, middle), Some(77), "it is text");
-        // What is a range still goes, and only if it is left.
+        assert_eq!(pool.whose(&shared.region, middle), Some(77), "the text is unchanged");
+        // A real range is freed, but only if `is_left` returns true.
         for is_left in [false, true] {
             pool.free_seen(shared, (ranges[1], joins), ME, || is_left);
             assert_eq!(pool.whose(&shared.region, ranges[1]).is_none(), is_left);

@@ -1,9 +1,11 @@
 //! semctl(2), one method per command.
 //!
-//! Values and pids are read from the semaphore's word, without a lock unless it is frozen. What
-//! needs several semaphores at an instant, or the queues, takes the set's lock.
+//! A query of one value or pid reads the semaphore's word. It takes a lock only if the word is
+//! frozen. A command that needs several semaphores at one instant, or the queues, takes the set's
+//! lock.
 //!
-//! Source: semctl(2); Linux `ipc/sem.c` (`semctl_main`, `semctl_setval`, `semctl_stat`, `semctl_down`).
+//! Source: semctl(2); Linux `ipc/sem.c` (`semctl_main`, `semctl_setval`, `semctl_stat`,
+//! `semctl_down`).
 
 use rustix::io::Errno;
 
@@ -20,57 +22,57 @@ use crate::namespace::{SEMVMX, now_s};
 use crate::perm::Perm;
 use crate::task::Task;
 
-/// Remove the object.
+/// Removes the object.
 pub const IPC_RMID: i32 = 0;
-/// Change owner and mode.
+/// Changes owner and mode.
 pub const IPC_SET: i32 = 1;
-/// Tell about the object.
+/// Reads the description of the object.
 pub const IPC_STAT: i32 = 2;
-/// Tell the limits.
+/// Reads the limits.
 pub const IPC_INFO: i32 = 3;
-/// Tell who operated last.
+/// Reads the pid of the last operation.
 pub const GETPID: i32 = 11;
-/// Tell the value.
+/// Reads the value.
 pub const GETVAL: i32 = 12;
-/// Tell all values.
+/// Reads all values.
 pub const GETALL: i32 = 13;
-/// Tell how many wait for an increase.
+/// Reads the number of calls that wait for an increase.
 pub const GETNCNT: i32 = 14;
-/// Tell how many wait for zero.
+/// Reads the number of calls that wait for zero.
 pub const GETZCNT: i32 = 15;
-/// Set the value.
+/// Sets the value.
 pub const SETVAL: i32 = 16;
-/// Set all values.
+/// Sets all values.
 pub const SETALL: i32 = 17;
 /// As `IPC_STAT`, by index.
 pub const SEM_STAT: i32 = 18;
-/// Tell what is used.
+/// Reads the totals of all sets.
 pub const SEM_INFO: i32 = 19;
 /// As `SEM_STAT`, without a permission check.
 pub const SEM_STAT_ANY: i32 = 20;
 
-/// What `IPC_STAT` tells.
+/// The description of a set that `IPC_STAT` returns.
 #[doc(alias = "semid_ds")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SemStat {
     /// The set's id.
     pub id: SemId,
-    /// Its permissions.
+    /// The set's permissions.
     pub perm: Perm,
-    /// The last operation, in seconds since 1970, or 0.
+    /// The time of the last operation in seconds since 1970, or 0.
     pub otime_s: u64,
-    /// The last change, in seconds since 1970.
+    /// The time of the last change in seconds since 1970.
     pub ctime_s: u64,
-    /// How many semaphores it has.
+    /// The number of semaphores.
     pub nsems: u32,
 }
 
-/// What `SEM_INFO` tells beside the limits.
+/// The totals that `SEM_INFO` returns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SemTotals {
-    /// Sets that there are.
+    /// The number of sets.
     pub sets: u32,
-    /// Semaphores of all sets.
+    /// The number of semaphores in all sets.
     pub sems: u64,
     /// The highest index in use, or 0.
     pub index_max: u32,
@@ -81,8 +83,10 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// `EACCES`: no read permission; `EIDRM`: the set was removed meanwhile; `EINVAL`: there is no
-    /// such set or semaphore.
+    /// - `EACCES`: the caller has no read permission.
+    /// - `EIDRM`: the set was removed meanwhile.
+    /// - `EINVAL`: there is no such set or semaphore.
+    /// - `EIO`: a live process did not release the set for 10 s.
     ///
     /// # Examples
     ///
@@ -108,7 +112,7 @@ impl Task {
         Ok(self.sem_word(semid, semnum, GETVAL)?.value())
     }
 
-    /// Returns the pid of the task that operated on a semaphore last: `GETPID`.
+    /// Returns the pid of the task that did the last operation on a semaphore: `GETPID`.
     ///
     /// # Errors
     ///
@@ -134,7 +138,7 @@ impl Task {
         Ok(self.sem_word(semid, semnum, GETPID)?.pid())
     }
 
-    /// Returns how many calls wait for an increase of a semaphore: `GETNCNT`.
+    /// Returns the number of calls that wait for an increase of a semaphore: `GETNCNT`.
     ///
     /// # Errors
     ///
@@ -166,7 +170,7 @@ impl Task {
         self.sem_count(semid, semnum, GETNCNT, Awaited::Increase)
     }
 
-    /// Returns how many calls wait until a semaphore is zero: `GETZCNT`.
+    /// Returns the number of calls that wait until a semaphore is zero: `GETZCNT`.
     ///
     /// # Errors
     ///
@@ -226,12 +230,12 @@ impl Task {
         (0..set.place.nsems as u16).map(|num| Ok(txn.value(num)? as u16)).collect()
     }
 
-    /// Sets a value, and forgets all adjustments for it: `SETVAL`.
+    /// Sets a value, and clears all adjustments of the semaphore: `SETVAL`.
     ///
     /// # Errors
     ///
-    /// Those of [`Task::sem_getval`], with write permission; `ERANGE`: the value is negative or more
-    /// than `SEMVMX`.
+    /// Those of [`Task::sem_getval`], but for write permission. `ERANGE`: the value is negative or
+    /// more than `SEMVMX`.
     ///
     /// # Examples
     ///
@@ -256,17 +260,18 @@ impl Task {
         let set = Set::new(&self.shared, &object);
         let num = in_range(set, semnum)?;
         self.permission(&object, WRITE)?;
-        // Linux hides what the security module says here.
+        // Linux hides the error of the security module here.
         self.may_semctl(Some(&object.perm()), SETVAL).map_err(|_| Errno::ACCESS)?;
         let guard = set.lock(self.owner)?;
         self.set_values(guard, &[num], |_| value)
     }
 
-    /// Sets all values, and forgets all adjustments for the set: `SETALL`.
+    /// Sets all values, and clears all adjustments of the set: `SETALL`.
     ///
     /// # Errors
     ///
-    /// Those of [`Task::sem_setval`]; `EINVAL` also if there is not one value per semaphore.
+    /// Those of [`Task::sem_setval`]. `EINVAL` also if the number of values is not that of the
+    /// semaphores.
     ///
     /// # Examples
     ///
@@ -296,11 +301,12 @@ impl Task {
         self.set_values(guard, &nums, |num| i32::from(values[usize::from(num)]))
     }
 
-    /// Returns what there is to know about a set: `IPC_STAT`.
+    /// Returns the description of a set: `IPC_STAT`.
     ///
     /// # Errors
     ///
-    /// `EACCES`: no read permission; `EINVAL`: there is no such set.
+    /// - `EACCES`: the caller has no read permission.
+    /// - `EINVAL`: there is no such set.
     ///
     /// # Examples
     ///
@@ -339,7 +345,7 @@ impl Task {
     /// let namespace = Namespace::new(NamespaceOptions::default())?;
     /// let task = namespace.register(Cred::root(), 1)?;
     /// let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
-    /// // As ipcs(1) looks for all that there are.
+    /// // ipcs(1) finds all sets in this way.
     /// let indices = 0..=task.sem_totals()?.index_max.cast_signed();
     /// let found: Vec<SemId> =
     ///     indices.filter_map(|index| Some(task.sem_stat_index(index).ok()?.id)).collect();
@@ -355,7 +361,7 @@ impl Task {
         self.stat_of(&object, SEM_STAT)
     }
 
-    /// As [`Task::sem_stat_index`] for everybody: `SEM_STAT_ANY`.
+    /// As [`Task::sem_stat_index`], but without a permission check: `SEM_STAT_ANY`.
     ///
     /// # Errors
     ///
@@ -381,12 +387,12 @@ impl Task {
         self.stat_of(&object, SEM_STAT_ANY)
     }
 
-    /// Changes owner, group and the nine permission bits: `IPC_SET`.
+    /// Changes the owner, the group and the nine permission bits: `IPC_SET`.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no such set, or an id of `-1`; `EPERM`: the caller is neither its owner nor
-    /// its creator, and has no `CAP_SYS_ADMIN`.
+    /// - `EINVAL`: there is no such set, or an id is `-1`.
+    /// - `EPERM`: the caller is neither the owner nor the creator, and lacks `CAP_SYS_ADMIN`.
     ///
     /// # Examples
     ///
@@ -417,11 +423,12 @@ impl Task {
         Ok(())
     }
 
-    /// Returns what is used: `SEM_INFO`, and `IPC_INFO` for the highest index.
+    /// Returns the totals: `SEM_INFO`, and `IPC_INFO` for the highest index.
     ///
     /// # Errors
     ///
-    /// What the security hook returns.
+    /// Those of the security hook, and `EIO` if a live process did not release the kind's lock for
+    /// 10 s.
     ///
     /// # Examples
     ///
@@ -444,7 +451,7 @@ impl Task {
         Ok(SemTotals { sets: ids.in_use(), sems: ids.used(), index_max })
     }
 
-    /// Returns how many semaphores a set has.
+    /// Returns the number of semaphores of a set.
     pub(crate) fn sem_nsems(&self, semid: SemId) -> Result<usize, Errno> {
         let object = self.sem_ids().obtain_object_check(semid.raw())?;
         Ok(Set::new(&self.shared, &object).place.nsems as usize)
@@ -463,13 +470,13 @@ impl Task {
         self.may_semctl(Some(&object.perm()), cmd)?;
         let set = Set::new(&self.shared, &object);
         if set.may_be_owed() {
-            // What the dead would have taken back, or never had, is no answer.
+            // The answer must not contain unapplied adjustments, or unused grants, of dead tasks.
             self.look_after(set, Concern::Values);
         }
         Ok((set, object))
     }
 
-    /// Returns the word of a semaphore at an instant at which no change is half done.
+    /// Returns the word of a semaphore at an instant when no change of it is half done.
     fn sem_word(&self, semid: SemId, semnum: i32, cmd: i32) -> Result<Word, Errno> {
         let (set, _) = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
@@ -477,7 +484,7 @@ impl Task {
         if !word.is_frozen() {
             return Ok(word);
         }
-        // A frozen word may belong to a change that others have seen in part.
+        // The word may belong to a change of several semaphores that other calls have seen in part.
         let guard = set.lock(self.owner)?;
         let word = guard.freeze(num)?;
         set.thaw(num, word);
@@ -495,7 +502,7 @@ impl Task {
         let (set, _) = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
         if set.has_absent(num) {
-            // The dead wait for nothing.
+            // Dead tasks must not be counted.
             self.look_after(set, Concern::Waits);
         }
         let guard = set.lock(self.owner)?;
@@ -515,7 +522,7 @@ impl Task {
         Ok(SemStat { id: SemId::from_raw(object.id()), perm, otime_s, ctime_s, nsems })
     }
 
-    /// Sets values and lets those go on who have waited for them.
+    /// Sets values, and carries out the waiting calls that have become possible.
     fn set_values(
         &self,
         guard: SetGuard<'_>,

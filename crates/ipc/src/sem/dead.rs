@@ -1,4 +1,4 @@
-//! Tasks that are killed while they wait, for tests: what such a task leaves, without a process of its own.
+//! For tests: what a task leaves that is killed while it waits, without a process of its own.
 
 use super::SemBuf;
 use super::queue::{self, Completed, Node};
@@ -8,12 +8,13 @@ use super::undo;
 use crate::handle::SemId;
 use crate::task::{Task, forget_process};
 
-/// Has `task` wait, as a call does until it sleeps. Nobody sleeps. Returns the line of the node.
+/// Queues a call of `task`, as far as a real call gets before it sleeps. No thread sleeps. Returns
+/// the line of the node.
 pub(crate) fn wait_without_sleep(task: &Task, id: SemId, sops: &[SemBuf]) -> u32 {
     wait_looking(task, id, sops, false)
 }
 
-/// As [`wait_without_sleep`]; `is_watched` says that the task looks at its node.
+/// As [`wait_without_sleep`]. If `is_watched`, the task seems to spin on the status of its node.
 pub(crate) fn wait_looking(task: &Task, id: SemId, sops: &[SemBuf], is_watched: bool) -> u32 {
     let object = task.sem_ids().obtain_object_check(id.raw()).unwrap();
     let guard = Set::new(&task.shared, &object).lock(task.owner).unwrap();
@@ -21,17 +22,17 @@ pub(crate) fn wait_looking(task: &Task, id: SemId, sops: &[SemBuf], is_watched: 
     let undo = if has_undo { undo::find_alloc(&guard, task).unwrap() } else { 0 };
     let call = Call { sops, undo, pid: task.pid };
     let mut txn = Txn::new(&guard);
-    let Verdict::Blocks(at) = txn.perform(call) else { panic!("it need not wait") };
+    let Verdict::Blocks(at) = txn.perform(call) else { panic!("the call need not wait") };
     let node = Node::alloc(&task.shared, call, at, (task.owner, is_watched)).unwrap();
     queue::enqueue(&mut txn, node, sops).unwrap();
     txn.commit(Completed::default());
     node.line
 }
 
-/// Ends the process of a task, and nothing else of it.
+/// Makes the process of a task count as ended. All else of the task stays.
 pub(crate) fn kill(task: Task) {
     forget_process(&task.shared, task.owner.index);
-    // The handle is that of a process that is gone.
+    // A drop would end the task, which a dead process cannot do.
     std::mem::forget(task);
 }
 
@@ -64,7 +65,7 @@ mod tests {
         namespace.register(Cred::root(), pid).unwrap()
     }
 
-    /// Tags are counted by line, so two sets in a row in one slot may have the same.
+    /// Two successive sets in one slot may have the same tag.
     #[test]
     fn undo_record_of_the_set_before_is_not_taken_for_that_of_the_next() {
         let namespace = namespace(1);
@@ -73,7 +74,7 @@ mod tests {
         let first = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         up(first, 0);
         task.sem_rmid(first).unwrap();
-        // Other lines, and the same slot and tag.
+        // This set has other lines, but the same slot and tag.
         let second = task.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
         up(second, 0);
         up(second, 1);
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_dead_was_granted_by_a_set_that_is_gone_is_not_taken_from_the_next() {
+    fn grant_by_a_removed_set_is_not_taken_back_from_the_next_set() {
         let namespace = namespace(1);
         let (victim, other) = (task(&namespace, 1), task(&namespace, 2));
         let first = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_reaper_took_back_before_it_died_is_reaped_again() {
+    fn grant_taken_back_by_a_reaper_that_died_is_reaped_again() {
         for status in [0xffff_u64, 4096, 35_000] {
             let namespace = namespace(1);
             let (victim, other) = (task(&namespace, 1), task(&namespace, 2));
@@ -105,7 +106,7 @@ mod tests {
             let node = wait_without_sleep(&victim, id, &[SemBuf::new(0, -1, SemFlags::empty())]);
             other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
             let word = &other.shared.region.line(node)[STATUS];
-            assert_eq!(get(word), 1, "it was granted");
+            assert_eq!(get(word), 1, "the permit was granted");
             put(word, 1 | status << 8);
             kill(victim);
             namespace.recover().unwrap();
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn permit_granted_to_one_dead_after_another_comes_back_to_who_tries() {
+    fn permit_granted_to_two_dead_tasks_in_turn_is_free_for_a_try() {
         for is_watched in [false, true] {
             let namespace = namespace(1);
             let [first, second, other] = [1, 2, 3].map(|pid| task(&namespace, pid));
@@ -127,11 +128,11 @@ mod tests {
             kill(second);
             other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
             let try_down = other.semop(id, &[SemBuf::new(0, -1, crate::SemFlags::NOWAIT)]);
-            assert_eq!(try_down, Ok(()), "it looked: {is_watched}");
+            assert_eq!(try_down, Ok(()), "the dead task spun: {is_watched}");
         }
     }
 
-    /// One look is enough: who is refused after that is so without a lock.
+    /// One check of the dead tasks is enough: later refusals take no lock.
     #[test]
     fn set_whose_dead_were_looked_at_owes_nothing() {
         let namespace = namespace(1);
@@ -143,14 +144,18 @@ mod tests {
         kill(dead);
         other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
         assert!(set.may_be_owed());
-        assert_eq!(other.sem_getval(id, 0), Ok(1), "who asks is owed an answer without the dead");
+        assert_eq!(
+            other.sem_getval(id, 0),
+            Ok(1),
+            "a query must not count the grant of a dead task"
+        );
         assert_eq!(other.sem_getval(id, 0), Ok(1));
         assert!(!set.may_be_owed());
     }
 
-    /// The task is there, and has not yet taken what it was granted: stopped, say.
+    /// The task lives, but has not returned with its grant. It may be stopped.
     #[test]
-    fn control_permit_granted_to_one_that_lives_stays_its_own() {
+    fn control_permit_granted_to_a_live_task_stays() {
         for is_watched in [false, true] {
             let namespace = namespace(1);
             let (waits, other) = (task(&namespace, 1), task(&namespace, 2));
@@ -162,12 +167,12 @@ mod tests {
                 assert_eq!(other.sem_getval(id, 0), Ok(0));
             }
             kill(waits);
-            assert_eq!(other.semop(id, &[TRY]), Ok(()), "it looked: {is_watched}");
+            assert_eq!(other.semop(id, &[TRY]), Ok(()), "the dead task spun: {is_watched}");
         }
     }
 
     #[test]
-    fn permit_that_an_exit_grants_to_the_dead_comes_back_to_who_tries() {
+    fn permit_that_an_exit_grants_to_a_dead_task_is_free_for_a_try() {
         let namespace = namespace(1);
         let (ends, dead, other) = (task(&namespace, 1), task(&namespace, 2), task(&namespace, 3));
         let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
@@ -208,19 +213,19 @@ mod tests {
             assert_eq!(call.join().unwrap(), Err(Errno::IO));
             drop(stuck);
         });
-        assert_eq!(holder.sem_getncnt(id, 0), Ok(1), "it is still in its queue");
+        assert_eq!(holder.sem_getncnt(id, 0), Ok(1), "the call is still in its queue");
         holder.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
-        assert_eq!(holder.sem_getval(id, 0), Ok(0), "it was granted");
+        assert_eq!(holder.sem_getval(id, 0), Ok(0), "the permit was granted");
         assert_eq!(
             caller.semtimedop(id, &down(SemFlags::empty()), TIMEOUT),
             Ok(()),
-            "and taken back"
+            "and the grant was taken back"
         );
         let waits = holder.shared.layout.waits;
-        assert_eq!(waits.used(&holder.shared.region).count(), 0, "its node is free");
+        assert_eq!(waits.used(&holder.shared.region).count(), 0, "the node is free");
     }
 
-    /// A task froze a word and died, was reaped, and the next one with its number has frozen the word.
+    /// A task froze a word, died and was reaped. The next task with its number then froze the word.
     #[test]
     fn freeze_by_the_next_task_with_a_dead_ones_number_stays() {
         let namespace = namespace(1);
@@ -233,13 +238,14 @@ mod tests {
         let guard = set.lock(other.owner).unwrap();
         thaw_dead(&guard, 0, frozen, Identity(1));
         assert_eq!(set.word(0), Ok(frozen));
-        // The control: the line says what it said of the dead one.
+        // The control: with the identity in the line, the freeze ends.
         let living = identity(task_line(&other.shared, next.owner.index));
         thaw_dead(&guard, 0, frozen, living);
         assert!(!set.word(0).unwrap().is_frozen());
     }
 
-    /// Leaves a task with an adjustment of -1 to what `other` wants, of a process that is `identity`.
+    /// Makes a semaphore whose only permit belongs to a task, with `SEM_UNDO`. The process of that
+    /// task is `identity`.
     fn holds_one(namespace: &Namespace, other: &Task, identity: Identity) -> SemId {
         let holder = task(namespace, 1);
         let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
@@ -254,26 +260,27 @@ mod tests {
     const LOCK: SemBuf = SemBuf::new(0, -1, SemFlags::UNDO);
     const PLAIN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
 
-    /// A handler has left a wait for a lock, which is granted then; the process lives.
+    /// A handler has left a wait for a lock, which is granted afterwards. The process lives.
     #[test]
-    fn lock_that_was_granted_to_a_wait_which_was_left_is_free_again() {
+    fn lock_granted_to_an_abandoned_wait_is_free_again() {
         let namespace = namespace(1);
         let (left, other) = (task(&namespace, 1), task(&namespace, 2));
         let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         let node = wait_without_sleep(&left, id, &[LOCK]);
         other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
-        assert_eq!(other.sem_getval(id, 0), Ok(0), "it was granted");
+        assert_eq!(other.sem_getval(id, 0), Ok(0), "the permit was granted");
         crate::sem::abandon(&left, node);
         assert_eq!(other.sem_getval(id, 0), Ok(1));
-        // Nor does the end of the process give it back once more.
+        // The end of the process does not give the lock back a second time.
         left.exit();
         assert_eq!(other.sem_getval(id, 0), Ok(1));
     }
 
-    /// `SETVAL` forgets the adjustment, so there is none to be taken back, by the wait or by the end; nor does its value
-    /// count what was granted without one.
+    /// `SETVAL` clears the adjustment, so neither the abandoned wait nor the end of the task
+    /// applies it. A grant without adjustment is not taken back either, since the new value does
+    /// not contain it.
     #[test]
-    fn lock_that_was_set_since_it_was_granted_is_what_it_was_set_to() {
+    fn value_set_after_a_grant_stays_when_the_grant_is_dropped() {
         for (is_dead, lock) in [(false, LOCK), (true, LOCK), (false, PLAIN), (true, PLAIN)] {
             let namespace = namespace(1);
             let (left, other) = (task(&namespace, 1), task(&namespace, 2));
@@ -289,25 +296,25 @@ mod tests {
                 assert_eq!(other.sem_getval(id, 0), Ok(1));
                 left.exit();
             }
-            assert_eq!(other.sem_getval(id, 0), Ok(1), "it is dead: {is_dead}, {lock:?}");
+            assert_eq!(other.sem_getval(id, 0), Ok(1), "the task is dead: {is_dead}, {lock:?}");
         }
     }
 
-    /// The same step sets the value, forgets adjustments and grants: what it grants comes after that.
+    /// One transaction sets the value, clears adjustments and grants. Its grant counts as later.
     #[test]
-    fn lock_that_setval_has_granted_to_a_wait_which_was_left_is_free_again() {
+    fn lock_granted_by_setval_to_an_abandoned_wait_is_free_again() {
         let namespace = namespace(1);
         let (left, other) = (task(&namespace, 1), task(&namespace, 2));
         let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         let first = wait_without_sleep(&left, id, &[LOCK]);
         let second = wait_without_sleep(&left, id, &[LOCK]);
         for node in [first, second] {
-            // The second finds something owed.
+            // When the second value is set, the first grant is unacknowledged.
             other.sem_setval(id, 0, 1).unwrap();
-            assert_eq!(other.sem_getval(id, 0), Ok(0), "it was granted");
+            assert_eq!(other.sem_getval(id, 0), Ok(0), "the permit was granted");
             if node == second {
                 crate::sem::abandon(&left, first);
-                assert_eq!(other.sem_getval(id, 0), Ok(0), "it was set since");
+                assert_eq!(other.sem_getval(id, 0), Ok(0), "the value was set since the grant");
                 crate::sem::abandon(&left, second);
             }
         }
@@ -316,9 +323,10 @@ mod tests {
         assert_eq!(other.sem_getval(id, 0), Ok(1));
     }
 
-    /// One operation with `SEM_UNDO`, one without; somebody has taken what the first has given.
+    /// The call gives a permit with `SEM_UNDO`, and takes one without or with it. Another task has
+    /// used the permit that it gave.
     #[test]
-    fn call_that_cannot_be_taken_back_whole_is_so_without_undo_or_not_at_all() {
+    fn grant_is_taken_back_in_part_or_not_at_all_if_not_possible_as_a_whole() {
         let give = SemBuf::new(1, 1, SemFlags::UNDO);
         for (flag, values) in [(SemFlags::empty(), [1, 0]), (SemFlags::UNDO, [0, 0])] {
             let namespace = namespace(1);
@@ -335,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn adjustment_of_one_that_nobody_has_waited_for_is_applied_for_who_tries_and_asks() {
+    fn adjustment_of_a_zombie_is_applied_for_tries_and_queries() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let ended = Identity::of(child.id());
         while !ended.is_gone(Look::Close) {
@@ -351,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn adjustment_of_one_whose_pid_is_used_again_is_applied_for_who_tries_long_enough() {
+    fn adjustment_of_a_task_whose_pid_was_reused_is_applied_for_repeated_tries() {
         let namespace = namespace(1);
         let other = task(&namespace, 2);
         let id = holds_one(&namespace, &other, Identity::new(std::process::id(), 1));
@@ -359,9 +367,9 @@ mod tests {
         assert!(tries.count() < 1000);
     }
 
-    /// What the essay of the crate says differs from Linux, and no more than that.
+    /// The difference from Linux that the crate's essay describes, and its limit.
     #[test]
-    fn call_that_succeeds_uses_what_the_dead_has_not_yet_taken_back() {
+    fn call_that_succeeds_sees_values_before_the_undo_of_a_dead_task() {
         const ZERO: SemBuf = SemBuf::new(0, 0, crate::SemFlags::NOWAIT);
         for is_asked_first in [false, true] {
             let namespace = namespace(2);
@@ -384,14 +392,14 @@ mod tests {
                 (other.semop(given, &[TRY]), other.semop(taken, &[ZERO])),
                 (expected, expected)
             );
-            // Whichever it was, the adjustments are applied once.
+            // In both cases the adjustments are applied once.
             namespace.recover().unwrap();
             assert_eq!((other.sem_getval(given, 0), other.sem_getval(taken, 0)), (Ok(0), Ok(1)));
         }
     }
 
     #[test]
-    fn control_adjustment_of_one_that_lives_stays() {
+    fn control_adjustment_of_a_live_task_stays() {
         let namespace = namespace(1);
         let other = task(&namespace, 2);
         let id = holds_one(&namespace, &other, Identity::own());
@@ -402,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn control_what_the_dead_was_granted_is_taken_back() {
+    fn control_grant_of_a_dead_task_is_taken_back() {
         let namespace = namespace(1);
         let (victim, other) = (task(&namespace, 1), task(&namespace, 2));
         let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();

@@ -1,13 +1,18 @@
 //! semop(2) and semtimedop(2).
 //!
-//! A call looks up its set and checks ids, permissions and the security hook without a lock and without a
-//! store. A single operation that is possible, and whose change concerns nobody who waits, is then
-//! one compare-exchange of the semaphore's word, which also says whether the set is still the one
-//! that was looked up. With `SEM_UNDO` it is a compare-exchange that freezes the word, and a store;
-//! for a few operations the same per word (`several`). Everything else takes the set's lock.
+//! A call looks up its set and checks ids, permissions and the security hook. It does so without a
+//! lock and without a store. Then one of four paths carries it out:
 //!
-//! What the permission check saw may have changed when the operation is done, as in Linux: the call was
-//! permitted when it began.
+//! - A single operation that is possible, and that no waiting call depends on, is one
+//!   compare-exchange of the semaphore's word. The word also says whether the set is still the one
+//!   from the lookup.
+//! - A single operation with `SEM_UNDO` freezes the word with a compare-exchange, and thaws it with
+//!   a store.
+//! - A few operations without `SEM_UNDO` freeze and thaw each word in the same way (`several`).
+//! - All other calls take the set's lock.
+//!
+//! Permissions may change between the check and the operation. As in Linux, it is enough that the
+//! call was permitted when it began.
 //!
 //! Source: document 002; Linux `ipc/sem.c` (`do_semtimedop`); semop(2).
 
@@ -37,35 +42,36 @@ use crate::spin::Spin;
 use crate::task::Task;
 use crate::watch::{self, Turn};
 
-/// Bits of the mode that altering asks for.
+/// The mode bits that a call with an altering operation needs.
 pub(super) const WRITE: u32 = 0o222;
-/// Bits of the mode that reading, and waiting for zero, asks for.
+/// The mode bits that reading and waiting for zero need.
 pub(super) const READ: u32 = 0o444;
 
 /// Numbers of tasks.
 pub(super) type Tasks = SmallVec<[u32; 8]>;
 
-/// Lost races for a word before a call takes the lock instead.
+/// How many lost races for a word a call accepts before it takes the lock.
 const TRIES_MAX: u32 = if corewalk_base::primitives::IS_MODEL { 2 } else { 1000 };
 
-/// Looks at a semaphore before a call is queued: less than a microsecond.
+/// How often a call reads a semaphore before it queues. All reads take less than a microsecond.
 const LOOKS: u32 = 32;
 
 impl Task {
-    /// Carries out all operations as one, and waits until that is possible.
+    /// Carries out all operations as one. Waits until they are possible.
     ///
     /// # Errors
     ///
     /// - `E2BIG`: more operations than `SEMOPM`.
-    /// - `EACCES`: the mode does not allow it, and there is no `CAP_IPC_OWNER`.
-    /// - `EAGAIN`: it would have to wait, and the operation that blocks has `IPC_NOWAIT`.
+    /// - `EACCES`: the mode forbids it, and the task lacks `CAP_IPC_OWNER`.
+    /// - `EAGAIN`: the call would have to wait, and the operation that blocks has `IPC_NOWAIT`.
     /// - `EFBIG`: a semaphore's number is not below the number of semaphores.
     /// - `EIDRM`: the set was removed meanwhile.
-    /// - `EIO`: a process that lives does not let go of the set for 10 s, also when the wait is to end.
-    /// - `EINTR`: the wait was interrupted, by a signal or by [`Task::interrupt`].
-    /// - `EINVAL`: there is no such set, or there are no operations.
-    /// - `ENOMEM`: no room for an undo record or for the waiting call.
-    /// - `ERANGE`: a value would be more than `SEMVMX`, or an adjustment more than `SEMAEM`.
+    /// - `EIO`: a live process did not release the set's lock, or a frozen semaphore, for 10 s. A
+    ///   wait that is to end needs the lock too, so it can also end with this error.
+    /// - `EINTR`: a signal or [`Task::interrupt`] ended the wait.
+    /// - `EINVAL`: there is no such set, or the call has no operations.
+    /// - `ENOMEM`: the region has no space for an undo record or for the waiting call.
+    /// - `ERANGE`: a value would exceed `SEMVMX`, or an adjustment `SEMAEM`.
     ///
     /// # Examples
     ///
@@ -79,7 +85,7 @@ impl Task {
     /// let task = namespace.register(Cred::root(), 1)?;
     /// let id = task.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600)?;
     /// task.semop(id, &[SemBuf::new(0, 2, SemFlags::empty())])?;
-    /// // Both or none.
+    /// // Both operations or none.
     /// let both = [SemBuf::new(0, -1, SemFlags::NOWAIT), SemBuf::new(1, -1, SemFlags::NOWAIT)];
     /// assert_eq!(task.semop(id, &both), Err(Errno::AGAIN));
     /// assert_eq!(task.sem_getall(id)?, [2, 0]);
@@ -96,11 +102,11 @@ impl Task {
         self.semtimedop(semid, sops, None)
     }
 
-    /// As [`Task::semop`], waiting at most `timeout`.
+    /// As [`Task::semop`], but waits for `timeout` at most.
     ///
     /// # Errors
     ///
-    /// Those of [`Task::semop`]; `EAGAIN` also if the time is over.
+    /// Those of [`Task::semop`]. `EAGAIN` also if the time is over.
     ///
     /// # Examples
     ///
@@ -116,7 +122,7 @@ impl Task {
     /// let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600)?;
     /// let take = [SemBuf::new(0, -1, SemFlags::empty())];
     /// let timeout = Some(Duration::from_millis(10));
-    /// // Nobody gives.
+    /// // No task increments the semaphore.
     /// assert_eq!(task.semtimedop(id, &take, timeout), Err(Errno::AGAIN));
     /// task.sem_setval(id, 0, 1)?;
     /// assert_eq!(task.semtimedop(id, &take, timeout), Ok(()));
@@ -185,7 +191,7 @@ impl Task {
         }
     }
 
-    /// Carries out one operation in one step; returns none if that needs the set's lock.
+    /// Carries out one operation in one step. Returns none if the operation needs the set's lock.
     #[inline]
     fn semop_single(&self, set: Set<'_>, sop: SemBuf) -> Option<Result<(), Errno>> {
         let record = if sop.is_undo() && sop.sem_op != 0 { undo::cached(set, self)? } else { 0 };
@@ -201,7 +207,8 @@ impl Task {
             let op = i32::from(sop.sem_op);
             let (value, result) = (seen.value(), seen.value() + op);
             if result < 0 || (op == 0 && value != 0) {
-                // Somebody may have died with what this call wants.
+                // A dead task may still hold the permit that this call needs. If so, take the slow
+                // path.
                 let is_refused = sop.is_nowait() && !set.may_be_owed();
                 return is_refused.then_some(Err(Errno::AGAIN));
             }
@@ -213,8 +220,8 @@ impl Task {
             }
             let after = seen.with(result, self.pid);
             let next = if record == 0 { after } else { seen.freeze(self.owner.index) };
-            // ORDERING(ipc-word): AcqRel. What tasks did before their operations happens before
-            // those that come after. The tag in the word says that the set is still there.
+            // ORDERING(ipc-word): AcqRel. Work of a task before its operation happens before later
+            // operations. The tag in the word shows that the set still exists.
             let swapped =
                 cell.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
             if swapped.is_ok() {
@@ -228,9 +235,9 @@ impl Task {
         None
     }
 
-    /// Looks for an instant whether an operation that would have to wait becomes possible: about as long as it takes to
-    /// be queued. Who is asked by one on another processor often answers in that time, and then neither of the two
-    /// takes the set's lock.
+    /// Returns true if an operation that has to wait becomes possible within a moment: about as
+    /// long as it takes to queue the call. A task on another processor often makes it possible in
+    /// that time. Then neither task takes the set's lock.
     #[cold]
     pub(super) fn is_soon_possible(&self, set: Set<'_>, sop: SemBuf) -> bool {
         let is_possible = |word: Word| {
@@ -252,8 +259,8 @@ impl Task {
         is_soon
     }
 
-    /// Stores adjustment and word of an operation whose word is frozen; returns false if the
-    /// adjustment is out of range, and nothing was changed.
+    /// Stores the adjustment and the word of an operation that has frozen the word. Returns false
+    /// if the adjustment is out of range; then nothing was changed.
     #[inline]
     fn undo_single(&self, set: Set<'_>, sop: SemBuf, record: u32, seen: Word, after: Word) -> bool {
         let adj = undo::load_adj(&self.shared, record, sop.sem_num);
@@ -269,7 +276,7 @@ impl Task {
         is_in_range
     }
 
-    /// Carries out a call under the set's lock, or waits.
+    /// Carries out a call under the set's lock, or queues it and waits.
     #[cold]
     fn semop_locked(&self, set: Set<'_>, sops: &[SemBuf], deadline: Deadline) -> Result<(), Errno> {
         let guard = set.lock(self.owner)?;
@@ -306,7 +313,8 @@ impl Task {
                     return Err(Errno::INTR);
                 }
                 if result == Err(Errno::IO) {
-                    // It is still in its queues, where others would meet whoever has the node next.
+                    // The node is still in its queues. If it were freed, its next user would be
+                    // found in them.
                     self.abandoned.lock().push(node.line);
                 } else {
                     node.free(self.owner);
@@ -316,8 +324,8 @@ impl Task {
         }
     }
 
-    /// Returns until when a wait until `deadline` is to look before it sleeps, or none if it is not to, as one that
-    /// is shorter than that.
+    /// Returns the time until which a wait spins before it sleeps. Returns none if spinning is of
+    /// no use, or if the wait ends before that time.
     pub(super) fn watch_until(&self, deadline: Deadline) -> Option<Deadline> {
         let spin_ns = self.shared.spin_ns;
         if spin_ns == 0 || !Spin::Queued.is_worth_it() {
@@ -327,7 +335,7 @@ impl Task {
         (deadline > end).then_some(end)
     }
 
-    /// Waits until the call of `node` is completed, or gives up.
+    /// Waits until the call of `node` is completed, or until the call gives up.
     fn wait(
         &self,
         set: Set<'_>,
@@ -362,18 +370,19 @@ impl Task {
                     self.end_if_gone(set, node)?;
                 }
                 Ended::Woken if IS_MODEL || node.outcome().is_some() => {}
-                // A watcher wakes a call whose set is gone.
+                // The watcher also wakes a call whose set is gone.
                 Ended::Woken => self.end_if_gone(set, node)?,
             }
         }
     }
 
-    /// Ends a wait whose set is gone, though the call was not told so: the process that removed the set has died,
-    /// or had to leave the set. A lock that cannot be had does not end the wait.
+    /// Ends the wait if the set is gone and no task has told the call so. This happens if the
+    /// process that removed the set died, or could not finish the removal. If the set's lock cannot
+    /// be taken, the wait goes on.
     ///
     /// # Errors
     ///
-    /// Those of the wait.
+    /// The outcome of the wait, if it is an error.
     fn end_if_gone(&self, set: Set<'_>, node: Node<'_>) -> Result<(), Errno> {
         if set.is_there() && set.is_published(self.owner) {
             return Ok(());
@@ -387,11 +396,12 @@ impl Task {
         }
     }
 
-    /// Reaps tasks that have died with what is of concern in a set, and those that were granted something by that and
-    /// have died too; returns whether there were any.
+    /// Reaps dead tasks that have something of the set which `concern` selects. Their permits may
+    /// go to further dead tasks, which are reaped too. Returns true if a task was reaped.
     #[cold]
     pub(super) fn look_after(&self, set: Set<'_>, concern: Concern) -> bool {
-        // Whoever is reaped is there no more, so there are no more than tasks, whatever the region says.
+        // Each round reaps at least one task. So the number of tasks limits the rounds, whatever
+        // the region contains.
         let rounds = 0..self.shared.layout.tasks_max;
         let reaped = rounds.take_while(|_| self.look_once(set, concern));
         reaped.count() != 0
@@ -400,7 +410,8 @@ impl Task {
     fn look_once(&self, set: Set<'_>, concern: Concern) -> bool {
         let Ok(guard) = set.lock(self.owner) else { return false };
         let tasks = tasks_of(&guard, self.owner, concern);
-        // One look in a while is close: a pid may have been used again.
+        // The close check also recognizes a reused pid. It is expensive, so it runs only once in a
+        // while.
         let is_close = guard.is_time_to_look(futex::now());
         let look = if is_close { Look::Close } else { Look::Quick };
         drop(guard);
@@ -408,7 +419,8 @@ impl Task {
         gone.filter(|task| recover::reap(&self.shared, self.owner, **task) == Ok(true)).count() != 0
     }
 
-    /// Wakes tasks whose calls were completed; no lock is held. What a dead one was granted is taken back.
+    /// Wakes the tasks of completed calls. The caller holds no lock. If such a task has died, its
+    /// grant is taken back.
     pub(super) fn wake(&self, wakes: Wakes) {
         let absent = queue::wake(&self.shared, &wakes);
         if !absent.is_empty() {
@@ -416,7 +428,8 @@ impl Task {
         }
     }
 
-    /// Takes the node out of its queues with `errno`, unless the call was completed meanwhile.
+    /// Takes the node out of its queues and returns `errno`. If the call was completed meanwhile,
+    /// returns its outcome instead.
     fn give_up(&self, set: Set<'_>, node: Node<'_>, errno: Errno) -> Result<(), Errno> {
         let guard = set.lock_remains(self.owner, Wait::Long);
         if let Some(outcome) = node.outcome() {

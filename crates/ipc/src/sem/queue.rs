@@ -1,37 +1,39 @@
-//! Who waits, and who is woken when.
+//! The queues of waiting calls, and the order in which calls are completed.
 //!
-//! A call that has to wait leaves a *node* in the region: its operations, its task, and a word that it
-//! sleeps on. Whoever changes a semaphore carries out the waiting calls that have become possible,
-//! under the set's lock and as part of the same transaction, and only then wakes their tasks. A
-//! task that wakes reads the status of its node and nothing else: the set may be gone.
+//! A call that has to wait leaves a *node* in the region: its operations, its task, and a status
+//! word on which the task sleeps. A call that changes a semaphore also carries out the waiting
+//! calls that have become possible, in the same transaction (`txn`). Then it wakes their tasks. A
+//! task that wakes reads only the status of its node, since the set may be gone.
 //!
-//! # Rules, which are Linux's
+//! # Rules, as in Linux
 //!
-//! - Waiting calls are looked at in the order in which they came. A new call that is possible
-//!   does not wait behind them.
-//! - A single decrement stands in the queue of its semaphore and in the queue of the set; while a call of
-//!   several operations waits, the queue of the set is looked at, and otherwise that of the semaphore.
-//! - Calls that only wait for zero are looked at first, those of one semaphore before those of several.
-//! - `GETNCNT` and `GETZCNT` count a call at the operation that blocked it when it was looked at last.
+//! - Waiting calls are tried in the order of their arrival. A new call that is possible does not
+//!   queue behind them.
+//! - A single decrement is in the queue of its semaphore and in the queue of the set. While a call
+//!   of several operations waits, a change scans the queue of the set. Otherwise it scans the queue
+//!   of the semaphore.
+//! - Waits for zero are tried first, calls of one operation before calls of several.
+//! - `GETNCNT` and `GETZCNT` count a call at the operation that blocked it at the last try.
 //!
-//! # Before it sleeps
+//! # Spinning before a sleep
 //!
-//! A task may look at its status for a moment before it sleeps ([`Node::watch`]). `AWAKE` in the status says so:
-//! completing the call is one exchange of the status, so either the waker finds the bit and the task the outcome,
-//! or the task has cleared it before and is woken. Who looks cannot be found dead by a wake that meets nobody.
+//! A task may spin on its status before it sleeps ([`Node::watch`]). Until then `AWAKE` is set in
+//! the status. The waker completes the call with one exchange of the status. If that returns
+//! `AWAKE`, the task sees the outcome by itself. Otherwise the waker wakes it. If no thread sleeps
+//! there, the task may have died. The death of a spinning task is not noticed in this way.
 //!
-//! # Granted, and not yet taken
+//! # Grants without acknowledgement
 //!
-//! Freeing its node is how a task acknowledges that it has what its call came to. From the commit that grants
-//! something on, `OWED` in the set's line says that there may be calls that were granted and have not
-//! acknowledged it, so that whoever is refused or asks for a value first looks whether one of their tasks has died
-//! (`reap`). No system call of the waker is needed for that, and no step of it can be missing after its own death.
+//! A task acknowledges the outcome of its call by freeing its node. The commit of a grant sets
+//! `OWED` in the set's line: granted calls may be unacknowledged. A call that is refused, or reads
+//! a value, then first checks whether a task of such a call has died (`reap`). This needs no system
+//! call of the waker, and it works even if the waker dies.
 //!
 //! # Memory
 //!
-//! A node belongs to its task. It keeps its type when it is freed, and the waker takes
-//! nothing out of it once it has stored the status (trap I13); the wake-up may then reach whoever uses
-//! the node next, for whom it is a wake-up without a reason.
+//! A node belongs to its task, and a freed node keeps its type. After its store of the status, the
+//! waker reads nothing from the node (trap I13). So a wake-up may reach the next user of the node,
+//! as a spurious wake-up.
 //!
 //! Source: Linux `ipc/sem.c` (`do_smart_update`, `update_queue`, `wake_const_ops`, `count_semcnt`).
 
@@ -55,75 +57,75 @@ use crate::ids::SLOTS_MAX;
 use crate::lock::Owner;
 use crate::namespace::Shared;
 
-// Words of a node's first line; 6 and 7 are the pool's. The payload of the set follows, and the operations,
-// one a word.
-/// 0 while it waits; [`DONE`] and an errno; [`INTERRUPTED`].
+// Words of a node's first line. Words 6 and 7 belong to the pool. The next line begins with the
+// payload of the set. The operations follow it, one per word.
+/// 0 while the call waits, or [`DONE`] with an errno, or [`INTERRUPTED`].
 pub(crate) const STATUS: usize = 0;
-/// Neighbours in a queue of the set.
+/// The neighbours in a queue of the set.
 const SET_LINKS: usize = 1;
-/// Neighbours in a queue of a semaphore.
+/// The neighbours in a queue of a semaphore.
 const SEM_LINKS: usize = 2;
-/// Pid, and the undo record.
+/// The pid and the undo record.
 const TASK: usize = 3;
-/// How many operations, which of them blocks, whether one alters; what a commit is about to tell.
+/// The number of operations, the index of the blocking one, [`ALTERS`], the logged outcome.
 const SHAPE: usize = 4;
-/// Which set it waits for, and its turn; 0 if it is in no queue.
+/// The set for which the node waits, and its ticket. 0 if the node is in no queue.
 const PLACE: usize = 5;
 
 const DONE: u64 = 1;
 const ERRNO_SHIFT: u32 = 8;
-/// [`DONE`] and an errno.
+/// The bits of [`DONE`] and the errno.
 const DONE_BITS: u64 = DONE | 0xffff << ERRNO_SHIFT;
 /// Asks a waiting task to give up with `EINTR`.
 pub(crate) const INTERRUPTED: u64 = 1 << 31;
-/// The task does not sleep yet. See [`Node::watch`].
+/// The task spins and does not sleep yet. See [`Node::watch`].
 const AWAKE: u64 = 1 << 30;
 
 const ALTERS: u64 = 1 << 32;
 
-// What a commit is about to tell, in the shape.
+// The outcome that a commit has logged, in `SHAPE`.
 const PENDING: u64 = 1 << 33;
 const PENDING_SHIFT: u32 = 48;
-/// The bits between: [`SetGuard::settings`] after that commit.
+/// The bits between them hold [`SetGuard::settings`] after that commit.
 const SETTINGS_SHIFT: u32 = 34;
-/// What was granted is taken back, see `reap`.
+/// The outcome of a grant that is taken back, see `reap`.
 const TAKEN_BACK: i32 = 0xffff;
 
-// Fields of a place: slot and tag of the set, and the ticket. Tags are counted by line: which set it is, the
-// payload says.
+// Fields of `PLACE`: slot and tag of the set, and the ticket. The payload tells sets with the same
+// slot and tag apart.
 const PLACE_SET: u64 = 1;
 const PLACE_TAG_SHIFT: u32 = 16;
 const TICKET_SHIFT: u32 = u64::BITS - TICKET_BITS;
 
-/// Operations of a node at most, whatever the region says.
+/// The largest number of operations of a node, also if a hostile task writes more.
 const SOPS_MAX: usize = 1 << 15;
 
-/// The operations of a node, copied.
+/// A copy of the operations of a node.
 pub(super) type Sops = SmallVec<[SemBuf; 4]>;
 
-/// Whom to wake once the lock is free.
+/// The tasks to wake after the lock is released.
 pub(crate) type Wakes = SmallVec<[Wake; 4]>;
 
-/// A completed call, and whose it is.
+/// A completed call and its task.
 #[derive(Clone, Copy)]
 pub(crate) struct Wake {
     node: u32,
     task: u32,
-    /// Its task was looking and not asleep ([`Node::watch`]).
+    /// The task was spinning, not sleeping ([`Node::watch`]).
     was_awake: bool,
 }
 
-/// Tasks that neither slept nor looked when they were woken: they may have died.
+/// Tasks that neither slept nor spun when they were woken. They may have died.
 pub(crate) type Absent = SmallVec<[u32; 4]>;
 
-/// Returns true if the call of a node is neither completed nor asked to give up, nor, if it is one about a
-/// message queue, called to look again. Whether its task looks or sleeps does not matter.
+/// Returns true if the call of a node is neither completed nor asked to give up. A call on a
+/// message queue must also not be asked to try again. Its task spins or sleeps.
 pub(crate) fn is_waiting(status: &AtomicU64) -> bool {
     status_of(status) as u32 & !(AWAKE as u32) == 0
 }
 
 fn status_of(status: &AtomicU64) -> u64 {
-    // ORDERING(ipc-status): Acquire. What the waker did happens before the task goes on.
+    // ORDERING(ipc-status): Acquire. Work of the waker happens before the task goes on.
     status.load(Ordering::Acquire)
 }
 
@@ -135,11 +137,11 @@ pub(super) struct Node<'s> {
 }
 
 impl<'s> Node<'s> {
-    /// Returns a node for `call`, blocked by operation `blocking`.
+    /// Returns a node for `call`, which operation `blocking` blocks.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if there is no room.
+    /// `ENOMEM` if the pool of nodes has no free lines.
     pub(super) fn alloc(
         shared: &'s Shared,
         call: Call<'_>,
@@ -164,18 +166,19 @@ impl<'s> Node<'s> {
     }
 
     pub(super) fn free(self, owner: Owner) {
-        // ORDERING(ipc-place): Release. It waits for nothing before it is free.
+        // ORDERING(ipc-place): Release. The node waits for no set before it is free.
         self.first()[PLACE].store(0, Ordering::Release);
         self.shared.layout.waits.free(self.shared, self.line, owner);
     }
 
-    /// Looks until `end` whether the call is completed, before its task sleeps; returns whether that was of use.
+    /// Spins until the call is completed, at most until `end`. Returns true if spinning was of use.
     ///
-    /// Each look gives the processor to whoever else wants it, as the one who completes the call may. Where
-    /// that is a third one it comes back late, and looking was of no use whatever the outcome.
+    /// Each round yields the processor, for example to the task that will complete the call. If an
+    /// unrelated thread got the processor instead, the yield returns late. Then spinning was of no
+    /// use, whatever the outcome.
     pub(super) fn watch(&self, end: Deadline) -> bool {
         let mut is_late = IS_MODEL;
-        // ORDERING: Relaxed. A guess; `outcome` looks again.
+        // ORDERING: Relaxed. A guess; `outcome` reads the status again.
         while self.status().load(Ordering::Relaxed) & (DONE | INTERRUPTED) == 0 {
             if is_late {
                 self.stop_watching();
@@ -187,10 +190,10 @@ impl<'s> Node<'s> {
         !is_late
     }
 
-    /// Says that the task is about to sleep.
+    /// Notes that the task is about to sleep.
     pub(super) fn stop_watching(&self) {
-        // ORDERING(ipc-status): Relaxed. Who completes the call after this sees that it has to wake, and who
-        // did so before is seen by the sleep, which compares the word.
+        // ORDERING(ipc-status): Relaxed. A later waker sees that it has to wake the task. An
+        // earlier one has changed the word, and the sleep compares the word.
         self.status().fetch_and(DONE_BITS | INTERRUPTED, Ordering::Relaxed);
     }
 
@@ -199,21 +202,20 @@ impl<'s> Node<'s> {
         &self.first()[STATUS]
     }
 
-    /// Returns what the call came to, or none if it still waits. What was taken back from a task that had
-    /// died is an error to whoever looks.
+    /// Returns the outcome of the call, or none if it still waits. A grant taken back is an error.
     pub(super) fn outcome(&self) -> Option<Result<(), Errno>> {
         let status = status_of(self.status());
         let errno = (status >> ERRNO_SHIFT & 0xffff) as i32;
         (status & DONE != 0).then(|| if errno == 0 { Ok(()) } else { Err(errno_of(errno)) })
     }
 
-    /// Returns true if the call was granted what it waited for, and its task may not have it yet.
+    /// Returns true if the call was granted, also if its task has not returned yet.
     pub(super) fn is_granted(&self) -> bool {
         self.outcome() == Some(Ok(()))
     }
 
-    /// Returns what the low half of the status is as long as the task sleeps: what is there, whoever wrote it,
-    /// without what ends the sleep.
+    /// Returns the low half of the status, without the bits that end a sleep. The task sleeps while
+    /// the word has this value, also if a hostile task has written it.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.status()) & !(DONE | INTERRUPTED))
     }
@@ -222,12 +224,12 @@ impl<'s> Node<'s> {
         status_of(self.status()) & INTERRUPTED != 0
     }
 
-    /// Returns the node at a line, whatever is there.
+    /// Returns the node at a line, without a check of its content.
     pub(super) fn at(shared: &'s Shared, line: u32) -> Self {
         Self { shared, line }
     }
 
-    /// Returns the set that the node waits for, if that is still there.
+    /// Returns the set for which the node waits, if it still exists.
     pub(super) fn awaited(&self) -> Option<Set<'s>> {
         let place = self.place();
         let slot = (place >> 1) as u32 & (SLOTS_MAX - 1);
@@ -241,12 +243,13 @@ impl<'s> Node<'s> {
         is_place && get(self.payload()) == set.place.payload()
     }
 
-    /// Returns the word that says which set it waits for, as long as it has a place.
+    /// Returns the word with the payload of the set. It is valid while `PLACE` is not 0.
     fn payload(&self) -> &'s AtomicU64 {
         &self.shared.region.line(self.line.wrapping_add(1))[0]
     }
 
-    /// Returns the node's turn, counted from `next`, which is the turn of nobody yet.
+    /// Returns the node's position in the order of tickets, if `next` is the ticket of the next
+    /// waiting call. The oldest node has the lowest position.
     pub(super) fn turn(&self, next: u64) -> u64 {
         (self.place() >> TICKET_SHIFT).wrapping_sub(next) & TICKET_MASK
     }
@@ -256,13 +259,13 @@ impl<'s> Node<'s> {
         self.first()[PLACE].load(Ordering::Acquire)
     }
 
-    /// Returns what a commit is about to tell.
+    /// Returns the outcome that a commit has logged.
     pub(super) fn pending(&self) -> Option<i32> {
         let shape = get(&self.first()[SHAPE]);
         (shape & PENDING != 0).then_some((shape >> PENDING_SHIFT) as i32)
     }
 
-    /// Notes what a commit is about to tell, and its [`SetGuard::settings`], or that none is.
+    /// Logs the outcome of a commit and its [`SetGuard::settings`], or clears the log.
     pub(super) fn set_pending(&self, pending: Option<(i32, u64)>) {
         let shape = &self.first()[SHAPE];
         let pending = pending.map_or(0, |(errno, settings)| {
@@ -272,12 +275,12 @@ impl<'s> Node<'s> {
         put(shape, get(shape) & !(PENDING | u64::MAX << SETTINGS_SHIFT) | pending);
     }
 
-    /// Returns [`SetGuard::settings`] as it was when the call was completed.
+    /// Returns [`SetGuard::settings`] from the time when the call was completed.
     pub(super) fn settings(&self) -> u64 {
         (get(&self.first()[SHAPE]) & !(u64::MAX << PENDING_SHIFT)) >> SETTINGS_SHIFT
     }
 
-    /// Returns true if what was granted, to a task that had died, is to be or was taken back.
+    /// Returns true if a grant of a dead task was taken back, or is about to be.
     pub(super) fn is_taken_back(&self) -> bool {
         self.pending() == Some(TAKEN_BACK)
     }
@@ -315,7 +318,7 @@ impl<'s> Node<'s> {
         SemBuf::new(word as u16, (word >> 16) as u16 as i16, flags)
     }
 
-    /// Copies the operations. What is out of range of the set is left out: nobody wrote that.
+    /// Copies the operations, without those on semaphores that the set does not have.
     pub(super) fn sops(&self, nsems: u32) -> Sops {
         let sops = (0..self.count()).map(|at| self.sop(at));
         sops.filter(|sop| u32::from(sop.sem_num) < nsems).collect()
@@ -336,15 +339,15 @@ impl<'s> Node<'s> {
     }
 }
 
-/// A queue: its ends, and which links of a node it uses.
+/// A queue: the word with its ends, and the word of a node with its links.
 #[derive(Clone, Copy)]
 struct Queue<'s> {
     region: &'s Region,
     ends: &'s AtomicU64,
     links: usize,
-    /// The semaphore, if it is the queue of one.
+    /// The semaphore, if the queue belongs to one.
     of: Option<u16>,
-    /// How many nodes there can be; a walk passes no more, whatever the region says.
+    /// The number of lines for nodes. It limits each walk: a hostile task may make a ring.
     max: u32,
 }
 
@@ -402,14 +405,14 @@ impl<'s> Queue<'s> {
         put(self.ends, pair(first, last));
     }
 
-    /// Returns the nodes that follow each other, at most as many as there can be.
+    /// Returns the nodes in order, at most `max`.
     fn nodes(self) -> impl Iterator<Item = u32> {
         let walk = std::iter::successors(self.first(), move |node| self.next(*node));
         walk.take(self.max as usize)
     }
 }
 
-/// Puts a node at the end of its queues, as part of `txn`, which has looked at all its operations.
+/// Puts a node at the end of its queues, as part of `txn`, which has tried its call.
 pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) -> Result<(), Errno> {
     for sop in sops {
         txn.set_waiters(sop.sem_num, bit_of(sops, *sop))?;
@@ -419,13 +422,13 @@ pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) ->
     put(guard.field(TICKET), ticket & !TICKET_MASK | ticket.wrapping_add(1) & TICKET_MASK);
     let place = place_of(guard.set) | (ticket & TICKET_MASK) << TICKET_SHIFT;
     put(node.payload(), guard.set.place.payload());
-    // ORDERING(ipc-place): Release. All of the node is there before it waits.
+    // ORDERING(ipc-place): Release. The node is complete before it waits.
     node.first()[PLACE].store(place, Ordering::Release);
     link(guard, node);
     Ok(())
 }
 
-/// Returns the bit that says that a call with these operations may wait for the semaphore of `sop`.
+/// Returns the bit by which the word announces that a call with these operations waits.
 pub(super) fn bit_of(sops: &[SemBuf], sop: SemBuf) -> u64 {
     match (sops.len(), sop.sem_op) {
         (1, 0) => ZERO,
@@ -434,7 +437,7 @@ pub(super) fn bit_of(sops: &[SemBuf], sop: SemBuf) -> u64 {
     }
 }
 
-/// Returns the place of nodes that wait for a set, without their tickets.
+/// Returns `PLACE` of the nodes that wait for a set, without their tickets.
 fn place_of(set: Set<'_>) -> u64 {
     PLACE_SET | u64::from(set.index) << 1 | set.place.tag << PLACE_TAG_SHIFT
 }
@@ -457,7 +460,7 @@ pub(super) fn link(guard: &SetGuard<'_>, node: Node<'_>) {
     }
 }
 
-/// Returns the nodes that wait for a set or have just done so, in no order, and their tasks.
+/// Returns the nodes that wait for a set, or have just stopped, and their tasks, in no order.
 pub(super) fn nodes_of<'s>(set: Set<'s>) -> impl Iterator<Item = (Node<'s>, u32)> {
     let shared = set.shared;
     let nodes = shared.layout.waits.used(&shared.region);
@@ -479,10 +482,10 @@ pub(super) fn clear(guard: &SetGuard<'_>) {
     }
 }
 
-/// Ends the wait of a node that nobody has completed.
+/// Ends the wait of a node that is not completed.
 pub(super) fn withdraw(guard: &SetGuard<'_>, node: Node<'_>) {
     dequeue(guard, node);
-    // ORDERING(ipc-place): Release. It is in no queue once it says so.
+    // ORDERING(ipc-place): Release. The node is in no queue before `PLACE` is 0.
     node.first()[PLACE].store(0, Ordering::Release);
 }
 
@@ -504,16 +507,16 @@ fn dequeue(guard: &SetGuard<'_>, node: Node<'_>) {
     }
 }
 
-/// Which semaphores a call has changed.
+/// The semaphores that a change concerns.
 #[derive(Clone, Copy)]
 pub(super) enum Changed<'a> {
-    /// Those of its operations.
+    /// Those of the call's operations.
     By(&'a [SemBuf]),
-    /// These, by what is no call of semop(2).
+    /// These. The change is not an operation of semop(2).
     Nums(&'a [u16]),
 }
 
-/// Calls whose turn came, with what they came to.
+/// Completed calls and their outcomes.
 #[derive(Default)]
 pub(super) struct Completed {
     nodes: SmallVec<[(u32, i32); 4]>,
@@ -525,7 +528,7 @@ impl Completed {
         self.nodes.iter().any(|(_, errno)| *errno == 0)
     }
 
-    /// Returns true if the last node is there a second time.
+    /// Returns true if the list has the node `last`, its last entry, twice.
     fn has_twice(&self, last: u32) -> bool {
         let before = self.nodes.len().saturating_sub(1);
         self.nodes[..before].iter().any(|(node, _)| *node == last)
@@ -535,31 +538,31 @@ impl Completed {
         self.nodes.is_empty()
     }
 
-    /// Adds a node with what its call came to.
+    /// Adds a node and the outcome of its call.
     pub(super) fn push(&mut self, node: Node<'_>, errno: i32) {
         self.nodes.push((node.line, errno));
     }
 
-    /// Adds what is said of a node whose call is taken back: its task has died, or its thread has left the call.
+    /// Adds a node whose grant is taken back. Its task has died, or its thread has left the call.
     pub(super) fn push_taken_back(&mut self, node: Node<'_>) {
         self.push(node, TAKEN_BACK);
     }
 
-    /// Notes in the nodes what `tell` is about to tell.
+    /// Logs in the nodes the outcomes that `tell` will store.
     pub(super) fn log(&self, shared: &Shared, settings: u64) {
         for (line, errno) in &self.nodes {
             Node { shared, line: *line }.set_pending(Some((*errno, settings)));
         }
     }
 
-    /// Tells the tasks, which may go on from now on. Returns whom to wake once the lock is free.
+    /// Stores the outcomes. From then on the tasks may go on. Returns the tasks to wake.
     pub(super) fn tell(self, shared: &Shared) -> Wakes {
         let pool = shared.layout.waits;
         let tell = |(node, errno): (u32, i32)| {
             let task = pool.whose(&shared.region, node).unwrap_or(u32::MAX);
             let status = DONE | u64::from(errno.cast_unsigned()) << ERRNO_SHIFT;
-            // ORDERING(ipc-status): Release. What was done for the call happens before its task
-            // goes on. The node is not looked at after this (trap I13).
+            // ORDERING(ipc-status): Release. Work for the call happens before its task goes on. The
+            // node is not read after this (trap I13).
             let before = shared.region.line(node)[STATUS].swap(status, Ordering::Release);
             Wake { node, task, was_awake: before & AWAKE != 0 }
         };
@@ -567,10 +570,10 @@ impl Completed {
     }
 }
 
-/// Wakes the tasks of completed calls; no lock is held. Returns the tasks that may have died: nobody slept.
+/// Wakes the tasks of completed calls. The caller holds no lock. Returns tasks that may have died.
 ///
-/// Who was looking at its status sees it without being woken. Should it have died meanwhile, then that is found by
-/// whoever is refused for it, or asks, or waits (`OWED`).
+/// A spinning task sees its status without a wake. If it has died meanwhile, a later call that is
+/// refused, reads a value or waits finds out (`OWED`).
 pub(crate) fn wake(shared: &Shared, wakes: &[Wake]) -> Absent {
     let asleep = wakes.iter().filter(|wake| !wake.was_awake);
     let is_absent =
@@ -580,7 +583,7 @@ pub(crate) fn wake(shared: &Shared, wakes: &[Wake]) -> Absent {
 
 #[cfg(all(test, corewalk_loom))]
 impl Wake {
-    /// Returns true if its task has to be woken.
+    /// Returns true if the task has to be woken.
     pub(super) fn is_asleep(self) -> bool {
         !self.was_awake
     }
@@ -590,12 +593,12 @@ impl Wake {
 ///
 /// # Errors
 ///
-/// `EIO` if somebody does not let go of a semaphore: nothing is to be committed then.
+/// `EIO` if another task does not thaw a semaphore. The caller must not commit then.
 #[doc(alias = "do_smart_update")]
 pub(super) fn update(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<Completed, Errno> {
     let updated = update_all(txn, changed);
     if updated.is_err() {
-        // Who was taken out of a queue is still waiting.
+        // Nodes that have left their queues still wait. So link all nodes again.
         super::recover::rebuild_queues(txn.guard());
     }
     updated
@@ -611,7 +614,7 @@ fn update_all(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<Completed, 
     }
     let mut scan_sem = |num| scan(txn, Queue::of_sem(set, num, SEM_ALTER_LIST), &mut completed);
     match changed {
-        // Only who adds lets a decrement go on.
+        // Only an increment can make a decrement possible.
         Changed::By(sops) => {
             let mut added = sops.iter().filter(|sop| sop.sem_op > 0);
             added.try_for_each(|sop| scan_sem(sop.sem_num))?;
@@ -642,7 +645,7 @@ fn update_zero(
         Changed::Nums(nums) => nums.iter().try_for_each(|num| check(txn, *num))?,
     }
     let list = Queue::of_set(set, CONST_LIST);
-    // Any semaphore that is zero has those calls looked at again, which GETZCNT shows.
+    // If a semaphore is zero, try these calls again, so that `GETZCNT` counts them correctly.
     if has_zero || (matches!(changed, Changed::Nums(_)) && list.first().is_some() && any_zero(txn))
     {
         scan_const(txn, list, completed)?;
@@ -650,7 +653,7 @@ fn update_zero(
     Ok(())
 }
 
-/// Returns true if a semaphore of the set is zero. What is not frozen may change meanwhile.
+/// Returns true if a semaphore of the set is zero. It may change meanwhile, unless it is frozen.
 fn any_zero(txn: &Txn<'_, '_>) -> bool {
     (0..txn.set().place.nsems as u16).any(|num| txn.peek(num) == Some(0))
 }
@@ -671,20 +674,19 @@ fn scan_const(
             continue;
         }
         if completed.has_twice(line) {
-            // It was there before: the queue is a ring.
-            break;
+            break; // The walk met this node before, so the queue is a ring.
         }
         dequeue(txn.guard(), node);
     }
     Ok(())
 }
 
-/// Carries out waiting calls of a queue in turn, until none of them is possible.
-/// No single decrement is possible once its semaphore is 0: the walk ends there (trap X7).
+/// Carries out the waiting calls of a queue in order, until none is possible. No single decrement
+/// is possible once its semaphore is 0. So the walk ends there (trap X7).
 #[doc(alias = "update_queue")]
 fn scan(txn: &mut Txn<'_, '_>, queue: Queue<'_>, completed: &mut Completed) -> Result<(), Errno> {
     let mut next = queue.first();
-    // A queue that others have overwritten may be a ring.
+    // A hostile task may turn a queue into a ring.
     let mut left = queue.max;
     while let Some(line) = next {
         if left == 0 || queue.of.map(|num| txn.value(num)).transpose()? == Some(0) {
@@ -698,13 +700,13 @@ fn scan(txn: &mut Txn<'_, '_>, queue: Queue<'_>, completed: &mut Completed) -> R
         let sops = node.sops(txn.set().place.nsems);
         match look_at(txn, node, completed) {
             Looked::Waits => continue,
-            // It was there before.
+            // The walk met this node before.
             Looked::Done | Looked::Failed if completed.has_twice(line) => break,
             Looked::Failed => dequeue(txn.guard(), node),
             Looked::Done => {
                 dequeue(txn.guard(), node);
                 update_zero(txn, Changed::By(&sops), completed)?;
-                // A decrement lets no older decrement go on; anything else may let anybody.
+                // A decrement makes no older decrement possible. Other changes may.
                 if is_complex || get(txn.guard().field(COMPLEX_COUNT)) != 0 {
                     next = queue.first();
                     left = queue.max;
@@ -740,11 +742,11 @@ fn look_at(txn: &mut Txn<'_, '_>, node: Node<'_>, completed: &mut Completed) -> 
     }
 }
 
-/// Ends all waits of a set with `EIDRM`; its lock is held and it is being removed.
+/// Ends all waits of a set with `EIDRM`. The caller holds the lock and removes the set.
 pub(super) fn end_all(guard: &SetGuard<'_>) -> Completed {
     let set = guard.set;
     let mut nodes: SmallVec<[(u32, i32); 4]> = SmallVec::new();
-    // All queues together have no more nodes than there can be.
+    // All queues together have no more nodes than the pool.
     let nodes_max = set.shared.layout.waits.lines as usize;
     let mut end = |queue: Queue<'_>| {
         let left = nodes_max - nodes.len();
@@ -761,7 +763,7 @@ pub(super) fn end_all(guard: &SetGuard<'_>) -> Completed {
     Completed { nodes }
 }
 
-/// What a count of waiting calls is about.
+/// The change that counted calls wait for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Awaited {
     /// `GETNCNT`: a larger value.

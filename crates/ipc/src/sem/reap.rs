@@ -1,28 +1,29 @@
-//! What a task that has died still has: words that it froze, waiting calls, undo records.
+//! Cleanup after a dead task: words that it froze, its waiting calls, its undo records.
 //!
-//! # A call that was granted to the dead
+//! # Grants to dead tasks
 //!
-//! Who changes a semaphore carries out waiting calls, also one whose task was killed a moment ago. That
-//! task has never returned from its call: if everything that the call did can be taken back, it is, as if
-//! the task had been killed before; otherwise it stays, as if the task had been killed after. What it did
-//! with `SEM_UNDO` is taken back with its adjustments; where that is not possible, at the end of the process.
+//! A call that changes a semaphore carries out waiting calls. The task of such a call may just have
+//! been killed, so it never returns from its call. If all of the call can be taken back, it is
+//! taken back. Otherwise the part without `SEM_UNDO` is taken back, or nothing. The end of the
+//! process then takes back the part with `SEM_UNDO`, with its other adjustments.
 //!
-//! The same is done for a call whose thread has left it while the process lives ([`abandon`]): the next thread that
-//! wants a lock must not wait for the end of a process that does not know it has the lock. `SETVAL` and `SETALL` forget adjustments: what
-//! a call was granted before that, with `SEM_UNDO` or without, cannot be told from what was set, and stays (`SetGuard::settings`).
+//! The same happens to a call whose thread has left it while the process lives ([`abandon`]). The
+//! other threads of the process do not know of the grant.
 //!
-//! Whether a death came before the grant or after it is not known here, so both are treated alike. Linux takes the
-//! call of a task that is killed out of its queue: what that was granted before stays granted, and nothing is granted
-//! after. The two differ for who can tell which came first:
+//! `SETVAL` and `SETALL` clear adjustments, and their values do not contain earlier grants. So no
+//! grant is taken back after them (`SetGuard::settings`).
 //!
-//! - The process had ended (waitpid(2) has returned, or a descriptor of it can be read from) when the operation began
-//!   that grants. Then what was granted is not the dead one's: it is given back before whoever is refused for it, or
-//!   asks for a value, gets an answer, and soon for a call that waits (`crate::watch`). Where it slept when it was
-//!   killed, that is before the operation returns. What cannot be given back is only what somebody took meanwhile
-//!   whom the call of the dead has let go on.
-//! - It was seen to be granted, and the process was killed then, before it went on. Linux keeps what the call has done;
-//!   here it is given back, as `SEM_UNDO` does. Whoever wants a permit to be gone with a process that was killed
-//!   cannot have that from Linux either: it does not know whether the call has returned.
+//! This code cannot tell whether the task died before the grant or after it. It takes the grant
+//! back in both cases. Linux removes the call of a killed task from its queue: earlier grants stay,
+//! and later ones do not occur. A user can see the difference in two cases:
+//!
+//! - The process ended before the granting operation. Calls that are refused, or that read a value,
+//!   first give the grant back. A waiting call gets the permit soon (`crate::watch`). If the killed
+//!   task slept, the granting operation gives the grant back before it returns. The dead task's
+//!   call may have made a further waiting call possible. That call keeps its permit.
+//! - The process was killed after the grant, but before it returned from its call. In Linux its
+//!   call counts. Here it is taken back, as with `SEM_UNDO`. A user of Linux cannot rely on either:
+//!   the process may have been killed before or after its return.
 //!
 //! Source: Linux `ipc/sem.c` (`exit_sem`, and `semtimedop`, which a signal ends before it looks).
 
@@ -41,12 +42,13 @@ use crate::namespace::{SEMAEM, SEMVMX, Shared};
 use crate::recover::reap_absent;
 use crate::task::{Task, identity, task_line};
 
-/// Ends everything of `gone` that has to do with semaphore sets. Its `REAPER` is held by `owner`. Returns who
-/// was let go on by that and may have died: what those were granted is taken back by reaping them.
+/// Ends all that `gone` has in semaphore sets. `owner` holds its `REAPER`. Calls of other tasks may
+/// be granted by this. Returns those of their tasks that may have died; the caller reaps them.
 ///
 /// # Errors
 ///
-/// `EIO` if somebody does not let go of a lock: the task has to be reaped again.
+/// `EIO` if a live task does not release a lock or a semaphore. The caller must reap the task
+/// again.
 pub(crate) fn reap(shared: &Shared, owner: Owner, gone: Gone) -> Result<Absent, Errno> {
     let mut absent = settle(shared, owner, gone)?;
     let (_, records) = shared
@@ -59,7 +61,7 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, gone: Gone) -> Result<Absent, 
     Ok(absent)
 }
 
-/// Ends freezes and waiting calls of `gone`, as [`reap`] does, and leaves its adjustments.
+/// Ends the freezes and waiting calls of `gone`, as [`reap`] does, but keeps its adjustments.
 ///
 /// # Errors
 ///
@@ -78,8 +80,8 @@ pub(crate) fn settle(shared: &Shared, owner: Owner, gone: Gone) -> Result<Absent
     Ok(absent)
 }
 
-/// Takes back a wait of a task that lives, whose thread has left it: the node in this line. What cannot be done now is
-/// done with the next call that needs the set, or at the end of the task.
+/// Ends the wait of a live task whose thread has left the call. The node is in this line. If that
+/// fails now, the next call that needs the set tries again, or the end of the task.
 pub(crate) fn abandon(task: &Task, line: u32) {
     task.abandoned.lock().push(line);
     if let Ok(absent) = end_abandoned(task, None) {
@@ -87,12 +89,12 @@ pub(crate) fn abandon(task: &Task, line: u32) {
     }
 }
 
-/// Ends waiting calls of a living task, or those of one set, that could not be ended when they failed with
-/// `EIO`. What they were granted since is taken back. Returns who was let go on by that and may have died.
+/// Ends waiting calls of a live task that failed with `EIO`: all, or those at one set. Grants since
+/// then are taken back. Returns the tasks that got a grant by this and may have died.
 ///
 /// # Errors
 ///
-/// `EIO` if somebody still does not let go of a set.
+/// `EIO` if a task still does not release a set's lock or a semaphore.
 #[cold]
 pub(super) fn end_abandoned(task: &Task, set: Option<Set<'_>>) -> Result<Absent, Errno> {
     let (shared, owner) = (&*task.shared, task.owner);
@@ -119,7 +121,7 @@ pub(super) fn end_abandoned(task: &Task, set: Option<Set<'_>>) -> Result<Absent,
     Ok(absent)
 }
 
-/// Ends the freezes of `gone` in the set in a slot, if there is one.
+/// Ends the freezes of `gone` in the set in slot `index`, if there is one.
 fn thaw_set(shared: &Shared, owner: Owner, gone: Gone, index: u32) -> Result<(), Errno> {
     let Some(set) = Set::at(shared, index) else { return Ok(()) };
     let is_left = |num: &u16| {
@@ -132,7 +134,7 @@ fn thaw_set(shared: &Shared, owner: Owner, gone: Gone, index: u32) -> Result<(),
         return Ok(());
     }
     let Some(guard) = there(set.lock_remains(owner, Wait::Long))? else { return Ok(()) };
-    // Nobody but the reaper, who is at this, ends the line of a dead task.
+    // Only the holder of `REAPER` frees the line of a dead task, and that is this thread.
     let dead = identity(task_line(shared, gone.task));
     for num in (0..set.place.nsems as u16).filter(is_left) {
         if let Ok(word) = set.word(num) {
@@ -142,7 +144,7 @@ fn thaw_set(shared: &Shared, owner: Owner, gone: Gone, index: u32) -> Result<(),
     Ok(())
 }
 
-/// Returns the lock of a set, or none if the set is gone.
+/// Turns `EIDRM` into none: the set is gone, so there is no lock.
 pub(super) fn there<T>(lock: Result<T, Errno>) -> Result<Option<T>, Errno> {
     match lock {
         Ok(guard) => Ok(Some(guard)),
@@ -151,7 +153,7 @@ pub(super) fn there<T>(lock: Result<T, Errno>) -> Result<Option<T>, Errno> {
     }
 }
 
-/// Takes the waiting call of a node back, if its set is still there.
+/// Ends the waiting call of a node, or takes its grant back, if its set still exists.
 fn end_node(shared: &Shared, owner: Owner, gone: Gone, node: Node<'_>) -> Result<Absent, Errno> {
     let Some(set) = node.awaited() else { return Ok(Absent::new()) };
     let Some(guard) = there(set.lock_remains(owner, Wait::Long))? else { return Ok(Absent::new()) };
@@ -168,8 +170,9 @@ fn end_node(shared: &Shared, owner: Owner, gone: Gone, node: Node<'_>) -> Result
     Ok(queue::wake(shared, &wakes))
 }
 
-/// Takes back what was granted to who cannot take it: the whole call, or what it did without `SEM_UNDO`, or nothing.
-/// Nothing also if values were set since: what they are now does not count the grant.
+/// Takes back the grant of a task that cannot use it: the whole call, or its part without
+/// `SEM_UNDO`, or nothing. If a later `SETVAL` or `SETALL` set values, they do not contain the
+/// grant. Then nothing is taken back.
 fn take_back(guard: &SetGuard<'_>, gone: Gone, node: Node<'_>) -> Result<Wakes, Errno> {
     if node.settings() != guard.settings() {
         return Ok(Wakes::new());
@@ -194,7 +197,7 @@ fn take_back(guard: &SetGuard<'_>, gone: Gone, node: Node<'_>) -> Result<Wakes, 
     Ok(Wakes::new())
 }
 
-/// Takes the changes of a call back; returns false if a value or an adjustment would be out of range.
+/// Reverts the changes of a call. Returns false if a value or an adjustment would be out of range.
 fn revert(txn: &mut Txn<'_, '_>, call: Call<'_>) -> Result<bool, Errno> {
     for sop in call.sops.iter().rev() {
         let value = txn.value(sop.sem_num)? - i32::from(sop.sem_op);
@@ -213,17 +216,16 @@ fn revert(txn: &mut Txn<'_, '_>, call: Call<'_>) -> Result<bool, Errno> {
     Ok(true)
 }
 
-/// What the death of a task changes.
+/// The effects of a task's death that matter to a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Concern {
-    /// Values: the task holds adjustments, or was granted what it may not have.
+    /// Values: the task holds adjustments, or has a grant that it may not have returned with.
     Values,
-    /// Who waits as well.
+    /// Values, and waiting calls.
     Waits,
 }
 
-/// Returns the tasks whose death would change what there is of a set. If nobody is left who was granted something and
-/// may not have it, that is noted.
+/// Returns the tasks whose death would change the set. Clears `OWED` if no grant is unacknowledged.
 pub(super) fn tasks_of(guard: &SetGuard<'_>, owner: Owner, concern: Concern) -> Tasks {
     let mut tasks: Tasks =
         undo::records(guard).map(|record| undo::task_of(guard.set.shared, record)).collect();

@@ -1,12 +1,16 @@
-//! Putting a set in order that a task has left in the middle of something.
+//! Recovery of a set after the death of a task in the middle of a change.
 //!
-//! Three things can be left: the lock of the set ([`recover`]), words that are frozen without it
-//! ([`thaw_dead`]), and a set that is not found any more but still there ([`recover_slot`]). What counts
-//! is in the words of the semaphores, in `COMMIT` with what it makes valid, and in the nodes and undo
-//! records themselves; queues and lists are made anew.
+//! A dead task can leave three things behind:
 //!
-//! Each step leaves something from which the same step, done again, comes to the same result: who dies
-//! here leaves no more than was found.
+//! - the set's lock ([`recover`]),
+//! - words that it froze without the lock ([`thaw_dead`]),
+//! - a set that it removed only in part ([`end_slot`]).
+//!
+//! Recovery trusts the words of the semaphores, `COMMIT` and the logs that it makes valid, the
+//! nodes, and the undo records. It builds queues and lists anew.
+//!
+//! Each step can be repeated and then has the same result. So if the recovering task dies too, the
+//! next one starts over.
 //!
 //! Source: the essays of `txn`, `several` and `log`; `ARCHITECTURE.md`.
 
@@ -27,11 +31,11 @@ use crate::namespace::Shared;
 use crate::process::Identity;
 use crate::task::{identity, task_line};
 
-/// Puts a set in order whose lock was held by a task that has died; it is ours now.
+/// Repairs a set whose lock a dead task held. The caller has taken over the lock.
 ///
 /// # Errors
 ///
-/// `EIO` if somebody else does not let go of a semaphore: the next one has to try again.
+/// `EIO` if another task does not thaw a semaphore. The next holder of the lock tries again.
 #[cold]
 pub(super) fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     let set = guard.set;
@@ -40,7 +44,8 @@ pub(super) fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     }
     let commit = get(guard.field(COMMIT));
     let is_committed = commit & COMMITTING != 0;
-    // ORDERING(ipc-commit): Release. Who takes no lock is to look closely until the list of undo records is there again.
+    // ORDERING(ipc-commit): Release. The list of undo records is empty for a moment. Until it is
+    // complete, `OWED` makes calls without the lock check for dead tasks.
     guard.field(COMMIT).store(commit | OWED, Ordering::Release);
     undo::rebuild(guard);
     for num in 0..set.place.nsems as u16 {
@@ -57,12 +62,14 @@ pub(super) fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     guard.field(COMMIT).store(OWED | commit & SETTINGS, Ordering::Release);
     rebuild_queues(guard);
     restore_bits(guard)?;
-    // Who is absent is left to whoever is owed what it was granted: who holds a lock does not reap.
+    // The holder of a lock must not reap. Later calls find the tasks that may have died: `OWED` is
+    // set.
     let _absent = wake(set.shared, &wakes);
     Ok(())
 }
 
-/// Ends a freeze of a task that has died, with the word that it has logged or with the value that was there.
+/// Ends the freeze of a dead task. Stores the logged word if its commit is valid, or else the
+/// present value.
 fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
     let redo = Word(get(&set.sem(num)[REDO]));
     if is_committed && redo.is_of(set.place.tag) && !redo.is_frozen() {
@@ -70,18 +77,20 @@ fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
         set.sem(num)[WORD].store(redo.0, Ordering::Release);
         return;
     }
-    // The log may be of an earlier freeze, if this one came not so far.
+    // The log may belong to an earlier freeze, if the task died before it wrote one.
     Log::Void.write(&set, num, seen);
     let pid = set.shared.pid_of(seen.frozen_by());
     set.thaw(num, seen.with(seen.value(), pid));
 }
 
-/// Returns the waiting calls that a commit was about to tell, or makes void what would have been told.
+/// Returns the waiting calls whose outcomes a valid commit has logged. If the commit is not valid,
+/// makes these logs void.
 fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
     let mut completed = Completed::default();
     for (node, _) in nodes_of(set) {
         let Some(errno) = node.pending() else { continue };
-        // Who was told may have gone on; only what is taken back from the dead is told twice.
+        // A task that has its outcome may have gone on. Only a grant that is taken back gets a
+        // second outcome.
         let is_to_be_told = node.outcome().is_none() || node.is_taken_back();
         match (is_committed, is_to_be_told) {
             (true, true) => completed.push(node, errno),
@@ -92,7 +101,7 @@ fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
     completed
 }
 
-/// Makes the queues of a set anew from the nodes that wait for it.
+/// Builds the queues of a set from the nodes that wait for it.
 pub(super) fn rebuild_queues(guard: &SetGuard<'_>) {
     queue::clear(guard);
     let next = get(guard.field(TICKET));
@@ -104,7 +113,7 @@ pub(super) fn rebuild_queues(guard: &SetGuard<'_>) {
     }
 }
 
-/// Says in the words of the semaphores who waits for them.
+/// Sets the bits for waiting calls in the words of the semaphores.
 fn restore_bits(guard: &SetGuard<'_>) -> Result<(), Errno> {
     let nsems = guard.set.place.nsems;
     for node in waiting(guard.set) {
@@ -125,13 +134,14 @@ fn waiting<'s>(set: Set<'s>) -> impl Iterator<Item = Node<'s>> {
     nodes.filter(move |node| node.outcome().is_none() && node.is_within(nsems))
 }
 
-/// Ends what the task that froze semaphore `num`, and has died, was about to do. The set's lock is held.
+/// Ends the operation of the dead task that froze semaphore `num`. The caller holds the set's lock.
 ///
-/// All semaphores that it has frozen are looked at: those of a call of several are ended as one, and the
-/// one that says what is to become of them comes last.
+/// The function ends all freezes of that task in the set. The words of a call of several operations
+/// are ended together. The first semaphore of that call comes last, since its log tells whether the
+/// call is committed.
 ///
-/// `dead` is what the line of the task says. Once it says something else, another task may have the line, and
-/// nothing that is frozen by its number is taken for what the dead one left.
+/// `dead` is the identity in the task's line. If the line has another identity, another task may
+/// have its number. Then the function leaves words frozen under that number alone.
 #[cold]
 pub(super) fn thaw_dead(guard: &SetGuard<'_>, num: u16, seen: Word, dead: Identity) {
     let set = guard.set;
@@ -143,7 +153,8 @@ pub(super) fn thaw_dead(guard: &SetGuard<'_>, num: u16, seen: Word, dead: Identi
     let frozen = |num| {
         let word = set.word(num).ok()?;
         let is_left = word.is_frozen() && !word.is_frozen_locked() && word.frozen_by() == task;
-        // The line is looked at last: who froze the word as the next task with this number took it before.
+        // Read the identity last. If a later task with this number froze the word, it stored its
+        // identity before.
         (is_left && identity(task_line(set.shared, task)) == dead).then_some(word)
     };
     for is_turn_of_first in [false, true] {
@@ -172,18 +183,18 @@ pub(super) fn thaw_dead(guard: &SetGuard<'_>, num: u16, seen: Word, dead: Identi
     }
 }
 
-/// Returns how many semaphores an object has.
+/// Returns the number of semaphores of a set.
 pub(crate) fn size_of(shared: &Shared, object: &Object) -> u64 {
     u64::from(Set::new(shared, object).place.nsems)
 }
 
-/// Ends what is left of a set in a slot of the kind, whose lock is held, and in which there is no object.
+/// Ends what remains of a set in a slot that has no object. The caller holds the kind's lock.
 pub(crate) fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
     let shared = ids.shared;
     let Some(set) = Set::at(shared, index) else { return Remains::None };
     match set.remove(ids.owner) {
         Ok((wakes, remains)) => {
-            // Who has died was granted nothing by this.
+            // This grants nothing to a task, so dead tasks do not matter.
             let _absent = wake(shared, &wakes);
             remains
         }
@@ -192,7 +203,7 @@ pub(crate) fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
     }
 }
 
-/// Gives back semaphores that belong to no set. The lock of the kind is held.
+/// Frees lines of semaphores that belong to no set. The caller holds the kind's lock.
 pub(crate) fn recover_sems(ids: Ids<'_>) {
     let shared = ids.shared;
     let pool = shared.layout.sems;

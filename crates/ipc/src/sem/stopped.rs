@@ -1,4 +1,5 @@
-//! Processes that are stopped in the middle of an operation, for tests: a word stays frozen, and nobody dies.
+//! For tests: processes that are stopped in the middle of an operation. A word stays frozen, and no
+//! process dies.
 
 use corewalk_base::primitives::thread;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -35,7 +36,8 @@ fn set<'t>(task: &'t Task, id: SemId) -> Set<'t> {
     Set::new(&task.shared, &task.sem_ids().obtain_object_check(id.raw()).unwrap())
 }
 
-/// Leaves the first semaphore of a set frozen, as an operation does in the middle; returns what ends that.
+/// Freezes the first semaphore of a set, as an operation does. Returns a function that ends the
+/// freeze.
 fn stop<'t>(task: &'t Task, id: SemId) -> impl FnOnce() + use<'t> {
     let set = set(task, id);
     let before = set.word(0).unwrap();
@@ -43,7 +45,8 @@ fn stop<'t>(task: &'t Task, id: SemId) -> impl FnOnce() + use<'t> {
     move || set.thaw(0, before)
 }
 
-/// Takes the lock of the pool of undo records, as who is stopped while it makes one.
+/// Takes the lock of the pool of undo records, as a task does that is stopped while it allocates a
+/// record.
 fn task_pool(task: &Task) -> Held<'_> {
     let word = &task.shared.region.line(task.shared.layout.undos.head)[0];
     lock(&task.shared, word, task.owner, || Ok(())).unwrap()
@@ -70,9 +73,9 @@ fn removal_beside_a_stopped_operation_ends_waits_and_keeps_its_lines_until_it_go
         assert_eq!(other.sem_rmid(id), Ok(()));
         assert_eq!(waits.join().unwrap(), Err(Errno::IDRM));
         assert_eq!(other.semop(id, &[DOWN]), Err(Errno::INVAL));
-        assert_eq!(used(&other)[..2], [1, 2], "what the stopped one will store into stays");
+        assert_eq!(used(&other)[..2], [1, 2], "the lines that the stopped task may write stay");
         assert_eq!(other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600), Err(Errno::NOSPC));
-        // Another ends that has adjustments of it: they are void.
+        // Another task that has adjustments of the removed set ends. They are void.
         drop(other);
         go_on();
     });
@@ -82,7 +85,7 @@ fn removal_beside_a_stopped_operation_ends_waits_and_keeps_its_lines_until_it_go
 }
 
 #[test]
-fn what_is_left_of_a_removed_set_ends_with_the_stopped_process() {
+fn remains_of_a_removed_set_end_with_the_stopped_process() {
     let namespace = namespace(2);
     let (stopped, other) = (task(&namespace, 1), task(&namespace, 2));
     let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
@@ -95,9 +98,9 @@ fn what_is_left_of_a_removed_set_ends_with_the_stopped_process() {
     assert_eq!(used(&other), [0, 0, 0]);
 }
 
-/// Who removed it had to leave it, or is thought to be still at it.
+/// The remover could not complete the removal, or other tasks believe that it is still at work.
 #[test]
-fn waiter_at_a_set_that_cannot_be_found_ends_it() {
+fn waiter_at_an_unpublished_set_ends_the_set() {
     let namespace = namespace(2);
     let (waiter, other) = (task(&namespace, 1), task(&namespace, 2));
     let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
@@ -114,7 +117,7 @@ fn waiter_at_a_set_that_cannot_be_found_ends_it() {
     assert_eq!(used(&other), [0, 0, 0]);
 }
 
-/// Somebody writes over the word that says which set is in the slot.
+/// A hostile task overwrites the payload of the set in its slot.
 #[test]
 fn set_that_was_overwritten_ends_its_waits_and_is_removed() {
     let namespace = namespace(2);
@@ -133,7 +136,7 @@ fn set_that_was_overwritten_ends_its_waits_and_is_removed() {
     assert_eq!((other.sem_rmid(id), used(&other)), (Err(Errno::INVAL), [0, 0, 0]));
 }
 
-/// Nobody enters a set any more that was removed and could not be ended.
+/// No call waits at a removed set, even if the set could not be ended.
 #[test]
 fn call_that_found_a_set_before_its_removal_does_not_wait_there() {
     let namespace = namespace(2);
@@ -147,7 +150,8 @@ fn call_that_found_a_set_before_its_removal_does_not_wait_there() {
     assert_eq!(found.lock(other.owner).err(), Some(Errno::IDRM));
 }
 
-/// A thread calls execve(2) while another is in the middle of something; the next program uses no namespace.
+/// A thread calls execve(2) while another thread is in the middle of an operation. The next program
+/// uses no namespace.
 #[test]
 fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
     let namespace = namespace(1);
@@ -160,7 +164,7 @@ fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // It is started before its stack is where it stays.
+    // Wait for the first output. Before it, the child may not yet have called execve(2).
     let mut there = [0; 5];
     child.stdout.take().unwrap().read_exact(&mut there).unwrap();
     let (identity, image) = (Identity::of(child.id()), image_of(child.id()));
@@ -168,17 +172,17 @@ fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
     put(&line[STATE], identity.0);
     put(&line[IMAGE], image);
     let index = holder.owner.index;
-    assert!(!other.shared.is_over(index, None), "it is still the same program");
+    assert!(!other.shared.is_over(index, None), "the program is still the same");
     drop(stop(&holder, id));
     std::mem::forget(set(&holder, id).lock(holder.owner).unwrap());
     child.stdin.take().unwrap().write_all(b"go\n").unwrap();
-    // Where nothing is shown of a program there is nothing to tell it by.
+    // If `/proc` shows no image of a program, the programs cannot be told apart.
     while image != 0 && image_of(child.id()) == image {
         thread::yield_now();
     }
     let seen = other.sem_getall(id);
     assert_eq!(seen, if image == 0 { Err(Errno::IO) } else { Ok(vec![0, 1]) });
-    assert!(!other.shared.is_dead(index, None), "its adjustment stays");
+    assert!(!other.shared.is_dead(index, None), "the adjustment of the replaced program stays");
     child.kill().unwrap();
     child.wait().unwrap();
     std::mem::forget(holder);
@@ -186,10 +190,10 @@ fn lock_and_freeze_of_a_program_that_was_replaced_are_taken_over() {
     assert_eq!(other.sem_getall(id), Ok(vec![0, 0]));
 }
 
-/// Trap I15: who makes an undo record may sleep for the lock of its pool, with the lock of the set. No operation that is
-/// possible waits for either.
+/// Trap I15: a task that allocates an undo record holds the set's lock, and may sleep for the lock
+/// of the pool. A possible operation of another task waits for neither.
 #[test]
-fn undo_record_that_has_to_wait_for_its_pool_holds_up_no_other_operation() {
+fn undo_record_that_waits_for_its_pool_blocks_no_other_operation() {
     let namespace = namespace(1);
     let (stopped, waiter, other) = (task(&namespace, 1), task(&namespace, 2), task(&namespace, 3));
     let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
@@ -203,12 +207,12 @@ fn undo_record_that_has_to_wait_for_its_pool_holds_up_no_other_operation() {
         for _ in 0..1000 {
             other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
             other.semop(id, &[SemBuf::new(0, -1, SemFlags::empty())]).unwrap();
-            // Its record is there already.
+            // The task has its undo record already.
             other.semop(id, &[SemBuf::new(1, 1, SemFlags::UNDO)]).unwrap();
             other.semop(id, &[SemBuf::new(1, -1, SemFlags::UNDO)]).unwrap();
         }
         drop(pool);
-        // Where this took longer than its patience it has said so, and has changed nothing.
+        // If this took longer than the limit for a lock, the call has failed and changed nothing.
         let done = waits.join().unwrap();
         assert!(matches!(done, Ok(()) | Err(Errno::IO)), "{done:?}");
         assert_eq!(other.sem_getval(id, 0), Ok(i32::from(done.is_ok())));
@@ -252,7 +256,8 @@ fn waits_for_a_word_are_counted() {
             other.sem_setval(id, 0, 1)
         }];
     for (at, call) in calls.into_iter().enumerate() {
-        // Who has the lock comes to the word next, or a little later.
+        // A task with the set's lock meets the frozen word next, but perhaps only after it is
+        // thawed.
         let is_counted = (0..1000).any(|_| {
             let before = namespace.contention();
             let go_on = stop(&holder, id);

@@ -1,26 +1,31 @@
-//! Changes of several semaphores, and of the undo cells that belong to them, as one.
+//! Transactions: changes of several semaphores and their adjustments, as one.
 //!
-//! Under the set's lock, a transaction freezes the words that it looks at, works on copies, and
-//! either lets everything go as it was or carries out all changes. Operations of one step
-//! meet a frozen word and wait; they never see one word changed and the other not, because
-//! a word is only thawed when its new value is stored, and a query of a frozen word waits too.
+//! The owner of a transaction holds the set's lock. The transaction freezes each word that it
+//! reads, and works on copies. At its end it stores all changes, or thaws the words as they were.
 //!
-//! What a waiter's wake-up changes is part of the transaction that wakes it: nobody can come
-//! between an increment and the decrement that was waiting for it.
+//! A call without the set's lock that meets a frozen word waits, or takes the lock. So does a
+//! query. A word is thawed only by the store of its new value. So no other call sees one word
+//! changed and another one not.
+//!
+//! If a change completes a waiting call, the changes of that call belong to the same transaction.
+//! So no other call can come between an increment and the decrement that waited for it.
 //!
 //! # Order of the stores
 //!
-//! 1. The new words and adjustments go into the redo fields of their lines, and what waiting calls came
-//!    to into their nodes.
-//! 2. `COMMITTING` of the set's line is set, and `OWED` if a waiting call gets what it waited for.
-//! 3. Adjustments, then words (each thaws), then waiting calls are told.
-//! 4. `COMMITTING` is cleared.
+//! 1. The transaction writes the log: the new words into `REDO` of the semaphores' lines, and the
+//!    new adjustments into the undo records. The outcomes of waiting calls go into their nodes.
+//! 2. It sets `COMMITTING` in the set's line. It also sets `OWED` if a waiting call is granted its
+//!    operations.
+//! 3. It stores the adjustments, then the words. The store of a word also thaws it. Then it stores
+//!    the status of the completed calls.
+//! 4. It clears `COMMITTING`.
 //!
-//! Each is a release store, so another process sees them in this order. If the owner dies before 2,
-//! its frozen words are thawed as they are; after 2, what is logged is carried out again (`recover`).
-//! One word without an adjustment and without a waiting call needs no log: its store is the change.
+//! Each of these is a release store, so another process sees them in this order. If the owner dies
+//! before step 2, recovery thaws the frozen words unchanged. If it dies later, recovery stores the
+//! logged changes again (`recover`). A change of one word, without an adjustment and without a
+//! completed call, is a single store. It needs no log.
 //!
-//! Nobody waits while it has frozen words, except who holds the set's lock; so there is no cycle.
+//! Only the holder of the set's lock waits while it has frozen words. So there is no cycle.
 
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
@@ -41,33 +46,33 @@ use crate::namespace::{SEMAEM, SEMVMX};
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     pub(super) sops: &'a [SemBuf],
-    /// The undo record of the task for this set, or 0 if no operation needs it.
+    /// The task's undo record for this set, or 0 if no operation has `SEM_UNDO`.
     pub(super) undo: u32,
     pub(super) pid: u32,
 }
 
-/// What came of a call.
+/// The result of a call on the copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It was carried out.
+    /// The call was carried out.
     Done,
-    /// The operation of this number has to wait.
+    /// The operation with this index has to wait.
     Blocks(usize),
-    /// It cannot be carried out.
+    /// The call cannot be carried out.
     Fails(Errno),
 }
 
-/// A word that this transaction has frozen.
+/// A word that the transaction has frozen.
 struct Frozen {
     num: u16,
     before: Word,
     value: i32,
     pid: u32,
-    /// Bits to set for a waiter.
+    /// The bits for waiting calls that `enqueue` sets.
     waiters: u64,
 }
 
-/// An adjustment that this transaction has read.
+/// An adjustment that the transaction has read.
 struct Cell {
     record: u32,
     num: u16,
@@ -75,14 +80,14 @@ struct Cell {
     adj: i32,
 }
 
-/// Changes under a set's lock. A drop without [`Txn::commit`] takes them back.
+/// Changes under a set's lock. A drop without [`Txn::commit`] discards them.
 pub(super) struct Txn<'g, 's> {
     guard: &'g SetGuard<'s>,
     /// Sorted by number.
     frozen: SmallVec<[Frozen; 4]>,
     /// Sorted by number and record.
     cells: SmallVec<[Cell; 4]>,
-    /// Whether it sets values and forgets adjustments.
+    /// Whether the transaction is a `SETVAL` or `SETALL`, which clears adjustments.
     is_setting: bool,
 }
 
@@ -95,22 +100,23 @@ impl<'g, 's> Txn<'g, 's> {
         self.guard.set
     }
 
-    /// Returns the set's lock, held.
+    /// Returns the guard of the set's lock.
     pub(super) fn guard(&self) -> &'g SetGuard<'s> {
         self.guard
     }
 
-    /// Returns true if somebody may wait for a semaphore that was looked at.
+    /// Returns true if a call may wait for one of the semaphores that the transaction has frozen.
     pub(super) fn has_waiters(&self) -> bool {
         self.frozen.iter().any(|frozen| frozen.before.waiters() != 0)
     }
 
-    /// Returns the value that semaphore `num` has in this transaction.
+    /// Returns the value of semaphore `num` in this transaction.
     pub(super) fn value(&mut self, num: u16) -> Result<i32, Errno> {
         Ok(self.frozen(num)?.value)
     }
 
-    /// Returns the value of semaphore `num` without freezing it: that of the transaction if it has one.
+    /// Returns the value of semaphore `num` without a freeze: the copy of the transaction, or the
+    /// value in the word if there is no copy.
     pub(super) fn peek(&self, num: u16) -> Option<i32> {
         let own = self.frozen.binary_search_by_key(&num, |frozen| frozen.num).ok();
         match own {
@@ -119,19 +125,20 @@ impl<'g, 's> Txn<'g, 's> {
         }
     }
 
-    /// Sets value and pid of semaphore `num`.
+    /// Sets the value and the pid of semaphore `num`.
     pub(super) fn set_value(&mut self, num: u16, value: i32, pid: u32) -> Result<(), Errno> {
         let frozen = self.frozen(num)?;
         (frozen.value, frozen.pid) = (value, pid);
         Ok(())
     }
 
-    /// Says that this forgets adjustments, also of calls that were granted and whose tasks do not know yet.
+    /// Notes that the transaction clears adjustments. Those of granted calls count too, even if
+    /// their tasks have not returned yet.
     pub(super) fn note_setting(&mut self) {
         self.is_setting = true;
     }
 
-    /// Says that somebody is going to wait for semaphore `num`.
+    /// Notes that a call is about to wait for semaphore `num`.
     pub(super) fn set_waiters(&mut self, num: u16, waiters: u64) -> Result<(), Errno> {
         self.frozen(num)?.waiters |= waiters;
         Ok(())
@@ -148,16 +155,16 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(())
     }
 
-    /// Carries out `call` on the copies, whole or not at all.
+    /// Carries out all operations of `call` on the copies, or none.
     #[doc(alias = "perform_atomic_semop")]
     pub(super) fn perform(&mut self, call: Call<'_>) -> Verdict {
         let done = self.try_all(call);
         match done {
             Ok(()) => Verdict::Done,
             Err((at, verdict)) => {
-                // Taken back in reverse: the same semaphore may occur twice.
+                // Undo in reverse order, since a semaphore may occur twice.
                 for sop in call.sops[..at].iter().rev() {
-                    // What was changed a moment ago is frozen: this cannot fail.
+                    // The words are frozen already, so this cannot fail.
                     let _reverted = self.add(call, *sop, -i32::from(sop.sem_op));
                 }
                 verdict
@@ -181,7 +188,7 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(())
     }
 
-    /// Returns whether one operation can be carried out now.
+    /// Checks whether one operation can be carried out now.
     fn check(&mut self, call: Call<'_>, sop: SemBuf, at: usize) -> Result<Verdict, Errno> {
         let value = self.value(sop.sem_num)?;
         let result = value + i32::from(sop.sem_op);
@@ -209,15 +216,15 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(())
     }
 
-    /// Carries out the changes and thaws everything, and tells the calls that have waited for it. Returns
-    /// whom to wake once the lock is free.
+    /// Stores the changes, thaws all words, and tells the completed calls. Returns the tasks to
+    /// wake after the lock is released.
     pub(super) fn commit(mut self, completed: Completed) -> Wakes {
         let complex = get(self.guard.field(COMPLEX_COUNT)) != 0;
         let set = self.set();
         let changed = self.frozen.iter().filter(|frozen| frozen.is_changed()).count();
         let has_cells = self.cells.iter().any(|cell| cell.before != cell.adj);
         let before = get(self.guard.field(COMMIT));
-        // Where nothing is owed there is no such call.
+        // If nothing is owed, no granted call can be affected.
         let is_setting = self.is_setting && before & OWED != 0;
         let needs_log = changed > 1 || has_cells || !completed.is_empty() || is_setting;
         let settings = if is_setting { next_settings(before) } else { before & SETTINGS };
@@ -225,7 +232,8 @@ impl<'g, 's> Txn<'g, 's> {
         let after = before & OWED | granted | settings;
         if needs_log {
             self.log(set, complex, &completed, settings_of(after));
-            // ORDERING(ipc-commit): Release. The log is complete before it is valid.
+            // ORDERING(ipc-commit): Release. The log is complete before `COMMITTING` makes it
+            // valid.
             self.guard.field(COMMIT).store(COMMITTING | after, Ordering::Release);
         }
         for cell in self.cells.drain(..).filter(|cell| cell.before != cell.adj) {
@@ -237,17 +245,17 @@ impl<'g, 's> Txn<'g, 's> {
         }
         let wakes = completed.tell(set.shared);
         if needs_log {
-            // ORDERING(ipc-commit): Release. All changes are in place before the log is void.
+            // ORDERING(ipc-commit): Release. All changes are stored before the log becomes void.
             self.guard.field(COMMIT).store(after, Ordering::Release);
         }
         wakes
     }
 
-    /// Writes what is about to be stored, so that another can do it.
+    /// Writes the log, so that recovery can store the changes if this task dies.
     fn log(&self, set: Set<'_>, complex: bool, completed: &Completed, settings: u64) {
         for frozen in &self.frozen {
             let after = frozen.after(set, complex);
-            // ORDERING(ipc-commit): Release. See the flag in `commit`.
+            // ORDERING(ipc-commit): Release. Stored before `COMMITTING`, see `commit`.
             set.sem(frozen.num)[REDO].store(after.thaw().0, Ordering::Release);
         }
         for cell in self.cells.iter().filter(|cell| cell.before != cell.adj) {
@@ -258,7 +266,7 @@ impl<'g, 's> Txn<'g, 's> {
 
     #[inline]
     fn frozen(&mut self, num: u16) -> Result<&mut Frozen, Errno> {
-        // Most calls have few operations, in rising order.
+        // Most calls have few operations, in ascending order.
         let found = if self.frozen.len() <= 4 {
             let at = self.frozen.iter().take_while(|frozen| frozen.num < num).count();
             let is_there = self.frozen.get(at).is_some_and(|frozen| frozen.num == num);
@@ -278,7 +286,7 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(&mut self.frozen[at])
     }
 
-    /// Returns an adjustment, whose semaphore is frozen with it.
+    /// Returns an adjustment. Its semaphore is frozen.
     fn cell(&mut self, record: u32, num: u16) -> Result<&mut Cell, Errno> {
         self.frozen(num)?;
         let key = (num, record);
@@ -299,7 +307,7 @@ impl Frozen {
         self.value != self.before.value() || self.pid != self.before.pid()
     }
 
-    /// Returns the new word. Bits for waiters who have gone are cleared here.
+    /// Returns the new word. Clears the bits for waiting calls that are no longer queued.
     fn after(&self, set: Set<'_>, complex: bool) -> Word {
         let line = set.sem(self.num);
         let bit = |list: usize, bit| if get(&line[list]) == 0 { 0 } else { bit };

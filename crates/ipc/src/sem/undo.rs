@@ -1,23 +1,28 @@
-//! Adjustments for `SEM_UNDO`, and the end of a task.
+//! Adjustments for `SEM_UNDO`, and their application at the end of a task.
 //!
-//! A task has one undo record per set that it has used with `SEM_UNDO`: a line that says whose it
-//! is, and a line per semaphore, so that threads of a task that work on different semaphores share no
-//! written line. The cell of a semaphore belongs to whoever has frozen the semaphore's word.
+//! A task has one undo record per set that it has used with `SEM_UNDO`. A record is a line with its
+//! owner and a line per semaphore, its *cell*. So threads of a task that use different semaphores
+//! write no common line. A cell belongs to the task that has frozen the semaphore's word.
 //!
 //! # Owners
 //!
-//! A record is in the list of its set, under the set's lock; the task remembers its records in its own
-//! memory. Whoever removes the set frees them; a task that ends takes the set's lock, and looks whether
-//! the record is still its own (trap I8).
+//! A record is in the list of its set, which the set's lock protects. The task also keeps the line
+//! numbers of its records in its own memory. The removal of the set frees the records. So a task
+//! that ends takes the set's lock, and then checks whether the record is still its own (trap I8).
 //!
-//! What is true is the line itself: it is the record of a task for a set if `WHOSE` says so and the pool's
-//! header has the same task. Who frees the record of another takes it over first.
+//! Neither list decides whether a line is a record. It is a record of a task for a set if `WHOSE`
+//! says so, and the pool's header names the same task. A task that frees another task's record
+//! first makes itself its owner in the header.
 //!
 //! # A single operation
 //!
-//! Freeze the word; log the old adjustment (`log`); store the new one; store the new word, which thaws.
-//! If the task dies in between, the word still has its old value, and the log says what the adjustment
-//! was. Until the log is written the adjustment has not been changed.
+//! 1. Freeze the word.
+//! 2. Log the old adjustment (`log`).
+//! 3. Store the new adjustment.
+//! 4. Store the new word, which also thaws it.
+//!
+//! If the task dies before step 4, the word still has its old value. The log contains the old
+//! adjustment, so recovery restores it. Without a log, the adjustment has not changed.
 //!
 //! Source: Linux `ipc/sem.c` (`find_alloc_undo`, `exit_sem`); research on crash-safe undo.
 
@@ -35,54 +40,54 @@ use crate::namespace::{SEMVMX, Shared, now_s};
 use crate::task::Task;
 
 // Words of a record's first line; 6 and 7 are the pool's.
-/// [`IS_RECORD`], task, and slot of the set.
+/// [`IS_RECORD`], the task, and the slot of the set.
 const WHOSE: usize = 0;
-/// Neighbours in the set's list.
+/// The neighbours in the set's list.
 const SET_LINKS: usize = 1;
-/// The set's payload: where it lies, and its tag there. Tags alone are counted by line.
+/// The payload of the set: its lines and its tag. The tag alone does not identify a set.
 const PAYLOAD: usize = 2;
-/// How many semaphores there are cells for.
+/// The number of cells.
 const CELLS: usize = 3;
 
 // Words of a cell.
 const ADJ: usize = 0;
-/// What a change of several semaphores is about to store.
+/// The redo log: the adjustment that a transaction is about to store.
 const REDO_ADJ: usize = 1;
 
 const IS_RECORD: u64 = 1 << 63;
 
 const LOG_VALID: u64 = 1 << 63;
 
-/// Records that a task remembers before it looks which are gone.
+/// The number of records that a task keeps before it drops those that were freed.
 const UNDOS_KEPT: usize = 64;
 
-/// Returns the line of an adjustment.
+/// Returns the cell of semaphore `num` in a record.
 #[inline]
 fn cell(shared: &Shared, record: u32, num: u16) -> &Line {
     shared.region.line(record.wrapping_add(1 + u32::from(num)))
 }
 
-/// Returns an adjustment; its semaphore is frozen.
+/// Returns an adjustment. The caller has frozen the semaphore.
 #[inline]
 pub(super) fn load_adj(shared: &Shared, record: u32, num: u16) -> i32 {
     i32::from(get(&cell(shared, record, num)[ADJ]) as u16 as i16)
 }
 
-/// Stores an adjustment; its semaphore is frozen.
+/// Stores an adjustment. The caller has frozen the semaphore.
 #[inline]
 pub(super) fn store_adj(shared: &Shared, record: u32, num: u16, adj: i32) {
-    // ORDERING(ipc-undo): Release. The log is in place before what it takes back is changed.
+    // ORDERING(ipc-undo): Release. The log is stored before the adjustment changes.
     cell(shared, record, num)[ADJ].store(u64::from(adj as i16 as u16), Ordering::Release);
 }
 
-/// Writes what `store_adj` is about to store into the redo log.
+/// Writes the redo log: the adjustment that `store_adj` is about to store.
 pub(super) fn log_adj(shared: &Shared, record: u32, num: u16, adj: i32) {
     let redo = LOG_VALID | u64::from(adj as i16 as u16);
     // ORDERING(ipc-commit): Release. See `Txn::log`.
     cell(shared, record, num)[REDO_ADJ].store(redo, Ordering::Release);
 }
 
-/// Finishes or drops what `log_adj` wrote for who has died; the semaphore is frozen.
+/// Completes or discards the redo log of a dead task. The semaphore is frozen.
 pub(super) fn settle_adj(shared: &Shared, record: u32, num: u16, is_committed: bool) {
     let redo = get(&cell(shared, record, num)[REDO_ADJ]);
     if redo & LOG_VALID != 0 {
@@ -93,17 +98,17 @@ pub(super) fn settle_adj(shared: &Shared, record: u32, num: u16, is_committed: b
     }
 }
 
-/// Makes void what `log_adj` wrote: the adjustment is stored.
+/// Clears the redo log. The adjustment is stored.
 pub(super) fn unlog_adj(shared: &Shared, record: u32, num: u16) {
-    // ORDERING(ipc-commit): Release. The adjustment is stored before its log goes.
+    // ORDERING(ipc-commit): Release. The adjustment is stored before its log is cleared.
     cell(shared, record, num)[REDO_ADJ].store(0, Ordering::Release);
 }
 
-/// Returns the undo record of `task` for the set, which is made if there is none.
+/// Returns the undo record of `task` for the set. Allocates it if there is none.
 ///
 /// # Errors
 ///
-/// `ENOMEM` if there is no room.
+/// `ENOMEM` if the region has no space for a record.
 #[doc(alias = "find_alloc_undo")]
 pub(super) fn find_alloc(guard: &SetGuard<'_>, task: &Task) -> Result<u32, Errno> {
     let set = guard.set;
@@ -120,16 +125,16 @@ pub(super) fn find_alloc(guard: &SetGuard<'_>, task: &Task) -> Result<u32, Errno
     Ok(record)
 }
 
-/// Returns the undo record of `task` for the set, if it is remembered.
+/// Returns the undo record of `task` for the set, if it is in the task's cache.
 ///
-/// It is the record as long as the set is there, which a word of the set that was frozen says.
+/// The record is valid while the set exists. A freeze of one of the set's words shows that it does.
 #[inline]
 pub(super) fn cached(set: Set<'_>, task: &Task) -> Option<u32> {
     let record = task.cached_undo(set.index, set.place.tag)?;
     is_of_set(set, record, task.owner.index).then_some(record)
 }
 
-/// Returns true if a line is the record of task `task` for this very set.
+/// Returns true if a line is the record of task `task` for exactly this set.
 #[inline]
 fn is_of_set(set: Set<'_>, record: u32, task: u32) -> bool {
     let first = set.shared.region.line(record);
@@ -150,7 +155,7 @@ fn alloc(guard: &SetGuard<'_>, task: &Task, whose: u64) -> Result<u32, Errno> {
     let first = shared.region.line(record);
     put(&first[PAYLOAD], set.place.payload());
     put(&first[CELLS], u64::from(set.place.nsems));
-    // ORDERING(ipc-record): Release. It is a record once all of it is there.
+    // ORDERING(ipc-record): Release. The record is complete before `WHOSE` makes it one.
     first[WHOSE].store(whose, Ordering::Release);
     push(shared, &set.line()[UNDO_LIST], SET_LINKS, record);
     let mut undos = task.undos.lock();
@@ -161,7 +166,7 @@ fn alloc(guard: &SetGuard<'_>, task: &Task, whose: u64) -> Result<u32, Errno> {
     Ok(record)
 }
 
-/// Returns the slot of the set whose record of task `task` is in a line, or none if none is.
+/// Returns the slot of the set if a line is a record of task `task`, or none if it is not.
 pub(super) fn is_record_of(shared: &Shared, record: u32, task: u32) -> Option<u32> {
     // ORDERING(ipc-record): Acquire. See `alloc`.
     let word = shared.region.line(record)[WHOSE].load(Ordering::Acquire);
@@ -170,7 +175,7 @@ pub(super) fn is_record_of(shared: &Shared, record: u32, task: u32) -> Option<u3
     (is_own && shared.layout.undos.whose(&shared.region, record) == Some(task)).then_some(set)
 }
 
-/// Returns true if a line is the record of task `task` for this set, and in its list.
+/// Returns true if a line is the record of task `task` for this set, and is in the set's list.
 pub(super) fn is_at(guard: &SetGuard<'_>, record: u32, task: u32) -> bool {
     let is_own = is_record_of(guard.set.shared, record, task) == Some(guard.set.index);
     is_own && records(guard).any(|other| other == record)
@@ -182,17 +187,18 @@ pub(super) fn records<'s>(guard: &SetGuard<'s>) -> impl Iterator<Item = u32> + u
     let some = |record: u32| Some(record).filter(|record| *record != 0);
     let first = some(low(get(guard.field(UNDO_LIST))));
     let next = move |record: &u32| some(high(get(&shared.region.line(*record)[SET_LINKS])));
-    // As many as there can be, whatever the region says: each has a line for each semaphore.
+    // A hostile task may make the list a ring. So the walk ends after the number of records that
+    // the pool can hold. Each record has a line for each semaphore.
     let records_max = shared.layout.undos.lines / (1 + guard.set.place.nsems);
     std::iter::successors(first, next).take(records_max as usize)
 }
 
-/// Forgets all adjustments of semaphore `num`, as part of `txn`.
+/// Clears all adjustments of semaphore `num`, as part of `txn`.
 pub(super) fn clear(txn: &mut Txn<'_, '_>, num: u16) -> Result<(), Errno> {
     records(txn.guard()).try_for_each(|record| txn.set_adj(record, num, 0))
 }
 
-/// Frees all records of a set whose words are dead.
+/// Frees all records of a set. The words of its semaphores are dead.
 pub(super) fn free_all(guard: &SetGuard<'_>) {
     for _ in 0..guard.set.shared.layout.undos.lines {
         let record = low(get(guard.field(UNDO_LIST)));
@@ -203,27 +209,27 @@ pub(super) fn free_all(guard: &SetGuard<'_>) {
     }
 }
 
-/// Takes a record out of its set's list and gives its lines back, zeroed.
+/// Removes a record from its set's list, zeroes its lines and frees them.
 fn free(guard: &SetGuard<'_>, record: u32) {
     let shared = guard.set.shared;
     unlink(shared, guard.field(UNDO_LIST), SET_LINKS, record);
     discard(shared, record, guard.owner);
 }
 
-/// Gives the lines of a record back, zeroed. It is in no list.
+/// Zeroes and frees the lines of a record that is in no list.
 fn discard(shared: &Shared, record: u32, owner: Owner) {
     let first = shared.region.line(record);
     let pool = shared.layout.undos;
-    // From here on it is a record no more, and what is left of it is its new owner's.
+    // From here on it is not a record. If this task dies, its reaper frees the lines.
     pool.set_whose(&shared.region, record, owner.index);
     // ORDERING(ipc-record): Release. As in `alloc`.
     first[WHOSE].store(0, Ordering::Release);
-    // The line may be a cell of the next record: a link is no redo log.
+    // The line may become a cell of another record. The old link must not be read as a redo log.
     put(&first[SET_LINKS], 0);
     let cells = pool.len(&shared.region, record).saturating_sub(1);
     for num in 0..get(&first[CELLS]).min(u64::from(cells)) as u16 {
         let cell = cell(shared, record, num);
-        // Cells that were never used have no memory yet.
+        // A cell that was never used has no memory yet, and a store would allocate it.
         for word in [ADJ, REDO_ADJ] {
             if get(&cell[word]) != 0 {
                 put(&cell[word], 0);
@@ -233,13 +239,15 @@ fn discard(shared: &Shared, record: u32, owner: Owner) {
     pool.free(shared, record, owner);
 }
 
-/// Applies the adjustments of a task that ends, set by set, and ends what it waits for. Returns who was let go on and may have died.
+/// Applies the adjustments of a task that ends, set by set, and ends its abandoned waits. Returns
+/// the tasks that got a grant by this and may have died.
 ///
-/// Values are kept between 0 and `SEMVMX`: a task that ends waits for nothing.
+/// Values are limited to 0 and `SEMVMX`, since a task that ends does not wait.
 ///
 /// # Errors
 ///
-/// `EIO` if somebody does not let go of a set: what is left is applied when the process has ended.
+/// `EIO` if another task does not release a set's lock or a semaphore. The other adjustments are
+/// applied when the process has ended.
 pub(crate) fn exit_sem(task: &Task) -> Result<Absent, Errno> {
     let undos = std::mem::take(&mut *task.undos.lock());
     let gone = Gone { task: task.owner.index, pid: task.pid };
@@ -259,24 +267,24 @@ pub(crate) struct Gone {
     pub(crate) pid: u32,
 }
 
-/// Applies and frees what is in a line that a task has left, if it is a record.
+/// Applies and frees a record of a task that has ended. The line may have no record.
 ///
 /// # Errors
 ///
-/// `EIO` if somebody does not let go of the set.
+/// `EIO` if another task does not release the set's lock or a semaphore.
 pub(super) fn reap(shared: &Shared, owner: Owner, gone: Gone, line: u32) -> Result<Absent, Errno> {
     let mut absent = Absent::new();
     if let Some(set) = is_record_of(shared, line, gone.task) {
         absent = exit_set(shared, owner, gone, set, line)?;
     }
-    // Not yet a record, no more a record, or one of a set that is gone.
+    // The line is not yet a record, or no longer one, or its set is gone.
     if shared.layout.undos.whose(&shared.region, line) == Some(gone.task) {
         discard(shared, line, owner);
     }
     Ok(absent)
 }
 
-/// Applies and frees one record, unless the set was removed meanwhile, and the record with it.
+/// Applies and frees one record, unless the set was removed, and the record with it.
 fn exit_set(
     shared: &Shared,
     owner: Owner,
@@ -286,12 +294,12 @@ fn exit_set(
 ) -> Result<Absent, Errno> {
     let Some(set) = Set::at(shared, index) else { return Ok(Absent::new()) };
     let Some(guard) = there(set.lock_remains(owner, Wait::Long))? else { return Ok(Absent::new()) };
-    // The set may have been removed, and the record serve another task or set by now.
+    // The set may be gone, and another task or set may have the record's line.
     if !is_at(&guard, record, gone.task) {
         return Ok(Absent::new());
     }
     if !guard.is_published() {
-        // It was removed, and who removed it could not end all of it.
+        // The set was removed, but the removal could not be completed.
         free(&guard, record);
         return Ok(Absent::new());
     }
@@ -305,7 +313,7 @@ fn exit_set(
     Ok(wake(shared, &wakes))
 }
 
-/// Makes the list of a set's records anew.
+/// Builds the list of a set's records from the lines of the pool.
 pub(super) fn rebuild(guard: &SetGuard<'_>) {
     let set = guard.set;
     let shared = set.shared;
@@ -319,17 +327,17 @@ pub(super) fn rebuild(guard: &SetGuard<'_>) {
     }
 }
 
-/// Returns which task a record is of.
+/// Returns the number of the task to which a record belongs.
 pub(super) fn task_of(shared: &Shared, record: u32) -> u32 {
     low(get(&shared.region.line(record)[WHOSE]))
 }
 
-/// Applies a record as part of `txn`; returns which semaphores it changed.
+/// Applies a record as part of `txn`. Returns the semaphores that it changed.
 fn apply(txn: &mut Txn<'_, '_>, record: u32, pid: u32) -> Result<Vec<u16>, Errno> {
     let set = txn.set();
     let mut nums = Vec::new();
     for num in 0..set.place.nsems as u16 {
-        // Nobody else adds to the adjustments of a task that ends, and who forgets them has the lock.
+        // No other task adds to these adjustments. Only the holder of the lock clears them.
         let adj = load_adj(set.shared, record, num);
         if adj != 0 {
             let value = (txn.value(num)? + adj).clamp(0, SEMVMX);
