@@ -49,8 +49,8 @@ fn sets_of_different_sizes_use_the_same_lines_in_turns() {
     }
 }
 
-/// The id of a removed set changes no semaphore of a new set on the same lines, since each set has
-/// its own tag.
+/// The id of a removed set changes no semaphore of a new set that uses the same lines of the
+/// region: each set has its own tag.
 #[test]
 fn line_of_a_removed_set_serves_others_with_a_new_tag() {
     let seed = Seed::choose();

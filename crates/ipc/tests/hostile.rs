@@ -248,7 +248,8 @@ fn changes_wanted() -> u64 {
     wanted.and_then(|text| text.parse().ok()).unwrap_or(50_000)
 }
 
-/// Makes one `part`-th of the changes, in namespaces from `make`, beside the calls of `call`.
+/// Makes a `part`-th of [`changes_wanted`] changes. After each batch, `call` makes some calls in
+/// the namespace from `make`.
 fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
     let wanted = changes_wanted() / part;
     let seed = Seed::choose();

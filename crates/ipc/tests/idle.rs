@@ -82,7 +82,8 @@ fn idle_waiters_of_a_shared_namespace_sleep_until_they_are_woken() {
         while task.waiting() != WAITERS {
             thread::yield_now();
         }
-        // Each waiting call wakes up once at the end of its first turn (`watch`).
+        // Each waiting call wakes up once after its first sleep. The further checks of most calls
+        // are rarer (`src/watch.rs`).
         pass(Duration::from_secs(1));
         let threads = threads.lock().unwrap().clone();
         let before = sleeps(&threads);

@@ -18,7 +18,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-/// The act of another task at one step of a call. It happens once.
+/// A function in which another task acts at one step of a call. It runs once.
 #[derive(Clone, Default)]
 struct Window(Arc<Mutex<Option<Act>>>);
 
@@ -90,7 +90,7 @@ impl Backing for Memory {
 
 struct Scene {
     namespace: Namespace,
-    /// Runs between the lookup of a call and its lock.
+    /// The act between the lookup of a call and its lock.
     looked_up: Window,
     memory: Memory,
 }

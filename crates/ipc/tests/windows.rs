@@ -24,7 +24,7 @@ const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 /// The bits of an id that hold the slot.
 const SLOT: i32 = 0x7fff;
 
-/// The act of another task after the lookup of a call. It happens once.
+/// A function in which another task acts at one step of a call. It runs once.
 #[derive(Clone, Default)]
 struct Window(Arc<Mutex<Option<Act>>>);
 
