@@ -1,9 +1,10 @@
-//! Nanoseconds per message, sent and received, beside the host kernel's.
+//! Measures nanoseconds per message, sent and received, for corewalk and for the kernel.
 //!
-//! `cargo run --release -p corewalk-ipc --example msg [seconds per row]`. Rounds of ours and of the
-//! kernel's alternate; a row is the median of seven, with the least and the largest ratio of a round.
+//! `cargo run --release -p corewalk-ipc --example msg [seconds per row]`. Rounds of corewalk and of
+//! the kernel alternate. A row has the median of seven rounds, and the least and the largest ratio
+//! of a round.
 //!
-//! Source: research on the kernel's costs; msgop(2).
+//! Source: msgop(2).
 
 use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, MsgFlags, Namespace, NamespaceOptions};
 use corewalk_testkit::sysv;
@@ -40,7 +41,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Runs `pair` until `time` is over; returns nanoseconds per pair.
+/// Runs `pair`, a send and a receive, until `time` is over. Returns nanoseconds per pair.
 fn timed(time: Duration, mut pair: impl FnMut()) -> f64 {
     let start = Instant::now();
     let mut pairs = 0u32;

@@ -1,9 +1,9 @@
-//! Nanoseconds per semop, beside the host kernel's: threads on own, random or the same semaphores,
-//! with undo, with two operations.
+//! Measures nanoseconds per semop(2), for corewalk and for the kernel. Threads use their own
+//! semaphores, random ones or the same one, with undo, or with two operations per call.
 //!
-//! `cargo run --release -p corewalk-ipc --example semop [seconds per row] [--shared]`. Rounds of ours and of
-//! the kernel's alternate; a row is the median of five. With `--shared` the namespace is in a file, and each thread
-//! is a task of its own, as a process would be.
+//! `cargo run --release -p corewalk-ipc --example semop [seconds per row] [--shared]`. Rounds of
+//! corewalk and of the kernel alternate. A row has the median of five rounds. With `--shared` the
+//! namespace is in a file, and each thread is a task of its own, as a process would be.
 //!
 //! Source: Rik van Riel's semop-multi, as document 002 uses it.
 
@@ -66,8 +66,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Runs `pair`, two calls that add to a semaphore and take it back, until `time` is over; returns
-/// nanoseconds per call.
+/// Runs `pair` until `time` is over. A pair is two calls: one adds to a semaphore, and one takes it
+/// back. Returns nanoseconds per call.
 fn timed(time: Duration, mut pair: impl FnMut()) -> f64 {
     let start = Instant::now();
     let mut calls = 0u32;
@@ -88,7 +88,7 @@ fn choose(row: &Row, thread: usize, random: u64) -> u16 {
     }
 }
 
-/// Returns a namespace in private memory, or in a file.
+/// Makes a namespace in private memory, or in a file.
 fn namespace(is_shared: bool) -> Namespace {
     if !is_shared {
         return Namespace::new(NamespaceOptions::default()).expect("memory");

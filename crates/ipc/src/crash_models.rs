@@ -1,11 +1,13 @@
-//! A task is stopped before every store of a call, and then before every store of putting that in order.
+//! Crash models: a task is killed before each store of a call, and recovery before each of its
+//! stores.
 //!
-//! Each case says what was there, what the victim does, and what others can see afterwards. Two runs without
-//! a stop say what has to be seen: a victim that dies before its call, and one that dies after it. Every
-//! stop has to look like one of the two, and leave a namespace in which nothing is left over.
+//! A [`Case`] prepares a semaphore set, and names the call of the victim. The victim is the task
+//! that is killed. Two runs without a kill give the expected states: the victim dies before its
+//! call, or after it. After each kill, the namespace must be in one of these two states, and
+//! [`audit`] must find nothing wrong.
 //!
-//! The controls leave out one step each: logs that nobody looks at, locks that are free after a death and
-//! nothing is put in order.
+//! The controls leave out one step of recovery each. In one, recovery finds no logs. In the other,
+//! the locks of dead tasks are free, and recovery repairs nothing.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -23,12 +25,12 @@ use crate::{
 
 const KEY: i32 = 77;
 
-/// Stores of a call at most.
+/// The limit for the stores of one call.
 const STORES_MAX: u64 = 3000;
 
 struct World {
     namespace: Namespace,
-    /// Whose death is looked at.
+    /// The task that is killed; none once it is dead.
     victim: Option<Task>,
     survivor: Task,
     waiters: Vec<Waiter>,
@@ -40,7 +42,7 @@ struct Waiter {
     thread: thread::JoinHandle<Result<(), Errno>>,
 }
 
-/// What is there, and what happens to it.
+/// The state before a call, and the call of the victim.
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
@@ -48,7 +50,7 @@ struct Case {
     act: fn(&Task, SemId) -> Result<(), Errno>,
 }
 
-/// What others see.
+/// The state as other tasks see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
     values: Result<Vec<u16>, Errno>,
@@ -78,7 +80,7 @@ impl World {
         self.victim.as_ref().unwrap()
     }
 
-    /// Has another task wait for `sops`.
+    /// Registers another task that waits for `sops`.
     fn wait_for<const N: usize>(&mut self, sops: [SemBuf; N]) {
         let task = self.namespace.register(Cred::root(), 10).unwrap();
         let (task, id) = (Arc::new(task), self.id);
@@ -89,12 +91,12 @@ impl World {
         while task.waiting() == 0 {
             thread::yield_now();
         }
-        // It waits, but may still have the lock.
+        // The task waits, but it may still hold the set's lock. This call takes the lock after it.
         self.survivor.sem_getncnt(self.id, 0).unwrap();
         self.waiters.push(Waiter { task, thread });
     }
 
-    /// The victim's process is gone.
+    /// Ends the victim as a kill of its process does.
     fn kill_victim(&mut self) {
         kill(self.victim.take().unwrap());
     }
@@ -110,15 +112,15 @@ impl World {
         }
     }
 
-    /// Puts everything in order as a survivor; returns what is seen, or what is wrong.
+    /// Lets a survivor recover. Returns the state then, or a description of the fault.
     fn settle(&self) -> Result<Seen, String> {
         self.namespace.recover().map_err(|errno| format!("recover: {errno}"))?;
         let seen = self.seen();
-        // Who was told is on its way out, and gives its node back.
+        // A call that is no longer counted as waiting returns soon, and frees its wait node.
         let told = self.waiters.iter().filter(|waiter| waiter.task.waiting() == 0);
         for waiter in told {
             while !waiter.thread.is_finished() {
-                // Who told it may have been stopped before it woke it.
+                // The task that ended the wait may have been killed before its wake-up.
                 crate::task::wake_waiting(&waiter.task);
                 thread::yield_now();
             }
@@ -128,7 +130,7 @@ impl World {
     }
 
     fn end(self) {
-        // The set may be gone already, with those who have waited for it.
+        // The set may be removed already, which ended its waiting calls.
         let _gone = self.survivor.sem_rmid(self.id);
         for waiter in self.waiters {
             while !waiter.thread.is_finished() {
@@ -140,13 +142,13 @@ impl World {
     }
 }
 
-/// Ends a task without a store other than one that says that it is gone.
+/// Kills a task: the only store is the one that marks its process as gone.
 pub(crate) fn kill(task: Task) {
     crate::task::forget_process(&task.shared, task.owner.index);
     crash::run(0, || drop(task));
 }
 
-/// What is left out.
+/// The step of recovery that is left out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     Whole,
@@ -164,7 +166,7 @@ impl Protocol {
     }
 }
 
-/// Returns what has to be seen: the victim dies before its call, and after it.
+/// Returns the expected states: the victim dies before its call, or after it.
 fn expected(case: Case) -> [Seen; 2] {
     [false, true].map(|acts| {
         let mut world = World::new(case);
@@ -178,7 +180,7 @@ fn expected(case: Case) -> [Seen; 2] {
     })
 }
 
-/// Stops the victim before each store; returns how many stores there are, or what is wrong.
+/// Kills the victim before each store. Returns the number of stores, or a description of the fault.
 fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     let expected = expected(case);
     for stores in 0..STORES_MAX {
@@ -200,7 +202,8 @@ fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     Err(format!("{} never ends", case.name))
 }
 
-/// Stops the victim before each store, and before each store of who puts that in order.
+/// Kills the victim before each store. For each of these kills, kills the recovering task before
+/// each of its stores. Returns the number of pairs.
 fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
     let expected = expected(case);
     let mut count = 0;
@@ -213,7 +216,7 @@ fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
             world.kill_victim();
             let second = world.namespace.register(Cred::root(), 3).unwrap();
             let recovered = crash::run(more, || {
-                // As who uses the set next, and then as who cleans up.
+                // This task uses the set, and then reaps dead tasks.
                 second.sem_getall(world.id).ok();
                 crate::recover::reap_all(&second.shared, second.owner).ok();
             });
@@ -250,7 +253,8 @@ const CASES: [Case; 14] = [
         prepare: |world| {
             let one = [SemBuf::new(0, 1, SemFlags::UNDO)];
             world.victim().semop(world.id, &one).unwrap();
-            // Between two freezes of one word, one by the lock.
+            // Below, `GETALL` freezes the word under the set's lock, between the freezes of two
+            // operations.
             world.victim().semop(world.id, &one).unwrap();
             world.survivor.sem_getall(world.id).unwrap();
         },
@@ -359,7 +363,7 @@ const CASES: [Case; 14] = [
     },
     Case { name: "IPC_SET", prepare: |_| {}, act: |task, id| task.sem_set(id, 70, 71, 0o640) },
     Case {
-        name: "adjustments of one who ends",
+        name: "undo at the end of a task",
         prepare: |world| {
             let two = [SemBuf::new(2, 3, SemFlags::UNDO), SemBuf::new(0, -4, SemFlags::UNDO)];
             world.victim().semop(world.id, &two).unwrap();
@@ -368,7 +372,7 @@ const CASES: [Case; 14] = [
         act: |task, _| crate::sem::exit_sem(task).map(drop),
     },
     Case {
-        name: "reaping one that was granted what it waited for",
+        name: "reaping a task whose wait was granted",
         prepare: |world| {
             let granted = world.namespace.register(Cred::root(), 4).unwrap();
             crate::sem::dead::wait_without_sleep(
@@ -392,7 +396,7 @@ fn crash_before_every_store_leaves_all_of_a_call_or_nothing() {
 }
 
 #[test]
-fn crash_of_recovery_before_every_store_leaves_it_to_the_next() {
+fn crash_of_recovery_before_every_store_leaves_the_rest_to_the_next() {
     for case in CASES {
         let stops = stop_recovery_everywhere(case).unwrap();
         println!("{}: {stops} pairs of stops", case.name);
@@ -415,7 +419,7 @@ fn crash_control_without_logs_is_caught() {
         "several under the lock",
         "SETALL",
     ] {
-        assert!(failing.contains(&name), "{name} notices nothing");
+        assert!(failing.contains(&name), "case {name} does not fail");
     }
 }
 
@@ -424,6 +428,6 @@ fn crash_control_without_locks_that_change_hands_is_caught() {
     let failing = failing(Protocol::WithoutLocks);
     println!("caught by {failing:?}");
     for name in ["a wait that times out", "removal", "a new set"] {
-        assert!(failing.contains(&name), "{name} notices nothing");
+        assert!(failing.contains(&name), "case {name} does not fail");
     }
 }

@@ -1,8 +1,9 @@
-//! Models: an id that is published, looked up and removed; undo against removal; several against
-//! single operations; a wait against the operation that ends it.
+//! Loom models of semaphore sets: publication, lookup and removal of an id; undo beside removal; a
+//! call of several operations beside calls of one; a wait beside the operation that completes it.
 //!
-//! The thread that looks is the spawned one: see `tally` in the sync crate. A namespace has one slot and
-//! few lines, so that a slot, a semaphore and an undo record are used again at once.
+//! The model spawns the thread that makes the observations: `tally` in `corewalk-base` says why.
+//! The namespace has one slot and few lines. So the slot, the lines of a semaphore and the undo
+//! record are reused at once.
 
 use corewalk_base::primitives::atomic::Ordering;
 use corewalk_base::primitives::{Arc, thread};
@@ -28,8 +29,8 @@ fn task(namespace: &Namespace, pid: u32) -> Arc<Task> {
     Arc::new(namespace.register(Cred::root(), pid).unwrap())
 }
 
-/// A task that looks at its node goes to sleep beside `complete`; returns how often that was (woken from
-/// sleep, not asleep and not woken, not asleep and woken).
+/// Runs `complete` while a task ends its look at its wait node and goes to sleep. Returns how often
+/// each outcome occurred: asleep and woken; not asleep and not woken; not asleep, but woken.
 fn sleep_against(complete: fn(&Task, u32) -> bool) -> [usize; 3] {
     Tally::of(move |tally| {
         let namespace = namespace();
@@ -39,29 +40,29 @@ fn sleep_against(complete: fn(&Task, u32) -> bool) -> [usize; 3] {
         let wakes = complete(&waker, node);
         tally.hit(match (sleeper.join().unwrap(), wakes) {
             (true, true) => 0,
-            (true, false) => panic!("asleep, and nobody wakes it"),
+            (true, false) => panic!("asleep, and no thread wakes it"),
             (false, false) => 1,
             (false, true) => 2,
         });
     })
 }
 
-/// Who is completed while it looks needs no wake, and who sleeps gets one.
+/// A task whose call is completed during the look needs no wake-up. A task that sleeps gets one.
 #[test]
 fn task_that_goes_to_sleep_beside_its_completion_is_woken() {
     assert_all_reached(&sleep_against(completes));
 }
 
 #[test]
-#[should_panic(expected = "asleep, and nobody wakes it")]
+#[should_panic(expected = "asleep, and no thread wakes it")]
 fn control_completion_in_two_steps_is_caught() {
     sleep_against(completes_in_two_steps);
 }
 
-/// A set is removed and another made beside an operation `add` on the first; returns how often that was
-/// (done, EINVAL, EIDRM).
+/// Runs `add`, an operation on a set, while another thread removes the set and makes the next one.
+/// Returns how often each outcome occurred: done, `EINVAL`, `EIDRM`.
 ///
-/// Both run on threads of their own, so that either may begin without a preemption: one is enough.
+/// Both run on spawned threads, so either can begin without a preemption. One preemption is enough.
 fn remove_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
     Tally::of_bounded(1, move |tally| {
         let namespace = namespace();
@@ -88,21 +89,22 @@ fn remove_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
     })
 }
 
-/// Traps I3, I10: what a lookup found is checked again by the step that changes it.
+/// Traps I3 and I10 (`docs/developing/traps.md`): the step that changes a semaphore checks again
+/// that the set is the one of the lookup.
 #[test]
 fn operation_beside_removal_reaches_its_own_set_or_none() {
     assert_all_reached(&remove_against(|task, id| task.semop(id, &[UP])));
 }
 
-/// Trap I10: an operation that trusts its lookup.
+/// Trap I10: the operation relies on its lookup alone.
 #[test]
 #[should_panic(expected = "a stale operation reached the next set")]
 fn control_operation_without_the_tag_is_caught() {
     remove_against(blind_add);
 }
 
-/// A set is removed and another made and used with undo, beside `add`, an operation with undo on the
-/// first; returns how often that was (done, EINVAL, EIDRM).
+/// Runs `add`, an operation with undo on a set, while another thread removes the set, and makes and
+/// uses the next one with undo. Returns how often each outcome occurred: done, `EINVAL`, `EIDRM`.
 fn remove_against_undo(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
     Tally::of_bounded(1, move |tally| {
         let namespace = namespace();
@@ -124,8 +126,12 @@ fn remove_against_undo(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3]
         });
         let ((outcome, other), next) = (adder.join().unwrap(), remover.join().unwrap());
         drop(other);
-        assert_eq!(one.sem_getval(next, 0), Ok(1), "I8: a task undid what is not its own");
-        // Room below, so that no wrong adjustment is clamped.
+        assert_eq!(
+            one.sem_getval(next, 0),
+            Ok(1),
+            "I8: a task applied an adjustment of another task"
+        );
+        // Values far above 0, so that a wrong adjustment is not clamped.
         one.semop(next, &[SemBuf::new(0, 5, SemFlags::empty())]).unwrap();
         let last = task(&namespace, 3);
         drop(one);
@@ -139,22 +145,22 @@ fn remove_against_undo(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3]
     })
 }
 
-/// Trap I8: an undo record has two owners, its task and its set.
+/// Trap I8 (`docs/developing/traps.md`): an undo record has two owners, its task and its set.
 #[test]
 fn undo_beside_removal_changes_its_own_record_or_none() {
     let task = |task: &Task, id| task.semop(id, &[UP_UNDO]);
     assert_all_reached(&remove_against_undo(task));
 }
 
-/// Trap I8: the adjustment is stored after the word was let go.
+/// Trap I8: the adjustment is stored after the word of the semaphore is thawed.
 #[test]
 #[should_panic(expected = "I8")]
 fn control_undo_without_a_freeze_is_caught() {
     remove_against_undo(blind_undo);
 }
 
-/// `add_both` adds to two semaphores beside somebody who takes one from each in turn; returns how often
-/// that got (nothing, both).
+/// Runs `add_both`, which adds 1 to each of two semaphores, beside a thread that takes 1 from each
+/// in turn. Returns how often the thread got nothing, and how often it got both.
 fn several_against_single(add_both: fn(&Task, SemId)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace();
@@ -171,7 +177,8 @@ fn several_against_single(add_both: fn(&Task, SemId)) -> [usize; 2] {
     })
 }
 
-/// Traps I4, I9: no mode has to be right for single and several operations to keep out of each other's way.
+/// Traps I4 and I9 (`docs/developing/traps.md`): calls of one and of several operations exclude
+/// each other by the words of the semaphores. There is no mode that could be stale.
 #[test]
 fn several_operations_beside_single_ones_appear_at_once() {
     assert_all_reached(&several_against_single(|task, id| {
@@ -179,7 +186,7 @@ fn several_operations_beside_single_ones_appear_at_once() {
     }));
 }
 
-/// The same under the set's lock, which calls with undo take.
+/// The same for a call with undo, which takes the set's lock.
 #[test]
 fn several_operations_with_undo_appear_at_once() {
     assert_all_reached(&several_against_single(|task, id| {
@@ -187,7 +194,7 @@ fn several_operations_with_undo_appear_at_once() {
     }));
 }
 
-/// Traps I4, I9: the operations of a call appear one by one.
+/// Traps I4 and I9: the operations of a call are carried out one by one.
 #[test]
 #[should_panic(expected = "half of a call was seen")]
 fn control_operations_one_by_one_are_caught() {
@@ -197,7 +204,8 @@ fn control_operations_one_by_one_are_caught() {
     });
 }
 
-/// Somebody waits for what `add` adds; returns how often the adder found (nobody, a waiter).
+/// Runs `add` beside a call that waits for its increment. Returns how often no call waited yet when
+/// `add` began, and how often the call waited.
 fn wait_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace();
@@ -215,20 +223,22 @@ fn wait_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 2] {
     })
 }
 
-/// Trap I5: to find that it has to wait, and to be found waiting, is one step.
+/// Trap I5 (`docs/developing/traps.md`): a call finds that it must wait, and becomes visible as
+/// waiting, in one step.
 #[test]
 fn waiter_beside_the_operation_it_waits_for_goes_on() {
     assert_all_reached(&wait_against(|task, id| task.semop(id, &[UP])));
 }
 
-/// Trap I5: an operation that does not look whether anybody waits.
+/// Trap I5: the operation does not check whether a call waits.
 #[test]
 #[should_panic(expected = "branches")]
-fn control_operation_that_wakes_nobody_is_caught() {
+fn control_operation_without_a_wake_up_is_caught() {
     wait_against(blind_add);
 }
 
-/// A set is made beside somebody who looks for it by index; returns how often there was (none, one).
+/// Makes a set while another thread looks it up by its index. Returns how often the lookup found no
+/// set, and how often it found the set.
 fn publish_against_lookup() -> [usize; 2] {
     Tally::of_bounded(3, |tally| {
         let namespace = namespace();
@@ -236,7 +246,7 @@ fn publish_against_lookup() -> [usize; 2] {
         let looker = thread::spawn(move || {
             let stat = other.sem_stat_index(0).ok()?;
             assert_eq!((stat.nsems, stat.perm.mode), (1, 0o640), "I7: half made");
-            assert_eq!(other.sem_getval(stat.id, 0), Ok(0), "I7: its semaphores are not there");
+            assert_eq!(other.sem_getval(stat.id, 0), Ok(0), "I7: its semaphores are missing");
             Some(stat)
         });
         one.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o640).unwrap();
@@ -244,14 +254,14 @@ fn publish_against_lookup() -> [usize; 2] {
     })
 }
 
-/// Traps I7, I11: a set that can be found is complete.
+/// Traps I7 and I11 (`docs/developing/traps.md`): a set that a lookup finds is complete.
 #[test]
 fn set_beside_its_lookup_is_complete_or_not_there() {
     assert_all_reached(&publish_against_lookup());
 }
 
-/// The ordering that publishes is that of the sequence count, whose own models weaken it; here the
-/// lookup leaves out the check.
+/// The sequence count of the slot orders the publication. The models of the sequence count weaken
+/// its orderings. This control leaves out the check of the sequence in the lookup.
 #[test]
 #[should_panic(expected = "I7")]
 fn control_lookup_without_the_sequence_is_caught() {
@@ -260,7 +270,8 @@ fn control_lookup_without_the_sequence_is_caught() {
         let (one, other) = (task(&namespace, 1), task(&namespace, 2));
         let looker = thread::spawn(move || {
             let slot = other.shared.region.line(other.shared.layout.sem_ids.head + 3);
-            // ORDERING: Relaxed. Wrong on purpose: the payload and whether it is live.
+            // ORDERING: Relaxed. Wrong on purpose: the state and the payload are read without the
+            // sequence.
             let is_live = slot[1].load(Ordering::Relaxed) >> 63 != 0;
             // ORDERING: Relaxed. As above.
             let payload = slot[4].load(Ordering::Relaxed);

@@ -1,7 +1,8 @@
-//! Models: two tasks clean up after the same dead one at once.
+//! Loom models: two tasks reap the same dead task at once.
 //!
-//! The dead one has an adjustment, and was killed in the middle of another operation with undo. Locks whose
-//! holder has died are not here: a model has no time that passes (see `crash_models` and the torture).
+//! The dead task has an adjustment, and was killed in another operation with undo. Locks of dead
+//! holders are not modelled here, since a model has no clock. `crash_models` and `tests/torture`
+//! cover them.
 
 use corewalk_base::Region;
 use corewalk_base::futex::Scope;
@@ -19,7 +20,7 @@ use crate::shm::Memfds;
 use crate::task::{forget_process, identity, task_line};
 use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, SemBuf, SemFlags, Task};
 
-/// A namespace as processes share it.
+/// Returns a namespace with the scope of one that processes share.
 fn shared() -> Arc<Shared> {
     let capacity = Capacity { sems: 1, undos: 2, tasks: 3, ..Capacity::LEAST };
     let layout = Layout::new(&capacity).unwrap();
@@ -34,7 +35,8 @@ fn task(shared: &Arc<Shared>, pid: u32) -> Task {
     Task::register(Arc::clone(shared), Cred::root(), pid).unwrap()
 }
 
-/// Both reap; returns how often the (spawned, first) one was the one that did.
+/// Two threads reap one dead task. Returns how often the spawned thread reaped it, and how often
+/// the first thread did.
 fn two_reap(reap: fn(&Shared, Owner, u32) -> Result<bool, Errno>) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = shared();
@@ -54,30 +56,34 @@ fn two_reap(reap: fn(&Shared, Owner, u32) -> Result<bool, Errno>) -> [usize; 2] 
         });
         let first = reap(&shared, one.owner, index).unwrap();
         let (second, _other) = second.join().unwrap();
-        assert!(first != second, "it was reaped by {first}, {second}");
-        assert_eq!(one.sem_getall(id), Ok(vec![4]), "its adjustment was not applied once");
+        assert!(first != second, "reaped by the first: {first}, by the second: {second}");
+        assert_eq!(one.sem_getall(id), Ok(vec![4]), "the adjustment was not applied exactly once");
         let records = shared.layout.undos;
-        assert_eq!(records.used(&shared.region).count(), 0, "a record is left over");
-        assert_eq!(identity(task_line(&shared, index)).0, 0, "its line is left over");
-        // The lines of the record serve others again, once.
+        assert_eq!(records.used(&shared.region).count(), 0, "an undo record is left");
+        assert_eq!(
+            identity(task_line(&shared, index)).0,
+            0,
+            "the line of the dead task is not free"
+        );
+        // The lines of the undo record can be allocated again, but only once.
         let again = [(); 2].map(|()| records.alloc(&shared, 2, one.owner, 0).is_ok());
-        assert_eq!(again, [true, false], "lines are free twice, or never");
-        // The handle of a process that is gone has nothing left to end.
+        assert_eq!(again, [true, false], "the lines are free twice, or never");
+        // The dead task has nothing left for this drop to end.
         drop(dead);
         tally.hit(usize::from(first));
     })
 }
 
 #[test]
-fn loom_two_who_clean_up_after_one_do_it_once() {
+fn loom_two_tasks_that_reap_one_reap_it_once() {
     let outcomes = two_reap(recover::reap);
     println!("by the second, by the first: {outcomes:?}");
     assert_all_reached(&outcomes);
 }
 
-/// Nothing keeps them apart.
+/// The two threads reap without the lock of the dead task.
 #[test]
-#[should_panic(expected = "it was reaped by true, true")]
-fn loom_control_two_who_clean_up_without_its_lock_are_caught() {
+#[should_panic(expected = "reaped by the first: true, by the second: true")]
+fn loom_control_two_tasks_that_reap_without_its_lock_are_caught() {
     two_reap(recover::reap_unlocked);
 }

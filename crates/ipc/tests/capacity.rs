@@ -1,4 +1,4 @@
-//! Room that sets and undo records of one size have left serves those of any other.
+//! Lines of the region that removed sets and undo records leave serve sets and records of any size.
 
 use corewalk_ipc::{
     Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, SemBuf, SemFlags,
@@ -8,14 +8,15 @@ use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use rustix::io::Errno;
 
 fn namespace(capacity: Capacity) -> Namespace {
-    Namespace::new(NamespaceOptions { capacity, ..NamespaceOptions::default() }).expect("it is")
+    Namespace::new(NamespaceOptions { capacity, ..NamespaceOptions::default() })
+        .expect("valid options")
 }
 
 fn make(task: &Task, nsems: i32) -> Result<SemId, Errno> {
     task.semget(IPC_PRIVATE, nsems, GetFlags::empty(), 0o600)
 }
 
-/// Makes sets until there is no room, and removes them; returns how many.
+/// Makes sets of `nsems` semaphores until one fails, and removes them. Returns their number.
 fn fill_and_drain(task: &Task, nsems: i32) -> usize {
     let ids: Vec<SemId> = (0..).map_while(|_| make(task, nsems).ok()).collect();
     for id in &ids {
@@ -28,35 +29,36 @@ fn fill_and_drain(task: &Task, nsems: i32) -> usize {
 #[test]
 fn set_of_any_size_finds_room_after_sets_of_another_have_gone() {
     let namespace = namespace(Capacity { undos: 1, ..Capacity::default() });
-    let task = namespace.register(Cred::root(), 1).expect("it is the first");
+    let task = namespace.register(Cred::root(), 1).expect("a free task");
     let ids: Vec<SemId> = (0..16_384).map(|_| make(&task, 33).expect("there is room")).collect();
     assert_eq!(make(&task, 65), Err(Errno::NOMEM));
-    ids.into_iter().for_each(|id| task.sem_rmid(id).expect("it is ours"));
+    ids.into_iter().for_each(|id| task.sem_rmid(id).expect("an existing set"));
     assert!(make(&task, 65).is_ok());
-    // Each takes 32,768 lines, of which the one before has left 31.
+    // Each large set takes 32,768 lines. The set of 65 semaphores leaves room for 31 of them.
     let large: Vec<SemId> = (0..).map_while(|_| make(&task, 32_000).ok()).collect();
     assert_eq!(large.len(), 31);
 }
 
 #[test]
-fn sets_of_each_size_find_room_in_turns() {
+fn sets_of_different_sizes_use_the_same_lines_in_turns() {
     let namespace = namespace(Capacity { sets: 512, sems: 256, tasks: 2, ..Capacity::LEAST });
-    let task = namespace.register(Cred::root(), 1).expect("it is the first");
+    let task = namespace.register(Cred::root(), 1).expect("a free task");
     for _ in 0..3 {
         let counts = [1, 3, 100, 2, 33].map(|nsems| fill_and_drain(&task, nsems));
         assert_eq!(counts, [256, 64, 2, 128, 4]);
     }
 }
 
-/// What an operation by an old id may still change is no semaphore of a new set.
+/// The id of a removed set changes no semaphore of a new set that uses the same lines of the
+/// region: each set has its own tag.
 #[test]
-fn line_of_a_set_serves_others_with_a_tag_of_its_own() {
+fn line_of_a_removed_set_serves_others_with_a_new_tag() {
     let seed = Seed::choose();
     let _report = ReportSeed::new(seed);
     let mut rng = Rng::new(seed);
     let namespace =
         namespace(Capacity { sets: 64, sems: 64, tasks: 2, undos: 256, ..Capacity::LEAST });
-    let task = namespace.register(Cred::root(), 1).expect("it is the first");
+    let task = namespace.register(Cred::root(), 1).expect("a free task");
     let (mut sets, mut gone, mut refused) = (Vec::<(SemId, i32)>::new(), Vec::new(), 0);
     for _ in 0..20_000 {
         if rng.chance(1, 2) {
@@ -107,12 +109,12 @@ fn many_tasks_undo_operations_on_a_large_set() {
 }
 
 #[test]
-fn records_of_each_size_find_room_in_turns() {
+fn undo_records_of_different_sizes_use_the_same_lines_in_turns() {
     let capacity = Capacity { sets: 64, sems: 4096, undos: 256, tasks: 300, ..Capacity::LEAST };
     let limits = Limits::default();
     let options = NamespaceOptions { capacity, limits, ..NamespaceOptions::default() };
-    let namespace = Namespace::new(options).expect("it is");
-    let keeper = namespace.register(Cred::root(), 1).expect("it is the first");
+    let namespace = Namespace::new(options).expect("valid options");
+    let keeper = namespace.register(Cred::root(), 1).expect("a free task");
     let ids = [1, 100, 3, 30].map(|nsems| make(&keeper, nsems).expect("there is room"));
     for _ in 0..3 {
         let counts = ids.map(|id| {

@@ -1,16 +1,18 @@
-//! Operations on different semaphores of a set share no line that one of them writes (guarantee G.4):
-//! recorded, not argued.
+//! Operations on different semaphores of a set write no common cache line (guarantee G.4). The test
+//! records the loads and stores of both calls.
 //!
-//! Each of two calls is made twice to warm up and then once while its loads and stores are noted, on a
-//! thread of its own, by one task or by two. Two calls conflict if one writes a line that the other touches.
+//! A thread makes a call twice to warm up. Then it makes the call once more, while the test records
+//! the cache lines that it reads and writes. One task makes both calls, or two tasks make one each.
+//! Two calls conflict if one writes a cache line that the other reads or writes.
 //!
-//! The controls are calls that must conflict: on the same semaphore, and two that take the set's lock,
-//! which is free again before and after, so that no comparison of memory would show it.
+//! The controls are calls that must conflict. Two calls on the same semaphore do, and so do two
+//! calls that take the lock of the set. The lock is free before and after, so a comparison of
+//! memory contents would not show it.
 //!
-//! # What it cannot see
+//! # Limits
 //!
-//! Rare paths, what another layout of memory would bring together, and statics: the crate has none that calls
-//! write.
+//! The test does not see rare paths, conflicts under another layout of memory, and statics. Calls
+//! of this crate write no statics.
 //!
 //! Source: Clements et al., "The scalable commutativity rule", 2013.
 #![cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
@@ -26,10 +28,11 @@ use corewalk_testkit::seal::Seal;
 #[global_allocator]
 static SEAL: Seal = Seal::new();
 
-/// Two calls, and whether they have to conflict.
+/// Two calls.
 struct Case {
     name: &'static str,
     calls: [fn(&Task, [SemId; 2]); 2],
+    /// The calls must conflict.
     is_control: bool,
 }
 
@@ -37,14 +40,14 @@ fn op(task: &Task, id: SemId, num: u16, op: i16, flags: SemFlags) {
     task.semop(id, &[SemBuf::new(num, op, flags)]).unwrap();
 }
 
-/// Adds to two semaphores at once, and takes it back.
+/// Adds 1 to two semaphores in one call, and takes 1 from both in the next.
 fn two(task: &Task, id: SemId, nums: [u16; 2]) {
     for op in [1, -1] {
         task.semop(id, &nums.map(|num| SemBuf::new(num, op, SemFlags::empty()))).unwrap();
     }
 }
 
-/// Adds to a semaphore, and takes it back.
+/// Adds 1 to a semaphore, and takes 1 from it in the next call.
 fn pair(task: &Task, id: SemId, num: u16, flags: SemFlags) {
     op(task, id, num, 1, flags);
     op(task, id, num, -1, flags);
@@ -122,7 +125,7 @@ const CASES: [Case; 9] = [
     },
 ];
 
-/// A namespace with two tasks and two sets. Leaked: it outlives the phase.
+/// Two tasks and two sets of one namespace. It is leaked, since it must outlive the recording.
 struct System {
     tasks: [Task; 2],
     ids: [SemId; 2],
@@ -137,7 +140,7 @@ fn build() -> &'static System {
     Box::leak(Box::new(System { tasks, ids }))
 }
 
-/// Returns the lines that a call touches, on a thread of its own.
+/// Returns the cache lines that a call reads and writes, made on a thread of its own.
 fn lines(watched: &Watched, call: fn(&Task, [SemId; 2]), task: &Task, ids: [SemId; 2]) -> Lines {
     let record = || {
         call(task, ids);
@@ -151,7 +154,7 @@ fn count(lines: &Lines) -> usize {
     lines.read.len() + lines.written.len()
 }
 
-/// Guarantee G.4.
+/// Guarantee G.4 of the crate.
 #[test]
 fn operations_on_different_semaphores_share_no_written_line() {
     let phase = SEAL.begin();
@@ -169,7 +172,7 @@ fn operations_on_different_semaphores_share_no_written_line() {
                 count(&other),
                 shared.len()
             );
-            assert!(!one.read.is_empty() && !other.read.is_empty(), "{name}: nothing was noted");
+            assert!(!one.read.is_empty() && !other.read.is_empty(), "{name}: nothing was recorded");
             assert_eq!(!shared.is_empty(), case.is_control, "{name}: lines {shared:x?}");
         }
     }

@@ -1,7 +1,9 @@
-//! A process that was forked by a handler in the middle of a call, and returns to the call: it leaves the call to its parent.
+//! A signal handler forks in the middle of a blocking call, and the child returns to the call. The
+//! child leaves the wait to the parent.
 //!
-//! Nothing is forked here: the word that tells a copy says so for a moment, and the call that is interrupted then ends as it
-//! does in a child. Real processes are in the tests of `corewalk-ipc-preload`.
+//! These tests do not fork. Instead, they change the word that tells a copy of a task from the
+//! original for a moment, and interrupt the call. The call then ends as in a child. The tests of
+//! `corewalk-ipc-preload` use real processes.
 //!
 //! Source: fork(2), signal(7).
 
@@ -18,14 +20,14 @@ use std::time::Duration;
 const OWN: u32 = 1;
 const OTHER: u32 = 2;
 
-/// Runs a call that waits, and ends it as in a child. Then it waits on, and that is all that it has done.
+/// Runs a blocking call, and ends it as in a child. The call leaves its wait in the namespace.
 fn end_in_a_child(task: &Task, home: &AtomicU32, call: impl FnOnce(&Task) -> Errno + Send) {
     thread::scope(|scope| {
         let waits = scope.spawn(|| call(task));
         while task.waiting() == 0 {
             thread::yield_now();
         }
-        // ORDERING: Relaxed. The interrupt comes after it, by way of the kernel.
+        // ORDERING: Relaxed. The interrupt follows, and the kernel orders it after this store.
         home.store(OTHER, Ordering::Relaxed);
         task.interrupt();
         assert_eq!(waits.join().unwrap(), Errno::INTR);
@@ -35,9 +37,10 @@ fn end_in_a_child(task: &Task, home: &AtomicU32, call: impl FnOnce(&Task) -> Err
     assert_eq!(Task::own_waits(), 0);
 }
 
-/// Returns a task with a word that tells copies of it, and another task. What waits for ever is ended.
+/// Returns a task with a word that tells copies of it from the original, another task, and a
+/// watchdog.
 fn two(home: &'static AtomicU32) -> (Task, Task, Watchdog) {
-    let watchdog = Watchdog::start("a call in a child", Duration::from_secs(60));
+    let watchdog = Watchdog::start("calls that end as in a child", Duration::from_secs(60));
     let capacity = Capacity { waits: 2, msgs: 16, tasks: 4, ..Capacity::LEAST };
     let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
     let namespace = Namespace::new(options).unwrap();
@@ -67,7 +70,11 @@ fn msgrcv_of_the_parent_waits_on() {
         task.msgrcv(id, &mut [0; 4], 0, MsgFlags::empty()).unwrap_err()
     });
     other.msgsnd(id, 1, b"text", MsgFlags::empty()).unwrap();
-    assert_eq!(other.msg_stat(id).unwrap().qnum, 0, "it is handed to the parent");
+    assert_eq!(
+        other.msg_stat(id).unwrap().qnum,
+        0,
+        "the parent, which still waits, was handed the message"
+    );
 }
 
 #[test]
@@ -80,6 +87,6 @@ fn msgsnd_of_the_parent_waits_on() {
     end_in_a_child(&task, &HOME, |task| {
         task.msgsnd(id, 1, b"more", MsgFlags::empty()).unwrap_err()
     });
-    // There is room for one that waits, and the parent does.
+    // The namespace has room for one waiting call, and the parent still has it.
     assert_eq!(other.msgrcv(id, &mut [0; 4], 5, MsgFlags::empty()), Err(Errno::NOMEM));
 }

@@ -1,4 +1,5 @@
-//! Every errno of the man pages, limits that are reached and left, and the hook.
+//! Every errno of the man pages of semaphores; limits that are reached, and left again; the
+//! security hook.
 
 use corewalk_base::primitives::thread;
 use corewalk_ipc::raw::{self, Arg, Timespec};
@@ -35,27 +36,28 @@ fn semget_fails_as_its_man_page_says() {
     let user = namespace.register(Cred::user(1000, 1000), 2).unwrap();
     let id = root.semget(1, 2, GetFlags::CREATE, 0o600).unwrap();
     assert_eq!(user.semget(1, 2, GetFlags::empty(), 0o600), Err(Errno::ACCESS));
-    assert_eq!(user.semget(1, 2, GetFlags::empty(), 0), Ok(id), "nothing is asked for");
+    assert_eq!(user.semget(1, 2, GetFlags::empty(), 0), Ok(id), "no permission is asked for");
     assert_eq!(root.semget(1, 2, GetFlags::CREATE | GetFlags::EXCLUSIVE, 0), Err(Errno::EXIST));
     assert_eq!(
         root.semget(1, 3, GetFlags::CREATE | GetFlags::EXCLUSIVE, 0),
         Err(Errno::EXIST),
-        "before EINVAL"
+        "checked before EINVAL"
     );
     for nsems in [3, -1, 32_001] {
         assert_eq!(
             user.semget(1, nsems, GetFlags::empty(), 0o600),
             Err(Errno::INVAL),
-            "before EACCES"
+            "checked before EACCES"
         );
     }
     assert_eq!(root.semget(IPC_PRIVATE, 0, GetFlags::empty(), 0o600), Err(Errno::INVAL));
     assert_eq!(root.semget(2, 1, GetFlags::EXCLUSIVE, 0o600), Err(Errno::NOENT));
 }
 
-/// Linux ignores bits without a name, and so do the calls that take numbers.
+/// Linux ignores undefined flag bits. The functions of `raw`, which take flags as numbers, do so
+/// too.
 #[test]
-fn raw_flags_without_a_name_change_nothing() {
+fn raw_flags_that_are_undefined_change_nothing() {
     const UNNAMED: i32 = i32::MIN | 1 << 20;
     let (_namespace, root) = plain();
     let create = UNNAMED | libc::IPC_CREAT | 0o604;
@@ -86,7 +88,11 @@ fn semop_fails_as_its_man_page_says() {
         assert_eq!(root.semop(bad, &[UP]), Err(Errno::INVAL), "{bad}");
     }
     assert_eq!(user.semop(id, &[UP]), Err(Errno::ACCESS));
-    assert_eq!(user.semop(id, &[SemBuf { sem_num: 2, ..UP }]), Err(Errno::FBIG), "before EACCES");
+    assert_eq!(
+        user.semop(id, &[SemBuf { sem_num: 2, ..UP }]),
+        Err(Errno::FBIG),
+        "checked before EACCES"
+    );
     assert_eq!(root.semop(id, &[SemBuf::new(0, -1, SemFlags::NOWAIT)]), Err(Errno::AGAIN));
     let now = Some(Duration::ZERO);
     assert_eq!(root.semtimedop(id, &[DOWN], now), Err(Errno::AGAIN));
@@ -140,8 +146,8 @@ fn wait_ends_with_eidrm_eintr_eagain() {
         let interrupted = wait_then(sops, long, &|| assert_eq!(other.interrupt(), 1));
         assert_eq!(interrupted, Err(Errno::INTR));
         assert_eq!(wait_then(sops, short, &|| ()), Err(Errno::AGAIN));
-        assert_eq!(task.sem_getncnt(id, 0), Ok(0), "who gave up is not counted");
-        // A change after that concerns nobody.
+        assert_eq!(task.sem_getncnt(id, 0), Ok(0), "an ended call is still counted");
+        // These changes find no waiting call.
         task.semop(id, &[UP]).unwrap();
         task.semop(id, &[DOWN]).unwrap();
     }
@@ -150,7 +156,7 @@ fn wait_ends_with_eidrm_eintr_eagain() {
     assert_eq!(removed, Err(Errno::IDRM));
 }
 
-/// A handler with `SA_RESTART` restarts other calls, but not this one.
+/// A handler with `SA_RESTART` restarts other system calls, but not semop(2).
 #[test]
 fn signal_ends_a_wait_with_eintr() {
     sysv::catch_usr1().unwrap();
@@ -164,10 +170,11 @@ fn signal_ends_a_wait_with_eintr() {
             task.semop(id, &[DOWN])
         });
         let number = number.recv().unwrap();
-        // A signal before the thread sleeps is lost, so there may have to be a second.
+        // A signal that arrives before the thread sleeps does not end the wait, so the loop sends
+        // more.
         while !waits.is_finished() {
             if task.waiting() != 0 {
-                // It may have ended since, by the signal before.
+                // An earlier signal may have ended the thread by now.
                 let sent = sysv::send_usr1(std::process::id(), number);
                 let is_over = sent == Err(Errno::SRCH.raw_os_error());
                 assert!(sent.is_ok() || is_over, "{sent:?}");
@@ -190,7 +197,7 @@ fn semctl_fails_as_its_man_page_says() {
     assert_eq!(user.sem_rmid(id), Err(Errno::PERM));
     assert_eq!(user.sem_set(id, 1000, 1000, 0o600), Err(Errno::PERM));
     assert_eq!(root.sem_getval(id, 2), Err(Errno::INVAL));
-    assert_eq!(root.sem_setval(id, 9, 40_000), Err(Errno::RANGE), "before EINVAL");
+    assert_eq!(root.sem_setval(id, 9, 40_000), Err(Errno::RANGE), "checked before EINVAL");
     assert_eq!(root.sem_setall(id, &[0, 40_000]), Err(Errno::RANGE));
     assert_eq!(raw::semctl(&root, id.raw(), 0, 99, Arg::None), Err(Errno::INVAL));
     assert_eq!(raw::semctl(&root, -1, 0, IPC_RMID, Arg::None), Err(Errno::INVAL));
@@ -239,7 +246,7 @@ fn capacity_that_is_used_up_is_enomem_and_recovers() {
     let (namespace, task) = with(Limits::default(), capacity);
     let id = set(&task, 2);
     assert_eq!(task.semget(IPC_PRIVATE, 4, GetFlags::empty(), 0o600), Err(Errno::NOMEM));
-    // A record of two semaphores takes all four lines.
+    // An undo record for two semaphores takes all four lines of the pool.
     task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
     let other = namespace.register(Cred::root(), 2).unwrap();
     assert_eq!(other.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]), Err(Errno::NOMEM));
@@ -261,7 +268,7 @@ fn task_or_namespace_out_of_range_is_einval() {
     assert_eq!(Namespace::new(options).unwrap_err(), Errno::INVAL);
 }
 
-/// A module that refuses what its rule says.
+/// A security hook that refuses the objects that its function selects.
 struct Refuse(fn(&Perm) -> bool);
 
 impl SecurityHook for Refuse {
@@ -274,7 +281,8 @@ impl SecurityHook for Refuse {
     }
 }
 
-/// Trap I1: what the hook looks at is a copy that belongs together, and outlives the object.
+/// Trap I1 (`docs/developing/traps.md`): the hook gets a consistent copy of the permissions, which
+/// outlives the object.
 #[test]
 fn hook_is_asked_after_the_mode_and_may_refuse() {
     let hook = Box::new(Refuse(|perm| perm.key == 6));
@@ -289,10 +297,11 @@ fn hook_is_asked_after_the_mode_and_may_refuse() {
     assert_eq!(task.sem_setval(bad, 0, 1), Err(Errno::CONNREFUSED));
     assert_eq!(task.sem_rmid(good), Err(Errno::CONNREFUSED));
     task.set_cred(Cred::user(1, 1));
-    assert_eq!(task.semop(bad, &[UP]), Err(Errno::ACCESS), "the mode comes first");
+    assert_eq!(task.semop(bad, &[UP]), Err(Errno::ACCESS), "the mode is checked first");
 }
 
-/// Trap I6: the time of the last operation is set by every kind of operation.
+/// Trap I6 (`docs/developing/traps.md`): every kind of operation sets the time of the last
+/// operation.
 #[test]
 fn otime_is_set_by_all_operations() {
     let (_namespace, task) = plain();
@@ -312,9 +321,10 @@ fn otime_is_set_by_all_operations() {
     }
 }
 
-/// Traps I12, I17: a walk by index meets every set that is there, and only those.
+/// Traps I12 and I17 (`docs/developing/traps.md`): a walk by index finds each set once, and nothing
+/// else.
 #[test]
-fn walk_by_index_meets_every_set_once() {
+fn walk_by_index_finds_every_set_once() {
     let (_namespace, task) = plain();
     let mut ids: Vec<SemId> = (0..100).map(|_| set(&task, 1)).collect();
     let gone: Vec<SemId> = ids.iter().copied().filter(|id| id.raw() % 3 == 0).collect();
@@ -326,7 +336,8 @@ fn walk_by_index_meets_every_set_once() {
     assert_eq!(walk.map(|stat| stat.id).collect::<Vec<_>>(), ids);
 }
 
-/// Trap I18: every id is below 2^31, also when the generations come round.
+/// Trap I18 (`docs/developing/traps.md`): every id is below 2^31, also after the generations of a
+/// slot start again.
 #[test]
 fn ids_stay_in_their_range() {
     let capacity = Capacity { sets: 1, sems: 1, ..Capacity::default() };

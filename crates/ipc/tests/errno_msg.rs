@@ -1,4 +1,5 @@
-//! Every errno of the man pages of message queues, limits that are reached and left, and the hook.
+//! Every errno of the man pages of message queues; limits that are reached, and left again; the
+//! security hook.
 
 use corewalk_base::primitives::thread;
 use corewalk_ipc::raw::{self, MsgArg};
@@ -44,11 +45,11 @@ fn msgget_fails_as_its_man_page_says() {
     let user = namespace.register(Cred::user(1000, 1000), 2).unwrap();
     let id = root.msgget(1, GetFlags::CREATE, 0o600).unwrap();
     assert_eq!(user.msgget(1, GetFlags::empty(), 0o600), Err(Errno::ACCESS));
-    assert_eq!(user.msgget(1, GetFlags::empty(), 0), Ok(id), "nothing is asked for");
+    assert_eq!(user.msgget(1, GetFlags::empty(), 0), Ok(id), "no permission is asked for");
     assert_eq!(
         user.msgget(1, GetFlags::CREATE | GetFlags::EXCLUSIVE, 0o600),
         Err(Errno::EXIST),
-        "before EACCES"
+        "checked before EACCES"
     );
     assert_eq!(root.msgget(2, GetFlags::EXCLUSIVE, 0o600), Err(Errno::NOENT));
     let other = queue(&root);
@@ -70,16 +71,16 @@ fn msgsnd_and_msgrcv_fail_as_their_man_page_says() {
         assert_eq!(
             user.msgsnd(id, mtype, b"", MsgFlags::empty()),
             Err(Errno::INVAL),
-            "before EACCES"
+            "checked before EACCES"
         );
     }
     assert_eq!(
         user.msgsnd(id, 1, &[0; 8193], MsgFlags::empty()),
         Err(Errno::INVAL),
-        "before EACCES"
+        "checked before EACCES"
     );
     assert_eq!(user.msgsnd(id, 1, b"", MsgFlags::empty()), Err(Errno::ACCESS));
-    assert_eq!(receive(&user, id, 0, 0, NOWAIT), Err(Errno::ACCESS), "before ENOMSG");
+    assert_eq!(receive(&user, id, 0, 0, NOWAIT), Err(Errno::ACCESS), "checked before ENOMSG");
     assert_eq!(receive(&root, id, 0, 0, NOWAIT), Err(Errno::NOMSG));
     root.msgsnd(id, 3, &[0; 8192], MsgFlags::empty()).unwrap();
     assert_eq!(receive(&root, id, 8191, 0, NOWAIT), Err(Errno::TOOBIG));
@@ -87,7 +88,7 @@ fn msgsnd_and_msgrcv_fail_as_their_man_page_says() {
     assert_eq!(root.msgsnd(id, 3, b"", NOWAIT), Ok(()));
     assert_eq!(root.msgsnd(id, 3, b"x", NOWAIT), Err(Errno::AGAIN));
     for flags in [MsgFlags::COPY, MsgFlags::COPY | NOWAIT | MsgFlags::EXCEPT] {
-        assert_eq!(receive(&user, id, 0, 0, flags), Err(Errno::INVAL), "before EACCES");
+        assert_eq!(receive(&user, id, 0, 0, flags), Err(Errno::INVAL), "checked before EACCES");
     }
     let copy = MsgFlags::COPY | NOWAIT;
     assert_eq!(receive(&root, id, 10, 0, copy), Err(Errno::TOOBIG));
@@ -147,7 +148,7 @@ fn capabilities_override_mode_owner_and_limit() {
     assert_eq!(task.msg_stat(id).unwrap().qbytes, 16_385);
 }
 
-/// Runs `call` of `other`, and `act` once it waits.
+/// Runs `call` by `other`, and `act` once the call waits.
 fn wait_then<T: Send>(other: &Task, call: impl FnOnce(&Task) -> T + Send, act: impl FnOnce()) -> T {
     thread::scope(|scope| {
         let waits = scope.spawn(|| call(other));
@@ -191,7 +192,7 @@ fn wait_ends_with_eidrm_eintr_eacces_e2big() {
     assert_eq!(user.interrupt(), 0);
 }
 
-/// A handler with `SA_RESTART` restarts other calls, but not these.
+/// A handler with `SA_RESTART` restarts other system calls, but not msgsnd(2) and msgrcv(2).
 #[test]
 fn signal_ends_a_wait_with_eintr() {
     sysv::catch_usr1().unwrap();
@@ -205,7 +206,8 @@ fn signal_ends_a_wait_with_eintr() {
             receive(task, id, 0, 0, MsgFlags::empty())
         });
         let number = number.recv().unwrap();
-        // A signal before the thread sleeps is lost, so there may have to be a second.
+        // A signal that arrives before the thread sleeps does not end the wait, so the loop sends
+        // more.
         while !waits.is_finished() {
             if task.waiting() != 0 {
                 sysv::send_usr1(std::process::id(), number).unwrap();
@@ -223,7 +225,7 @@ fn capacity_that_is_used_up_is_enomem_and_recovers() {
     let (_namespace, task) = with(Limits::default(), capacity);
     let id = queue(&task);
     assert_eq!(task.msgsnd(id, 1, &[0; 8192], MsgFlags::empty()), Err(Errno::NOMEM));
-    // A waiting call takes two lines, and there is one.
+    // A waiting call takes two lines of the pool, and the pool has one.
     assert_eq!(receive(&task, id, 0, 0, MsgFlags::empty()), Err(Errno::NOMEM));
     task.msgsnd(id, 1, &[1; 400], MsgFlags::empty()).unwrap();
     assert_eq!(task.msgsnd(id, 1, b"", MsgFlags::empty()), Err(Errno::NOMEM));
@@ -248,7 +250,7 @@ fn limit_of_a_message_is_that_of_the_namespace() {
     assert_eq!(Namespace::new(options).unwrap_err(), Errno::INVAL);
 }
 
-/// A module that refuses what its rule says.
+/// A security hook that refuses some objects, message types and commands.
 struct Refuse;
 
 impl SecurityHook for Refuse {
@@ -265,7 +267,8 @@ impl SecurityHook for Refuse {
     }
 }
 
-/// Trap I1: what the hook looks at is a copy that belongs together, and outlives the object.
+/// Trap I1 (`docs/developing/traps.md`): the hook gets a consistent copy of the permissions, which
+/// outlives the object.
 #[test]
 fn hook_is_asked_after_the_mode_and_may_refuse() {
     let options = NamespaceOptions { hook: Some(Box::new(Refuse)), ..NamespaceOptions::default() };
@@ -281,13 +284,14 @@ fn hook_is_asked_after_the_mode_and_may_refuse() {
     assert_eq!(
         task.msgsnd(bad, 1, b"", MsgFlags::empty()),
         Err(Errno::ACCESS),
-        "the mode comes first"
+        "the mode is checked first"
     );
 }
 
-/// Trap I6: who and when is noted by every way that a message takes.
+/// Trap I6 (`docs/developing/traps.md`): a message sets times and pids on both ways, handed to a
+/// waiting receiver or through the queue.
 #[test]
-fn times_and_pids_are_set_by_all_ways() {
+fn times_and_pids_are_set_with_and_without_a_waiting_receiver() {
     let (namespace, one) = plain();
     let other = namespace.register(Cred::root(), 2).unwrap();
     let id = queue(&one);
@@ -306,9 +310,10 @@ fn times_and_pids_are_set_by_all_ways() {
     assert_eq!((stat.lspid, stat.lrpid), (2, 1));
 }
 
-/// Traps I12, I17: a walk by index meets every queue that is there, and only those.
+/// Traps I12 and I17 (`docs/developing/traps.md`): a walk by index finds each queue once, and
+/// nothing else.
 #[test]
-fn walk_by_index_meets_every_queue_once() {
+fn walk_by_index_finds_every_queue_once() {
     let (_namespace, task) = plain();
     let mut ids: Vec<MsgId> = (0..100).map(|_| queue(&task)).collect();
     let gone: Vec<MsgId> = ids.iter().copied().filter(|id| id.raw() % 3 == 0).collect();

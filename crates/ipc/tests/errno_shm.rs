@@ -1,4 +1,5 @@
-//! Every errno of the man pages of shared memory, and limits that are reached and left.
+//! Every errno of the man pages of shared memory; limits that are reached, and left again; the
+//! security hook.
 
 use corewalk_ipc::raw::{self, ShmArg};
 use corewalk_ipc::{
@@ -31,12 +32,16 @@ fn shmget_fails_as_its_man_page_says() {
     let user = namespace.register(Cred::user(1000, 1000), 2).unwrap();
     let id = root.shmget(1, 100, GetFlags::CREATE, 0o600).unwrap();
     assert_eq!(user.shmget(1, 100, GetFlags::empty(), 0o600), Err(Errno::ACCESS));
-    assert_eq!(user.shmget(1, 0, GetFlags::empty(), 0), Ok(id), "nothing is asked for");
-    assert_eq!(user.shmget(1, 101, GetFlags::empty(), 0o600), Err(Errno::INVAL), "before EACCES");
+    assert_eq!(user.shmget(1, 0, GetFlags::empty(), 0), Ok(id), "no permission is asked for");
+    assert_eq!(
+        user.shmget(1, 101, GetFlags::empty(), 0o600),
+        Err(Errno::INVAL),
+        "checked before EACCES"
+    );
     assert_eq!(
         user.shmget(1, 101, GetFlags::CREATE | GetFlags::EXCLUSIVE, 0),
         Err(Errno::EXIST),
-        "before EINVAL"
+        "checked before EINVAL"
     );
     assert_eq!(root.shmget(2, 100, GetFlags::EXCLUSIVE, 0o600), Err(Errno::NOENT));
     for size in [0, (1 << 20) + 1, u64::MAX] {
@@ -62,7 +67,7 @@ fn shmget_fails_as_its_man_page_says() {
 }
 
 #[test]
-fn memory_that_there_is_not_is_enomem() {
+fn memory_that_cannot_be_allocated_is_enomem() {
     let (_namespace, root) = with(Limits::default());
     assert_eq!(root.shmget(IPC_PRIVATE, 1 << 60, GetFlags::empty(), 0o600), Err(Errno::NOMEM));
     assert_eq!(root.shm_totals().unwrap().pages, 0);
@@ -146,7 +151,7 @@ fn segment_that_is_removed_lives_until_its_last_detach() {
     assert_eq!(child.shm_totals().unwrap().segments, 1);
 }
 
-/// Memory that can be made and not opened.
+/// A backing whose memory can be created, but not opened.
 struct Closed;
 
 impl Backing for Closed {
@@ -164,7 +169,7 @@ impl Backing for Closed {
 }
 
 #[test]
-fn memory_that_cannot_be_had_leaves_no_segment_and_no_attach() {
+fn memory_that_cannot_be_opened_leaves_no_segment_and_no_attach() {
     let backing: Option<Box<dyn Backing>> = Some(Box::new(Closed));
     let namespace = Namespace::new(NamespaceOptions { backing, ..<_>::default() }).unwrap();
     let task = namespace.register(Cred::root(), 1).unwrap();
@@ -175,7 +180,7 @@ fn memory_that_cannot_be_had_leaves_no_segment_and_no_attach() {
     assert_eq!(task.shm_stat(id).unwrap().nattch, 0);
 }
 
-/// A module that refuses.
+/// A security hook that refuses.
 struct Refuse;
 
 impl SecurityHook for Refuse {
@@ -197,12 +202,17 @@ fn hook_is_asked_after_the_mode_and_may_refuse() {
     assert_eq!(at(&task, id, 0, ShmFlags::empty()), Err(Errno::CONNREFUSED));
     assert_eq!(task.shm_rmid(id), Err(Errno::CONNREFUSED));
     task.set_cred(Cred::user(1, 1));
-    assert_eq!(at(&task, id, 0, ShmFlags::empty()), Err(Errno::ACCESS), "the mode comes first");
+    assert_eq!(
+        at(&task, id, 0, ShmFlags::empty()),
+        Err(Errno::ACCESS),
+        "the mode is checked first"
+    );
 }
 
-/// Traps I12, I17: a walk by index meets every segment that is there, and only those.
+/// Traps I12 and I17 (`docs/developing/traps.md`): a walk by index finds each segment once, and
+/// nothing else.
 #[test]
-fn walk_by_index_meets_every_segment_once() {
+fn walk_by_index_finds_every_segment_once() {
     let capacity = Capacity { segments: 128, ..Capacity::default() };
     let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
     let namespace = Namespace::new(options).unwrap();

@@ -1,7 +1,7 @@
-//! A namespace in a file whose file system is full: errors, and never a signal.
+//! A namespace in a file whose file system is full: calls return errors, and no process gets a
+//! signal.
 //!
-//! Each test starts this program once more in a mount namespace of its own, with a small tmpfs in
-//! it.
+//! Each test runs this program again in a new mount namespace, which has a small tmpfs.
 
 use std::env;
 use std::fs;
@@ -15,10 +15,10 @@ use corewalk_ipc::{
 };
 use corewalk_testkit::require::{Need, skip};
 
-/// Names the folder of the small file system, in the process that has it.
+/// Holds the folder of the small file system. It is set in the process that runs the test there.
 const FOLDER: &str = "COREWALK_TEST_FULL";
 
-/// Mounts a tmpfs and runs the rest of the arguments.
+/// Mounts a tmpfs of size `$1` on folder `$2`, and runs the other arguments.
 const SCRIPT: &str = r#"
 mount -t tmpfs -o "size=$1" none "$2"
 export COREWALK_TEST_FULL="$2"
@@ -26,7 +26,8 @@ shift 2
 exec "$@"
 "#;
 
-/// Returns the folder of a small file system, or plays the test in a process that has one.
+/// Returns the folder of a small file system if this process has one. Otherwise it runs `test` in a
+/// process that has one, and returns none.
 fn small(test: &str, size: &str) -> Option<PathBuf> {
     if let Some(folder) = env::var_os(FOLDER) {
         return Some(folder.into());
@@ -56,7 +57,7 @@ fn open(folder: &Path) -> Result<Namespace, OpenError> {
     Namespace::open(folder.join("namespace"), NamespaceOptions::default())
 }
 
-/// Takes all the room that is left.
+/// Fills the file system with a file.
 fn fill(folder: &Path) {
     let mut file = fs::File::create(folder.join("rest")).unwrap();
     for size in [1 << 16, 1 << 12] {
@@ -64,12 +65,12 @@ fn fill(folder: &Path) {
     }
 }
 
-/// Makes calls of all kinds until each of them fails, and returns the errors.
+/// Makes calls of each kind until one fails, and returns the errors.
 fn fail_each(task: &Task) -> Vec<Errno> {
     let mut errnos = Vec::new();
     let mut until_it_fails = |call: &mut dyn FnMut() -> Result<(), Errno>| {
         let mut calls = (0..40_000).map(|_| call());
-        errnos.push(calls.find_map(Result::err).expect("there is an end to it"));
+        errnos.push(calls.find_map(Result::err).expect("a call that fails"));
     };
     until_it_fails(&mut || {
         let id = task.semget(IPC_PRIVATE, 32_000, GetFlags::empty(), 0o600)?;
@@ -86,10 +87,11 @@ fn fail_each(task: &Task) -> Vec<Errno> {
     errnos
 }
 
-/// Trap X5. Each call on a full file system is an error, and no access ends the process.
+/// Trap X5 (`docs/developing/traps.md`): each call on a full file system returns an error, and no
+/// access ends the process.
 #[test]
-fn calls_fail_when_there_is_no_room() {
-    let Some(folder) = small("calls_fail_when_there_is_no_room", "24m") else { return };
+fn calls_on_a_full_file_system_fail() {
+    let Some(folder) = small("calls_on_a_full_file_system_fail", "24m") else { return };
     let namespace = open(&folder).unwrap();
     let task = namespace.register(Cred::root(), 1).unwrap();
     let (set, queue) = (
@@ -104,7 +106,7 @@ fn calls_fail_when_there_is_no_room() {
     let errno =
         (0..40_000).find_map(|_| task.semget(IPC_PRIVATE, 3_000, GetFlags::empty(), 0o600).err());
     assert!(errno.as_ref().is_some_and(is_full), "{errno:?}");
-    // Objects that are there serve on, also for a process that comes now.
+    // Existing objects stay usable, also for a process that opens the namespace now.
     let other = open(&folder).unwrap();
     let late = other.register(Cred::root(), 2).unwrap();
     late.semop(set, &[SemBuf::new(2, 1, SemFlags::empty())]).unwrap();
@@ -116,13 +118,13 @@ fn calls_fail_when_there_is_no_room() {
         let _absent = late.sem_rmid(SemId::from_raw(index));
         let _absent = late.msg_rmid(MsgId::from_raw(index));
     }
-    // Room that the objects have left serves others.
+    // The blocks of the removed objects serve a new one.
     assert!(late.semget(IPC_PRIVATE, 32_000, GetFlags::empty(), 0o600).is_ok());
 }
 
 #[test]
-fn namespace_that_there_is_no_room_for_is_refused() {
-    let test = "namespace_that_there_is_no_room_for_is_refused";
+fn namespace_that_does_not_fit_the_file_system_is_refused() {
+    let test = "namespace_that_does_not_fit_the_file_system_is_refused";
     let Some(folder) = small(test, "4m") else { return };
     assert_eq!(open(&folder).err(), Some(OpenError::Os(Errno::NOSPC)));
     assert_eq!(fs::metadata(folder.join("namespace")).unwrap().len(), 0);

@@ -1,14 +1,15 @@
-//! A namespace whose words somebody else has overwritten: calls return something, and return.
+//! A hostile process overwrites words of a namespace. Calls must return and must not crash.
 //!
-//! Words of the file are replaced by other words, single bits are turned, and lines are zeroed, a batch at a
-//! time, while a task goes on calling. What the calls return is not looked at: it is wrong. They must not
-//! crash, and each must come back within the bound of the crate's essay; waits that nobody ends are interrupted.
+//! A test changes the file in batches while a task makes calls. It replaces words, flips single
+//! bits, and zeroes lines. The test ignores the results of the calls, since they may be wrong. Each
+//! call must return within [`CALL_MAX`]. The test interrupts the waits, since no call
+//! completes them.
 //!
-//! Copies of such files are changed as a whole too, header and length included, and opened anew: that is refused,
-//! or the file is a namespace whose calls return.
+//! Other tests change a copy of such a file as a whole, with its header and its length, and open
+//! it. Either the file is refused, or the calls in its namespace return.
 //!
-//! `COREWALK_IPC_MUTATIONS=1000000` makes as many changes; the default is 50,000. One in 32 of these is
-//! how often a copy is opened.
+//! `COREWALK_IPC_MUTATIONS` sets the number of changes: 50,000 without it. The test of whole copies
+//! opens one copy for each 32 changes.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::Ordering;
@@ -26,16 +27,18 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
-/// Changes at a time, and batches before a new namespace is made.
+/// Changes of a batch, and batches before the test makes a new namespace.
 const BATCH: u64 = 64;
 const BATCHES: u64 = 16;
 
-/// What a call may take: two locks that a living task seems to hold, and some.
+/// The limit for a call: two locks that a living task seems to hold, of 10 s each, and a margin for
+/// a slow machine.
 const CALL_MAX: Duration = Duration::from_secs(45);
 
 const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 
-/// Above all numbers of tasks, so that a pid is never taken for the number of a task that lives.
+/// The pid of all tasks. It is above the numbers of tasks, so that a hostile word with the pid
+/// never names a living task.
 const PID: u32 = 3_000_000;
 
 struct Victim {
@@ -47,11 +50,11 @@ struct Victim {
     ids: Vec<i32>,
 }
 
-/// Sets, and the least of the others.
+/// The capacity of a namespace of semaphore sets, with the least of the other kinds.
 const SETS: Capacity =
     Capacity { sets: 8, sems: 64, undos: 128, waits: 64, tasks: 16, ..Capacity::LEAST };
 
-/// Queues and segments, and the least of sets.
+/// The capacity of a namespace of queues and segments, with the least of semaphore sets.
 const OTHERS: Capacity = Capacity {
     queues: 8,
     msgs: 256,
@@ -63,7 +66,7 @@ const OTHERS: Capacity = Capacity {
 };
 
 impl Victim {
-    /// A namespace in which most lines are those of sets.
+    /// Makes a namespace in which most lines belong to semaphore sets.
     fn with_sets() -> Self {
         let mut victim = Self::new(SETS);
         let task = &victim.task;
@@ -84,7 +87,7 @@ impl Victim {
         victim
     }
 
-    /// A namespace in which most lines are those of queues and segments.
+    /// Makes a namespace in which most lines belong to queues and segments.
     fn with_others() -> Self {
         let mut victim = Self::new(OTHERS);
         for key in 1..4 {
@@ -116,7 +119,8 @@ impl Victim {
         Self { namespace, file, task, others, region, ids: Vec::new() }
     }
 
-    /// Waits, and is interrupted: whatever the region says, that is an end.
+    /// Makes a call that may wait, and interrupts it until it returns. An interrupt ends each wait,
+    /// whatever the region says.
     fn wait(&self, task: &Task, call: impl FnOnce() + Send) {
         thread::scope(|scope| {
             let waits = scope.spawn(call);
@@ -127,11 +131,12 @@ impl Victim {
         });
     }
 
-    /// Changes one place of the file, but not its header: that is read only to join.
+    /// Changes one word of the file, and sometimes zeroes its line. The header stays: only an open
+    /// reads it.
     fn mutate(&self, rng: &mut Rng) {
         let line = rng.range(5..u64::from(self.region.lines())) as u32;
         let word = &self.region.line(line)[rng.index(8)];
-        // ORDERING: Relaxed. Whoever writes here keeps no order.
+        // ORDERING: Relaxed. A hostile process keeps no order.
         let seen = word.load(Ordering::Relaxed);
         let next = match rng.below(8) {
             0 => rng.next_u64(),
@@ -139,7 +144,7 @@ impl Victim {
             2 => rng.below(64) << 32 | rng.below(u64::from(self.region.lines())),
             3 => u64::MAX,
             4 => 0,
-            // A word of somewhere else.
+            // A copy of another word.
             5 => {
                 let from = rng.below(u64::from(self.region.lines())) as u32;
                 // ORDERING: Relaxed. As above.
@@ -155,7 +160,7 @@ impl Victim {
         }
     }
 
-    /// Makes a call on queues or segments; what it returns is anybody's guess.
+    /// Makes a random call on queues or segments, and ignores its result.
     fn call_others(&self, rng: &mut Rng) {
         let task = if rng.chance(1, 2) { &self.task } else { &self.others[rng.index(2)] };
         let id = *rng.pick(&self.ids);
@@ -192,7 +197,7 @@ impl Victim {
         }
     }
 
-    /// Makes a call of any kind; what it returns is anybody's guess.
+    /// Makes a random call on semaphore sets, and ignores its result.
     fn call(&self, rng: &mut Rng) {
         let task = if rng.chance(1, 2) { &self.task } else { &self.others[rng.index(2)] };
         let id = SemId::from_raw(*rng.pick(&self.ids));
@@ -228,13 +233,13 @@ impl Victim {
 }
 
 #[test]
-fn calls_on_a_region_that_others_overwrite_return() {
+fn calls_on_sets_that_a_process_overwrites_return() {
     overwrite(Victim::with_sets, Victim::call, 1);
 }
 
-/// Fewer changes, since there are fewer protocols.
+/// Fewer changes than for semaphore sets, since queues and segments have fewer protocols.
 #[test]
-fn calls_on_queues_and_segments_that_others_overwrite_return() {
+fn calls_on_queues_and_segments_that_a_process_overwrites_return() {
     overwrite(Victim::with_others, Victim::call_others, 4);
 }
 
@@ -243,7 +248,8 @@ fn changes_wanted() -> u64 {
     wanted.and_then(|text| text.parse().ok()).unwrap_or(50_000)
 }
 
-/// Makes a part of the changes that are wanted.
+/// Makes a `part`-th of [`changes_wanted`] changes. After each batch, `call` makes some calls in
+/// the namespace from `make`.
 fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
     let wanted = changes_wanted() / part;
     let seed = Seed::choose();
@@ -265,13 +271,14 @@ fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
                 is_slow |= start.elapsed() > Duration::from_secs(1);
             }
             if is_slow {
-                // Something looks like a lock that a living task holds: every further call would wait for it.
+                // A word looks like a lock that a living task holds. Each further call would wait
+                // for it.
                 break;
             }
         }
         slow += u32::from(is_slow);
         if is_slow {
-            // Its end would wait too, once for each undo record.
+            // The end of the task would wait for the lock too, once for each undo record.
             std::mem::forget(victim);
         } else {
             let _watchdog = Watchdog::start("the end of a task in a hostile region", 4 * CALL_MAX);
@@ -283,13 +290,14 @@ fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
     assert!(slowest < CALL_MAX, "a call took {slowest:?}");
 }
 
-/// What a namespace has room for, and what is called in it.
+/// The capacity of a namespace, and a function that makes a random call in it.
 type Kind = (Capacity, fn(&Victim, &mut Rng));
 
-/// Lines of which the header is made, with one before it.
+/// The lines of the header, with the line before it.
 const HEADER_LINES: u64 = 5;
 
-/// Changes the bytes of a namespace: some words, the first lines more often than others, or the length.
+/// Changes one to four words of a namespace file, the header more often than the rest. It may also
+/// truncate, extend or zero a part of the file.
 fn change(bytes: &mut Vec<u8>, rng: &mut Rng) {
     for _ in 0..rng.range(1..5) {
         let words = bytes.len() as u64 / 8;
@@ -321,7 +329,7 @@ fn change(bytes: &mut Vec<u8>, rng: &mut Rng) {
     }
 }
 
-/// Opens a file of these bytes and calls, if it is a namespace.
+/// Opens a file with these bytes. If it is a namespace, makes some calls in it.
 fn open_and_call(bytes: &[u8], kind: Kind, rng: &mut Rng) -> Opened {
     let file = File::from(memfd_create("changed", MemfdFlags::CLOEXEC).unwrap());
     file.write_all_at(bytes, 0).unwrap();
@@ -343,19 +351,20 @@ fn open_and_call(bytes: &[u8], kind: Kind, rng: &mut Rng) -> Opened {
     Opened::Namespace
 }
 
-/// What came of a file.
+/// The outcome of an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Opened {
     Namespace,
     NotANamespace,
     Damaged,
-    /// Of another version, another start of the machine, another pid namespace.
+    /// The file is of another version, another boot or another pid namespace, or another error
+    /// occurred.
     Otherwise,
 }
 
-/// Whoever opens a file that was cut short, zeroed or changed is told, or has a namespace whose calls return.
+/// A file that was truncated, zeroed or changed is refused, or all calls in its namespace return.
 #[test]
-fn file_that_others_have_changed_is_refused_or_its_calls_return() {
+fn file_that_was_changed_is_refused_or_its_calls_return() {
     let seed = Seed::choose();
     let _report = ReportSeed::new(seed);
     let mut rng = Rng::new(seed);
@@ -379,13 +388,13 @@ fn file_that_others_have_changed_is_refused_or_its_calls_return() {
         slowest = slowest.max(start.elapsed());
     }
     println!("{counts:?}, slowest {slowest:?}");
-    assert_eq!(counts.len(), 4, "not all that can come of a file: {counts:?}");
+    assert_eq!(counts.len(), 4, "an outcome was not reached: {counts:?}");
     let whole = open_and_call(&images[0], kinds[0], &mut rng);
-    assert_eq!(whole, Opened::Namespace, "control: as it was");
+    assert_eq!(whole, Opened::Namespace, "control: the unchanged file");
 }
 
-/// An input is a list of changes of words, of 16 bytes each: where, how, and a number. The first byte
-/// of all says which of the two images is changed.
+/// Applies a list of edits from the fuzzer. An edit has 16 bytes: the number of a word, the kind of
+/// change, and a number. The first byte of the input, which the caller takes, chooses the image.
 fn edit(bytes: &mut Vec<u8>, edits: &[u8]) {
     for &[a, b, c, d, how, _, _, _, ref number @ ..] in edits.as_chunks::<16>().0.iter().take(64) {
         let (words, place) = (bytes.len() / 8, u32::from_le_bytes([a, b, c, d]) as usize);
@@ -393,7 +402,7 @@ fn edit(bytes: &mut Vec<u8>, edits: &[u8]) {
             return;
         }
         let number = u64::from_le_bytes(*number);
-        // Half of the changes are made to the header.
+        // Half of the edits change the header.
         let most = if how & 1 == 0 { words.min(HEADER_LINES as usize * 8) } else { words };
         let word = &mut bytes[place % most * 8..][..8];
         let seen = u64::from_ne_bytes(word.try_into().expect("eight bytes"));

@@ -1,4 +1,4 @@
-//! Calls that wait and that nothing happens to: they sleep, and deaths are noticed all the same.
+//! Idle waiting calls: they sleep without periodic wake-ups, and a death is still noticed.
 //!
 //! Source: semop(2) `SEM_UNDO`; proc(5) `/proc/pid/task/tid/status`.
 
@@ -34,7 +34,7 @@ fn options() -> NamespaceOptions {
     NamespaceOptions { capacity, ..NamespaceOptions::default() }
 }
 
-/// Lets time pass, at a semaphore that is nobody else's.
+/// Waits for `time`, at a semaphore of a namespace of its own.
 fn pass(time: Duration) {
     let namespace = Namespace::new(options()).unwrap();
     let task = namespace.register(Cred::root(), 1).unwrap();
@@ -45,7 +45,7 @@ fn pass(time: Duration) {
     );
 }
 
-/// Returns how often threads of this process went to sleep so far.
+/// Returns how often these threads of this process have gone to sleep so far.
 fn sleeps(threads: &[i32]) -> u64 {
     let of = |thread: &i32| {
         let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
@@ -55,7 +55,8 @@ fn sleeps(threads: &[i32]) -> u64 {
     threads.iter().map(of).sum()
 }
 
-/// Trap X8. Each waiting call woke ten times a second, to look whether a process had died.
+/// Trap X8 (`docs/developing/traps.md`): each waiting call woke ten times a second to check whether
+/// a process had died.
 #[test]
 fn idle_waiters_of_a_shared_namespace_sleep_until_they_are_woken() {
     const WAITERS: usize = 200;
@@ -81,7 +82,8 @@ fn idle_waiters_of_a_shared_namespace_sleep_until_they_are_woken() {
         while task.waiting() != WAITERS {
             thread::yield_now();
         }
-        // The first turn of each waiter.
+        // Each waiting call wakes up once after its first sleep. The further checks of most calls
+        // are rarer (`src/watch.rs`).
         pass(Duration::from_secs(1));
         let threads = threads.lock().unwrap().clone();
         let before = sleeps(&threads);
@@ -90,15 +92,15 @@ fn idle_waiters_of_a_shared_namespace_sleep_until_they_are_woken() {
         let woken = task.sem_rmid(set).and(task.msg_rmid(queue));
         woken.map(|()| slept).unwrap()
     });
-    assert!(slept < WAITERS as u64, "{WAITERS} waiters woke {slept} times in 1.5 s");
+    assert!(slept < WAITERS as u64, "{WAITERS} idle threads woke {slept} times in 1.5 s");
 }
 
-/// A path for a file, which is removed at the end.
+/// The path of a file, which the drop removes.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // It need not have been made.
+        // The test may have failed before it made the file.
         let _gone = fs::remove_file(&self.0);
     }
 }
@@ -108,8 +110,9 @@ fn task(path: &Path) -> Task {
     namespace.register(Cred::root(), std::process::id()).unwrap()
 }
 
-/// The child holds semaphore 0 with `SEM_UNDO` and waits at semaphore 1 for longer than a turn. So the child is the
-/// watcher. It is killed: the calls of this process notice both deaths.
+/// The child takes semaphore 0 with `SEM_UNDO`. It then waits at semaphore 1 for longer than the
+/// 100 ms after which a waiting call checks for dead processes, so it becomes the watcher. The test
+/// kills the child. A call of this process must notice that its holder and its watcher are dead.
 #[test]
 fn death_of_a_holder_that_was_the_watcher_is_noticed_by_the_next_call() {
     const NAME: &str = "death_of_a_holder_that_was_the_watcher_is_noticed_by_the_next_call";

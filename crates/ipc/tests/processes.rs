@@ -1,6 +1,7 @@
-//! Several processes with one namespace, and files that are none.
+//! Several processes that share a namespace, and files that are no namespaces.
 //!
-//! A test that needs other processes starts itself again: `CHILD` says so, and which file it is about.
+//! A test that needs more processes runs this program again. The variable [`CHILD`] then holds the
+//! path of the namespace.
 
 use corewalk_ipc::{
     Capacity, Cred, GetFlags, Namespace, NamespaceOptions, OpenError, SemBuf, SemFlags, Task,
@@ -14,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 const CHILD: &str = "COREWALK_IPC_CHILD";
 const KEY: i32 = 0x5eed;
 
-/// A path for a file, which is removed at the end.
+/// The path of a file, which the drop removes.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -26,7 +27,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // It need not have been made.
+        // The test may have failed before it made the file.
         let _gone = fs::remove_file(&self.0);
     }
 }
@@ -42,7 +43,7 @@ fn task(path: &Path) -> Task {
     namespace.register(Cred::root(), std::process::id()).unwrap()
 }
 
-/// Starts `test` of this binary again, as a child.
+/// Runs `test` of this program in a child process.
 fn child(test: &str, path: &Path) -> Child {
     let exe = std::env::current_exe().unwrap();
     let mut command = Command::new(exe);
@@ -54,7 +55,8 @@ fn role() -> Option<PathBuf> {
     std::env::var_os(CHILD).map(PathBuf::from)
 }
 
-/// Processes keep each other out by a semaphore and count in three ways at once.
+/// Three processes increment semaphore 1 while they hold semaphore 0 as a lock. Each adds 1 to
+/// semaphore 2 at its end.
 #[test]
 fn processes_share_ids_values_and_waits() {
     const ROUNDS: i32 = 2000;
@@ -63,7 +65,7 @@ fn processes_share_ids_values_and_waits() {
         let id = task.semget(KEY, 3, GetFlags::empty(), 0).unwrap();
         for _ in 0..ROUNDS {
             task.semop(id, &[SemBuf::new(0, -1, SemFlags::UNDO)]).unwrap();
-            // Two steps on purpose: the semaphore has to keep the others out.
+            // A read and a separate write: only the lock keeps the other processes out.
             let seen = task.sem_getval(id, 1).unwrap();
             task.sem_setval(id, 1, seen + 1).unwrap();
             task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
@@ -109,7 +111,7 @@ fn open_error(path: &Path) -> OpenError {
     Namespace::open(path, options()).unwrap_err()
 }
 
-/// Makes a namespace and stores `value` in word `at` of its header.
+/// Makes a namespace, and overwrites word `at` of its header with `value`.
 fn with_word(name: &str, at: u64, value: u64) -> Scratch {
     let file = Scratch::new(name);
     drop(Namespace::open(&file.0, options()).unwrap());
@@ -155,7 +157,7 @@ fn header_that_is_wrong_is_refused_with_a_reason() {
 }
 
 #[test]
-fn file_that_was_cut_short_is_refused() {
+fn file_that_was_truncated_is_refused() {
     let file = Scratch::new("short");
     drop(Namespace::open(&file.0, options()).unwrap());
     let raw = OpenOptions::new().write(true).open(&file.0).unwrap();
@@ -168,16 +170,17 @@ fn file_that_was_cut_short_is_refused() {
     assert_eq!(open_error(&file.0), OpenError::NotANamespace);
 }
 
-/// Who makes the file may die before its last word is there: the next one makes it.
+/// The process that makes the file may die before it writes the last word. The next process makes
+/// the namespace again.
 #[test]
-fn file_whose_maker_died_is_made_again() {
+fn file_whose_making_process_died_is_made_again() {
     let file = with_word("unfinished", 0, 0);
     let task = task(&file.0);
     assert!(task.semget(KEY, 1, GetFlags::CREATE, 0).is_ok());
 }
 
 #[test]
-fn memfd_can_be_shared_and_not_be_cut_short() {
+fn memfd_can_be_shared_and_cannot_be_truncated() {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = File::from(memfd_create("namespace", flags).unwrap());

@@ -1,11 +1,12 @@
-//! What happens to a segment between two parts of a call about it: the races of shared memory, one by one
-//! and without a race.
+//! Races of shared memory, made deterministic: another task acts on a segment between two steps of
+//! a call.
 //!
-//! A call looks the segment up, asks the security hook, takes the lock, counts, and opens the memory. The
-//! hook and the memory are the caller's own, so a test can let another task act exactly there. Each time is
-//! met in each run, on any machine.
+//! A call looks the segment up, asks the security hook, takes the lock, counts the attach, and
+//! opens the memory. The test supplies the hook and the memory. So it can let another task act at
+//! exactly these steps, in each run and on any machine.
 //!
-//! Source: CVE-2013-7026; Linux 6.12.94, "ipc/shm: serialize orphan cleanup with `shm_nattch` updates".
+//! Source: CVE-2013-7026; Linux 6.12.94, "ipc/shm: serialize orphan cleanup with `shm_nattch`
+//! updates".
 
 use corewalk_ipc::{
     Access, Backing, Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, MsgId, Namespace,
@@ -17,7 +18,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-/// What another task does at some point of a call, once.
+/// A function in which another task acts at one step of a call. It runs once.
 #[derive(Clone, Default)]
 struct Window(Arc<Mutex<Option<Act>>>);
 
@@ -52,12 +53,12 @@ impl SecurityHook for Window {
     }
 }
 
-/// Memory that nobody looks into, with a window before it is opened.
+/// A backing without contents. Another task can act before its memory is opened.
 #[derive(Clone, Default)]
 struct Memory {
     there: Arc<Mutex<HashSet<SegmentName>>>,
     opened: Window,
-    /// None of it can be opened.
+    /// If true, every open fails.
     is_closed: Arc<Mutex<bool>>,
 }
 
@@ -69,33 +70,33 @@ impl Memory {
 
 impl Backing for Memory {
     fn create(&self, name: SegmentName, _size_bytes: u64) -> Result<(), Errno> {
-        assert!(self.there.lock().unwrap().insert(name), "{name:?} is there already");
+        assert!(self.there.lock().unwrap().insert(name), "{name:?} exists already");
         Ok(())
     }
 
     fn open(&self, name: SegmentName, _: Access) -> Result<Arc<OwnedFd>, Errno> {
-        assert!(self.there.lock().unwrap().contains(&name), "{name:?} is gone");
+        assert!(self.there.lock().unwrap().contains(&name), "{name:?} was removed");
         self.opened.pass();
         let is_closed = *self.is_closed.lock().unwrap();
-        let file = File::open("/dev/null").expect("it is everywhere");
+        let file = File::open("/dev/null").expect("/dev/null");
         if is_closed { Err(Errno::MFILE) } else { Ok(Arc::new(file.into())) }
     }
 
     fn remove(&self, name: SegmentName) -> bool {
-        assert!(self.there.lock().unwrap().remove(&name), "{name:?} is not there");
+        assert!(self.there.lock().unwrap().remove(&name), "{name:?} does not exist");
         true
     }
 }
 
 struct Scene {
     namespace: Namespace,
-    /// Between the lookup of a call and its lock.
+    /// The act between the lookup of a call and its lock.
     looked_up: Window,
     memory: Memory,
 }
 
 impl Scene {
-    /// A namespace with room for one segment: whatever comes next is in the same slot.
+    /// A namespace with room for one segment, so that each new segment gets the same slot.
     fn new(is_shm_rmid_forced: bool) -> Self {
         let (looked_up, memory) = (Window::default(), Memory::default());
         let options = NamespaceOptions {
@@ -115,7 +116,7 @@ impl Scene {
 
 type Call = fn(&Task, ShmId) -> Result<(), Errno>;
 
-/// The calls that look a segment up before they take the lock.
+/// The calls that look a segment up before they take its lock.
 const CALLS: [(&str, Call); 6] = [
     ("shmat", |task, id| {
         task.shmat(id, 0, ShmFlags::empty()).map(|mapping| mapping.attached_at(0x10000))
@@ -127,8 +128,8 @@ const CALLS: [(&str, Call); 6] = [
     ("SHM_UNLOCK", |task, id| task.shm_unlock(id)),
 ];
 
-/// Trap I2: a segment that goes after it was looked up is gone for every call, and what has its place by the
-/// time of the lock is untouched.
+/// Trap I2 (`docs/developing/traps.md`): a segment is removed after the lookup. Each call then
+/// fails with `EIDRM`, and changes nothing of the next segment in the slot.
 #[test]
 fn removal_after_the_lookup_is_seen_by_every_call() {
     for (name, call) in CALLS {
@@ -151,9 +152,10 @@ fn removal_after_the_lookup_is_seen_by_every_call() {
     }
 }
 
-/// Traps I2, I10: the same if so many segments have come and gone meanwhile that the id is the same again.
+/// Traps I2 and I10: the same, but so many segments were made and removed that the next one has the
+/// same id.
 #[test]
-fn id_that_has_come_round_after_the_lookup_is_another_segment() {
+fn id_that_is_reused_after_the_lookup_is_another_segment() {
     for (name, call) in CALLS {
         let scene = Scene::new(false);
         let (one, other) = (scene.task(1), scene.task(2));
@@ -164,11 +166,11 @@ fn id_that_has_come_round_after_the_lookup_is_another_segment() {
                 other.shm_rmid(last).unwrap();
                 last = other.shmget(IPC_PRIVATE, 3 * 4096, GetFlags::empty(), 0o640).unwrap();
                 if last == id {
-                    assert!(round > 60_000, "ids repeat too soon: {round}");
+                    assert!(round > 60_000, "the id is reused too soon: {round}");
                     return;
                 }
             }
-            panic!("the id does not come round");
+            panic!("the id is never reused");
         });
         assert_eq!(call(&one, id), Err(Errno::IDRM), "{name}");
         let next = one.shm_stat_any(id.raw() & 0x7fff).unwrap();
@@ -176,7 +178,8 @@ fn id_that_has_come_round_after_the_lookup_is_another_segment() {
     }
 }
 
-/// Trap I2: a removal after the attach is counted marks the segment; the attach keeps its memory.
+/// Trap I2: a removal after the attach was counted only marks the segment. The attach keeps its
+/// memory.
 #[test]
 fn removal_after_the_count_leaves_the_attach_whole() {
     let scene = Scene::new(false);
@@ -188,7 +191,7 @@ fn removal_after_the_count_leaves_the_attach_whole() {
     assert_eq!((one.shm_stat(id).unwrap().nattch, scene.memory.count()), (1, 1));
     assert_eq!(one.shmdt(0x10000), Ok(4096));
     assert_eq!((one.shm_stat(id), scene.memory.count()), (Err(Errno::INVAL), 0));
-    // And if the memory then cannot be had, nothing is left of either.
+    // If the memory then cannot be opened, both the attach and the segment are gone.
     let other = scene.task(3);
     let id = one.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600).unwrap();
     *scene.memory.is_closed.lock().unwrap() = true;
@@ -197,8 +200,9 @@ fn removal_after_the_count_leaves_the_attach_whole() {
     assert_eq!((one.shm_stat(id), scene.memory.count()), (Err(Errno::INVAL), 0));
 }
 
-/// Trap I18: a segment whose maker ends goes if nobody has attached it, and an attach that has not been counted
-/// by then finds it gone.
+/// Trap I18 (`docs/developing/traps.md`): `shm_rmid_forced` is set, and the maker of a segment
+/// ends. A segment without attaches is removed then. An attach that was not counted by then fails
+/// with `EIDRM`.
 #[test]
 fn orphan_before_the_count_of_an_attach_is_gone() {
     let scene = Scene::new(true);
@@ -211,8 +215,8 @@ fn orphan_before_the_count_of_an_attach_is_gone() {
     assert_eq!(other.shm_totals().unwrap().pages, 0);
 }
 
-/// Trap I18: an attach that has been counted keeps the orphan until it is detached, also one that is still being
-/// mapped, and one that comes to nothing.
+/// Trap I18: an attach that was counted before the end of the maker keeps the segment until its
+/// detach. So does one whose mapping is not done yet, and one whose mapping fails, until it fails.
 #[test]
 fn orphan_after_the_count_of_an_attach_stays_until_the_detach() {
     for is_closed in [false, true] {
@@ -236,7 +240,8 @@ fn orphan_after_the_count_of_an_attach_stays_until_the_detach() {
     }
 }
 
-/// Trap I18: ids of queues and segments are in their range too, also when the generations come round.
+/// Trap I18: ids of queues and segments are below 2^31, also after the generations of a slot start
+/// again.
 #[test]
 fn ids_of_queues_and_segments_stay_in_their_range() {
     let capacity = Capacity { segments: 1, queues: 1, ..Capacity::LEAST };

@@ -1,6 +1,7 @@
-//! Several threads at once: nobody is inside with another, nothing is lost, undo is exact.
+//! Several threads use semaphores at once: a lock excludes the other thread, no token is lost, and
+//! undo is exact.
 //!
-//! The seed decides the operations, not the schedule; see `docs/developing/testing.md`.
+//! The seed determines the operations, not the schedule; see `docs/developing/testing.md`.
 
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
@@ -26,7 +27,7 @@ fn watchdog(name: &'static str) -> Watchdog {
     Watchdog::start(name, Duration::from_secs(120))
 }
 
-/// Two threads keep each other out with `sops` to enter and leave.
+/// Two threads use semaphores as a lock: `enter` takes it, and `leave` releases it.
 fn exclude(name: &'static str, sems: i32, enter: &[SemBuf], leave: &[SemBuf]) {
     let _watchdog = watchdog(name);
     let namespace = namespace();
@@ -38,7 +39,8 @@ fn exclude(name: &'static str, sems: i32, enter: &[SemBuf], leave: &[SemBuf]) {
         let task = task(&namespace, 1 + racer.thread as u32);
         for _ in 0..ROUNDS {
             task.semop(id, enter).unwrap();
-            // ORDERING: Relaxed. Two steps on purpose: the semaphore has to keep the other out.
+            // ORDERING: Relaxed. A read and a separate write: only the semaphore keeps the other
+            // thread out.
             let seen = counter.load(Ordering::Relaxed);
             // ORDERING: Relaxed. As above.
             counter.store(seen + 1, Ordering::Relaxed);
@@ -77,7 +79,7 @@ fn two_semaphores_as_a_lock_keep_others_out() {
     exclude("two locks", 2, &both(-1, SemFlags::UNDO), &both(1, SemFlags::UNDO));
 }
 
-/// Threads move tokens between semaphores, in every way there is; none is lost or made.
+/// Threads move tokens between semaphores by all kinds of calls. No token is lost or made.
 #[test]
 fn tokens_that_are_moved_are_conserved() {
     const SEMS: u16 = 3;
@@ -87,7 +89,8 @@ fn tokens_that_are_moved_are_conserved() {
     let maker = task(&namespace, 9);
     let id = maker.semget(IPC_PRIVATE, i32::from(SEMS), GetFlags::empty(), 0o600).unwrap();
     maker.sem_setall(id, &[4; SEMS as usize]).unwrap();
-    // They end after the count: what they would undo is clamped, and no longer conserved.
+    // The tasks end after the last sum: their undo is clamped at 0, so it does not conserve the
+    // sum.
     let tasks = [task(&namespace, 1), task(&namespace, 2)];
     let moved = race::run(2, Seed::choose(), |mut racer| {
         let task = &tasks[racer.thread];
@@ -110,7 +113,7 @@ fn tokens_that_are_moved_are_conserved() {
             }
             if racer.rng.below(100) == 0 {
                 let sum: u64 = task.sem_getall(id).unwrap().into_iter().map(u64::from).sum();
-                // A token may be between its semaphores, one per thread.
+                // Each thread may be between two calls, with one token.
                 assert!((TOKENS - 2..=TOKENS).contains(&sum), "{sum} tokens");
             }
         }
@@ -121,7 +124,7 @@ fn tokens_that_are_moved_are_conserved() {
     assert_eq!(sum, TOKENS);
 }
 
-/// Tasks that end at any point leave the values as if they had never been there.
+/// Tasks that end at any point leave the values as they were before these tasks.
 #[test]
 fn undo_of_tasks_that_end_is_exact() {
     let _watchdog = watchdog("undo");
@@ -160,7 +163,7 @@ enum Awaited {
 
 const AWAITED: [Awaited; 3] = [Awaited::Done, Awaited::Waits, Awaited::Nothing];
 
-/// In the published word, above the id: an index in [`AWAITED`].
+/// The shift of an index into [`AWAITED`] in the published word. The id is below it.
 const AWAITED_SHIFT: u32 = 32;
 
 /// The outcomes of the user's calls.
@@ -172,7 +175,7 @@ struct Outcomes {
 }
 
 fn get(count: &AtomicU64) -> u64 {
-    // ORDERING: Relaxed. A count of one thread, of which nothing but the number is used.
+    // ORDERING: Relaxed. One thread counts, and readers use the number alone.
     count.load(Ordering::Relaxed)
 }
 
@@ -182,14 +185,15 @@ fn until(is_reached: impl Fn() -> bool) {
     }
 }
 
-/// Traps I3, I10: sets come and go under the thread that uses them.
+/// Traps I3 and I10 (`docs/developing/traps.md`): one thread removes sets while another thread uses
+/// them.
 #[test]
 fn sets_that_are_removed_under_operations_end_them() {
     const SETS: usize = 600;
     let _watchdog = watchdog("removal");
     let namespace = namespace();
     let (remover, user) = (task(&namespace, 1), task(&namespace, 2));
-    // No set has this id yet.
+    // Before the first set, the word has an id that no set has.
     let (current, outcomes) = (AtomicU64::new(0), Outcomes::default());
     race::run(2, Seed::choose(), |mut racer| {
         if racer.thread == 1 {
@@ -229,7 +233,7 @@ fn sets_that_are_removed_under_operations_end_them() {
     assert!(counts[0] >= third && counts[2] >= third, "not reached: {counts:?}");
 }
 
-/// Takes from the set that is published, until none is.
+/// Takes units from the published set, until the remover ends.
 fn use_sets(user: &Task, current: &AtomicU64, outcomes: &Outcomes, rng: &mut Rng) {
     loop {
         // ORDERING: Relaxed. Any id will do.
@@ -238,7 +242,7 @@ fn use_sets(user: &Task, current: &AtomicU64, outcomes: &Outcomes, rng: &mut Rng
             return;
         }
         let undo = if rng.below(2) == 0 { SemFlags::UNDO } else { SemFlags::empty() };
-        // Only semaphore 0 is ever given anything.
+        // The remover adds to semaphore 0 alone.
         let is_given = AWAITED[(seen >> AWAITED_SHIFT) as usize] == Awaited::Done;
         let num = if is_given { 0 } else { rng.below(2) as u16 };
         let (id, one) = (SemId::from_raw(seen as u32 as i32), SemBuf::new(num, -1, undo));
@@ -249,7 +253,7 @@ fn use_sets(user: &Task, current: &AtomicU64, outcomes: &Outcomes, rng: &mut Rng
         let outcome = match done {
             Ok(()) => &outcomes.done,
             Err(Errno::INVAL) => {
-                // The remover goes on.
+                // Lets the remover make the next set.
                 thread::yield_now();
                 &outcomes.invalid
             }

@@ -1,6 +1,7 @@
-//! How many system calls an operation makes for another process that is blocked.
+//! The number of system calls of an operation that completes a blocked call of another process.
 //!
-//! The test starts itself again. The child is traced, and its operations meet threads of the parent that sleep in their calls.
+//! The test runs this program again. It traces the child, whose operations complete calls in which
+//! threads of the parent sleep.
 //!
 //! Source: futex(2); ptrace(2).
 
@@ -23,17 +24,17 @@ const ROUNDS: u64 = 50;
 const UP: SemBuf = SemBuf::new(0, 1, SemFlags::empty());
 const DOWN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
 
-/// A path for a file, which is removed at the end.
+/// The path of a file, which the drop removes.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // It need not have been made.
+        // The test may have failed before it made the file.
         let _gone = fs::remove_file(&self.0);
     }
 }
 
-/// Returns a task whose calls sleep at once: a look before the sleep is a system call, too.
+/// Returns a task whose calls sleep at once. A look before the sleep would make system calls too.
 fn task(path: &Path) -> Task {
     let capacity = Capacity {
         sets: 4,
@@ -61,7 +62,8 @@ fn await_sleep(thread: &str) {
     }
 }
 
-/// Does `act` in the child for a thread of the parent that is in `other`. Returns the system calls of the child.
+/// The child calls `act` in each round, for a thread of the parent that sleeps in `other`. Returns
+/// the system calls of the child, or none in the child itself.
 fn calls_for_a_sleeper(test: &str, act: fn(&Task), other: fn(&Task)) -> Option<trace::Counts> {
     let _watchdog = Watchdog::start("traced calls", Duration::from_secs(300));
     if let Some(path) = std::env::var_os(CHILD).map(PathBuf::from) {
@@ -97,17 +99,18 @@ fn calls_for_a_sleeper(test: &str, act: fn(&Task), other: fn(&Task)) -> Option<t
     })
 }
 
-/// Checks that almost all rounds made one system call.
+/// Checks that almost each round made one system call, a futex(2).
 fn check(counts: Option<trace::Counts>) {
     let Some(counts) = counts else { return };
     let all: u64 = counts.values().sum();
     let futex = counts.get(&(libc::SYS_futex as u64)).copied().unwrap_or(0);
-    assert!(futex >= ROUNDS, "{counts:?}: not all met a sleeper");
-    // A lock that the sleeper still has may cost a few more.
+    assert!(futex >= ROUNDS, "{counts:?}: some rounds met no sleeping thread");
+    // The sleeping thread may still hold a lock, which costs a few more calls.
     assert!(all <= ROUNDS + ROUNDS / 2, "{all} calls in {ROUNDS} rounds: {counts:?}");
 }
 
-/// Trap X6. Each message to a blocked receiver made five system calls, under the queue's lock, to ask whether the receiver lives.
+/// Trap X6 (`docs/developing/traps.md`): each message to a blocked receiver made five system calls
+/// under the lock of the queue, to check whether the receiver was alive.
 #[test]
 fn message_for_a_blocked_receiver_makes_one_system_call() {
     check(calls_for_a_sleeper(

@@ -1,11 +1,13 @@
-//! What happens to a set or a queue between the lookup of a call and the rest of it, one by one and without a race;
-//! and a waiter that is told only when another object has its slot.
+//! Races of semaphore sets and queues, made deterministic: another task acts on the object between
+//! the lookup of a call and its next step. One more test has calls that wake up only when another
+//! set has the slot of their set.
 //!
-//! A call looks its object up, asks the security hook, and then takes the lock or reads the word. The hook is the
-//! caller's own, so that a test can let another task act exactly there. Segments: `shm_windows.rs`.
+//! A call looks its object up, asks the security hook, and then takes the lock or reads the word of
+//! the semaphore. The test supplies the hook, so it can let another task act there.
+//! `shm_windows.rs` has the same for segments.
 //!
-//! Source: semctl(2), msgctl(2), semop(2), msgop(2), `EIDRM`; Linux 6.0.12, "ipc/sem: Fix dangling `sem_array` access
-//! in semtimedop race".
+//! Source: semctl(2), msgctl(2), semop(2), msgop(2), `EIDRM`; Linux 6.0.12, "ipc/sem: Fix dangling
+//! `sem_array` access in semtimedop race".
 
 use corewalk_base::primitives::thread;
 use corewalk_ipc::{
@@ -19,10 +21,10 @@ use std::time::Duration;
 
 const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 
-/// Slots are in the low bits of an id.
+/// The bits of an id that hold the slot.
 const SLOT: i32 = 0x7fff;
 
-/// What another task does once an object was looked up, once.
+/// A function in which another task acts at one step of a call. It runs once.
 #[derive(Clone, Default)]
 struct Window(Arc<Mutex<Option<Act>>>);
 
@@ -66,7 +68,8 @@ impl SecurityHook for Window {
     }
 }
 
-/// A namespace with room for one object of each kind: whatever comes next is in the same slot.
+/// Makes a namespace with room for one object of each kind, so that each new object gets the same
+/// slot.
 fn scene() -> (Window, Task, Task) {
     let window = Window::default();
     let capacity = Capacity {
@@ -88,7 +91,7 @@ fn scene() -> (Window, Task, Task) {
 
 type Call<I> = fn(&Task, I) -> Result<(), Errno>;
 
-/// The calls on a set that look it up before they read or change it.
+/// The calls that look a set up before they read or change it.
 const SEM_CALLS: [(&str, Call<SemId>); 11] = [
     ("semop", |task, id| task.semop(id, &[SemBuf::new(0, -1, SemFlags::NOWAIT)])),
     ("semop with undo", |task, id| {
@@ -110,7 +113,7 @@ const SEM_CALLS: [(&str, Call<SemId>); 11] = [
     ("SETALL", |task, id| task.sem_setall(id, &[7, 7])),
 ];
 
-/// The calls on a queue that look it up before they take its lock.
+/// The calls that look a queue up before they take its lock.
 const MSG_CALLS: [(&str, Call<MsgId>); 5] = [
     ("msgsnd", |task, id| task.msgsnd(id, 1, b"lost", NOWAIT)),
     ("msgrcv", |task, id| task.msgrcv(id, &mut [0; 8], 0, NOWAIT).map(drop)),
@@ -119,8 +122,8 @@ const MSG_CALLS: [(&str, Call<MsgId>); 5] = [
     ("MSG_STAT_ANY", |task, id| task.msg_stat_any(id.raw() & SLOT).map(drop)),
 ];
 
-/// A set that goes after it was looked up is gone for every call, and what has its slot and its semaphores by the
-/// time of the call is untouched.
+/// A set is removed after the lookup. Each call then fails with `EIDRM`, and changes nothing of the
+/// next set, which has the same slot and the same semaphores.
 #[test]
 fn removal_of_a_set_after_the_lookup_is_seen_by_every_call() {
     for (name, call) in SEM_CALLS {
@@ -142,11 +145,11 @@ fn removal_of_a_set_after_the_lookup_is_seen_by_every_call() {
         let next = other.sem_stat_any(id.raw() & SLOT).unwrap();
         assert_ne!(next.id, id, "{name}");
         assert_eq!(other.sem_getall(next.id), Ok(vec![3, 4]), "{name}");
-        assert_eq!(call(&one, id), Err(Errno::INVAL), "{name}: by now it cannot be looked up");
+        assert_eq!(call(&one, id), Err(Errno::INVAL), "{name}: the lookup fails now");
     }
 }
 
-/// The same for a queue.
+/// As above, for a queue.
 #[test]
 fn removal_of_a_queue_after_the_lookup_is_seen_by_every_call() {
     for (name, call) in MSG_CALLS {
@@ -171,17 +174,18 @@ fn removal_of_a_queue_after_the_lookup_is_seen_by_every_call() {
     }
 }
 
-/// Trap I16: whoever has waited at a set that was removed looks at nothing of it when it wakes: by then another set
-/// has the slot and the same semaphores, and what was waited for is to be had there.
+/// Trap I16 (`docs/developing/traps.md`): a call that waited at a removed set reads nothing of the
+/// set when it wakes up. By then the next set has the slot and the semaphores, and offers what the
+/// call waited for.
 #[test]
-fn waiter_that_wakes_at_the_next_set_of_its_slot_takes_nothing_of_it() {
+fn call_that_wakes_up_after_the_next_set_took_its_slot_takes_nothing_of_it() {
     const ROUNDS: usize = 300;
     let _watchdog = Watchdog::start("waiters of removed sets", Duration::from_secs(600));
     let (_window, waiter, other) = scene();
     let mut late = 0;
     for round in 0..ROUNDS {
         let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
-        // With an end that never comes, two operations, or one.
+        // With or without a timeout that is not reached, and with one or two operations.
         let sops = [SemBuf::new(0, -1, SemFlags::empty()), SemBuf::new(1, 1, SemFlags::empty())];
         let sops = &sops[..1 + round % 2];
         let timeout = (round % 3 == 0).then(|| Duration::from_secs(10_000));
@@ -201,6 +205,6 @@ fn waiter_that_wakes_at_the_next_set_of_its_slot_takes_nothing_of_it() {
             other.sem_rmid(next).unwrap();
         });
     }
-    println!("{late} of {ROUNDS} were still there when the next set was");
-    assert_ne!(late, 0, "nobody has met the next set");
+    println!("{late} of {ROUNDS} calls had not returned when the next set was made");
+    assert_ne!(late, 0, "no call was still waking up when the next set was made");
 }

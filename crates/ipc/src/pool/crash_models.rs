@@ -1,7 +1,9 @@
-//! A task is stopped before every store of an allocation that joins ranges and cuts one.
+//! Crash models of a pool: a task is killed before each store of an allocation that joins free
+//! ranges and splits the result.
 //!
-//! After each stop the pool is put in order by the next who takes its lock: the ranges of others are what they
-//! were, every line is in one range, and there is room for what there was room for.
+//! After each kill, the next task that takes the pool's lock repairs the pool. Then the ranges of
+//! other tasks are unchanged, each line belongs to one range, and as many lines can be allocated as
+//! before.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -19,7 +21,7 @@ use crate::{Capacity, Cred, Namespace, NamespaceOptions};
 
 const LINES: u32 = 64;
 
-/// Stores of an allocation at most.
+/// The limit for the stores of one allocation.
 const STORES_MAX: u64 = 1000;
 
 struct World {
@@ -27,12 +29,12 @@ struct World {
     survivor: Task,
     victim: Task,
     pool: Pool,
-    /// What the survivor uses.
+    /// The ranges that the survivor uses, each with the number of its task.
     kept: Vec<(u32, u32)>,
 }
 
 impl World {
-    /// Sixty-four ranges of one line, of which the survivor uses two; the others are free.
+    /// Makes 64 ranges of one line. The survivor uses two of them, and the others are free.
     fn new(pool: fn(&Layout) -> Pool) -> Self {
         let lines = Capacity { msgs: LINES, undos: LINES, ..Capacity::LEAST };
         let capacity = Capacity { queues: 2, tasks: 4, ..lines };
@@ -47,7 +49,7 @@ impl World {
             (0..LINES).map(|_| pool.alloc(shared, 1, own, own.index).unwrap()).collect();
         let is_kept = |at: usize| at == 13 || at == 37;
         for (at, line) in lines.iter().enumerate() {
-            // What is left of a text, or of a message that was in a queue.
+            // Each line looks as if it once held the text of a message, or a message in a queue.
             let text = 1 | USED | 77 << WHOSE_SHIFT;
             shared.region.line(*line)[..HEADER].iter().for_each(|word| put(word, text));
             if !is_kept(at) {
@@ -71,14 +73,15 @@ impl World {
         self.survivor.owner
     }
 
-    /// Stops the victim before the store numbered `stores` of `act`; returns whether it was stopped.
+    /// Kills the victim before the store numbered `stores` of `act`. Returns true if it was killed.
     fn stop(&self, stores: u64, act: impl FnOnce(&Self)) -> bool {
         let is_stopped = matches!(crash::run(stores, || act(self)), Ended::Stopped);
         forget_process(self.shared(), self.victim.owner.index);
         is_stopped
     }
 
-    /// Returns what is wrong with the ranges, as who has no lock sees them.
+    /// Returns the number of ranges, or a description of the fault. It reads the pool as a task
+    /// without the lock does.
     fn check(&self) -> Result<usize, String> {
         let mut next = self.pool.first;
         let ranges: Vec<_> = self.pool.ranges(self.region()).collect();
@@ -96,7 +99,7 @@ impl World {
         if used == self.kept { Ok(ranges.len()) } else { Err(format!("in use: {used:?}")) }
     }
 
-    /// Ends what the victim had, puts the pool in order and looks at it.
+    /// Recovers the pool, frees the ranges of the victim, and checks the pool.
     fn end(self, at: &str) {
         let (shared, pool) = (self.shared(), self.pool);
         pool.recover(shared, self.own()).unwrap();
@@ -106,24 +109,24 @@ impl World {
         assert!(left.len() <= 1, "{at}: {left:?}");
         for line in left {
             let is_kept = pool.joins == Joins::Keeping || get(&self.region().line(line)[0]) == 0;
-            assert!(is_kept, "{at}: it looks like a message");
+            assert!(is_kept, "{at}: the range of the victim looks like a message");
             pool.free_seen(shared, (line, joins), self.own(), || true);
         }
         pool.audit(self.region()).unwrap_or_else(|what| panic!("{at}: {what}"));
         self.check().unwrap_or_else(|what| panic!("{at}: {what}"));
-        // Thirteen, twenty-three and twenty-six lines lie beside each other.
+        // The free lines are 13, 23 and 26 neighbours, around the two in use.
         for wanted in [16, 16, 8] {
             let line = pool.alloc(shared, wanted, self.own(), 9);
             assert!(line.is_ok(), "{at}: no {wanted} lines");
         }
-        // Its line is nobody's any more.
+        // The victim's process is gone, so this drop must store nothing.
         crash::run(0, || drop(self.victim));
     }
 }
 
 #[test]
-fn crash_of_an_allocation_that_joins_ranges_leaves_all_lines_in_one_range_each() {
-    // One that clears lines, and one that keeps what is in them.
+fn crash_of_an_allocation_that_joins_ranges_leaves_each_line_in_one_range() {
+    // The pool of messages clears its lines, and the pool of undo records keeps their contents.
     stop_at_each_store(|layout| layout.msgs);
     stop_at_each_store(|layout| layout.undos);
 }
@@ -137,25 +140,27 @@ fn stop_at_each_store(pool: fn(&Layout) -> Pool) {
             pool.alloc(world.shared(), 4, victim, victim.index).ok();
         });
         let at = format!("stopped after {stores} stores");
-        // Also before anybody has put it in order: who reaps or rebuilds walks without the lock.
+        // The ranges are valid even before recovery: reaping and rebuilding walk them without the
+        // lock.
         let ranges = world.check().unwrap_or_else(|what| panic!("{at}: {what}"));
         if !seen.contains(&ranges) {
             seen.push(ranges);
         }
         world.end(&at);
         if !is_stopped {
-            println!("{stores} stores; so many ranges: {seen:?}");
-            // Nothing is joined, parts are, all is, and a range is cut.
+            println!("{stores} stores; counts of ranges seen: {seen:?}");
+            // The kills hit all stages: nothing joined, parts joined, all joined, and a range
+            // split.
             assert!(seen.len() > 5, "not reached: {seen:?}");
             return;
         }
     }
-    panic!("never ends");
+    panic!("the allocation never ends");
 }
 
-/// The first store makes the range smaller, the second one says what lies behind it.
+/// A wrong split: the first store shrinks the range, and the second one adds the range behind it.
 #[test]
-fn crash_control_range_that_is_cut_from_its_start_loses_what_follows() {
+fn crash_control_range_that_shrinks_before_the_rest_is_a_range_is_caught() {
     let store = |line: &Line, class: u64| {
         line[..=NEXT_FREE].iter().for_each(|word| put(word, 0));
         put(&line[HEADER], class + 1);
@@ -173,5 +178,5 @@ fn crash_control_range_that_is_cut_from_its_start_loses_what_follows() {
         crash::run(0, || drop(world.victim));
         is_wrong
     });
-    assert!(wrong.is_some(), "it is never noticed");
+    assert!(wrong.is_some(), "the wrong split is never noticed");
 }

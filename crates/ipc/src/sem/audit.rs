@@ -1,4 +1,4 @@
-//! Whether a namespace is in order when nobody uses it.
+//! A check of the semaphore sets of a namespace that no call uses, for the crash models.
 
 use super::queue;
 use super::set::{COMMIT, COMMITTING, LIVE, OWED, Set};
@@ -6,7 +6,7 @@ use super::undo;
 use crate::field::get;
 use crate::task::Task;
 
-/// Returns what is wrong.
+/// Returns a description of the first fault.
 pub(crate) fn audit(task: &Task) -> Result<(), String> {
     let shared = &*task.shared;
     let layout = &shared.layout;
@@ -19,7 +19,9 @@ pub(crate) fn audit(task: &Task) -> Result<(), String> {
         let set = Set::new(shared, object);
         let is_committing = get(&set.line()[COMMIT]) & COMMITTING != 0;
         if get(&set.line()[LIVE]) != set.place.payload() || is_committing {
-            return Err("the line of a set does not fit its slot, or is being committed".to_owned());
+            return Err(
+                "the line of a set differs from its slot, or has an unfinished commit".to_owned()
+            );
         }
         let guard = set.lock(task.owner).map_err(|errno| errno.to_string())?;
         for num in 0..set.place.nsems as u16 {
@@ -34,13 +36,13 @@ pub(crate) fn audit(task: &Task) -> Result<(), String> {
         let is_granted = queue::nodes_of(set).any(|(node, _)| node.is_granted());
         if is_granted && !set.may_be_owed() {
             return Err(
-                "a call was granted what its task may not have, and nobody knows".to_owned()
+                "a call was granted its operations, but its set does not have `OWED`".to_owned()
             );
         }
         sems += u64::from(set.place.nsems);
     }
     if sems != used {
-        return Err(format!("{used} semaphores are counted, {sems} are there"));
+        return Err(format!("{used} semaphores are counted, but the sets have {sems}"));
     }
     let mut bases: Vec<u32> =
         objects.iter().map(|object| Set::new(shared, object).place.base).collect();
@@ -50,19 +52,21 @@ pub(crate) fn audit(task: &Task) -> Result<(), String> {
         .into_iter()
         .for_each(|it| it.sort_unstable());
     if bases != ranges {
-        return Err(format!("semaphores at {ranges:?}, sets at {bases:?}"));
+        return Err(format!("semaphores are allocated at {ranges:?}, but sets are at {bases:?}"));
     }
     if records != listed {
-        return Err(format!("undo records {records:?}, in lists {listed:?}"));
+        return Err(format!(
+            "undo records {records:?} are allocated, but the lists have {listed:?}"
+        ));
     }
     let live = (0..layout.sem_ids.slots).filter(|index| Set::at(shared, *index).is_some());
     if live.count() != objects.len() {
-        return Err("there is a set that cannot be found".to_owned());
+        return Err("a line has a set that no lookup finds".to_owned());
     }
     Ok(())
 }
 
-/// Leaves out one step of the protocol: what was logged is not looked at.
+/// Leaves out one step of recovery: the logs of all sets and semaphores are cleared.
 pub(crate) fn forget_logs(task: &Task) {
     for set in sets(task) {
         crate::field::put(&set.line()[COMMIT], 0);
@@ -72,14 +76,14 @@ pub(crate) fn forget_logs(task: &Task) {
     }
 }
 
-/// Leaves out one step of the protocol: nobody is said to have been granted anything.
+/// Leaves out one step of a grant: no set has `OWED`.
 pub(crate) fn forget_owed(task: &Task) {
     for commit in sets(task).map(|set| &set.line()[COMMIT]) {
         crate::field::put(commit, get(commit) & !OWED);
     }
 }
 
-/// Leaves out one step of the protocol: the locks of the dead are free, and nothing is put in order.
+/// Leaves out one step of recovery: all locks of sets and pools are free, and nothing is repaired.
 pub(crate) fn forget_locks(task: &Task) {
     let shared = &*task.shared;
     let layout = &shared.layout;

@@ -1,8 +1,10 @@
-//! Permits that are granted to waiting tasks that have died, by one who is stopped before every store.
+//! Crash models: waiting tasks have died, and a task is killed while it grants them a permit.
 //!
-//! Nobody sleeps and nobody looks any more, as after a kill. Whatever was done of the call that grants, who tries
-//! next has to be as right as who comes after everything was put in order: a permit that is there then was not
-//! refused before. Nobody else cleans up in between.
+//! A permit is one unit of a semaphore. The victim makes the call that grants, and is killed before
+//! each of its stores. Then the survivor tries to take the permit, before any task reaps the dead.
+//! It must not be refused a permit that is there after recovery.
+//!
+//! The dead tasks neither sleep nor look at their wait nodes, as after a kill.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -18,7 +20,7 @@ use crate::{
     Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemFlags, SemId, Task,
 };
 
-/// Stores of a call at most.
+/// The limit for the stores of one call.
 const STORES_MAX: u64 = 3000;
 
 const UP: SemBuf = SemBuf::new(0, 1, SemFlags::empty());
@@ -32,17 +34,17 @@ struct World {
     id: SemId,
 }
 
-/// How a permit comes to be granted.
+/// A call that grants a permit.
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
-    /// Before somebody waits.
+    /// Runs before any task waits.
     prepare: fn(&World),
-    /// How many have died.
+    /// The number of tasks that waited and have died.
     dead: u32,
-    /// By the one who is stopped.
+    /// The call of the victim.
     act: fn(&Task, SemId) -> Result<(), Errno>,
-    /// Whether its death grants the permit too.
+    /// True if the death of the victim grants the permit too.
     is_granted_by_death: bool,
 }
 
@@ -56,9 +58,9 @@ const PLAIN: Case = Case {
 
 const CASES: [Case; 6] = [
     PLAIN,
-    Case { name: "an operation, to the first of two", dead: 2, ..PLAIN },
+    Case { name: "an operation, with two dead waiting tasks", dead: 2, ..PLAIN },
     Case {
-        name: "an operation, and a question",
+        name: "an operation, and GETVAL",
         dead: 2,
         act: |task, id| {
             task.semop(id, &[UP])?;
@@ -105,7 +107,8 @@ impl World {
         world
     }
 
-    /// Has the victim act until it is stopped, and die.
+    /// Lets the victim act, and kills it before the store numbered `stores`, or after its call.
+    /// Returns true if the call was cut short.
     fn stop(&mut self, case: Case, stores: u64) -> bool {
         let victim = self.victim.take().unwrap();
         let ended = crash::run(stores, || (case.act)(&victim, self.id));
@@ -113,7 +116,8 @@ impl World {
         ended == Ended::Stopped
     }
 
-    /// Tries as the next one. Returns whether that got the permit, or what is wrong.
+    /// The survivor tries to take the permit. Returns true if it got the permit, or a description
+    /// of the fault.
     fn try_next(&self) -> Result<bool, String> {
         let tried = self.survivor.semop(self.id, &[TRY]);
         self.namespace.recover().map_err(|errno| errno.to_string())?;
@@ -122,25 +126,27 @@ impl World {
         match (tried, left) {
             (Ok(()), 0) => Ok(true),
             (Err(Errno::AGAIN), 0) => Ok(false),
-            _ => Err(format!("who tries gets {tried:?}, and then the value is {left}")),
+            _ => Err(format!("the survivor got {tried:?}, and then the value is {left}")),
         }
     }
 }
 
-/// What is left out.
+/// The step that is left out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     Whole,
-    /// Nobody is said to have been granted anything.
+    /// No set has `OWED`, the bit that says that a dead task may have a grant.
     WithoutOwed,
 }
 
-/// Who tries was refused, where that can be, and was not.
+/// Checks that the survivor got the permit at least once, and was refused at least once where that
+/// is possible.
 fn assert_all_reached(case: Case, tries: [u32; 2]) {
     assert_eq!(tries.map(|count| count > 0), [!case.is_granted_by_death, true], "not reached");
 }
 
-/// Returns how often who tries was refused and not, or what is wrong.
+/// Returns how often the survivor was refused, and how often it got the permit, or a description of
+/// the fault.
 fn stop_everywhere(case: Case, is_watched: bool, protocol: Protocol) -> Result<[u32; 2], String> {
     let mut tries = [0; 2];
     for stores in 0..STORES_MAX {
@@ -159,7 +165,7 @@ fn stop_everywhere(case: Case, is_watched: bool, protocol: Protocol) -> Result<[
 }
 
 #[test]
-fn crash_of_one_who_grants_to_the_dead_leaves_the_permit_to_who_tries() {
+fn crash_in_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
     for case in CASES {
         for is_watched in [false, true] {
             let tries = stop_everywhere(case, is_watched, Protocol::Whole).unwrap();
@@ -169,9 +175,10 @@ fn crash_of_one_who_grants_to_the_dead_leaves_the_permit_to_who_tries() {
     }
 }
 
-/// And who looks after the dead is stopped too.
+/// As above. Another task then calls `GETVAL`, which reaps the dead, and is killed before each
+/// store.
 #[test]
-fn crash_of_one_who_asks_after_that_leaves_the_permit_to_who_tries() {
+fn crash_in_getval_after_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
     for case in CASES {
         let (mut pairs, mut tries) = (0, [0; 2]);
         for stores in 0..STORES_MAX {
@@ -183,7 +190,7 @@ fn crash_of_one_who_asks_after_that_leaves_the_permit_to_who_tries() {
                 let asked = crash::run(more, || second.sem_getval(world.id, 0));
                 kill(second);
                 let tried = world.try_next().unwrap_or_else(|what| {
-                    panic!("{}, {stores} stores, {more} of who asks: {what}", case.name)
+                    panic!("{}, {stores} stores, {more} stores of GETVAL: {what}", case.name)
                 });
                 tries[usize::from(tried)] += 1;
                 pairs += 1;
@@ -200,12 +207,13 @@ fn crash_of_one_who_asks_after_that_leaves_the_permit_to_who_tries() {
     }
 }
 
-/// A thread has left its wait, which was granted, and is stopped while it takes that back. Returns whether it was stopped
-/// so soon, or what is wrong.
-fn stop_who_takes_back(stores: u64, is_with_logs: bool) -> Result<bool, String> {
+/// A thread leaves its wait, which was granted, and takes the grant back. The task is killed before
+/// the store numbered `stores`. Returns true if the thread was not done by then, or a description
+/// of the fault.
+fn stop_in_abandon(stores: u64, is_with_logs: bool) -> Result<bool, String> {
     let mut world = World::new(Case { dead: 0, ..PLAIN }, false);
     let (id, left) = (world.id, world.victim.take().unwrap());
-    // One operation is taken back with its adjustment, one without.
+    // One operation has an adjustment to take back, and the other has none.
     let sops = [SemBuf::new(0, -1, SemFlags::UNDO), SemBuf::new(1, -1, SemFlags::empty())];
     let node = wait_looking(&left, id, &sops, false);
     world.survivor.semop(id, &[UP, SemBuf::new(1, 1, SemFlags::empty())]).unwrap();
@@ -227,20 +235,20 @@ fn stop_who_takes_back(stores: u64, is_with_logs: bool) -> Result<bool, String> 
 }
 
 #[test]
-fn crash_of_one_who_takes_back_what_it_was_granted_leaves_all_of_it() {
-    let stops = (0..STORES_MAX).take_while(|stores| stop_who_takes_back(*stores, true).unwrap());
+fn crash_in_abandon_takes_back_the_whole_grant() {
+    let stops = (0..STORES_MAX).take_while(|stores| stop_in_abandon(*stores, true).unwrap());
     let count = stops.count();
     println!("{count} stops");
     assert!((10..STORES_MAX as usize).contains(&count));
 }
 
 #[test]
-fn crash_control_of_a_taking_back_whose_log_is_not_looked_at_is_caught() {
-    assert!((0..STORES_MAX).any(|stores| stop_who_takes_back(stores, false).is_err()));
+fn crash_control_abandon_without_logs_is_caught() {
+    assert!((0..STORES_MAX).any(|stores| stop_in_abandon(stores, false).is_err()));
 }
 
 #[test]
-fn crash_control_of_grants_that_nobody_notes_is_caught() {
+fn crash_control_grants_without_owed_are_caught() {
     for is_watched in [false, true] {
         for case in CASES {
             let ended = stop_everywhere(case, is_watched, Protocol::WithoutOwed);

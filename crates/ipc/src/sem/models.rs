@@ -1,4 +1,4 @@
-//! Operations that leave out one step of the protocol, for the models that have to notice.
+//! Operations that leave out one step of the protocol. The control models must notice them.
 
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
@@ -15,12 +15,12 @@ use crate::flags::SemFlags;
 use crate::handle::SemId;
 use crate::task::Task;
 
-/// Adds one to the first semaphore of a set, whoever waits, and whatever the word's tag says.
+/// Adds 1 to the first semaphore of a set. It ignores waiting calls and the word's tag.
 pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let cell = &Set::new(&task.shared, &object).sem(0)[WORD];
     for _ in 0..4 {
-        // ORDERING: Acquire. Strong enough; it is the check that is left out.
+        // ORDERING: Acquire. Strong enough; the control leaves out the check of the tag.
         let seen = Word(cell.load(Ordering::Acquire));
         let next = seen.with(seen.value() + 1, task.pid);
         // ORDERING: AcqRel. As above.
@@ -31,14 +31,15 @@ pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Adds one to the first semaphore of a set, and to the adjustment once the word was let go.
+/// Adds 1 to the first semaphore of a set. It changes the adjustment after the word, without a
+/// freeze.
 pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let set = Set::new(&task.shared, &object);
-    let record = undo::cached(set, task).expect("it was used before");
+    let record = undo::cached(set, task).expect("an undo record from an earlier call");
     let seen = set.word(0)?;
     let next = seen.with(seen.value() + 1, task.pid);
-    // ORDERING: AcqRel. Strong enough; it is the freeze that is left out.
+    // ORDERING: AcqRel. Strong enough; the control leaves out the freeze.
     let swapped =
         set.sem(0)[WORD].compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
     swapped.map_err(|_| Errno::IDRM)?;
@@ -47,21 +48,21 @@ pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Returns the line of a node whose task looks at it.
+/// Allocates a wait node whose task looks at it before it sleeps. Returns the line of the node.
 pub(crate) fn watched_node(task: &Task) -> u32 {
     let call = Call { sops: &[SemBuf::new(0, -1, SemFlags::empty())], undo: 0, pid: task.pid };
     Node::alloc(&task.shared, call, 0, (task.owner, true)).unwrap().line
 }
 
-/// Goes to sleep at a node; returns whether it sleeps.
+/// Ends the look at a wait node. Returns true if the task then sleeps.
 pub(crate) fn sleeps(task: &Task, line: u32) -> bool {
     let node = Node::at(&task.shared, line);
     node.stop_watching();
-    // What futex(2) compares.
+    // futex(2) makes this comparison.
     node.outcome().is_none()
 }
 
-/// Completes the call of a node; returns whether its task is woken.
+/// Completes the call of a wait node. Returns true if its task must be woken.
 pub(crate) fn completes(task: &Task, line: u32) -> bool {
     let mut completed = Completed::default();
     completed.push(Node::at(&task.shared, line), 0);
@@ -76,14 +77,14 @@ pub(crate) fn completes_in_two_steps(task: &Task, line: u32) -> bool {
     before == 0
 }
 
-/// Begins to add one more to the first semaphore of a set with undo, as one does who is killed before the word is
-/// let go of.
+/// Begins an operation that adds 1 to the first semaphore of a set, with undo. It ends as a kill
+/// before the end of the freeze does.
 pub(crate) fn stop_in_undo(task: &Task, id: SemId) {
     let object = task.sem_ids().obtain_object_check(id.raw()).expect("the set");
     let set = Set::new(&task.shared, &object);
-    let record = undo::cached(set, task).expect("it was used before");
+    let record = undo::cached(set, task).expect("an undo record from an earlier call");
     let seen = set.word(0).expect("the set");
-    // ORDERING: Release. Nobody else is there yet.
+    // ORDERING: Release. No other thread uses the set yet.
     set.sem(0)[WORD].store(seen.freeze(task.owner.index).0, Ordering::Release);
     let adj = undo::load_adj(&task.shared, record, 0);
     Log::Single { record, adj }.write(&set, 0, seen);

@@ -1,4 +1,5 @@
-//! Which lines of the region an operation changes; waits that look before they sleep.
+//! The lines of the region that an operation changes; waits that look at their node before they
+//! sleep.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -30,7 +31,7 @@ fn snapshot(task: &Task) -> Vec<[u64; 8]> {
     (0..region.lines()).map(line).collect()
 }
 
-/// Returns the lines that `act` changes.
+/// Returns the numbers of the lines of the region that `act` changes.
 fn changed(task: &Task, act: impl FnOnce()) -> BTreeSet<usize> {
     let before = snapshot(task);
     act();
@@ -42,7 +43,7 @@ fn changed(task: &Task, act: impl FnOnce()) -> BTreeSet<usize> {
 fn operations_on_different_semaphores_change_no_common_line() {
     let task = task();
     let id = task.semget(IPC_PRIVATE, 4, GetFlags::empty(), 0o600).unwrap();
-    // Makes the undo record, and the time of the last operation.
+    // Makes the undo record, and sets the times of the last operation.
     (0..4).for_each(|num| task.semop(id, &[SemBuf::new(num, 1, SemFlags::UNDO)]).unwrap());
     let by = |sops: &[SemBuf]| changed(&task, || task.semop(id, sops).unwrap());
     for undo in [SemFlags::empty(), SemFlags::UNDO] {
@@ -86,7 +87,8 @@ fn lookups_queries_and_refusals_change_nothing() {
     assert!(lines.is_empty(), "{lines:?}");
 }
 
-/// A set that is made, used in every way and removed leaves no wait, no undo record and no bit behind.
+/// After a set was used in every way and removed, no wait node, no undo record and no line of a
+/// semaphore is left in use.
 #[test]
 fn region_after_a_set_is_removed_has_nothing_in_use() {
     let task = task();
@@ -108,13 +110,14 @@ fn region_after_a_set_is_removed_has_nothing_in_use() {
         assert_eq!(task.semtimedop(id, &both, never), Err(Errno::AGAIN));
         task.sem_rmid(id).unwrap();
     };
-    // There is room for a handful of sets, records and nodes: a leak would show.
+    // The region has few sets, records and nodes, so 100 rounds would fail on a leak.
     (0..100).for_each(|_| round());
     let totals = task.sem_totals().unwrap();
     assert_eq!((totals.sets, totals.sems), (0, 0));
 }
 
-/// Two tasks that answer each other, with waits that look first, sleep at once, or do either by turns.
+/// Two tasks post to each other in turns. Their waits look at their node as long as the namespace
+/// allows, for a moment, or not at all.
 #[test]
 fn waits_that_look_first_lose_no_wake() {
     const ROUNDS: u32 = 20_000;
@@ -143,9 +146,9 @@ fn waits_that_look_first_lose_no_wake() {
     }
 }
 
-/// A wait that would be over before a look is does without: its time is to be what was asked for.
+/// A wait whose timeout is shorter than a look does not look, so that it ends on time.
 #[test]
-fn wait_that_is_shorter_than_a_look_does_not_look() {
+fn wait_with_a_timeout_shorter_than_a_look_does_not_look() {
     let spins = |spin_ns_max| {
         let options = NamespaceOptions { spin_ns_max, ..NamespaceOptions::default() };
         Namespace::new(options).unwrap().register(Cred::root(), 1).unwrap()
@@ -157,20 +160,23 @@ fn wait_that_is_shorter_than_a_look_does_not_look() {
     assert!(!looks(&task, after(SPIN_NS_MAX / 2)));
     assert!(looks(&task, after(3_600_000_000_000)), "the control");
     assert!(looks(&task, Deadline::NEVER), "the control");
-    assert!(!looks(&spins(0), Deadline::NEVER), "it is not to look at all");
+    assert!(!looks(&spins(0), Deadline::NEVER), "the namespace allows no look");
 }
 
 #[test]
-fn call_that_has_not_to_wait_does_not_look_for_an_instant() {
-    // Each thread decides for itself.
+fn call_that_need_not_wait_does_not_look_for_an_instant() {
+    // Each thread keeps its own record of looks in vain.
     let looks_here = |spin_ns_max, value, flag| {
         let options = NamespaceOptions { spin_ns_max, ..NamespaceOptions::default() };
         let task = Namespace::new(options).unwrap().register(Cred::root(), 1).unwrap();
         let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         task.sem_setval(id, 0, value).unwrap();
         let set = Set::new(&task.shared, &task.sem_ids().obtain_object_check(id.raw()).unwrap());
-        assert!(!task.is_soon_possible(set, SemBuf::new(0, -1, flag)), "nobody makes it possible");
-        // A thread whose look was in vain rests.
+        assert!(
+            !task.is_soon_possible(set, SemBuf::new(0, -1, flag)),
+            "no other task changes the semaphore"
+        );
+        // A thread that has looked in vain does not look for a while.
         !Spin::Instant.is_worth_it()
     };
     let looks = |spin_ns_max, value, flag| {
@@ -182,10 +188,10 @@ fn call_that_has_not_to_wait_does_not_look_for_an_instant() {
     assert!(!looks(SPIN_NS_MAX, 0, SemFlags::NOWAIT));
 }
 
-/// What others write into the region is no reason for a wait never to end.
+/// A status word that another process has overwritten does not keep a wait from its timeout.
 #[test]
 fn wait_whose_status_means_nothing_ends_in_time() {
-    let _watchdog = Watchdog::start("status that means nothing", Duration::from_secs(120));
+    let _watchdog = Watchdog::start("an invalid status", Duration::from_secs(120));
     let task = task();
     let id = task.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
     let timeout = Some(Duration::from_millis(300));
@@ -199,13 +205,13 @@ fn wait_whose_status_means_nothing_ends_in_time() {
             }
             thread::yield_now();
         }
-        // It is not said which: what is written last is read.
+        // The wait ends by its timeout, whatever the test stored last.
         assert_eq!(wait.join().unwrap(), Err(Errno::AGAIN));
     });
 }
 
-/// A signal's handler that forks leaves the child a copy of what the thread waits for, which is not the
-/// child's.
+/// A signal handler that forks leaves the child a copy of the list of the thread's waits. These
+/// waits belong to the parent.
 #[test]
 fn handler_ends_the_wait_of_its_own_task_alone() {
     let namespace = Namespace::new(NamespaceOptions::default()).unwrap();

@@ -1,4 +1,4 @@
-//! The corner cases of the semantics, as the first scripts.
+//! Scripts of the corner cases of semaphores.
 
 use crate::op::{Answer, Op, Step};
 use crate::pairing::Pairing;
@@ -6,23 +6,23 @@ use crate::pairing::Pairing;
 const UNDO: i16 = libc::SEM_UNDO as i16;
 const NOWAIT: i16 = libc::IPC_NOWAIT as i16;
 
-/// A script on both sides.
+/// A script that runs on both sides.
 pub(crate) type Script = fn(&mut Pairing);
 
 pub(crate) const SCRIPTS: [(&str, Script); 13] = [
     ("undo is applied when a task is killed, and clamped at zero", undo_clamps),
-    ("SETVAL and SETALL forget adjustments", set_forgets),
+    ("SETVAL and SETALL clear adjustments", set_forgets),
     ("the pid changes with waits for zero and SETVAL", pids),
     ("operations of a call see each other, and leave nothing if they fail", atomic),
     ("errors of semop", semop_errors),
-    ("errors of semctl come in their order", semctl_errors),
+    ("errors of semctl are checked in the order of Linux", semctl_errors),
     ("a waiting call ends with EIDRM, EINTR, EAGAIN", wait_ends),
-    ("a call that fits does not wait behind one that does not", barging),
-    ("calls that wait are served in their order", order),
+    ("a call that can complete does not wait behind one that cannot", barging),
+    ("waiting calls complete in the order of their arrival", order),
     ("waiting calls are counted at the operation that blocks", counts),
     ("a waiting call that would overflow fails", waiting_overflow),
-    ("a value that is zero only before and after a change wakes nobody", passing_zero),
-    ("ids are conserved", ids),
+    ("a value that is zero only before and after a change wakes no call", passing_zero),
+    ("ids are the same on both sides", ids),
 ];
 
 impl Pairing {
@@ -68,7 +68,7 @@ fn undo_clamps(both: &mut Pairing) {
     both.step(1, &Step::Exit);
     assert_eq!(both.value(id, 1), 32767);
     both.ctl(3, id, 1, libc::GETPID, 0);
-    // An adjustment that a waiting call needs is applied too.
+    // Undo also applies an adjustment that completes a waiting call.
     both.semop(1, id, &[(0, 1, UNDO), (1, -1, UNDO)]);
     both.semop(2, id, &[(1, 0, 0)]);
     both.step(1, &Step::Exit);

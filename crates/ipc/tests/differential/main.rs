@@ -1,17 +1,18 @@
-//! The same scripts on the host kernel and on ours: every answer is the same.
+//! Differential tests: the same scripts run on the host's kernel and on this crate, and each answer
+//! must be the same.
 //!
-//! A script is a sequence of steps of one to four tasks, one at a time; a call that blocks stays
-//! blocked until a later step lets it go on. After each step it is known on both sides which calls
-//! still wait, and what the others returned is compared: values, errno, ids, counts, pids,
-//! permissions. Times are not, except whether there is one.
+//! A script is a sequence of steps of one to four tasks. One task makes a step at a time. A call
+//! that blocks stays blocked until a later step completes it. After each step the test determines
+//! on both sides which calls still wait, and compares the answers of the others: values, errno,
+//! ids, counts, pids and permissions. Of a time it compares only whether it is set.
 //!
-//! `COREWALK_DIFFERENTIAL_OPS` sets the number of steps; a million takes some minutes. The kernel's side
-//! runs in an IPC namespace of its own; where that is not permitted the tests skip.
+//! `COREWALK_DIFFERENTIAL_OPS` sets the number of steps. A million steps take some minutes. The
+//! kernel's side runs in a new IPC namespace. Where the test may not make one, it skips.
 //!
-//! The scripts, and how they are compared, serve `crates/ipc-preload/tests/differential` as well, where the
-//! other side is the same processes with the preload library.
+//! `crates/ipc-preload/tests/differential` uses the scripts and the comparison too. There the other
+//! side is the same kind of processes, with the preload library.
 //!
-//! Source: research on the semantics of Linux 6.18; `docs/developing/testing.md`.
+//! Source: the semantics of Linux 6.18; `docs/developing/testing.md`.
 
 mod corners;
 mod msg;
@@ -35,7 +36,8 @@ use op::Kind;
 use ours::Mutation;
 use pairing::{Extent, Pairing};
 
-/// A run that is not told otherwise: on a slow machine it takes longer for the least, and then comes to its end.
+/// The extent without `COREWALK_DIFFERENTIAL_OPS`. A slow machine makes `least` steps even beyond
+/// the time limit.
 const EXTENT: Extent = Extent { steps: 4_000, least: 1_000, limit: Duration::from_secs(60) };
 
 fn pairing(mutation: Mutation) -> Option<Pairing> {
@@ -43,7 +45,7 @@ fn pairing(mutation: Mutation) -> Option<Pairing> {
     Pairing::new(Box::new(move |pid| Box::new(ours::Worker::start(&namespace, pid, mutation))))
 }
 
-/// Returns what a script is about: mostly one kind of object.
+/// Returns the kinds of objects of a script: one kind in most scripts.
 fn kinds(rng: &mut Rng) -> &'static [Kind] {
     match rng.below(8) {
         0..3 => &[Kind::Sem],
@@ -71,7 +73,7 @@ fn corner_cases_have_the_same_answers() {
 }
 
 #[test]
-fn control_mutated_semantics_are_found_out() {
+fn control_mutated_semantics_are_noticed() {
     if sysv::unshare_ipc().is_err() {
         skip(Need::Kernel, "no IPC namespace can be made");
         return;
@@ -86,11 +88,11 @@ fn control_mutated_semantics_are_found_out() {
         (Mutation::NoDest, shm),
     ];
     for (mutation, kinds) in mutations {
-        let mut pairing = pairing(mutation).expect("it was tried");
+        let mut pairing = pairing(mutation).expect("an IPC namespace, as above");
         let extent = Extent { limit: Duration::MAX, ..EXTENT };
         let run = || pairing.fuzz(Seed(1), extent, kinds);
         let fuzzed = catch_unwind(AssertUnwindSafe(run));
-        let panic = fuzzed.expect_err("a mutation was not found out");
+        let panic = fuzzed.expect_err("a mutation was not noticed");
         let text = panic.downcast_ref::<String>().expect("a message");
         assert!(text.contains("linux"), "{mutation:?}: {text}");
     }
@@ -98,7 +100,8 @@ fn control_mutated_semantics_are_found_out() {
 
 type Kinds = fn(&mut Rng) -> &'static [Kind];
 
-/// Not a test of its own: the processes that the kernel's side runs.
+/// The entry of the worker processes on the side of the kernel. In any other process it returns at
+/// once.
 #[test]
 fn worker_answers_until_its_driver_ends() {
     process::serve();

@@ -1,11 +1,12 @@
-//! Message queues: operations, random ones, and how a process carries them out by the calls of libc.
+//! Operations on message queues: their encoding, random ones, and how a process carries them out by
+//! libc.
 
 use corewalk_testkit::rng::Rng;
 use corewalk_testkit::sysv::msg as sysv;
 
 use crate::op::{Answer, answer, chance, pick};
 
-/// The longest text, and the longest buffer.
+/// The limit for the bytes of a text, and for a receiver's buffer.
 const ROOM: usize = 9000;
 const NOWAIT: i32 = libc::IPC_NOWAIT;
 const MSG_STAT: i32 = 11;
@@ -19,7 +20,7 @@ pub(crate) enum MsgOp {
         key: i32,
         flags: i32,
     },
-    /// The text is `size` bytes that follow from `mark`.
+    /// The text has `size` bytes, which are computed from `mark`.
     Send {
         id: i32,
         mtype: i64,
@@ -33,7 +34,7 @@ pub(crate) enum MsgOp {
         msgtyp: i64,
         flags: i32,
     },
-    /// A command that takes nothing.
+    /// A command of msgctl(2) without an argument.
     Ctl {
         id: i32,
         cmd: i32,
@@ -59,7 +60,7 @@ impl MsgOp {
         !matches!(self, Self::Send { flags, .. } | Self::Receive { flags, .. } if flags & NOWAIT == 0)
     }
 
-    /// Returns the queue that the call may wait at.
+    /// Returns the queue that the call may wait at, and true for a send.
     pub(crate) fn waits_at(&self) -> Option<(i32, bool)> {
         match self {
             Self::Send { id, .. } => Some((*id, true)),
@@ -108,7 +109,7 @@ impl MsgOp {
         }
     }
 
-    /// Replaces the pids of the kernel in an answer.
+    /// Replaces the pids in an answer.
     pub(crate) fn map_pids(&self, answer: &mut [i64], map: impl Fn(i64) -> i64) {
         if let (Self::Stat { .. }, [0, .., lspid, lrpid, _, _]) = (self, answer) {
             (*lspid, *lrpid) = (map(*lspid), map(*lrpid));
@@ -116,7 +117,8 @@ impl MsgOp {
     }
 }
 
-/// Returns a random call; `waits` says how many tasks wait to send to or receive from a queue.
+/// Returns a random call. `waits` returns how many tasks wait to send to (true) or to receive from
+/// (false) a queue.
 pub(crate) fn call(rng: &mut Rng, ids: &[i32], waits: impl Fn(i32, bool) -> usize) -> MsgOp {
     if ids.is_empty() {
         return get(rng);
@@ -131,7 +133,7 @@ pub(crate) fn call(rng: &mut Rng, ids: &[i32], waits: impl Fn(i32, bool) -> usiz
         4..44 => send(rng, id, waits(id, true) > 0),
         44..84 => receive(rng, id),
         84..92 => MsgOp::Stat { id, cmd: pick(rng, &[libc::IPC_STAT, MSG_STAT, MSG_STAT_ANY]) },
-        // Several that look again at once do so in any order.
+        // `IPC_SET` makes all waiting calls check again, in any order. So it runs with at most one.
         92..95 if waits(id, true) + waits(id, false) < 2 => set(rng, id),
         95..97 => MsgOp::Ctl { id, cmd: libc::IPC_RMID },
         97 => MsgOp::Ctl { id, cmd: pick(rng, &[99, -1, 14]) },
@@ -149,7 +151,7 @@ fn get(rng: &mut Rng) -> MsgOp {
 fn send(rng: &mut Rng, id: i32, must_not_wait: bool) -> MsgOp {
     let mtype = pick(rng, &[1, 1, 2, 2, 3, 4, 9, i64::MAX, 0, -1, i64::MIN]);
     let size = pick(rng, &[0, 1, 7, 8, 9, 63, 64, 65, 100, 200, 1000, 4096, 8192, 8192, 8193]);
-    // Of several senders that have room, any may come first.
+    // If several waiting senders have room, any may be first. So at most one sender waits.
     let flags = if must_not_wait || chance(rng, 3) { NOWAIT } else { 0 };
     MsgOp::Send { id, mtype, size, mark: rng.below(250) as i32, flags }
 }
@@ -182,7 +184,8 @@ pub(crate) fn text(size: i32, mark: i32) -> Vec<u8> {
     (0..size).map(|at| (at.wrapping_mul(31) + mark) as u8).collect()
 }
 
-/// Returns the text as numbers: its length, its sum with places.
+/// Returns numbers that stand for a received message: the length, the type, and a checksum of the
+/// text.
 pub(crate) fn received(mtype: i64, text: &[u8]) -> Vec<i64> {
     let sum = text.iter().fold(1i64, |sum, byte| {
         sum.wrapping_mul(1_000_003).wrapping_add(i64::from(*byte)) & 0xffff_ffff
@@ -194,7 +197,7 @@ fn number(value: i32) -> Vec<i64> {
     vec![i64::from(value)]
 }
 
-/// Carries a call out as a program does.
+/// Makes the call by libc.
 pub(crate) fn by_libc(op: &MsgOp) -> Answer {
     match *op {
         MsgOp::Get { key, flags } => answer(sysv::msgget(key, flags), number),

@@ -1,4 +1,4 @@
-//! The corner cases of message queues, as the first scripts.
+//! Scripts of the corner cases of message queues.
 
 use crate::corners::Script;
 use crate::msg::MsgOp;
@@ -14,15 +14,15 @@ pub(crate) const SCRIPTS: [(&str, Script); 13] = [
     ("a message that is too long stays, or is truncated", too_long),
     ("MSG_COPY counts from zero and takes nothing", copies),
     ("bytes and messages of a queue are limited", room),
-    ("errors of msgsnd and msgrcv come in their order", errors),
-    ("errors of msgctl come in their order", ctl_errors),
+    ("errors of msgsnd and msgrcv are checked in the order of Linux", errors),
+    ("errors of msgctl are checked in the order of Linux", ctl_errors),
     ("a message is handed to the first receiver that takes it", handed_over),
-    ("a receiver with too little room ends, and the message goes on", small_receiver),
-    ("a sender that waits goes on when its message has room", sender_goes_on),
-    ("of waiting senders only those that have room go on", senders_that_fit),
-    ("IPC_SET has who waits ask for permission again", asked_again),
+    ("a receiver with a short buffer fails, and the next one gets the message", small_receiver),
+    ("a waiting sender completes once its message has room", sender_goes_on),
+    ("of the waiting senders only those with room complete", senders_that_fit),
+    ("IPC_SET makes waiting calls check their permission again", asked_again),
     ("a waiting call ends with EIDRM and EINTR", wait_ends),
-    ("ids are conserved", ids),
+    ("ids are the same on both sides", ids),
 ];
 
 impl Pairing {
@@ -202,7 +202,7 @@ fn sender_goes_on(both: &mut Pairing) {
     both.receive(2, id, 3, 8192, 0);
     both.send(1, id, 3, 100, 0);
     both.msg_stat(id);
-    // Whom it wakes hands its message to one who waits.
+    // The receive wakes a sender, which hands its message to a waiting receiver.
     both.receive(3, id, 2, 8192, 0);
     both.msg_stat(id);
     both.send(1, id, 1, 8192, 0);
@@ -219,7 +219,8 @@ fn senders_that_fit(both: &mut Pairing) {
     both.send(0, id, 3, 80, 0);
     both.send(1, id, 4, 60, 0);
     both.send(2, id, 5, 30, 0);
-    // 50 are left, and 30 fit; then 30.
+    // After the first receive the queue has 50 bytes left, and only the sender of 30 bytes has
+    // room.
     both.receive(3, id, 1, 100, 0);
     both.msg_stat(id);
     both.receive(3, id, 5, 100, 0);
@@ -235,7 +236,7 @@ fn asked_again(both: &mut Pairing) {
     both.set_queue(0, id, 0o666, 100);
     both.send(1, id, 1, 90, 0);
     both.send(1, id, 1, 20, 0);
-    // Who has no room is not asked.
+    // A sender without room does not check its permission again.
     both.set_queue(0, id, 0o600, 100);
     both.set_queue(0, id, 0o600, 200);
     both.set_queue(0, id, 0o666, 100);

@@ -1,14 +1,14 @@
-//! What a script is made of, and how an operation and its answer travel through a pipe.
+//! The steps of a script, and the encoding of operations and answers for the socket of a worker.
 
 use corewalk_testkit::rng::Rng;
 
 use crate::msg::{self, MsgOp};
 use crate::shm::{self, ShmOp};
 
-/// Most semaphores of a set in random scripts.
+/// The limit for the semaphores of a set in random scripts.
 const NSEMS: u64 = 4;
 
-/// A step of a task.
+/// An operation of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Get {
@@ -21,7 +21,7 @@ pub(crate) enum Op {
         sops: Vec<(u16, i16, i16)>,
         timeout: Option<(i64, i64)>,
     },
-    /// A command that takes a number or nothing.
+    /// A command of semctl(2) whose argument is a number, or none.
     Ctl {
         id: i32,
         num: i32,
@@ -56,7 +56,7 @@ pub(crate) enum Op {
     Shm(ShmOp),
 }
 
-/// What came of an operation: 0 and numbers, or -1 and an errno.
+/// The answer of an operation: 0 and numbers, or -1 and an errno.
 pub(crate) type Answer = Vec<i64>;
 
 pub(crate) fn answer<T>(result: Result<T, i32>, numbers: impl FnOnce(T) -> Vec<i64>) -> Answer {
@@ -109,7 +109,7 @@ impl Op {
 
     pub(crate) fn decode(words: &[i64]) -> Self {
         let int = |at: usize| words[at] as i32;
-        // The shortest has one number and no id.
+        // The shortest encoding is one word, without an id.
         let id = words.get(1).map_or(0, |id| *id as i32);
         match words[0] {
             0 => Self::Get { key: int(1), nsems: int(2), flags: int(3) },
@@ -134,14 +134,14 @@ impl Op {
     }
 }
 
-/// What a script may do next.
+/// A step of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// A task that does not wait makes a call.
     Call(Op),
-    /// A task that waits gets a signal.
+    /// A waiting task gets a signal.
     Interrupt,
-    /// The task ends; another takes its place.
+    /// The task ends, and a new one takes its place.
     Exit,
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn chance(rng: &mut Rng, one_in: u64) -> bool {
     rng.chance(1, one_in)
 }
 
-/// What random calls are about.
+/// The kind of objects of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Sem,
@@ -161,15 +161,16 @@ pub(crate) enum Kind {
     Shm,
 }
 
-/// What is there when a step is chosen.
+/// The state from which a random step is chosen.
 pub(crate) struct Scene<'a> {
     pub(crate) kinds: &'a [Kind],
-    /// Ids that were made, by kind.
+    /// The ids of objects that the script made, by kind.
     pub(crate) ids: &'a [Vec<i32>; 3],
+    /// The call in which each task waits.
     pub(crate) waiting: &'a [Option<Op>],
 }
 
-/// Returns a random step for a task that waits or does not.
+/// Returns a random step for a task, if there is one. `is_waiting` says whether the task waits.
 pub(crate) fn step(rng: &mut Rng, is_waiting: bool, scene: &Scene<'_>) -> Option<Step> {
     if is_waiting {
         return match rng.next_u64() % 60 {
@@ -202,7 +203,7 @@ fn call(rng: &mut Rng, ids: &[i32]) -> Op {
     let id = match rng.next_u64() % 60 {
         0 => pick(rng, &[-1, 0, 7, 32768, i32::MAX, i32::MIN]),
         _ if ids.is_empty() => 0,
-        // Sets that were made last are mostly still there.
+        // The latest sets mostly still exist.
         1..4 => pick(rng, ids),
         _ => ids[ids.len() - 1 - (rng.next_u64() % 2) as usize % ids.len()],
     };

@@ -1,4 +1,4 @@
-//! The library's side: one thread per task, driven through a channel.
+//! The side of this crate: a thread for each task, which gets its operations through a channel.
 
 mod msg;
 mod shm;
@@ -15,22 +15,22 @@ use rustix::io::Errno;
 use crate::op::{Answer, Op, answer};
 use crate::pairing::Side;
 
-/// How often it is looked whether a task waits, if it does not answer.
+/// The interval between checks whether a task waits, while it does not answer.
 const LOOK: Duration = Duration::from_micros(30);
 
-/// How our side is made wrong on purpose.
+/// A deliberate error of this side, for the control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {
     None,
-    /// `SEM_UNDO` is ignored, as some implementations do.
+    /// `SEM_UNDO` is ignored.
     NoUndo,
-    /// Operations of a call are carried out one by one.
+    /// The operations of a call are carried out one by one.
     NotAtomic,
-    /// A check of `GETNCNT` that counts nothing.
+    /// `GETNCNT` counts no call.
     NoCounts,
-    /// A negative type of msgrcv(2) takes any message.
+    /// msgrcv(2) with a negative type receives any message.
     NoLowest,
-    /// A segment that is to go does not say so.
+    /// The mode of a segment that is marked for removal lacks `SHM_DEST`.
     NoDest,
 }
 
@@ -63,7 +63,7 @@ impl Worker {
     }
 
     fn task(&self) -> &Task {
-        self.task.as_ref().expect("until it ends")
+        self.task.as_ref().expect("a running worker")
     }
 
     fn stop(&mut self) {
@@ -81,15 +81,16 @@ impl Worker {
 
 impl Side for Worker {
     fn send(&mut self, op: &Op) {
-        let requests = self.requests.as_ref().expect("until it ends");
+        let requests = self.requests.as_ref().expect("a running worker");
         requests.send(op.clone()).expect("the worker reads");
     }
 
     fn poll(&mut self, is_prompt: bool) -> Option<Answer> {
         loop {
-            // In this order: a call that is completed after the first look is no longer waiting.
+            // The check precedes the read of the answer. A call that completes in between has an
+            // answer to read.
             let is_waiting = self.task().waiting() != 0;
-            // A call that waits is looked at once; any other is about to answer.
+            // A waiting call is only polled. Any other call answers soon.
             let patience = if is_waiting && !is_prompt { Duration::ZERO } else { LOOK };
             match self.answers.recv_timeout(patience) {
                 Ok(answer) => return Some(answer),
@@ -186,8 +187,8 @@ fn carry_out(task: &Task, op: &Op, mutation: Mutation, state: &mut shm::State) -
     }
 }
 
-/// Returns the credentials of a user; root has the capabilities that it has here, which are not all of
-/// them in a container.
+/// Returns the credentials of a user. Root gets the capabilities of this process, which may lack
+/// some in a container.
 fn cred(uid: u32, gid: u32) -> Cred {
     let caps = || {
         let status = std::fs::read_to_string("/proc/self/status").expect("proc");

@@ -1,7 +1,7 @@
-//! A script on both sides, step by step, and the comparison of what comes of it.
+//! Runs the steps of a script on both sides, and compares the answers.
 //!
-//! One side is the host kernel, with a process for each task; the other is one of this project. After each
-//! step both are looked at until nothing more happens.
+//! One side is the host's kernel, with a process for each task. The other side is corewalk. After
+//! each step, the test polls the waiting calls of both sides until no further one completes.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -18,45 +18,48 @@ use crate::shm::ShmOp;
 const TASKS: usize = 4;
 const SCRIPT_STEPS: u64 = 200;
 
-/// A task of one side. The drop ends it, and whatever that brings about has happened then.
+/// A task of one side. Its drop ends the task, and returns once all effects of the end have
+/// happened.
 pub(crate) trait Side {
-    /// Begins a call.
+    /// Starts a call.
     fn send(&mut self, op: &Op);
 
-    /// Returns what the call returned, or none if it waits; one that is prompt never does for long.
+    /// Returns the answer of the call, or none if the call waits. A prompt call does not wait for
+    /// long, so this waits for its answer.
     fn poll(&mut self, is_prompt: bool) -> Option<Answer>;
 
-    /// Interrupts the call, which waits.
+    /// Interrupts the waiting call.
     fn interrupt(&mut self);
 
-    /// Returns the numbers by which others may know the task.
+    /// Returns the pids and thread ids that answers use for the task.
     fn numbers(&self) -> Vec<u32>;
 }
 
-/// Starts a task, which is given a number.
+/// Starts a task with the given number.
 pub(crate) type Start = Box<dyn FnMut(u32) -> Box<dyn Side>>;
 
-/// Both sides, and what is known of them.
+/// The tasks of both sides, and the state of the script.
 pub(crate) struct Pairing {
     start: Start,
     linux: Vec<Box<dyn Side>>,
     ours: Vec<Box<dyn Side>>,
-    /// The call that each task waits in.
+    /// The call in which each task waits.
     waiting: Vec<Option<Op>>,
-    /// The number of each task that there was, by what either side knows it by. Pids of the kernel do not
-    /// repeat within a script.
+    /// The number of each task, by its pids and thread ids on one side. It includes ended tasks:
+    /// pids of the kernel do not repeat within a script.
     linux_numbers: HashMap<i64, i64>,
     our_numbers: HashMap<i64, i64>,
     next_number: u32,
-    /// Ids that were made, by kind.
+    /// The ids of objects that the script made, by kind.
     ids: [Vec<i32>; 3],
     trail: Vec<String>,
-    /// Whether the scripts are random.
+    /// True while the scripts are random.
     is_random: bool,
 }
 
 impl Pairing {
-    /// Returns none, and says why, if the kernel's side cannot have a namespace of its own.
+    /// Returns none, and reports a skip, if the side of the kernel cannot have its own IPC
+    /// namespace.
     pub(crate) fn new(start: Start) -> Option<Self> {
         if let Err(errno) = sysv::unshare_ipc() {
             skip(Need::Kernel, format_args!("unshare of an IPC namespace: errno {errno}"));
@@ -93,9 +96,10 @@ impl Pairing {
         (linux, ours)
     }
 
-    /// Carries out a step of `task` on both sides, and compares; returns what its call returned.
+    /// Carries out a step of `task` on both sides, and compares the answers. Returns the answer of
+    /// its call.
     pub(crate) fn step(&mut self, task: usize, step: &Step) -> Option<Answer> {
-        // For a script that hangs.
+        // Prints the step, for a script that hangs.
         if std::env::var_os("COREWALK_IPC_TRACE").is_some() {
             eprintln!("{task}: {step:?}");
         }
@@ -115,7 +119,8 @@ impl Pairing {
                 let op = self.waiting[task].take().expect("it waits");
                 self.linux[task].interrupt();
                 self.ours[task].interrupt();
-                // The kernel's process needs a moment to take its signal.
+                // The kernel's process needs a moment to take its signal, so this waits for its
+                // answer.
                 own = self.compare_prompt(task, &op);
             }
             Step::Exit => {
@@ -141,10 +146,11 @@ impl Pairing {
         }
     }
 
-    /// Compares the calls that waited and may have gone on.
+    /// Compares the answers of the calls that waited.
     ///
-    /// One that goes on may let another go on (a sender a receiver), after the call that began it has
-    /// returned: each side is looked at until nothing more happens there.
+    /// A call that completes may complete another one, as a sender does a receiver. This may happen
+    /// after the call that started it has returned. So each side is polled until no further call
+    /// completes.
     fn settle(&mut self, but: usize) {
         let waiting = (0..TASKS).filter(|task| *task != but && self.waiting[*task].is_some());
         let waiting: Vec<usize> = waiting.collect();
@@ -189,21 +195,22 @@ impl Pairing {
         self.trail.push(format!("   {task} -> {linux:?}"));
         assert!(
             linux == ours,
-            "task {task}: {op:?}: linux {linux:?}, ours {ours:?} (none: it waits)\n{}",
+            "task {task}: {op:?}: linux {linux:?}, ours {ours:?} (None: it waits)\n{}",
             self.trail[self.trail.len().saturating_sub(120)..].join("\n")
         );
         ours
     }
 
-    /// Leaves out whether there was an operation yet. A call with `SEM_UNDO` that fails leaves an empty
-    /// undo record with Linux, whose end counts as an operation; with us it leaves none.
+    /// Ignores whether the time of the last operation is set. On Linux, a failed call with
+    /// `SEM_UNDO` leaves an empty undo record, whose end counts as an operation. corewalk leaves
+    /// none.
     fn forget_time(&self, answer: &mut Option<Answer>) {
         if let (true, Some([0, .., has_otime])) = (self.is_random, answer.as_deref_mut()) {
             *has_otime = 0;
         }
     }
 
-    /// Removes everything, so that nobody waits.
+    /// Removes all objects, so that no call waits.
     pub(crate) fn clean(&mut self) {
         let free = (0..TASKS).find(|task| self.waiting[*task].is_none());
         let task = free.unwrap_or_else(|| {
@@ -219,7 +226,7 @@ impl Pairing {
         for op in sets.chain(queues).chain(segments) {
             self.step(task, &Step::Call(op));
         }
-        assert!(self.waiting.iter().all(Option::is_none), "somebody still waits");
+        assert!(self.waiting.iter().all(Option::is_none), "a call still waits");
         for task in 0..TASKS {
             self.step(task, &Step::Call(Op::ActAs { uid: 0, gid: 0 }));
         }
@@ -227,7 +234,8 @@ impl Pairing {
     }
 }
 
-/// Replaces pids by the numbers of tasks; that of a child, which no side knows, is -1.
+/// Replaces pids by the numbers of tasks. The pid of a forked child, which neither side knows,
+/// becomes -1.
 fn map_numbers(op: &Op, answer: &mut Answer, numbers: &HashMap<i64, i64>) {
     let known = |pid: i64| *numbers.get(&pid).unwrap_or(&-1);
     match op {
@@ -242,7 +250,7 @@ fn map_numbers(op: &Op, answer: &mut Answer, numbers: &HashMap<i64, i64>) {
     }
 }
 
-/// Asks about each task until a round brings nothing new.
+/// Polls each task until a round brings no new answer.
 fn until_quiet(
     tasks: &[usize],
     mut poll: impl FnMut(usize) -> Option<Answer>,
@@ -263,8 +271,8 @@ fn until_quiet(
 }
 
 impl Pairing {
-    /// Runs random scripts about what `kinds` chooses; at least one step in a hundred has to be a call that
-    /// waits, or an end.
+    /// Runs random scripts about the kinds of objects from `kinds`. At least one step in a hundred
+    /// must be a call that waits, or the end of a task.
     pub(crate) fn fuzz(
         &mut self,
         seed: Seed,
@@ -297,25 +305,26 @@ impl Pairing {
         println!(
             "{done} steps, {waits} of them waits and ends, in {seconds:.1} s, seed {seed:#018x}"
         );
-        assert!(waits > done / 100, "hardly anybody waited");
+        assert!(waits > done / 100, "too few calls waited");
     }
 }
 
-/// How long scripts go on.
+/// The number of steps of a run, and its time limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
-    /// Steps in all; the last script is completed.
+    /// The number of steps. The last script is completed.
     pub(crate) steps: u64,
-    /// So many are made however long they take.
+    /// The number of steps that are made however long they take.
     pub(crate) least: u64,
     pub(crate) limit: Duration,
 }
 
 impl Extent {
-    /// Returns what `COREWALK_DIFFERENTIAL_OPS` asks for, however long it takes, or `self`.
+    /// Returns the extent that `COREWALK_DIFFERENTIAL_OPS` asks for, without a time limit, or
+    /// `self`.
     pub(crate) fn or_asked(self) -> Self {
         let Ok(asked) = std::env::var("COREWALK_DIFFERENTIAL_OPS") else { return self };
-        let steps = asked.parse().expect("COREWALK_DIFFERENTIAL_OPS: a number");
+        let steps = asked.parse().expect("COREWALK_DIFFERENTIAL_OPS must be a number");
         Self { steps, least: steps, limit: Duration::MAX }
     }
 }

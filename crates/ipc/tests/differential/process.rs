@@ -1,10 +1,12 @@
-//! A process per task, which makes the calls of libc and is driven through a socket: the host kernel's side.
+//! The side of the host's kernel: a process for each task, which makes the calls of libc. The test
+//! controls it through a socket.
 //!
-//! Whether a process waits is read from `/proc/PID/task/TID/syscall`, which tells the number of the system
-//! call only while the process is off its processor, and from `stat`, which tells whether it was
-//! woken since. A wake-up happens before the waker's own call returns, so there is nothing to wait
-//! for and nothing to guess. (On its way to another processor a process that was woken looks asleep to
-//! `syscall` alone.)
+//! Two files of proc(5) tell whether a process waits. `/proc/PID/task/TID/syscall` has the number
+//! of the system call, but only while the process is off its processor. That includes a woken
+//! process that moves to another processor. So `stat` must also say that the process sleeps.
+//!
+//! A wake-up happens before the call of the waking process returns. So the test needs no further
+//! pause after that call.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -21,19 +23,19 @@ use crate::op::{Answer, Op, answer};
 use crate::pairing::Side;
 use crate::{msg, shm};
 
-/// The longest that a call may take that neither waits nor returns.
+/// The limit for a call that neither waits nor returns.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How often it is looked whether a worker waits, if it does not answer.
+/// The interval between checks whether a worker waits, in nanoseconds.
 const LOOK_NS: i64 = 30_000;
 
-/// semop(2), msgsnd(2), msgrcv(2) and semtimedop(2), by number.
+/// The numbers of semop(2), msgsnd(2), msgrcv(2) and semtimedop(2) on x86-64.
 const CALLS: [&[u8]; 4] = [b"65 ", b"69 ", b"70 ", b"220 "];
 
-/// Set in a worker process.
+/// The variable that is set in a worker process.
 const ROLE: &str = "COREWALK_IPC_WORKER";
 
-/// A worker process, as its driver sees it.
+/// A worker process, as the test sees it.
 pub(crate) struct Worker {
     pub(crate) child: Child,
     pub(crate) socket: UnixStream,
@@ -43,7 +45,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts a worker, by a command that `prepare` may add to.
+    /// Starts a worker. `prepare` may change its command.
     pub(crate) fn start(prepare: impl FnOnce(&mut Command)) -> Self {
         let (ours, theirs) = UnixStream::pair().expect("a socket");
         let mut command = Command::new(std::env::current_exe().expect("this binary"));
@@ -51,9 +53,10 @@ impl Worker {
         command.env(ROLE, "1").stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
         prepare(&mut command);
         let child = command.spawn().expect("a worker");
-        // The command keeps its end open, and the worker's end is not to be missed.
+        // The command holds the worker's end of the socket. While it is open, an exit of the worker
+        // goes unnoticed.
         drop(command);
-        // libtest runs the worker on a thread of its own, which says its number first.
+        // libtest runs the worker on a new thread, which sends its thread id first.
         let mut socket = ours;
         let mut length = [0; 4];
         socket.read_exact(&mut length).expect("the worker starts");
@@ -69,7 +72,7 @@ impl Worker {
         self.is_in(calls) && self.is_asleep() && self.is_in(calls)
     }
 
-    /// Returns true if the worker is inside of one of these system calls, and off its processor.
+    /// Returns true if the worker is in one of these system calls, and off its processor.
     fn is_in(&self, calls: &[&[u8]]) -> bool {
         let mut text = [0; 16];
         let length = self.syscall.read_at(&mut text, 0).expect("the worker lives");
@@ -84,7 +87,7 @@ impl Worker {
         after_name.is_some_and(|text| text.starts_with(b" S"))
     }
 
-    /// Returns the answer if there is one.
+    /// Returns the answer, if the worker has sent it.
     pub(crate) fn try_read(&mut self) -> Option<Answer> {
         let mut length = [0; 4];
         match self.socket.read(&mut length) {
@@ -93,7 +96,7 @@ impl Worker {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return None,
             Err(error) => panic!("{error}"),
         }
-        // The rest was written by the same call.
+        // The worker writes the whole answer by one call.
         Some(read_words(&mut self.socket, u32::from_le_bytes(length)))
     }
 }
@@ -121,12 +124,13 @@ impl Side for Worker {
     }
 
     fn numbers(&self) -> Vec<u32> {
-        // A message that is handed over leaves the number of the thread with Linux, not of the process.
+        // Linux records the thread id instead of the pid for a message that is handed to a waiting
+        // receiver.
         vec![self.child.id(), self.thread.cast_unsigned()]
     }
 }
 
-/// A wait for a worker, which ends some time even if the worker does nothing.
+/// A series of waits for a worker. It panics after [`PATIENCE`].
 pub(crate) struct Patience(Instant);
 
 impl Patience {
@@ -136,18 +140,19 @@ impl Patience {
 
     /// Waits a moment, or until `socket` has something to read.
     ///
-    /// To yield in a loop instead takes a hundred times as long beside others that compute.
+    /// A loop that yields instead takes a hundred times as long beside processes that compute.
     pub(crate) fn wait(&mut self, socket: &UnixStream) {
         assert!(self.0.elapsed() < PATIENCE, "the worker neither returns nor waits");
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_NS };
-        // Interrupted or not, the caller looks again.
+        // The caller checks again in any case.
         let _ready = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout));
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Adjustments are applied when it is gone. One that has ended already has nothing to be killed.
+        // The kernel applies the adjustments before the wait returns. The kill fails if the worker
+        // has ended.
         let _gone = self.child.kill();
         let _gone = self.child.wait();
     }
@@ -165,13 +170,15 @@ fn read_words(socket: &mut impl std::io::Read, count: u32) -> Vec<i64> {
     bytes.chunks(8).map(|word| i64::from_le_bytes(word.try_into().expect("eight bytes"))).collect()
 }
 
-/// The worker's own loop; returns at once in any other process.
+/// Answers operations until the test closes the socket. Returns at once in a process that is no
+/// worker.
 pub(crate) fn serve() {
     if std::env::var_os(ROLE).is_none() {
         return;
     }
     sysv::catch_usr1().expect("a handler");
-    // With a preload library the first call opens the namespace, whose file another user may not.
+    // With the preload library, the first call opens the file of the namespace. A later call as
+    // another user might not be allowed to.
     assert_eq!(sysv::semctl(-1, 0, libc::GETVAL, 0), Err(libc::EINVAL));
     let mut socket = UnixStream::from(dup_stdin());
     socket.write_all(&frame(&[i64::from(sysv::thread_id())])).expect("the driver reads");

@@ -1,6 +1,8 @@
-//! Shared memory: operations, random ones, and how a process carries them out by the calls of libc.
+//! Operations on shared memory: their encoding, random ones, and how a process carries them out by
+//! libc.
 //!
-//! What is attached has a number on both sides: addresses differ.
+//! Scripts name an attach by its position in the list of attaches, since addresses differ between
+//! the sides.
 
 use corewalk_testkit::rng::Rng;
 use corewalk_testkit::sysv::shm as sysv;
@@ -11,7 +13,7 @@ const SHM_STAT: i32 = 13;
 const SHM_INFO: i32 = 14;
 const SHM_STAT_ANY: i32 = 15;
 
-/// An address at which nothing is mapped, a multiple of many pages.
+/// An unused address, aligned to many pages.
 pub(crate) const FIXED: usize = 0x3000_0000_0000;
 
 /// A call about shared memory.
@@ -22,17 +24,17 @@ pub(crate) enum ShmOp {
         size: u64,
         flags: i32,
     },
-    /// At `FIXED` plus an offset, or anywhere.
+    /// `shmat` at `FIXED` plus an offset, or at any address.
     At {
         id: i32,
         offset: Option<i32>,
         flags: i32,
     },
-    /// What was attached as the `nth`.
+    /// `shmdt` of the attach at position `nth`.
     Dt {
         nth: i32,
     },
-    /// A command that takes nothing.
+    /// A command of shmctl(2) without an argument.
     Ctl {
         id: i32,
         cmd: i32,
@@ -50,9 +52,9 @@ pub(crate) enum ShmOp {
     Totals {
         cmd: i32,
     },
-    /// The task forks; its child does nothing.
+    /// The task forks. Its child makes no calls.
     Fork,
-    /// All children end.
+    /// All children of the task end.
     EndChildren,
 }
 
@@ -97,7 +99,7 @@ impl ShmOp {
         }
     }
 
-    /// Replaces the pids in an answer of the kernel, or of ours.
+    /// Replaces the pids in an answer.
     pub(crate) fn map_pids(&self, answer: &mut [i64], map: impl Fn(i64) -> i64) {
         if let (Self::Stat { .. }, [0, .., cpid, lpid, _, _]) = (self, answer) {
             (*cpid, *lpid) = (map(*cpid), map(*lpid));
@@ -148,12 +150,12 @@ fn at(rng: &mut Rng, id: i32) -> ShmOp {
     for flag in [libc::SHM_RDONLY, libc::SHM_RND, libc::SHM_EXEC] {
         flags |= if chance(rng, 3) { flag } else { 0 };
     }
-    // Without an address it is refused before anything is looked at.
+    // Without an address `SHM_REMAP` is refused before any other check.
     flags |= if offset.is_none() && chance(rng, 20) { libc::SHM_REMAP } else { 0 };
     ShmOp::At { id, offset, flags }
 }
 
-/// What a worker has attached, and its children.
+/// The attaches and the children of a worker.
 #[derive(Default)]
 pub(crate) struct State {
     attached: Vec<usize>,
@@ -161,7 +163,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Returns the address of what was attached as the `nth`, or one at which nothing is.
+    /// Removes the attach at position `nth`, and returns its address. Returns an unused address if
+    /// there is none.
     fn forget(&mut self, nth: i32) -> usize {
         let nth = nth as usize;
         if nth < self.attached.len() { self.attached.remove(nth) } else { 4096 }
@@ -176,7 +179,7 @@ pub(crate) fn place(address: usize, offset: Option<i32>) -> Vec<i64> {
     vec![if offset.is_some() { address.wrapping_sub(FIXED) as i64 } else { -1 }]
 }
 
-/// Carries a call out as a program does.
+/// Makes the call by libc.
 pub(crate) fn by_libc(op: &ShmOp, state: &mut State) -> Answer {
     match *op {
         ShmOp::Get { key, size, flags } => answer(sysv::shmget(key, size, flags), number),

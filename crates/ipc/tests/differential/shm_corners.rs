@@ -1,4 +1,4 @@
-//! The corner cases of shared memory, as the first scripts.
+//! Scripts of the corner cases of shared memory.
 
 use crate::corners::Script;
 use crate::op::{Answer, Op, Step};
@@ -8,14 +8,14 @@ use crate::shm::ShmOp;
 const READ_ONLY: i32 = libc::SHM_RDONLY;
 
 pub(crate) const SCRIPTS: [(&str, Script); 8] = [
-    ("attaches are counted, with who and when", counts),
-    ("a segment that is removed goes with its last attach", removal),
-    ("a fork attaches again, and an end detaches", fork),
-    ("permissions follow from what is asked for", permissions),
+    ("attaches set the count, the pid and the time", counts),
+    ("a removed segment is gone after its last detach", removal),
+    ("a fork attaches the segments again, and an exit detaches them", fork),
+    ("permissions depend on the requested access", permissions),
     ("addresses are rounded or refused", addresses),
-    ("errors of shmget come in their order", get_errors),
-    ("errors of shmctl come in their order, and locking is a mark", ctl_errors),
-    ("ids are conserved, and totals right", ids),
+    ("errors of shmget are checked in the order of Linux", get_errors),
+    ("errors of shmctl are checked in the order of Linux, and locking sets a mark", ctl_errors),
+    ("ids and totals are the same on both sides", ids),
 ];
 
 impl Pairing {

@@ -1,19 +1,21 @@
-//! Processes that are killed by SIGKILL at any moment, many times, while others go on.
+//! Torture: processes that use one namespace are killed by `SIGKILL` at random moments.
 //!
-//! Children work on one namespace in every way there is; one of them at a time is killed a moment after
-//! its start, and replaced. After some kills all are killed, and what is left is checked. Semaphores, permits,
-//! messages and segments have a namespace and a file of this directory each, which says what has to be true; all
-//! of them have children that clean up after others, so that recovery is killed too. No call takes longer than
-//! [`STUCK`], which is twice the time for which a call waits for a lock, except waits that nobody ends, and who waits
-//! so is killed long before. Of permits one child is killed last, and must not wait for ever for what the dead had.
+//! Children make all kinds of calls on one namespace. The test kills one child at a time, a moment
+//! after its start, and starts another in its place. After some kills it kills all children, and
+//! checks the namespace. There are four arenas: semaphores, permits, messages and segments. Each
+//! has a namespace of its own, and a file of this directory that says which properties must hold.
+//! The children of each arena also recover the namespace, so recovery is killed too.
 //!
-//! A child notes what it is in the middle of. A run of a wanted number of kills must have met each [`Chore`].
+//! No child may be in one call for longer than [`STUCK`], twice the time for which a call waits for
+//! a lock. Only a wait that no call ends may last longer, and its child is killed long before. The
+//! arena of permits kills one child last. That child must get the permits of the dead.
 //!
-//! Each has a control, whose children leave out one step: that has to be noticed.
+//! A child notes its current [`Chore`]. A run with an argument must have killed a child in each
+//! chore.
+//!
+//! Each arena has a control, whose children leave out one step. The check must fail then.
 //!
 //! `cargo test --release -p corewalk-ipc --test torture -- 20000` kills 20,000 times.
-//!
-//! Source: the torture of the undo protocol in research/ipc 5.1.
 
 mod msg;
 mod permit;
@@ -29,45 +31,48 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// Kills of a run without an argument, which is bounded by [`SHORT`] for each kind too.
+/// The number of kills of a run without an argument. In such a run [`SHORT`] limits the time of
+/// each arena too.
 const KILLS: usize = 900;
 const SHORT: Duration = Duration::from_secs(10);
 
-/// Kills between two checks.
+/// Kills of single children between two checks.
 const EPOCH: usize = 40;
 const CHILDREN: usize = 2;
-/// Places for children: one that is being replaced has another than its successor.
+/// Places of children. A child and its successor have different places, since both live for a
+/// moment.
 const PLACES: usize = 2 * CHILDREN;
+/// The limit for the time that a child spends in one call.
 const STUCK: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Real,
-    /// A step is left out.
+    /// The children leave out one step.
     Control,
 }
 
-/// What a child can be in the middle of when it is killed.
+/// The work that a child may be in the middle of when it is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Chore {
-    /// One operation of a semaphore.
+    /// A call of one semaphore operation.
     Single = 1,
-    /// Several.
+    /// A call of several semaphore operations.
     Several,
-    /// One or two with `SEM_UNDO`.
+    /// A call of one or two operations with `SEM_UNDO`.
     Undo,
     Wait,
-    /// A semaphore was taken with `SEM_UNDO`, and is not given back yet.
+    /// The child holds a semaphore that it took with `SEM_UNDO`.
     Hold,
     Send,
     Receive,
     Attach,
     Detach,
     Fork,
-    /// What makes an object, and `IPC_SET`.
+    /// A call that makes an object, and `IPC_SET`.
     Make,
     Rmid,
-    /// Cleaning up after others.
+    /// Recovery of the namespace.
     Recover,
     /// The end of a task.
     Exit,
@@ -91,44 +96,45 @@ impl Chore {
         Self::Exit,
     ];
 
-    /// Notes in the word of a child that it begins with this.
+    /// Notes in the word of a child that it begins this chore.
     pub(crate) fn begin(self, word: &AtomicU64) {
-        // ORDERING: Relaxed. What a process has stored is there when it is killed.
+        // ORDERING: Relaxed. The store is visible once the process that made it is dead.
         word.store(self as u64, Ordering::Relaxed);
     }
 }
 
-/// How many children were killed in the middle of what.
+/// The number of children that were killed in each chore.
 pub(crate) type Kills = BTreeMap<Chore, usize>;
 
-/// What children work on.
+/// A namespace, the work of its children, and its check.
 pub(crate) trait Arena {
-    /// What they do. A kill must have hit each.
+    /// The chores of the children. Kills must hit each of them.
     const CHORES: &'static [Chore];
 
-    /// One child more works in place [`PLACES`] until the others are dead, and has to get on then.
+    /// True if one more child works in place [`PLACES`]. It is killed after all others, and must
+    /// make progress then.
     const IS_LAST_PATIENT: bool = false;
 
-    /// Makes a namespace with what is checked.
+    /// Makes the namespace and the memory of the check.
     fn new(mode: Mode) -> Self;
 
-    /// What the child in a place does until it is killed.
+    /// Does the work of the child in a place until the child is killed.
     fn work(&self, place: usize, rng: Rng);
 
     /// Notes that the child in a place was killed.
     fn note_kill(&mut self, _place: usize) {}
 
-    /// Checks what is left once all children are gone; returns what is wrong.
+    /// Checks the namespace once all children are dead. Returns a description of the fault.
     fn check(&mut self) -> Result<(), String>;
 
-    /// Returns the word in which a child counts what it has done.
+    /// Returns the word in which a child counts its steps.
     fn steps(&self, place: usize) -> &AtomicU64;
 
     /// Returns the word in which a child notes its chore.
     fn chore(&self, place: usize) -> &AtomicU64;
 }
 
-/// Returns memory that children share.
+/// Returns memory that this process and its children share.
 pub(crate) fn shared_lines(lines: u32) -> Region {
     let words = memory("shared");
     ftruncate(&words, u64::from(lines) * 64).expect("room");
@@ -139,28 +145,28 @@ pub(crate) fn memory(name: &str) -> OwnedFd {
     memfd_create(name, MemfdFlags::CLOEXEC).expect("a memfd")
 }
 
-/// A child that is there.
+/// A living child.
 struct Child {
     forked: Forked,
     place: usize,
-    /// What it had done when it was seen last, and when that changed.
+    /// The steps of the child at the last look, and the time at which they last changed.
     seen: (u64, Instant),
 }
 
 impl Child {
     fn start(arena: &impl Arena, place: usize, rng: Rng) -> Self {
-        // ORDERING: Relaxed. The child is not there yet.
+        // ORDERING: Relaxed. The child does not exist yet.
         arena.chore(place).store(0, Ordering::Relaxed);
         let forked = Forked::start(|| arena.work(place, rng)).expect("a child");
         Self { forked, place, seen: (0, Instant::now()) }
     }
 
-    /// Returns what is wrong with it.
+    /// Returns an error if the child has ended, or makes no progress.
     fn look(&mut self, arena: &impl Arena) -> Result<(), String> {
         if self.forked.try_wait().map_err(|error| error.to_string())?.is_some() {
             return Err("a child ended by itself".to_owned());
         }
-        // ORDERING: Relaxed. A sign of life.
+        // ORDERING: Relaxed. A sign of progress alone.
         let steps = arena.steps(self.place).load(Ordering::Relaxed);
         if steps != self.seen.0 {
             self.seen = (steps, Instant::now());
@@ -173,26 +179,26 @@ impl Child {
     fn kill(self, arena: &mut impl Arena, kills: &mut Kills) -> Result<(), String> {
         self.forked.kill().map_err(|error| error.to_string())?;
         arena.note_kill(self.place);
-        // ORDERING: Relaxed. Its process has ended.
+        // ORDERING: Relaxed. The process of the child has ended.
         let noted = arena.chore(self.place).load(Ordering::Relaxed);
         let chore = Chore::ALL.into_iter().find(|chore| *chore as u64 == noted);
         chore.into_iter().for_each(|chore| *kills.entry(chore).or_default() += 1);
         Ok(())
     }
 
-    /// Returns once it has done something more; none of the others is there.
+    /// Returns once the child has done two more steps. All other children are dead.
     fn get_on(&mut self, arena: &impl Arena, stuck: Duration) -> Result<(), String> {
         let steps = arena.steps(self.place);
         let done = || {
-            // ORDERING: Relaxed. A sign of life.
+            // ORDERING: Relaxed. A sign of progress alone.
             steps.load(Ordering::Relaxed)
         };
-        // The first may have been on its way.
+        // The child may have been at the end of the first step.
         let (wanted, start) = (done() + 2, Instant::now());
         while done() < wanted {
             self.look(arena)?;
             if start.elapsed() > stuck {
-                return Err("what the dead had is not given to who waits for it".to_owned());
+                return Err("the last child does not get the permit of a dead child".to_owned());
             }
             pause(Duration::from_millis(1));
         }
@@ -200,8 +206,8 @@ impl Child {
     }
 }
 
-/// Kills `kills` times, or until `limit`; returns how often it was and notes in the middle of what, or returns what
-/// is wrong.
+/// Kills children `kills` times, or until `limit`. Counts the chores of the killed children in
+/// `met`. Returns the number of kills, or a description of the fault.
 fn torture<A: Arena>(
     kills: usize,
     limit: Duration,
@@ -212,7 +218,7 @@ fn torture<A: Arena>(
     let mut arena = A::new(mode);
     let start = Instant::now();
     let mut killed = 0;
-    // What is to be noticed may be noticed sooner.
+    // A control has a shorter limit, since its check is to fail.
     let stuck = if mode == Mode::Real { STUCK } else { Duration::from_secs(2) };
     while killed < kills && start.elapsed() < limit {
         let child =
@@ -243,29 +249,29 @@ fn torture<A: Arena>(
 
 fn pause(time: Duration) {
     let time = rustix::time::Timespec { tv_sec: 0, tv_nsec: i64::from(time.subsec_nanos()) };
-    // Shorter than it should be is as good.
+    // A shorter pause serves as well.
     let _slept = rustix::thread::nanosleep(&time);
 }
 
-/// Returns a chore in the middle of which nobody was killed.
+/// Returns a chore in which no child was killed.
 fn unmet(chores: &[Chore], met: &Kills) -> Option<Chore> {
     chores.iter().copied().find(|chore| !met.contains_key(chore))
 }
 
-/// Kills children at work on one kind, and then those of its control; returns how many of the former.
+/// Tortures one arena, and then its control. Returns the number of kills without the control.
 fn run<A: Arena>(name: &str, kills: usize, limit: Option<Duration>, rng: &mut Rng) -> usize {
     let (start, mut met) = (Instant::now(), Kills::new());
     let killed = torture::<A>(kills, limit.unwrap_or(SHORT), Mode::Real, rng, &mut met);
     let killed = killed.unwrap_or_else(|what| panic!("{name}: {what}"));
     let took = start.elapsed().as_secs_f64();
-    println!("{name}: {killed} kills in {took:.1} s: nothing lost, nobody stuck");
-    println!("{name}: in the middle of {met:?}");
-    // A few kills need not meet all.
+    println!("{name}: {killed} kills in {took:.1} s: nothing lost, no child stuck");
+    println!("{name}: kills in each chore: {met:?}");
+    // A run without an argument may be too short to hit all chores.
     let unmet = unmet(A::CHORES, &met).filter(|_| limit.is_some());
-    assert_eq!(unmet, None, "{name}: nobody was killed in the middle of this");
+    assert_eq!(unmet, None, "{name}: no child was killed in this chore");
     let noticed = torture::<A>(2000, 3 * SHORT, Mode::Control, rng, &mut Kills::new());
     println!("{name}: control: {noticed:?}");
-    assert!(noticed.is_err(), "{name}: the check notices nothing");
+    assert!(noticed.is_err(), "{name}: the check of the control did not fail");
     killed
 }
 
@@ -285,7 +291,7 @@ fn main() {
         + run::<shm::Segments>("segments", part(20), limit, &mut rng);
     println!("{killed} kills");
     if wanted.is_some_and(|wanted| killed < wanted) {
-        panic!("only {killed} kills in the time there is");
+        panic!("only {killed} kills within the time limit");
     }
     drop(report);
 }

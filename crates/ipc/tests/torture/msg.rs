@@ -1,20 +1,24 @@
-//! Messages, with several processes that are killed.
+//! Torture of message queues.
 //!
-//! Every message has a number, and a word outside of the namespace in which its sender notes that it is about to
-//! send it and that it has, and each receiver that it has it. A child also notes which queue it is receiving
-//! from. So once all children are gone and the queues are empty:
+//! Each message has a number. For each number there is a word in memory outside of the namespace.
+//! The sender notes in it that it is about to send the message, and later that the call has
+//! returned. A receiver notes that it has the message. A child also notes the queue that it
+//! receives from.
 //!
-//! - no message was received twice, and none that nobody sent;
-//! - of those that were sent no more are missing, from each queue, than receivers were killed at it;
-//! - each has the bytes that its sender gave it, and those that lay in a queue come in the order of their sender;
-//! - counts of a queue are those of its messages;
-//! - lines for messages and waiting calls are all free: as many as there are can be had, in small ranges and,
-//!   joined, in large ones.
+//! The check holds once all children are dead and it has emptied the queues:
 //!
-//! Queues that are made and removed all the time are emptied by their removal.
+//! - no message was received twice, and each received message was sent;
+//! - of each queue, no more sent messages are missing than receivers were killed at the queue;
+//! - each message has the bytes of its sender, and messages that one sender left in a queue are in
+//!   their order;
+//! - the counts of a queue are those of its messages;
+//! - all lines for messages and waiting calls can be allocated: as small ranges, and joined, as
+//!   large ones.
 //!
-//! In the control children pass messages on by two calls, receive and send: a kill between them has to be
-//! noticed.
+//! Other queues are made and removed all the time. Their removal frees their messages.
+//!
+//! In the control, children move messages by two calls, a receive and a send. A kill between the
+//! two loses a message, and the check must fail.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -31,30 +35,30 @@ use super::{Arena, Chore, Mode, PLACES, memory, shared_lines};
 
 const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 
-/// Queues whose messages are followed, and keys of those that come and go.
+/// The queues whose messages have numbers.
 const QUEUES: usize = 3;
 const CHURN: i32 = 10;
 
-/// Bytes of a queue, and of a message.
+/// The limit for the bytes of a queue, and for those of a message.
 const QBYTES: u32 = 2000;
 const SIZE_MAX: u64 = 2000;
-/// Number and sender are in the first words.
+/// The number and the sender are in the first words.
 const SIZE_MIN: u64 = 64;
 
-/// Ranges of lines for small messages, and for large ones, of which there are so many at the start.
+/// Small and large ranges of lines in the pool at the start.
 const SMALL: u32 = 300;
 const LARGE: u32 = 300;
-/// Lines of such a range.
+/// The lines of a small and of a large range.
 const SMALL_LINES: u32 = 2;
 const LARGE_LINES: u32 = 64;
 const LINES: u32 = SMALL * SMALL_LINES + LARGE * LARGE_LINES;
 
-/// Messages between two checks at most.
+/// The limit for the messages between two checks.
 const NUMBERS: u64 = 1 << 16;
-/// Lines before the words of messages: signs of life, and the last number.
+/// The lines before the words of messages. They hold the steps of children, and the last number.
 const HEAD: u32 = 8;
 
-// In the word of a message.
+// Bits of the word of a message.
 const IS_TRIED: u64 = 1;
 const IS_SENT: u64 = 2;
 const RECEIVED: u64 = 1 << 8;
@@ -63,7 +67,7 @@ pub(crate) struct Queues {
     file: OwnedFd,
     notes: Region,
     mode: Mode,
-    /// Receivers that were killed at each queue since the last check.
+    /// The number of receivers that were killed at each queue since the last check.
     at_risk: [u64; QUEUES],
 }
 
@@ -81,7 +85,7 @@ impl Arena for Queues {
         let notes = shared_lines(HEAD + (NUMBERS / 8) as u32);
         let arena = Self { file: memory("torture"), notes, mode, at_risk: [0; QUEUES] };
         let task = arena.task();
-        // These are all lines that there are.
+        // The messages take all lines of the pool, so that it has ranges of these two sizes.
         let id = big_queue(&task);
         for (size, count) in [(64, SMALL), (64 * (LARGE_LINES as usize / 2), LARGE)] {
             (0..count)
@@ -110,7 +114,7 @@ impl Arena for Queues {
         let chores = [0..65, 0..20, 20..40, 0..40, 40..50, 50..58, 58..60, 63..64, 64..65];
         let chores = rng.pick(&chores).clone();
         loop {
-            // ORDERING: Relaxed. A sign of life.
+            // ORDERING: Relaxed. A sign of progress alone.
             self.steps(place).fetch_add(1, Ordering::Relaxed);
             let queue = rng.index(QUEUES);
             let done = match rng.range(chores.clone()) {
@@ -145,7 +149,7 @@ impl Arena for Queues {
 
     fn note_kill(&mut self, place: usize) {
         let receiving = self.receiving(place);
-        // ORDERING: Relaxed. Its process has ended.
+        // ORDERING: Relaxed. The process of the child has ended.
         let queue = receiving.swap(0, Ordering::Relaxed);
         if let Some(queue) = queue.checked_sub(1) {
             self.at_risk[queue as usize] += 1;
@@ -160,7 +164,7 @@ impl Arena for Queues {
         for id in self.ids(&task) {
             self.drain(&task, id)?;
         }
-        // ORDERING: Relaxed. Nobody else is there.
+        // ORDERING: Relaxed. All children are dead.
         let numbers = self.last_number().swap(0, Ordering::Relaxed).min(NUMBERS);
         for number in 1..=numbers {
             let word = self.word(number);
@@ -179,7 +183,9 @@ impl Arena for Queues {
         }
         let at_risk = std::mem::take(&mut self.at_risk);
         if missing.iter().zip(at_risk).any(|(missing, at_risk)| *missing > at_risk) {
-            return Err(format!("{missing:?} are missing, {at_risk:?} receivers were killed"));
+            return Err(format!(
+                "{missing:?} messages are missing, but {at_risk:?} receivers were killed"
+            ));
         }
         check_room(&task)
     }
@@ -200,7 +206,7 @@ impl Queues {
         })
     }
 
-    /// Which queue a child receives from, plus one.
+    /// Returns the word with the queue that a child receives from, plus one.
     fn receiving(&self, place: usize) -> &AtomicU64 {
         &self.notes.line(place as u32)[1]
     }
@@ -214,7 +220,7 @@ impl Queues {
         &self.notes.line(HEAD + (at / 8) as u32)[at as usize % 8]
     }
 
-    /// Sends a message with a new number, if there is one left.
+    /// Sends a message with the next number, if there is one left.
     fn send(
         &self,
         task: &Task,
@@ -223,7 +229,7 @@ impl Queues {
         rng: &mut Rng,
     ) -> Result<(), Errno> {
         Chore::Send.begin(self.chore(place));
-        // ORDERING: Relaxed. A number that nobody else has.
+        // ORDERING: Relaxed. The addition alone makes the number unique.
         let number = 1 + self.last_number().fetch_add(1, Ordering::Relaxed);
         if number > NUMBERS {
             return Err(Errno::AGAIN);
@@ -234,7 +240,7 @@ impl Queues {
         text[8..16].copy_from_slice(&sender.to_ne_bytes());
         let queue = self.ids(task).iter().position(|it| *it == id).expect("one of them");
         let word = self.word(number);
-        // ORDERING: Relaxed. What a process has stored is there when it is killed.
+        // ORDERING: Relaxed. The store is visible once the process that made it is dead.
         word.fetch_or(IS_TRIED | (queue as u64) << 2, Ordering::Relaxed);
         let flags = if rng.chance(1, 4) { MsgFlags::empty() } else { NOWAIT };
         task.msgsnd(id, mtype_of(number), &text, flags)?;
@@ -258,7 +264,7 @@ impl Queues {
         };
         let flags = if rng.chance(1, 4) { MsgFlags::empty() } else { NOWAIT };
         Chore::Receive.begin(self.chore(place));
-        // ORDERING: Relaxed. What a process has stored is there when it is killed.
+        // ORDERING: Relaxed. The store is visible once the process that made it is dead.
         self.receiving(place).store(queue as u64 + 1, Ordering::Relaxed);
         let received = task.msgrcv_owned(id, SIZE_MAX as usize, msgtyp, flags | except);
         if let Ok(arrived) = &received {
@@ -266,12 +272,13 @@ impl Queues {
             // ORDERING: Relaxed. As above.
             self.word(number).fetch_add(RECEIVED, Ordering::Relaxed);
         }
-        // ORDERING: Release. It is no longer at risk once it is noted.
+        // ORDERING: Release. The message is noted before the child counts as no receiver.
         self.receiving(place).store(0, Ordering::Release);
         received.map(drop)
     }
 
-    /// Takes a message from a queue to the next; in the control it is the same one.
+    /// Moves a message to the next queue, under a new number. In the control the message keeps its
+    /// number.
     fn pass_on(
         &self,
         task: &Task,
@@ -294,14 +301,14 @@ impl Queues {
         task.msgsnd(next, mtype, &text, MsgFlags::empty())
     }
 
-    /// Receives all that lies in a queue.
+    /// Receives all messages of a queue, and checks them.
     fn drain(&self, task: &Task, id: MsgId) -> Result<(), String> {
         let stat = task.msg_stat(id).map_err(|errno| errno.to_string())?;
         let (mut qnum, mut cbytes) = (0, 0);
         let mut last: HashMap<u64, u64> = HashMap::new();
         while let Ok(arrived) = task.msgrcv_owned(id, SIZE_MAX as usize, 0, NOWAIT) {
             let (number, sender) = read(&arrived)?;
-            // ORDERING: Relaxed. Nobody else is there.
+            // ORDERING: Relaxed. All children are dead.
             self.word(number).fetch_add(RECEIVED, Ordering::Relaxed);
             let before = last.insert(sender, number).unwrap_or(0);
             if before > number && self.mode == Mode::Real {
@@ -314,7 +321,7 @@ impl Queues {
         let is_good = counted == (qnum, cbytes);
         is_good
             .then_some(())
-            .ok_or(format!("{counted:?} are counted, {qnum} of {cbytes} bytes came"))
+            .ok_or(format!("{counted:?} are counted, but {qnum} messages of {cbytes} bytes came"))
     }
 }
 
@@ -326,7 +333,7 @@ fn mtype_of(number: u64) -> i64 {
     1 + (number % 5) as i64
 }
 
-/// Returns number and sender of a message.
+/// Returns the number and the sender of a message.
 fn read(arrived: &Arrived<'_>) -> Result<(u64, u64), String> {
     let mut text = vec![0; arrived.size_bytes()];
     let size = arrived.read(&mut text);
@@ -342,7 +349,8 @@ fn read(arrived: &Arrived<'_>) -> Result<(u64, u64), String> {
     Ok((number, sender))
 }
 
-/// Makes, uses and removes queues; in so many of 2000 cases more it waits, which then is what most kills meet.
+/// Makes, uses and removes queues. In `waits` of 2000 + `waits` calls it makes a call that waits.
+/// Most kills then hit the wait.
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     Chore::Make.begin(word);
     let id = task.msgget(CHURN + rng.below(3) as i32, GetFlags::CREATE, 0o600)?;
@@ -362,14 +370,14 @@ fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(),
     }
 }
 
-/// Returns a queue that has room for all messages that there can be.
+/// Returns a queue without a practical limit of bytes.
 fn big_queue(task: &Task) -> MsgId {
     let id = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).expect("a queue");
     task.msg_set(id, 0, 0, 0o600, 1 << 30).expect("it is ours");
     id
 }
 
-/// Nothing is lost if all of it can be had again.
+/// Checks that all lines and all queues can be allocated again.
 fn check_room(task: &Task) -> Result<(), String> {
     let error = |errno: Errno| errno.to_string();
     for index in 0..16 {
@@ -389,7 +397,7 @@ fn check_room(task: &Task) -> Result<(), String> {
         let room = (0..=LINES).take_while(|_| task.msgsnd(id, 1, &text, NOWAIT).is_ok()).count();
         task.msg_rmid(id).map_err(error)?;
         if room as u32 != LINES / lines {
-            return Err(format!("there is room for {room} messages of {lines} lines"));
+            return Err(format!("there is room for only {room} messages of {lines} lines"));
         }
     }
     let made: Vec<_> =

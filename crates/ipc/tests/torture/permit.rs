@@ -1,12 +1,13 @@
-//! A permit that is taken with `SEM_UNDO`, and waits for it that have no end of their own.
+//! Torture of one permit: a semaphore with value 1, taken with `SEM_UNDO`. The waits for it have no
+//! timeout.
 //!
-//! - Whoever was killed with the permit has given it back: one child waits for it again and again and is killed last,
-//!   when nobody else is there who could wake it. It must have got the permit by then.
-//! - Two never have it at once.
-//! - No wait was longer than [`WAIT_MAX`]. The longest is told: what is promised is a tenth of a second while there is a watcher, on a machine
-//!   that has time for whoever waits.
+//! - A dead child gives its permit back. One child waits for the permit again and again, and is
+//!   killed last, when no other process is left to wake it. It must get the permit by then.
+//! - Two children never have the permit at once.
+//! - No wait is longer than [`WAIT_MAX`]. The test prints the longest wait. While there is a
+//!   watcher, and the processor is free, a death is noticed within 0.1 s.
 //!
-//! In the control the permit is taken without `SEM_UNDO`, so that it stays with the dead.
+//! In the control, children take the permit without `SEM_UNDO`, so that a dead child keeps it.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -22,7 +23,7 @@ use super::{Arena, Chore, Mode, PLACES, STUCK, memory, shared_lines};
 
 const KEY: i32 = 1;
 
-/// A wait at most, before something is wrong: another may stand before, and the machine may have no time.
+/// The limit for a wait. Other children may be first in the queue, and the machine may be loaded.
 const WAIT_MAX: Duration = STUCK;
 
 pub(crate) struct Permits {
@@ -33,7 +34,7 @@ pub(crate) struct Permits {
 }
 
 impl Arena for Permits {
-    // Recovery is over too soon to be met in so few kills; the other arenas see to that.
+    // Recovery is so short that few kills hit it. The other arenas require such kills.
     const CHORES: &'static [Chore] = &[Chore::Wait, Chore::Hold];
     const IS_LAST_PATIENT: bool = true;
 
@@ -65,9 +66,9 @@ impl Arena for Permits {
                 Ok(()) | Err(Errno::AGAIN) => {}
                 Err(errno) => panic!("{errno}"),
             }
-            // ORDERING: Relaxed. A sign of life.
+            // ORDERING: Relaxed. A sign of progress alone.
             self.steps(place).fetch_add(1, Ordering::Relaxed);
-            // Whoever is last finds out by itself.
+            // The last child recovers nothing itself: its wait must notice the deaths.
             if !is_last && rng.chance(1, 16) {
                 Chore::Recover.begin(self.chore(place));
                 self.namespace().recover().expect("recovery");
@@ -78,27 +79,28 @@ impl Arena for Permits {
 
     fn check(&mut self) -> Result<(), String> {
         let longest = self.longest_word();
-        // ORDERING: Relaxed. Nobody else is there.
+        // ORDERING: Relaxed. All children are dead.
         let waited = Duration::from_nanos(longest.load(Ordering::Relaxed));
         if waited > self.longest {
             self.longest = waited;
         }
         if waited > WAIT_MAX {
-            return Err(format!("somebody waited for {waited:?}"));
+            return Err(format!("a wait took {waited:?}"));
         }
         let failed = |errno: Errno| format!("a check failed with {errno}");
         let task = self.task();
         let id = task.semget(KEY, 0, GetFlags::empty(), 0).map_err(failed)?;
         match task.sem_getval(id, 0).map_err(failed)? {
             1 => Ok(()),
-            value => Err(format!("the permit is {value}")),
+            value => Err(format!("the semaphore of the permit has the value {value}")),
         }
     }
 }
 
 impl Permits {
     fn namespace(&self) -> Namespace {
-        // Of undo records and waits the dead of 40 kills may have one each.
+        // Each of the children that are killed before a check may leave one undo record and one
+        // wait.
         let capacity = Capacity { undos: 2048, waits: 512, tasks: 64, ..Capacity::LEAST };
         let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
         Namespace::open_fd(&self.file, options).expect("the namespace")
@@ -108,12 +110,12 @@ impl Permits {
         self.namespace().register(Cred::root(), std::process::id()).expect("a task")
     }
 
-    /// The longest wait for the permit, in nanoseconds.
+    /// Returns the word with the longest wait for the permit, in nanoseconds.
     fn longest_word(&self) -> &AtomicU64 {
         &self.notes.line(PLACES as u32 + 1)[0]
     }
 
-    /// Takes the permit, looks so often that nobody else has it, and gives it back.
+    /// Takes the permit, checks `looks` times that no other child has it, and gives it back.
     fn hold(
         &self,
         task: &Task,
@@ -128,10 +130,14 @@ impl Permits {
         task.semop(id, &[SemBuf::new(0, -1, undo | flags)])?;
         Chore::Hold.begin(self.chore(place));
         let waited = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        // ORDERING: Relaxed. It is looked at when nobody is there any more.
+        // ORDERING: Relaxed. The check reads it once all children are dead.
         self.longest_word().fetch_max(waited, Ordering::Relaxed);
         for _ in 0..looks {
-            assert_eq!(task.sem_getval(id, 0), Ok(0), "another has it too");
+            assert_eq!(
+                task.sem_getval(id, 0),
+                Ok(0),
+                "the value rose while a child had the permit"
+            );
         }
         task.semop(id, &[SemBuf::new(0, 1, undo)])
     }

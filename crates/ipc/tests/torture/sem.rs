@@ -1,12 +1,14 @@
-//! Semaphores, with several processes that are killed.
+//! Torture of semaphores.
 //!
-//! - Operations of several semaphores have moved units, and none is lost or made.
-//! - Who waited for units and was killed has taken none, and given none.
-//! - Nobody was granted a permit that had died before: once all are dead, who tries is not refused while there is one.
-//! - Adjustments have brought back the values from before.
-//! - Sets that were made and removed all the time leave room for as many as before.
+//! - Calls of several operations move units between semaphores. No unit is lost or made.
+//! - A call that waited for units and was killed has taken none and given none.
+//! - A permit that was granted to a dead task is not lost. Once all children are dead, a call that
+//!   tries to take a permit is not refused while there is one.
+//! - Undo restores the values.
+//! - Sets are made and removed all the time. As many can be made at the end as before.
 //!
-//! The control moves units by two calls of one operation each: a kill between them has to be noticed.
+//! In the control, children move a unit by two calls of one operation each. A kill between the two
+//! loses a unit, and the check must fail.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -24,11 +26,11 @@ use super::{Arena, Chore, Mode, memory, shared_lines};
 const UNITS: u16 = 50;
 const SEMS: u16 = 4;
 
-/// Keys of what all use: units that are moved, values with adjustments, units that are waited for.
+/// The keys of three sets: units that are moved, values that are undone, units that are waited for.
 const MOVES: i32 = 1;
 const UNDO: i32 = 2;
 const WAITS: i32 = 3;
-/// Permits that are given, taken, and waited for.
+/// The key of the set of permits, which children give, take and wait for.
 const PERMITS: i32 = 4;
 const CHURN: i32 = 5;
 
@@ -77,7 +79,8 @@ impl Arena for Sets {
 
     fn work(&self, place: usize, mut rng: Rng) {
         let mut task = self.task();
-        // What takes long would be all that a kill ever meets: so most children do one thing only.
+        // Most children have only one kind of chore. Otherwise almost all kills would hit the
+        // longest one.
         let chores =
             [0..77, 0..24, 24..44, 0..44, 44..56, 56..60, 60..62, 63..64, 64..65, 65..77, 65..77];
         let chores = rng.pick(&chores).clone();
@@ -85,7 +88,7 @@ impl Arena for Sets {
         let mut ids = [MOVES, UNDO, WAITS, PERMITS]
             .map(|key| task.semget(key, 0, GetFlags::empty(), 0).expect("the set"));
         loop {
-            // ORDERING: Relaxed. A sign of life.
+            // ORDERING: Relaxed. A sign of progress alone.
             self.steps(place).fetch_add(1, Ordering::Relaxed);
             let done = match rng.range(chores.clone()) {
                 0..24 => {
@@ -109,7 +112,7 @@ impl Arena for Sets {
                 }
                 65.. => permit(&task, word, ids[3], &mut rng),
                 _ => {
-                    // A process that ends well.
+                    // The task ends properly, and the child goes on with another task.
                     let next = self.task();
                     Chore::Undo.begin(word);
                     let done = with_undo(&task, ids[1], &mut rng);
@@ -129,13 +132,13 @@ impl Arena for Sets {
     fn check(&mut self) -> Result<(), String> {
         let task = self.task();
         let failed = |errno: Errno| format!("a check failed with {errno}");
-        // Before anybody cleans up.
+        // Before recovery.
         let permits = task.semget(PERMITS, 0, GetFlags::empty(), 0).map_err(failed)?;
         while task.semop(permits, &[TRY]).is_ok() {}
         self.namespace().recover().map_err(failed)?;
         let left = task.sem_getval(permits, 0).map_err(failed)?;
         if left != 0 {
-            return Err(format!("who tried was refused, and then there were {left} permits"));
+            return Err(format!("a call was refused a permit, and then there were {left}"));
         }
         let wanted = u64::from(UNITS) * u64::from(SEMS);
         for (name, key) in [("moved", MOVES), ("waited for", WAITS), ("undone", UNDO)] {
@@ -144,14 +147,14 @@ impl Arena for Sets {
             let sum: u64 = values.iter().map(|value| u64::from(*value)).sum();
             let is_back = key != UNDO || values.iter().all(|value| *value == UNITS);
             if sum != wanted || !is_back {
-                return Err(format!("{name}: {values:?} are {sum}, not {wanted}"));
+                return Err(format!("{name}: the sum of {values:?} is {sum}, not {wanted}"));
             }
             let waiting = (0..i32::from(SEMS)).map(|num| task.sem_getncnt(id, num));
             if waiting.collect::<Result<Vec<_>, _>>().map_err(failed)? != [0; SEMS as usize] {
-                return Err("somebody who is dead waits".to_owned());
+                return Err("a dead task is counted as waiting".to_owned());
             }
         }
-        self.check_room(&task).map_err(|errno| format!("room is lost: {errno}"))
+        self.check_room(&task).map_err(|errno| format!("sets cannot be made again: {errno}"))
     }
 }
 
@@ -174,7 +177,7 @@ impl Sets {
         match rng.below(3) {
             0 => task.semop(id, &[take, give]),
             1 => task.semop(id, &[give, take]),
-            // Three, with a visit of a third.
+            // Four operations: a third semaphore gets the unit and gives it back.
             _ => task.semop(
                 id,
                 &[
@@ -187,7 +190,7 @@ impl Sets {
         }
     }
 
-    /// Nothing is lost if all of it can be had again.
+    /// Checks that sets can be made again in the remaining room.
     fn check_room(&self, task: &Task) -> Result<(), Errno> {
         for index in 0..64 {
             if let Ok(stat) = task.sem_stat_any(index)
@@ -211,7 +214,7 @@ fn two_and_one(rng: &mut Rng) -> [u16; 3] {
     [nums[0], nums[1], nums[2]]
 }
 
-/// Operations that are all undone at the end of their process.
+/// Makes a call whose operations are undone at the end of its task.
 fn with_undo(task: &Task, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
     let [one, other, _] = two_and_one(rng);
     let op = rng.below(5) as i16 - 2;
@@ -224,7 +227,7 @@ fn with_undo(task: &Task, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
     }
 }
 
-/// Waits for many units at once, in one place, and puts as many in another.
+/// Waits for several units of one semaphore, and adds as many to another.
 fn wait(task: &Task, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
     let [from, to, _] = two_and_one(rng);
     let count = 1 + rng.below(u64::from(UNITS) * 2) as i16;
@@ -249,7 +252,8 @@ fn permit(task: &Task, word: &AtomicU64, id: SemId, rng: &mut Rng) -> Result<(),
     }
 }
 
-/// Makes, uses and removes sets; in so many of 450 cases more it waits, which then is what most kills meet.
+/// Makes, uses and removes sets. In `waits` of 450 + `waits` calls it makes a call that waits. Most
+/// kills then hit the wait.
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     let key = CHURN + rng.below(3) as i32;
     Chore::Make.begin(word);

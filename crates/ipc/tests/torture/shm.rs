@@ -1,12 +1,15 @@
-//! Segments, with several processes that are killed.
+//! Torture of segments.
 //!
-//! - `shm_nattch` of each segment is that of the tasks that live: of one that is the parent's, here.
-//! - Segments that were removed with attaches are gone with their last one, and their keys before.
-//! - There is memory of the segments that are there, and of no other.
-//! - All lines for attaches can be had again.
+//! - `shm_nattch` of each segment counts the attaches of living tasks. At the check, these are the
+//!   attaches of the parent.
+//! - A segment that was removed while attached is gone after its last detach. Its key is free at
+//!   once.
+//! - The backing has memory of exactly the existing segments.
+//! - All lines for attaches can be allocated again.
 //!
-//! In the control the memory of segments that are gone is not given back, which has to be noticed. Attaches of the
-//! killed are no control: whoever asks for `shm_nattch` cleans up after them.
+//! In the control, the backing keeps the memory of removed segments, and the check must fail.
+//! Attaches that the dead keep would make no control: each call that reads `shm_nattch` reaps the
+//! dead first.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::Arc;
@@ -21,15 +24,17 @@ use std::os::fd::OwnedFd;
 
 use super::{Arena, Chore, Mode, PLACES, memory, shared_lines};
 
-/// Segments, and pairs of one with a task, that there can be.
+/// The capacity: segments, and pairs of a segment and a task that has attached it.
 const SEGMENTS: u32 = 32;
 const ATTACHES: u32 = 96;
 
-/// Keys of segments that stay, each attached so often by the parent; and of those that come and go.
+/// How often the parent has attached each segment that stays. Their keys are 1 to 3. The segments
+/// that come and go have keys from [`CHURN`].
 const KEPT: [u64; 3] = [0, 1, 2];
 const CHURN: i32 = 10;
 
-/// Says of which segments there is memory: a word for each slot, a bit for each serial number.
+/// A backing that notes which segments have memory: a word for each slot, and a bit for each serial
+/// number.
 struct Memory {
     there: Arc<Region>,
     file: Arc<OwnedFd>,
@@ -45,7 +50,7 @@ impl Memory {
 impl Backing for Memory {
     fn create(&self, name: SegmentName, _size_bytes: u64) -> Result<(), Errno> {
         let (word, bit) = self.word(name);
-        // ORDERING: Relaxed. What a process has stored is there when it is killed.
+        // ORDERING: Relaxed. The store is visible once the process that made it is dead.
         word.fetch_or(bit, Ordering::Relaxed);
         Ok(())
     }
@@ -70,7 +75,7 @@ pub(crate) struct Segments {
     memory: Arc<OwnedFd>,
     notes: Arc<Region>,
     mode: Mode,
-    /// The parent's task, which has attached some.
+    /// The parent's task, which attaches the segments that stay.
     keeper: Option<Task>,
 }
 
@@ -114,7 +119,7 @@ impl Arena for Segments {
         let chores = rng.pick(&chores).clone();
         let word = self.chore(place);
         loop {
-            // ORDERING: Relaxed. A sign of life.
+            // ORDERING: Relaxed. A sign of progress alone.
             self.steps(place).fetch_add(1, Ordering::Relaxed);
             let (key, at) = (1 + rng.index(KEPT.len()) as i32, 100 + rng.index(6));
             let kept = || task.shmget(key, 0, GetFlags::empty(), 0);
@@ -130,11 +135,11 @@ impl Arena for Segments {
             .begin(word);
             let done = match which {
                 0..20 => kept().and_then(|id| attach(&task, id, at)),
-                // As a host that cannot map it.
+                // The mapping is dropped, as by a caller whose mmap(2) failed.
                 20..24 => kept().and_then(|id| task.shmat(id, 0, ShmFlags::empty()).map(drop)),
                 24..48 => task.shmdt(at << 12).map(drop),
                 48..60 => churn(&task, (at, word), &mut rng),
-                // Goes on as a copy with the same attaches.
+                // Forks the task, and goes on as the copy, which has the same attaches.
                 60..62 => task.fork(std::process::id()).map(|copy| task = copy),
                 62 | 63 => self.namespace().recover().map(drop),
                 _ => {
@@ -146,7 +151,7 @@ impl Arena for Segments {
                     done
                 }
             };
-            // Room may be with those who were killed a moment ago.
+            // Children that were just killed may still occupy lines.
             let is_good = matches!(
                 done,
                 Ok(()) | Err(Errno::IDRM | Errno::INVAL | Errno::NOSPC | Errno::NOMEM)
@@ -183,7 +188,7 @@ impl Segments {
             let Ok(stat) = task.shm_stat_any(index) else { continue };
             let kept = usize::try_from(stat.perm.key - 1).ok().and_then(|at| KEPT.get(at));
             if stat.nattch != *kept.unwrap_or(&0) || stat.perm.mode & SHM_DEST != 0 {
-                return Ok(Err(format!("nobody has this one attached: {stat:?}")));
+                return Ok(Err(format!("wrong attaches or a wrong mode: {stat:?}")));
             }
             if kept.is_none() {
                 task.shm_rmid(stat.id)?;
@@ -193,18 +198,20 @@ impl Segments {
         let (segments, pages) = (totals.segments as usize, totals.pages);
         let memory = self.memory_count();
         if (segments, pages, memory) != (KEPT.len(), KEPT.len() as u64, KEPT.len() as u32) {
-            return Ok(Err(format!("{segments} segments of {pages} pages, memory of {memory}")));
+            return Ok(Err(format!(
+                "{segments} segments of {pages} pages, but memory of {memory} segments"
+            )));
         }
         self.check_room()
     }
 
     fn memory_count(&self) -> u32 {
         let words = (0..SEGMENTS).map(|index| &self.notes.line(PLACES as u32 + index)[0]);
-        // ORDERING: Relaxed. Nobody else is there.
+        // ORDERING: Relaxed. All children are dead.
         words.map(|word| word.load(Ordering::Relaxed).count_ones()).sum()
     }
 
-    /// All lines are there if each can be had again.
+    /// Checks that all lines for attaches can be allocated again.
     fn check_room(&self) -> Result<Result<(), String>, Errno> {
         let tasks: Vec<Task> = (0..4).map(|_| self.task()).collect();
         let made = SEGMENTS as usize - KEPT.len();
@@ -214,18 +221,18 @@ impl Segments {
         let pairs = tasks.iter().flat_map(|task| ids.iter().map(move |id| (task, *id)));
         let room =
             pairs.enumerate().take_while(|(at, (task, id))| attach(task, *id, 1 + at).is_ok());
-        // The keeper has one for each segment that it has attached.
+        // The keeper uses one line for each segment that it has attached.
         let kept = KEPT.iter().filter(|count| **count != 0).count();
         let room = kept + room.count();
         drop(tasks);
         let task = self.task();
         ids.into_iter().try_for_each(|id| task.shm_rmid(id))?;
         let is_all = room == ATTACHES as usize;
-        Ok(is_all.then_some(()).ok_or(format!("there is room for {room} attaches")))
+        Ok(is_all.then_some(()).ok_or(format!("there is room for only {room} attaches")))
     }
 }
 
-/// Attaches a segment at page `at`; what was there is detached.
+/// Attaches a segment at page `at`, in place of a segment that was attached there.
 fn attach(task: &Task, id: ShmId, at: usize) -> Result<(), Errno> {
     task.shmat(id, at << 12, ShmFlags::empty()).map(|mapping| mapping.attached_at(at << 12))
 }

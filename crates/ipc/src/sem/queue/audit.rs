@@ -1,11 +1,11 @@
-//! Whether the queues of a set are in order when nobody uses it.
+//! A check of the queues of a semaphore set that no call uses, for the crash models.
 
 use super::{
     ALTER_LIST, COMPLEX_COUNT, CONST_LIST, Node, Queue, SEM_ALTER_LIST, SEM_CONST_LIST, Set,
     bit_of, get, nodes_of,
 };
 
-/// Returns what is wrong with the queues of a set.
+/// Returns a description of the first fault in the queues of a set.
 pub(crate) fn audit(set: Set<'_>) -> Result<(), String> {
     let waits = |node: &Node<'_>| node.outcome().is_none();
     let mut waiting: Vec<Node<'_>> = nodes_of(set).map(|(node, _)| node).filter(waits).collect();
@@ -16,7 +16,11 @@ pub(crate) fn audit(set: Set<'_>) -> Result<(), String> {
         let there: Vec<u32> = queue.nodes().take(100).collect();
         let last = (get(queue.ends) >> 32) as u32;
         let is_good = wanted == there && wanted.last().copied().unwrap_or(0) == last;
-        if is_good { Ok(()) } else { Err(format!("{name}: {there:?} instead of {wanted:?}")) }
+        if is_good {
+            Ok(())
+        } else {
+            Err(format!("queue {name} has {there:?} instead of {wanted:?}"))
+        }
     };
     expect("alter", Queue::of_set(set, ALTER_LIST), &|node| node.is_alter())?;
     expect("const", Queue::of_set(set, CONST_LIST), &|node| !node.is_alter() && node.is_complex())?;
@@ -29,14 +33,14 @@ pub(crate) fn audit(set: Set<'_>) -> Result<(), String> {
     }
     let complex = waiting.iter().filter(|node| node.is_complex()).count() as u64;
     if get(&set.line()[COMPLEX_COUNT]) != complex {
-        return Err(format!("there are {complex} waiting calls of several operations"));
+        return Err(format!("{complex} calls of several operations wait, but the count differs"));
     }
     for node in &waiting {
         let sops = node.sops(set.place.nsems);
         for sop in &sops {
             let word = set.word(sop.sem_num).map_err(|errno| errno.to_string())?;
             if word.waiters() & bit_of(&sops, *sop) == 0 {
-                return Err(format!("semaphore {} does not know who waits", sop.sem_num));
+                return Err(format!("semaphore {} lacks the bit for a waiting call", sop.sem_num));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Queues that somebody has overwritten so that they are rings.
+//! Wait queues that another process has overwritten so that they are rings.
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -7,13 +7,14 @@ use crate::handle::SemId;
 use crate::sem::dead::wait_without_sleep;
 use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemFlags, Task};
 
-/// Fewer than the region has lines, by far.
+/// The number of wait nodes. The region has far more lines.
 const WAITS: u32 = 16;
 
 const ZERO_OP: SemBuf = SemBuf::new(0, 0, SemFlags::empty());
 const DOWN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
 
-/// Two calls wait in each queue of a set with two semaphores; then each last one is followed by itself.
+/// Makes a set with two waiting calls in each queue. The last call of each queue is then linked to
+/// itself.
 fn rings(sops: &[SemBuf]) -> (Task, SemId) {
     let capacity = Capacity { sets: 4096, sems: 8, waits: WAITS, tasks: 4, ..Capacity::LEAST };
     let file = memfd_create("rings", MemfdFlags::CLOEXEC).unwrap();
@@ -29,7 +30,7 @@ fn rings(sops: &[SemBuf]) -> (Task, SemId) {
     (task, id)
 }
 
-/// Has a node that is the last of its queues be followed by itself.
+/// Links a node that is the last of its queues to itself.
 fn close_ring(task: &Task, line: u32) {
     let first = task.shared.region.line(line);
     for links in [SET_LINKS, SEM_LINKS].map(|at| &first[at]) {
@@ -42,7 +43,7 @@ fn set<'t>(task: &'t Task, id: SemId) -> Set<'t> {
     Set::new(&task.shared, &task.sem_ids().obtain_object_check(id.raw()).unwrap())
 }
 
-/// Sets the first semaphore to `value`; returns how many calls are let go on by that.
+/// Sets the first semaphore to `value`. Returns the number of calls that this completes.
 fn completed(task: &Task, id: SemId, value: i32) -> usize {
     let guard = set(task, id).lock(task.owner).unwrap();
     let mut txn = Txn::new(&guard);
@@ -58,13 +59,13 @@ fn ring_of_waits_for_zero_ends_when_a_call_comes_again() {
     let both = [ZERO_OP, SemBuf::new(1, 0, SemFlags::empty())];
     for sops in [&[ZERO_OP][..], &both] {
         let (task, id) = rings(sops);
-        assert_eq!(completed(&task, id, 0), 3, "two, and one of them again");
+        assert_eq!(completed(&task, id, 0), 3, "two calls, and one of them twice");
     }
 }
 
 #[test]
 fn ring_of_calls_that_fail_ends_when_one_comes_again() {
-    // Too many of one semaphore, once there is one of the other.
+    // With a unit of the first semaphore, the second one would overflow, so the calls fail.
     let sops = [
         DOWN,
         SemBuf::new(1, 20_000, SemFlags::empty()),
@@ -78,7 +79,7 @@ fn ring_of_calls_that_fail_ends_when_one_comes_again() {
 fn removal_of_a_set_with_rings_tells_no_more_than_there_can_be() {
     for sops in [&[DOWN][..], &[ZERO_OP], &[DOWN, DOWN], &[ZERO_OP, ZERO_OP]] {
         let (task, id) = rings(sops);
-        // And another ring, in another queue.
+        // Adds a ring in another queue.
         task.sem_setval(id, 1, 1).unwrap();
         close_ring(&task, wait_without_sleep(&task, id, &[SemBuf::new(1, 0, SemFlags::empty())]));
         let guard = set(&task, id).lock(task.owner).unwrap();
@@ -92,7 +93,8 @@ fn count_of_a_ring_is_no_more_than_there_can_be() {
     assert_eq!(task.sem_getncnt(id, 0), Ok(WAITS as i32));
 }
 
-/// Trap X7. A look at a waiter writes which of its operations blocks.
+/// Trap X7 (`docs/developing/traps.md`): a wake-up examined every waiting call. An examined call
+/// records which of its operations blocks, so the test detects it.
 #[test]
 fn wake_up_of_one_waiter_does_not_look_at_the_others() {
     const UNTOUCHED: usize = 7;
@@ -107,7 +109,8 @@ fn wake_up_of_one_waiter_does_not_look_at_the_others() {
     let is_looked_at =
         |node: &&Node<'_>| get(&node.first()[SHAPE]) >> 16 & 0xffff != UNTOUCHED as u64;
     assert_eq!(nodes[1..].iter().filter(is_looked_at).count(), 0);
-    // The value stays above 0 if the first waiter wants more, and then the next has its turn.
+    // The value stays above 0, since the first waiting call wants more. So the next call is
+    // examined.
     let wide = wait_without_sleep(&task, id, &[SemBuf::new(1, -5, SemFlags::empty())]);
     let narrow = wait_without_sleep(&task, id, &[SemBuf::new(1, -1, SemFlags::empty())]);
     task.semop(id, &[SemBuf::new(1, 1, SemFlags::empty())]).unwrap();

@@ -1,4 +1,4 @@
-//! Message queues: how the library carries an operation out.
+//! Operations on message queues, by this crate.
 
 use corewalk_ipc::{MsgStat, Task, raw};
 use rustix::io::Errno;
@@ -7,7 +7,7 @@ use super::Mutation;
 use crate::msg::{MsgOp, received, text};
 use crate::op::{Answer, answer};
 
-/// Carries a call out with the library.
+/// Makes the call by this crate.
 pub(crate) fn on_ours(task: &Task, op: &MsgOp, mutation: Mutation) -> Answer {
     let errno = |error: Errno| error.raw_os_error();
     match *op {

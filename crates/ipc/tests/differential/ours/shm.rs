@@ -1,6 +1,6 @@
-//! Shared memory: how the library carries an operation out.
+//! Operations on shared memory, by this crate.
 //!
-//! This side plays the host, which maps nothing but keeps account of what would be where.
+//! This side acts as the caller of `shmat`. It maps nothing, but records the addresses.
 
 use std::collections::BTreeMap;
 
@@ -11,21 +11,22 @@ use super::Mutation;
 use crate::op::{Answer, answer};
 use crate::shm::{FIXED, ShmOp, place};
 
-/// Pids of our children, which the kernel's side does not know.
+/// The first pid of children on this side. The side of the kernel does not know these pids.
 const CHILD_PIDS: u32 = 1 << 20;
 
-/// What a worker has attached, and its children.
+/// The attaches and the children of a worker.
 #[derive(Default)]
 pub(crate) struct State {
     attached: Vec<usize>,
-    /// What is mapped where, and the next free address.
+    /// The size of each mapping, by address.
     mapped: BTreeMap<usize, usize>,
     next: usize,
     children: Vec<Task>,
 }
 
 impl State {
-    /// Returns the address of what was attached as the `nth`, or one at which nothing is.
+    /// Removes the attach at position `nth`, and returns its address. Returns an unused address if
+    /// there is none.
     fn forget(&mut self, nth: i32) -> usize {
         let nth = nth as usize;
         if nth < self.attached.len() { self.attached.remove(nth) } else { 4096 }
@@ -36,7 +37,7 @@ fn number(value: i32) -> Vec<i64> {
     vec![i64::from(value)]
 }
 
-/// Carries a call out with the library.
+/// Makes the call by this crate.
 pub(crate) fn on_ours(task: &Task, op: &ShmOp, mutation: Mutation, state: &mut State) -> Answer {
     let errno = |error: Errno| error.raw_os_error();
     match *op {
@@ -92,7 +93,7 @@ pub(crate) fn on_ours(task: &Task, op: &ShmOp, mutation: Mutation, state: &mut S
     }
 }
 
-/// Attaches as a host does that maps nothing.
+/// Attaches a segment without a mapping. The address is refused if it overlaps another attach.
 fn attach(
     task: &Task,
     state: &mut State,
