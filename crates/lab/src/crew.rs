@@ -57,9 +57,6 @@ pub(crate) struct Slice {
     pub(crate) span: Duration,
 }
 
-/// Runs one slice of a cell in one variant.
-pub(crate) type Measure<'a, Cell> = Box<dyn Fn(&Cell, Duration) -> Slice + 'a>;
-
 /// The right to work in one slice.
 pub(crate) struct Turn {
     ready: Arc<Gate>,

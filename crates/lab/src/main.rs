@@ -225,7 +225,8 @@ fn run(args: Arguments) -> anyhow::Result<()> {
         }
         Command::Report(args) => write_report(&args),
         Command::Memory { variant, entries } => {
-            say(&format!("{}\n", memory::measure(&variant, entries)?))
+            let bytes = memory::measure(&variant, entries)?;
+            say(&format!("{} {}\n", bytes.resident, bytes.arenas))
         }
         Command::Client { directory, files, cpu } => client::work(&directory, files, cpu),
         Command::IpcWorker(job) => worker::work(&job),

@@ -5,7 +5,6 @@
 //! | `corewalk` | `corewalk-mbcache` |
 //! | `mutex-shards` | 64 hash tables with a mutex each; two values stand beside the key |
 //! | `rwlock-ahash` | one read-write lock around such a table |
-//! | `dashmap` | a sharded map with read-write locks |
 //!
 //! The maps have room for all keys from the beginning, know no budget and drop nothing, and mark
 //! nothing as used. A find of theirs copies a value under the lock; that of `corewalk` counts a
@@ -15,7 +14,7 @@
 
 mod maps;
 
-pub(crate) use maps::{Dash, Locked, Shards};
+pub(crate) use maps::{Locked, Shards};
 
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
 
@@ -87,11 +86,10 @@ mod tests {
 
     #[test]
     fn every_design_is_a_multimap_of_unique_pairs() {
-        let all: [Box<dyn Pairs>; 4] = [
+        let all: [Box<dyn Pairs>; 3] = [
             Box::new(Ours::new().unwrap()),
             Box::new(Shards::new(100)),
             Box::new(Locked::new(100)),
-            Box::new(Dash::new(100)),
         ];
         for pairs in all {
             let name = pairs.variant();

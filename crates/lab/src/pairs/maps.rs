@@ -2,7 +2,6 @@
 
 use ahash::RandomState;
 use corewalk_base::{CachePadded, Mutex, RwLock};
-use dashmap::DashMap;
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
@@ -25,9 +24,6 @@ pub(crate) struct Locked {
     table: RwLock<Table>,
     hasher: RandomState,
 }
-
-/// `dashmap`.
-pub(crate) struct Dash(DashMap<u64, Values, RandomState>);
 
 impl Shards {
     /// Returns an empty map with room for so many keys.
@@ -107,49 +103,6 @@ impl Pairs for Locked {
     #[inline]
     fn delete(&self, key: u64, value: u64) -> bool {
         delete(&mut self.table.write(), self.hasher.hash_one(key), (key, value))
-    }
-}
-
-impl Dash {
-    /// Returns an empty map with room for so many keys.
-    pub(crate) fn new(keys: usize) -> Dash {
-        Dash(DashMap::with_capacity_and_hasher(keys, RandomState::new()))
-    }
-}
-
-impl Pairs for Dash {
-    fn variant(&self) -> &'static str {
-        "dashmap"
-    }
-
-    #[inline]
-    fn get(&self, key: u64, value: u64) -> bool {
-        self.0.get(&key).is_some_and(|values| values.contains(&value))
-    }
-
-    #[inline]
-    fn find(&self, key: u64) -> Option<u64> {
-        self.0.get(&key)?.last().copied()
-    }
-
-    #[inline]
-    fn create(&self, key: u64, value: u64) -> bool {
-        let mut values = self.0.entry(key).or_default();
-        let is_new = !values.contains(&value);
-        if is_new {
-            values.push(value);
-        }
-        is_new
-    }
-
-    #[inline]
-    fn delete(&self, key: u64, value: u64) -> bool {
-        let dashmap::Entry::Occupied(mut entry) = self.0.entry(key) else { return false };
-        let is_deleted = take(entry.get_mut(), value);
-        if entry.get().is_empty() {
-            entry.remove();
-        }
-        is_deleted
     }
 }
 

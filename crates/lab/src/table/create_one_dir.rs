@@ -88,13 +88,8 @@ impl Table for CreateOneDir {
 
     fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
         let mut samples = Samples::default();
-        let bench = Bench {
-            rounds: &Rounds::begin(self.name(), settings)?,
-            grid: self.grids(settings)[0],
-            cells: &all_cells(settings),
-            baseline: BASELINE,
-            is_net_of_syscall: false,
-        };
+        let (rounds, cells) = (Rounds::begin(self.name(), settings)?, all_cells(settings));
+        let bench = Bench::new(&rounds, self.grids(settings)[0], &cells, BASELINE);
         let workload = Creates { threads: settings.threads_max() };
         bench.run_files(None, &workload, &mut samples)?;
         samples.add_scaling(|_, _| true);

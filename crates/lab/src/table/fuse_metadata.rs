@@ -37,7 +37,6 @@
 //! Source: the phases are those of mdtest (<https://github.com/hpc/ior>), with renames and
 //! attributes.
 
-use std::fmt::{self, Display};
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
@@ -46,6 +45,7 @@ use anyhow::{Context as _, ensure};
 use corewalk_base::primitives::thread;
 use rustix::fs::statfs;
 
+use super::bench::{cells, values};
 use super::grid::Rounds;
 use super::{Claim, Grid, Plot, Settings, Size, Table, Text, shape};
 use crate::client::{Client, Lap, Phase};
@@ -156,10 +156,10 @@ impl Table for FuseMetadata {
             100.0 * disturbance.share()
         );
         let mut samples = Samples::default();
-        let cells: Vec<Processes> = settings.threads.iter().copied().map(Processes).collect();
+        let cells = cells(&[("processes", values(&settings.threads))]);
         rounds.each(&self.grids(settings)[0], (&cells, mounts.len()), |visit| {
             let (serves, mount) = &mounts[visit.at];
-            let processes = visit.cell.0;
+            let processes = visit.cell.number("processes");
             if !serves.contains(&processes) {
                 return Ok(());
             }
@@ -180,15 +180,6 @@ fn store_over(rows: &[Row], phase: Phase, other: &str, processes: usize) -> Opti
     let params = [("op", phase.name().into()), ("processes", processes.into())];
     let rate = |variant| shape::median(rows, variant, "ops_per_s", &params);
     Some(rate(STORE)? / rate(other)?)
-}
-
-/// How many clients there are.
-struct Processes(usize);
-
-impl Display for Processes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "processes={}", self.0)
-    }
 }
 
 /// One mount, one number of processes, one round.

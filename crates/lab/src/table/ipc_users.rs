@@ -26,17 +26,18 @@
 //! # Checks
 //! Every call succeeds, what is read is in range, and no addition is lost: each user leaves a mark.
 
-use std::fmt::{self, Display, Write as _};
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use corewalk_ipc::SemBuf;
 
+use super::bench::{cells, values};
 use super::grid::Rounds;
 use super::{Claim, Grid, Plot, Published, Settings, Table, Text, shape, sized};
 use crate::before::sems::{IpcLock, IpcRcu, Protocol, SemArrays};
 use crate::crew::{self, Laps, Slice, Turn};
 use crate::questions::Rng;
-use crate::samples::{Metric, Params, Row, Samples};
+use crate::samples::{Metric, Row, Samples};
 use crate::sems::{Linux, Ours, Sems, apart, check};
 
 /// The variant that all are compared with.
@@ -59,9 +60,6 @@ const SHARE_OF_TIME: f64 = 0.7;
 
 /// The table.
 pub(super) struct IpcUsers;
-
-/// A number of users.
-struct Users(usize);
 
 /// The result of a slice: its speed, and nanoseconds and number of waits for locks, if they are
 /// counted.
@@ -132,8 +130,8 @@ impl Table for IpcUsers {
 fn run(table: &IpcUsers, settings: &Settings) -> anyhow::Result<Samples> {
     let rounds = Rounds::begin(table.name(), settings)?;
     let (grid, sets) = (table.grids(settings)[0], sized(settings.size, SETS));
-    let users: Vec<Users> = sized(settings.size, USERS).iter().copied().map(Users).collect();
-    let most = users.iter().map(|users| users.0).max().unwrap_or(1);
+    let users = cells(&[("users", values(sized(settings.size, USERS)))]);
+    let most = users.iter().map(|cell| cell.number("users")).max().unwrap_or(1);
     let (linux, ours) = (made(Linux::default(), sets)?, made(Ours::counting(most)?, sets)?);
     let lock = made(SemArrays::<IpcLock>::new(most), sets)?;
     let rcu = made(SemArrays::<IpcRcu>::new(most), sets)?;
@@ -146,19 +144,18 @@ fn run(table: &IpcUsers, settings: &Settings) -> anyhow::Result<Samples> {
     let mut samples = Samples::default();
     rounds.each(&grid, (&users, VARIANTS), |visit| {
         let (name, measure) = &variants[visit.at];
-        let Outcome { slice, waited } = measure(visit.cell.0, grid.slice)?;
-        let params = visit.cell.params();
-        slice.add_to(&mut samples, visit.round, name, &params, BASELINE)?;
+        let Outcome { slice, waited } = measure(visit.cell.number("users"), grid.slice)?;
+        let params = &visit.cell.0;
+        slice.add_to(&mut samples, visit.round, name, params, BASELINE)?;
         let Some((ns, waits)) = waited else { return Ok(()) };
-        let users_s = visit.cell.0 as f64 * slice.span.as_secs_f64();
+        let users_s = visit.cell.number("users") as f64 * slice.span.as_secs_f64();
         let found_taken = waits as f64 * 1e6 / slice.ops as f64;
         let rows = [
             ("waiting", Metric::Seconds, ns as f64 * 1e-9 / users_s.max(1e-9)),
             ("locks-found-taken", Metric::RetriesPerMillion, found_taken),
         ];
         for (of, metric, value) in rows {
-            let mut params = params.clone();
-            params.insert("of", of.into());
+            let params = visit.cell.with("of", of).0;
             samples.add(visit.round, name, &params, (metric, value), IpcLock::VARIANT);
         }
         Ok(())
@@ -226,18 +223,6 @@ fn work<S: Sems>(sems: &S, (user, sets): (usize, usize), turn: Turn) -> Laps {
     let (set, num) = mark(user, sets);
     assert!(sems.op(user, set, [SemBuf::new(num, 1, 0)]), "{}: a mark is refused", sems.variant());
     laps
-}
-
-impl Users {
-    fn params(&self) -> Params {
-        Params::from([("users", self.0.into())])
-    }
-}
-
-impl Display for Users {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "users={}", self.0)
-    }
 }
 
 #[cfg(test)]

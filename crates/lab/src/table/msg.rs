@@ -166,13 +166,7 @@ fn run(table: &Msg, settings: &Settings) -> anyhow::Result<Samples> {
     };
     let of_linux = start(Place::Host, &linux.ids())?;
     let of_ours = start(Place::Namespace(&file), &shared.ids)?;
-    let in_place = Bench {
-        rounds: &rounds,
-        grid: grids[0],
-        cells: &cells,
-        baseline: BASELINE,
-        is_net_of_syscall: false,
-    };
+    let in_place = Bench::new(&rounds, grids[0], &cells, BASELINE);
     let variants = [
         (BASELINE, variant(&linux, &linux, of_linux.as_ref())),
         (OURS, variant(&ours, &shared, of_ours.as_ref())),

@@ -160,13 +160,8 @@ fn grids(settings: &Settings) -> Vec<Grid> {
 fn measure(table: &'static str, settings: &Settings) -> anyhow::Result<Samples> {
     let users = sized(settings.size, USERS).iter().copied().max().unwrap_or(1);
     let mut samples = Samples::default();
-    let bench = Bench {
-        rounds: &Rounds::begin(table, settings)?,
-        grid: grids(settings)[0],
-        cells: &all_cells(settings),
-        baseline: BASELINE,
-        is_net_of_syscall: false,
-    };
+    let (rounds, cells) = (Rounds::begin(table, settings)?, all_cells(settings));
+    let bench = Bench::new(&rounds, grids(settings)[0], &cells, BASELINE);
     bench.run_files(Some((Design::DcacheLock, CAPACITY)), &Compilers { users }, &mut samples)?;
     Ok(samples)
 }

@@ -173,13 +173,8 @@ pub(super) fn cold(rounds: &Rounds<'_>, samples: &mut Samples) -> anyhow::Result
     eprintln!("lookup: loaded {entries} entries, {made_up} of them made up, in {seconds:.1} s");
     let fixed = [("op", "walk".into()), ("targets", "uniform".into()), ("entries", entries.into())];
     let cell = |threads: &Threads| Cell(Params::from(fixed.clone())).with("threads", threads.0);
-    let bench = Bench {
-        rounds,
-        grid: grids(settings)[2],
-        cells: &rounds.threads().iter().map(cell).collect::<Vec<_>>(),
-        baseline: BEST_MAP,
-        is_net_of_syscall: false,
-    };
+    let cells: Vec<Cell> = rounds.threads().iter().map(cell).collect();
+    let bench = Bench::new(rounds, grids(settings)[2], &cells, BEST_MAP);
     let draws = sized(settings.size, DRAWS_COLD);
     let draw = |seed| Questions::draw(&corpus, Op::Walk, draws, (0x5eed_0601 + seed, &[]));
     let tables: Vec<_> = tables.iter().map(|table| &**table).collect();

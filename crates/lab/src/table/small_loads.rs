@@ -119,13 +119,8 @@ impl Table for SmallLoads {
         let entries = sized(settings.size, ENTRIES);
         let plan = Plan::of(Corpus::collect(entries));
         let mut samples = Samples::default();
-        let bench = Bench {
-            rounds: &Rounds::begin(self.name(), settings)?,
-            grid: self.grids(settings)[0],
-            cells: &all_cells(settings),
-            baseline: BASELINE,
-            is_net_of_syscall: false,
-        };
+        let (rounds, cells) = (Rounds::begin(self.name(), settings)?, all_cells(settings));
+        let bench = Bench::new(&rounds, self.grids(settings)[0], &cells, BASELINE);
         bench.run_files(Some((Design::GlobalLock, entries)), &plan, &mut samples)?;
         Ok(samples)
     }

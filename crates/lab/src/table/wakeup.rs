@@ -117,13 +117,8 @@ fn run(table: &Wakeup, settings: &Settings) -> anyhow::Result<Samples> {
         let file = folder.path().join(format!("namespace-{}", number.get()));
         measure(Ours::open(&file)?, cell, time, (settings, Place::Namespace(&file)))
     });
-    let bench = Bench {
-        rounds: &Rounds::begin(table.name(), settings)?,
-        grid: table.grids(settings)[0],
-        cells: &measured_cells(settings),
-        baseline: BASELINE,
-        is_net_of_syscall: false,
-    };
+    let (rounds, cells) = (Rounds::begin(table.name(), settings)?, measured_cells(settings));
+    let bench = Bench::new(&rounds, table.grids(settings)[0], &cells, BASELINE);
     let mut samples = Samples::default();
     bench.run(&[(BASELINE, of_linux), (OURS, of_ours)], &mut samples)?;
     Ok(samples)
