@@ -69,7 +69,8 @@ pub struct Adapter {
 /// How the adapter answers an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opening {
-    /// Each open is a request. The flags say whether the kernel may keep its cached pages.
+    /// The kernel sends a request for each open. The flags of the answer say whether it may keep
+    /// its cached pages.
     Asked(FopenFlags),
     /// The kernel sends no open.
     Free,
