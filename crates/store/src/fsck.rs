@@ -54,8 +54,8 @@ pub enum Finding {
     Log(u64),
     /// The entry of the log at this byte has the right hash but does not parse. As above.
     LogEntry(u64),
-    /// The log of an unclosed store is missing or shorter than before: its length, and the one that
-    /// it had. As above.
+    /// The log of an unclosed store is missing or shorter than before: its length now, and its
+    /// length before. As above.
     LogShort(u64, u64),
     /// The log cannot be read at this byte. As above.
     LogRead(u64),
@@ -285,11 +285,13 @@ struct Check {
     entries: HashMap<u64, Vec<(u64, FileKind)>>,
     /// The logical end and the number of blocks so far, by file.
     extents: HashMap<u64, (u64, u64)>,
-    /// All used runs of the device: first block, block behind the last, inode.
+    /// All used runs of the device, each as its first block, the block behind its last one, and its
+    /// inode.
     used: Vec<(u64, u64, u64)>,
     users: BTreeMap<u64, UsersRecord>,
     contents: HashSet<u64>,
-    /// Blocks with an access ACL, with the mode of the ACL; None if it says no more than the mode.
+    /// Blocks with an access ACL, with the mode that the ACL gives. None if the ACL says no more
+    /// than the mode.
     with_acl: HashMap<u64, Option<u32>>,
 }
 
