@@ -100,7 +100,7 @@ fn name_in_use_by_a_call_is_not_evicted() {
         let reader = scope.spawn(|| vfs.getattr(&file).map(|attr| attr.ino));
         gate.wait_for_stop();
         vfs.prune();
-        // Another directory would get the slot.
+        // Make another directory, which would get the slot if it were free.
         let _other = make(&vfs, &vfs.root(), "other", S_IFDIR | 0o755);
         gate.take_passed();
         let mover = scope.spawn(|| rename(&vfs, "x", "z"));

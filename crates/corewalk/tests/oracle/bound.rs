@@ -18,12 +18,12 @@ use crate::tree::{Deep, MOVED, TOP, Tree};
 /// paths change their depth, so a translation into a buffer starts again with more space.
 const TREES: [Deep; 2] =
     [Deep { below_top: 600, above_moved: 300 }, Deep { below_top: 0, above_moved: 900 }];
-/// The least and the most translations.
+/// Minimum and maximum number of translations.
 const TRANSLATIONS: usize = 50_000;
 const TRANSLATIONS_MAX: usize = 200 * TRANSLATIONS;
-/// The least number of renames meanwhile.
+/// Minimum number of renames meanwhile.
 const RENAMES: u64 = 10_000;
-/// The least number of translations that take the lock.
+/// Minimum number of translations that take the lock.
 const FALLBACKS: u64 = 20;
 
 /// Trap T9: despite any renames above, each translation ends after a fixed number of passes, the

@@ -6,13 +6,13 @@
 //! parsed, since they are checked more often than read as attributes.
 //!
 //! The key of a set is the sum of the hashes of its members. Each attribute caches its hash, so a
-//! changed set hashes only new members. Of a value over 256 bytes, only the beginning, the end and
+//! changed set hashes only new members. For a value over 256 bytes, only the beginning, the end and
 //! some words between are hashed. Sets are compared for equality anyway, and a full hash would cost
 //! more than the comparison.
 //!
 //! # Invariants
-//! - X.1: a name is at most 255 bytes, a value at most 64 KiB, all names with their NULs at most 64
-//!   KiB; these are the limits of xattr(7). All names and values are at most 1 MiB, as in
+//! - X.1: the limits of xattr(7) hold. A name is at most 255 bytes, a value at most 64 KiB, and all
+//!   names with their NULs at most 64 KiB. All names and values are at most 1 MiB, as in
 //!   `corewalk-store`.
 //!
 //! Source: xattr(7), setxattr(2), getxattr(2), listxattr(2).

@@ -1,4 +1,5 @@
-//! Events during a call of the back end: traps T21, T24, T25, T28, P12.
+//! Names that change, and calls that fail, during a call of the back end (traps T21, T24, T25, T28,
+//! P12).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
@@ -265,7 +266,7 @@ fn late_answer_after_an_invalidation_of_the_name_is_refused() {
     check_late_answers(Tell::Name);
 }
 
-/// Traps T25, P12: the same for the whole directory.
+/// Traps T25, P12: an answer from before an invalidation of the whole directory is not cached.
 #[test]
 fn late_answer_after_an_invalidation_of_the_directory_is_refused() {
     check_late_answers(Tell::Directory);

@@ -1,4 +1,4 @@
-//! Lookups during changes: traps T12, T15, T16, T19, T22, T26, T27.
+//! Lookups while other threads change names (traps T12, T15, T16, T19, T22, T26, T27).
 
 use std::sync::Mutex;
 use std::time::Duration;
