@@ -65,7 +65,7 @@ pub(crate) fn run(root: &Path) -> Outcome {
     tally.step("ipc-hostile", || ci::hostile(root, 10_000_000));
     tally.step("ipc-torture", || ci::torture(root, 50_000));
     tally.step("miri, 16 seeds", || checks::miri_with(root, "-Zmiri-many-seeds=0..16"));
-    // Build all crates, also the lab, in the profile of measurements and releases.
+    // All crates, also the lab, in the profile of measurements and releases.
     tally.step("release build", || ci::cargo(root, &["build", "--release", "--workspace"]));
     tally.step("oldest compiler", || release::oldest_compiler(root));
     tally.step("licences", || release::licences(root));

@@ -175,7 +175,7 @@ fn slashes_in(path: &[u8], from: usize) -> u64 {
         return (0..4).fold(0, |found, i| found | (slashes(&sixteens[i]) << (16 * i)));
     }
     let Some(last) = path.last_chunk() else {
-        // All that there is, filled up with zeroes.
+        // The path has fewer than sixteen bytes. Fill them up with zeroes.
         let pair = match path.len().checked_sub(8) {
             Some(rest) => {
                 let second = eight(path, rest).unbounded_shr(64 - 8 * rest as u32);
@@ -188,7 +188,7 @@ fn slashes_in(path: &[u8], from: usize) -> u64 {
     let (sixteens, fewer) = rest.as_chunks();
     let found = sixteens.iter().enumerate();
     let found = found.fold(0, |found, (i, bytes)| found | (slashes(bytes) << (16 * i)));
-    // The last sixteen bytes overlap the bytes before; shift those out.
+    // The last sixteen bytes overlap the group before them. Shift the repeated bytes out.
     let again = slashes(last).unbounded_shr(16 - fewer.len() as u32);
     found | again.unbounded_shl(16 * sixteens.len() as u32)
 }

@@ -145,7 +145,8 @@ impl Adapter {
         if self.server.opens_are_free() && can_skip {
             self.opening = Opening::Free;
         } else {
-            // The server truncates in the open, so the open checks the permission.
+            // With this flag the kernel leaves `O_TRUNC` to the open of the server, which checks
+            // the permission.
             wanted.push(InitFlags::FUSE_ATOMIC_O_TRUNC);
         }
         for feature in wanted {

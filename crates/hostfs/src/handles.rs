@@ -53,8 +53,8 @@ pub(crate) struct Handles {
     layout: Option<Layout>,
     /// True if the root is that of the whole file system, so that all its files are beneath it.
     is_whole: bool,
-    /// The host's generations of the files that were found by number and have no name in the cache,
-    /// by inode number. Protected by its mutex.
+    /// The host's generations of files that were found by number and have no name in the cache.
+    /// Protected by its mutex.
     nameless: Mutex<HashMap<u64, u32, RandomState>>,
 }
 

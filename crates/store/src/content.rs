@@ -438,8 +438,8 @@ impl Content {
     }
 }
 
-/// Writes to new blocks from `physical` on, starting `within` bytes in, and zeroes the rest of
-/// them.
+/// Writes `bytes` to new blocks from `physical` on, `within` bytes behind the start of the first
+/// one. Zeroes the rest of the blocks.
 fn write_padded(tx: FileTx<'_>, physical: u64, within: u64, bytes: &[u8]) -> Result<(), Errno> {
     let start = physical * BLOCK_BYTES;
     let end = within + bytes.len() as u64;

@@ -91,8 +91,7 @@ const SPARE: usize = 16 * BATCH;
 /// ```
 #[repr(C)]
 pub struct SlotArena<const WORDS: usize> {
-    /// The only field that readers use. It starts a cache line, apart from the words that
-    /// allocation writes.
+    /// All that readers need. It starts a cache line, apart from the words that allocation writes.
     memory: SlotMemory<WORDS>,
     name: &'static str,
     /// First index that was never handed to a shard.
@@ -142,7 +141,7 @@ impl Group {
 #[derive(Default)]
 struct Free([Vec<u32>; 2]);
 
-/// The free slots of the threads with one shard number.
+/// The free slots of some threads.
 ///
 /// - `free`: protected by its own mutex.
 /// - `in_use`: written under the lock of `free`, read by any thread.

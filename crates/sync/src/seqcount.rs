@@ -88,7 +88,7 @@ impl SeqCount {
         Self { count: AtomicU64::new(0) }
     }
 
-    /// Returns a view of `word` as a counter. An even word has no writer inside.
+    /// Returns a view of `word` as a counter. If the word is even, no writer is inside.
     #[inline]
     #[must_use]
     pub fn from_word(word: &AtomicU64) -> &Self {

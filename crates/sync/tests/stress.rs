@@ -88,7 +88,7 @@ impl Objects {
     }
 
     fn word(&self, index: u32, at: usize) -> u64 {
-        // ORDERING: Relaxed. A reference taken before orders it.
+        // ORDERING: Relaxed. The reference that the thread has taken before orders it.
         self.arena.get(index)[at].load(Ordering::Relaxed)
     }
 

@@ -112,7 +112,8 @@ impl Default for Limit {
 /// The result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The history is linearizable. The explanation: indices into [`History::calls`], in sequence.
+    /// The history is linearizable. The indices into [`History::calls`] give a sequence that
+    /// explains it.
     Linearizable(Vec<usize>),
     /// No sequence explains the results.
     Violated,

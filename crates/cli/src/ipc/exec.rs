@@ -77,7 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .args(&arguments.command[1..])
         .env("LD_PRELOAD", preload::value(&preload, before.as_deref()))
         .env(NAMESPACE_ENV, &place.path);
-    // Inside of another namespace these may be set.
+    // These are set if this command itself runs in a namespace.
     for name in [FD_ENV, SHM_ENV, SHM_FD_ENV] {
         command.env_remove(name);
     }

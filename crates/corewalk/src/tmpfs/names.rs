@@ -414,7 +414,7 @@ fn change(
 ) -> Result<(), Errno> {
     match link.kind {
         FileKind::Directory => change(&mut locks.inode(link.ino)?.attributes),
-        // I.1 of `table`: the inode exists. M.2: it is not a directory.
+        // The inode exists by I.1 of `table`, and is not a directory by M.2.
         _ => change(&mut table.write(link.ino)?.attributes),
     }
     Ok(())

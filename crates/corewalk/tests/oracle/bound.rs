@@ -32,7 +32,8 @@ const FALLBACKS: u64 = 20;
 fn translation_makes_a_bounded_number_of_passes() {
     let _watchdog = Watchdog::start("passes of translations", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
-    // On a shared CPU the threads do not disturb one translation often enough.
+    // If all threads share one CPU, too few renames come during one translation to make it take the
+    // lock.
     let processors = processors();
     let fallbacks_min = if processors.len() > 1 { FALLBACKS } else { 0 };
     for deep in TREES {

@@ -204,7 +204,8 @@ pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     })
 }
 
-/// Returns a wrong translation: it collects the names level by level, each of them right.
+/// Returns a wrong translation: it asks for the name of each level separately. Each name is right,
+/// but they are of different instants.
 pub(crate) fn level_by_level<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     let parts = to_leaf(tree);
     door("level by level", PASSES, move |_, _| {

@@ -108,8 +108,8 @@ fn assert_judged(found: &Report, answers: u64) {
     assert!(found.answers >= answers && found.disturbed >= DISTURBED, "{found:?}");
 }
 
-/// Asks through a wrong door until it is detected, within the number of answers of the other tests.
-/// Returns the error.
+/// Asks through a wrong door until a wrong answer is detected, and returns the error. It asks no
+/// more often than the other tests do.
 fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> String {
     let _watchdog = Watchdog::start("a wrong door", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());

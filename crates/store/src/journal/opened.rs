@@ -25,7 +25,7 @@ use crate::record::{Key, SuperRecord};
 pub(super) struct Opened {
     device: Arc<dyn Device>,
     cache_bytes: usize,
-    /// None after it could not be reopened.
+    /// None if the database could not be reopened.
     database: Option<Database>,
     /// The generation in the superblock of the last commit.
     generation: u64,

@@ -51,7 +51,7 @@ pub(crate) type Changes = BTreeMap<Key, Record>;
 #[derive(Default)]
 pub(crate) struct Contents {
     pub(super) entries: u64,
-    /// There is no valid entry, and a block cannot be read.
+    /// True if there is no valid entry and a block cannot be read.
     pub(super) is_unreadable: bool,
     /// Records of the kinds that a mount reads. The value of an inode is left out.
     pub(crate) changes: Changes,

@@ -46,7 +46,7 @@ fn closed_store_is_mounted_whatever_block_of_its_log_cannot_be_read() {
         let store = open(&disks).unwrap_or_else(|error| panic!("byte {at}: {error}"));
         assert_eq!(tree(&store), expected, "byte {at}");
         assert!(disks.contents()[LOG].iter().all(|&byte| byte == 0), "byte {at}: not made anew");
-        // The log is in use again, on readable blocks.
+        // The next commit goes to the log again, whose blocks are readable now.
         add(&store, "more").unwrap();
         assert_eq!(store.stats().logged_commits, 1, "byte {at}");
         let killed = disks.killed();

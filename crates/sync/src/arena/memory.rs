@@ -156,7 +156,8 @@ mod mapped {
         if len > BLOCK { len.next_multiple_of(BLOCK) } else { len }
     }
 
-    /// Maps `mapped_len(len)` bytes. More than one block is aligned to a block.
+    /// Maps `mapped_len(len)` bytes. A mapping longer than a block starts at a multiple of
+    /// [`BLOCK`].
     fn map_aligned(len: usize) -> io::Result<*mut c_void> {
         let len = mapped_len(len);
         let spare = if len > BLOCK { BLOCK } else { 0 };

@@ -31,11 +31,11 @@ const LIST_BYTES_MAX: usize = 65536;
 const SET_BYTES_MAX: u64 = 1 << 20;
 /// The largest attribute that is hashed completely, in bytes.
 const HASHED_WHOLE_MAX: usize = 256;
-/// Bytes hashed at the beginning of a larger attribute, with the name.
+/// Number of bytes, including the name, that are hashed at the beginning of a larger attribute.
 const HEAD_BYTES: usize = 128;
-/// Bytes hashed at its end.
+/// Number of bytes hashed at the end of such an attribute.
 const TAIL_BYTES: usize = 64;
-/// Words hashed between them.
+/// Number of words hashed between the two.
 const MIDDLE_WORDS: usize = 8;
 /// The charge of an attribute besides name and value, in bytes. It is about the overhead of the
 /// list and the allocator, so that many short attributes are charged what they use.
@@ -56,7 +56,7 @@ pub(in crate::tmpfs) enum Change<'a> {
     Acl(AclKind, Option<&'a Acl>),
 }
 
-/// The effect of a change on the charge of a set.
+/// How a change of a set affects what the set is charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     /// The set stays the same.

@@ -29,8 +29,8 @@ fn uncached_f(vfs: &Vfs) -> u64 {
     ino
 }
 
-/// One thread looks `f` up until its back end stops; another waits for the first. Then runs
-/// `meanwhile`, and returns both results.
+/// Starts a lookup of `f`, which stops in its back end, and a second lookup, which waits for the
+/// first. Then runs `meanwhile`, lets the back end answer, and returns both results.
 fn load_and_wait(
     vfs: &Vfs,
     stop: &Stop,
@@ -118,7 +118,8 @@ enum End {
     Never,
 }
 
-/// Two threads look up, make, remove or rename; the back end's first call ends as `end` says.
+/// Two threads make the same call at the same time: a lookup, a creation, a removal or a rename.
+/// The back end's first call ends as `end` says.
 fn first_call_ends(end: End) {
     let _watchdog = Watchdog::start("a call that panics or never ends", Duration::from_secs(10));
     for call in [Call::Lookup(b"f"), Call::Make(b"f"), Call::Remove(b"f"), Call::Rename(b"f")] {
