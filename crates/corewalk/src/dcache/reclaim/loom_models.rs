@@ -10,7 +10,7 @@ use super::super::loom_models::{cache, file};
 use super::*;
 use crate::dentry::Body;
 
-const PREEMPTIONS: usize = 3;
+const PREEMPTIONS: usize = 2;
 
 /// Evicts a dentry, if it is unused.
 fn evict(dcache: &Dcache, slot: u32) -> bool {
