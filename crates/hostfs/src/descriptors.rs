@@ -53,6 +53,7 @@ impl Shares {
 
 /// The descriptors of one file system.
 pub(crate) struct Descriptors {
+    /// Protected by its own mutex. No descriptor is opened or closed under it.
     kept: Mutex<Kept>,
     /// The open and fresh files, at most. Each call that runs at the same instant may exceed it by
     /// one.
@@ -60,7 +61,7 @@ pub(crate) struct Descriptors {
     next_handle: AtomicU64,
 }
 
-/// The kept descriptors.
+/// The kept descriptors. All fields are protected by `Descriptors::kept`.
 struct Kept {
     reusable: Recent,
     orphans: Recent,

@@ -30,11 +30,14 @@ const YOUNG_US: u64 = 1_000_000;
 /// The numbers that were used more than once within a tick.
 #[derive(Default)]
 pub(crate) struct Generations {
+    /// Protected by its own mutex.
     known: Mutex<Known>,
-    /// True if `counts` is not empty. Otherwise no call has to take the lock.
+    /// True if `counts` is not empty. Otherwise no call has to take the lock. Stored under `known`,
+    /// and never cleared.
     has_counts: AtomicBool,
 }
 
+/// The records. All fields are protected by `Generations::known`.
 #[derive(Default)]
 struct Known {
     /// By inode number: time of creation and count of an inode that was removed young.
