@@ -25,7 +25,8 @@ const FSX_OPERATIONS_SHORT: &str = "20000";
 /// The user that pjdfstest switches to besides `nobody`.
 const TESTS_USER: &str = "tests";
 
-/// The fewest passed tests of pjdfstest. On tmpfs, 384 of 398 pass and the others are skipped.
+/// Minimum number of tests of pjdfstest that must pass. On tmpfs, 384 of 398 pass and the others
+/// are skipped.
 const PJDFSTEST_PASSED_MIN: u64 = 370;
 
 const PJDFSTEST_CONFIG: &str = r#"
@@ -105,7 +106,7 @@ fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome
     let config = site.folder.join("pjdfstest.toml");
     write(&config, PJDFSTEST_CONFIG)?;
     let mut mount = Mount::start_with(site, source, options)?;
-    // A short name, because the path of a socket is limited to 107 bytes.
+    // Use a short name, because the path of a socket is limited to 107 bytes.
     mount.shell("pjdfstest-folder", "mkdir -m 0755 t")?;
     let mut command = Command::new(program);
     command.arg("-c").arg(config).arg("-p").arg(mount.path.join("t"));
@@ -161,33 +162,34 @@ fn without_colours(text: &str) -> String {
 
 /// Runs fsx with and without mappings.
 pub(super) fn fsx(site: &Site) -> Outcome {
-    check_fsx(site, (Source::Tmpfs, OPTIONS), FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
+    check_fsx(site, Source::Tmpfs, OPTIONS, FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
 }
 
 /// Runs fsx, with fewer operations, where the server checks permissions.
 pub(super) fn fsx_server(site: &Site) -> Outcome {
-    check_fsx(site, (Source::Tmpfs, SERVER_PERMISSIONS), FSX_OPERATIONS_SHORT)
+    check_fsx(site, Source::Tmpfs, SERVER_PERMISSIONS, FSX_OPERATIONS_SHORT)
         .unwrap_or_else(|outcome| outcome)
 }
 
 /// Runs fsx where the kernel collects writes and times.
 pub(super) fn fsx_writeback(site: &Site) -> Outcome {
-    check_fsx(site, (Source::Tmpfs, WRITEBACK), FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
+    check_fsx(site, Source::Tmpfs, WRITEBACK, FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
 }
 
 /// Runs fsx, with fewer operations, on a directory of the host.
 pub(super) fn fsx_host(site: &Site) -> Outcome {
-    check_fsx(site, (Source::Host, OPTIONS), FSX_OPERATIONS_SHORT).unwrap_or_else(|outcome| outcome)
+    check_fsx(site, Source::Host, OPTIONS, FSX_OPERATIONS_SHORT).unwrap_or_else(|outcome| outcome)
 }
 
 /// Runs fsx on a store.
 pub(super) fn fsx_store(site: &Site) -> Outcome {
-    check_fsx(site, (Source::Store, OPTIONS), FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
+    check_fsx(site, Source::Store, OPTIONS, FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
 }
 
 fn check_fsx(
     site: &Site,
-    (source, options): (Source, &str),
+    source: Source,
+    options: &str,
     operations: &str,
 ) -> Result<Outcome, Outcome> {
     let program = installed(site, "fsx", FSX_VERSION)?;
@@ -238,7 +240,7 @@ fn installed(site: &Site, name: &str, version: &str) -> Result<PathBuf, Outcome>
     command.args(["install", name, "--locked", "--version", version, "--root"]).arg(&site.tools);
     command.env("CARGO_TARGET_DIR", site.tools.join("build"));
     let log = site.folder.join("install.log");
-    // Several tries: the registry may not answer for a moment.
+    // Try several times, since the registry may not answer for a moment.
     for _ in 0..INSTALL_TRIES {
         if process::run_logged(&mut command, &log, minutes(10)).0 == Ended::Well {
             return Ok(program);
