@@ -202,7 +202,7 @@ impl Index {
     pub(crate) fn find_behind(&self, key: u64, after: u32) -> Option<(Slot<'_>, State)> {
         let (home, line) = (self.home(key), after / SLOTS);
         let distance = if line < home { line + self.count - home } else { line - home };
-        if after % SLOTS == 0
+        if after.is_multiple_of(SLOTS)
             && let Some(found) = hold(self.slot(after + 1), key)
         {
             return Some(found);
@@ -423,7 +423,7 @@ impl Index {
 
     #[inline]
     fn is_counted(&self, number: u32) -> bool {
-        number / SLOTS & (self.sample - 1) == 0
+        (number / SLOTS) & (self.sample - 1) == 0
     }
 
     /// Looks at `entries` entries, and drops those that are not held and were not used since the

@@ -159,8 +159,8 @@ pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     words[STATE].store(live, Ordering::Release);
 }
 
-/// Ends the entry of `state`, unless it has a handle or `spare` saves it. If the entry stays, or has
-/// ended before, `Err` has the state that shows this.
+/// Ends the entry of `state`, unless it has a handle or `spare` saves it. If the entry stays, or
+/// has ended before, `Err` has the state that shows this.
 #[inline]
 pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State> {
     let ended = change(words, state, |now| {
