@@ -11,6 +11,7 @@
 //! | [`ShardedCounter`], [`Budget`] | statistics, and counts with a limit |
 //! | [`OwnLine`], [`CachePadded`] | placement on cache lines |
 //! | [`WordPair`] | comparing shared words two at a time |
+//! | [`errno_of`] | the errno of an error of the standard library |
 //! | [`heap`] | freed memory that goes back to the system |
 //! | [`file_handle`], [`sysv`] | system calls of the host that no well-kept crate has |
 //! | `tally` | counts the outcomes of a loom model |
@@ -28,6 +29,7 @@
 mod budget;
 mod counter;
 pub mod file_handle;
+mod errno;
 pub mod futex;
 pub mod heap;
 mod locks;
@@ -45,5 +47,6 @@ pub use counter::ShardedCounter;
 pub use crossbeam_utils::CachePadded;
 pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use own_line::OwnLine;
+pub use errno::errno_of;
 pub use pair::{Lane, Lanes, WordPair};
 pub use region::{LINE_WORDS, Line, Region};

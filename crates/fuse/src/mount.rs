@@ -35,7 +35,7 @@ pub use options::{Access, MountFlags, MountOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use corewalk::{Errno, FileSystem};
+use corewalk::{Errno, FileSystem, errno_of};
 use corewalk_base::primitives::thread::JoinHandle;
 use fuser::{INodeNo, Session, SessionACL};
 
@@ -221,9 +221,7 @@ type Running = (KernelCache, JoinHandle<std::io::Result<()>>);
 
 /// Negotiates with the kernel and starts the threads that serve requests.
 fn start(adapter: Adapter, device: &Device, mount: &MountOptions) -> Result<Running, MountError> {
-    let system = |what, error: &std::io::Error| {
-        MountError::System(what, Errno::from_io_error(error).unwrap_or(Errno::IO))
-    };
+    let system = |what, error: &std::io::Error| MountError::System(what, errno_of(error));
     let server = Arc::clone(adapter.server());
     let mut config = fuser::Config::default();
     config.n_threads = Some(mount.threads.max(1));
@@ -253,10 +251,7 @@ fn start(adapter: Adapter, device: &Device, mount: &MountOptions) -> Result<Runn
 fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {
     match session.join() {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => {
-            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            Err(MountError::System("serving requests", errno))
-        }
+        Ok(Err(error)) => Err(MountError::System("serving requests", errno_of(error))),
         Err(_) => Err(MountError::System("serving requests", Errno::IO)),
     }
 }

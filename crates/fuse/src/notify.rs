@@ -11,7 +11,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
 
-use corewalk::{Errno, Name};
+use corewalk::{Errno, Name, errno_of};
 use fuser::{INodeNo, Notifier};
 
 use crate::server::Server;
@@ -53,7 +53,7 @@ impl KernelCache {
         }
         let node = INodeNo(self.server.translate(parent));
         let name = OsStr::from_bytes(name.as_bytes());
-        self.notifier.inval_entry(node, name).map_err(errno)
+        self.notifier.inval_entry(node, name).map_err(errno_of)
     }
 
     /// Drops the cached attributes and pages of the inode with number `ino`.
@@ -68,10 +68,6 @@ impl KernelCache {
             Err(error) => return Err(error),
         }
         let node = INodeNo(self.server.translate(ino));
-        self.notifier.inval_inode(node, 0, 0).map_err(errno)
+        self.notifier.inval_inode(node, 0, 0).map_err(errno_of)
     }
-}
-
-fn errno(error: std::io::Error) -> Errno {
-    Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }

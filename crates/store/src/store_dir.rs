@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fmt, io};
 
-use corewalk::{Errno, StatFs};
+use corewalk::{Errno, StatFs, errno_of};
 use rustix::fs::{FlockOperation, OFlags, flock, fstatvfs};
 
 use crate::database::Snapshot;
@@ -135,9 +135,7 @@ impl OpenError {
             | OpenError::LogDamaged { .. }
             | OpenError::LogShort { .. }
             | OpenError::DatabaseBehind { .. } => Errno::UCLEAN,
-            OpenError::LogRead { error, .. } | OpenError::Io(error) => {
-                Errno::from_io_error(error).unwrap_or(Errno::IO)
-            }
+            OpenError::LogRead { error, .. } | OpenError::Io(error) => errno_of(error),
         }
     }
 }
