@@ -14,6 +14,7 @@
 //! | [`errno_of`] | the errno of an error of the standard library |
 //! | [`heap`] | freed memory that goes back to the system |
 //! | [`file_handle`], [`sysv`] | system calls of the host that no well-kept crate has |
+//! | [`setters!`] | setters of structs that may get more fields |
 //! | `tally` | counts the outcomes of a loom model |
 //!
 //! # Locks
@@ -28,8 +29,8 @@
 
 mod budget;
 mod counter;
-pub mod file_handle;
 mod errno;
+pub mod file_handle;
 pub mod futex;
 pub mod heap;
 mod locks;
@@ -38,6 +39,7 @@ mod pair;
 pub mod park;
 pub mod primitives;
 mod region;
+mod setters;
 pub mod sysv;
 #[cfg(corewalk_loom)]
 pub mod tally;
@@ -45,8 +47,8 @@ pub mod tally;
 pub use budget::Budget;
 pub use counter::ShardedCounter;
 pub use crossbeam_utils::CachePadded;
+pub use errno::errno_of;
 pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use own_line::OwnLine;
-pub use errno::errno_of;
 pub use pair::{Lane, Lanes, WordPair};
 pub use region::{LINE_WORDS, Line, Region};

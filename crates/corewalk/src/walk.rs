@@ -77,6 +77,7 @@ pub struct FsStruct<'v> {
 
 /// The place a walk found, without a reference: a name for it that can be checked later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Resolved {
     /// The inode number.
     pub ino: u64,
@@ -138,6 +139,24 @@ impl Vfs {
     /// - `EXDEV` for a path that leaves its confinement.
     /// - `EAGAIN` for `CACHED`, if the back end would have to be asked.
     /// - The errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, FsStruct, Make, Name, WalkFlags, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let (cred, root) = (Cred::root(), vfs.root_path());
+    /// let link = Make::new(0o120_777, 0, 0).with_target(b"/");
+    /// vfs.make(&cred, &root.inode(), Name::new(b"link")?, link)?;
+    /// let at = FsStruct { cwd: root.clone(), root };
+    /// let followed = vfs.walk(&cred, &at, b"link", WalkFlags::FOLLOW)?;
+    /// assert_eq!(followed.id(), at.root.id());
+    /// let confined = vfs.walk(&cred, &at, b"link", WalkFlags::FOLLOW | WalkFlags::BENEATH);
+    /// assert_eq!(confined.err(), Some(Errno::XDEV));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn walk<'v>(
         &'v self,
         cred: &Cred,
@@ -166,6 +185,21 @@ impl Vfs {
     /// # Errors
     /// As [`Vfs::walk`]. `EINVAL` if the last component is `.`, and `EBUSY` for `..` or the root,
     /// as in rmdir(2) and rename(2).
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, FsStruct, Make, WalkFlags, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let (cred, root) = (Cred::root(), vfs.root_path());
+    /// let at = FsStruct { cwd: root.clone(), root };
+    /// let (dir, name) = vfs.walk_parent(&cred, &at, b"/new/", WalkFlags::empty())?;
+    /// vfs.make(&cred, &dir.inode(), name, Make::new(0o040_755, 0, 0))?;
+    /// assert!(vfs.walk(&cred, &at, b"/new", WalkFlags::empty()).is_ok());
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn walk_parent<'v, 'p>(
         &'v self,
         cred: &Cred,

@@ -67,7 +67,7 @@ impl Caller {
     /// Returns the current credentials of the caller. Its capabilities count only if it is in the
     /// user namespace `ours`.
     pub(crate) fn resolve(self, ours: Option<UserNamespace>) -> Cred {
-        let nobody = Cred { uid: self.uid, gid: self.gid, groups: Vec::new(), caps: Caps::empty() };
+        let nobody = Cred::user(self.uid, self.gid, &[]).with_caps(Caps::empty());
         let status = match self.pid {
             0 => return nobody,
             pid => Status::of(&format!("/proc/{pid}/status")),
@@ -81,7 +81,7 @@ impl Caller {
         let caps = caps_of(caps);
         let counts = || ours.is_some() && UserNamespace::of(self.pid) == ours;
         let caps = if caps.is_empty() || !counts() { Caps::empty() } else { caps };
-        Cred { groups: status.groups, caps, ..nobody }
+        nobody.with_groups(status.groups).with_caps(caps)
     }
 }
 

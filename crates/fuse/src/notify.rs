@@ -21,6 +21,20 @@ use crate::server::Server;
 /// Call its methods after a change that was not made through the mount. They drop the cached answer
 /// first from corewalk's cache, then from the kernel's. They wait for the kernel, so a
 /// [`FileSystem`](corewalk::FileSystem) must not call them while it serves a request.
+///
+/// # Examples
+/// ```no_run
+/// use std::{path::Path, sync::Arc};
+/// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// use corewalk_fuse::{Mount, MountOptions, Options};
+///
+/// let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+/// let mount = Mount::new(fs, Path::new("/mnt"), Options::exclusive(), &MountOptions::default())?;
+/// let name = corewalk::Name::new(b"file")?;
+/// let root = mount.server().vfs().root().ino();
+/// mount.kernel_cache().invalidate_entry(root, name)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct KernelCache {
     server: Arc<Server>,

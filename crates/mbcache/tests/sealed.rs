@@ -18,7 +18,7 @@ const UNUSED: u64 = PAIRS;
 
 /// Two values per key, all used but one. Leaked: it outlives the seal.
 fn build() -> &'static Mbcache {
-    let options = MbcacheOptions { hash_seed: Some(1), ..MbcacheOptions::default() };
+    let options = MbcacheOptions::default().with_hash_seed(1);
     let cache: &'static Mbcache = Box::leak(Box::new(Mbcache::new(options).unwrap()));
     for value in 0..=PAIRS {
         cache.create(value / 2, value).unwrap();

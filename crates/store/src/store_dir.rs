@@ -117,7 +117,7 @@ impl OpenError {
     /// use corewalk_store::{OpenError, Store, StoreOptions};
     ///
     /// let missing = std::env::temp_dir().join("no-such-store");
-    /// let options = StoreOptions { is_read_only: true, ..StoreOptions::default() };
+    /// let options = StoreOptions::default().with_read_only(true);
     /// let error = Store::open(&missing, &options).err().expect("there is none");
     /// assert_eq!(error.errno(), Errno::NOENT);
     /// assert_eq!(OpenError::Damaged.errno(), Errno::UCLEAN);
@@ -362,15 +362,14 @@ impl StoreDir {
     pub(crate) fn host(&self) -> Result<StatFs, Errno> {
         let host = fstatvfs(&self.lock)?;
         let bytes = |blocks: u64| blocks.saturating_mul(host.f_frsize);
-        Ok(StatFs {
-            bsize: 1,
-            blocks: bytes(host.f_blocks),
-            bfree: bytes(host.f_bfree),
-            bavail: bytes(host.f_bavail),
-            files: host.f_files,
-            ffree: host.f_ffree,
-            namelen: host.f_namemax as u32,
-        })
+        Ok(StatFs::default()
+            .with_bsize(1)
+            .with_blocks(bytes(host.f_blocks))
+            .with_bfree(bytes(host.f_bfree))
+            .with_bavail(bytes(host.f_bavail))
+            .with_files(host.f_files)
+            .with_ffree(host.f_ffree)
+            .with_namelen(host.f_namemax as u32))
     }
 }
 

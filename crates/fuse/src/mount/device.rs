@@ -23,7 +23,7 @@ use rustix::mount::UnmountFlags;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 use super::error::MountError;
-use super::options::{Access, MountFlags, MountOptions};
+use super::options::{AllowedUsers, MountFlags, MountOptions};
 use crate::options::{Options, Permissions};
 
 const DEVICE: &str = "/dev/fuse";
@@ -260,7 +260,7 @@ fn protocol_options(options: &Options, mount: &MountOptions) -> Vec<&'static str
     if options.permissions == Permissions::Kernel {
         list.push("default_permissions");
     }
-    if mount.access == Access::Everyone {
+    if mount.users == AllowedUsers::Everyone {
         list.push("allow_other");
     }
     list
