@@ -30,6 +30,7 @@ macro_rules! setters {
             "Returns `self` with [`", stringify!($field), "`](Self::", stringify!($field), ") set."
         )]
         #[must_use]
+        #[inline]
         pub fn $method(mut self, $field: $value) -> Self {
             self.$field = $field.into();
             self

@@ -105,6 +105,28 @@ impl Default for VfsOptions {
 ///
 /// It is called on a thread that serves a request. A FUSE server therefore wakes another thread,
 /// which calls [`Vfs::reclaim`] and asks the kernel to forget inodes.
+///
+/// # Examples
+/// ```
+/// # use std::sync::Arc;
+/// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// # use corewalk::{Name, Pressure, Vfs, VfsOptions};
+/// # use std::sync::mpsc::{Sender, channel};
+/// /// Wakes the thread that makes the client forget.
+/// struct Wake(Sender<()>);
+///
+/// impl Pressure for Wake {
+///     fn please_forget(&self, _: u64, _: Name<'_>) {
+///         let _ = self.0.send(());
+///     }
+/// }
+///
+/// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+/// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+/// let (sender, _receiver) = channel();
+/// vfs.set_pressure(Box::new(Wake(sender)))?;
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 pub trait Pressure: Send + Sync {
     /// Reports that only the client's lookups of its inode keep the entry `name` of the directory
     /// `parent`.

@@ -66,6 +66,21 @@ bitflags! {
 }
 
 /// The root and the working directory that a caller's paths start at.
+///
+/// # Examples
+/// ```
+/// # use std::sync::Arc;
+/// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// # use corewalk::{Cred, FsStruct, Make, Name, WalkFlags, Vfs, VfsOptions};
+/// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+/// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+/// let (cred, root) = (Cred::root(), vfs.root_path());
+/// vfs.make(&cred, &root.inode(), Name::new(b"home")?, Make::new(0o040_755, 0, 0))?;
+/// let mut process = FsStruct { cwd: root.clone(), root };
+/// process.cwd = vfs.walk(&cred, &process, b"home", WalkFlags::DIRECTORY)?;
+/// assert_eq!(process.cwd.getcwd(&process.root)?, b"/home");
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 #[doc(alias = "fs_struct")]
 #[derive(Clone, Debug)]
 pub struct FsStruct<'v> {
@@ -171,6 +186,20 @@ impl Vfs {
 
     /// Returns the place that `path` leads to, without taking a reference. If the cache has all
     /// that the walk needs, the walk writes no shared memory. Errors as [`Vfs::walk`].
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, FsStruct, WalkFlags, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let (cred, root) = (Cred::root(), vfs.root_path());
+    /// let at = FsStruct { cwd: root.clone(), root };
+    /// let found = vfs.resolve_path(&cred, &at, b"/.", WalkFlags::empty())?;
+    /// assert_eq!(found.ino, at.root.inode().ino());
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn resolve_path(
         &self,
         cred: &Cred,

@@ -34,6 +34,20 @@ const CAPS: [(u32, Caps); 8] = [
 ];
 
 /// The process that sent a request.
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+/// use corewalk::{Errno, tmpfs::{Tmpfs, TmpfsOptions}};
+/// use corewalk_fuse::{Caller, NewFile, Options, Server};
+///
+/// let fs = Arc::new(Tmpfs::new(TmpfsOptions::default().with_root_mode(0o755)));
+/// let server = Server::new(fs, Options::exclusive().with_server_permissions())?;
+/// let stranger = Caller { uid: 1000, gid: 1000, pid: 0 };
+/// let made = server.make(stranger, 1, b"f", &NewFile::new(0o100_644));
+/// assert_eq!(made, Err(Errno::ACCESS));
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// The file system user ID.

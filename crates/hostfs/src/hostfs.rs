@@ -80,6 +80,16 @@ impl Default for HostFsOptions {
 }
 
 /// A directory of the host as a file system. The crate's text says how it works.
+///
+/// # Examples
+/// ```
+/// use corewalk::FileSystem;
+/// use corewalk_hostfs::{HostFs, HostFsOptions};
+///
+/// let fs = HostFs::new("/".as_ref(), HostFsOptions::default())?;
+/// assert!(fs.root()?.is_dir());
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 pub struct HostFs {
     pub(crate) root: SharedFd,
     pub(crate) root_ino: u64,

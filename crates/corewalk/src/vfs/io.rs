@@ -251,6 +251,19 @@ impl Vfs {
     ///
     /// # Errors
     /// `EINVAL` if it is not a symbolic link; the errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Make, Name, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let new = Make::new(0o120_777, 0, 0).with_target(b"to/where");
+    /// let (link, _) = vfs.make(&Cred::root(), &vfs.root(), Name::new(b"link")?, new)?;
+    /// assert_eq!(vfs.readlink(&link)?, b"to/where");
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn readlink(&self, inode: &InodeRef<'_>) -> Result<Vec<u8>, Errno> {
         if inode.kind() != FileKind::Symlink {
             return Err(Errno::INVAL);
