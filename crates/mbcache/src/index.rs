@@ -76,6 +76,8 @@ pub(crate) type Line = [AtomicU64; LINE_WORDS];
 
 /// All lines of a cache.
 pub(crate) struct Index {
+    /// The lines. Word 0 of a line is a bit lock, which protects its reach and the filling of its
+    /// slots.
     lines: SlotArena<LINE_WORDS>,
     count: u32,
     secret: Secret,
