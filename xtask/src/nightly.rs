@@ -69,6 +69,7 @@ pub(crate) fn run(root: &Path) -> Outcome {
     tally.step("release build", || ci::cargo(root, &["build", "--release", "--workspace"]));
     tally.step("oldest compiler", || release::oldest_compiler(root));
     tally.step("licences", || release::licences(root));
+    tally.step("interfaces", || release::interfaces(root));
     tally.step("packages", || release::packages(root));
     tally.step("suite ipc-programs", || suites::run_one(root, "ipc-programs"));
     tally.finish()

@@ -50,7 +50,7 @@ fn name(text: &str) -> Name<'_> {
 /// Returns a namespace with `x/d/f` and `y`, and its back end.
 fn new(from: From) -> (Arc<PathTree>, Arc<Vfs>) {
     let fs = PathTree::slow(Links::Yes, Duration::ZERO, Duration::ZERO);
-    let options = VfsOptions { hash_seed: Some(1), entries_max: 16, ..VfsOptions::default() };
+    let options = VfsOptions::default().with_hash_seed(1).with_entries_max(16);
     let vfs = Vfs::new(fs.clone(), options).unwrap();
     if from == From::Snapshot {
         fs.snapshots.set(Arc::downgrade(&vfs)).unwrap();
