@@ -47,6 +47,15 @@ pub(crate) fn loom_long(root: &Path) -> Outcome {
     tests_ran(&mut command, root, "corewalk_loom long")
 }
 
+/// Runs the models of the namespace under shuttle, with five times as many schedules as
+/// [`shuttle`].
+pub(crate) fn shuttle_long(root: &Path) -> Outcome {
+    let mut command = models_of(root, "corewalk_shuttle", "corewalk");
+    command.args(["--test", "shuttle", "--test", "shuttle_paths"]);
+    command.env("COREWALK_SCHEDULES", "3000");
+    tests_ran(&mut command, root, "corewalk_shuttle long")
+}
+
 /// Runs the models under shuttle.
 pub(crate) fn shuttle(root: &Path) -> Outcome {
     models(root, "corewalk_shuttle", "shuttle_")

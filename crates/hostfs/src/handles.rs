@@ -54,7 +54,7 @@ pub(crate) struct Handles {
     /// True if the root is that of the whole file system, so that all its files are beneath it.
     is_whole: bool,
     /// The host's generations of files that were found by number and have no name in the cache.
-    /// Protected by its mutex.
+    /// Protected by its own mutex.
     nameless: Mutex<HashMap<u64, u32, RandomState>>,
 }
 
@@ -228,7 +228,7 @@ impl HostFs {
         handles.nameless.lock().insert(ino, generation as u32);
         self.descriptors.keep(ino, Arc::new(fd));
         let has_acl = self.has_acl(&status, || Ok(true))?;
-        Ok(Attr { generation, ..self.attr(&status, has_acl) })
+        Ok(self.attr(&status, has_acl).with_generation(generation))
     }
 
     /// Opens a file that was found by number before and has no name in the cache.

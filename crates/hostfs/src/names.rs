@@ -33,7 +33,7 @@ impl HostFs {
         let dir = self.at(dir)?;
         let (status, generation) = self.status_and_generation(dir.as_fd(), name.as_bytes())?;
         let has_acl = self.has_acl(&status, || self.name_has_acl(dir.as_fd(), name))?;
-        Ok(Attr { generation, ..self.attr(&status, has_acl) })
+        Ok(self.attr(&status, has_acl).with_generation(generation))
     }
 
     pub(crate) fn make_name(
@@ -51,7 +51,7 @@ impl HostFs {
         }
         let flags =
             if self.atime.others == Atime::Never { OFlags::NOATIME } else { OFlags::empty() };
-        let opened = self.retry_full(|| create(dir.as_fd(), name, (kind, mode, flags), what))?;
+        let opened = self.retry_full(|| create(dir.as_fd(), name, kind, mode, flags, what))?;
         let opened = match opened {
             Some(fd) => Ok(fd),
             None => self.retry_full(|| open_made(dir.as_fd(), name, kind)),
@@ -128,7 +128,7 @@ impl HostFs {
             status = self.status(fd, b"")?;
         }
         let generation = self.generation(fd, b"", &status)?.ok_or(Errno::STALE)?;
-        Ok(Attr { generation, ..self.attr(&status, what.access_acl.is_some()) })
+        Ok(self.attr(&status, what.access_acl.is_some()).with_generation(generation))
     }
 
     pub(crate) fn link_name(
@@ -261,7 +261,9 @@ fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<Owne
 fn create(
     dir: BorrowedFd<'_>,
     name: Name<'_>,
-    (kind, mode, flags): (FileKind, Mode, OFlags),
+    kind: FileKind,
+    mode: Mode,
+    flags: OFlags,
     what: &Make<'_>,
 ) -> Result<Option<OwnedFd>, Errno> {
     let name = name.as_bytes();

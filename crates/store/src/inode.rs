@@ -44,12 +44,14 @@ pub(crate) fn now() -> Timespec {
     Timespec { secs: now.tv_sec, nanos: now.tv_nsec as u32 }
 }
 
-/// An inode in memory.
+/// An inode in memory. Analogous to Linux's `struct ext4_inode_info`.
 pub(crate) struct Inode {
     pub(crate) ino: u64,
     pub(crate) kind: FileKind,
+    /// Protected by its own lock.
     pub(crate) state: RwLock<State>,
-    /// The content of a regular file; empty for other kinds.
+    /// The content of a regular file; empty for other kinds. Protected by its own lock, which is
+    /// taken before `state`.
     pub(crate) content: RwLock<Content>,
     /// The last transaction that changed the inode.
     dirty: AtomicU64,
@@ -59,7 +61,7 @@ pub(crate) struct Inode {
     dirty_data: AtomicU64,
 }
 
-/// The state of an inode except its content.
+/// The state of an inode except its content. All fields are protected by `Inode::state`.
 pub(crate) struct State {
     pub(crate) record: InodeRecord,
     /// The target of a symbolic link.
@@ -184,24 +186,20 @@ impl State {
             Some(FileKind::Directory) => (record.size + 2) * ENTRY_BYTES,
             _ => record.size,
         };
-        Attr {
-            ino,
-            // Inode numbers are not used again within a mount (trap P11).
-            generation: 0,
-            mode: record.mode,
-            nlink: record.nlink,
-            uid: record.uid,
-            gid: record.gid,
-            rdev: record.rdev,
-            size,
-            blocks: record.blocks * (BLOCK_BYTES / 512),
-            blksize: BLOCK_BYTES as u32,
-            atime: record.atime,
-            mtime: record.mtime,
-            ctime: record.ctime,
-            btime: record.btime,
-            has_acl: record.has_acl,
-        }
+        // The generation is 0: a mount never uses an inode number again (trap P11).
+        Attr::new(ino, record.mode)
+            .with_nlink(record.nlink)
+            .with_uid(record.uid)
+            .with_gid(record.gid)
+            .with_rdev(record.rdev)
+            .with_size(size)
+            .with_blocks(record.blocks * (BLOCK_BYTES / 512))
+            .with_blksize(BLOCK_BYTES as u32)
+            .with_atime(record.atime)
+            .with_mtime(record.mtime)
+            .with_ctime(record.ctime)
+            .with_btime(record.btime)
+            .with_has_acl(record.has_acl)
     }
 
     /// Checks that the inode was not freed: `ESTALE`.

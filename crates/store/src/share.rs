@@ -72,7 +72,7 @@ pub enum Removal {
 /// # let dir = std::env::temp_dir().join(format!("store-doc6-{}", std::process::id()));
 /// let index = MbcacheIndex::new(Default::default())?;
 /// let counted = Arc::new(Counted { index, finds: AtomicU64::new(0) });
-/// let options = StoreOptions { share: Some(counted.clone()), ..StoreOptions::default() };
+/// let options = StoreOptions::default().with_share(Some(counted.clone()));
 /// let store = Store::open(&dir, &options)?;
 /// let root = Node::detached(store.root()?.ino, FileKind::Directory);
 /// store.setxattr(root, b"user.label", b"public", XattrMode::Set)?;
@@ -214,7 +214,8 @@ mod tests {
     use super::*;
     use crate::{Store, StoreOptions, fsck};
 
-    /// The default index, with counters and checks of the rules.
+    /// The default index, with counters and checks of the rules. Each field under a mutex is
+    /// protected by that mutex.
     struct Watched {
         index: MbcacheIndex,
         looks: Mutex<u64>,

@@ -59,8 +59,6 @@ impl Pass {
 
 /// A sequence count with a lock for its writers.
 ///
-/// - `seq`: written under `writers`, read by any thread.
-///
 /// # Examples
 ///
 /// ```
@@ -80,7 +78,9 @@ impl Pass {
 #[doc(alias = "seqlock_t")]
 #[derive(Debug, Default)]
 pub struct SeqLock {
+    /// Written under `writers`. Any thread reads it.
     seq: SeqCount,
+    /// Protects the stores to `seq`, and the data that the user of this lock covers with it.
     writers: Mutex<()>,
 }
 
@@ -118,6 +118,19 @@ impl SeqLock {
     /// Returns the result of the first pass of `read` that no writer disturbed.
     ///
     /// The first passes are optimistic. The last pass holds the lock.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk_sync::{Pass, SeqLock};
+    ///
+    /// let lock = SeqLock::new();
+    /// let mut passes = vec![];
+    /// let answer = lock.read_or_lock(|pass| {
+    ///     passes.push(pass);
+    ///     42
+    /// });
+    /// assert_eq!((answer, passes), (42, vec![Pass::Optimistic]));
+    /// ```
     #[doc(alias = "read_seqbegin_or_lock")]
     pub fn read_or_lock<R>(&self, mut read: impl FnMut(Pass) -> R) -> R {
         for _ in 0..OPTIMISTIC_PASSES {

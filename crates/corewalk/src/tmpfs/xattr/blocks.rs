@@ -75,7 +75,7 @@ impl Block {
     }
 }
 
-/// A block and its users.
+/// A block and its users. All fields are protected by the mutex of the slot.
 #[derive(Default)]
 struct BlockSlot {
     users: u32,
@@ -111,13 +111,14 @@ pub(super) struct Blocks {
     cache: Mbcache,
     /// Allocates the numbers; its words are unused.
     numbers: SlotArena<1>,
+    /// The slots of the blocks, by number. Each slot is protected by its own mutex.
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
 }
 
 impl Blocks {
     /// Returns an empty store, or None without address space.
     pub(super) fn new() -> Option<Blocks> {
-        let options = MbcacheOptions { users_max: USERS_MAX, ..MbcacheOptions::default() };
+        let options = MbcacheOptions::default().with_users_max(USERS_MAX);
         let cache = Mbcache::new(options).ok()?;
         let numbers = SlotArena::new("xattr block", cache.entries_max()).ok()?;
         Some(Blocks { cache, numbers, levels: [const { OnceLock::new() }; LEVELS] })
