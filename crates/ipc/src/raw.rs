@@ -32,12 +32,13 @@ use std::time::Duration;
 pub use msg::{MsgArg, Msginfo, msgctl, msgget, msgrcv, msgrcv_owned, msgsnd, msgsnd_check};
 pub use shm::{ShmArg, ShmUsage, Shminfo, shmat, shmctl, shmget};
 
+use crate::ctl::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT};
 use crate::flags::{GetFlags, MODE_MASK};
 use crate::handle::SemId;
-use crate::namespace::{SEMAEM, SEMVMX};
+use crate::limits::{SEMAEM, SEMVMX};
 use crate::sem::{
-    GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, SEM_INFO,
-    SEM_STAT, SEM_STAT_ANY, SETALL, SETVAL, SemBuf, SemStat,
+    GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, SEM_INFO, SEM_STAT, SEM_STAT_ANY, SETALL, SETVAL,
+    SemBuf, SemStat,
 };
 use crate::task::Task;
 

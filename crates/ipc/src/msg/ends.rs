@@ -8,8 +8,9 @@ use rustix::io::Errno;
 use std::time::Duration;
 
 use super::node::{self, Node};
-use super::queue::{LIVE, Locked, QUEUE_LINES, Queue};
+use super::queue::{LIVE, Queue, QueueGuard};
 use crate::field::put;
+use crate::layout::QUEUE_LINES;
 use crate::{
     Capacity, Cred, GetFlags, IPC_PRIVATE, MsgFlags, MsgId, Namespace, NamespaceOptions, Task,
 };
@@ -56,7 +57,7 @@ impl Waiting {
     }
 
     /// Calls both to check again, as a change of the queue does.
-    fn call_both(&self, locked: &Locked<'_>) {
+    fn call_both(&self, locked: &QueueGuard<'_>) {
         let lists = [locked.receivers(), locked.senders()];
         let lines = lists.iter().flat_map(|list| list.iter().collect::<Vec<_>>());
         let called: Vec<u32> =

@@ -24,8 +24,9 @@ use smallvec::smallvec;
 use super::message::{Message, Truth};
 use super::node::{self, Wakes};
 use super::queue::{QueueGuard, QueueName};
-use crate::namespace::Shared;
-use crate::sem::{Absent, STATUS};
+use crate::shared::Shared;
+use crate::status::STATUS;
+use crate::task_line::Absent;
 
 /// The checks of a message before its receiver is checked. They take some microseconds.
 const LOOKS: u32 = if IS_MODEL { 1 } else { 200 };

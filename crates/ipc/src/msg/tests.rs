@@ -36,8 +36,9 @@ fn called_sender_does_not_count_as_waiting() {
     let namespace = namespace();
     let task = task(&namespace, 1);
     let id = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
-    let who = (Role::Sender, queue(&task, id).name, 1);
-    let node = Node::alloc(&task, who, 1, Filter::Any).unwrap();
+    let guard = queue(&task, id).lock(task.owner).unwrap();
+    let node = Node::alloc(&guard, Role::Sender, 1, 1, Filter::ANY).unwrap();
+    drop(guard);
     let begun = task.begin_wait(node.line);
     assert_eq!(task.waiting(), 1);
     assert!(node.call());
@@ -81,7 +82,7 @@ fn scramble(task: &Task, id: MsgId, seed: u64) {
     for (at, list) in lists.into_iter().enumerate() {
         let members: Vec<u32> = list.iter().collect();
         for line in members {
-            put(&list.region.line(line)[crate::list::LINKS], seed.wrapping_mul(77 + at as u64));
+            put(&list.region.line(line)[list.links], seed.wrapping_mul(77 + at as u64));
         }
         put(list.ends, seed.rotate_left(at as u32 * 9));
     }
@@ -206,7 +207,7 @@ fn interrupted_removal_is_completed_by_recovery() {
             ids.unpublish(&ids.obtain_object_check(id.raw()).unwrap());
         }
         if is_begun {
-            let line = one.shared.layout.queues + super::QUEUE_LINES * queue.name.index;
+            let line = one.shared.layout.queues + crate::layout::QUEUE_LINES * queue.name.index;
             put(&one.shared.region.line(line)[super::queue::LIVE], 0);
         }
         rebuild::recover(queue, one.owner);
@@ -239,8 +240,8 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     let guard = queue(&dead, id).lock(dead.owner).unwrap();
     // One node waits, and another one has got a message that its task has not seen.
     let nodes = [9, 10].map(|mtype| {
-        let who = (Role::Receiver, guard.queue.name, guard.next_ticket());
-        let node = Node::alloc(&dead, who, 8, super::filter::Filter::Equal(mtype)).unwrap();
+        let filter = Filter::new(mtype, MsgFlags::empty()).unwrap();
+        let node = Node::alloc(&guard, Role::Receiver, 2, 8, filter).unwrap();
         guard.receivers().push(node.line);
         node
     });
@@ -288,15 +289,9 @@ fn message_taken_while_its_sender_is_reaped_stays_with_its_receiver() {
 
 fn linked(task: &Task, id: MsgId, role: Role) -> Node<'_> {
     let guard = queue(task, id).lock(task.owner).unwrap();
-    let node = Node::alloc(
-        task,
-        (role, guard.queue.name, guard.next_ticket()),
-        8,
-        super::filter::Filter::Any,
-    );
-    let list = if role == Role::Receiver { guard.receivers() } else { guard.senders() };
-    list.push(node.unwrap().line);
-    node.unwrap()
+    let node = Node::alloc(&guard, role, task.pid, 8, Filter::ANY).unwrap();
+    guard.waiting(role).push(node.line);
+    node
 }
 
 fn left(task: &Task, id: MsgId, role: Role) -> Node<'_> {
@@ -376,7 +371,7 @@ fn interrupted_change_of_a_queue_is_whole_or_nothing() {
         {
             let ids = one.msg_ids().lock().unwrap();
             let guard = queue.lock(one.owner).unwrap();
-            guard.begin_set(77, one.msg_ids().changes(queue.name.index));
+            guard.begin_set(77);
             if is_changed {
                 ids.update_perm(&ids.obtain_object_check(id.raw()).unwrap(), 0, 0, 0o640, 0);
             }
@@ -535,8 +530,7 @@ fn message_with_an_impossible_size_is_cut() {
 fn receive_without_sleep(task: &Task, id: MsgId) -> u32 {
     let queue = queue(task, id);
     let guard = queue.lock(task.owner).unwrap();
-    let who = (Role::Receiver, queue.name, guard.next_ticket());
-    let node = Node::alloc(task, who, 64, Filter::Any).unwrap();
+    let node = Node::alloc(&guard, Role::Receiver, task.pid, 64, Filter::ANY).unwrap();
     guard.receivers().push(node.line);
     node.line
 }

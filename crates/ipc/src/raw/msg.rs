@@ -5,10 +5,10 @@
 use rustix::io::Errno;
 
 use super::get_flags;
+use crate::ctl::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT};
 use crate::flags::MsgFlags;
 use crate::handle::MsgId;
 use crate::msg::{Arrived, MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgStat, Received};
-use crate::sem::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT};
 use crate::task::Task;
 
 /// The fixed part of the result of `IPC_INFO`: kilobytes, and the size and number of pieces.

@@ -5,9 +5,9 @@
 use rustix::io::Errno;
 
 use super::get_flags;
+use crate::ctl::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT};
 use crate::flags::ShmFlags;
 use crate::handle::ShmId;
-use crate::sem::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT};
 use crate::shm::{Mapping, SHM_INFO, SHM_LOCK, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK, ShmStat};
 use crate::task::Task;
 

@@ -1,12 +1,14 @@
 //! For tests: what a task leaves that is killed while it waits, without a process of its own.
 
 use super::SemBuf;
-use super::queue::{self, Completed, Node};
+use super::node::{Call, Completed, Node};
+use super::queue;
 use super::set::Set;
-use super::txn::{Call, Txn, Verdict};
+use super::txn::{Txn, Verdict};
 use super::undo;
 use crate::handle::SemId;
-use crate::task::{Task, forget_process};
+use crate::task::Task;
+use crate::task_line::forget_process;
 
 /// Queues a call of `task`, as far as a real call gets before it sleeps. No thread sleeps. Returns
 /// the line of the node.
@@ -19,7 +21,7 @@ pub(crate) fn wait_looking(task: &Task, id: SemId, sops: &[SemBuf], is_watched: 
     let object = task.sem_ids().obtain_object_check(id.raw()).unwrap();
     let guard = Set::new(&task.shared, &object).lock(task.owner).unwrap();
     let has_undo = sops.iter().any(|sop| sop.is_undo());
-    let undo = if has_undo { undo::find_alloc(&guard, task).unwrap() } else { 0 };
+    let undo = if has_undo { undo::find_alloc(&guard, &task.undos).unwrap() } else { 0 };
     let call = Call { sops, undo, pid: task.pid };
     let mut txn = Txn::new(&guard);
     let Verdict::Blocks(at) = txn.perform(call) else { panic!("the call need not wait") };
@@ -44,13 +46,13 @@ mod tests {
     use rustix::io::Errno;
     use std::time::Duration;
 
-    use super::super::recover::thaw_dead;
+    use super::super::freeze::thaw_dead;
     use super::super::set::WORD;
     use super::*;
     use crate::field::{get, put};
     use crate::process::{Identity, Look};
-    use crate::sem::STATUS;
-    use crate::task::{STATE, identity, task_line};
+    use crate::status::STATUS;
+    use crate::task_line::{STATE, identity, task_line};
     use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemFlags};
 
     fn namespace(sets: u32) -> Namespace {
