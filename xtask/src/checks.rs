@@ -153,8 +153,8 @@ fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
         command.args(["test", "--profile", "models", "-p", &package]);
         command.env("RUSTFLAGS", format!("--cfg {cfg}"));
         let what = match &target {
-            // Only the models: other unit tests would use the model's atomics outside of a model,
-            // which panics.
+            // Run only the models. Other unit tests would use the model checker's atomics outside
+            // of a model, which panics.
             ModelTarget::Library => {
                 command.args(["--lib", filter]);
                 format!("{cfg} {package}")

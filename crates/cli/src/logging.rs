@@ -87,8 +87,8 @@ mod tests {
         all
     }
 
-    /// Trap X3. The write end is in blocking mode, as standard error is. A write to the full pipe
-    /// would never return.
+    /// Trap X3: the message of a panic must not stop the server. The write end is in blocking mode,
+    /// as standard error is. A write to the full pipe would never return.
     #[test]
     fn log_into_a_full_pipe_does_not_block() {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();

@@ -10,7 +10,7 @@
 use bitflags::bitflags;
 
 bitflags! {
-    /// The capabilities that matter to a file system, as capabilities(7) describes them.
+    /// The capabilities that concern a file system, as capabilities(7) describes them.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Caps: u32 {
         /// Change the owner of any file.

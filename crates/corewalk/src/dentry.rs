@@ -641,7 +641,8 @@ impl Line<'_> {
         lookup_key: &LookupKey<'_>,
         dentries: &Dentries,
     ) -> bool {
-        // This branch does not wait for the line of the dentry.
+        // Branch on the lookup key. Unlike the dentry's length, it is known before the cache line
+        // of the dentry arrives.
         if !lookup_key.is_long() {
             let (pairs, _) = self.0.as_chunks::<2>();
             // ORDERING: Relaxed. Data of a sequence section.

@@ -5,7 +5,7 @@
 //! two steps, so the path existed (traps T1, T8, P8). There is no global rename sequence: only a
 //! rename of the dentry or of an ancestor makes a pass fail. After a few passes the translation
 //! takes `topology` shared, which keeps directories in place, and locks the leaf. So no storm of
-//! renames can starve it (trap T9).
+//! renames can make it retry for ever, which is trap T9.
 //!
 //! The result includes the kind of path, from which the formattings of d_path and getcwd follow
 //! (trap T11).
@@ -24,7 +24,8 @@ pub(crate) use path_buffer::PathBuffer;
 
 /// Passes without a lock.
 const OPTIMISTIC_PASSES: u32 = 4;
-/// Steps that a translation into a lent buffer can check without a lock, at the second attempt.
+/// Number of steps that the second attempt of a translation into a lent buffer can check without a
+/// lock.
 const DEEP: usize = 1024;
 
 /// Names of an inode that are translated besides the first.
@@ -146,7 +147,8 @@ pub(crate) fn append_inode_path(
             return Ok(());
         }
         if dcache.inodes.alias(inode) == alias {
-            // A name in a directory that has been removed is a name no more, but another may be.
+            // A name in a removed directory does not count as a name of the inode. Try the other
+            // names.
             let other = other_inode_paths(dcache, inode).into_iter().next();
             out.extend_from_slice(&other.ok_or(Errno::NOENT)?);
             return Ok(());
@@ -183,7 +185,7 @@ fn collect_alias(
     is_alias && buffer.kind == PathKind::Linked
 }
 
-/// A path of an inode, and the inodes on it: that one first, the root last.
+/// A path of an inode, and the inodes on the path, from the inode itself to the root.
 pub(crate) struct Chain {
     pub(crate) path: Vec<u8>,
     pub(crate) inodes: Vec<u32>,
@@ -225,7 +227,8 @@ fn names_of<T>(dcache: &Dcache, inode: u32, look: impl Fn(u32) -> Option<T>) -> 
             return Some(found);
         }
         if dcache.inodes.alias(inode) == first {
-            // A name in a directory that has been removed is a name no more, but another may be.
+            // A name in a removed directory does not count as a name of the inode. Try the other
+            // names.
             let others = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
             return others.into_iter().find_map(look);
         }

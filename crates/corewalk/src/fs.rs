@@ -22,7 +22,8 @@
 //!   waits for it. Renames elsewhere are not delayed (trap X1).
 //!
 //! # What a back end must do
-//! - It never reuses a pair (`ino`, `generation`) for another file within the mount (trap P11).
+//! - It never reuses a pair (`ino`, `generation`) for another file within the mount. Otherwise a
+//!   stale handle would reach the other file (trap P11).
 //! - A call that fails changes nothing.
 //! - During a call, it must not call the `Vfs` for the same names, nor change the attributes of the
 //!   same inode. Between [`Node::path`] and the end of the call it must not call the `Vfs` at all.
@@ -41,7 +42,7 @@ use crate::name::Name;
 /// How a back end identifies the file of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Addressing {
-    /// By its inode number. [`Node::path`] is `EOPNOTSUPP`.
+    /// By its inode number. [`Node::path`] fails with `EOPNOTSUPP`.
     #[default]
     Number,
     /// By its path, while it has a name. The back end itself must keep a file without a name

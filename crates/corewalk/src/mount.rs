@@ -145,7 +145,7 @@ impl Mounts {
         dentry: u32,
         guard: &'g ReadGuard,
     ) -> Option<&'g Arc<Mount>> {
-        // A dead one is about to leave the table.
+        // Ignore a dead mount, which is about to leave the table.
         self.table.read(guard).get(&(mount.id, dentry)).filter(|mount| !mount.is_dead())
     }
 
@@ -187,8 +187,8 @@ impl Vfs {
         let root = self.add_superblock(fs, &attr)?;
         let mut last = self.mounts.change.lock();
         if self.mounts.is_taken(key) {
-            // Only a root is mounted on without an in-lookup lock, so two threads can come this
-            // far.
+            // A mount on a root takes no in-lookup lock, so another thread may have mounted there
+            // meanwhile.
             return Err(Errno::BUSY);
         }
         self.dcache.dentries.lockref(at.dentry).get();
@@ -223,7 +223,7 @@ impl Vfs {
             let key = self.dcache.in_lookup_key(parent, &self.dcache.lookup_key(name));
             let in_lookup = self.dcache.in_lookup.lock(key);
             let (parent_now, now) = self.dcache.name_of(dentry);
-            // It may have been renamed or removed before the lock was taken.
+            // The mount point may have been renamed or removed before the lock was taken.
             if (parent_now, now.as_bytes()) == (parent, copy.as_bytes()) {
                 return attached().map(|_| Some(in_lookup));
             }

@@ -7,7 +7,7 @@ use corewalk_sync::SeqCount;
 
 use crate::dentry::Dentries;
 
-/// Steps that need no allocation; most paths are shorter.
+/// Number of steps that need no allocation. Most paths have fewer.
 pub(crate) const STEPS: usize = 16;
 
 /// Dentries, each with the sequence that was read.
@@ -106,7 +106,7 @@ impl<const N: usize> ReadSet<N> {
 /// length.
 pub(crate) struct InlineSteps<'a, const N: usize = STEPS> {
     read_set: &'a mut ReadSet<N>,
-    /// The length, here so that it can stay in a register.
+    /// A copy of the length of the read set, so that it can stay in a register.
     len: usize,
 }
 
@@ -145,8 +145,8 @@ impl<const N: usize> Drop for InlineSteps<'_, N> {
 mod tests {
     use super::*;
 
-    /// Trap T8: each step counts, also those that needed an allocation. Steps from before `clear`
-    /// do not.
+    /// Trap T8: a validation must cover all steps of the current pass and no others. Steps that
+    /// needed an allocation count too.
     #[test]
     fn change_of_any_step_is_seen() {
         let dentries = Dentries::new(64).unwrap();

@@ -15,10 +15,11 @@
 //! budgets (`budget`) limit bytes and inodes; without limits each thread counts for itself.
 //!
 //! # Lock order
-//! The bytes of one file; directories in ascending order of their slots; one inode that is not a
-//! directory; the slot of a shared set of attributes; the free lists of slots and the queues of
-//! deferred de-duplication. `names` shows that this order prevents deadlock. No lock is held while
-//! the caller's sink runs in `readdir`; a lock is held only while one batch is copied.
+//! Locks are taken in this order: the bytes of one file; directories in ascending order of their
+//! slots; one inode that is not a directory. Then come the slot of a shared set of attributes, and
+//! the free lists of slots and the queues of deferred de-duplication. `names` shows that this order
+//! prevents deadlock. No lock is held while the caller's sink runs in `readdir`; a lock is held
+//! only while one batch is copied.
 //!
 //! # Differences from Linux
 //! - `FALLOC_FL_ZERO_RANGE`, `COLLAPSE_RANGE` and `INSERT_RANGE` work.
@@ -194,7 +195,8 @@ impl Tmpfs {
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn share_xattrs(&self) -> u64 {
-        // Stop after as many as are queued now, so that concurrent changes cannot prolong this.
+        // Stop after as many inodes as are queued now, so that concurrent changes cannot prolong
+        // this call.
         let (mut shared, most) = (0, self.xattrs.stats().waiting);
         while shared < most {
             match self.share_waiting(None) {
@@ -364,7 +366,8 @@ impl Tmpfs {
         let bytes = self.table.bytes() + self.space.used();
         // ORDERING: Relaxed. A sample; nothing is published through it.
         let most = self.bytes_max.fetch_max(bytes, Ordering::Relaxed);
-        // The threshold grows with the heap, so a large heap is not scanned for little.
+        // The threshold grows with the heap, so that a large heap is scanned only if much can be
+        // returned.
         if most.saturating_sub(bytes) >= TRIM_BYTES.max(bytes / 8) {
             // ORDERING: Relaxed. As above.
             self.bytes_max.store(bytes, Ordering::Relaxed);
@@ -511,7 +514,7 @@ impl FileSystem for Tmpfs {
             blocks,
             bfree,
             bavail: bfree,
-            // Plus the root directory, which `inodes` leaves out.
+            // Add the root directory, which `inodes` does not count.
             files: files.saturating_add(1),
             ffree: files.saturating_sub(self.inodes.used()),
             namelen: NAME_MAX as u32,
@@ -622,7 +625,8 @@ impl FileSystem for Tmpfs {
     /// the system.
     fn maintain(&self) {
         self.trim();
-        // Stop after as many as are queued now, so that concurrent changes cannot prolong this.
+        // Stop after as many inodes as are queued now, so that concurrent changes cannot prolong
+        // this call.
         let (now, mut left) = (now(), self.xattrs.stats().waiting);
         while left > 0 {
             match self.share_waiting(Some(now)) {
@@ -634,7 +638,7 @@ impl FileSystem for Tmpfs {
 
     fn counters(&self, sink: &mut dyn FnMut(&'static str, u64)) {
         let XattrStats { shared_sets, waiting } = self.xattr_stats();
-        // Plus the root directory, which `inodes` leaves out.
+        // Add the root directory, which `inodes` does not count.
         sink("tmpfs_inodes", self.inodes.used() + 1);
         sink("tmpfs_used_bytes", self.space.used());
         sink("tmpfs_table_bytes", self.table.bytes());

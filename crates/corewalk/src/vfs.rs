@@ -77,7 +77,7 @@ const REFS_MAX: u64 = LOOKUP / 2;
 /// At this many lookups an inode's lookup count is saturated: it stays, and only
 /// [`Vfs::forget_all`] drops it. So a client that never forgets cannot make the count overflow.
 const LOOKUPS_MAX: u64 = 1 << 32;
-/// The most file systems that a namespace can mount during its life; see [`Vfs::mount`].
+/// Maximum number of file systems that a namespace can mount during its life; see [`Vfs::mount`].
 const SUPERBLOCKS_MAX: usize = 1024;
 
 /// The settings of a namespace.
@@ -86,8 +86,8 @@ pub struct VfsOptions {
     /// The memory limit for dentries, inodes, names and tables, in bytes. Reclaim keeps below it
     /// while any entry is unused.
     pub cache_bytes: u64,
-    /// The most dentries, and the most inodes. The namespace reserves address space for them, but
-    /// no memory. Beyond it, operations fail with `ENOMEM`.
+    /// Maximum number of dentries, and of inodes. The namespace reserves address space for them,
+    /// but no memory. Beyond that number, operations fail with `ENOMEM`.
     pub entries_max: u32,
     /// A fixed seed for the hash, for repeatable runs. `None` takes a random seed. A server on
     /// which untrusted users can create files needs a random one (trap T54).

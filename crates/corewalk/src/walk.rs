@@ -35,7 +35,7 @@ use crate::path::PathRef;
 use crate::read_set::{Growth, ReadSet};
 use crate::vfs::{DentryAndInode, Vfs};
 
-/// Symbolic links that one walk follows; the next one is `ELOOP`, as on Linux.
+/// Maximum number of symbolic links that one walk follows. The next one is `ELOOP`, as on Linux.
 pub const SYMLINKS_MAX: u32 = 40;
 /// Walks in rcu-walk before ref-walk.
 const RCU_PASSES: u32 = 16;
@@ -116,14 +116,16 @@ pub(crate) struct Walk<'v, 'a> {
     pub(crate) flags: WalkFlags,
     pub(crate) root: &'a PathRef<'v>,
     pub(crate) mode: Mode,
-    /// Counted only after a mount point was crossed: a count would be a store that others see.
+    /// The mount, counted only after the walk has crossed a mount point. Counting it earlier would
+    /// store to shared memory.
     pub(crate) mount: Cow<'a, Arc<Mount>>,
     pub(crate) dentry: u32,
     /// The snapshot of the dentry.
     pub(crate) seen: crate::dentry::Snapshot,
     /// The reference on `dentry`, if there is one.
     pub(crate) hold: Option<DentryAndInode<'v>>,
-    /// The dentries since the walk began. Borrowed, since it is large and a walk is moved.
+    /// The dentries that the walk has passed. The set is borrowed, since it is large and a `Walk`
+    /// is moved.
     read_set: &'a mut ReadSet,
     pub(crate) links: u32,
 }
@@ -148,8 +150,8 @@ impl Vfs {
         self.passes(cred, at, path, flags, |walk| walk.end_in_path())
     }
 
-    /// Returns what `path` leads to without taking a reference: nothing shared is written, if all
-    /// that is needed is cached. Errors as [`Vfs::walk`].
+    /// Returns the place that `path` leads to, without taking a reference. If the cache has all
+    /// that the walk needs, the walk writes no shared memory. Errors as [`Vfs::walk`].
     pub fn resolve_path(
         &self,
         cred: &Cred,
@@ -235,7 +237,8 @@ impl<'v, 'a> Walk<'v, 'a> {
     ) -> Walk<'v, 'a> {
         let mut seen = vfs.dcache.dentries.snapshot(start.dentry);
         if seen.body.is_negative() {
-            // A directory that has been removed is still a place to start at (trap T17).
+            // A directory that has been removed is still a place to start at. In trap T17 such a
+            // walk reaches a freed entry.
             seen.body = seen.body.with_inode(start.inode.slot);
         }
         Walk {
@@ -333,7 +336,7 @@ impl<'v, 'a> Walk<'v, 'a> {
         }
     }
 
-    /// Checks that all that has been passed is as it was.
+    /// Checks that no dentry in the read set has changed since the walk passed it.
     pub(crate) fn validate(&self) -> Result<(), Stop> {
         let dentries = &self.vfs.dcache.dentries;
         match self.read_set.is_unchanged(dentries) {

@@ -123,7 +123,7 @@ fn swap_against_walk(swap: fn(&Vfs)) {
     assert_eq!([walk(&vfs, b"/y/f"), walk(&vfs, b"/x/f")], files.map(Ok));
 }
 
-/// Traps T12, T13.
+/// Traps T12, T13: a name that always exists must always be found.
 #[test]
 fn walk_during_an_exchange_finds_both_names() {
     check(|| swap_against_walk(|vfs| rename(vfs, "x", "y", RenameMode::Exchange)));
@@ -166,7 +166,7 @@ fn replace_against_lookup(replace: fn(&Vfs)) {
     assert_eq!([lookup(&vfs, "a"), lookup(&vfs, "b")], [Err(Errno::NOENT), Ok(files[0])]);
 }
 
-/// Traps T12, T13.
+/// Traps T12, T13: a name that always exists must always be found.
 #[test]
 fn lookup_during_a_replacing_rename_finds_the_target() {
     check(|| replace_against_lookup(|vfs| rename(vfs, "a", "b", RenameMode::Replace)));
@@ -247,7 +247,7 @@ fn forget_against_lookup(forget: fn(&Vfs, u64)) {
     assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
 }
 
-/// Trap P5.
+/// Trap P5: a forget must not leave or take a reference too many.
 #[test]
 fn forget_during_lookup_and_removal_leaves_no_reference() {
     check(|| forget_against_lookup(|vfs, ino| assert!(vfs.forget(ino, 1))));
@@ -336,7 +336,7 @@ fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
     assert_eq!(lookup(&vfs, "f"), Ok(next), "T25: a stale answer stayed");
 }
 
-/// Traps T25, P12.
+/// Traps T25, P12: a stale answer must not be entered after an invalidation.
 #[test]
 fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate(&vfs.root(), name("f")).unwrap();
@@ -344,7 +344,7 @@ fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// Traps T25, P12.
+/// Traps T25, P12: a stale answer must not be entered after an invalidation.
 #[test]
 fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate_dir(&vfs.root()).unwrap();
@@ -394,7 +394,7 @@ fn chmod_during_a_write_that_clears_set_user_id_is_not_lost() {
     assert!(reached.iter().all(|&count| count > 0), "an order was not reached: {reached:?}");
 }
 
-/// Control: a chmod in the back end, without the attribute lock.
+/// Control: the chmod is made in the back end without the attribute lock, so the write undoes it.
 #[test]
 #[should_panic(expected = "the chmod was lost")]
 fn control_chmod_without_the_attribute_lock_is_caught() {
@@ -569,7 +569,8 @@ fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs))
     let made = Arc::new(AtomicU64::new(0));
     let maker: Body = {
         let made = Arc::clone(&made);
-        // ORDERING: SeqCst. The order of the history, not part of what is modelled.
+        // ORDERING: SeqCst. The flag orders the events of the history. It is not part of the
+        // modelled code.
         Box::new(move |vfs| made.store(mkdir(vfs), Ordering::SeqCst))
     };
     let looker = |look: fn(&Vfs, u64) -> Result<u64, Errno>| -> Body {

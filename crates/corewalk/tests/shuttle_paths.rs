@@ -116,7 +116,7 @@ fn move_beside_calls(from: From) {
     assert_eq!(fs.strays.load(Ordering::Relaxed), 0, "the path led to another file");
 }
 
-/// Trap X1.
+/// Trap X1: a path that a call got must not become invalid by a rename of a directory above.
 #[test]
 fn path_of_a_call_is_valid_until_it_returns() {
     check(|| move_beside_calls(From::Call));

@@ -468,7 +468,7 @@ fn acl_and_mode_change_each_other() {
     assert_eq!(fs.get_acl(node(&made), AclKind::Default), Ok(Some(acl)));
 }
 
-/// Trap P11.
+/// Trap P11: a reused number would lead an old handle to a new file.
 #[test]
 fn inode_number_never_repeats() {
     let fs = new_fs();
@@ -541,9 +541,10 @@ fn check_links(fs: &Tmpfs, dirs: &[u64], all: &[u64]) {
     }
 }
 
-/// Trap P9. All threads rename all pairs of names in three directories (one inside another) onto
-/// each other in every mode, while names are removed, linked and made again. Calls for one name
-/// overlap here. A back end need not support that, but tmpfs does.
+/// Trap P9: concurrent renames must not deadlock. All threads rename all pairs of names in three
+/// directories (one inside another) onto each other in every mode, while names are removed, linked
+/// and made again. Calls for one name overlap here. A back end need not support that, but tmpfs
+/// does.
 #[test]
 fn rename_of_all_pairs_neither_deadlocks_nor_loses_links() {
     let _watchdog = Watchdog::start("all-pairs rename storm", Duration::from_secs(120));
@@ -590,7 +591,7 @@ fn rename_of_all_pairs_neither_deadlocks_nor_loses_links() {
     all.iter().for_each(|&ino| fs.forget(ino));
     let names: usize = dirs.iter().map(|&d| list(&fs, d).len()).sum();
     let stat = fs.statfs().unwrap();
-    // Plus the root directory, which has no entry.
+    // Add the root directory, which has no entry.
     assert_eq!(stat.files - stat.ffree, names as u64 + 1, "{seed}");
 }
 

@@ -17,8 +17,8 @@
 use corewalk::{Caps, Cred, Errno};
 use rustix::fs::{Mode, OFlags};
 
-/// The bytes of `/proc/PID/status` that are read, at most. Only the list of groups is long, and
-/// 4096 groups of ten digits fit.
+/// Maximum number of bytes that are read of `/proc/PID/status`. Only the list of groups is long,
+/// and 4096 groups of ten digits fit.
 const STATUS_BYTES_MAX: usize = 64 << 10;
 
 /// The capabilities that affect a file system, with their numbers in the kernel.

@@ -159,8 +159,9 @@ impl Mount {
     pub fn wait(mut self) -> Result<(), MountError> {
         let session = self.session.take().expect("only `wait` and `drop` take the session");
         let mut ended = end(session);
-        // When a detached mount ends, most threads read ENODEV, but now and then one reads
-        // ECONNABORTED. If the mount still exists, its connection was aborted.
+        // When a detached mount ends, most threads read ENODEV, but now and then a thread reads
+        // ECONNABORTED. A connection that was aborted returns ECONNABORTED too, but then the mount
+        // still exists.
         let is_aborted = ended == Err(MountError::System("serving requests", Errno::CONNABORTED));
         if is_aborted && self.point.find() == Ok(None) {
             ended = Ok(());
@@ -237,7 +238,7 @@ fn start(adapter: Adapter, device: &Device, mount: &MountOptions) -> Result<Runn
         .map_err(|error| system("negotiating with the kernel", &error))?;
     let notifier = session.notifier();
     server.set_drop_attributes(Box::new(move |node| {
-        // Offset -1 means the attributes alone. For that the kernel takes no lock of the inode.
+        // Offset -1 drops only the attributes. For that the kernel does not lock the inode.
         if let Err(error) = notifier.inval_inode(INodeNo(node), -1, 0) {
             log::debug!("cannot make the kernel drop the attributes of node {node}: {error}");
         }
@@ -274,7 +275,8 @@ impl Drop for Mount {
                 }
             }
             Ok(Unmounted::Already | Unmounted::Detached) => {
-                // Processes may still use the detached mount, and no thread can wait for that.
+                // Processes may use the detached mount for any length of time, so do not wait for
+                // its end.
             }
             Err(error) => {
                 log::error!(

@@ -1,7 +1,7 @@
 //! Notifications to the kernel to drop cached names and inodes that another program has changed.
 //!
-//! To drop a name, the kernel locks the directory. A process that waits for a request in that
-//! directory holds the same lock. So a thread that serves requests would wait for itself, and a
+//! To drop a name, the kernel locks the directory. A process whose request in that directory is not
+//! answered yet holds the same lock. A thread that serves that request would wait for itself. So a
 //! back end must not call these functions while it serves a request. Notifications because of the
 //! budget of the cache are in [`shrinker`](crate::shrinker).
 //!

@@ -43,17 +43,19 @@ pub struct Options {
     pub entry_timeout: Duration,
     /// How long the kernel may use attributes without asking again.
     pub attr_timeout: Duration,
-    /// How long the kernel may remember that a name does not exist. Zero: it does not remember it.
+    /// How long the kernel may remember that a name does not exist. With zero it does not remember
+    /// that.
     pub negative_timeout: Duration,
     /// The longest write request, in bytes: 4096 to 16 MiB.
     pub write_bytes_max: u32,
-    /// The background requests (read-ahead, writeback, release) that the kernel may send at a time.
+    /// Maximum number of background requests (read-ahead, writeback, release) that the kernel sends
+    /// before it waits for an answer.
     pub background_max: u16,
     /// The options of the namespace and its cache.
     pub vfs: VfsOptions,
 }
 
-/// Which programs change the files of a back end.
+/// Tells which programs change the files of a back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ownership {
     /// Only programs that use this mount.
@@ -71,7 +73,7 @@ pub enum Permissions {
     Server,
 }
 
-/// Whether the kernel collects writes before it sends them.
+/// Tells whether the kernel collects writes before it sends them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteCache {
     /// The kernel sends each write at once.
@@ -85,7 +87,8 @@ pub enum WriteCache {
 pub enum ReaddirPlus {
     /// Never: a listing contains names and types only.
     Never,
-    /// If the kernel expects that a program reads the attributes, and if names have a timeout.
+    /// The kernel asks for attributes in a listing if it expects that the program reads them, and
+    /// if names have a timeout.
     Auto,
     /// Always.
     Always,

@@ -6,7 +6,7 @@
 //!
 //! # Node numbers
 //! In the protocol the root has the number 1. The node number of any other inode is the inode
-//! number of the back end, with one exchange: the back end's number of the root and 1 are swapped.
+//! number of the back end, with one exception. The back end's number of the root and 1 are swapped.
 //! So no two inodes have one node number, whatever numbers the back end uses. The kernel reads
 //! number 0 as "no such name", so an inode with that number is refused.
 //!
@@ -14,7 +14,8 @@
 //! A returned [`Entry`] has been counted. The transport must deliver it to the kernel, or call
 //! [`Server::forget`] for it. The kernel keeps a delivered entry even if the calling process has
 //! died meanwhile. When the connection ends, all counts end with it. A forget names a node number
-//! and no name. So a late forget cannot hit the file that has the name by then (traps P1, P2).
+//! and no name. So a late forget cannot hit the file that has the name by then, as in traps P1 and
+//! P2.
 //!
 //! # Guarantees
 //! - A.1: a directory's cookies are those of the back end plus 2. Cookies 1 and 2 are the positions
@@ -231,7 +232,7 @@ impl Server {
     pub fn forget(&self, node: u64, n: u64) {
         self.tallies.requests.add(1);
         if node == ROOT_NODE || node == NO_NODE {
-            // The server never hands out either of them.
+            // The server counts no lookups of these two nodes.
             return;
         }
         if self.vfs.forget(self.translate(node), n) {
@@ -288,7 +289,8 @@ impl Server {
         self.counted(node)
     }
 
-    /// Returns the counted inode of a node. For the second node that a request names.
+    /// Returns the counted inode of a node, but counts no request. It is for the second node that a
+    /// request names.
     fn counted(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.vfs.inode(self.translate(node))?;
         let (ownership, permissions) = (self.options.ownership, self.options.permissions);
@@ -299,10 +301,11 @@ impl Server {
         Ok(inode)
     }
 
-    /// As `inode`, but the back end is asked again for owner and mode if other programs may change
-    /// them. For requests whose effect depends on both, whatever checks permissions: a new file
-    /// inherits from them, or a change clears some bits. Other requests need them only for the
-    /// permission check, which the kernel has made. Asking again would cost a `stat` each.
+    /// As `inode`, but asks the back end again for owner and mode if other programs may change
+    /// them. It is for requests whose effect depends on owner and mode, even if the kernel checks
+    /// the permissions. For example, a new file inherits from them, or a change clears some bits.
+    /// Other requests need them only for the permission check, which the kernel has made. Asking
+    /// again would cost a `stat` each.
     fn inode_refreshed(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.inode(node)?;
         self.refresh(&inode);

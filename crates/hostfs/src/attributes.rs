@@ -1,15 +1,15 @@
 //! Attributes: statx(2), and chmod, chown, truncate and utimensat.
 //!
 //! A change of several attributes is made step by step. If a step fails, the old owner and mode are
-//! restored, as far as they were to change. The size is changed after them, since a truncation
-//! cannot be undone.
+//! restored, if the call changes them. The size is changed last, since a truncation cannot be
+//! undone.
 //!
 //! # When ACLs are read
 //! Neither statx(2) nor the mode shows whether a file has an ACL. Reading the ACL takes longer than
 //! reading all other attributes. So the ACL is read only in calls whose attributes the cache uses
 //! for permission checks: lookup, creation and changes. In any other call the attributes say that
-//! there may be an ACL. If the cache uses those for a check, it reads the ACL itself and finds
-//! none. So the answer is right, but takes longer.
+//! there may be an ACL. If the cache checks a permission with such attributes, it reads the ACL
+//! itself, and may find none. So the answer is right, but takes longer.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -57,7 +57,7 @@ impl HostFs {
         }
     }
 
-    /// Returns the attributes in a status, with generation 0.
+    /// Returns the attributes that a result of statx(2) contains, with generation 0.
     #[inline]
     pub(crate) fn attr(&self, status: &Statx, has_acl: bool) -> Attr {
         Attr {
@@ -104,7 +104,7 @@ impl HostFs {
         self.attr_of(fd)
     }
 
-    /// Returns a descriptor for a truncation. Prefers an open file of a client: a user who has
+    /// Returns a descriptor for a truncation. Prefers an open file of a client. A user who has
     /// created a file with mode 0400 may truncate it while it is open, but could not open it for
     /// writing again.
     fn writable(&self, node: Node<'_>, fd: BorrowedFd<'_>) -> Result<SharedFd, Errno> {
@@ -129,7 +129,8 @@ fn change(
         && node.kind() != FileKind::Symlink
     {
         let changed = chmod(fd, mode);
-        // The caller may write to the file without owning it. The truncation clears the bits then.
+        // chmod(2) may fail, because the caller may write to the file without owning it. Then the
+        // truncation itself clears the bits.
         let before = u32::from(before.stx_mode);
         let takes_set_id = (before ^ mode) & !S_IFMT & !SET_ID == 0 && mode & !before & SET_ID == 0;
         match changed {

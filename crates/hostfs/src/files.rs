@@ -186,8 +186,8 @@ pub(crate) fn open_with_atime<R>(
     }
 }
 
-/// Returns the access mode in a client's flags. The other flags have no use here: each call has its
-/// offset, and appending, creation and truncation are separate calls.
+/// Returns the access mode in a client's flags of open(2). The back end needs no other flag: each
+/// call names its offset, and appending, creation and truncation are separate calls.
 pub(crate) fn access_of(flags: u32) -> OFlags {
     OFlags::from_bits_retain(flags) & OFlags::ACCMODE
 }

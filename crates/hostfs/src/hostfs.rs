@@ -35,10 +35,10 @@ const LOCAL: [u32; 5] = [0x9123_683e, 0xef53, 0xf2f5_2010, 0x0102_1994, 0x5846_5
 /// The options of a [`HostFs`].
 #[derive(Clone, Copy, Debug)]
 pub struct HostFsOptions {
-    /// The descriptors of recently used inodes that are kept, at most.
+    /// Maximum number of kept descriptors of recently used inodes.
     pub reusable: usize,
-    /// The descriptors of inodes unlinked while in use that are kept, at most. If such a file is
-    /// open, its open descriptor is used too.
+    /// Maximum number of kept descriptors of inodes that were unlinked while in use. If such a file
+    /// is open, its open descriptor is used too.
     pub orphans: usize,
     /// The descriptors that open files leave free, for running calls and the rest of the process.
     /// Use about five per thread that makes calls.
@@ -72,7 +72,7 @@ pub struct HostFs {
     pub(crate) generations: Generations,
     /// `None` if the host file system has no file handles.
     pub(crate) handles: Option<Handles>,
-    /// Whether the host file system gets attributes from another machine or process.
+    /// Tells whether the host file system gets attributes from another machine or process.
     reach: Reach,
     /// Whether the host file system has POSIX ACLs.
     pub(crate) acls: AclSupport,
@@ -93,7 +93,7 @@ enum Reach {
 /// Whether a host file system has POSIX ACLs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AclSupport {
-    /// It has ACLs, or this is not known.
+    /// The host file system has ACLs, or `HostFs` does not know.
     Yes,
     /// Reading an ACL fails with `EOPNOTSUPP`.
     No,
@@ -159,7 +159,8 @@ impl HostFs {
         if let Some(fd) = self.open_if(node, &path)? {
             return Ok(fd);
         }
-        // On the host that name may have been removed or given to another file.
+        // On the host the first name may have been removed or given to another file, so try the
+        // others.
         for path in node.other_paths() {
             if let Some(fd) = self.open_if(node, &path)? {
                 return Ok(fd);
@@ -171,8 +172,8 @@ impl HostFs {
         self.descriptors.get(ino).ok_or(Errno::STALE)
     }
 
-    /// Returns a descriptor of an inode without a name in the cache, if it was found by number
-    /// before.
+    /// Returns a descriptor of an inode that has no name in the cache, if `attr_by_number` has
+    /// found the inode before.
     fn nameless(&self, ino: u64) -> Result<SharedFd, Errno> {
         let fd = Arc::new(self.open_nameless(ino)?);
         self.descriptors.keep(ino, Arc::clone(&fd));
@@ -195,7 +196,7 @@ impl HostFs {
             ) => {
                 return Err(error);
             }
-            // The name was removed, or it or a directory above leads to another file.
+            // The name was removed, or the name or a directory above it is another file by now.
             Err(_) => return Ok(None),
         };
         if !self.is_node(node, fd.as_fd(), b"", &stat_fd(fd.as_fd())?) {
@@ -572,12 +573,12 @@ mod tests {
         }
         let has = |path| fs.descriptors.get(ino(path)).is_some();
         assert_eq!(["d", "d/e", "d/a", "d/e/b"].map(has), [true, true, false, false]);
-        // Another directory at the same path.
+        // Put another directory at the same path.
         std::fs::rename(root.join("d/e"), root.join("old")).unwrap();
         std::fs::create_dir(root.join("d/e")).unwrap();
         std::fs::rename(root.join("old/b"), root.join("d/e/b")).unwrap();
         assert_eq!(vfs.getattr(&b).unwrap().ino, ino("d/e/b"));
-        // Another file with the same name.
+        // Make another file with the same name.
         std::fs::write(root.join("new"), b"1").unwrap();
         std::fs::rename(root.join("new"), root.join("d/a")).unwrap();
         assert_eq!(vfs.getattr(&a), Err(Errno::STALE));

@@ -180,7 +180,7 @@ impl HostFs {
         let rename =
             |flags| renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
         match rename(flags) {
-            // EINVAL and ENOSYS come from file systems and kernels without rename flags.
+            // File systems without rename flags return EINVAL, and kernels without them ENOSYS.
             Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) if mode == RenameMode::Replace => {}
             done => return done,
         }
@@ -193,8 +193,8 @@ impl HostFs {
         done
     }
 
-    /// Returns the status of the file that is about to lose a name, and a descriptor of it. Without
-    /// a descriptor if there are too many.
+    /// Returns the status of the file that is about to lose a name, and a descriptor of the file.
+    /// The descriptor is `None` if the process has too many.
     fn open_before_removal(
         &self,
         dir: BorrowedFd<'_>,
@@ -231,7 +231,7 @@ impl HostFs {
     }
 }
 
-/// Whether an inode is about to lose its last name.
+/// Tells whether an inode is about to lose its last name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Last {
     Yes,
@@ -256,8 +256,8 @@ fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<Owne
 
 /// Creates a file of type `kind` with the permission bits `mode`.
 ///
-/// For a regular file, returns a descriptor opened with the flags of the open that follows, or for
-/// reading, and with `flags`.
+/// For a regular file, returns a descriptor. It is opened with `flags`, and with the access mode of
+/// the open that follows, or for reading if none follows.
 fn create(
     dir: BorrowedFd<'_>,
     name: Name<'_>,

@@ -21,11 +21,12 @@ use std::collections::BTreeMap;
 use corewalk_base::primitives::{SHARDS, shard_index};
 use corewalk_base::{Mutex, OwnLine};
 
-/// Blocks that a window is filled with: 1 MiB.
+/// Number of blocks that an empty window gets from the tree: 1 MiB.
 const WINDOW_BLOCKS: u64 = 256;
 /// Requests for at least this many blocks go to the tree.
 const LARGE_BLOCKS: u64 = 64;
-/// Free runs that a request examines before it takes the largest or grows the device.
+/// Maximum number of free runs that a request examines. Then it takes the largest of them or grows
+/// the device.
 const EXAMINED_RUNS: usize = 8;
 
 /// A run of adjacent blocks.
@@ -106,7 +107,8 @@ impl Tree {
                 self.cut(start, len, start, wanted)
             }
             _ => {
-                // The next search starts behind these runs, and finally at the first run again.
+                // The next search starts behind the examined runs, and after the last run at the
+                // first one again.
                 self.rover = best.map_or(0, |(start, len)| start + len);
                 let run = Run { start: self.end, len: wanted };
                 self.end += wanted;

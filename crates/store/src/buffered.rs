@@ -1,4 +1,5 @@
-//! A write-buffering overlay: a device that keeps its writes back until they are released.
+//! A write-buffering overlay: a device that keeps its writes in memory until the mount releases
+//! them.
 //!
 //! Opening a database writes: an unclean database is repaired, a clean one is marked in use. But a
 //! refused mount must leave a store as it was. So the mount opens the database on a
@@ -13,8 +14,8 @@
 //!   So a crash between them leaves the same state.
 //!
 //! # Limits
-//! Pending writes take twice their size in memory. An open of a database writes its header a few
-//! times: 1,600 bytes in all for one of 539 MB that was not closed.
+//! Pending writes take twice their size in memory. Opening a database writes its header a few
+//! times: 1,600 bytes in all for an unclosed database of 539 MB.
 
 use std::io;
 use std::sync::Arc;

@@ -3,14 +3,15 @@
 //! As in ext4, entries are kept by the hash of their name. The record of a hash has all entries
 //! with that hash, each in a slot of its own. Hash and slot form the cookie of an entry. So a
 //! listing proceeds in order of hashes, and an entry that stays is reported exactly once, however
-//! others come and go (traps T48, P13).
+//! others come and go. Traps T48 and P13 are listings that skip or repeat entries.
 //!
 //! # Invariants
 //! - C.1: a cookie is never 0 and below 2^62, so that it fits an offset with room for what servers
 //!   add.
 //!
 //! # Limits
-//! A seventeenth name with the same 58-bit hash is `ENOSPC`. The hash is keyed (trap T54).
+//! A seventeenth name with the same 58-bit hash is `ENOSPC`. The hash is keyed, so that an attacker
+//! cannot craft names that collide (trap T54).
 //!
 //! The caller holds the lock of the directory.
 //!
@@ -204,7 +205,7 @@ impl Batch {
 /// Returns the hash under which a name is stored.
 pub(crate) fn hash_of_name(name: Name<'_>, secret: &Secret) -> u64 {
     let hash = secret.hash(name.as_bytes()) >> (u64::BITS - HASH_BITS);
-    // C.1.
+    // C.1: a cookie, and so a hash, is never 0.
     hash.max(1)
 }
 

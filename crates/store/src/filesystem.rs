@@ -93,7 +93,8 @@ impl Store {
         if self.is_dirsync { self.journal.commit_running() } else { Ok(()) }
     }
 
-    /// Checks that the host has room for `blocks` more, if the host tells its free space. `ENOSPC`.
+    /// Checks that the host has space for `blocks` more blocks, if the host tells its free space.
+    /// `ENOSPC`.
     fn check_host(&self, blocks: u64) -> Result<(), Errno> {
         let Some(store_dir) = self.store_dir.as_ref().filter(|_| blocks > 0) else { return Ok(()) };
         let host = store_dir.host()?;
@@ -134,8 +135,8 @@ impl Store {
     }
 
     /// Returns how many blocks can be written while the host has `host_free` blocks free. These and
-    /// the unused blocks of the data device count. 0 while the host has no room for the reserve,
-    /// since no file can grow then.
+    /// the unused blocks of the data device count. Returns 0 while the host has no space for the
+    /// reserve, since no file can grow then.
     fn room(&self, host_free: u64) -> Result<u64, Errno> {
         let missing = if self.journal.has_reserve() { 0 } else { RESERVE_BYTES / BLOCK_BYTES };
         match host_free.checked_sub(missing) {
@@ -252,7 +253,7 @@ impl FileSystem for Store {
         state.check_alive().map_err(|_| Errno::STALE)?;
         match (dir.ino(), state.record.parent) {
             (ROOT_INO, _) => Ok(ROOT_INO),
-            // An earlier build, which did not record parents, has made this directory.
+            // An earlier version, which did not store the parent of a directory, has made this one.
             (_, 0) => Err(Errno::STALE),
             (_, parent) => Ok(parent),
         }
@@ -364,7 +365,7 @@ impl FileSystem for Store {
     }
 
     fn fsync(&self, node: Node<'_>, _: u64, data_only: bool) -> Result<(), Errno> {
-        // An inode that is not in memory has no change that its record lacks.
+        // If the inode is not in memory, its record has all its changes. Load it.
         let inode = self.inode(node)?;
         let tid = inode.dirty_tid(data_only);
         if self.journal.is_running(tid.max(inode.data_tid())) {
@@ -546,7 +547,7 @@ mod tests {
             let inode = store.table.find(attr.ino).unwrap();
             store.remove(root, name, file).unwrap();
             store.forget(attr.ino);
-            // The inode that the change would have found just before.
+            // Put back the inode, as a thread sees it that looked it up before the forget.
             store.table.insert(inode);
             assert_eq!(change(&store, file), Err(Errno::STALE));
             store.table.remove(attr.ino);
@@ -557,8 +558,8 @@ mod tests {
         std::fs::remove_dir_all(&path).unwrap();
     }
 
-    /// The blocks of a removed file are room for others, and df(1) says so, though the host does
-    /// not get them back.
+    /// The blocks of a removed file count as free in df(1), although the host does not get them
+    /// back.
     #[test]
     fn room_of_what_was_removed_is_counted() {
         let path = std::env::temp_dir().join(format!("filesystem-room-{}", std::process::id()));
@@ -591,13 +592,14 @@ mod tests {
         remove(b"kept", file);
         assert_eq!(store.room(host), Ok(host + blocks));
 
-        // Without the reserve no file can grow, so the host's room counts for the reserve first.
+        // Give up the reserve. Without it no file can grow, so the host's free space counts for the
+        // reserve first.
         store.journal.give_up_reserve();
         let reserve = RESERVE_BYTES / BLOCK_BYTES;
         assert_eq!(store.room(reserve - 1), Ok(0));
         assert_eq!(store.room(reserve + 1), Ok(blocks + 1));
         drop(store);
-        // After the remount no extent covers the blocks, but they still count.
+        // After the remount no extent has the blocks, but they still count as free.
         let store = Store::open(&path, &options).unwrap();
         assert_eq!(store.room(host), Ok(host + blocks));
         drop(store);

@@ -34,7 +34,7 @@ use crate::record::{InodeRecord, Key, Kind};
 
 /// The bits of the mode that chmod(2) changes.
 pub(crate) const PERMISSION_BITS: u32 = 0o7777;
-/// The share of one entry in the reported size of a directory, in bytes, as in tmpfs.
+/// Number of bytes that each entry adds to the reported size of a directory, as in tmpfs.
 const ENTRY_BYTES: u64 = 20;
 
 /// Returns the current time of the kernel's coarse clock, as the kernel's file systems use it.
@@ -66,11 +66,13 @@ pub(crate) struct State {
     pub(crate) target: Box<[u8]>,
     /// The attribute block, if it is in memory.
     pub(crate) block: Option<Arc<Block>>,
-    /// The last transaction in which a new attribute set of it was de-duplicated at once (`late`).
+    /// The last transaction in which a new attribute set of this inode was de-duplicated at once
+    /// (see `late`).
     pub(crate) changed_at: u64,
     /// True while it waits for deferred de-duplication (`late`).
     pub(crate) is_waiting: bool,
-    /// True if its attributes changed more than once in a transaction while it waited (`late`).
+    /// True if the attributes changed more than once in a transaction while the inode was queued
+    /// (see `late`).
     pub(crate) is_busy: bool,
     /// The transaction that made it; 0 for an inode that was read from its record.
     pub(crate) born: u64,
@@ -105,12 +107,13 @@ impl Inode {
         }
     }
 
-    /// Returns the last transaction that fsync has to commit; for fdatasync, the last that changed
-    /// extents or size.
+    /// Returns the last transaction that fsync(2) has to commit. With `is_content_only`, for
+    /// fdatasync(2), returns the last that changed extents or size.
     pub(crate) fn dirty_tid(&self, is_content_only: bool) -> u64 {
         let is_file = self.kind == FileKind::Regular;
         let word = if is_content_only && is_file { &self.dirty_content } else { &self.dirty };
-        // ORDERING: Relaxed. A caller asks about its own changes, which it has already ordered.
+        // ORDERING: Relaxed. The answer must cover the caller's own earlier changes only, and these
+        // are ordered before this call.
         word.load(Ordering::Relaxed)
     }
 
@@ -244,7 +247,8 @@ impl State {
         record.ctime = set.ctime.unwrap_or(now);
     }
 
-    /// Returns the ACL if it has to be stored: not an access ACL that the mode expresses (N.3).
+    /// Returns the ACL if it has to be stored. An access ACL that the mode expresses completely is
+    /// not stored (N.3).
     pub(crate) fn kept_acl<'a>(&self, kind: AclKind, acl: Option<&'a Acl>) -> Option<&'a Acl> {
         let permissions = self.record.mode & 0o777;
         let says_more = |acl: &&Acl| acl.equivalent_mode() != Some(permissions);

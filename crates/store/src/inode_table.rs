@@ -35,7 +35,7 @@ impl Shard {
     fn drop_deferred(&mut self) {
         let Shard { inodes, deferred } = self;
         deferred.retain(|ino| match inodes.get(ino) {
-            // Only the table refers to it.
+            // Only the table refers to the inode.
             Some(inode) if Arc::strong_count(inode) == 1 => {
                 inodes.remove(ino);
                 false
@@ -92,7 +92,7 @@ impl InodeTable {
     pub(crate) fn release(&self, inode: Arc<Inode>) {
         let mut shard = self.shard(inode.ino).write();
         shard.drop_deferred();
-        // Only the table and the caller refer to it.
+        // Only the table and the caller refer to the inode.
         if Arc::strong_count(&inode) <= 2 {
             shard.inodes.remove(&inode.ino);
         } else if !shard.deferred.contains(&inode.ino) {
@@ -143,7 +143,7 @@ mod tests {
         drop(used);
         store.forget(second);
         assert!(!is_there(first) && !is_there(second));
-        // An inode that was used again meanwhile is dropped as well, and read anew.
+        // An inode that was used again after the forget is dropped too. The next use reads it anew.
         assert_eq!(
             store.getattr(Node::detached(first, corewalk::FileKind::Regular)).unwrap().ino,
             first

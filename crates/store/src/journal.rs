@@ -22,8 +22,8 @@
 //!
 //! # Failures
 //! - Full host: a commit that meets `ENOSPC` gives up the reserve of [`RESERVE_BYTES`], reopens the
-//!   database and tries again. Until the host has room for the reserve, calls that need room are
-//!   `ENOSPC`.
+//!   database and tries again. Until the host has space for the reserve, calls that need space fail
+//!   with `ENOSPC`.
 //! - Failed read: the database refuses all calls until it is reopened. The next sync or commit
 //!   reopens it (`reopen_if_failed`). A database that may be older than the last commit is not
 //!   used (`opened`).
@@ -65,9 +65,9 @@ use crate::store::StoreStats;
 
 /// Length in bytes of the reserve, a file that a commit on a full host gives up.
 pub(crate) const RESERVE_BYTES: u64 = 32 << 20;
-/// The longest time that a thread waits for others to share its commit.
+/// Maximum time that a thread waits for others to share its commit.
 const PATIENCE_MAX: Duration = Duration::from_millis(10);
-/// The most records that one step of a range read takes from a layer.
+/// Maximum number of records that one step of a range read takes from a layer.
 const RANGE_RECORDS: usize = 512;
 
 /// The files of a store.
@@ -77,7 +77,7 @@ pub struct Devices {
     pub meta: Arc<dyn Device>,
     /// The blocks of files and nothing else.
     pub data: Arc<dyn Device>,
-    /// A file that occupies room of the host until a commit needs that room.
+    /// A file that occupies space on the host until a commit needs that space.
     pub reserve: Arc<dyn Device>,
     /// The write-ahead log: small transactions that are not in the database yet.
     pub log: Arc<dyn Device>,
@@ -101,7 +101,8 @@ impl Devices {
         Ok(Devices { meta, data, reserve: over(&self.reserve)?, log: over(&self.log)? })
     }
 
-    /// Allocates the reserve. Returns true if it is there or the host cannot allocate room ahead.
+    /// Allocates the reserve. Returns true if the reserve is allocated, or if the host cannot
+    /// allocate space in advance.
     pub(crate) fn take_reserve(&self) -> bool {
         match self.reserve.reserve(RESERVE_BYTES) {
             // The file system cannot allocate ahead, or `ulimit -f` is below the reserve. A commit
@@ -138,7 +139,7 @@ pub(crate) struct Journal {
     changed: Condvar,
     opened: Mutex<Opened>,
     devices: Devices,
-    /// Bytes of records from which on the running layer counts as heavy.
+    /// If the records of the running layer have more bytes than this, the layer counts as heavy.
     running_max: u64,
     log: Mutex<Log>,
     log_bytes: u64,
@@ -162,7 +163,7 @@ struct State {
     /// True if the log holds file data, or a commit is about to append some (J.6).
     has_logged_data: bool,
     is_committing: bool,
-    /// Threads inside `commit_up_to` now, and their number when the last commit ended.
+    /// The number of threads inside `commit_up_to` now, and the number when the last commit ended.
     callers: u32,
     companions: u32,
     /// Duration of the last commit.
@@ -396,7 +397,8 @@ impl Journal {
         }
         let mut handle = self.view();
         if handle.running.is_heavy() {
-            // Operations make records faster than the database takes them.
+            // The running layer is heavy: operations make records faster than the database takes
+            // them. Wait for a commit.
             drop(handle);
             // ORDERING: Relaxed. A statistic.
             self.counts.waits.fetch_add(1, Ordering::Relaxed);
@@ -416,8 +418,8 @@ impl Journal {
 
     /// Wakes the committer, unless it is already awake.
     pub(crate) fn poke(&self) {
-        // ORDERING(poke): AcqRel. Either the swap in `forget_poke` comes later and sees the new
-        // transaction, or this swap sees that one and sends the wake-up.
+        // ORDERING(poke): AcqRel. Either the swap in `forget_poke` comes later and its thread sees
+        // the new transaction, or this swap sees that of `forget_poke` and sends the wake-up.
         if self.is_poked.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -439,16 +441,17 @@ impl Journal {
         }
     }
 
-    /// Returns a handle for a change that needs room on the host. As [`Journal::change`].
+    /// Returns a handle for a change that needs space on the host. As [`Journal::change`].
     ///
     /// # Errors
     /// `ENOSPC` while the host is full; those of [`Journal::change`].
     #[inline]
     pub(crate) fn grow(&self) -> Result<Handle<'_>, Errno> {
-        // ORDERING: Relaxed, both. A stale value is met at the commit, which has the reserve.
+        // ORDERING: Relaxed, both. A caller that reads a stale value may fill the host. The commit
+        // then still has the reserve.
         let is_failed = self.is_failed.load(Ordering::Relaxed);
         if !is_failed && !self.is_read_only && self.is_full.load(Ordering::Relaxed) {
-            // A commit holds `opened` while it uses the room of the reserve. Do not allocate the
+            // A commit holds `opened` while it uses the space of the reserve. Do not allocate the
             // reserve meanwhile.
             let is_renewed = self.opened.try_lock().is_some_and(|_idle| self.renew_reserve());
             if !is_renewed {

@@ -15,7 +15,8 @@
 //! 5. An attribute block; then the leaves: shards of tables and layers, free blocks.
 //!
 //! Only the entries tell which directories are needed. If the locks lack one, all are released and
-//! taken again with it, and the entries are looked up again (trap P9).
+//! taken again with it, and the entries are looked up again. Trap P9 is a rename that deadlocks
+//! with others.
 //!
 //! The caller, not this module, excludes loops through further directories.
 //!
@@ -137,7 +138,7 @@ impl Store {
         mode: RenameMode,
     ) -> Result<(), Errno> {
         let view = &*match mode {
-            // The new name needs room; that of the old name is free only after the commit.
+            // The new name needs space. That of the old name is free only after the commit.
             RenameMode::Replace | RenameMode::NoReplace => self.journal.grow()?,
             RenameMode::Exchange => self.journal.change()?,
         };
@@ -244,7 +245,8 @@ impl Store {
             let changed = self.change_set(inode.ino, &mut state, &set, view);
             changed.inspect_err(|_| self.inodes.give_back(1))?;
         }
-        // `true`: a new inode has no orphan record so far.
+        // `true` is for `had_links`: a new inode has no orphan record that would have to be
+        // removed.
         inode.save_links(&state, true, view);
         let attr = state.attr(inode.ino);
         drop(state);
@@ -351,8 +353,8 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Returns the result of the steps after the change of names. They fail only if a lock is
-    /// missing. Then the journal aborts, so that half a rename never becomes durable.
+    /// Returns `rest`, the result of the steps after the change of names. These fail only if a lock
+    /// is missing. Then the journal aborts, so that half a rename never becomes durable.
     fn whole(&self, rest: Result<(), Errno>) -> Result<(), Errno> {
         rest.inspect_err(|_| self.store.journal.abort())
     }
@@ -371,7 +373,8 @@ impl Rename<'_, '_> {
     fn set_names(&mut self, other: Option<Link>) -> Result<(), Errno> {
         let (new, old) = (self.name_record(self.new)?, self.name_record(self.old)?);
         new.set(self.moved, self.view)?;
-        // If both names are in one record, `set` has just replaced it: look it up again.
+        // If both names are in one record, `set` has just replaced that record, so it is looked up
+        // again.
         let old = if old.is_beside(&new) { self.name_record(self.old)? } else { old };
         match other {
             Some(other) => old.set(other, self.view),
@@ -387,7 +390,7 @@ impl Rename<'_, '_> {
     }
 
     /// Returns the records of the two directories, the new one first, with their counts changed.
-    /// Each pair is gained and lost. `EIO`, `EMLINK`.
+    /// For each directory, a pair tells which entries it gains and which it loses. `EIO`, `EMLINK`.
     fn count(
         &mut self,
         of_new: (Entries, Entries),

@@ -5,7 +5,7 @@
 //! | `lock` | empty; the process that has the store open holds a flock(2) lock on it |
 //! | `meta` | the database |
 //! | `data` | blocks of files |
-//! | `reserve` | room for commits on a full host, see `journal` |
+//! | `reserve` | space for commits on a full host, see `journal` |
 //! | `log` | small transactions that are not in the database yet, see `log` |
 //! | `meta.new` | a database that is being made; it is renamed to `meta` once it is complete |
 //!
@@ -377,8 +377,8 @@ impl StoreDir {
 }
 
 /// Returns the process that has the store in the directory `path` open. None if there is none or it
-/// cannot be seen. It is not seen from another pid namespace, or if the host reports no locks, or
-/// another device than stat(2) (btrfs).
+/// cannot be seen. The process cannot be seen from another pid namespace, or if the host reports no
+/// locks. Nor can it on btrfs, where the host reports another device number than stat(2).
 ///
 /// # Examples
 /// ```
@@ -406,12 +406,12 @@ pub fn holder(path: &Path) -> Option<u32> {
 fn find_holder(locks: &str, (major, minor): (u32, u32), ino: u64) -> Option<u32> {
     let file = format!("{major:02x}:{minor:02x}:{ino}");
     locks.lines().find_map(|line| {
-        // A line of a waiting process has an arrow here.
+        // For a process that waits for a lock, `/proc/locks` has an arrow in this field.
         let [_, "FLOCK", _, _, pid, at, ..] = line.split_whitespace().collect::<Vec<_>>()[..]
         else {
             return None;
         };
-        // 0 or less stands for a process of another pid namespace.
+        // A pid of 0 or less stands for a process of another pid namespace.
         if at == file { pid.parse().ok().filter(|&pid| pid > 0) } else { None }
     })
 }

@@ -16,7 +16,7 @@
 //!   (trap T51). Each method says whether it fails or panics at an end.
 //! - A.4: a thread that finds the lock held waits until it is free and then counts by
 //!   compare-exchange again. It takes the lock itself only after `CAS_TRIES` lost races. A short
-//!   lock holder therefore does not turn every later user into a lock holder (trap T52).
+//!   lock holder therefore does not turn every later user into a lock holder. That is trap T52.
 //! - A.5: a waiting thread spins a bounded number of rounds and then sleeps.
 //! - A.6: an owner's work before `put_return` or before unlocking happens before the thread that
 //!   sees the count reach zero. It also happens before the next lock holder.
@@ -25,7 +25,7 @@
 //!
 //! - A lockref in a reused slot does not say which object it counts. Compare the slot's generation
 //!   after the get.
-//! - The word stays a lockref forever. No field of a freed object may share it (trap T7): late
+//! - The word stays a lockref forever. No field of a freed object may share it, as in trap T7: late
 //!   readers still try to count it and must find it dead.
 //! - A guard is not reentrant. `get` and `put_return` under the thread's own guard wait forever;
 //!   use the guard's `add` and `sub`.
@@ -51,7 +51,8 @@ const DEAD: u64 = 1 << 2;
 const COUNT_SHIFT: u32 = 3;
 const ONE: u64 = 1 << COUNT_SHIFT;
 
-/// Lost compare-exchange races after which a thread takes the lock. Linux uses the same bound.
+/// Number of lost compare-exchange races after which a thread takes the lock. Linux uses the same
+/// bound.
 const CAS_TRIES: u32 = if IS_MODEL { 2 } else { 100 };
 
 /// Rounds that a thread spins on a held lock before it sleeps.
@@ -163,7 +164,8 @@ impl Lockref {
         self.word.load(Ordering::Acquire) & DEAD != 0
     }
 
-    /// Returns true if the lock is held at this moment. A hint for assertions and `Debug`.
+    /// Returns true if the lock is held at this moment. The answer may be stale at once. It is
+    /// meant for assertions and `Debug`.
     #[inline]
     #[must_use]
     pub fn is_locked(&self) -> bool {
@@ -350,7 +352,8 @@ impl Lockref {
         }
     }
 
-    /// Returns a word that was read unlocked. Spins first and then sleeps.
+    /// Waits until the word is unlocked, and returns the word as read then. Spins first and then
+    /// sleeps.
     fn wait_unlocked(&self, sleeper: Sleeper) -> u64 {
         let mut rounds = 0;
         loop {
@@ -368,7 +371,8 @@ impl Lockref {
         }
     }
 
-    /// Sleeps unless the lock, which was held when `word` was read, is free by now.
+    /// Sleeps until the lock is free. The lock was held when `word` was read. Returns at once if it
+    /// is free by now.
     fn sleep(&self, word: u64, sleeper: Sleeper) {
         // ORDERING: Relaxed. The bit asks the holder for a wake-up and publishes nothing.
         let asked =

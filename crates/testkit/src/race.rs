@@ -17,7 +17,8 @@
 //! There is no function to sleep until another thread is probably ready. A test that needs an order
 //! uses a channel or a barrier.
 //!
-//! Source: the traps T22 and P9 of `docs/developing/traps.md`, which need bounded time.
+//! Source: the traps T22 (a livelock) and P9 (deadlocks of rename) of `docs/developing/traps.md`.
+//! Their tests must end in bounded time.
 
 use crate::{
     real::{
@@ -229,8 +230,8 @@ impl Drop for Watchdog {
     }
 }
 
-/// Returns a line for each thread of this process: tid, name, state, and the kernel function in
-/// which it sleeps.
+/// Returns a line of text for each thread of this process: tid, name, state, and the kernel
+/// function in which the thread sleeps.
 pub fn threads_text() -> String {
     let mut text = String::new();
     let Ok(tasks) = fs::read_dir("/proc/self/task") else { return text };

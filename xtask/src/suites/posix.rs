@@ -25,7 +25,8 @@ const FSX_OPERATIONS_SHORT: &str = "20000";
 /// The user that pjdfstest switches to besides `nobody`.
 const TESTS_USER: &str = "tests";
 
-/// The fewest passed tests of pjdfstest. On tmpfs, 384 of 398 pass and the others are skipped.
+/// Minimum number of tests of pjdfstest that must pass. On tmpfs, 384 of 398 pass and the others
+/// are skipped.
 const PJDFSTEST_PASSED_MIN: u64 = 370;
 
 const PJDFSTEST_CONFIG: &str = r#"
@@ -105,7 +106,7 @@ fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome
     let config = site.folder.join("pjdfstest.toml");
     write(&config, PJDFSTEST_CONFIG)?;
     let mut mount = Mount::start_with(site, source, options)?;
-    // A short name, because the path of a socket is limited to 107 bytes.
+    // Use a short name, because the path of a socket is limited to 107 bytes.
     mount.shell("pjdfstest-folder", "mkdir -m 0755 t")?;
     let mut command = Command::new(program);
     command.arg("-c").arg(config).arg("-p").arg(mount.path.join("t"));
@@ -238,7 +239,7 @@ fn installed(site: &Site, name: &str, version: &str) -> Result<PathBuf, Outcome>
     command.args(["install", name, "--locked", "--version", version, "--root"]).arg(&site.tools);
     command.env("CARGO_TARGET_DIR", site.tools.join("build"));
     let log = site.folder.join("install.log");
-    // Several tries: the registry may not answer for a moment.
+    // Try several times, since the registry may not answer for a moment.
     for _ in 0..INSTALL_TRIES {
         if process::run_logged(&mut command, &log, minutes(10)).0 == Ended::Well {
             return Ok(program);

@@ -31,11 +31,12 @@ use std::{
 };
 
 const SYSV_IPC: &str = "sysv_ipc==1.2.0";
-/// The fewest passed tests of that version. One more is skipped.
+/// Minimum number of tests of that version that must pass. One more test is skipped.
 const SYSV_IPC_TESTS_MIN: u32 = 136;
 
 const IPC_SYSV: &str = "https://github.com/mhx/IPC-SysV";
-/// The variable with the path of a copy of that repository. Without it the suite clones it.
+/// The variable with the path of a copy of that repository. If it is not set, the suite clones the
+/// repository.
 const IPC_SYSV_ENV: &str = "COREWALK_PERL_IPC_SYSV";
 const IPC_SYSV_TESTS_MIN: u32 = 70;
 const OWN_PERL: &str = include_str!("programs/sysv.pl");
@@ -83,8 +84,9 @@ for my $round (1 .. $rounds) {
 semctl($set, 0, 0, 0) && msgctl($queue, 0, 0) && shmctl($segment, 0, 0) or die $!;
 "#;
 
-/// How many more pages of the heap a long run may use than a short one. Before the library writes
-/// to a page of the caller for the first time, it checks the page by one futex(2).
+/// Maximum number of heap pages that a long run uses in addition to those of a short one. Before
+/// the library writes to a page of the caller for the first time, it checks the page by one
+/// futex(2).
 const PAGES_MAX: usize = 8;
 
 /// The option of strace(1): the calls that must not reach the kernel, and futex(2).
@@ -156,7 +158,8 @@ fn open() -> Command {
     command
 }
 
-/// A program that creates a set and a queue fails without corewalk, and succeeds with it.
+/// Runs a program that creates a semaphore set and a message queue. It must fail without corewalk,
+/// and succeed with it.
 fn control(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = "defined semget(0, 1, 0600) or exit 3; defined msgget(0, 0600) or exit 4;";
     let log = closed.site.folder.join("closed.log");
@@ -191,7 +194,8 @@ fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     if semops < SEMOPS || !CALLS.iter().all(|name| is_seen(name)) {
         return Err(Outcome::Failed("strace did not show the calls without corewalk".to_owned()));
     }
-    // Without `--shm`, programs use the kernel's shared memory.
+    // Leave out the calls of shared memory if the program has no `--shm`, since these calls reach
+    // the kernel.
     let ours = CALLS.iter().filter(|name| closed.has_shm || !name.starts_with("shm"));
     let is_more = seen(&many, "futex") > seen(&few, "futex") + PAGES_MAX;
     if ours.into_iter().any(|name| seen(&many, name) > 0) || is_more {

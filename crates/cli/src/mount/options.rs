@@ -7,7 +7,7 @@
 //! - Options that mount(8) itself uses in a line of fstab(5): `noauto`, `nofail`, `_netdev`, `x-*`.
 //!   (`user` and its like imply `nosuid` and others, as in mount(8).)
 //! - Options for behaviour that corewalk always has: `acl`, `user_xattr`.
-//! - `lazytime`, which permits the server to delay updates of times. It never does.
+//! - `lazytime`, which permits the server to delay updates of times. The server never delays them.
 //!
 //! # Options that are refused
 //! An option is refused if the source cannot obey it. `noacl` is always refused. A directory of the
@@ -33,7 +33,8 @@ const SIZE_PERCENT: u64 = 50;
 /// Size of a page. The default of `nr_inodes=` is one inode per page of `size=`, as in tmpfs(5).
 const PAGE_BYTES: u64 = 4096;
 const THREADS_MAX: u64 = 1024;
-/// Default of `threads=` where every change waits for a disk: per processor, and the minimum.
+/// Default of `threads=` if every change waits for a disk: the threads per processor, and the
+/// minimum.
 const WAITING_THREADS: (usize, usize) = (4, 8);
 
 /// The result of parsing: the options of the mount, of the server and of each back end.
@@ -129,10 +130,10 @@ impl Plan {
                 let (each, least) = WAITING_THREADS;
                 (processors * each).max(least)
             }
-            // One per processor: with more, the threads compete for the processors. Eight threads
-            // on two processors serve two clients at half the speed or less. At least two: one
-            // thread saves a fifth of the processor time with one client. But on a machine with
-            // other load, two busy clients then waited up to four times as long.
+            // One thread per processor. With more, the threads compete for the processors: eight
+            // threads on two processors serve two clients at half the speed or less. At least two
+            // threads. One thread saves a fifth of the processor time with one client. But on a
+            // machine with other load, two busy clients then waited up to four times as long.
             Source::Store(_) | Source::Host(_) | Source::Tmpfs => processors.max(2),
         }
     }
@@ -698,7 +699,7 @@ mod tests {
                 };
                 let Failure::Usage(line) = refused else { panic!("{refused:?}") };
                 assert!(!line.is_empty());
-                // The kind of mistake: the message up to the option that it names.
+                // Take the message up to the option that it names, as the kind of the mistake.
                 line.split(['\'', ':']).next().unwrap_or_default().to_owned()
             });
             answers.sort();

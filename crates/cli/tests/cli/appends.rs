@@ -88,7 +88,7 @@ fn append_finds_the_end_unless_the_kernel_collects_writes() {
     assert_eq!(written_at_3_of_6(back, WriteOrigin::Append), "123ab6");
 }
 
-/// Writeback of pages and pwrite(2) write at the offset of the request.
+/// Control: the writeback of pages and a pwrite(2) write at the offset of the request.
 #[test]
 fn control_other_writes_keep_their_offset() {
     for origin in [WriteOrigin::Cache, WriteOrigin::Call] {

@@ -190,8 +190,8 @@ impl Dcache {
                         self.inodes.prefer_alias(inode, slot, &self.dentries);
                         return Some(slot);
                     }
-                    // Another field changed, as when the dentry is mounted on. The dentry is still
-                    // the one.
+                    // Another field of the dentry changed, as when it becomes a mount point. It
+                    // still has the name, so look again.
                     continue 'look;
                 }
                 if !key.is_stale()
@@ -461,7 +461,7 @@ impl Dcache {
         debug_assert_eq!(old_hash, self.hash_of(moved, &before), "not the name it has");
         let victim = target.map(|slot| {
             let victim = self.dentries.image(slot);
-            // Not `hash`: an invalidated victim has a stale key.
+            // Compute the hash of the victim anew, because an invalidated victim has a stale key.
             let victim_hash = victim.body.is_hashed().then(|| self.hash_of(slot, &victim));
             (slot, victim, victim_hash)
         });

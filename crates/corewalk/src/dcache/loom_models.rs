@@ -1,8 +1,8 @@
 //! Models of the dentry cache: names are entered, renamed and replaced beside a reader.
 //!
 //! A model makes the changes of the cache itself, on three slots. Its control makes the same change
-//! in other steps. The reader is the spawned thread; see `tally` in the sync crate. Schedules have
-//! at most [`PREEMPTIONS`], within which every control is caught.
+//! in other steps. The reader is the spawned thread; see `tally` in the base crate. Schedules have
+//! at most [`PREEMPTIONS`] preemptions, which is enough to catch every control.
 
 mod count;
 
@@ -16,7 +16,7 @@ use crate::key_lock::KeyGuard;
 
 /// Preemptions of a schedule, without those at waits.
 pub(super) const PREEMPTIONS: usize = 3;
-/// Names of two words, so they can be torn.
+/// Names of two words, so that a reader could see a word of each of two names.
 pub(super) const A: &[u8] = b"aaaaaaaaaaaa";
 pub(super) const B: &[u8] = b"bbbbbbbbbbbbbb";
 
@@ -78,7 +78,8 @@ pub(super) fn file(dcache: &Dcache, key: ParentKey, name: &[u8], ino: u64) -> (u
     (slot, node)
 }
 
-/// Looks a name up without a lock. Returns the number of its inode, if both are there.
+/// Looks a name up without a lock. Returns the number of its inode. Returns None for a missing name
+/// and a negative dentry.
 pub(super) fn lookup(dcache: &Dcache, key: ParentKey, name: &[u8]) -> Option<u64> {
     let (slot, seen) = dcache.find(key, &dcache.lookup_key(Name::new(name).unwrap()))?;
     let inode = seen.body.inode();
@@ -90,7 +91,8 @@ pub(super) fn lookup(dcache: &Dcache, key: ParentKey, name: &[u8]) -> Option<u64
     Some(ino)
 }
 
-/// Enters a name with `publish`, beside a reader. Returns how often the reader (missed, found) it.
+/// Enters a name with `publish`, beside a reader. Returns how often the reader missed it, and how
+/// often it found it.
 fn publish_against_find(
     prepare: fn(&Dcache, ParentKey),
     publish: fn(&Dcache, ParentKey),
@@ -137,7 +139,8 @@ fn name_that_is_entered_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(|_, _| (), publish_a));
 }
 
-/// Traps T3, T16: the same for a negative dentry that turns positive.
+/// Traps T3, T16: a reader must not see a pointer before its target. As above, for a negative
+/// dentry that turns positive.
 #[test]
 fn name_that_turns_positive_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_a));
@@ -151,7 +154,8 @@ fn publish_directory_a(dcache: &Dcache, key: ParentKey) {
     dcache.put_inode(node.inode, 1);
 }
 
-/// Traps T3, T16: the same for a negative dentry that a directory in another slot replaces.
+/// Traps T3, T16: a reader must not see a pointer before its target. As above, for a negative
+/// dentry that a directory in another slot replaces.
 #[test]
 fn directory_in_place_of_a_negative_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_directory_a));
@@ -211,7 +215,8 @@ fn name_beside_a_rename_is_the_old_or_the_new() {
     assert_all_reached(&rename_against_name(rename_to_b));
 }
 
-/// Trap T1: the name is stored outside of a write section.
+/// Trap T1: the name is stored outside of a write section, so a reader may take length and bytes of
+/// two names.
 #[test]
 #[should_panic(expected = "T1: a torn name")]
 fn control_rename_without_a_section_is_caught() {
@@ -301,7 +306,7 @@ fn target_of_a_rename_is_always_there() {
     }));
 }
 
-/// Trap T13: the target is removed first.
+/// Trap T13: the target is removed before the file moves, so for a moment no file has the name.
 #[test]
 #[should_panic(expected = "T13: the target was missing")]
 fn control_rename_in_two_sections_is_caught() {
@@ -345,7 +350,7 @@ fn kind_against_lookup(change: fn(&Dcache, u32, u32)) -> [usize; 2] {
     })
 }
 
-/// Trap T16: the flag and the inode are in one word.
+/// Trap T16: the type flag and the inode of a dentry must change together. They are in one word.
 #[test]
 fn kind_and_inode_of_a_dentry_belong_together() {
     assert_all_reached(&kind_against_lookup(|dcache, slot, inode| {
@@ -355,7 +360,7 @@ fn kind_and_inode_of_a_dentry_belong_together() {
     }));
 }
 
-/// Trap T16: the flag is stored before the inode.
+/// Trap T16: the type flag is stored before the inode, so a reader may see a mix.
 #[test]
 #[should_panic(expected = "T16: another's flag")]
 fn control_flag_and_inode_in_two_steps_is_caught() {

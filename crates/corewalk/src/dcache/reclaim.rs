@@ -3,7 +3,8 @@
 //! A clock hand moves over the slots. An unused dentry gets a second chance if it was looked up
 //! since the hand last passed; otherwise it is evicted. A parent without children is next, so one
 //! pass evicts a deep tree (trap T44). No list and no lock is shared by all evictions. Several
-//! threads share the hand, and never look at the same slot in one pass (trap T45).
+//! threads share the hand, and never look at the same slot in one pass. In trap T45 they skip each
+//! other's entries again and again.
 //!
 //! A dentry stays while it has references, while it has children, and while it is the only name of
 //! an inode in use. (A back end by path needs that name.) If only such entries are left, the cache
@@ -31,7 +32,7 @@ use crate::dentry::{NameCopy, Snapshot};
 use crate::key_lock::KeyGuard;
 use crate::name::Name;
 
-/// The most slots that a thread scans for entries to evict when it adds an entry (a fill) to a
+/// Maximum number of slots that a thread scans for entries to evict, when it adds an entry to a
 /// cache over its budget.
 const SCAN_MAX: u32 = 512;
 /// Slots scanned between two checks of the progress.
@@ -40,11 +41,12 @@ const SCAN_STEP: u32 = 64;
 /// lookup finds any more. So the scan has covered the whole cache when such entries fill 1 slot of
 /// 32.
 const ORPHAN_SCAN: u64 = 32;
-/// The fewest slots that one removal scans, if it leaves an entry behind: about a microsecond.
+/// Minimum number of slots that one removal scans if it leaves an entry behind. It takes about a
+/// microsecond.
 const ORPHAN_SCAN_MIN: u64 = 256;
-/// The most slots that one removal scans. Later removals scan the rest.
+/// Maximum number of slots that one removal scans. Later removals scan the rest.
 const ORPHAN_SCAN_MAX: u64 = 4096;
-/// The most entries that the host is asked to drop at a time.
+/// Maximum number of entries that the host is asked to drop at a time.
 const ASK_MAX: u32 = 16;
 /// The divisor of the budget that gives the share of negative entries.
 const NEGATIVE_SHARE: u64 = 8;
@@ -55,7 +57,7 @@ const ENTRY_BYTES: u64 = 96;
 pub(crate) struct Hand {
     at: AtomicU32,
     budget_bytes: AtomicU64,
-    /// The position of the scan for entries below removed directories.
+    /// The slot at which the next scan for entries below removed directories starts.
     orphans_at: AtomicU32,
     /// Slots that this scan still has to visit.
     orphans_owed: AtomicU64,
@@ -170,7 +172,7 @@ impl Dcache {
         evicted
     }
 
-    /// Returns the most negative entries that the budget allows.
+    /// Returns the maximum number of negative entries that the budget allows.
     fn negatives_max(&self) -> i64 {
         (self.budget() / NEGATIVE_SHARE / ENTRY_BYTES).max(1) as i64
     }
@@ -273,12 +275,14 @@ impl Dcache {
         if !body.is_negative()
             && self.inodes.is_only_alias_in_use(body.inode(), slot, &self.dentries)
         {
-            // Checked again below. Beside a caching kernel most entries are pinned, and hiding a
-            // name for a moment would delay its lookups.
+            // Return before the name is hidden; `evict_locked` checks again. Beside a caching
+            // kernel most entries are pinned, and hiding a name for a moment would delay its
+            // lookups.
             return Outcome::Pinned;
         }
         let lookup_key = self.lookup_key(name);
-        // With the in-lookup lock, a lookup that misses waits for the decision.
+        // Take the in-lookup lock of the name. A lookup that does not find the name meanwhile waits
+        // for the result.
         let Some(in_lookup) =
             self.in_lookup.try_lock(self.in_lookup_key(seen.key.parent(), &lookup_key))
         else {

@@ -1,7 +1,7 @@
 //! Models of the two halves of a slot, which live and die separately, and of long names.
 //!
-//! The thread that checks the outcome is the spawned one where there is one; see `tally` in the
-//! sync crate.
+//! In models with a thread that checks the outcome, that thread is the spawned one; see `tally` in
+//! the base crate.
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -27,7 +27,8 @@ fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
 }
 
 /// Two threads store a last word in the halves of one slot, free them with `free`, and allocate
-/// again. Returns how often the thread of the (dentry, inode) half got the slot again.
+/// again. Returns how often the thread of the dentry half got the slot again, and how often that of
+/// the inode half.
 fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let (dentries, slot) = one_slot();
@@ -68,7 +69,8 @@ fn slot_whose_halves_die_at_once_is_given_back_once() {
     }));
 }
 
-/// Trap T33: a half is freed with a load and a store.
+/// Trap T33: a half is freed with a load and a store, so the other thread's change of the word is
+/// lost.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_half_in_two_steps_is_caught() {
@@ -84,7 +86,8 @@ fn control_half_in_two_steps_is_caught() {
     });
 }
 
-/// Trap T33: the next generation is stored with an old value of the other half.
+/// Trap T33: the next generation is stored together with an old value of the other half, so that
+/// half's change is lost.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_generation_that_is_stored_is_caught() {
@@ -100,7 +103,8 @@ fn control_generation_that_is_stored_is_caught() {
     });
 }
 
-/// Trap T7: freeing a half does not order the stores before it.
+/// Trap T7: a slot is reused while a last user still stores to it. Here freeing a half does not
+/// order the stores before it.
 #[test]
 #[should_panic(expected = "half was not seen")]
 fn control_relaxed_release_of_a_half_is_caught() {
@@ -114,7 +118,8 @@ fn control_relaxed_release_of_a_half_is_caught() {
 }
 
 /// The dentry half of a slot is freed, beside a thread that holds the inode there and allocates its
-/// next dentry with `take`. Returns how often that dentry got (another slot, this slot).
+/// next dentry with `take`. Returns how often that dentry got another slot, and how often this
+/// slot.
 fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let (dentries, slot) = one_slot();
@@ -151,7 +156,8 @@ fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
     }));
 }
 
-/// Trap T7: the half is allocated without an order.
+/// Trap T7: the half is allocated with `Relaxed`, so its new owner may not see the last user's
+/// stores.
 #[test]
 #[should_panic(expected = "the last word of the half was not seen")]
 fn control_relaxed_take_of_a_half_is_caught() {
@@ -172,7 +178,7 @@ fn image(dentries: &Dentries, name: &[u8]) -> Image {
 }
 
 /// A dentry gets another long name, and `reuse` uses the long slot of the old name again, beside a
-/// reader of the name. Returns how often the reader saw (a change, the old name, the new name).
+/// reader of the name. Returns how often the reader saw a change, the old name, and the new name.
 fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let dentries = Arc::new(Dentries::new(4).unwrap());
@@ -202,8 +208,8 @@ fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
                 dentries.drop_image(&before);
             }
         });
-        // Another thread than the renamer reuses the slot: the renamer's own stores follow its
-        // section.
+        // Another thread than the renamer reuses the slot, because the renamer's own stores would
+        // be ordered after its section anyway.
         renamer.join().unwrap();
         reuse(&dentries);
         reader.join().unwrap();

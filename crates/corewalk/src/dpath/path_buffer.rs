@@ -29,7 +29,7 @@ pub(crate) struct PathBuffer<'b, const N: usize = STEPS> {
     read_set: ReadSet<N>,
     first: [u8; BYTES],
     storage: Storage<'b>,
-    /// Whether the path has left `first`.
+    /// True if the path did not fit into `first`.
     has_left_stack: bool,
     /// Where in the bytes the path begins; it ends with them.
     start: usize,
@@ -75,7 +75,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         }
     }
 
-    /// Forgets everything: a pass starts as if it were the first (trap T8).
+    /// Resets the buffer, so that the next pass starts as if it were the first. Trap T8 is a pass
+    /// that keeps state of an earlier one.
     pub(crate) fn clear(&mut self) {
         self.read_set.clear();
         self.start = self.bytes().len();
@@ -148,8 +149,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
                 continue;
             }
             common &= flags;
-            // The names may be of different instants and form a loop. A loop ends when a sequence
-            // has moved, or when the buffer is full.
+            // The names may be of different instants and form a loop. The walk along a loop ends
+            // when a sequence has changed, or when the buffer is full.
             let len = self.read_set.len();
             let must_stop = len > N && self.must_stop(dcache, len);
             if seen.key.parent() == 0 || must_stop || self.is_too_long {
@@ -204,7 +205,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         bytes[start + 1..end].copy_from_slice(name);
     }
 
-    /// Makes room for `wanted` bytes more; false if there is none to be had.
+    /// Makes space for `wanted` more bytes. Returns false if the lent buffer is too small.
     #[cold]
     fn grow(&mut self, wanted: usize) -> bool {
         let len = self.path().len();
@@ -319,7 +320,7 @@ fn prepend_words(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     window[WINDOW - 1 - len] = b'/';
 }
 
-/// As [`prepend_words`], for the few paths that have outgrown the room of their own.
+/// As [`prepend_words`], for the few paths that do not fit on the stack.
 #[inline(never)]
 fn prepend_words_off_stack(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     prepend_words(bytes, line, body);

@@ -1,4 +1,5 @@
-//! Passes of a translation that are disturbed at each step: traps T8 and T9.
+//! Passes of a translation that a rename disturbs at each step in turn. Trap T8 is a pass with
+//! state of an earlier one, and trap T9 a translation that retries for ever.
 
 use std::sync::Arc;
 
@@ -56,8 +57,9 @@ fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, u32, usize) {
     (buffer.path().to_vec(), buffer.kind, buffer.top, buffer.steps())
 }
 
-/// Trap T8: a pass is refused whichever name on the way changed, and the next says what a fresh
-/// translation does; a name beside the way changes nothing.
+/// Trap T8: a new pass must start without state of the last one. A pass fails if any name on the
+/// path changes, and the next pass equals a fresh translation. A change of another name has no
+/// effect.
 #[test]
 fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     let vfs = chain();
@@ -103,13 +105,14 @@ fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     }
 }
 
-/// Trap T8: all that a pass leaves is reset.
+/// Trap T8: a new pass must start without state of the last one. `clear` resets everything.
 #[test]
 fn path_buffer_that_is_cleared_keeps_nothing() {
     translate_in_turn(PathBuffer::clear);
 }
 
-/// Trap T8: the names are forgotten, but not what kind of path they made.
+/// Trap T8: `clear` resets the names, but not the kind of the path, so the next pass has a wrong
+/// kind.
 #[test]
 #[should_panic(expected = "T8: something is left")]
 fn control_path_buffer_that_keeps_its_kind_is_caught() {
@@ -120,7 +123,8 @@ fn control_path_buffer_that_keeps_its_kind_is_caught() {
     });
 }
 
-/// Trap T8: a path that did not fit is forgotten with the rest.
+/// Trap T8: a new pass must start without state of the last one. `clear` also resets the error of a
+/// path that did not fit.
 #[test]
 fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());

@@ -1,6 +1,6 @@
 //! Models of the permission record: a reader beside a change, and late answers.
 //!
-//! The reader is the spawned thread; see `tally` in the sync crate.
+//! The reader is the spawned thread; see `tally` in the base crate.
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -17,8 +17,8 @@ fn one_inode() -> Arc<Inodes> {
     Arc::new(inodes)
 }
 
-/// Changes the permissions with `change`, beside a reader. Returns how often the reader saw them
-/// (unknown, old, new).
+/// Changes the permissions with `change`, beside a reader. Returns how often the reader saw
+/// unknown, old, and new permissions.
 fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let inodes = one_inode();
@@ -48,7 +48,8 @@ fn perm_beside_a_change_is_whole_or_unknown() {
     }));
 }
 
-/// Trap T16: the record is not marked unknown.
+/// Trap T16: the record is not marked unknown during the change, so a reader may see a mix of two
+/// states.
 #[test]
 #[should_panic(expected = "a torn record")]
 fn control_change_of_a_known_record_is_caught() {
@@ -59,7 +60,7 @@ fn control_change_of_a_known_record_is_caught() {
 }
 
 /// A reader that finds the permissions unknown asks the back end and installs the answer with
-/// `install`, beside a change. Returns how often the answer was (old, new).
+/// `install`, beside a change. Returns how often the answer was old, and how often new.
 fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let inodes = one_inode();
@@ -94,7 +95,8 @@ fn late_answer_beside_a_change_is_refused() {
     }));
 }
 
-/// Trap T25: the answer is installed without a check.
+/// Trap T25: the answer is installed without a check for a change meanwhile, so an old answer
+/// stays.
 #[test]
 #[should_panic(expected = "T25: an answer from before the change stayed")]
 fn control_install_without_a_ticket_is_caught() {
@@ -104,8 +106,8 @@ fn control_install_without_a_ticket_is_caught() {
     });
 }
 
-/// Two changes, which the back end makes one after the other. Each ends with `end`. Returns how
-/// often the permissions are (unknown, those of the back end) afterwards.
+/// Runs two changes, which the back end makes one after the other. Each ends with `end`. Returns
+/// how often the permissions are unknown afterwards, and how often they are those of the back end.
 fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let inodes = one_inode();
@@ -137,7 +139,8 @@ fn overlapping_changes_leave_the_last_or_nothing() {
     }));
 }
 
-/// Trap T25: the change that ends last is taken for the last one.
+/// Trap T25: the change that ends last installs its permissions, although the back end may have
+/// made it first.
 #[test]
 #[should_panic(expected = "T25: the older change stayed")]
 fn control_change_that_ends_last_is_caught() {
@@ -205,7 +208,8 @@ fn put(inodes: &Inodes, dentries: &Dentries, slot: u32) {
     }
 }
 
-/// Trap T55: `get` checks the number again under the reference.
+/// Trap T55: a slot may be reused between lookup and reference. `get` checks the number again under
+/// the reference.
 #[test]
 fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     assert_all_reached(&reuse_against_get(|inodes, dentries| {
@@ -213,7 +217,8 @@ fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     }));
 }
 
-/// Trap T55: the number is checked only before the reference is taken.
+/// Trap T55: the number is checked only before the reference is taken, so the slot may have another
+/// inode by then.
 #[test]
 #[should_panic(expected = "T55: a reference on another inode")]
 fn control_get_without_a_second_look_is_caught() {

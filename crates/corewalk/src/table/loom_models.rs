@@ -1,6 +1,6 @@
 //! Models of the table: lookups without a lock beside inserts, removals and splits.
 //!
-//! The reader is the spawned thread; see `tally` in the sync crate.
+//! The reader is the spawned thread; see `tally` in the base crate.
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -18,7 +18,7 @@ struct Filled {
 }
 
 /// Fills slot 1 and enters it under `hash` with `insert`, beside a reader. Returns how often the
-/// reader (missed it, found it filled).
+/// reader missed the slot, and how often it found it filled.
 fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let table = Table::new("model", 4, 7).unwrap();
@@ -47,13 +47,15 @@ fn entry_that_is_found_was_filled_before() {
     assert_all_reached(&insert_against_find(TAGGED, |table, hash| table.insert(hash, 1)));
 }
 
-/// Traps T3, T23: the same for a tag of 0, where the slot alone is published.
+/// Traps T3, T23: as above, for a tag of 0. An empty position has this tag too, so only the slot
+/// number publishes the entry.
 #[test]
 fn entry_without_a_tag_that_is_found_was_filled_before() {
     assert_all_reached(&insert_against_find(BARE, |table, hash| table.insert(hash, 1)));
 }
 
-/// Trap T3: no part of the entry is published.
+/// Trap T3: both parts of the entry are stored with `Relaxed`, so a reader may find the slot before
+/// its content.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_entry_is_caught() {
@@ -66,7 +68,8 @@ fn control_relaxed_entry_is_caught() {
     });
 }
 
-/// Trap T3: the tag is published, but not the slot, which a reader may see first.
+/// Trap T3: only the tag is stored with `Release`. A reader may see the slot number first, and then
+/// not the slot's content.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_slot_is_caught() {
@@ -74,13 +77,13 @@ fn control_relaxed_slot_is_caught() {
         let line = table.buckets.get(0);
         // ORDERING: Relaxed. Wrong on purpose.
         line[SLOTS].store(1, Ordering::Relaxed);
-        // ORDERING: Release. Strong enough; the store of the slot is not ordered.
+        // ORDERING: Release. Strong enough; the fault is that the store of the slot is not ordered.
         line[0].store(u64::from(hash >> 16), Ordering::Release);
     });
 }
 
-/// Slots of a chain: the last of the full first line, the only one of the middle line, and the one
-/// of the last line.
+/// Three slots in a chain of lines. They are the last slot of the full first line, and the only
+/// ones of the middle and the last line.
 const FIRST: u32 = ENTRIES as u32;
 const MIDDLE: u32 = 2 * ENTRIES as u32;
 const LAST: u32 = MIDDLE + 1;
@@ -101,8 +104,8 @@ fn chain(buckets: u32) -> Table {
 }
 
 /// Removes the middle line of a chain with `change`, beside a reader of the entries before and
-/// behind it. The reader looks for the second entry without the lock and then with it. Returns how
-/// often the first look (missed, found) it.
+/// behind it. The reader looks up the second entry without the lock and then with it. Returns how
+/// often the lookup without the lock missed the entry, and how often it found it.
 fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Arc::new(chain(buckets));
@@ -122,7 +125,8 @@ fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// Trap T12: a freed line keeps its link, for readers that are still in it.
+/// Trap T12: a reader must not be led to another chain. A freed line keeps its link, for readers
+/// that are still in it.
 #[test]
 fn entry_behind_a_line_that_is_unlinked_is_always_found() {
     let outcomes = unlink_against_find(1, |table| table.remove(0, MIDDLE));
@@ -130,7 +134,7 @@ fn entry_behind_a_line_that_is_unlinked_is_always_found() {
     assert!(outcomes[0] == 0 && outcomes[1] > 0, "T.1: a stable entry was missed");
 }
 
-/// Trap T12: the freed line loses its link.
+/// Trap T12: the freed line loses its link, so a reader in it misses the entries behind.
 #[test]
 #[should_panic(expected = "T.1: a stable entry was missed")]
 fn control_line_that_loses_its_link_is_caught() {
@@ -140,7 +144,7 @@ fn control_line_that_loses_its_link_is_caught() {
         let middle = table.overflow.get(stripe.link_of(first).unwrap());
         store_slot(middle, ENTRIES - 1, 0);
         stripe.unlink_if_empty(first, middle);
-        // ORDERING: Release. Strong enough; the step itself is wrong.
+        // ORDERING: Release. Strong enough; the fault is the step itself.
         middle[LINK].store(0, Ordering::Release);
     });
     assert!(outcomes[0] == 0, "T.1: a stable entry was missed");
@@ -164,8 +168,8 @@ const STAYS: u32 = 0x0001_0000;
 const MOVES: u32 = 0x0002_0001;
 
 /// Splits the one bucket of a table with `split`, beside a reader of the entry that moves. The
-/// reader looks without the lock and then with it. Returns how often the first look (missed, found)
-/// it.
+/// reader looks the entry up without the lock and then with it. Returns how often the lookup
+/// without the lock missed it, and how often it found it.
 fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let table = Table::new("model", 8, 7).unwrap();
@@ -190,27 +194,29 @@ fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// Trap T12: a look without the lock may miss an entry that a split moves; one with the lock finds
-/// it.
+/// Trap T12: a lookup without the lock may miss an entry that a split moves to another bucket. A
+/// lookup with the lock finds it.
 #[test]
 fn entry_that_a_split_moves_is_found_under_the_lock() {
     assert_all_reached(&split_against_find(|table| assert!(table.split())));
 }
 
-/// Trap T12: the split does not take the stripe's lock.
+/// Trap T12: the split does not take the stripe's lock, so even a lookup with the lock may miss the
+/// entry.
 #[test]
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_split_without_the_lock_is_caught() {
     split_against_find(|table| {
         store_slot(table.buckets.get(0), 1, 0);
         store_entry(table.buckets.get(1), 0, MOVES, 2);
-        // ORDERING: Release. Strong enough; the lock is missing.
+        // ORDERING: Release. Strong enough; the fault is the missing lock.
         table.size.0.store(Size::word(2), Ordering::Release);
     });
 }
 
 /// Moves an entry from an overflow line to the first line with `change`, beside a lookup under the
-/// lock. Returns how often that found the entry in the (second, first) line.
+/// lock. Returns how often the lookup found the entry in the second line, and how often in the
+/// first.
 fn ranks_against_find(change: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let table = Table::new("model", 64, 7).unwrap();

@@ -217,7 +217,8 @@ impl Inode {
         let attributes = &self.attributes;
         Attr {
             ino: self.ino,
-            // Inode numbers are never reused, so they need no generation (trap P11).
+            // Inode numbers are never reused, so they need no generation. Trap P11 is a reused
+            // number with an old generation.
             generation: 0,
             mode: attributes.mode,
             nlink: attributes.nlink,

@@ -324,7 +324,8 @@ impl Vfs {
         Ok((perm, acl, if is_same { Consistency::Proven } else { Consistency::Unproven }))
     }
 
-    /// Checks a permission without blocking and without writing anything (trap T58).
+    /// Checks a permission without blocking and without writing. Trap T58 is a check that blocks
+    /// inside a walk without locks.
     #[inline]
     pub(crate) fn permission_now(&self, cred: &Cred, slot: u32, what: May) -> Checked {
         // `CAP_DAC_OVERRIDE` allows everything with a directory, whatever its mode.

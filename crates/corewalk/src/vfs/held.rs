@@ -23,7 +23,8 @@ pub(crate) struct FoundName<'v> {
 /// The reason that an inode found in the back end has no dentry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unattached {
-    /// Another operation changes the name that the directory is cached under. It soon ends.
+    /// Another operation, which soon ends, changes the name under which the cache has the
+    /// directory.
     Overtaken,
     /// The back end shows a directory below itself.
     Loop,

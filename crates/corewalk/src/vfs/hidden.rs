@@ -190,7 +190,7 @@ impl Superblock {
 }
 
 /// Runs a call of the back end from a destructor. If the thread is already unwinding, catches a
-/// panic of the call, which would abort the process (trap X3).
+/// panic of the call. A second panic would abort the process, which is trap X3.
 pub(super) fn contain_panic(call: impl FnOnce()) {
     if is_panicking() {
         drop(catch_unwind(AssertUnwindSafe(call)));

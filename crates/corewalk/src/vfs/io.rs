@@ -202,7 +202,8 @@ impl Vfs {
         loop {
             let (parent, seq) = self.dcache.parent(dir.now.slot);
             let parent = self.dcache.directory(parent).map(|now| self.dcache.inodes.ino(now.inode));
-            // The child has kept its parent, if the child has not moved since (trap T19).
+            // If the child has not moved since, `parent` is still its parent. Trap T19 is a parent
+            // that is used without this check.
             if self.dcache.dentries.is_unchanged(dir.now.slot, seq) {
                 return parent.ok_or(Errno::NOENT);
             }
@@ -458,7 +459,8 @@ impl<'a> Opening<'a> {
         if let Some(paths) = &inode.vfs.superblock(inode.slot).paths
             && paths.hides()
         {
-            // Under the path lock: a concurrent removal sees the count, or is over.
+            // Count under the path lock. A concurrent removal then either sees the count or has
+            // ended.
             let _lock = paths.lock(&inode.vfs.dcache, inode.slot, Nesting::First);
             paths.count_open(inode.slot);
         }

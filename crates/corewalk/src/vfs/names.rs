@@ -31,7 +31,7 @@ pub enum Removal {
 pub(super) enum Missing {
     /// The fill enters a negative dentry.
     Cached,
-    /// The fill does not cache it: the caller is about to enter the name.
+    /// The fill does not cache a negative answer, because the caller is about to enter the name.
     Dropped,
 }
 
@@ -122,7 +122,7 @@ impl Vfs {
             return None;
         }
         let (slot, seen) = self.dcache.find(now.key, lookup_key)?;
-        // If the directory was removed, its slot may be reused for another one.
+        // If the directory was removed, another directory may have its slot by now.
         let is_still_parent = || self.dcache.dentries.is_unchanged(now.slot, now.seq);
         if seen.body.is_negative() {
             self.dcache.dentries.cold(slot).touch();
@@ -376,8 +376,8 @@ impl Vfs {
         };
         let (parent_now, name_now) = self.dcache.name_of(hold.slot);
         if parent_now != old_parent || name_now.as_bytes() != old_name.as_bytes() {
-            // It was moved before this thread took the lock. The lock is now that of another name
-            // (trap T21).
+            // The dentry was moved before this thread took the lock, so the lock is that of an old
+            // name. Trap T21 is a caller that does not check the name again.
             return Err(Unattached::Overtaken);
         }
         let _topology = self.dcache.topology.write();
@@ -672,10 +672,11 @@ impl Vfs {
         if is_sticky { Err(Errno::PERM) } else { Ok(()) }
     }
 
-    /// Returns `error`, the back end's answer to the removal of a directory. If the directory is
-    /// not empty, the entry in it may be newer than the cache. So this invalidates all its names. A
-    /// later lookup must ask the back end, and so waits for the in-lookup lock of the new name. A
-    /// list of names being made would cost a store in every creation.
+    /// Returns `error`, the back end's answer to the removal of a directory. If the error says that
+    /// the directory is not empty, the cache may not have its newest entry yet. So this function
+    /// invalidates all names in the directory. A later lookup of the new entry must then ask the
+    /// back end, so it waits for the in-lookup lock of the new name. Rejected: a list of names that
+    /// are being made, which would cost a store in every creation.
     pub(super) fn invalidate_if_not_empty(
         &self,
         victim: Option<&FoundName<'_>>,

@@ -52,7 +52,7 @@ pub(crate) struct Paths {
     table: Mutex<Table>,
     /// Calls wait here for moves.
     move_ended: Condvar,
-    /// Moves wait here for calls and for other moves.
+    /// Renames and removals wait here for calls and for each other.
     any_ended: Condvar,
     addressing: Addressing,
     /// The prefix of hidden names. Clients cannot guess it.
@@ -129,7 +129,8 @@ pub(crate) struct MoveLock<'a> {
 pub(crate) enum Nesting {
     /// This is the first path of the call.
     First,
-    /// The call holds a path. So it must not wait for a rename that may be waiting for it.
+    /// The call already holds a path, so it must not wait for a rename that may be waiting for this
+    /// call.
     Further,
 }
 
@@ -160,7 +161,7 @@ impl Paths {
         let ticket = table.next_ticket();
         table.calls.push(CallEntry { ticket, is_granted: false, inodes: Vec::new() });
         drop(table);
-        // Without a path, dropping this removes the entry.
+        // If the inode has no path, the drop of `lock` removes the entry.
         let mut lock = PathLock { paths: self, ticket, leaf: None };
         loop {
             // Take and drop the reference without the table's lock.
@@ -210,7 +211,7 @@ impl Paths {
         let mut table = self.table.lock();
         let ticket = table.next_ticket();
         table.moves.push(MoveEntry { ticket, is_granted: false, moved, above: Vec::new() });
-        // If a directory is gone, dropping this removes the entry.
+        // If a directory is gone, the drop of `lock` removes the entry.
         let mut lock = MoveLock { paths: self, ticket, above: Vec::new() };
         loop {
             let chains: Result<Vec<Chain>, Errno> =
@@ -372,7 +373,7 @@ impl Drop for PathLock<'_> {
         let mut table = self.paths.table.lock();
         let at = table.calls.iter().position(|call| call.ticket == self.ticket);
         let call = table.calls.swap_remove(at.expect("a lock has an entry until it is dropped"));
-        // Only moves wait for calls.
+        // Only renames and removals wait for calls.
         let is_waited_for =
             table.moves.iter().any(|it| !it.is_granted && it.moves_any(&call.inodes));
         drop(table);

@@ -30,7 +30,8 @@ use crate::fs::RenameMode;
 use crate::key_lock::KeyGuard;
 use crate::name::Name;
 
-/// Shards of the in-flight renames, so that renames in different directories seldom share one.
+/// Number of shards of the in-flight renames. It is so large that renames in different directories
+/// seldom share one.
 const IN_FLIGHT_SHARDS: usize = if cfg!(corewalk_shuttle) { 2 } else { 64 };
 
 impl Vfs {
@@ -126,7 +127,8 @@ impl Vfs {
             Ok(old_parent) => Ok(DentryHold::adopt(self, old_parent)),
             Err(error) => {
                 if is_new_parent {
-                    // This is not the last reference: the operation holds the directory.
+                    // This put cannot drop the last reference, because the operation holds the
+                    // directory.
                     self.dcache.put(key.parent());
                 }
                 Err(error)
@@ -201,7 +203,8 @@ impl<'v> Rename<'v, '_> {
         let dirs = [self.old_dir.now.inode, self.new_dir.now.inode];
         let moved = [source.inode, target.map_or(0, |target| target.inode)];
         let lock = vfs.lock_move(&dirs, moved).map_err(Failed::Before)?;
-        // Enter after the path locks are taken: a rename that waits for them is not in flight.
+        // Enter only after the path locks are taken. A rename that still waits for them does not
+        // count as in flight, and no thread waits for it.
         let in_flight = self.changes_parent().then(|| vfs.in_flight_renames.enter(slots));
         let paths = [0, 1].map(|index| KnownPath::above(lock.as_ref(), index));
         let names = [self.old.name, self.new.name];
@@ -343,8 +346,8 @@ impl<'v> Rename<'v, '_> {
 /// Directories that a rename is moving an entry out of or into. An entry stays from before the call
 /// of the back end until the cache shows the result.
 ///
-/// A successful rename that waits, waits only for renames that the back end made before it, or will
-/// eexist_or. So threads never wait in a circle.
+/// A successful rename waits only for renames that the back end has made before it, or will refuse.
+/// So threads never wait in a circle.
 pub(super) struct InFlightRenames {
     shards: Box<[CachePadded<InFlightShard>]>,
 }
@@ -414,13 +417,13 @@ pub(super) struct Announced<'a> {
     edges: Vec<(u32, u32)>,
 }
 
-/// Whether a move would put a directory below itself.
+/// Tells whether a move would put a directory below itself.
 #[derive(PartialEq, Eq)]
 enum Loop {
     No,
     /// The directory is an ancestor of its new parent.
     Yes,
-    /// It would be an ancestor if an announced move took place.
+    /// The directory is no ancestor of its new parent yet, but an announced move would make it one.
     Perhaps,
 }
 

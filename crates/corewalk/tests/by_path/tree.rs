@@ -42,7 +42,8 @@ pub(crate) struct PathTree {
     state: Mutex<State>,
     links: Links,
     pause: Box<Pause>,
-    /// The namespace to take path snapshots from, instead of the call. For control tests.
+    /// If set, path snapshots are taken from this namespace and not from the call. For control
+    /// tests.
     pub(crate) snapshots: OnceLock<Weak<Vfs>>,
     /// Calls whose path led to another file than the node's.
     pub(crate) strays: AtomicU64,

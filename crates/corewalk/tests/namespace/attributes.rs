@@ -143,7 +143,7 @@ fn truncation_clears_set_user_id_without_fsetid() {
     assert_eq!(vfs.truncate_with_lazy_cred(&root, &vfs.root(), 0, Cred::root), Err(Errno::ISDIR));
 }
 
-/// The same for a server that looks up the writer's credentials late. From the lookup on, no other
+/// As above, for a server that looks up the writer's credentials late. From the lookup on, no other
 /// thread changes the mode until the bytes are written.
 #[test]
 fn chmod_during_a_write_with_lazy_credentials_is_not_lost() {

@@ -1,4 +1,4 @@
-//! A tmpfs with a hook around its calls, the only other back end of these tests.
+//! A tmpfs with a hook around its calls. These tests use it wherever a plain tmpfs is not enough.
 //!
 //! [`HookedTmpfs`] passes every call to a tmpfs. Before and after some calls it runs a [`Hook`],
 //! which may wait, panic, return an error or change the tmpfs. It may also show inodes under other
@@ -73,7 +73,7 @@ impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> Hook 
     }
 }
 
-/// A tmpfs with a [`Hook`] in front of it.
+/// A tmpfs that calls a [`Hook`] before and after its own calls.
 pub(crate) struct HookedTmpfs<M> {
     /// The tmpfs.
     pub(crate) inner: Tmpfs,

@@ -32,7 +32,7 @@ use crate::fixtures::{name, new, walk};
 const USER: u32 = 65534;
 /// The number of trees.
 const ROUNDS: u32 = 600;
-/// The most calls in one tree.
+/// Maximum number of calls in one tree.
 const CALLS: u32 = 24;
 
 /// The directories of the calls, and one file. `t` can always be searched, since it leads to `t/d`.

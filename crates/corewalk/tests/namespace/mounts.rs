@@ -44,8 +44,8 @@ fn umount_while_an_old_table_waits_to_be_freed_succeeds() {
     vfs.umount(vfs.root_path()).unwrap_err();
 }
 
-/// Each path into a mount keeps it mounted, and so do its clones. An inode alone does not, but
-/// stays usable.
+/// Each path into a mount, and each clone of it, keeps the file system mounted. An inode alone does
+/// not, but it stays usable after the unmount.
 #[test]
 fn umount_with_a_held_path_is_ebusy() {
     let vfs = new();

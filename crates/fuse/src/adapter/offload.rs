@@ -20,7 +20,7 @@ use std::sync::Arc;
 use corewalk_base::primitives::thread;
 use corewalk_base::{Condvar, Mutex, MutexGuard};
 
-/// The number of threads of one pool, at most.
+/// Maximum number of threads of one pool.
 const THREADS_MAX: usize = 32;
 
 /// The rest of a request, including the answer.
@@ -169,7 +169,7 @@ mod tests {
             let done = done.clone();
             offload.run(Box::new(move || done.send(number).unwrap()));
             assert_eq!(all.recv_timeout(SOON), Ok(number));
-            // The thread has sent its answer and is about to wait.
+            // The thread has finished the job and is about to wait for the next one.
             while offload.shared.queue.lock().idle == 0 {
                 thread::yield_now();
             }

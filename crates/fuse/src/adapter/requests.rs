@@ -60,7 +60,7 @@ impl Adapter {
     }
 }
 
-/// How long the kernel may use an entry and its attributes without asking retry.
+/// How long the kernel may use an entry and its attributes without asking again.
 #[derive(Clone, Copy)]
 struct Timeouts {
     entry: Duration,
@@ -434,7 +434,8 @@ impl Filesystem for Adapter {
         let options = self.server.options();
         let listed = self.guarded(|server| {
             server.readdirplus(ino.0, offset, &mut |entry, attr| {
-                // The kernel looks up a name whose lookup failed here, and gets the error then.
+                // The lookup of this name failed, so the entry is sent without attributes. The
+                // kernel looks the name up itself before it uses it, and gets the error then.
                 let (attr, timeout) = match entry.node {
                     0 => (Attr { ino: NO_NODE, ..*attr }, Duration::ZERO),
                     _ => (*attr, options.entry_timeout),
@@ -621,7 +622,8 @@ impl Filesystem for Adapter {
         let to = (ino_out.0, fh_out.0, offset_out);
         let caller = caller(request);
         let copied = self.guarded(|server| server.copy_file_range(caller, from, to, len));
-        // A request that copied some bytes has not failed, so no byte is copied twice.
+        // A request that copied some bytes has succeeded and is not retried, so no byte is copied
+        // twice.
         let retry = || -> Retry<u64> {
             Box::new(move |server| server.copy_file_range(caller, from, to, len))
         };

@@ -32,7 +32,8 @@ const SUBTYPE: &str = "corewalk";
 
 /// The number of `FUSE_NOTIFY_PRUNE` (protocol 7.45), which fuser 0.18 does not have.
 const NOTIFY_PRUNE: u32 = 9;
-/// The nodes in one notification, at most. The kernel splits longer ones into such portions anyway.
+/// Maximum number of nodes in one notification. The kernel handles longer ones in portions of this
+/// size anyway.
 const PRUNE_MAX: usize = 512;
 
 /// The flags of a mount, each with its name for mount(8) and its flag for mount(2).
@@ -58,7 +59,7 @@ pub(crate) struct Device(File);
 pub(super) enum Force {
     /// Fail with `EBUSY`.
     None,
-    /// Detach it: its path is gone at once, and it ends when its last user closes it.
+    /// Detach the mount: its path is gone at once, and the mount ends when its last user closes it.
     Detach,
 }
 
@@ -221,8 +222,8 @@ fn mount_as_user(
 
 /// Returns true if a directory in `PATH` contains fusermount3(1).
 ///
-/// The error of starting it does not say that. It is `EACCES` too if no directory contains the
-/// program and this user may not search one of them.
+/// The error of starting the program does not tell. It is `EACCES` also if no directory contains
+/// the program and this user may not search one of the directories.
 fn is_fusermount_found() -> bool {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&folders).any(|folder| folder.join(FUSERMOUNT).exists())
@@ -249,7 +250,7 @@ fn receive(socket: &UnixStream) -> Result<Option<File>, Errno> {
 fn words_of(mut child: Child) -> Box<str> {
     let mut text = String::new();
     if let Some(stderr) = &mut child.stderr {
-        // Without a message the default text below is used.
+        // Ignore an error. If there is no message, the default text below is used.
         let _ = stderr.read_to_string(&mut text);
     }
     let _ = child.wait();

@@ -125,7 +125,8 @@ fn read() -> Result<Vec<u8>, MountError> {
     })
 }
 
-/// Returns the last line for `path`. It is the topmost mount, since later mounts lie on top.
+/// Returns the last entry of the mount table for `path`. It is the topmost mount, since later
+/// mounts lie on top.
 fn find(table: &[u8], path: &Path) -> Option<MountEntry> {
     lines(table).rfind(|found| found.path == path)
 }

@@ -39,7 +39,8 @@ fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
     }
 }
 
-/// Trap P1.
+/// Trap P1: a file is removed and created again. A late forget of the old inode must not drop the
+/// new file.
 #[test]
 fn late_forget_after_recreate_keeps_the_new_file() {
     let server = server();
@@ -56,7 +57,8 @@ fn late_forget_after_recreate_keeps_the_new_file() {
     assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
 }
 
-/// Trap P2.
+/// Trap P2: a rename replaces a file. A late forget of the replaced inode must not drop the new
+/// file.
 #[test]
 fn forget_of_a_replaced_file_keeps_the_new_file() {
     let server = server();
@@ -70,7 +72,7 @@ fn forget_of_a_replaced_file_keeps_the_new_file() {
     assert_eq!(server.getattr(file.node).map(|attr| attr.mode & 0o777), Ok(0o600));
 }
 
-/// Trap P5.
+/// Trap P5: the server must count lookups exactly, so it refuses a forget of more than it counted.
 #[test]
 fn forget_of_more_than_is_held_is_refused() {
     let server = server();
@@ -90,8 +92,8 @@ fn forget_of_more_than_is_held_is_refused() {
     assert!(server.getattr(ROOT_NODE).is_ok(), "the root is never forgotten");
 }
 
-/// Trap P5. A model counts the lookups that a kernel holds after random operations. After the last
-/// forget the server holds none.
+/// Trap P5: the server must count lookups exactly. A model counts the lookups that a kernel holds
+/// after random operations. After the last forget the server holds none.
 #[test]
 fn counts_agree_with_a_model_and_end_at_zero() {
     for seed in 1..=8 {
@@ -140,7 +142,7 @@ fn counts_agree_with_a_model_and_end_at_zero() {
     }
 }
 
-/// Trap P11.
+/// Trap P11: a new inode with a reused number must have another generation.
 #[test]
 fn number_and_generation_never_repeat() {
     let server = server();
@@ -153,7 +155,7 @@ fn number_and_generation_never_repeat() {
     }
 }
 
-/// Trap P3.
+/// Trap P3: after the rename of a directory, its descendants must not resolve by the old path.
 #[test]
 fn directory_rename_moves_every_descendant() {
     let server = server();
@@ -392,7 +394,8 @@ fn server_permissions_are_checked_against_the_caller() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let options = Options::exclusive().with_server_permissions();
     let server = Server::new(fs, options).expect("start the server");
-    // No process has these numbers, so the callers have no capabilities and no groups.
+    // With pid 0 no process is known, so the callers have no capabilities and no supplementary
+    // groups.
     let owner = Caller { uid: 1000, gid: 1000, pid: 0 };
     let other = Caller { uid: 1001, gid: 1001, pid: 0 };
     let new = New { mode: mode::S_IFREG | 0o640, ..New::default() };
@@ -401,7 +404,7 @@ fn server_permissions_are_checked_against_the_caller() {
     assert_eq!(server.open(other, file, 0), Err(Errno::ACCESS));
     assert_eq!(server.access(other, file, 4), Err(Errno::ACCESS));
     assert_eq!(server.access(owner, file, 6), Ok(()));
-    // The sticky bit.
+    // The root directory is sticky, so another user may not remove the file.
     let removed = server.remove(other, ROOT_NODE, b"a", Removal::Unlink);
     assert_eq!(removed, Err(Errno::PERM));
     let shrink = |through_handle| {
@@ -507,8 +510,9 @@ fn write_and_copy_clear_a_set_user_id_set_on_the_back_end() {
     assert_eq!(copy(), Err(Errno::STALE));
 }
 
-/// The kernel checks changes of `security.*` attributes. In a write it removes file capabilities in
-/// the name of the writer, so a refusal by the server would fail the write.
+/// The kernel checks changes of `security.*` attributes, so the server does not. A write makes the
+/// kernel remove file capabilities in a request of the writer. If the server refused that, the
+/// write would fail.
 #[test]
 fn security_attributes_are_left_to_the_kernel() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -618,7 +622,8 @@ fn hits_are_names_resolved_without_the_back_end() {
     assert_eq!(hits(&server), (3, 1), "an invalid name is not counted");
 }
 
-/// Trap X9. Kernels before 6.0 leave this check to the server.
+/// Trap X9: a rule that depends on the caller's capabilities must not be skipped. Kernels before
+/// 6.0 leave this check to the server.
 #[test]
 fn file_made_outside_of_the_group_of_its_directory_has_no_set_group_id() {
     let server = server();

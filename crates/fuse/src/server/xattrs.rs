@@ -69,7 +69,8 @@ impl Server {
             // The numbers of XATTR_CREATE and XATTR_REPLACE.
             1 => XattrMode::Create,
             2 => XattrMode::Replace,
-            // Both flags contradict each other. The error is that of the flag that does not hold.
+            // The two flags contradict each other. The error is that of the flag whose condition is
+            // not met.
             3 if self.getxattr(caller, node, name, 0).is_ok() => XattrMode::Create,
             3 => XattrMode::Replace,
             _ => return Err(Errno::INVAL),

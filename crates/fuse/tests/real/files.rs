@@ -289,7 +289,7 @@ fn other_users_are_checked_in_both_modes() {
         assert!(!succeeds_as_other_user(&site, 65534, "cat secret"));
         assert!(succeeds_as_other_user(&site, 4242, "cat secret"));
         assert!(!succeeds_as_other_user(&site, 4242, "echo >> secret"));
-        // Root has read all of this before, so it is in every cache.
+        // Root has read these files before, so their content is in every cache.
         assert_eq!(fs::read_to_string(site.path("closed/file")).expect("read the file"), "x");
         assert!(!succeeds_as_other_user(&site, 65534, "cat closed/file"));
         assert!(!succeeds_as_other_user(&site, 65534, "cd closed"));

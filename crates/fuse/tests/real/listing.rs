@@ -78,7 +78,7 @@ fn dots_come_first_with_their_numbers() {
     }
 }
 
-/// Trap P13.
+/// Trap P13: a listing must neither repeat nor skip an entry that stays while others come and go.
 #[test]
 fn stable_entries_are_listed_once_while_others_come_and_go() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };

@@ -76,7 +76,7 @@ fn rename_flags_are_obeyed() {
     assert_eq!(fs::read_to_string(&c).expect("read the file"), "a");
 }
 
-/// Trap P3.
+/// Trap P3: after the rename of a directory, its descendants must not resolve by the old path.
 #[test]
 fn directory_rename_keeps_descendants_reachable() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
@@ -128,8 +128,8 @@ fn root_may_have_any_number() {
     let Some(site) = Site::new(Arc::new(Hooked::with_root(5)), Options::exclusive()) else {
         return;
     };
-    // One of these has number 5 in the tmpfs and so number 1 here. It must not be taken for the
-    // root.
+    // `Hooked` exchanges the numbers 1 and 5. So the file with number 5 in the tmpfs has number 1
+    // here, and the server must not take it for the root.
     for at in 0..10 {
         fs::create_dir(site.path(&format!("d{at}"))).expect("make the folder");
         fs::write(site.path(&format!("d{at}/file")), format!("{at}")).expect("write the file");

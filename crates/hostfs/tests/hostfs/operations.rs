@@ -39,13 +39,15 @@ fn made_files_are_on_the_host_with_owner_and_mode() {
     assert_eq!(list(&vfs, "d", 1).unwrap(), ["f", "l", "p"]);
 }
 
-/// Truncation fails for a running program, and for a negative size.
+/// The host refuses to truncate a program that runs, and to set a size that is negative as an
+/// `i64`.
 #[test]
 fn truncation_that_fails_changes_nothing() {
     let dir = TempDir::new();
     let vfs = over(dir.path());
     let path = dir.join("cat");
-    // `cp` writes the program. A child of another test could inherit a descriptor of this process.
+    // Let `cp` write the program. If this process wrote it, a child of another test could inherit
+    // the descriptor, and the program could not start.
     assert!(Command::new("cp").arg("/bin/cat").arg(&path).status().unwrap().success());
     let program = walk(&vfs, "cat").unwrap();
     let changed = || {
@@ -189,7 +191,8 @@ fn data_is_read_and_written_with_and_without_a_handle() {
     // A read-only handle serves the writes of a writeback cache too.
     let reader = vfs.open(&cred, &f, 0, May::READ).unwrap();
     assert_eq!(vfs.write(&cred, &f, reader, 0, b"abc"), Ok(3));
-    // The host knows the end of the file, and the client's idea of it does not matter.
+    // An append goes to the end that the host knows. The client's offset, which may be out of date,
+    // does not matter.
     for handle in [0, handle, reader] {
         assert_eq!(vfs.append(&cred, &f, handle, 3, b"!"), Ok(1));
     }
@@ -356,7 +359,8 @@ fn reads_without_atime_leave_access_times_of_the_host() {
     let dir = TempDir::new();
     fs::create_dir(dir.join("d")).unwrap();
     fs::write(dir.join("d/f"), "text").unwrap();
-    // Does the host itself update access times? Its mount may forbid that.
+    // Skip the test if the host itself does not update access times, because its mount forbids
+    // that.
     make_read_long_ago(&dir.join("d/f"));
     fs::read(dir.join("d/f")).unwrap();
     let is_noted_here = fs::metadata(dir.join("d/f")).unwrap().atime() != 1_000_000;

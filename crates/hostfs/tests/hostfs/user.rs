@@ -15,8 +15,8 @@ use crate::fixtures::{TempDir, name, over};
 /// The user ID and group ID without rights (65534).
 const OTHER_ID: u32 = 65534;
 
-/// Runs `call` with a folder that a user without rights owns. The call runs on its own thread,
-/// which takes that user's credentials.
+/// Makes a folder that belongs to a user without rights. Runs `call` with it on a thread that has
+/// that user's credentials.
 fn as_user(call: impl FnOnce(&Path) + Send) {
     as_user_with(|_| {}, call);
 }

@@ -264,7 +264,7 @@ impl Run<'_> {
         let (from, to) = (self.dir(), self.dir());
         let (old, new) = (self.name(), self.name());
         let (old, new) = (Name::new(&old).unwrap(), Name::new(&new).unwrap());
-        // The caller of a file system excludes moves of a directory below itself.
+        // The caller of a `FileSystem` must not move a directory below itself, so skip such a move.
         let Some(moved) = self.lookup(from, old) else { return };
         let target = self.lookup(to, new);
         let has_directory = [Some(moved), target].into_iter().flatten();
@@ -316,7 +316,7 @@ impl Run<'_> {
                 self.same("write", got, tmpfs.write(t, 0, offset, &bytes));
             }
             4 => {
-                // Sometimes to its current size.
+                // Truncate the file to a random size, and sometimes to its current one.
                 let now = tmpfs.getattr(t).map_or(offset, |attr| attr.size);
                 let size = if self.rng.chance(1, 3) { now } else { offset };
                 let set = SetAttr { size: Some(size), ..SetAttr::default() };
@@ -435,7 +435,8 @@ fn random_operations_have_the_results_of_tmpfs() {
     }
 }
 
-/// Random changes of content on file systems of 24 blocks: short writes and `ENOSPC`.
+/// Makes random changes of content on file systems of 24 blocks, so that writes are short and calls
+/// fail with `ENOSPC`.
 #[test]
 fn random_contents_on_a_full_store_have_the_results_of_tmpfs() {
     for seed in 0..8 {

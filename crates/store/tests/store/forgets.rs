@@ -1,5 +1,5 @@
-//! A host that fails to write dirty pages, reports it once, and still shows them. Data of the
-//! failed sync may not be on disk, though reads and later syncs succeed.
+//! A host that fails to write dirty pages, reports the failure once, and still returns the pages to
+//! readers. Data of the failed sync may not be on disk, though reads and later syncs succeed.
 //!
 //! Source: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
 
@@ -18,8 +18,8 @@ fn root() -> Node<'static> {
     Node::detached(1, FileKind::Directory)
 }
 
-/// Confirmed changes, also those in the log, survive a commit whose sync fails. The commit, which
-/// made the log void, is in the host's memory only.
+/// Confirmed changes, also those in the log, survive a commit whose sync fails. The commit would
+/// have made the log void, but it is in the host's memory only.
 #[test]
 fn commit_whose_sync_failed_does_not_make_the_log_void() {
     let disks = Disks::new();
@@ -51,8 +51,8 @@ fn commit_whose_sync_failed_does_not_make_the_log_void() {
     assert!(tree(&left.open(&quiet())) == after);
 }
 
-/// The next mount does not show bytes whose sync failed. Its fsync would have nothing to sync for
-/// them.
+/// The next mount does not show bytes whose sync failed. For the host they are clean, so an fsync
+/// after that mount would not write them.
 #[test]
 fn bytes_whose_sync_failed_are_not_taken_for_durable() {
     let disks = Disks::new();

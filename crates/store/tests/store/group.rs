@@ -27,7 +27,8 @@ const POINTS: usize = 300;
 struct State {
     tree: Tree,
     numbers: Numbers,
-    /// The file that was written, and the byte that only this operation writes; 0 for a truncation.
+    /// The file that the operation wrote, and the byte that only this operation writes. The byte is
+    /// 0 for a truncation.
     wrote: Option<(u64, u8)>,
     /// The length of the devices' log before the operation.
     begun_at: usize,

@@ -43,7 +43,7 @@ fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
 
 #[test]
 fn times_of_access_are_as_the_policy_says() {
-    // Far in the past, and in the future: later than any change.
+    // Two access times: one far in the past, and one in the future, later than any change.
     let (old, ahead) = (5, 1 << 33);
     let policy = |directories, others| AtimePolicy { directories, others };
     for (atime, expected_old, expected_ahead) in [
@@ -65,7 +65,7 @@ fn times_of_access_are_as_the_policy_says() {
     }
 }
 
-/// With `dirsync` a change of a directory survives a kill; without it does not (control).
+/// With `dirsync` a change of a directory survives a kill. Control: without `dirsync` it does not.
 #[test]
 fn names_are_durable_at_once_with_dirsync() {
     for is_dirsync in [true, false] {
@@ -109,7 +109,7 @@ fn store_that_is_read_only_changes_nothing() {
     store.remove(root(&store), name("gone"), gone).unwrap();
     store.sync().unwrap();
     let before = tree(&store);
-    // A kill leaves a file without links.
+    // Kill the store, which leaves a file without links.
     let disks = disks.killed();
     drop(store);
     let options = StoreOptions { is_read_only: true, atime: AtimePolicy::NEVER, ..quiet() };
@@ -171,7 +171,7 @@ fn range_is_collapsed_on_a_full_host() {
     let file = make(&store, "file", FileKind::Regular);
     store.write(file, 0, 0, &[7; 5 * 4096]).unwrap();
     drop(store);
-    // Less room than the reserve takes.
+    // Let the host have less free space than the reserve takes.
     let room = disks.used();
     let disks = Disks::with(disks.contents());
     disks.shared.lock().room = Some(room.min(disks.used()));
@@ -181,14 +181,15 @@ fn range_is_collapsed_on_a_full_host() {
     assert_eq!(store.getattr(file).unwrap().size, 3 * 4096);
 }
 
-/// A range that takes no room on the host is not refused for lack of it, however long it is.
+/// A call for a range that needs no space on the host does not fail for lack of space, however long
+/// the range is.
 #[test]
 fn range_that_needs_no_room_is_of_any_length() {
     let path = std::env::temp_dir().join(format!("corewalk-store-ranges-{}", std::process::id()));
     let store = Store::open(&path, &StoreOptions { log_bytes: 64 << 10, ..quiet() }).unwrap();
     let host = store.statfs().unwrap();
     let file = make(&store, "file", FileKind::Regular);
-    // More than the host has in all.
+    // Choose a range longer than the whole file system of the host.
     let len = (host.blocks + 16) * 4096;
     store.write(file, 0, 3 * len, b"behind").unwrap();
     let how = [Fallocate::COLLAPSE_RANGE, Fallocate::INSERT_RANGE];

@@ -2,8 +2,8 @@
 //!
 //! redb by itself reads no checksum of a closed database. Over a damaged page it panics or misses
 //! records. The blocks of a missed extent look free, and a new file overwrites an old one. So a
-//! mount refuses every store for which a check reports damage, with the same reason. A mounted
-//! store is whole.
+//! mount refuses every store for which a check reports damage, with the same reason. A store that
+//! is mounted has all its files unchanged.
 //!
 //! Each mutation is derived from its number. `COREWALK_META_MUTATIONS=5000` tries more of them,
 //! `COREWALK_SEED` others.
@@ -25,7 +25,8 @@ const PAGE: usize = 4096;
 /// Bytes of the first page that redb uses.
 const HEADER_BYTES: usize = 320;
 const MUTATIONS: u64 = 500;
-/// Kinds of damage: a bit, zeros, an exchange, a misdirected page, a cut, a page of an older state.
+/// Number of kinds of damage. They are a flipped bit, a page of zeros, two exchanged pages, a page
+/// at another's place, a truncated file, and a page of an older state.
 const KINDS: usize = 6;
 /// Number of mounts while the store is filled, and of files in each.
 const ROUNDS: usize = 4;
@@ -324,9 +325,10 @@ fn check_again(victim: &Victim, disks: &Disks) -> Result<(), String> {
     store.sync().map_err(|errno| errno.to_string())
 }
 
-/// A mount never writes to a store for which the check reports damage.
+/// A mount refuses every store for which the check reports damage, and never writes to it.
 ///
-/// Trap X2. Trap X3.
+/// Traps X2 and X3: damaged pages must neither make new files overwrite old ones nor abort the
+/// server.
 #[test]
 fn damaged_database_is_refused_with_what_the_check_says() {
     let asked = std::env::var("COREWALK_META_MUTATIONS").ok().and_then(|text| text.parse().ok());
@@ -335,7 +337,7 @@ fn damaged_database_is_refused_with_what_the_check_says() {
     let mut outcomes = Outcomes::default();
     let wanted = asked.unwrap_or(MUTATIONS);
     let mut counts = [0_u64; KINDS];
-    // Some mutations change nothing. They do not count.
+    // Try more mutations than wanted, because some change no byte and do not count.
     for number in 0..2 * wanted {
         if counts.iter().sum::<u64>() == wanted {
             break;
@@ -360,7 +362,8 @@ fn damaged_database_is_refused_with_what_the_check_says() {
     assert!(refused > 100 && mounted > 20, "{refused} refused, {mounted} mounted");
 }
 
-/// A file that never was a database is no store. A former database is damaged.
+/// If the first page is foreign, `meta` is no store. If the page was a database's and is damaged,
+/// `meta` is a damaged store.
 #[test]
 fn first_page_tells_a_store_from_a_foreign_file() {
     let [victim, _] = load();

@@ -50,8 +50,8 @@ fn inodes_after_rename(entered: &[Option<()>], target: Option<usize>) -> (Vec<u3
     (inodes, moved.slot)
 }
 
-/// A dentry at the target name that the renamer did not see does not survive the rename, wherever
-/// it stands beside the negative dentry of the name.
+/// The target name may have a dentry that the renamer did not see. It does not survive the rename,
+/// whether it stands before or after the negative dentry of the name.
 #[test]
 fn name_that_is_renamed_to_has_the_moved_file_alone() {
     const FILE: Option<()> = Some(());

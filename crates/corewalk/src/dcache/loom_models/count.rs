@@ -1,6 +1,6 @@
 //! Models of the lookup by inode number, which does not look the directory up.
 //!
-//! The reader is the spawned thread; see `tally` in the sync crate.
+//! The reader is the spawned thread; see `tally` in the base crate.
 
 use corewalk_base::primitives::atomic::AtomicU64;
 
@@ -45,7 +45,8 @@ fn is_child_of_root(dcache: &Dcache, key: ParentKey) -> bool {
 }
 
 /// Invalidates the directory of `A`, and then makes `A` another file, beside a lookup of `A` with
-/// `count`. Returns how often that (missed it, counted the first file, counted the second file).
+/// `count`. Returns how often the lookup missed, counted the first file, and counted the second
+/// file.
 fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -77,7 +78,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     })
 }
 
-/// Trap T25: the load of the parent's generation is the instant of the answer.
+/// Trap T25: a lookup that starts after an invalidation must not return an older answer. The load
+/// of the parent's generation is the instant of the answer.
 #[test]
 fn count_beside_an_invalidation_is_not_stale() {
     assert_all_reached(&invalidate_against_count(count));
@@ -86,7 +88,7 @@ fn count_beside_an_invalidation_is_not_stale() {
     }));
 }
 
-/// Trap T25: the parent is not checked.
+/// Trap T25: the lookup does not check the generation of the parent, so it returns a stale answer.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_count_without_a_look_at_the_parent_is_caught() {
@@ -96,7 +98,7 @@ fn control_count_without_a_look_at_the_parent_is_caught() {
 }
 
 /// Evicts `A` and enters another name in its slot, beside a lookup of `A` with `count`. Returns how
-/// often that (missed, counted) it.
+/// often the lookup missed `A`, and how often it counted it.
 fn reuse_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS - 1, move |tally| {
         let (dcache, key) = cache();
@@ -120,20 +122,21 @@ fn reuse_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 2] {
     })
 }
 
-/// Traps T5, T55, P5: the dentry is validated after the inode is counted.
+/// Traps T5, T55, P5: a slot may be reused during a lookup, so the dentry is validated after the
+/// inode is counted.
 #[test]
 fn count_beside_eviction_and_reuse_is_of_that_inode_or_none() {
     assert_all_reached(&reuse_against_count(count));
 }
 
-/// Trap T55: the dentry is not validated.
+/// Trap T55: the dentry is not validated, so the lookup may count the next file in the slot.
 #[test]
 #[should_panic(expected = "T55: counted another inode")]
 fn control_count_without_a_last_look_is_caught() {
     reuse_against_count(|dcache| count_with(dcache, is_child_of_root, |_, _| true));
 }
 
-/// The count of one lookup, which differs from those of other references.
+/// How much one lookup adds to the count. Other references add another amount.
 const LOOKUP: u64 = 8;
 
 /// Takes the steps of [`Dcache::count_by_ino`], but raises the count in one step.
@@ -170,8 +173,8 @@ fn forget_too_much(dcache: &Dcache, inode: u32) -> bool {
 }
 
 /// Changes the dentry of `A` and forgets its inode once too often, beside a lookup of `A` with
-/// `count`. Returns how often (the lookup missed, no lookup was forgotten, the new lookup was
-/// forgotten).
+/// `count`. Returns how often the lookup missed, how often no lookup was forgotten, and how often
+/// the new lookup was.
 fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();

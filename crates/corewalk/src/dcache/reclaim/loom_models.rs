@@ -1,7 +1,7 @@
 //! Models of eviction: a dentry dies and its slot is reused, beside a thread that takes a
 //! reference.
 //!
-//! The reader is the spawned thread; see `tally` in the sync crate.
+//! The reader is the spawned thread; see `tally` in the base crate.
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -53,7 +53,8 @@ fn get_beside_eviction_and_reuse_has_one_winner() {
     assert_all_reached(&evict_against_get(Dcache::get));
 }
 
-/// Trap T55: the sequence is checked before the count goes up, and not after.
+/// Trap T55: the sequence is checked before the count goes up and not after, so the reference may
+/// be on the next dentry in the slot.
 #[test]
 #[should_panic(expected = "T55: a reference on another dentry")]
 fn control_get_that_validates_first_is_caught() {
@@ -77,7 +78,8 @@ fn evict_against_get_inode(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
         let is_evicted = evict(&dcache, slot);
         let is_in_use = finder.join().unwrap();
         assert!(!(is_evicted && is_in_use), "an inode in use lost its only name");
-        // Both may lose: the reader saw the sequence of an eviction that was undone.
+        // Both may lose, because the reader may have seen the sequence of an eviction that was
+        // undone.
         tally.hit(usize::from(is_in_use));
     })
 }
@@ -109,7 +111,7 @@ fn evict_both_names(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (first, node) = file(&dcache, key, b"one", 7);
-        // The user of the inode.
+        // Take a reference, as a user of the inode has one.
         dcache.inodes.lockref(node.inode).get();
         let lookup_key = dcache.lookup_key(Name::new(b"two").unwrap());
         let in_lookup = dcache.in_lookup.lock(dcache.in_lookup_key(key.parent(), &lookup_key));
@@ -128,7 +130,8 @@ fn evict_both_names(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
     })
 }
 
-/// The second thread finds its name to be the only one.
+/// The first thread has evicted one name, so the second finds that its name is the only one and
+/// keeps it.
 #[test]
 fn evictions_of_two_names_leave_one_to_an_inode_in_use() {
     assert_all_reached(&evict_both_names(evict));

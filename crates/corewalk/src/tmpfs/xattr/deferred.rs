@@ -35,7 +35,7 @@ use crate::attr::Timespec;
 /// than the time between frequent changes of a file, and than the clock tick (1 to 10 ms). It is
 /// short, since private sets take memory meanwhile.
 pub(super) const DELAY_MS: u64 = 100;
-/// The most inodes that one change de-duplicates.
+/// Maximum number of inodes that one change de-duplicates.
 const BATCH: usize = 8;
 
 /// A queued inode, with the time of its change.

@@ -24,7 +24,7 @@ use crate::storms::Leaving;
 
 /// The sleep of a back end in tests about time.
 const SLEEP: Duration = Duration::from_millis(1500);
-/// The most CPU time for waiting: 100 times less than spinning.
+/// Maximum CPU time of a waiting thread: a hundredth of the time of spinning.
 const WAITING_MAX: Duration = Duration::from_millis(15);
 
 /// A sleep whose beginning and end other threads can see.
@@ -132,7 +132,7 @@ thread_local! {
     static IS_FORGETTING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The least number of calls from `forget`.
+/// Minimum number of calls from `forget`.
 const CALLS: u64 = 10_000;
 
 /// Trap T50: a back end uses the namespace in `forget`, for other names. No lock is held that this
@@ -294,8 +294,8 @@ fn control_fill_without_an_invalidation_stays_wrong() {
     assert_eq!(owner_after_overtaken_fill(Notice::None), 1);
 }
 
-/// Trap P12: the same as a race. After a change in the back end and an invalidation, the next
-/// lookup sees the change, however many fills were running.
+/// Trap P12: a fill must not enter an old answer after an invalidation. After a change in the back
+/// end and an invalidation, the next lookup sees the change, however many fills were running.
 #[test]
 fn announced_change_is_seen_by_the_next_lookup() {
     let _watchdog = Watchdog::start("announced changes", Duration::from_secs(120));

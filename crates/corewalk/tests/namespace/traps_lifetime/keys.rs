@@ -99,7 +99,8 @@ fn names_crafted_for_another_key_do_not_collide() {
     assert!(known > attacked * 4, "the attack fails: {known:?}, against {attacked:?}");
 }
 
-/// Trap T54: the same for long names, whose later words are hashed differently.
+/// Trap T54: crafted names must not collide. Here the names are long, and their later words are
+/// hashed differently.
 #[test]
 fn long_names_crafted_for_another_key_do_not_collide() {
     let crafted = crafted_long();

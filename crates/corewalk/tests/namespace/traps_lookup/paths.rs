@@ -1,4 +1,4 @@
-//! Path translations while names change: traps T4, T5, T8, T9, T11, T17.
+//! Path translations while names change (traps T4, T5, T8, T9, T11, T17).
 
 use std::sync::Arc;
 use std::time::Duration;
