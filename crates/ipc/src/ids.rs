@@ -357,9 +357,15 @@ pub(crate) fn state(shared: &Shared, ids: IdLayout, index: u32) -> u64 {
 }
 
 /// Returns the word of a slot that has the owner.
-#[inline]
 fn owner_word(state: u64) -> usize {
     if state & IS_SECOND == 0 { OWNER } else { SECOND_OWNER }
+}
+
+/// Returns the owner of an object whose owner was changed an odd number of times. A function of its
+/// own keeps the common case a branch: a computed word would make each lookup wait for the state.
+#[cold]
+fn second_owner(slot: &Line) -> u64 {
+    get(&slot[SECOND_OWNER])
 }
 
 /// Copies a slot. The caller checks the sequence count.
@@ -369,7 +375,7 @@ fn read(slot: &Line, index: u32) -> Object {
     Object {
         index,
         state,
-        owner: get(&slot[owner_word(state)]),
+        owner: if state & IS_SECOND == 0 { get(&slot[OWNER]) } else { second_owner(slot) },
         creator: get(&slot[CREATOR]),
         key: get(&slot[KEY]),
         payload: get(&slot[PAYLOAD]),

@@ -61,7 +61,7 @@ mod watched;
 
 pub(crate) use kept::exit_msg;
 pub(crate) use rebuild::{QUEUES, reap};
-pub(crate) use wait::abandon;
+pub(crate) use wait::exit_waits;
 pub(crate) use watched::{collect_concerns, look_at};
 
 pub use ctl::{MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgTotals};

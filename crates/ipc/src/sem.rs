@@ -43,7 +43,7 @@ mod undo;
 mod watched;
 mod word;
 
-pub(crate) use exit::{abandon, exit_sem};
+pub(crate) use exit::exit_sem;
 pub(crate) use reap::{Gone, reap, settle};
 pub(crate) use recover::SETS;
 pub(crate) use undo::Undos;

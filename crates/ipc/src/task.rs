@@ -23,6 +23,7 @@ use crate::lock::Owner;
 use crate::msg::QUEUES;
 use crate::nested;
 use crate::perm::{Cred, CredCell};
+use crate::pool::Pool;
 use crate::process::Program;
 use crate::recover;
 use crate::sem::{SETS, Undos};
@@ -64,10 +65,8 @@ pub struct Task {
     pub(crate) pid: u32,
     pub(crate) cred: CredCell,
     pub(crate) undos: Undos,
-    /// The nodes of calls that wait or were just woken.
+    /// The nodes of calls that wait, were just woken, or could not leave their queues.
     waiting: Waiting,
-    /// The nodes of ended calls that could not leave their queues.
-    pub(crate) abandoned: Mutex<Vec<u32>>,
     /// Tasks of the programs before execve(2), see [`Task::adopt`].
     former: Vec<u32>,
     /// The fields that many calls write.
@@ -124,23 +123,11 @@ impl Task {
         };
         reap_beside(&shared, owner);
         let cred = CredCell::new(cred);
-        let (undos, abandoned) = (Undos::default(), Mutex::default());
+        let undos = Undos::default();
         let waiting = Waiting::default();
         let (shm, former) = (Mutex::default(), Vec::new());
         let hot = Hot::default();
-        Ok(Self {
-            shared,
-            owner,
-            pid,
-            cred,
-            undos,
-            waiting,
-            abandoned,
-            shm,
-            former,
-            hot,
-            home: None,
-        })
+        Ok(Self { shared, owner, pid, cred, undos, waiting, shm, former, hot, home: None })
     }
 
     /// Takes over the tasks of the program that the process ran before execve(2).
@@ -312,7 +299,10 @@ impl Task {
     pub fn abandon_own_waits(&self, around: usize) {
         while let Some((task, node)) = nested::take_beyond(around) {
             if task == self.address() {
-                self.abandon(node);
+                // The node stays in its queue until the task ends, and is granted nothing.
+                let status = &self.shared.region.line(node)[STATUS];
+                // ORDERING: Relaxed. As in `interrupt_own`.
+                status.fetch_or(INTERRUPTED, Ordering::Relaxed);
             }
         }
     }
@@ -324,15 +314,17 @@ impl Task {
         owners.contains(&Some(self.owner.index))
     }
 
-    fn abandon(&self, node: u32) {
-        self.waiting.leave(node);
-        let (shared, region) = (&*self.shared, &self.shared.region);
-        if shared.layout.msg_waits.whose(region, node) == Some(self.owner.index) {
-            // After an error, the reaping of the task ends the call.
-            let _ended = crate::msg::abandon(self, node);
-        } else if shared.layout.waits.whose(region, node) == Some(self.owner.index) {
-            crate::sem::abandon(self, node);
-        }
+    /// Returns the nodes in a pool of calls that could not leave their queues.
+    pub(crate) fn kept_waits(&self, pool: &Pool) -> Vec<u32> {
+        let mut nodes = Vec::new();
+        self.waiting.each(|node| nodes.push(node));
+        nodes.retain(|node| pool.whose(&self.shared.region, *node) == Some(self.owner.index));
+        nodes
+    }
+
+    /// Keeps the node of a call that could not leave its queue, until the task ends.
+    pub(crate) fn keep_wait(&self, node: u32) {
+        self.waiting.enter(node);
     }
 
     /// Sets a fork guard, which tells the task from its copy in a forked process. `home` holds
@@ -512,8 +504,10 @@ impl Drop for Task {
         crate::msg::exit_msg(self);
         let detached = crate::shm::exit_shm(self);
         // After an error the line stays, and is reaped once the process has ended.
-        let Ok(absent) = crate::sem::exit_sem(self) else { return };
-        recover::reap_absent(&self.shared, self.owner, absent);
+        for exit in [crate::msg::exit_waits, crate::sem::exit_sem] {
+            let Ok(absent) = exit(self) else { return };
+            recover::reap_absent(&self.shared, self.owner, absent);
+        }
         if detached.is_err() {
             return;
         }

@@ -123,7 +123,7 @@ extern "C" fn forks(_signal: libc::c_int) {
 }
 
 /// A handler interrupts a call, forks and returns in both processes: both calls end with `EINTR`,
-/// and the calls of other processes go on.
+/// and what the call waited for goes to the calls of other processes.
 pub(crate) fn return_in_both() {
     for call in [Call::Semop, Call::Receive, Call::Send] {
         for by_number in [0, 1] {
@@ -153,10 +153,8 @@ fn fork_in(call: Call, is_granted_before: bool) {
     if is_granted_before {
         assert_eq!(place.grant(), Ok(0));
         tell(go_on, 0);
-        // In the kernel, and as a sender, it is granted nothing any more.
-        let is_taken = is_ours && call != Call::Send;
-        assert_eq!(exited(wait(pid)), if is_taken { 0 } else { libc::EINTR }, "{what}");
-        assert!(is_taken || place.wait() == Ok(0), "it is for the next: {what}");
+        assert_eq!(exited(wait(pid)), libc::EINTR, "the parent: {what}");
+        assert_eq!(place.wait(), Ok(0), "it is for the next: {what}");
     } else {
         let other = place.waiter(|waited| waited.err().unwrap_or(0));
         tell(go_on, 0);

@@ -138,11 +138,12 @@ fn call_at_a_held_queue_ends_with_eio_and_its_node_is_freed_later() {
     }
     assert_eq!(waiting.other.waiting(), 0);
     drop(guard);
-    let Waiting { one, id, .. } = waiting;
-    // Calls that find the nodes free them, and pass no message to them.
+    let Waiting { one, other, id } = waiting;
+    // No message is passed to the nodes. The end of their task frees them.
     one.msgrcv(id, &mut [0; 4], 1, MsgFlags::empty()).unwrap();
     one.msgsnd(id, 2, b"text", MsgFlags::empty()).unwrap();
     assert_eq!(one.msgrcv(id, &mut [0; 4], 2, MsgFlags::NOWAIT).unwrap().mtype, 2);
+    drop(other);
     let pool = one.shared.layout.msg_waits;
     assert_eq!(pool.used(&one.shared.region).count(), 0);
 }

@@ -8,8 +8,7 @@
 //! |---|---|
 //! | 0 | waits |
 //! | `CALLED` | check again: permissions or space may have changed. The node is still in its list |
-//! | `INTERRUPTED` | the call must give up |
-//! | `LEFT` | abandoned in its list; a task that finds it there frees it |
+//! | `INTERRUPTED` | the call must give up, and gets no message |
 //! | `DONE`, errno, line | the outcome: an errno, or a receiver's message. It is in no list |
 //!
 //! `WHOSE` contains the role of the node and its queue. The ticket defines its position in the
@@ -39,7 +38,6 @@ const WHOSE: usize = 5;
 const FILTER: [usize; 2] = [0, 1];
 
 const CALLED: u64 = 1 << 1;
-const LEFT: u64 = 1 << 7;
 
 /// Bit of `WHOSE` above the queue, set in each node in use.
 const IS_NODE: u64 = 1 << 62;
@@ -176,49 +174,30 @@ impl<'s> Node<'s> {
 
     /// Stores the outcome of the call; for a receiver the line of its message. The node is in no
     /// list, and the caller must not access it afterwards.
-    ///
-    /// Returns false if the task has abandoned the node. Then the caller must free it.
-    #[must_use]
-    pub(super) fn tell(&self, outcome: Result<u32, Errno>) -> bool {
+    pub(super) fn tell(&self, outcome: Result<u32, Errno>) {
         let status = match outcome {
             Ok(line) => status::done(0) | pair(0, line),
             Err(errno) => status::done(errno.raw_os_error()),
         };
         // ORDERING(ipc-status): Release. All that was done for the call comes before its task goes
         // on.
-        let told = self.word().fetch_update(Ordering::Release, Ordering::Relaxed, |seen| {
-            (seen & LEFT == 0).then_some(status)
-        });
-        told.is_ok()
+        self.word().store(status, Ordering::Release);
     }
 
     /// Ends a wait with `outcome`, unless another task has stored an outcome meanwhile.
     ///
-    /// If the node is still in its list, since the queue's lock could not be acquired, it is
-    /// abandoned. Then a task that finds it in the list frees it.
-    ///
-    /// Returns the outcome, and whether the caller must free the node.
+    /// Returns the outcome, and whether the node is out of its list. If the queue's lock could not
+    /// be acquired, the node stays in the list. It is interrupted then, so it gets no message.
     pub(super) fn leave(&self, outcome: Result<u32, Errno>) -> (Result<u32, Errno>, bool) {
+        if self.whose().is_none() {
+            return (outcome, true);
+        }
         // ORDERING(ipc-status): AcqRel. Pairs with `tell` in both directions.
-        let leave = || {
-            let next = |seen: u64| (seen & DONE == 0).then_some(seen | LEFT);
-            self.word().fetch_update(Ordering::AcqRel, Ordering::Acquire, next).is_ok()
-        };
-        match self.status() {
-            Status::Done(told) => return (told, true),
-            _ if self.whose().is_some() && leave() => return (outcome, false),
-            _ => {}
+        let seen = self.word().fetch_or(INTERRUPTED, Ordering::AcqRel);
+        match status::outcome(seen) {
+            Some(told) => (told.map(|()| high(seen)), true),
+            None => (outcome, false),
         }
-        match self.status() {
-            Status::Done(told) => (told, true),
-            _ => (outcome, true),
-        }
-    }
-
-    /// Returns true if the task has abandoned the node in its list.
-    pub(super) fn is_left(&self) -> bool {
-        // The task does not access the node after it has abandoned it.
-        status::load(self.word()) & LEFT != 0
     }
 
     /// Calls the task to check again. Returns true if it must be woken. The queue's lock is held.

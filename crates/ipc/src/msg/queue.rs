@@ -365,7 +365,7 @@ impl<'s> QueueGuard<'s> {
         if self.senders().is_empty() {
             return Wakes::new();
         }
-        let waiting = self.who_waits(self.senders());
+        let waiting = self.senders().iter().map(|line| self.node(line));
         let fitting = waiting.filter(|node| self.fits(node.size()));
         fitting.filter(|node| node.call()).map(|node| node.line).collect()
     }
@@ -373,20 +373,8 @@ impl<'s> QueueGuard<'s> {
     /// Calls all waiting receivers. Returns the nodes to wake.
     #[doc(alias = "expunge_all")]
     pub(super) fn call_receivers(&self) -> Wakes {
-        let waiting = self.who_waits(self.receivers());
+        let waiting = self.receivers().iter().map(|line| self.node(line));
         waiting.filter(|node| node.call()).map(|node| node.line).collect()
-    }
-
-    /// Returns the waiting nodes of a list. Unlinks and frees abandoned ones.
-    fn who_waits(&self, list: List<'s>) -> impl Iterator<Item = Node<'s>> {
-        list.iter().map(|line| self.node(line)).filter(move |node| {
-            let is_left = node.is_left();
-            if is_left {
-                list.unlink(node.line);
-                node.free(self.owner);
-            }
-            !is_left
-        })
     }
 
     /// Ends the queue: frees all messages, and ends all waits with `EIDRM`. Returns the nodes to
@@ -394,12 +382,10 @@ impl<'s> QueueGuard<'s> {
     #[doc(alias = "freeque")]
     pub(super) fn end(&self) -> Wakes {
         let owner = self.owner;
-        let waiting = self.receivers().iter().chain(self.senders().iter());
-        let (told, left): (Wakes, Wakes) =
-            waiting.partition(|line| self.node(*line).tell(Err(Errno::IDRM)));
+        let told: Wakes = self.receivers().iter().chain(self.senders().iter()).collect();
         self.receivers().set([]);
         self.senders().set([]);
-        left.iter().for_each(|line| self.node(*line).free(owner));
+        told.iter().for_each(|line| self.node(*line).tell(Err(Errno::IDRM)));
         for message in self.messages().iter().map(|line| self.message(line)) {
             message.make_private(owner.index);
             message.free(owner);

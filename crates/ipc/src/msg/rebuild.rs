@@ -129,13 +129,15 @@ pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
             Truth::Queued(_) => queued.push((message.ticket(), line)),
             Truth::Delivered(_, node) => {
                 let node = Node { shared, line: node };
-                if node.waits_as() == Some((Role::Receiver, name)) {
-                    if node.tell(Ok(line)) {
-                        wakes.push(node.line);
-                    } else {
-                        // The message was not sent. It belongs to its sender, which has died.
-                        message.set_truth(Truth::Private);
-                    }
+                if node.waits_as() != Some((Role::Receiver, name)) {
+                    continue;
+                }
+                if node.status() == Status::Interrupted {
+                    // The message was not sent. It belongs to its sender, which has died.
+                    message.set_truth(Truth::Private);
+                } else {
+                    node.tell(Ok(line));
+                    wakes.push(node.line);
                 }
             }
             Truth::Private => {}

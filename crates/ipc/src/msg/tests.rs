@@ -301,38 +301,57 @@ fn left(task: &Task, id: MsgId, role: Role) -> Node<'_> {
         (Err(Errno::IO), false),
         "the node is still in its list"
     );
+    task.keep_wait(node.line);
     node
 }
 
 /// A task that cannot acquire the queue's lock abandons its node in the list. The node gets no
-/// message. A call that finds it frees it.
+/// message. The end of the task frees it.
 #[test]
-fn abandoned_node_gets_no_message_and_is_freed_when_found() {
+fn abandoned_node_gets_no_message_and_is_freed_with_its_task() {
+    let namespace = namespace();
+    for is_removed in [false, true] {
+        let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+        let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
+        left(&other, id, Role::Receiver);
+        left(&other, id, Role::Sender);
+        let receiver = waiting(&other, move |task| {
+            task.msgrcv(id, &mut [0; 8], 0, MsgFlags::empty()).map(|r| r.mtype)
+        });
+        one.msgsnd(id, 3, b"text", NOWAIT).unwrap();
+        assert_eq!(receiver.join().unwrap(), Ok(3));
+        one.msgsnd(id, 4, b"text", NOWAIT).unwrap();
+        assert_eq!(one.msg_stat(id).unwrap().qnum, 1);
+        one.msg_set(id, 0, 0, 0o600, 10).unwrap();
+        one.msgrcv(id, &mut [0; 8], 4, NOWAIT).unwrap();
+        if is_removed {
+            one.msg_rmid(id).unwrap();
+        }
+        super::exit_msg(&other);
+        assert_eq!(used(&one), [0, 2]);
+        drop(other);
+        assert_eq!(used(&one), [0, 0]);
+        if !is_removed {
+            let guard = queue(&one, id).lock(one.owner).unwrap();
+            assert!(guard.receivers().is_empty() && guard.senders().is_empty());
+        }
+    }
+}
+
+/// A signal interrupts a receiver, whose thread does not run until a message is there.
+#[test]
+fn interrupted_receiver_is_given_no_message() {
     let namespace = namespace();
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
     let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
-    left(&other, id, Role::Receiver);
-    let receiver = waiting(&other, move |task| {
-        task.msgrcv(id, &mut [0; 8], 0, MsgFlags::empty()).map(|r| r.mtype)
-    });
-    one.msgsnd(id, 3, b"text", NOWAIT).unwrap();
-    assert_eq!(receiver.join().unwrap(), Ok(3));
-    super::exit_msg(&other);
-    assert_eq!(used(&one), [0, 0]);
-    left(&other, id, Role::Receiver);
-    one.msgsnd(id, 4, b"text", NOWAIT).unwrap();
-    assert_eq!((one.msg_stat(id).unwrap().qnum, used(&one)), (1, [1, 0]));
-    left(&other, id, Role::Sender);
-    one.msgrcv(id, &mut [0; 8], 4, NOWAIT).unwrap();
-    assert_eq!(used(&one), [0, 0]);
-    left(&other, id, Role::Receiver);
-    left(&other, id, Role::Sender);
-    one.msg_set(id, 0, 0, 0o600, 10).unwrap();
-    assert_eq!(used(&one), [0, 0]);
-    left(&other, id, Role::Receiver);
-    left(&other, id, Role::Sender);
-    one.msg_rmid(id).unwrap();
-    assert_eq!(used(&one), [0, 0]);
+    let node = linked(&one, id, Role::Receiver);
+    let begun = one.begin_wait(node.line);
+    one.interrupt_own();
+    other.msgsnd(id, 3, b"text", NOWAIT).unwrap();
+    assert_eq!((other.msg_stat(id).unwrap().qnum, node.status()), (1, Status::Interrupted));
+    queue(&one, id).lock(one.owner).unwrap().receivers().unlink(node.line);
+    assert!(one.end_wait(begun));
+    node.free(one.owner);
 }
 
 /// A node gets an outcome or is abandoned, and the second of the two tasks notices.
@@ -343,11 +362,10 @@ fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     let node = linked(&other, id, Role::Receiver);
     one.msgsnd(id, 3, b"text", NOWAIT).unwrap();
-    let (told, is_ours) = node.leave(Err(Errno::IO));
-    assert!(told.is_ok() && is_ours, "it has a message");
+    let (told, is_out) = node.leave(Err(Errno::IO));
+    assert!(told.is_ok() && is_out, "it has a message");
     let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     let node = left(&other, id, Role::Receiver);
-    assert!(!node.tell(Ok(1)) && node.is_left());
     // A sender died after it stored `Delivered` with an abandoned node, and before it told the
     // node.
     let guard = queue(&one, id).lock(one.owner).unwrap();

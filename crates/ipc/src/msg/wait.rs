@@ -12,7 +12,6 @@ use super::node::{Node, Role, Status};
 use super::queue::{Queue, QueueGuard};
 use super::rebuild::end_node;
 use crate::ids::Object;
-use crate::recover::reap_absent;
 use crate::task::Task;
 use crate::task_line::Absent;
 use crate::watch::{self, Turn};
@@ -46,15 +45,17 @@ impl Task {
         if !self.end_wait(begun) {
             return Err(Errno::INTR);
         }
-        let (outcome, is_ours) = node.leave(outcome);
+        let (outcome, is_out) = node.leave(outcome);
         if let Ok(line) = outcome
             && role == Role::Receiver
         {
             // Do this before the node is freed: recovery finds a delivered message by its node.
             Message { shared: &self.shared, line }.make_private(self.owner.index);
         }
-        if is_ours {
+        if is_out {
             node.free(self.owner);
+        } else {
+            self.keep_wait(node.line);
         }
         outcome
     }
@@ -145,19 +146,21 @@ impl Task {
     }
 }
 
-/// Ends a wait that its thread has left, of a living task. `line` is the line of its node.
+/// Ends the waits of a task that ends, which could not leave their lists. Messages that were passed
+/// to them go to other calls. Returns the tasks that got one and may have died.
 ///
 /// # Errors
 ///
 /// `EIO` if a living task does not release a queue's lock.
-pub(crate) fn abandon(task: &Task, line: u32) -> Result<(), Errno> {
+pub(crate) fn exit_waits(task: &Task) -> Result<Absent, Errno> {
     let (shared, owner) = (&*task.shared, task.owner);
-    let node = Node { shared, line };
-    let absent = match node.whose() {
-        Some(whose) => end_node(shared, owner, node, whose)?,
-        None => Absent::new(),
-    };
-    node.free(owner);
-    reap_absent(shared, owner, absent);
-    Ok(())
+    let mut absent = Absent::new();
+    for line in task.kept_waits(&shared.layout.msg_waits) {
+        let node = Node { shared, line };
+        if let Some(whose) = node.whose() {
+            absent.extend(end_node(shared, owner, node, whose)?);
+        }
+        node.free(owner);
+    }
+    Ok(absent)
 }

@@ -186,6 +186,13 @@ impl<'s> Node<'s> {
         low(get(self.status()) & !(DONE | INTERRUPTED))
     }
 
+    /// Ends a wait whose node stays in its queues. It is interrupted, so it gets no grant. Returns
+    /// the outcome of the call if it has one.
+    pub(super) fn leave(&self) -> Option<Result<(), Errno>> {
+        // ORDERING(ipc-status): Acquire. As in `status::load`.
+        status::outcome(self.status().fetch_or(INTERRUPTED, Ordering::Acquire))
+    }
+
     pub(super) fn is_interrupted(&self) -> bool {
         status::load(self.status()) & INTERRUPTED != 0
     }
@@ -358,7 +365,7 @@ impl Completed {
         self.nodes.push((node.line, errno));
     }
 
-    /// Adds a node whose grant is taken back. Its task has died, or its thread has left the call.
+    /// Adds a node whose grant is taken back. Its task has died or ends.
     pub(super) fn push_taken_back(&mut self, node: Node<'_>) {
         self.push(node, TAKEN_BACK);
     }

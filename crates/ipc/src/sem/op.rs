@@ -24,7 +24,6 @@ use rustix::io::Errno;
 use std::time::Duration;
 
 use super::SemBuf;
-use super::exit::end_abandoned;
 use super::log::Log;
 use super::node::{self, Call, Completed, Node, Wakes};
 use super::queue::{self, Changed};
@@ -165,9 +164,6 @@ impl Task {
             }
         }
         let deadline = timeout.map_or(Deadline::NEVER, deadline_after);
-        if !self.abandoned.lock().is_empty() {
-            recover::reap_absent(&self.shared, self.owner, end_abandoned(self, Some(set))?);
-        }
         let done =
             recover::with_room(&self.shared, self.owner, || self.semop_locked(set, sops, deadline));
         let is_refused = done == Err(Errno::AGAIN) && set.may_be_owed();
@@ -308,14 +304,14 @@ impl Task {
                 if !self.end_wait(begun) {
                     return Err(Errno::INTR);
                 }
-                if result == Err(Errno::IO) {
+                let result = if result == Err(Errno::IO) { node.leave() } else { Some(result) };
+                match result {
+                    Some(_) => node.free(self.owner),
                     // The node is still in its queues. If it were freed, its next user would be
                     // found in them.
-                    self.abandoned.lock().push(node.line);
-                } else {
-                    node.free(self.owner);
+                    None => self.keep_wait(node.line),
                 }
-                result
+                result.unwrap_or(Err(Errno::IO))
             }
         }
     }

@@ -6,8 +6,8 @@
 //!
 //! # Rules, as in Linux
 //!
-//! - Waiting calls are tried in the order of their arrival. A new call that is possible does not
-//!   queue behind them.
+//! - Waiting calls are tried in the order of their arrival, without those that a signal has
+//!   interrupted. A new call that is possible does not queue behind them.
 //! - A single decrement is in the queue of its semaphore and in the queue of the set. While a call
 //!   of several operations waits, a change scans the queue of the set. Otherwise it scans the queue
 //!   of the semaphore.
@@ -272,6 +272,10 @@ fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>, completed: &mut Completed) -> R
 
 /// Tries the call of a node, and notes its outcome or the operation that blocks it.
 fn look_at(txn: &mut Txn<'_, '_>, node: Node<'_>, completed: &mut Completed) -> Verdict {
+    // The call ends with `EINTR`, or a handler has left it.
+    if node.is_interrupted() {
+        return Verdict::Blocks(0);
+    }
     let sops = node.sops(txn.set().place.nsems);
     let verdict = txn.perform(node.call(&sops));
     match verdict {

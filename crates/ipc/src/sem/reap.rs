@@ -7,8 +7,8 @@
 //! taken back. Otherwise the part without `SEM_UNDO` is taken back, or nothing. The end of the
 //! process then takes back the part with `SEM_UNDO`, with its other adjustments.
 //!
-//! The same happens to a call whose thread has left it while the process lives ([`abandon`]). The
-//! other threads of the process do not know of the grant.
+//! The same happens at the end of a task to a call that failed with `EIO` while its node was queued
+//! (`exit`).
 //!
 //! `SETVAL` and `SETALL` clear adjustments, and their values do not contain earlier grants. So no
 //! grant is taken back after them (`SetGuard::settings`).
