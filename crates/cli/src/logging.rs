@@ -49,7 +49,8 @@ impl Log for Stderr {
 
 /// Writes a line, or drops it if `out` cannot take it now or is closed.
 fn write_line(out: &impl AsFd, text: &str) {
-    // Held from poll(2) to write(2): another thread must not fill the pipe in between.
+    // Protects the room in the pipe. Held from poll(2) to write(2), so no other thread fills the
+    // pipe in between.
     static WRITE: Mutex<()> = Mutex::new(());
     let _guard = WRITE.lock();
     let mut line = text.replace('\n', "\\n");

@@ -29,6 +29,7 @@ mod mount;
 mod name;
 mod path;
 mod read_set;
+mod slot;
 mod table;
 pub mod tmpfs;
 mod vfs;

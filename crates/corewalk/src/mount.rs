@@ -46,6 +46,7 @@ use crate::fs::FileSystem;
 use crate::key_lock::KeyGuard;
 use crate::name::Name;
 use crate::path::PathRef;
+use crate::slot::DentrySlot;
 use crate::vfs::Vfs;
 
 /// One mounted file system.
@@ -53,9 +54,9 @@ use crate::vfs::Vfs;
 pub(crate) struct Mount {
     pub(crate) id: u64,
     /// The root dentry, counted.
-    pub(crate) root: u32,
+    pub(crate) root: DentrySlot,
     /// Where it is mounted: the mount and the dentry, counted; None for the root mount.
-    pub(crate) point: Option<(Arc<Mount>, u32)>,
+    pub(crate) point: Option<(Arc<Mount>, DentrySlot)>,
     /// The table, while it is in there, and each [`MountRef`]; not counted for the root mount.
     users: Lockref,
 }
@@ -115,7 +116,7 @@ pub(crate) struct Mounts {
 }
 
 /// Which mount is on which dentry of which mount.
-type Table = HashMap<(u64, u32), Arc<Mount>>;
+type Table = HashMap<(u64, DentrySlot), Arc<Mount>>;
 
 impl Mounts {
     pub(crate) fn new() -> Mounts {
@@ -123,7 +124,7 @@ impl Mounts {
     }
 
     /// Sets the root mount, once; the reference on the dentry goes to the mount.
-    pub(crate) fn set_root(&self, dentry: u32) {
+    pub(crate) fn set_root(&self, dentry: DentrySlot) {
         let root = Arc::new(Mount { id: 0, root: dentry, point: None, users: Lockref::new(1) });
         assert!(self.root.set(root).is_ok(), "the root is mounted once");
     }
@@ -134,7 +135,7 @@ impl Mounts {
     }
 
     /// Returns the root dentry.
-    pub(crate) fn root(&self) -> u32 {
+    pub(crate) fn root(&self) -> DentrySlot {
         self.root_mount().root
     }
 
@@ -142,7 +143,7 @@ impl Mounts {
     pub(crate) fn on<'g>(
         &self,
         mount: &Mount,
-        dentry: u32,
+        dentry: DentrySlot,
         guard: &'g ReadGuard,
     ) -> Option<&'g Arc<Mount>> {
         // Ignore a dead mount, which is about to leave the table.
@@ -150,7 +151,7 @@ impl Mounts {
     }
 
     /// Returns true if something is mounted on a dentry of a mount.
-    fn is_taken(&self, key: (u64, u32)) -> bool {
+    fn is_taken(&self, key: (u64, DentrySlot)) -> bool {
         self.table.read(&corewalk_sync::rcu::read_lock()).contains_key(&key)
     }
 
@@ -209,7 +210,7 @@ impl Vfs {
     ///
     /// # Errors
     /// `ENOENT` if it has been removed.
-    fn lock_name_of_point(&self, dentry: u32) -> Result<Option<KeyGuard<'_>>, Errno> {
+    fn lock_name_of_point(&self, dentry: DentrySlot) -> Result<Option<KeyGuard<'_>>, Errno> {
         let attached = || {
             let now = self.dcache.directory(dentry);
             now.filter(|now| is_attached(now.flags)).ok_or(Errno::NOENT)

@@ -9,6 +9,7 @@ use std::fmt;
 use crate::Errno;
 use crate::dpath::{PathBuffer, PathKind, Route, path_into};
 use crate::mount::MountRef;
+use crate::slot::DentrySlot;
 use crate::vfs::{InodeRef, Vfs};
 
 /// A counted place in a namespace, such as a root, a working directory or an open file.
@@ -18,7 +19,7 @@ use crate::vfs::{InodeRef, Vfs};
 pub struct PathRef<'v> {
     pub(crate) vfs: &'v Vfs,
     pub(crate) mount: MountRef,
-    pub(crate) dentry: u32,
+    pub(crate) dentry: DentrySlot,
     /// Held on its own: the dentry loses it when the name is removed.
     pub(crate) inode: InodeRef<'v>,
 }
@@ -89,7 +90,7 @@ impl<'v> PathRef<'v> {
 
     /// Returns a weak name of the place: the slot of the dentry and its generation.
     pub fn id(&self) -> (u32, u32) {
-        (self.dentry, self.vfs.dcache.dentries.cold(self.dentry).generation())
+        (self.dentry.get(), self.vfs.dcache.dentries.cold(self.dentry).generation())
     }
 }
 

@@ -63,6 +63,7 @@ use crate::fs::FileSystem;
 use crate::key_lock::{KeyLocks, SHARDS_FEW};
 use crate::mount::Mounts;
 use crate::name::Name;
+use crate::slot::{DentrySlot, InodeSlot};
 use paths::Paths;
 use rename::{InFlightMoves, InFlightRenames};
 
@@ -128,7 +129,7 @@ pub struct Pinned<'a> {
 
 /// The slot of an entry in the cache. The slot may be reused at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EntryId(u32);
+pub struct EntryId(DentrySlot);
 
 /// A namespace; see the module documentation.
 pub struct Vfs {
@@ -224,13 +225,13 @@ impl Vfs {
     }
 
     /// Returns the file system that an inode belongs to.
-    pub(crate) fn fs(&self, inode: u32) -> &dyn FileSystem {
+    pub(crate) fn fs(&self, inode: InodeSlot) -> &dyn FileSystem {
         &*self.superblock(inode).fs
     }
 
     /// Returns the superblock of an inode.
     #[inline]
-    pub(crate) fn superblock(&self, inode: u32) -> &Superblock {
+    pub(crate) fn superblock(&self, inode: InodeSlot) -> &Superblock {
         self.supers.get(self.dcache.inodes.superblock(inode))
     }
 
@@ -243,10 +244,10 @@ impl Vfs {
         &self,
         fs: Arc<dyn FileSystem>,
         attr: &Attr,
-    ) -> Result<u32, Errno> {
+    ) -> Result<DentrySlot, Errno> {
         let superblock = self.supers.add(fs, attr.ino)?;
         let inodes = &self.dcache.inodes;
-        let (dentries, place) = (&self.dcache.dentries, (superblock, 0));
+        let (dentries, place) = (&self.dcache.dentries, (superblock, DentrySlot::NONE));
         let enter = || inodes.get_or_insert(dentries, place, attr, attr.has_acl, inodes.changes());
         let entered = enter().or_else(|| {
             self.dcache.prune();
@@ -399,7 +400,7 @@ pub struct Stats {
 #[doc(alias = "struct inode")]
 pub struct InodeRef<'v> {
     pub(crate) vfs: &'v Vfs,
-    pub(crate) slot: u32,
+    pub(crate) slot: InodeSlot,
 }
 
 impl<'v> InodeRef<'v> {
@@ -507,7 +508,7 @@ impl Supers {
 }
 
 impl Host for Arc<Supers> {
-    fn forget(&self, superblock: u32, ino: u64, slot: u32) {
+    fn forget(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let superblock = self.get(superblock);
         if let Some(hidden) = superblock.paths.as_ref().and_then(|paths| paths.forget(slot)) {
             superblock.remove_hidden(&hidden);
@@ -560,10 +561,10 @@ mod tests {
             let (inode, _) = vfs.make(&cred, &root, name, Make::new(kind, 0, 0)).unwrap();
             assert_eq!(
                 vfs.dcache.inodes.alias(inode.slot),
-                inode.slot,
+                inode.slot.dentry_half(),
                 "the dentry and its inode have different slots"
             );
-            batches[i % 2].push(inode.slot / 64);
+            batches[i % 2].push(inode.slot.get() / 64);
         }
         assert!(batches[0].iter().all(|batch| !batches[1].contains(batch)), "{batches:?}");
     }
@@ -603,7 +604,10 @@ mod tests {
         let from = dcache.lookup_key(moved);
         let (slot, seen) = dcache.find_exact(key, &from).unwrap();
         assert!(dcache.get(slot, seen.seq));
-        assert_eq!(dcache.d_move((slot, &from), key, &lookup_key, None, &in_lookup), Ok(0));
+        assert_eq!(
+            dcache.d_move((slot, &from), key, &lookup_key, None, &in_lookup),
+            Ok(DentrySlot::NONE)
+        );
         dcache.put(slot);
         assert_eq!(inode_of(old), [files[2].slot]);
         assert_eq!(inode_of(moved), []);

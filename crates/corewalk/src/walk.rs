@@ -33,6 +33,7 @@ use crate::mount::{Mount, MountRef};
 use crate::name::{Name, PATH_MAX};
 use crate::path::PathRef;
 use crate::read_set::{Growth, ReadSet};
+use crate::slot::DentrySlot;
 use crate::vfs::{DentryAndInode, Vfs};
 
 /// Maximum number of symbolic links that one walk follows. The next one is `ELOOP`, as on Linux.
@@ -119,7 +120,7 @@ pub(crate) struct Walk<'v, 'a> {
     /// The mount, counted only after the walk has crossed a mount point. Counting it earlier would
     /// store to shared memory.
     pub(crate) mount: Cow<'a, Arc<Mount>>,
-    pub(crate) dentry: u32,
+    pub(crate) dentry: DentrySlot,
     /// The snapshot of the dentry.
     pub(crate) seen: crate::dentry::Snapshot,
     /// The reference on `dentry`, if there is one.
@@ -317,7 +318,7 @@ impl<'v, 'a> Walk<'v, 'a> {
         } else {
             dcache.inodes.ino(self.seen.body.inode())
         };
-        let dentry = (self.dentry, self.seen.seq);
+        let dentry = (self.dentry.get(), self.seen.seq.0);
         let _mount = match self.mode {
             // The read set shows that nothing was unmounted.
             Mode::Rcu => None,
@@ -389,7 +390,7 @@ impl<'v, 'a> Walk<'v, 'a> {
                 self.read_set.push(at, seen.seq);
             }
             let parent = seen.key.parent();
-            if parent == at || parent == 0 || !seen.body.flags().intersects(Flags::HASHED) {
+            if parent == at || parent.is_none() || !seen.body.flags().intersects(Flags::HASHED) {
                 return Err(self.validated(Errno::XDEV));
             }
             at = parent;

@@ -89,7 +89,7 @@ impl HostFs {
             Some(_) => Some(self.writable(node, fd)?),
             None => None,
         };
-        if let Err(error) = change(node, fd, (&before, set), writable) {
+        if let Err(error) = change(node, fd, &before, set, writable) {
             // If this fails, another program has changed the attributes meanwhile.
             let changes_owner = set.uid.is_some() || set.gid.is_some();
             if changes_owner {
@@ -119,7 +119,8 @@ impl HostFs {
 fn change(
     node: Node<'_>,
     fd: BorrowedFd<'_>,
-    (before, set): (&Statx, &SetAttr),
+    before: &Statx,
+    set: &SetAttr,
     writable: Option<SharedFd>,
 ) -> Result<(), Errno> {
     if set.uid.is_some() || set.gid.is_some() {

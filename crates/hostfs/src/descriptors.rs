@@ -54,6 +54,7 @@ impl Shares {
 
 /// The descriptors of one file system.
 pub(crate) struct Descriptors {
+    /// Protected by its own mutex. No descriptor is opened or closed under it.
     kept: Mutex<Kept>,
     /// Maximum number of open and fresh files together. Calls that run in parallel may exceed it by
     /// one each.
@@ -61,7 +62,7 @@ pub(crate) struct Descriptors {
     next_handle: AtomicU64,
 }
 
-/// The kept descriptors.
+/// The kept descriptors. All fields are protected by `Descriptors::kept`.
 struct Kept {
     reusable: Recent,
     orphans: Recent,

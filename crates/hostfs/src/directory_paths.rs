@@ -23,6 +23,7 @@ const DIRECTORIES_MAX: usize = 256;
 /// The inode numbers of directories, by the paths that led to them.
 #[derive(Default)]
 pub(crate) struct DirectoryPaths {
+    /// Protected by its own mutex.
     by_path: Mutex<HashMap<Vec<u8>, u64, RandomState>>,
 }
 

@@ -114,7 +114,8 @@ impl HostFs {
         &self,
         node: Node<'_>,
         handle: u64,
-        (offset, len): (u64, u64),
+        offset: u64,
+        len: u64,
         how: Fallocate,
     ) -> Result<(), Errno> {
         let how = FallocateFlags::from_bits_retain(how.bits());

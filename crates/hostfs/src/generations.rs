@@ -34,11 +34,14 @@ const YOUNG_US: u64 = 1_000_000;
 /// The inode numbers that the host used more than once within a tick of its clock.
 #[derive(Default)]
 pub(crate) struct Generations {
+    /// Protected by its own mutex.
     known: Mutex<Known>,
-    /// True if `counts` is not empty. Otherwise no call has to take the lock.
+    /// True if `counts` is not empty. Otherwise no call has to take the lock. Stored under `known`,
+    /// and never cleared.
     has_counts: AtomicBool,
 }
 
+/// The records. All fields are protected by `Generations::known`.
 #[derive(Default)]
 struct Known {
     /// The inodes that were removed young, by inode number. The value is the time of creation and

@@ -54,7 +54,7 @@ pub(crate) struct Handles {
     /// True if the root is that of the whole file system, so that all its files are beneath it.
     is_whole: bool,
     /// The host's generations of files that were found by number and have no name in the cache.
-    /// Protected by its mutex.
+    /// Protected by its own mutex.
     nameless: Mutex<HashMap<u64, u32, RandomState>>,
 }
 

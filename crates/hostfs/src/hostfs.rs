@@ -478,7 +478,7 @@ impl FileSystem for HostFs {
         len: u64,
         how: Fallocate,
     ) -> Result<(), Errno> {
-        self.allocate(node, handle, (offset, len), how)
+        self.allocate(node, handle, offset, len, how)
     }
 
     fn seek(&self, node: Node<'_>, handle: u64, offset: u64, what: Seek) -> Result<u64, Errno> {

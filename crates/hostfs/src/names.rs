@@ -51,7 +51,7 @@ impl HostFs {
         }
         let flags =
             if self.atime.others == Atime::Never { OFlags::NOATIME } else { OFlags::empty() };
-        let opened = self.retry_full(|| create(dir.as_fd(), name, (kind, mode, flags), what))?;
+        let opened = self.retry_full(|| create(dir.as_fd(), name, kind, mode, flags, what))?;
         let opened = match opened {
             Some(fd) => Ok(fd),
             None => self.retry_full(|| open_made(dir.as_fd(), name, kind)),
@@ -261,7 +261,9 @@ fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<Owne
 fn create(
     dir: BorrowedFd<'_>,
     name: Name<'_>,
-    (kind, mode, flags): (FileKind, Mode, OFlags),
+    kind: FileKind,
+    mode: Mode,
+    flags: OFlags,
     what: &Make<'_>,
 ) -> Result<Option<OwnedFd>, Errno> {
     let name = name.as_bytes();

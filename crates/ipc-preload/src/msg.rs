@@ -61,7 +61,7 @@ pub unsafe extern "C" fn msgsnd(
     let task = process::task();
     let _call = Call::enter();
     // SAFETY: the caller's promise.
-    let send = |task| unsafe { send(task, msqid, message, (size, msgflg)) };
+    let send = |task| unsafe { send(task, msqid, message, size, msgflg) };
     errno::number(task.and_then(send).map(|()| 0))
 }
 
@@ -72,7 +72,8 @@ unsafe fn send(
     task: &Task,
     msqid: c_int,
     message: *const c_void,
-    (size, msgflg): (size_t, c_int),
+    size: size_t,
+    msgflg: c_int,
 ) -> Result<(), Errno> {
     let address = message.expose_provenance();
     // SAFETY: any bits are a type.
@@ -103,7 +104,7 @@ pub unsafe extern "C" fn msgrcv(
     let task = process::task();
     let _call = Call::enter();
     // SAFETY: the caller's promise.
-    let receive = |task| unsafe { receive(task, msqid, message, (size, msgtyp, msgflg)) };
+    let receive = |task| unsafe { receive(task, msqid, message, size, msgtyp, msgflg) };
     task.and_then(receive).unwrap_or_else(|errno| {
         errno::set(errno);
         -1
@@ -117,7 +118,9 @@ unsafe fn receive(
     task: &Task,
     msqid: c_int,
     message: *mut c_void,
-    (size, msgtyp, msgflg): (size_t, c_long, c_int),
+    size: size_t,
+    msgtyp: c_long,
+    msgflg: c_int,
 ) -> Result<ssize_t, Errno> {
     if msqid < 0 || size > ssize_t::MAX as usize {
         return Err(Errno::INVAL);

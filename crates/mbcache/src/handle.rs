@@ -76,7 +76,7 @@ impl Entry<'_> {
     pub fn note_users(&self, users: u32) {
         let is_reusable = users < self.cache.users_max();
         let is_there = slots::set_reusable(self.slot.words, self.state, is_reusable);
-        debug_assert!(is_there, "an entry with a handle does not end");
+        debug_assert!(is_there.is_some(), "an entry with a handle does not end");
     }
 }
 

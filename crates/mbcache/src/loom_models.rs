@@ -114,8 +114,8 @@ fn control_entry_that_is_completed_later_is_caught() {
     create_against_delete(|shared| {
         let cache = &shared.cache;
         let locked = cache.index.lock(home(cache));
-        let entered = cache.index.enter(&locked, home(cache), (KEY, 7), 0);
-        let Ok(number) = entered else { panic!("the index is empty") };
+        let entered = cache.index.enter_at_home(&locked, home(cache), (KEY, 7));
+        let number = entered.expect("the index is empty");
         let words = cache.index.slot(number).words;
         // ORDERING: Acquire. Strong enough; the fault is the second step.
         let state = words[STATE].load(Ordering::Acquire);
@@ -169,7 +169,7 @@ fn control_look_before_the_lock_is_caught() {
 fn control_relaxed_unlock_is_caught() {
     create_against_create(|cache| {
         let locked = cache.index.lock(home(cache));
-        let is_created = cache.index.enter(&locked, home(cache), (KEY, 7), 0).is_ok();
+        let is_created = cache.index.enter_at_home(&locked, home(cache), (KEY, 7)).is_some();
         std::mem::forget(locked);
         // ORDERING: Relaxed. Wrong on purpose.
         cache.index.line(home(cache))[LOCK].store(0, Ordering::Relaxed);
@@ -264,24 +264,40 @@ fn control_reach_that_is_lowered_too_soon_is_caught() {
     });
 }
 
-/// Trap T34: a holder puts (KEY, 3), reclaim ends it, and `create` lowers the reach. Another thread
-/// looks for the pair, to free its value. Returns how often it (found no entry, ended the entry,
-/// came too early or too late to end it).
-fn trim_against_delete(create: fn(&Mbcache)) -> [usize; 3] {
+/// A search for (KEY, value): the number of a slot, and its state.
+type LookUp = fn(&Mbcache, u64) -> Option<(u32, State)>;
+
+/// The search of the product.
+const LOOK_UP: LookUp = |cache, value| {
+    let found = cache.index.look_up(home(cache), (KEY, value));
+    found.map(|(slot, state)| (slot.number, state))
+};
+
+/// Returns a handle of (KEY, value), which is there.
+fn handle_of(cache: &Mbcache, value: u64) -> Entry<'_> {
+    let mut entry = cache.find_first(KEY).expect("the pair was created");
+    while entry.value() != value {
+        entry = cache.find_next(&entry).expect("the pair was created");
+    }
+    entry
+}
+
+/// A holder puts (KEY, value), reclaim ends it, and `create` enters another pair. Another thread
+/// looks for (KEY, value) with `look_up`, to free the value. Returns how often it (found no entry,
+/// ended the entry, came too early or too late to end it).
+fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
-        let shared = Shared::with(3);
+        let shared = Shared::with(value);
         let cache = &shared.cache;
-        assert!(cache.delete_or_get(KEY, 1).is_none());
-        let second = cache.find_first(KEY).expect("two pairs are left");
-        let held = cache.find_next(&second).expect("two pairs are left");
-        drop(second);
+        let held = handle_of(cache, value);
+        (1..value - 1).for_each(|value| assert!(cache.delete_or_get(KEY, value).is_none()));
         let deleter = spawn(&shared, move |shared| {
             let index = &shared.cache.index;
-            let found = index.look_up(home(&shared.cache), (KEY, 3));
-            let outcome = match found {
+            let end = |(number, state)| index.end(index.slot(number), state, Spare::Held).is_ok();
+            let outcome = match look_up(&shared.cache, value).map(end) {
                 None => 0,
-                Some((slot, state)) if index.end(slot, state, Spare::Held) => 1,
-                Some(_) => return 2,
+                Some(true) => 1,
+                Some(false) => return 2,
             };
             // ORDERING: Relaxed. The deletion has to order it.
             let is_used = shared.is_used.load(Ordering::Relaxed) == 1;
@@ -297,50 +313,32 @@ fn trim_against_delete(create: fn(&Mbcache)) -> [usize; 3] {
     })
 }
 
-/// Trap T34: a search that misses an entry sees the work of the last holder.
+/// Trap T34: `create` lowers the reach. A search that misses the entry behind it sees the work of
+/// the last holder.
 #[test]
 fn entry_that_is_missed_behind_the_reach_is_over() {
-    assert_all_reached(&trim_against_delete(|cache| {
+    assert_all_reached(&create_against_last_user(3, LOOK_UP, |cache| {
         cache.create(KEY, 5).unwrap();
     }));
 }
 
-/// Trap T34: a holder puts (KEY, 1), reclaim ends it, and another pair takes its slot. Another
-/// thread looks for (KEY, 1), to free its value. Returns how often it (found no entry, ended the
-/// entry, came too early or too late to end it).
-fn refill_against_delete(look_up: fn(&Mbcache) -> Option<(u32, State)>) -> [usize; 3] {
-    Tally::of_bounded(3, move |tally| {
-        let shared = Shared::with(1);
-        let cache = &shared.cache;
-        let held = cache.find_first(KEY).expect("the pair was created");
-        let deleter = spawn(&shared, move |shared| {
-            let index = &shared.cache.index;
-            let outcome = match look_up(&shared.cache) {
-                None => 0,
-                Some((slot, state)) if index.end(index.slot(slot), state, Spare::Held) => 1,
-                Some(_) => return 2,
-            };
-            // ORDERING: Relaxed. The deletion has to order it.
-            let is_used = shared.is_used.load(Ordering::Relaxed) == 1;
-            assert!(is_used, "T34: a use was not seen by the deleter");
-            outcome
-        });
-        // ORDERING: Relaxed. The handle has to order it.
-        shared.is_used.store(1, Ordering::Relaxed);
-        drop(held);
-        cache.scan(u64::MAX);
-        // An odd value has the same preferred slot.
-        cache.create(KEY, 3).unwrap();
-        tally.hit(deleter.join().unwrap());
-    })
+/// Trap T34: the reach is lowered without an order.
+#[test]
+#[should_panic(expected = "T34: a use was not seen by the deleter")]
+fn control_reach_that_is_lowered_without_an_order_is_caught() {
+    create_against_last_user(3, LOOK_UP, |cache| {
+        // ORDERING: Relaxed. Wrong on purpose.
+        cache.index.line(home(cache))[REACH].store(0, Ordering::Relaxed);
+    });
 }
 
-/// Trap T34: a search that meets a later entry in the slot sees the work of the last holder.
+/// Trap T34: `create` uses the slot again. A search that meets the later entry sees the work of the
+/// last holder.
 #[test]
 fn entry_that_is_missed_by_later_words_is_over() {
-    assert_all_reached(&refill_against_delete(|cache| {
-        let found = cache.index.look_up(home(cache), (KEY, 1));
-        found.map(|(slot, state)| (slot.number, state))
+    assert_all_reached(&create_against_last_user(1, LOOK_UP, |cache| {
+        // An odd value has the same preferred slot.
+        cache.create(KEY, 3).unwrap();
     }));
 }
 
@@ -349,24 +347,14 @@ fn entry_that_is_missed_by_later_words_is_over() {
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_miss_by_later_words_without_a_fence_is_caught() {
-    refill_against_delete(|cache| {
-        let found = cache.index.all().find_map(|slot| {
+    let look_up: LookUp = |cache, value| {
+        cache.index.all().find_map(|slot| {
             let state = slots::state(slot.words);
-            let is_it = slots::pair_of(slot.words) == (KEY, 1) && state.is_live();
+            let is_it = slots::pair_of(slot.words) == (KEY, value) && state.is_live();
             is_it.then_some((slot.number, state))
-        });
-        found
-    });
-}
-
-/// Trap T34: the reach is lowered without an order.
-#[test]
-#[should_panic(expected = "T34: a use was not seen by the deleter")]
-fn control_reach_that_is_lowered_without_an_order_is_caught() {
-    trim_against_delete(|cache| {
-        // ORDERING: Relaxed. Wrong on purpose.
-        cache.index.line(home(cache))[REACH].store(0, Ordering::Relaxed);
-    });
+        })
+    };
+    create_against_last_user(1, look_up, |cache| cache.create(KEY, 3).unwrap());
 }
 
 /// Deletes (KEY, value) with `delete`, beside a thread that searches for the pair. Returns the
@@ -492,7 +480,7 @@ fn create_delete_and_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
         (1..3).for_each(|value| assert!(shared.cache.get(KEY, value)));
         let deleter = spawn(&shared, |shared| {
             let (slot, state) = shared.cache.index.look_up(home(&shared.cache), (KEY, 3))?;
-            shared.cache.index.end(slot, state, Spare::Held).then_some(())
+            shared.cache.index.end(slot, state, Spare::Held).ok()
         });
         let shrinker = spawn(&shared, move |shared| scan(&shared.cache));
         shared.cache.create(KEY, 4).unwrap();

@@ -38,12 +38,17 @@ pub(crate) struct Run {
 
 /// The free blocks. The module's documentation describes the rules.
 pub(crate) struct Allocator {
+    /// The window of each shard of threads. Each is protected by its own mutex.
     windows: Box<[OwnLine<Mutex<Run>>]>,
+    /// The free runs outside of windows. Protected by its own mutex, which is taken inside that of
+    /// a window.
     tree: Mutex<Tree>,
 }
 
+/// The free runs. All fields are protected by `Allocator::tree`.
 #[derive(Default)]
 struct Tree {
+    /// The length of each free run, by its first block.
     free: BTreeMap<u64, u64>,
     /// Number of blocks in `free`.
     count: u64,

@@ -26,8 +26,9 @@ pub(crate) struct BlockIds {
 /// Free ids of one shard of threads.
 #[derive(Default)]
 struct List {
+    /// Protected by its own mutex.
     numbers: Mutex<Vec<u64>>,
-    /// Length of `numbers`.
+    /// Length of `numbers`. Stored under `numbers`.
     len: AtomicU64,
 }
 

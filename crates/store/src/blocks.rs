@@ -66,6 +66,7 @@ const COMPARISONS_MAX: u32 = 4;
 
 /// The attribute blocks of a store. The module's documentation describes the rules.
 pub(crate) struct Blocks {
+    /// The table of shared blocks, by id. Each shard is protected by its own mutex.
     shards: Box<[OwnLine<Mutex<Shard>>]>,
     ids: BlockIds,
     pub(crate) index: Arc<dyn ShareIndex>,
@@ -74,6 +75,23 @@ pub(crate) struct Blocks {
     is_sharing: bool,
     blocks: ShardedCounter,
     users: ShardedCounter,
+}
+
+/// The attribute blocks of a store, as a mount finds them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BlockTotals {
+    pub(crate) blocks: u64,
+    /// The sum of the users of all blocks.
+    pub(crate) users: u64,
+    /// The largest id of a block.
+    pub(crate) last_id: u64,
+}
+
+/// The locked users of a block, for a user that leaves.
+struct LockedUsers<'a> {
+    users: MutexGuard<'a, u32>,
+    /// True if the leaving user is the only one.
+    is_last: bool,
 }
 
 /// When a new attribute set of an inode is de-duplicated.
@@ -92,6 +110,7 @@ enum LookupOrigin {
     Index,
 }
 
+/// Blocks of the table. All fields are protected by the mutex of the shard.
 #[derive(Default)]
 struct Shard {
     blocks: HashMap<u64, Arc<Block>, foldhash::fast::FixedState>,
@@ -111,7 +130,8 @@ pub(crate) struct Block {
     content: Arc<[u8]>,
     hash: Hash,
     is_private: bool,
-    /// 0 once the block is freed.
+    /// The number of users, 0 once the block is freed. Protected by its own mutex, the lock of the
+    /// block. It also protects the records of the block and its entry in the index.
     users: Mutex<u32>,
 }
 
@@ -180,24 +200,19 @@ impl Block {
 }
 
 impl Blocks {
-    /// Returns the table of a store with this number of blocks and users, and with `last` as the
-    /// largest id.
-    pub(crate) fn new(
-        index: Arc<dyn ShareIndex>,
-        secret: Secret,
-        (blocks, users, last): (u64, u64, u64),
-    ) -> Blocks {
+    /// Returns the table of a store with the blocks that the mount found.
+    pub(crate) fn new(index: Arc<dyn ShareIndex>, secret: Secret, found: BlockTotals) -> Blocks {
         let table = Blocks {
             is_sharing: index.users_max() > 1,
             shards: (0..SHARDS).map(|_| OwnLine::new(Mutex::default())).collect(),
-            ids: BlockIds::from(last + 1),
+            ids: BlockIds::from(found.last_id + 1),
             index,
             secret,
             blocks: ShardedCounter::new(),
             users: ShardedCounter::new(),
         };
-        table.blocks.add(blocks as i64);
-        table.users.add(users as i64);
+        table.blocks.add(found.blocks as i64);
+        table.users.add(found.users as i64);
         table
     }
 
@@ -292,7 +307,7 @@ impl Blocks {
     /// Removes a user from a block. Frees the block if it was the last user. A block with a damaged
     /// count of users is left alone.
     pub(crate) fn release(&self, block: &Block, view: &View, space: &Budget) {
-        let Ok((mut users, is_last)) = self.lock_to_leave(block) else { return };
+        let Ok(LockedUsers { mut users, is_last }) = self.lock_to_leave(block) else { return };
         if !is_last {
             return self.leave(block, users, view);
         }
@@ -334,7 +349,7 @@ impl Blocks {
                 self.release(own, view, space);
                 *own = block;
             }
-            Err(hash) => *own = self.replace_with_new(own, (content, hash), view, space)?,
+            Err(hash) => *own = self.replace_with_new(own, content, hash, view, space)?,
         }
         Ok(())
     }
@@ -343,14 +358,15 @@ impl Blocks {
     fn replace_with_new(
         &self,
         old: &Arc<Block>,
-        (content, hash): (&[u8], Hash),
+        content: &[u8],
+        hash: Hash,
         view: &View,
         space: &Budget,
     ) -> Result<Arc<Block>, Errno> {
-        let (mut users, is_last) = self.lock_to_leave(old)?;
+        let LockedUsers { mut users, is_last } = self.lock_to_leave(old)?;
         let before = if is_last { charge(&old.content) } else { 0 };
         if let Err(errno) = space.exchange(before, charge(content)) {
-            self.stay(old, (users, is_last));
+            self.stay(old, LockedUsers { users, is_last });
             return Err(errno);
         }
         if !is_last {
@@ -395,10 +411,10 @@ impl Blocks {
             }
             return Ok(());
         }
-        let (mut users, is_last) = self.lock_to_leave(own)?;
+        let LockedUsers { mut users, is_last } = self.lock_to_leave(own)?;
         let before = if is_last { charge(&own.content) } else { 0 };
         if let Err(errno) = space.exchange(before, charge(content)) {
-            self.stay(own, (users, is_last));
+            self.stay(own, LockedUsers { users, is_last });
             return Err(errno);
         }
         if !is_last {
@@ -522,16 +538,16 @@ impl Blocks {
         self.is_sharing && content.len() <= SHARED_BYTES_MAX
     }
 
-    /// Locks the users of a block for a user that leaves. Returns true if it is the only user; then
-    /// the block is out of the index. If false, the caller calls `left` after it has unlocked the
-    /// users. The index does not know private blocks.
+    /// Locks the users of a block for a user that leaves. If it is the only user, the block is out
+    /// of the index. Otherwise the caller calls `left` after it has unlocked the users. The index
+    /// does not know private blocks.
     ///
     /// # Errors
     /// `EIO` for a block without users: more inodes name it than were counted, against K.1. Its
     /// room was given back already.
-    fn lock_to_leave<'a>(&self, block: &'a Block) -> Result<(MutexGuard<'a, u32>, bool), Errno> {
+    fn lock_to_leave<'a>(&self, block: &'a Block) -> Result<LockedUsers<'a>, Errno> {
         if block.is_private {
-            return Ok((block.users.lock(), true));
+            return Ok(LockedUsers { users: block.users.lock(), is_last: true });
         }
         let key = block.hash.key;
         loop {
@@ -543,10 +559,10 @@ impl Blocks {
                 return Err(Errno::IO);
             }
             if *users > 1 {
-                return Ok((users, false));
+                return Ok(LockedUsers { users, is_last: false });
             }
             if self.index.remove(key, block.id) == Removal::Done {
-                return Ok((users, true));
+                return Ok(LockedUsers { users, is_last: true });
             }
             drop(users);
             self.index.left(block.id);
@@ -560,7 +576,8 @@ impl Blocks {
     }
 
     /// Undoes [`Blocks::lock_to_leave`].
-    fn stay(&self, block: &Block, (users, is_last): (MutexGuard<'_, u32>, bool)) {
+    fn stay(&self, block: &Block, locked: LockedUsers<'_>) {
+        let LockedUsers { users, is_last } = locked;
         match (is_last, block.is_private) {
             (true, true) => {}
             (true, false) => self.enter(block, *users),

@@ -34,7 +34,7 @@ enum Step {
     Sync,
 }
 
-/// The pending calls, and a view of the device with them.
+/// The pending calls, and a view of the device with them. Protected by `BufferedDevice::waiting`.
 #[derive(Debug)]
 struct Waiting {
     overlay: Overlay,
@@ -45,7 +45,7 @@ struct Waiting {
 #[derive(Debug)]
 pub(crate) struct BufferedDevice {
     device: Arc<dyn Device>,
-    /// None once the writes are released.
+    /// None once the writes are released. Protected by its own mutex.
     waiting: Mutex<Option<Waiting>>,
     is_released: AtomicBool,
 }

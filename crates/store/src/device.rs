@@ -92,7 +92,8 @@ const FILLED_BYTES_MAX: u64 = 32 << 20;
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
-    /// Bytes from here on were never written.
+    /// Bytes from here on were never written. Protected by its own mutex, under which the file
+    /// grows.
     end: Mutex<u64>,
 }
 

@@ -160,7 +160,7 @@ pub(crate) fn check_empty(dir: u64, state: &State, view: &View) -> Result<(), Er
     }
     let (mut records, mut from) = (Vec::new(), Some(0));
     while let Some(next) = from.filter(|_| records.is_empty()) {
-        from = view.collect_from((Kind::Name, dir), next, &mut records)?;
+        from = view.collect_from(Kind::Name, dir, next, &mut records)?;
     }
     if records.is_empty() { Ok(()) } else { Err(Errno::IO) }
 }
@@ -176,7 +176,7 @@ impl Batch {
     /// None at the end. `EIO` if they cannot be read.
     pub(crate) fn fill(&mut self, dir: u64, from: u64, view: &View) -> Result<Option<u64>, Errno> {
         self.records.clear();
-        view.collect_from((Kind::Name, dir), from, &mut self.records)
+        view.collect_from(Kind::Name, dir, from, &mut self.records)
     }
 
     /// Reports the entries behind `cookie`. `EIO` for an invalid entry.

@@ -18,10 +18,13 @@ const RANGES_MAX: usize = 64;
 /// The ranges written since [`Dirty::take`]. The module's documentation describes it.
 #[derive(Default)]
 pub(crate) struct Dirty {
+    /// Protected by its own mutex.
     written: Mutex<Written>,
+    /// True if the ranges are too many or too long for the log. Stored under `written`.
     is_large: AtomicBool,
 }
 
+/// The ranges. All fields are protected by `Dirty::written`.
 #[derive(Default)]
 struct Written {
     /// Offset and length in bytes.

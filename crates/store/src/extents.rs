@@ -45,7 +45,7 @@ impl ExtentMap {
     pub(crate) fn load(ino: u64, view: &View) -> Result<ExtentMap, Errno> {
         let (mut map, mut records, mut from) = (ExtentMap::default(), Vec::new(), Some(0));
         while let Some(next) = from {
-            from = view.collect_from((Kind::Extent, ino), next, &mut records)?;
+            from = view.collect_from(Kind::Extent, ino, next, &mut records)?;
             for (logical, value) in records.drain(..) {
                 let extent = Extent::decode(&value)?;
                 let last = map.map.last_key_value().map_or(0, |(at, last)| at + last.len);

@@ -44,12 +44,14 @@ pub(crate) fn now() -> Timespec {
     Timespec { secs: now.tv_sec, nanos: now.tv_nsec as u32 }
 }
 
-/// An inode in memory.
+/// An inode in memory. Analogous to Linux's `struct ext4_inode_info`.
 pub(crate) struct Inode {
     pub(crate) ino: u64,
     pub(crate) kind: FileKind,
+    /// Protected by its own lock.
     pub(crate) state: RwLock<State>,
-    /// The content of a regular file; empty for other kinds.
+    /// The content of a regular file; empty for other kinds. Protected by its own lock, which is
+    /// taken before `state`.
     pub(crate) content: RwLock<Content>,
     /// The last transaction that changed the inode.
     dirty: AtomicU64,
@@ -59,7 +61,7 @@ pub(crate) struct Inode {
     dirty_data: AtomicU64,
 }
 
-/// The state of an inode except its content.
+/// The state of an inode except its content. All fields are protected by `Inode::state`.
 pub(crate) struct State {
     pub(crate) record: InodeRecord,
     /// The target of a symbolic link.

@@ -22,7 +22,8 @@ use crate::record::{Key, Kind};
 /// Number of shards.
 const SHARDS: usize = 256;
 
-/// Inodes by number, and the numbers of those whose drop is deferred.
+/// Inodes by number, and the numbers of those whose drop is deferred. All fields are protected by
+/// the lock of the shard.
 #[derive(Default)]
 struct Shard {
     inodes: HashMap<u64, Arc<Inode>, foldhash::fast::FixedState>,
@@ -45,8 +46,10 @@ impl Shard {
     }
 }
 
-/// The inodes in memory. The module's documentation describes the rules.
+/// The inodes in memory. The module's documentation describes the rules. Analogous to Linux's
+/// `inode_hashtable`.
 pub(crate) struct InodeTable {
+    /// The inodes, by number. Each shard is protected by its own lock.
     shards: Box<[OwnLine<RwLock<Shard>>]>,
 }
 

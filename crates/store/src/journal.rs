@@ -116,6 +116,7 @@ impl Devices {
 }
 
 /// The records that an operation sees: the layers in memory above a snapshot of the database.
+/// Protected by `Journal::barrier`.
 pub(crate) struct View {
     running: Arc<Layer>,
     frozen: Option<Arc<Layer>>,
@@ -132,29 +133,40 @@ pub(crate) struct View {
 /// freezes the running transaction.
 pub(crate) type Handle<'a> = RwLockReadGuard<'a, View>;
 
-/// The journal of a store. The module's documentation describes it.
+/// The journal of a store. The module's documentation describes it. Analogous to Linux's
+/// `struct journal_s`.
 pub(crate) struct Journal {
+    /// One copy of the view per shard of threads, protected by its own lock. An operation reads the
+    /// copy of its shard. A commit holds all locks exclusively while it freezes the running layer.
     barrier: Box<[OwnLine<RwLock<View>>]>,
+    /// Protected by its own mutex.
     state: Mutex<State>,
+    /// Notified when `state` changes. Waited on under `state`.
     changed: Condvar,
+    /// The open database. Protected by its own mutex.
     opened: Mutex<Opened>,
     devices: Devices,
     /// If the records of the running layer have more bytes than this, the layer counts as heavy.
     running_max: u64,
+    /// Protected by its own mutex.
     log: Mutex<Log>,
     log_bytes: u64,
     pub(crate) allocator: Allocator,
     dirty: Dirty,
     is_data_dirty: AtomicBool,
+    /// Held during a sync of the data device. Protects no data: it orders the syncs, so that no
+    /// sync succeeds after one that failed.
     data_sync: Mutex<()>,
     is_failed: AtomicBool,
     is_full: AtomicBool,
     is_read_only: bool,
     counts: Counts,
+    /// The channel that wakes the committer. Protected by its own mutex.
     poke: Mutex<Option<Sender<()>>>,
     is_poked: AtomicBool,
 }
 
+/// The progress of commits. All fields are protected by `Journal::state`.
 #[derive(Default)]
 struct State {
     /// The last transaction that is durable, and the last that is in the database.
@@ -266,7 +278,8 @@ impl View {
     /// `EIO` if they cannot be read.
     pub(crate) fn collect_from(
         &self,
-        (kind, major): (Kind, u64),
+        kind: Kind,
+        major: u64,
         from: u64,
         out: &mut Vec<(u64, Arc<[u8]>)>,
     ) -> Result<Option<u64>, Errno> {
@@ -274,7 +287,7 @@ impl View {
         let mut above = std::collections::BTreeMap::new();
         // The running layer comes last: its records override the older ones.
         for layer in self.logged.iter().chain(&self.frozen).chain([&self.running]) {
-            let records = layer.collect_from((kind, major), from, RANGE_RECORDS);
+            let records = layer.collect_from(kind, major, from, RANGE_RECORDS);
             if let (RANGE_RECORDS, Some(&(last, _))) = (records.len(), records.last()) {
                 end = end.min(last);
             }
@@ -323,7 +336,8 @@ impl Journal {
     pub(crate) fn new(
         database: Database,
         devices: Devices,
-        (cache_bytes, running_max): (usize, u64),
+        cache_bytes: usize,
+        running_max: u64,
         log: Log,
         allocator: Allocator,
     ) -> Result<Journal, Errno> {

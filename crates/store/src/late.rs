@@ -79,15 +79,18 @@ pub(crate) struct Late {
     /// Maximum number of queued inodes whose attribute sets fit into the second-level caches of all
     /// processors.
     cached_max: u64,
+    /// Held by the thread that de-duplicates queued sets. Protects no data: one thread at a time
+    /// has the turn.
     turn: Mutex<()>,
 }
 
 /// The inodes queued by one shard of threads.
 #[derive(Default)]
 struct List {
-    /// The id of the inode's block when it was queued, and the inode number.
+    /// The id of the inode's block when it was queued, and the inode number. Protected by its own
+    /// mutex.
     inos: Mutex<Vec<(u64, u64)>>,
-    /// Length of `inos`.
+    /// Length of `inos`. Stored under `inos`.
     len: AtomicU64,
 }
 
@@ -96,7 +99,9 @@ impl Late {
     pub(crate) fn new(
         is_on: bool,
         journal: Arc<Journal>,
-        (table, blocks, space): (Arc<InodeTable>, Arc<Blocks>, Arc<Budget>),
+        table: Arc<InodeTable>,
+        blocks: Arc<Blocks>,
+        space: Arc<Budget>,
     ) -> Late {
         let processors = available_parallelism().map_or(1, |processors| processors.get() as u64);
         Late {

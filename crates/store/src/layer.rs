@@ -41,8 +41,10 @@ struct Slot {
     is_new: bool,
 }
 
-/// A transaction in memory. The module's documentation describes it.
+/// A transaction in memory. The module's documentation describes it. Analogous to Linux's
+/// `struct transaction_s` of jbd2.
 pub(crate) struct Layer {
+    /// The records, by the first number of their keys. Each shard is protected by its own mutex.
     shards: Box<[OwnLine<Mutex<Shard>>]>,
     bytes: ShardedCounter,
     /// A layer with more bytes than this is heavy.
@@ -51,6 +53,7 @@ pub(crate) struct Layer {
     has_begun: AtomicBool,
 }
 
+/// Records of a layer. All fields are protected by the mutex of the shard.
 #[derive(Default)]
 struct Shard {
     points: HashMap<Key, Slot, foldhash::fast::FixedState>,
@@ -132,7 +135,8 @@ impl Layer {
     /// `from`.
     pub(crate) fn collect_from(
         &self,
-        (kind, major): (Kind, u64),
+        kind: Kind,
+        major: u64,
         from: u64,
         count_max: usize,
     ) -> Vec<(u64, Record)> {

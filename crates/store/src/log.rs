@@ -215,7 +215,8 @@ impl Entry<'_> {
     /// The error of `read`.
     pub(crate) fn put_data<E>(
         &mut self,
-        (offset, len): (u64, u32),
+        offset: u64,
+        len: u32,
         read: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let buffer = &mut self.log.buffer;

@@ -26,6 +26,7 @@ use std::sync::Arc;
 use corewalk::Errno;
 
 use crate::alloc::Run;
+use crate::blocks::BlockTotals;
 use crate::buffered::BufferedDevice;
 use crate::content::BLOCK_BYTES;
 use crate::database::{Database, Snapshot, is_ours};
@@ -178,8 +179,7 @@ pub(crate) struct Scan {
     data_end: u64,
     based_end: u64,
     pub(crate) blocks: u64,
-    /// Attribute blocks, the sum of their users, the largest id.
-    pub(crate) xattrs: (u64, u64, u64),
+    pub(crate) xattrs: BlockTotals,
 }
 
 impl Scan {
@@ -214,9 +214,9 @@ impl Scan {
             key.check_number()?;
             let record = UsersRecord::decode(value)?;
             found.add_blocks(u64::from(record.len).div_ceil(BLOCK_BYTES))?;
-            found.xattrs.0 += 1;
-            found.xattrs.1 += u64::from(record.users);
-            found.xattrs.2 = key.major;
+            found.xattrs.blocks += 1;
+            found.xattrs.users += u64::from(record.users);
+            found.xattrs.last_id = key.major;
             Ok(())
         })?;
         for key in changes.keys().filter(|key| key.kind == Kind::Extent) {

@@ -57,7 +57,7 @@ impl Store {
         let mut record = state.record;
         record.count((1, u32::from(is_directory)), (0, 0))?;
         let nlink = if is_directory { 2 } else { 1 };
-        let attr = self.insert_new(what, kind, (nlink, dir), view)?;
+        let attr = self.insert_new(what, kind, nlink, dir, view)?;
         name_record.set(Link { ino: attr.ino, kind }, view)?;
         state.record = record;
         state.touch_content(now());
@@ -71,7 +71,7 @@ impl Store {
         let parent = self.table.get(dir, view)?;
         check_directory(&parent)?;
         parent.state.read().check_alive()?;
-        self.insert_new(what, FileKind::Regular, (0, dir), view)
+        self.insert_new(what, FileKind::Regular, 0, dir, view)
     }
 
     /// Removes the name of the inode `node`.
@@ -206,7 +206,8 @@ impl Store {
         &self,
         what: &Make<'_>,
         kind: FileKind,
-        (nlink, dir): (u32, u64),
+        nlink: u32,
+        dir: u64,
         view: &View,
     ) -> Result<Attr, Errno> {
         self.inodes.take(1)?;

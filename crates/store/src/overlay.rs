@@ -33,10 +33,11 @@ const BLOCK_BYTES: u64 = 4096;
 #[derive(Debug)]
 pub(crate) struct Overlay {
     below: Option<Arc<dyn Device>>,
+    /// Protected by its own mutex.
     written: Mutex<Written>,
 }
 
-/// The changes.
+/// The changes. All fields are protected by `Overlay::written`.
 #[derive(Debug, Default)]
 struct Written {
     len: u64,

@@ -214,7 +214,8 @@ mod tests {
     use super::*;
     use crate::{Store, StoreOptions, fsck};
 
-    /// The default index, with counters and checks of the rules.
+    /// The default index, with counters and checks of the rules. Each field under a mutex is
+    /// protected by that mutex.
     struct Watched {
         index: MbcacheIndex,
         looks: Mutex<u64>,

@@ -315,9 +315,10 @@ impl Store {
         let log = Log::new(devices.log.clone(), superblock, log_bytes);
         let secret = Secret::new(superblock.seed);
         let allocator = Allocator::new(found.runs);
-        let memory = (options.cache_bytes, options.transaction_bytes.saturating_mul(2));
-        let log_bytes = log.capacity();
-        let mut journal = Journal::new(database, devices, memory, log, allocator)?;
+        let running_max = options.transaction_bytes.saturating_mul(2);
+        let (log_bytes, cache_bytes) = (log.capacity(), options.cache_bytes);
+        let mut journal =
+            Journal::new(database, devices, cache_bytes, running_max, log, allocator)?;
         if options.is_read_only {
             journal.refuse_changes();
         }
@@ -326,9 +327,15 @@ impl Store {
         let table = Arc::new(InodeTable::new());
         let blocks = Arc::new(Blocks::new(share, secret.clone(), found.xattrs));
         let space = Arc::new(Budget::new(size_blocks, found.blocks));
-        let parts = (table.clone(), blocks.clone(), space.clone());
+        let late = Late::new(
+            options.is_sharing_late,
+            journal.clone(),
+            table.clone(),
+            blocks.clone(),
+            space.clone(),
+        );
         let mut store = Store {
-            late: Arc::new(Late::new(options.is_sharing_late, journal.clone(), parts)),
+            late: Arc::new(late),
             table,
             blocks,
             space,
@@ -356,7 +363,7 @@ impl Store {
             let (journal, late) = (store.journal.clone(), store.late.clone());
             let bytes_max = options.transaction_bytes;
             store.flusher = Some(thread::spawn(move || {
-                commit_in_time((&journal, &late), &poked, every, bytes_max);
+                commit_in_time(&journal, &late, &poked, every, bytes_max);
             }));
         }
         Ok(store)
@@ -568,7 +575,8 @@ impl From<Errno> for OpenError {
 /// Commits after `every` while there is something to commit, and earlier if the running transaction
 /// exceeds `bytes_max` bytes.
 fn commit_in_time(
-    (journal, late): (&Journal, &Late),
+    journal: &Journal,
+    late: &Late,
     poked: &Receiver<()>,
     every: Duration,
     bytes_max: u64,

@@ -245,8 +245,7 @@ impl StoreDir {
         // Check before `lock` is made, so that other directories are not changed.
         is_missing(path)?;
         let lock = open_file(&path.join(LOCK), true)?;
-        let store_dir =
-            StoreDir::lock(path, (lock, false), FlockOperation::NonBlockingLockExclusive)?;
+        let store_dir = StoreDir::lock(path, lock, FlockOperation::NonBlockingLockExclusive)?;
         if is_missing(path)? {
             let new = path.join(META_NEW);
             let device = open_file(&new, true)?;
@@ -266,7 +265,7 @@ impl StoreDir {
     pub(crate) fn open(path: &Path) -> Result<StoreDir, OpenError> {
         StoreDir::check_there(path)?;
         let lock = open_file(&path.join(LOCK), false).map_err(lock_error)?;
-        StoreDir::lock(path, (lock, false), FlockOperation::NonBlockingLockExclusive)
+        StoreDir::lock(path, lock, FlockOperation::NonBlockingLockExclusive)
     }
 
     /// As [`StoreDir::open`], for a read-only mount. If the host's file system is mounted
@@ -283,7 +282,7 @@ impl StoreDir {
     pub(crate) fn open_to_read(path: &Path) -> Result<StoreDir, OpenError> {
         StoreDir::check_there(path)?;
         let lock = open_file_to_read(&path.join(LOCK)).map_err(lock_error)?;
-        StoreDir::lock(path, (lock, true), FlockOperation::NonBlockingLockShared)
+        StoreDir::lock(path, lock, FlockOperation::NonBlockingLockShared)
     }
 
     fn check_there(path: &Path) -> Result<(), OpenError> {
@@ -296,11 +295,9 @@ impl StoreDir {
         if is_missing(path)? { Err(OpenError::Missing) } else { Ok(()) }
     }
 
-    fn lock(
-        path: &Path,
-        (lock, is_overlaid): (File, bool),
-        how: FlockOperation,
-    ) -> Result<StoreDir, OpenError> {
+    /// Locks the directory. With a shared lock the devices keep changes in memory.
+    fn lock(path: &Path, lock: File, how: FlockOperation) -> Result<StoreDir, OpenError> {
+        let is_overlaid = matches!(how, FlockOperation::NonBlockingLockShared);
         match flock(&lock, how) {
             Ok(()) => Ok(StoreDir { path: path.to_owned(), lock, is_overlaid }),
             Err(Errno::WOULDBLOCK) => Err(OpenError::Busy),
@@ -397,13 +394,13 @@ impl StoreDir {
 #[must_use]
 pub fn holder(path: &Path) -> Option<u32> {
     let lock = fs::symlink_metadata(path.join(LOCK)).ok()?;
-    let device = (rustix::fs::major(lock.dev()), rustix::fs::minor(lock.dev()));
-    find_holder(&fs::read_to_string("/proc/locks").ok()?, device, lock.ino())
+    find_holder(&fs::read_to_string("/proc/locks").ok()?, lock.dev(), lock.ino())
 }
 
 /// Returns the pid that holds a flock(2) lock on a file, according to `/proc/locks`
 /// (proc_locks(5)).
-fn find_holder(locks: &str, (major, minor): (u32, u32), ino: u64) -> Option<u32> {
+fn find_holder(locks: &str, dev: u64, ino: u64) -> Option<u32> {
+    let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
     let file = format!("{major:02x}:{minor:02x}:{ino}");
     locks.lines().find_map(|line| {
         // For a process that waits for a lock, `/proc/locks` has an arrow in this field.
@@ -484,10 +481,10 @@ mod tests {
 6: FLOCK  ADVISORY  WRITE 14 fe:10:77 0 EOF
 6: -> FLOCK  ADVISORY  WRITE 15 fe:10:79 0 EOF
 ";
-        let find = |device, ino| find_holder(locks, device, ino);
-        assert_eq!(find((0xfe, 0x10), 77), Some(14));
-        assert_eq!(find((0xfe, 1), 77), Some(13));
-        assert_eq!((find((0xfe, 0x10), 79), find((0xfe, 2), 77)), (None, None));
-        assert_eq!(find_holder("nonsense\n2: FLOCK\n", (0, 0), 0), None);
+        let find = |major, minor, ino| find_holder(locks, rustix::fs::makedev(major, minor), ino);
+        assert_eq!(find(0xfe, 0x10, 77), Some(14));
+        assert_eq!(find(0xfe, 1, 77), Some(13));
+        assert_eq!((find(0xfe, 0x10, 79), find(0xfe, 2, 77)), (None, None));
+        assert_eq!(find_holder("nonsense\n2: FLOCK\n", 0, 0), None);
     }
 }

@@ -71,11 +71,6 @@ const SPARE: usize = 16 * BATCH;
 /// from the beginning. The array's owner calls `extend_to` for each new length, so that
 /// `bytes_committed` and huge pages follow it.
 ///
-/// - `memory`: immutable, shared by all threads.
-/// - `next_fresh`: atomic; only grows.
-/// - `depot`: protected by its own mutex.
-/// - `few`: bits are set before a slot of their batch is handed out, and never cleared.
-///
 /// # Examples
 ///
 /// ```
@@ -91,14 +86,18 @@ const SPARE: usize = 16 * BATCH;
 /// ```
 #[repr(C)]
 pub struct SlotArena<const WORDS: usize> {
-    /// All that readers need. It starts a cache line, apart from the words that allocation writes.
+    /// All that readers need. It is immutable, and starts a cache line, apart from the words that
+    /// allocation writes.
     memory: SlotMemory<WORDS>,
     name: &'static str,
-    /// First index that was never handed to a shard.
+    /// First index that was never handed to a shard. Atomic; it only grows.
     next_fresh: CachePadded<AtomicU64>,
+    /// Free slots that no shard has. Protected by its own mutex, which is taken inside that of a
+    /// shard.
     depot: CachePadded<Mutex<Free>>,
     shards: [OwnLine<Shard>; SHARDS],
-    /// One bit per batch of slots, set for [`Group::Few`]. Allocated with the first such batch.
+    /// One bit per batch of slots, set for [`Group::Few`]. Allocated with the first such batch. A
+    /// bit is set before a slot of its batch is handed out, and never cleared.
     few: OnceLock<Box<[AtomicU64]>>,
 }
 
@@ -142,12 +141,11 @@ impl Group {
 struct Free([Vec<u32>; 2]);
 
 /// The free slots of some threads.
-///
-/// - `free`: protected by its own mutex.
-/// - `in_use`: written under the lock of `free`, read by any thread.
 struct Shard {
+    /// Protected by its own mutex.
     free: Mutex<Free>,
-    /// Allocations minus frees of this shard. Negative if it frees slots of other shards.
+    /// Allocations minus frees of this shard. Negative if it frees slots of other shards. Written
+    /// under `free`. Any thread reads it.
     in_use: AtomicI64,
 }
 

@@ -58,7 +58,8 @@ const CAS_TRIES: u32 = if IS_MODEL { 2 } else { 100 };
 /// Rounds that a thread spins on a held lock before it sleeps.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 64 };
 
-/// A lock, a dead bit and a 61-bit reference count in one word.
+/// A lock, a dead bit and a 61-bit reference count in one word. The lock protects the count and the
+/// dead bit, and the fields that the owner of the lockref names.
 ///
 /// # Examples
 ///

@@ -59,8 +59,6 @@ impl Pass {
 
 /// A sequence count with a lock for its writers.
 ///
-/// - `seq`: written under `writers`, read by any thread.
-///
 /// # Examples
 ///
 /// ```
@@ -80,7 +78,9 @@ impl Pass {
 #[doc(alias = "seqlock_t")]
 #[derive(Debug, Default)]
 pub struct SeqLock {
+    /// Written under `writers`. Any thread reads it.
     seq: SeqCount,
+    /// Protects the stores to `seq`, and the data that the user of this lock covers with it.
     writers: Mutex<()>,
 }
 

@@ -42,8 +42,6 @@ use corewalk_base::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A sequence count whose writers can be excluded by readers that share.
 ///
-/// - `seq`: written under the write side of `lock`, read by any thread.
-///
 /// # Examples
 ///
 /// ```
@@ -63,7 +61,9 @@ use corewalk_base::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 /// ```
 #[derive(Debug, Default)]
 pub struct SeqRwLock {
+    /// Written under the write side of `lock`. Any thread reads it.
     seq: SeqCount,
+    /// Protects the stores to `seq`, and the data that the user of this lock covers with it.
     lock: RwLock<()>,
 }
 

@@ -171,9 +171,12 @@ pub struct Watchdog {
     thread: Option<thread::JoinHandle<()>>,
 }
 
+/// The part of a watchdog that its thread shares.
 #[derive(Debug, Default)]
 struct WatchdogState {
+    /// Protected by its own mutex.
     is_done: Mutex<bool>,
+    /// Notified when `is_done` is set. Waited on under `is_done`.
     changed: Condvar,
 }
 

@@ -162,33 +162,34 @@ fn without_colours(text: &str) -> String {
 
 /// Runs fsx with and without mappings.
 pub(super) fn fsx(site: &Site) -> Outcome {
-    check_fsx(site, (Source::Tmpfs, OPTIONS), FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
+    check_fsx(site, Source::Tmpfs, OPTIONS, FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
 }
 
 /// Runs fsx, with fewer operations, where the server checks permissions.
 pub(super) fn fsx_server(site: &Site) -> Outcome {
-    check_fsx(site, (Source::Tmpfs, SERVER_PERMISSIONS), FSX_OPERATIONS_SHORT)
+    check_fsx(site, Source::Tmpfs, SERVER_PERMISSIONS, FSX_OPERATIONS_SHORT)
         .unwrap_or_else(|outcome| outcome)
 }
 
 /// Runs fsx where the kernel collects writes and times.
 pub(super) fn fsx_writeback(site: &Site) -> Outcome {
-    check_fsx(site, (Source::Tmpfs, WRITEBACK), FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
+    check_fsx(site, Source::Tmpfs, WRITEBACK, FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
 }
 
 /// Runs fsx, with fewer operations, on a directory of the host.
 pub(super) fn fsx_host(site: &Site) -> Outcome {
-    check_fsx(site, (Source::Host, OPTIONS), FSX_OPERATIONS_SHORT).unwrap_or_else(|outcome| outcome)
+    check_fsx(site, Source::Host, OPTIONS, FSX_OPERATIONS_SHORT).unwrap_or_else(|outcome| outcome)
 }
 
 /// Runs fsx on a store.
 pub(super) fn fsx_store(site: &Site) -> Outcome {
-    check_fsx(site, (Source::Store, OPTIONS), FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
+    check_fsx(site, Source::Store, OPTIONS, FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
 }
 
 fn check_fsx(
     site: &Site,
-    (source, options): (Source, &str),
+    source: Source,
+    options: &str,
     operations: &str,
 ) -> Result<Outcome, Outcome> {
     let program = installed(site, "fsx", FSX_VERSION)?;

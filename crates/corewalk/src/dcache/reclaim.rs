@@ -31,6 +31,7 @@ use super::{Dcache, unhashed};
 use crate::dentry::{NameCopy, Snapshot};
 use crate::key_lock::KeyGuard;
 use crate::name::Name;
+use crate::slot::{DentrySlot, InodeSlot};
 
 /// Maximum number of slots that a thread scans for entries to evict, when it adds an entry to a
 /// cache over its budget.
@@ -90,7 +91,7 @@ enum Chance {
 /// The result for one slot.
 pub(super) enum Outcome {
     /// The dentry was evicted. Holds the slot of its parent.
-    Evicted(u32),
+    Evicted(DentrySlot),
     /// Only the users of its inode keep the dentry.
     Pinned,
     /// The dentry stays.
@@ -140,7 +141,7 @@ impl Dcache {
     pub(crate) fn reclaim(
         &self,
         want: u64,
-        pinned: &mut dyn FnMut(u32, u32, u32, Name<'_>),
+        pinned: &mut dyn FnMut(DentrySlot, InodeSlot, InodeSlot, Name<'_>),
     ) -> u64 {
         let mut left = self.dentries.slots_touched();
         let mut evicted = 0;
@@ -166,7 +167,7 @@ impl Dcache {
     /// Evicts the entry in `slot` and its parents without children, unless they are in use. Returns
     /// the number of evictions. The referenced bit does not count: the user has just dropped the
     /// entry on request.
-    pub(crate) fn evict_entry(&self, slot: u32) -> u64 {
+    pub(crate) fn evict_entry(&self, slot: DentrySlot) -> u64 {
         let evicted = self.evict_upwards(slot, Chance::None, &mut |_| {});
         self.counters.reclaimed.add(evicted as i64);
         evicted
@@ -209,35 +210,41 @@ impl Dcache {
         for _ in 0..scan {
             // ORDERING: Relaxed. Each value goes to one thread; nothing else is implied.
             let at = self.hand.orphans_at.fetch_add(1, Ordering::Relaxed);
-            evicted += self.evict_upwards(at % slots as u32, Chance::OrphansOnly, &mut |_| {});
+            let slot = DentrySlot::new(at % slots as u32);
+            evicted += self.evict_upwards(slot, Chance::OrphansOnly, &mut |_| {});
         }
         self.counters.reclaimed.add(evicted as i64);
     }
 
     /// Scans `scan` slots and returns the number of evictions. `pinned` gets the slots of pinned
     /// entries.
-    fn sweep(&self, scan: u32, chance: Chance, pinned: &mut dyn FnMut(u32)) -> u64 {
+    fn sweep(&self, scan: u32, chance: Chance, pinned: &mut dyn FnMut(DentrySlot)) -> u64 {
         let mut evicted = 0;
         for _ in 0..scan {
             let end = self.dentries.slots_touched().max(2);
             // ORDERING: Relaxed. Each value goes to one thread; nothing else is implied.
-            let slot = self.hand.at.fetch_add(1, Ordering::Relaxed) % end;
-            evicted += self.evict_upwards(slot, chance, pinned);
+            let at = self.hand.at.fetch_add(1, Ordering::Relaxed);
+            evicted += self.evict_upwards(DentrySlot::new(at % end), chance, pinned);
         }
         self.counters.reclaimed.add(evicted as i64);
         evicted
     }
 
     /// Evicts the dentry in `slot`, and then each parent that is unused.
-    fn evict_upwards(&self, slot: u32, chance: Chance, pinned: &mut dyn FnMut(u32)) -> u64 {
+    fn evict_upwards(
+        &self,
+        slot: DentrySlot,
+        chance: Chance,
+        pinned: &mut dyn FnMut(DentrySlot),
+    ) -> u64 {
         let (mut slot, mut evicted) = (slot, 0);
-        while slot != 0 {
+        while !slot.is_none() {
             match self.evict(slot, chance) {
                 Outcome::Evicted(parent) => {
                     evicted += 1;
-                    let is_free = parent != 0 && self.dentries.lockref(parent).count() == 1;
+                    let is_free = !parent.is_none() && self.dentries.lockref(parent).count() == 1;
                     self.put(parent);
-                    slot = if is_free { parent } else { 0 };
+                    slot = if is_free { parent } else { DentrySlot::NONE };
                 }
                 Outcome::Pinned => {
                     pinned(slot);
@@ -250,7 +257,7 @@ impl Dcache {
     }
 
     /// Evicts the dentry in `slot` if it is unused.
-    fn evict(&self, slot: u32, chance: Chance) -> Outcome {
+    fn evict(&self, slot: DentrySlot, chance: Chance) -> Outcome {
         let seen = self.dentries.snapshot(slot);
         let body = seen.body;
         let is_meant = chance != Chance::OrphansOnly || body.is_negative();
@@ -293,7 +300,7 @@ impl Dcache {
         drop(in_lookup);
         match outcome {
             Ok((parent, inode)) => {
-                if inode != 0 {
+                if !inode.is_none() {
                     self.put_inode(inode, 1);
                 }
                 Outcome::Evicted(parent)
@@ -306,11 +313,11 @@ impl Dcache {
     /// inode, whose references the caller drops.
     pub(super) fn evict_locked(
         &self,
-        slot: u32,
+        slot: DentrySlot,
         seen: Snapshot,
         hash: u32,
         in_lookup: &KeyGuard<'_>,
-    ) -> Result<(u32, u32), Outcome> {
+    ) -> Result<(DentrySlot, InodeSlot), Outcome> {
         let guard = self.dentries.lockref(slot).lock();
         if guard.is_dead() || guard.count() > 0 || !self.dentries.is_unchanged(slot, seen.seq) {
             return Err(Outcome::Kept);
@@ -321,7 +328,7 @@ impl Dcache {
         // one finds the dentry changed. Both go through the inode's lockref (see
         // `Dcache::get_inode`).
         let is_free =
-            inode == 0 || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
+            inode.is_none() || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {
             self.write(slot, &guard, |dcache| {
                 // An invalidation may have missed the name while it was hidden.
@@ -330,7 +337,7 @@ impl Dcache {
             });
             return Err(Outcome::Pinned);
         }
-        if inode == 0 {
+        if inode.is_none() {
             self.counters.negatives.add(-1);
         }
         let dead = self.kill(slot, guard);
@@ -340,15 +347,15 @@ impl Dcache {
     }
 
     /// Drops the references that an evicted dentry held.
-    pub(super) fn put_evicted(&self, parent: u32, inode: u32) {
-        if inode != 0 {
+    pub(super) fn put_evicted(&self, parent: DentrySlot, inode: InodeSlot) {
+        if !inode.is_none() {
             self.put_inode(inode, 1);
         }
         self.put(parent);
     }
 
     /// Asks the host to drop its references on the inode of a dentry.
-    fn ask_to_forget(&self, slot: u32) {
+    fn ask_to_forget(&self, slot: DentrySlot) {
         self.describe(slot, &mut |_, parent, name| {
             let superblock = self.inodes.superblock(parent);
             self.host.ask_to_forget(superblock, self.inodes.ino(parent), name);
@@ -357,7 +364,7 @@ impl Dcache {
 
     /// Calls `then` with the inode of a dentry, its parent's inode and its name, if all were valid
     /// at one instant.
-    fn describe(&self, slot: u32, then: &mut dyn FnMut(u32, u32, Name<'_>)) {
+    fn describe(&self, slot: DentrySlot, then: &mut dyn FnMut(InodeSlot, InodeSlot, Name<'_>)) {
         let seen = self.dentries.snapshot(slot);
         let mut copy = NameCopy::new();
         self.dentries.copy_name(slot, seen.body, &mut copy);

@@ -13,9 +13,10 @@ use crate::name::padded;
 /// Returns dentries with one slot whose two halves are in use, and the slot.
 fn one_slot() -> (Arc<Dentries>, u32) {
     let dentries = Dentries::new(4).unwrap();
-    let slot = dentries.alloc_inode(0, Group::Many).unwrap();
-    assert_eq!(dentries.alloc(slot, Group::Many), Some(slot), "the dentry lies beside its inode");
-    (Arc::new(dentries), slot)
+    let slot = dentries.alloc_inode(DentrySlot::NONE, Group::Many).unwrap();
+    let dentry = dentries.alloc(slot, Group::Many);
+    assert_eq!(dentry, Some(slot.dentry_half()), "the dentry lies beside its inode");
+    (Arc::new(dentries), slot.get())
 }
 
 /// Returns the word of a slot that stands for the content of a half.
@@ -63,7 +64,7 @@ fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
 fn slot_whose_halves_die_at_once_is_given_back_once() {
     assert_all_reached(&free_against_free(|dentries, half, slot| {
         if let Half::Dentry = half {
-            assert!(dentries.cold(slot).next_generation());
+            assert!(dentries.cold_of(slot).next_generation());
         }
         dentries.free_half(half, slot);
     }));
@@ -75,7 +76,7 @@ fn slot_whose_halves_die_at_once_is_given_back_once() {
 #[should_panic(expected = "the slot was not given back")]
 fn control_half_in_two_steps_is_caught() {
     free_against_free(|dentries, half, slot| {
-        let word = dentries.cold(slot).0;
+        let word = dentries.cold_of(slot).0;
         // ORDERING: Acquire. Strong enough; it is the two steps that are wrong.
         let before = word.load(Ordering::Acquire);
         // ORDERING: Release. As above.
@@ -93,7 +94,7 @@ fn control_half_in_two_steps_is_caught() {
 fn control_generation_that_is_stored_is_caught() {
     free_against_free(|dentries, half, slot| {
         if let Half::Dentry = half {
-            let word = dentries.cold(slot).0;
+            let word = dentries.cold_of(slot).0;
             // ORDERING: Acquire. Strong enough; it is the two steps that are wrong.
             let before = word.load(Ordering::Acquire);
             // ORDERING: Release. As above.
@@ -110,7 +111,7 @@ fn control_generation_that_is_stored_is_caught() {
 fn control_relaxed_release_of_a_half_is_caught() {
     free_against_free(|dentries, half, slot| {
         // ORDERING: Relaxed. Wrong on purpose.
-        let before = dentries.cold(slot).0.fetch_and(!(half as u64), Ordering::Relaxed);
+        let before = dentries.cold_of(slot).0.fetch_and(!(half as u64), Ordering::Relaxed);
         if before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64 {
             dentries.hot.free(slot);
         }
@@ -137,13 +138,13 @@ fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
         });
         // ORDERING: Relaxed. As above.
         word_of(&dentries, slot, Half::Dentry).store(7, Ordering::Relaxed);
-        dentries.free(slot);
+        dentries.free(DentrySlot::new(slot));
         taker.join().unwrap();
         let before = dentries.hot.in_use();
-        dentries.free_inode(slot);
+        dentries.free_inode(InodeSlot::new(slot));
         let is_given_back = dentries.hot.in_use() < before;
         // ORDERING: Relaxed. Both threads are done.
-        let is_used = dentries.cold(slot).0.load(Ordering::Relaxed) & Half::Dentry as u64 != 0;
+        let is_used = dentries.cold_of(slot).0.load(Ordering::Relaxed) & Half::Dentry as u64 != 0;
         assert_eq!(is_given_back, !is_used, "a slot is free when neither half is in use");
     })
 }
@@ -152,7 +153,7 @@ fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
 #[test]
 fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
     assert_all_reached(&free_against_take(|dentries, slot| {
-        dentries.alloc(slot, Group::Many) == Some(slot)
+        dentries.alloc(InodeSlot::new(slot), Group::Many) == Some(DentrySlot::new(slot))
     }));
 }
 
@@ -163,7 +164,8 @@ fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
 fn control_relaxed_take_of_a_half_is_caught() {
     free_against_take(|dentries, slot| {
         // ORDERING: Relaxed. Wrong on purpose.
-        dentries.cold(slot).0.fetch_or(Half::Dentry as u64, Ordering::Relaxed) & Half::Dentry as u64
+        dentries.cold_of(slot).0.fetch_or(Half::Dentry as u64, Ordering::Relaxed)
+            & Half::Dentry as u64
             == 0
     });
 }
@@ -173,8 +175,8 @@ const OLD: &[u8] = &[b'o'; 30];
 const NEW: &[u8] = &[b'n'; 29];
 
 fn image(dentries: &Dentries, name: &[u8]) -> Image {
-    let (key, words) = (ParentKey::new(1, 1), DirectoryWords::default());
-    dentries.new_image(key, (0, 0), name, Flags::HASHED, words).unwrap()
+    let (key, words) = (ParentKey::new(DentrySlot::new(1), 1), DirectoryWords::default());
+    dentries.new_image(key, (0, InodeSlot::NONE), name, Flags::HASHED, words).unwrap()
 }
 
 /// A dentry gets another long name, and `reuse` uses the long slot of the old name again, beside a
@@ -182,7 +184,7 @@ fn image(dentries: &Dentries, name: &[u8]) -> Image {
 fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let dentries = Arc::new(Dentries::new(4).unwrap());
-        let slot = dentries.alloc(0, Group::Many).unwrap();
+        let slot = dentries.alloc(InodeSlot::NONE, Group::Many).unwrap();
         dentries.store(slot, &image(&dentries, OLD));
         let reader = thread::spawn({
             let dentries = Arc::clone(&dentries);

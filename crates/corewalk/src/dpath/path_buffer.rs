@@ -14,6 +14,7 @@ use crate::dcache::Dcache;
 use crate::dentry::{Body, DIRECTORY_ROOM, Flags, INLINE_WORDS, Line, NameCopy};
 use crate::mount::Mount;
 use crate::read_set::{Growth, ReadSet, STEPS};
+use crate::slot::DentrySlot;
 
 /// Bytes on the stack: those for a path, and [`WINDOW`].
 const BYTES: usize = 256 + WINDOW;
@@ -36,7 +37,7 @@ pub(crate) struct PathBuffer<'b, const N: usize = STEPS> {
     is_too_long: bool,
     pub(crate) kind: PathKind,
     /// The dentry at which the pass ended.
-    pub(crate) top: u32,
+    pub(crate) top: DentrySlot,
 }
 
 /// Where the bytes of a path are.
@@ -71,7 +72,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
             start: BYTES,
             is_too_long: false,
             kind: PathKind::Linked,
-            top: 0,
+            top: DentrySlot::NONE,
         }
     }
 
@@ -82,11 +83,17 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         self.start = self.bytes().len();
         self.is_too_long = false;
         self.kind = PathKind::Linked;
-        self.top = 0;
+        self.top = DentrySlot::NONE;
     }
 
     /// Collects the names from `slot` up to `root` (or the root of the file system).
-    pub(crate) fn prepend(&mut self, dcache: &Dcache, slot: u32, root: u32, pass: Pass) {
+    pub(crate) fn prepend(
+        &mut self,
+        dcache: &Dcache,
+        slot: DentrySlot,
+        root: DentrySlot,
+        pass: Pass,
+    ) {
         match pass {
             Pass::Optimistic => self.prepend_names(dcache, slot, root, Pass::Optimistic),
             Pass::Locked => self.prepend_names(dcache, slot, root, Pass::Locked),
@@ -99,8 +106,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
     pub(crate) fn prepend_mounts(
         &mut self,
         dcache: &Dcache,
-        (mount, slot): (&Mount, u32),
-        root: Option<(u64, u32)>,
+        (mount, slot): (&Mount, DentrySlot),
+        root: Option<(u64, DentrySlot)>,
         pass: Pass,
     ) {
         let (mut mount, mut slot) = (mount, slot);
@@ -122,13 +129,13 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
     }
 
     #[inline(always)]
-    fn prepend_names(&mut self, dcache: &Dcache, slot: u32, root: u32, pass: Pass) {
+    fn prepend_names(&mut self, dcache: &Dcache, slot: DentrySlot, root: DentrySlot, pass: Pass) {
         let mut at = slot;
         let mut common = Flags::HASHED;
         loop {
             let line = dcache.dentries.line(at);
             let mut seen = line.snapshot_now();
-            if seen.seq & 1 != 0 {
+            if seen.seq.is_odd() {
                 seen = dcache.dentries.snapshot(at);
             }
             let flags = seen.body.flags();
@@ -153,7 +160,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
             // when a sequence has changed, or when the buffer is full.
             let len = self.read_set.len();
             let must_stop = len > N && self.must_stop(dcache, len);
-            if seen.key.parent() == 0 || must_stop || self.is_too_long {
+            if seen.key.parent().is_none() || must_stop || self.is_too_long {
                 break;
             }
             at = seen.key.parent();
@@ -188,7 +195,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
 
     /// Puts a `/` and a name in front of the path, and nothing before them.
     #[cold]
-    fn prepend_copy(&mut self, dcache: &Dcache, slot: u32, body: Body) {
+    fn prepend_copy(&mut self, dcache: &Dcache, slot: DentrySlot, body: Body) {
         let mut copy = NameCopy::new();
         dcache.dentries.copy_name(slot, body, &mut copy);
         let name = copy.as_bytes();
@@ -284,7 +291,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
     }
 
     /// Returns the dentries that were collected, the leaf first.
-    pub(super) fn slots(&self) -> impl Iterator<Item = u32> + '_ {
+    pub(super) fn slots(&self) -> impl Iterator<Item = DentrySlot> + '_ {
         self.read_set.slots()
     }
 

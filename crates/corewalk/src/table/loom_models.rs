@@ -6,6 +6,9 @@ use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
 
 use super::*;
+use crate::slot::{DentrySlot, OfDentry};
+
+type Table = super::Table<OfDentry>;
 
 /// Hashes of one bucket with different tags. The first tag is that of an empty position.
 const BARE: u32 = 7;
@@ -28,7 +31,7 @@ fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
             move || {
                 let found = shared.table.find(hash, |slot| {
                     // ORDERING: Relaxed. The entry has to order it.
-                    (slot == 1).then(|| shared.content.load(Ordering::Relaxed))
+                    (slot == DentrySlot::new(1)).then(|| shared.content.load(Ordering::Relaxed))
                 });
                 assert!(found != Some(0), "T3: found before it was filled");
                 tally.hit(usize::from(found.is_some()));
@@ -44,14 +47,18 @@ fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
 /// Traps T3, T23: an entry that a reader sees leads to a filled slot.
 #[test]
 fn entry_that_is_found_was_filled_before() {
-    assert_all_reached(&insert_against_find(TAGGED, |table, hash| table.insert(hash, 1)));
+    assert_all_reached(&insert_against_find(TAGGED, |table, hash| {
+        table.insert(hash, DentrySlot::new(1))
+    }));
 }
 
 /// Traps T3, T23: as above, for a tag of 0. An empty position has this tag too, so only the slot
 /// number publishes the entry.
 #[test]
 fn entry_without_a_tag_that_is_found_was_filled_before() {
-    assert_all_reached(&insert_against_find(BARE, |table, hash| table.insert(hash, 1)));
+    assert_all_reached(&insert_against_find(BARE, |table, hash| {
+        table.insert(hash, DentrySlot::new(1))
+    }));
 }
 
 /// Trap T3: both parts of the entry are stored with `Relaxed`, so a reader may find the slot before
@@ -95,10 +102,10 @@ fn chain(buckets: u32) -> Table {
         assert!(table.split());
     }
     for slot in 1..=LAST {
-        table.lock(0).insert(slot);
+        table.lock(0).insert(DentrySlot::new(slot));
     }
     for slot in FIRST + 1..MIDDLE {
-        table.remove(0, slot);
+        table.remove(0, DentrySlot::new(slot));
     }
     table
 }
@@ -113,10 +120,10 @@ fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
             let table = Arc::clone(&shared);
             move || {
                 let is_there =
-                    |wanted| table.find(0, |slot| (slot == wanted).then_some(())).is_some();
+                    |wanted| table.find(0, |slot| (slot.get() == wanted).then_some(())).is_some();
                 assert!(is_there(FIRST), "T.1: a stable entry was missed");
                 tally.hit(usize::from(is_there(LAST)));
-                let exact = table.lock(0).find(|slot| (slot == LAST).then_some(()));
+                let exact = table.lock(0).find(|slot| (slot.get() == LAST).then_some(()));
                 assert!(exact.is_some(), "T.2: an entry was invisible under its lock");
             }
         });
@@ -129,7 +136,7 @@ fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
 /// that are still in it.
 #[test]
 fn entry_behind_a_line_that_is_unlinked_is_always_found() {
-    let outcomes = unlink_against_find(1, |table| table.remove(0, MIDDLE));
+    let outcomes = unlink_against_find(1, |table| table.remove(0, DentrySlot::new(MIDDLE)));
     println!("outcomes {outcomes:?}");
     assert!(outcomes[0] == 0 && outcomes[1] > 0, "T.1: a stable entry was missed");
 }
@@ -156,10 +163,10 @@ fn control_line_that_loses_its_link_is_caught() {
 fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
     assert_all_reached(&unlink_against_find(2, |table| {
         for slot in 1..=ENTRIES as u32 {
-            table.lock(1).insert(LAST + slot);
+            table.lock(1).insert(DentrySlot::new(LAST + slot));
         }
-        table.remove(0, MIDDLE);
-        table.lock(1).insert(2 * LAST);
+        table.remove(0, DentrySlot::new(MIDDLE));
+        table.lock(1).insert(DentrySlot::new(2 * LAST));
     }));
 }
 
@@ -173,19 +180,23 @@ const MOVES: u32 = 0x0002_0001;
 fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let table = Table::new("model", 8, 7).unwrap();
-        table.lock(STAYS).insert(1);
-        table.lock(MOVES).insert(2);
+        table.lock(STAYS).insert(DentrySlot::new(1));
+        table.lock(MOVES).insert(DentrySlot::new(2));
         let shared = Arc::new(table);
         let reader = thread::spawn({
             let table = Arc::clone(&shared);
             move || {
-                let in_use = |slot| (slot != 0).then_some(slot);
+                let in_use = DentrySlot::some;
                 let is_found = table.find(MOVES, in_use).is_some_and(|slot| {
-                    assert_eq!(slot, 2, "another's entry");
+                    assert_eq!(slot.get(), 2, "another's entry");
                     true
                 });
                 let exact = table.lock(MOVES).find(in_use);
-                assert_eq!(exact, Some(2), "T.2: an entry was invisible under its lock");
+                assert_eq!(
+                    exact,
+                    Some(DentrySlot::new(2)),
+                    "T.2: an entry was invisible under its lock"
+                );
                 tally.hit(usize::from(is_found));
             }
         });
@@ -222,15 +233,15 @@ fn ranks_against_find(change: fn(&Table)) -> [usize; 2] {
         let table = Table::new("model", 64, 7).unwrap();
         let moving = ENTRIES as u32 + 1;
         for slot in 1..=moving {
-            table.lock(0).insert(slot);
+            table.lock(0).insert(DentrySlot::new(slot));
         }
-        table.remove(0, 1);
+        table.remove(0, DentrySlot::new(1));
         let shared = Arc::new(table);
         let reader = thread::spawn({
             let table = Arc::clone(&shared);
             move || {
                 let stripe = table.lock(0);
-                let exact = stripe.find(|slot| (slot == moving).then_some(()));
+                let exact = stripe.find(|slot| (slot.get() == moving).then_some(()));
                 assert!(exact.is_some(), "T.2: an entry was invisible under its lock");
                 tally.hit(usize::from(slot_of(table.buckets.get(0), 0) == moving));
             }

@@ -39,6 +39,8 @@ const RESERVE_PAGES_MAX: u64 = (1 << 40) / PAGE_BYTES;
 
 /// The content of a regular file.
 ///
+/// All fields are protected by the lock of the content (`inode::File::content`).
+///
 /// # Invariants
 /// D.1 to D.4.
 #[derive(Default)]

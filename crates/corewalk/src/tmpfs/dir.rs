@@ -87,7 +87,7 @@ pub(super) struct FoundEntry {
     handle: u32,
 }
 
-/// The entries of one directory.
+/// The entries of one directory. Protected by the lock of the directory's slot, except `parent`.
 pub(super) struct Directory {
     is_removed: bool,
     /// The inode number of the parent. Protected by the lock of the parent.

@@ -71,25 +71,25 @@ const USES_SHIFT: u32 = 32;
 type Slots = [OwnLine<RwLock<Inode>>; SEGMENT_SLOTS as usize];
 
 /// Slots that are allocated and freed together.
-///
-/// - `slots`: written only by the thread that holds all of them, from the depot or new.
 #[derive(Default)]
 struct Segment {
+    /// Each slot is protected by its own lock. The pointer is written only by the thread that holds
+    /// all slots, from the depot or new.
     slots: RcuOption<Slots>,
     /// An upper bound of the use counts of its slots (I.3).
     uses: AtomicU32,
 }
 
-/// The inodes of a tmpfs, by number.
-///
-/// - `levels`: written once each.
-/// - `free`, `depot`: protected by their own locks.
+/// The inodes of a tmpfs, by number. Analogous to Linux's `inode_hashtable`.
 ///
 /// # Invariants
 /// I.1, I.2, I.3.
 pub(super) struct InodeTable {
+    /// Each level is written once.
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
+    /// Free slots of each shard of threads. Each list is protected by its own mutex.
     free: Box<[OwnLine<Mutex<Vec<u32>>>]>,
+    /// Protected by its own mutex, which is taken inside that of a list in `free`.
     depot: CachePadded<Mutex<Depot>>,
     /// The number of segments ever allocated.
     segments: CachePadded<AtomicU64>,

@@ -33,6 +33,7 @@ use crate::cred::{Caps, Cred, May};
 use crate::fs::{AclKind, XattrMode};
 use crate::inode::Perm;
 use crate::key_lock::KeyGuard;
+use crate::slot::InodeSlot;
 
 /// The factor that turns a slot number into a key of the attribute lock. It is 2 to the 64th over
 /// the golden ratio, so the products of two slots differ in more than the two bits that a key
@@ -142,8 +143,8 @@ impl Vfs {
 
     /// Takes the attribute lock of an inode (P.1). The caller holds no lock, and no other attribute
     /// lock.
-    fn lock_attributes(&self, slot: u32) -> KeyGuard<'_> {
-        self.attr_locks.lock(u64::from(slot).wrapping_mul(SLOT_SPREAD))
+    fn lock_attributes(&self, slot: InodeSlot) -> KeyGuard<'_> {
+        self.attr_locks.lock(u64::from(slot.get()).wrapping_mul(SLOT_SPREAD))
     }
 
     fn setattr_locked(
@@ -171,7 +172,7 @@ impl Vfs {
     /// overlapped.
     fn change(
         &self,
-        slot: u32,
+        slot: InodeSlot,
         change: impl FnOnce() -> Result<Attr, Errno>,
     ) -> Result<Attr, Errno> {
         let ticket = self.dcache.inodes.begin_change(slot);
@@ -270,7 +271,7 @@ impl Vfs {
     ///
     /// # Errors
     /// `EACCES`, and the errors of the back end.
-    pub(crate) fn permission(&self, cred: &Cred, slot: u32, what: May) -> Result<(), Errno> {
+    pub(crate) fn permission(&self, cred: &Cred, slot: InodeSlot, what: May) -> Result<(), Errno> {
         match self.permission_now(cred, slot, what) {
             Checked::Yes => return Ok(()),
             Checked::No(error) => return Err(error),
@@ -292,7 +293,7 @@ impl Vfs {
     fn permission_locked(
         &self,
         cred: &Cred,
-        slot: u32,
+        slot: InodeSlot,
         what: May,
         _locked: &KeyGuard<'_>,
     ) -> Result<(), Errno> {
@@ -307,7 +308,7 @@ impl Vfs {
     }
 
     /// Returns the permission record and its access ACL, and whether both are surely of one state.
-    fn perm_and_acl(&self, slot: u32) -> Result<(Perm, Option<Acl>, Consistency), Errno> {
+    fn perm_and_acl(&self, slot: InodeSlot) -> Result<(Perm, Option<Acl>, Consistency), Errno> {
         let inodes = &self.dcache.inodes;
         let changes = inodes.changes();
         let perm = self.perm(slot)?;
@@ -327,7 +328,7 @@ impl Vfs {
     /// Checks a permission without blocking and without writing. Trap T58 is a check that blocks
     /// inside a walk without locks.
     #[inline]
-    pub(crate) fn permission_now(&self, cred: &Cred, slot: u32, what: May) -> Checked {
+    pub(crate) fn permission_now(&self, cred: &Cred, slot: InodeSlot, what: May) -> Checked {
         // `CAP_DAC_OVERRIDE` allows everything with a directory, whatever its mode.
         if cred.has(Caps::DAC_OVERRIDE) && self.dcache.inodes.is_directory(slot) {
             return Checked::Yes;
@@ -343,7 +344,7 @@ impl Vfs {
     }
 
     /// Returns the permission record, from the back end if it is unknown.
-    pub(super) fn perm(&self, slot: u32) -> Result<Perm, Errno> {
+    pub(super) fn perm(&self, slot: InodeSlot) -> Result<Perm, Errno> {
         if let Some(perm) = self.dcache.inodes.perm(slot) {
             return Ok(perm);
         }
@@ -438,7 +439,7 @@ enum Consistency {
 /// Ends an attribute change when dropped, also if the back end fails or panics.
 struct ChangeGuard<'v> {
     vfs: &'v Vfs,
-    slot: u32,
+    slot: InodeSlot,
     ticket: crate::inode::Ticket,
     perm: Option<Perm>,
 }

@@ -29,6 +29,7 @@ use crate::dentry::{LookupKey, ParentKey};
 use crate::fs::RenameMode;
 use crate::key_lock::KeyGuard;
 use crate::name::Name;
+use crate::slot::{DentrySlot, InodeSlot};
 
 /// Number of shards of the in-flight renames. It is so large that renames in different directories
 /// seldom share one.
@@ -102,7 +103,7 @@ impl Vfs {
     /// found not to be empty. The cache must show such a rename before any caller learns of its
     /// consequences. The caller holds no in-lookup lock. A caller whose own rename failed has
     /// already left the in-flight renames.
-    pub(super) fn wait_for_renames(&self, victim: Option<u32>) {
+    pub(super) fn wait_for_renames(&self, victim: Option<DentrySlot>) {
         if let Some(slot) = victim {
             self.in_flight_renames.wait(slot);
         }
@@ -113,10 +114,10 @@ impl Vfs {
     /// drops without a lock.
     pub(super) fn move_dentry(
         &self,
-        (slot, from): (u32, &LookupKey<'_>),
+        (slot, from): (DentrySlot, &LookupKey<'_>),
         key: ParentKey,
         lookup_key: &LookupKey<'_>,
-        target: Option<u32>,
+        target: Option<DentrySlot>,
         in_lookup: &KeyGuard<'_>,
     ) -> Result<DentryHold<'_>, Errno> {
         let is_new_parent = self.dcache.parent(slot).0 != key.parent();
@@ -201,7 +202,7 @@ impl<'v> Rename<'v, '_> {
         let key = self.new_dir.key();
         let slots = [self.old_dir.now.slot, self.new_dir.now.slot];
         let dirs = [self.old_dir.now.inode, self.new_dir.now.inode];
-        let moved = [source.inode, target.map_or(0, |target| target.inode)];
+        let moved = [source.inode, target.map_or(InodeSlot::NONE, |target| target.inode)];
         let lock = vfs.lock_move(&dirs, moved).map_err(Failed::Before)?;
         // Enter only after the path locks are taken. A rename that still waits for them does not
         // count as in flight, and no thread waits for it.
@@ -353,7 +354,7 @@ pub(super) struct InFlightRenames {
 }
 
 struct InFlightShard {
-    busy: Mutex<Vec<u32>>,
+    busy: Mutex<Vec<DentrySlot>>,
     left: Condvar,
 }
 
@@ -361,7 +362,7 @@ struct InFlightShard {
 #[must_use]
 pub(super) struct InFlightRename<'a> {
     in_flight_renames: &'a InFlightRenames,
-    slots: [u32; 2],
+    slots: [DentrySlot; 2],
 }
 
 impl InFlightRenames {
@@ -373,12 +374,12 @@ impl InFlightRenames {
         InFlightRenames { shards: (0..IN_FLIGHT_SHARDS).map(|_| shard()).collect() }
     }
 
-    fn enter(&self, slots: [u32; 2]) -> InFlightRename<'_> {
+    fn enter(&self, slots: [DentrySlot; 2]) -> InFlightRename<'_> {
         slots.iter().for_each(|&slot| self.shard(slot).busy.lock().push(slot));
         InFlightRename { in_flight_renames: self, slots }
     }
 
-    fn wait(&self, slot: u32) {
+    fn wait(&self, slot: DentrySlot) {
         let shard = self.shard(slot);
         let mut busy = shard.busy.lock();
         while busy.contains(&slot) {
@@ -386,8 +387,8 @@ impl InFlightRenames {
         }
     }
 
-    fn shard(&self, slot: u32) -> &InFlightShard {
-        &self.shards[slot as usize % IN_FLIGHT_SHARDS]
+    fn shard(&self, slot: DentrySlot) -> &InFlightShard {
+        &self.shards[slot.get() as usize % IN_FLIGHT_SHARDS]
     }
 }
 
@@ -406,7 +407,7 @@ impl Drop for InFlightRename<'_> {
 
 /// The announced moves: directories that are about to get a new parent.
 pub(super) struct InFlightMoves {
-    announced: Mutex<Vec<(u32, u32)>>,
+    announced: Mutex<Vec<(DentrySlot, DentrySlot)>>,
     withdrawn: Condvar,
 }
 
@@ -414,7 +415,7 @@ pub(super) struct InFlightMoves {
 #[must_use]
 pub(super) struct Announced<'a> {
     moves: &'a InFlightMoves,
-    edges: Vec<(u32, u32)>,
+    edges: Vec<(DentrySlot, DentrySlot)>,
 }
 
 /// Tells whether a move would put a directory below itself.
@@ -437,7 +438,11 @@ impl InFlightMoves {
     ///
     /// # Errors
     /// `EINVAL` if a move would put a directory below itself.
-    fn announce(&self, dcache: &Dcache, edges: Vec<(u32, u32)>) -> Result<Announced<'_>, Errno> {
+    fn announce(
+        &self,
+        dcache: &Dcache,
+        edges: Vec<(DentrySlot, DentrySlot)>,
+    ) -> Result<Announced<'_>, Errno> {
         let mut announced = self.announced.lock();
         loop {
             let mut must_wait = false;
@@ -475,14 +480,19 @@ impl Drop for Announced<'_> {
 
 /// Searches `moved` on the paths from `parent` to the root, over current and announced parents. The
 /// caller keeps directories from moving.
-fn would_loop(dcache: &Dcache, announced: &[(u32, u32)], moved: u32, parent: u32) -> Loop {
+fn would_loop(
+    dcache: &Dcache,
+    announced: &[(DentrySlot, DentrySlot)],
+    moved: DentrySlot,
+    parent: DentrySlot,
+) -> Loop {
     if dcache.is_subdir(parent, moved) {
         return Loop::Yes;
     }
     let mut ways = vec![parent];
     let mut seen = HashSet::new();
     while let Some(mut at) = ways.pop() {
-        while at != 0 && seen.insert(at) {
+        while !at.is_none() && seen.insert(at) {
             if at == moved {
                 return Loop::Perhaps;
             }

@@ -22,6 +22,7 @@ use crate::dcache::Dcache;
 use crate::dentry::{Body, Flags, Line, ParentKey, Snapshot, directory_id};
 use crate::name::Slashes;
 use crate::read_set::{InlineSteps, ReadSet};
+use crate::slot::DentrySlot;
 use crate::table::Extent;
 
 impl Walk<'_, '_> {
@@ -58,7 +59,7 @@ struct FastCursor<'a> {
     extent: Extent,
     /// The part of a directory's number that depends on the file system.
     id: u64,
-    dentry: u32,
+    dentry: DentrySlot,
     line: Line<'a>,
     body: Body,
     steps: InlineSteps<'a>,
@@ -69,7 +70,12 @@ impl FastCursor<'_> {
     /// with its tag, has the flags in `needed`, and fits in the read set. An invalid name (empty, a
     /// dot, too long) is not found. `before` is called with the slot of the entry.
     #[inline(always)]
-    fn to(&mut self, (path, start): (&[u8], usize), needed: Flags, before: impl Fn(u32)) -> bool {
+    fn to(
+        &mut self,
+        (path, start): (&[u8], usize),
+        needed: Flags,
+        before: impl Fn(DentrySlot),
+    ) -> bool {
         if start >= path.len() {
             return false;
         }
@@ -88,7 +94,7 @@ impl FastCursor<'_> {
 
 /// The position of a fast path.
 struct Cursor<'p> {
-    dentry: u32,
+    dentry: DentrySlot,
     seen: Snapshot,
     path: &'p [u8],
     /// Bytes of the path that are done. The next byte is a slash, or at the start perhaps a name.
@@ -125,7 +131,9 @@ impl Cursor<'_> {
             let Some(upto) = path.get(..end) else { break };
             if end == path.len() {
                 // The number of the inode will be asked for.
-                if fast.to((upto, start), Flags::empty(), |slot| dcache.inodes.prefetch(slot)) {
+                if fast.to((upto, start), Flags::empty(), |slot| {
+                    dcache.inodes.prefetch(slot.inode_half())
+                }) {
                     start = end + 1;
                 }
                 break;

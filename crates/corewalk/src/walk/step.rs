@@ -9,6 +9,7 @@ use crate::cred::May;
 use crate::dcache::Dcache;
 use crate::dentry::{Flags, ParentKey, Snapshot};
 use crate::name::Name;
+use crate::slot::DentrySlot;
 use crate::vfs::{Checked, DentryAndInode, InodeRef, Unattached};
 
 impl<'v> Walk<'v, '_> {
@@ -191,7 +192,11 @@ impl<'v> Walk<'v, '_> {
 
     /// Moves to a dentry that another object keeps in its slot. `is_kept` checks, with the dentry
     /// held, that this was so until now.
-    fn move_to(&mut self, slot: u32, is_kept: impl FnOnce(&Dcache) -> bool) -> Result<(), Stop> {
+    fn move_to(
+        &mut self,
+        slot: DentrySlot,
+        is_kept: impl FnOnce(&Dcache) -> bool,
+    ) -> Result<(), Stop> {
         let dcache = &self.vfs.dcache;
         let seen: Snapshot = loop {
             let seen = dcache.dentries.snapshot(slot);
@@ -243,7 +248,7 @@ impl<'v> Walk<'v, '_> {
     fn read_link(
         &mut self,
         hold: Option<DentryAndInode<'v>>,
-        parent: (u32, Snapshot, Option<DentryAndInode<'v>>),
+        parent: (DentrySlot, Snapshot, Option<DentryAndInode<'v>>),
     ) -> Result<Vec<u8>, Stop> {
         if self.flags.contains(WalkFlags::NO_SYMLINKS) || self.links >= SYMLINKS_MAX {
             return Err(self.validated(Errno::LOOP));

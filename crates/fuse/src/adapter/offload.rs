@@ -30,15 +30,20 @@ pub(super) type Job = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 pub(super) struct Offload {
     shared: Arc<Shared>,
+    /// The started threads. Protected by its own mutex, which is taken without that of the queue.
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
+/// The part that the pool's threads share with the pool.
 #[derive(Default)]
 struct Shared {
+    /// Protected by its own mutex, which is not held while a job runs.
     queue: Mutex<Queue>,
+    /// Notified when a job is added or the queue is closed. Waited on under `queue`.
     changed: Condvar,
 }
 
+/// The queue. All fields are protected by `Shared::queue`.
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,

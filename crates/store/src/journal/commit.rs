@@ -276,7 +276,7 @@ impl Journal {
         let mut entry = log.begin();
         frozen.layer.each(|key, record| entry.put(key, record));
         for &(offset, len) in ranges {
-            if entry.put_data((offset, len), |bytes| self.read_data(offset, bytes)).is_err() {
+            if entry.put_data(offset, len, |bytes| self.read_data(offset, bytes)).is_err() {
                 return Ok(false);
             }
         }

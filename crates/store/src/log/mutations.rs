@@ -95,7 +95,8 @@ fn log(generation: u64, rng: &mut Rng) -> (Vec<u8>, Vec<Written>) {
         for _ in 0..rng.below(3) {
             let len = rng.index(9_000) as u32;
             let byte = rng.next_u64() as u8;
-            let filled: io::Result<()> = entry.put_data((rng.below(1 << 30), len), |bytes| {
+            let offset = rng.below(1 << 30);
+            let filled: io::Result<()> = entry.put_data(offset, len, |bytes| {
                 bytes.fill(byte);
                 Ok(())
             });

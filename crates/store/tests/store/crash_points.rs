@@ -337,13 +337,14 @@ fn judge(
 
 /// Tries crash points all over the load. Returns the first error.
 fn try_points(log: &[Step], confirmed: &[Confirmed], seed: u64, count: usize) -> Option<String> {
-    try_points_of(&|point| log[..point].to_vec(), (confirmed, log.len()), seed, count)
+    try_points_of(&|point| log[..point].to_vec(), log.len(), confirmed, seed, count)
 }
 
-/// As `try_points`. `steps` returns the calls on the devices before a crash point.
+/// As `try_points`, for a log of `len` calls. `steps` returns the calls before a crash point.
 fn try_points_of(
     steps: &dyn Fn(usize) -> Vec<Step>,
-    (confirmed, len): (&[Confirmed], usize),
+    len: usize,
+    confirmed: &[Confirmed],
     seed: u64,
     count: usize,
 ) -> Option<String> {
@@ -390,7 +391,8 @@ enum First {
 fn try_unreadable(
     steps: &[Step],
     confirmed: &[Confirmed],
-    (point, device): (usize, usize),
+    point: usize,
+    device: usize,
     rng: &mut Rng,
 ) -> Result<First, String> {
     const MADE: &str = "made with a bad block";
@@ -472,7 +474,7 @@ fn unreadable_block_after_a_crash_is_eio_and_loses_nothing() {
             let device = [LOG, DATA, META][number % 3];
             let point = first + number * STRIDE % (log.len() + 1 - first);
             let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
-            let done = try_unreadable(&log[..point], &confirmed, (point, device), &mut rng);
+            let done = try_unreadable(&log[..point], &confirmed, point, device, &mut rng);
             let done = done.unwrap_or_else(|wrong| {
                 panic!("seed {seed}, number {number}, point {point}, device {device}: {wrong}")
             });
@@ -558,7 +560,7 @@ fn control_blocks_that_are_given_out_early_are_caught() {
     };
     // 400 crash points do not always suffice.
     let wrong = (1..9)
-        .find_map(|seed| try_points_of(&overtaken, (&confirmed, log.len()), seed, 400))
+        .find_map(|seed| try_points_of(&overtaken, log.len(), &confirmed, seed, 400))
         .expect("an error");
     println!("{wrong}");
 }

@@ -132,7 +132,8 @@ fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
 
 /// Checks the store after one crash. Returns an error for a wrong state.
 fn try_point(
-    (log, point): (&[Step], usize),
+    log: &[Step],
+    point: usize,
     states: &[Vec<State>],
     rng: &mut Rng,
 ) -> Result<(), String> {
@@ -172,7 +173,7 @@ fn try_points(log: &[Step], begin: usize, states: &[Vec<State>], seed: u64) -> O
     for number in 0..POINTS {
         let point = begin + number * 7919 % (log.len() + 1 - begin);
         let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
-        if let Err(wrong) = try_point((log, point), states, &mut rng) {
+        if let Err(wrong) = try_point(log, point, states, &mut rng) {
             return Some(format!("seed {seed}, number {number}, point {point}: {wrong}"));
         }
     }

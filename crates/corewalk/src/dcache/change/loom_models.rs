@@ -54,7 +54,11 @@ fn publish_node(dcache: &Dcache, key: ParentKey, node: DentryInode) {
         dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap();
     // The dentry of each file lies in its inode's slot: the old one of file 7, or the new one of
     // another.
-    assert_eq!(slot, node.inode, "a file in use keeps its dentry, and another has its own");
+    assert_eq!(
+        slot,
+        node.inode.dentry_half(),
+        "a file in use keeps its dentry, and another has its own"
+    );
 }
 
 fn look(dcache: &Dcache, key: ParentKey) -> Option<u64> {
@@ -110,7 +114,7 @@ fn invalidate(dcache: &Dcache, key: ParentKey) -> ParentKey {
 /// often after it.
 fn publish_against_mount(
     before: fn(&Dcache, ParentKey) -> ParentKey,
-    publish: fn(&Dcache, ParentKey, DentryInode) -> u32,
+    publish: fn(&Dcache, ParentKey, DentryInode) -> DentrySlot,
 ) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -137,7 +141,7 @@ fn publish_against_mount(
     })
 }
 
-fn publish_directory(dcache: &Dcache, key: ParentKey, node: DentryInode) -> u32 {
+fn publish_directory(dcache: &Dcache, key: ParentKey, node: DentryInode) -> DentrySlot {
     dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap()
 }
 
@@ -159,7 +163,7 @@ fn control_take_back_that_looks_once_is_caught() {
         let in_lookup = lock_name_a(dcache, key);
         let back =
             stale.iter().find(|(slot, seen)| dcache.set_key(*slot, seen.seq, key, &in_lookup));
-        back.map_or(0, |(slot, _)| *slot)
+        back.map_or(DentrySlot::NONE, |(slot, _)| *slot)
     });
 }
 
@@ -177,14 +181,16 @@ fn control_publish_that_looks_once_is_caught() {
         |_, key| key,
         |dcache, key, _| {
             let found = dcache.find_exact(key, &lookup_key_a(dcache));
-            found.filter(|(slot, seen)| dcache.get(*slot, seen.seq)).map_or(0, |(slot, _)| slot)
+            found
+                .filter(|(slot, seen)| dcache.get(*slot, seen.seq))
+                .map_or(DentrySlot::NONE, |(slot, _)| slot)
         },
     );
 }
 
 /// Exchanges the names `A` and `B` with `exchange`, beside a reader that looks for one and then for
 /// the other. Returns how often that was (before, during, after) the exchange.
-fn exchange_against_lookups(exchange: fn(&Dcache, u32, u32)) -> [usize; 3] {
+fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (a, _) = file(&dcache, key, A, 7);
@@ -292,7 +298,7 @@ fn answer_from_before_an_invalidation_is_not_found() {
         let (slot, seen) = dcache.find(key, &lookup_key).unwrap();
         assert!(dcache.get(slot, seen.seq));
         let done = dcache.d_move((slot, &lookup_key), key, &lookup_key_a(dcache), None, in_lookup);
-        assert_eq!(done, Ok(0));
+        assert_eq!(done, Ok(DentrySlot::NONE));
     }));
 }
 

@@ -21,7 +21,7 @@ fn count(dcache: &Dcache) -> Option<u64> {
 fn count_with(
     dcache: &Dcache,
     is_parent: fn(&Dcache, ParentKey) -> bool,
-    is_unchanged: fn(&Line<'_>, u64) -> bool,
+    is_unchanged: fn(&Line<'_>, Seq) -> bool,
 ) -> Option<u64> {
     let lookup_key = lookup_key_a(dcache);
     let hash = lookup_key.hash.child(directory_id(0, ROOT_INO)) as u32;
@@ -33,7 +33,7 @@ fn count_with(
         is_it.then_some((dentry, seen))
     })?;
     let inode = seen.body.inode();
-    if inode == 0 || !dcache.inodes.lockref(inode).get_not_dead() {
+    if inode.is_none() || !dcache.inodes.lockref(inode).get_not_dead() {
         return None;
     }
     let ino = dcache.inodes.ino(inode);
@@ -151,7 +151,7 @@ fn count_at_once(dcache: &Dcache) -> Option<u64> {
         is_it.then_some((dentry, seen))
     })?;
     let inode = seen.body.inode();
-    if inode == 0 || !dcache.inodes.lockref(inode).get_many_below(LOOKUP, LOOKUP << 32) {
+    if inode.is_none() || !dcache.inodes.lockref(inode).get_many_below(LOOKUP, LOOKUP << 32) {
         return None;
     }
     let ino = dcache.inodes.ino(inode);
@@ -163,7 +163,7 @@ fn count_at_once(dcache: &Dcache) -> Option<u64> {
 }
 
 /// Drops a lookup of an inode if there is one, as a client without any lookup does.
-fn forget_too_much(dcache: &Dcache, inode: u32) -> bool {
+fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
     let mut guard = dcache.inodes.lockref(inode).lock();
     let is_there = guard.count() >= LOOKUP;
     if is_there {

@@ -9,17 +9,18 @@ use corewalk_base::tally::{Tally, assert_all_reached};
 use super::super::loom_models::{cache, file};
 use super::*;
 use crate::dentry::Body;
+use crate::slot::Seq;
 
 const PREEMPTIONS: usize = 3;
 
 /// Evicts a dentry, if it is unused.
-fn evict(dcache: &Dcache, slot: u32) -> bool {
+fn evict(dcache: &Dcache, slot: DentrySlot) -> bool {
     matches!(dcache.evict(slot, Chance::None), Outcome::Evicted(_))
 }
 
 /// Evicts a dentry and then reuses its slot, beside a reader that has seen the dentry and takes a
 /// reference with `get`. Returns how often the reader (failed, got) it.
-fn evict_against_get(get: fn(&Dcache, u32, u64) -> bool) -> [usize; 2] {
+fn evict_against_get(get: fn(&Dcache, DentrySlot, Seq) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (slot, _) = file(&dcache, key, b"old", 7);
@@ -65,7 +66,7 @@ fn control_get_that_validates_first_is_caught() {
 
 /// Evicts the only name of an inode with `evict`, beside a reader that found the inode by that
 /// name. Returns how often the (eviction, reader) won.
-fn evict_against_get_inode(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
+fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (slot, node) = file(&dcache, key, b"old", 7);
@@ -107,7 +108,7 @@ fn control_eviction_that_only_looks_at_the_count_is_caught() {
 
 /// Two threads evict two names of an inode in use with `evict`. Returns how often the name of the
 /// spawned thread (stayed, went).
-fn evict_both_names(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
+fn evict_both_names(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (first, node) = file(&dcache, key, b"one", 7);
@@ -125,7 +126,7 @@ fn evict_both_names(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
         });
         evict(&dcache, second);
         let is_evicted = other.join().unwrap();
-        assert!(dcache.inodes.alias(node.inode) != 0, "an inode in use lost both names");
+        assert!(!dcache.inodes.alias(node.inode).is_none(), "an inode in use lost both names");
         tally.hit(usize::from(is_evicted));
     })
 }

@@ -10,7 +10,7 @@ use super::SEGMENT_SLOTS;
 const SPARE_SEGMENTS: u32 = if cfg!(test) { 1 } else { 32 };
 const ALL: u64 = u64::MAX;
 
-/// The free slots that no shard holds.
+/// The free slots that no shard holds. All fields are protected by `InodeTable::depot`.
 #[derive(Default)]
 pub(super) struct Depot {
     /// A bitmap of free slots per segment.

@@ -75,7 +75,7 @@ impl Block {
     }
 }
 
-/// A block and its users.
+/// A block and its users. All fields are protected by the mutex of the slot.
 #[derive(Default)]
 struct BlockSlot {
     users: u32,
@@ -111,6 +111,7 @@ pub(super) struct Blocks {
     cache: Mbcache,
     /// Allocates the numbers; its words are unused.
     numbers: SlotArena<1>,
+    /// The slots of the blocks, by number. Each slot is protected by its own mutex.
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
 }
 

@@ -50,7 +50,9 @@ struct Waiting {
 /// # Invariants
 /// D.1, D.2.
 pub(super) struct Deferred {
+    /// The queue of each shard of threads. Each is protected by its own mutex.
     shards: Box<[OwnLine<Mutex<VecDeque<Waiting>>>]>,
+    /// See D.2. Atomic: a thread reads it without a lock.
     due_ms: CachePadded<AtomicU64>,
 }
 
