@@ -60,7 +60,7 @@ mod watched;
 pub(crate) use message::exit_msg;
 pub(crate) use node::is_interruptible;
 pub(crate) use queue::QUEUE_LINES;
-pub(crate) use rebuild::{abandon, end_slot, reap};
+pub(crate) use rebuild::{end_slot, reap};
 pub(crate) use watched::{collect_concerns, look_at};
 
 pub use ctl::{MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgStat, MsgTotals};

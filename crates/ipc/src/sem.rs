@@ -39,7 +39,7 @@ mod word;
 
 pub(crate) use get::Remains;
 pub(crate) use queue::{Absent, INTERRUPTED, STATUS, is_waiting};
-pub(crate) use reap::{abandon, reap, settle};
+pub(crate) use reap::{reap, settle};
 pub(crate) use recover::{end_slot, recover_sems, size_of};
 pub(crate) use undo::{Gone, exit_sem};
 pub(crate) use watched::{collect_concerns, look_at, undo_holders};

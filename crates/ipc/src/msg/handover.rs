@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use smallvec::smallvec;
 
 use super::message::{Message, Truth};
-use super::node::{self, Wakes};
+use super::node::{self, Status, Wakes};
 use super::queue::{QueueGuard, QueueName};
 use crate::namespace::Shared;
 use crate::sem::{Absent, STATUS};
@@ -94,7 +94,8 @@ pub(super) fn pipelined_send(guard: &QueueGuard<'_>, message: Message<'_>, now_s
             node.free(guard.owner);
             continue;
         }
-        if !node.filter().takes(mtype) {
+        // An interrupted call ends with `EINTR`, or a handler has left it.
+        if node.status() == Status::Interrupted || !node.filter().takes(mtype) {
             continue;
         }
         guard.receivers().unlink(line);

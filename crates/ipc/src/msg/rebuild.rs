@@ -30,9 +30,7 @@ use super::queue::{Locked, Queue, QueueName};
 use crate::ids::{Ids, Kind};
 use crate::lock::Owner;
 use crate::namespace::{Shared, now_s};
-use crate::recover::reap_absent;
 use crate::sem::{Absent, Remains};
-use crate::task::Task;
 
 /// Repairs the queue whose lock was taken over. `queue` is any queue of the slot.
 pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
@@ -121,23 +119,6 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<Absent, E
     });
     free_private(shared, owner, task, seen);
     Ok(absent)
-}
-
-/// Ends a wait that its thread has left, of a living task. `line` is the line of its node.
-///
-/// # Errors
-///
-/// `EIO` if a living task does not release a queue's lock.
-pub(crate) fn abandon(task: &Task, line: u32) -> Result<(), Errno> {
-    let (shared, owner) = (&*task.shared, task.owner);
-    let node = Node { shared, line };
-    let absent = match node.whose() {
-        Some(whose) => end_node(shared, owner, node, whose)?,
-        None => Absent::new(),
-    };
-    node.free(owner);
-    reap_absent(shared, owner, absent);
-    Ok(())
 }
 
 /// Frees those of the `seen` messages that are still private messages of the dead task `task`.

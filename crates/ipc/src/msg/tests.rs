@@ -340,6 +340,22 @@ fn abandoned_node_gets_no_message_and_is_freed_when_found() {
     assert_eq!(used(&one), [0, 0]);
 }
 
+/// A signal interrupts a receiver, whose thread does not run until a message is there.
+#[test]
+fn interrupted_receiver_is_given_no_message() {
+    let namespace = namespace();
+    let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+    let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
+    let node = linked(&one, id, Role::Receiver);
+    let begun = one.begin_wait(node.line);
+    one.interrupt_own();
+    other.msgsnd(id, 3, b"text", NOWAIT).unwrap();
+    assert_eq!((other.msg_stat(id).unwrap().qnum, node.status()), (1, Status::Interrupted));
+    queue(&one, id).lock(one.owner).unwrap().receivers().unlink(node.line);
+    assert!(one.end_wait(begun));
+    node.free(one.owner);
+}
+
 /// A node gets an outcome or is abandoned, and the second of the two tasks notices.
 #[test]
 fn node_gets_an_outcome_or_is_abandoned_and_never_both() {

@@ -7,8 +7,8 @@
 //!
 //! # Rules, as in Linux
 //!
-//! - Waiting calls are tried in the order of their arrival. A new call that is possible does not
-//!   queue behind them.
+//! - Waiting calls are tried in the order of their arrival, without those that a signal has
+//!   interrupted. A new call that is possible does not queue behind them.
 //! - A single decrement is in the queue of its semaphore and in the queue of the set. While a call
 //!   of several operations waits, a change scans the queue of the set. Otherwise it scans the queue
 //!   of the semaphore.
@@ -31,9 +31,8 @@
 //!
 //! # Memory
 //!
-//! A node belongs to its task, and a freed node keeps its type. After its store of the status, the
-//! waker reads nothing from the node (trap I13). So a wake-up may reach the next user of the node,
-//! as a spurious wake-up.
+//! A freed node keeps its type. After its store of the status, the waker reads nothing from the
+//! node (trap I13). So a wake-up may reach the next user of the node, as a spurious wake-up.
 //!
 //! Source: Linux `ipc/sem.c` (`do_smart_update`, `update_queue`, `wake_const_ops`, `count_semcnt`).
 
@@ -91,8 +90,7 @@ const SETTINGS_SHIFT: u32 = 34;
 /// The outcome of a grant that is taken back, see `reap`.
 const TAKEN_BACK: i32 = 0xffff;
 
-// Fields of `PLACE`: slot and tag of the set, and the ticket. The payload tells sets with the same
-// slot and tag apart.
+// Fields of `PLACE`. The payload tells sets with the same slot and tag apart.
 const PLACE_SET: u64 = 1;
 const PLACE_TAG_SHIFT: u32 = 16;
 const TICKET_SHIFT: u32 = u64::BITS - TICKET_BITS;
@@ -118,8 +116,8 @@ pub(crate) struct Wake {
 /// Tasks that neither slept nor spun when they were woken. They may have died.
 pub(crate) type Absent = SmallVec<[u32; 4]>;
 
-/// Returns true if the call of a node is neither completed nor asked to give up. A call on a
-/// message queue must also not be asked to try again. Its task spins or sleeps.
+/// Returns true if the call of a node is neither completed nor asked to give up, nor, on a message
+/// queue, asked to try again. Its task spins or sleeps.
 pub(crate) fn is_waiting(status: &AtomicU64) -> bool {
     status_of(status) as u32 & !(AWAKE as u32) == 0
 }
@@ -214,8 +212,7 @@ impl<'s> Node<'s> {
         self.outcome() == Some(Ok(()))
     }
 
-    /// Returns the low half of the status, without the bits that end a sleep. The task sleeps while
-    /// the word has this value, also if a hostile task has written it.
+    /// Returns the low half of the status without the bits that end a sleep.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.status()) & !(DONE | INTERRUPTED))
     }
@@ -543,7 +540,7 @@ impl Completed {
         self.nodes.push((node.line, errno));
     }
 
-    /// Adds a node whose grant is taken back. Its task has died, or its thread has left the call.
+    /// Adds a node whose grant is taken back. Its task has died, or its call failed with `EIO`.
     pub(super) fn push_taken_back(&mut self, node: Node<'_>) {
         self.push(node, TAKEN_BACK);
     }
@@ -686,7 +683,6 @@ fn scan_const(
 #[doc(alias = "update_queue")]
 fn scan(txn: &mut Txn<'_, '_>, queue: Queue<'_>, completed: &mut Completed) -> Result<(), Errno> {
     let mut next = queue.first();
-    // A hostile task may turn a queue into a ring.
     let mut left = queue.max;
     while let Some(line) = next {
         if left == 0 || queue.of.map(|num| txn.value(num)).transpose()? == Some(0) {
@@ -725,6 +721,10 @@ enum Looked {
 }
 
 fn look_at(txn: &mut Txn<'_, '_>, node: Node<'_>, completed: &mut Completed) -> Looked {
+    // The call ends with `EINTR`, or a handler has left it.
+    if node.is_interrupted() {
+        return Looked::Waits;
+    }
     let sops = node.sops(txn.set().place.nsems);
     match txn.perform(node.call(&sops)) {
         Verdict::Blocks(at) => {

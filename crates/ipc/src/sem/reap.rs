@@ -7,8 +7,7 @@
 //! taken back. Otherwise the part without `SEM_UNDO` is taken back, or nothing. The end of the
 //! process then takes back the part with `SEM_UNDO`, with its other adjustments.
 //!
-//! The same happens to a call whose thread has left it while the process lives ([`abandon`]). The
-//! other threads of the process do not know of the grant.
+//! The same happens to a call that failed with `EIO` while its node was queued ([`end_abandoned`]).
 //!
 //! `SETVAL` and `SETALL` clear adjustments, and their values do not contain earlier grants. So no
 //! grant is taken back after them (`SetGuard::settings`).
@@ -39,7 +38,6 @@ use super::txn::{Call, Txn};
 use super::undo::{self, Gone};
 use crate::lock::{Owner, Wait};
 use crate::namespace::{SEMAEM, SEMVMX, Shared};
-use crate::recover::reap_absent;
 use crate::task::{Task, identity, task_line};
 
 /// Ends all that `gone` has in semaphore sets. `owner` holds its `REAPER`. Calls of other tasks may
@@ -78,15 +76,6 @@ pub(crate) fn settle(shared: &Shared, owner: Owner, gone: Gone) -> Result<Absent
         node.free(owner);
     }
     Ok(absent)
-}
-
-/// Ends the wait of a live task whose thread has left the call. The node is in this line. If that
-/// fails now, the next call that needs the set tries again, or the end of the task.
-pub(crate) fn abandon(task: &Task, line: u32) {
-    task.abandoned.lock().push(line);
-    if let Ok(absent) = end_abandoned(task, None) {
-        reap_absent(&task.shared, task.owner, absent);
-    }
 }
 
 /// Ends waiting calls of a live task that failed with `EIO`: all, or those at one set. Grants since
