@@ -28,13 +28,6 @@ use crate::source::RustFile;
 use crate::{Outcome, source};
 use std::{fmt, fs, io, path::Path};
 
-/// Directories and files to which the rules of `prose` do not apply yet. Do not add entries.
-const NOT_YET_PLAIN: [&str; 1] = ["crates/ipc/src/nested.rs"];
-
-fn is_prose_checked(path: &str) -> bool {
-    !NOT_YET_PLAIN.iter().any(|start| path.starts_with(start))
-}
-
 /// A line that breaks a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
@@ -92,15 +85,11 @@ fn collect_findings(root: &Path) -> io::Result<Vec<Finding>> {
         findings.extend(names::types(file));
         findings.extend(names::tests(file));
         findings.extend(layers::ipc_modules(file));
-        if is_prose_checked(&file.path) {
-            findings.extend(prose::comments(file));
-        }
+        findings.extend(prose::comments(file));
     }
     for path in source::collect_files(root, &["md"])? {
         let relative = source::relative(root, &path);
-        if is_prose_checked(&relative) {
-            findings.extend(prose::page(&relative, &fs::read_to_string(&path)?));
-        }
+        findings.extend(prose::page(&relative, &fs::read_to_string(&path)?));
     }
     findings.extend(atomics::lonely_tags(&files));
     findings.extend(layers::unsafe_crates(&files));

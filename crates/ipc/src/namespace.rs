@@ -136,19 +136,13 @@ impl Namespace {
     /// ```
     pub fn new(options: NamespaceOptions) -> Result<Self, Errno> {
         let layout = Layout::new(&options.capacity)?;
-        let NamespaceOptions { limits, hook, backing, spin_ns_max, is_contention_counted, .. } =
-            options;
-        if !limits.are_possible() {
+        if !options.limits.are_possible() {
             return Err(Errno::INVAL);
         }
         let region = Region::private(layout.lines)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
-        let backing = backing.unwrap_or_else(|| Box::new(Memfds::default()));
-        let spin_ns = spin_ns_max.min(SPIN_NS_MAX);
-        let contention = Counts::new(is_contention_counted);
-        let scope = Scope::Private;
-        let shared = Shared { region, layout, limits, hook, backing, scope, spin_ns, contention };
-        Ok(Self { shared: Arc::new(shared) })
+        let limits = options.limits;
+        Ok(Self::over(region, layout, limits, (Scope::Private, options)))
     }
 
     /// Returns the namespace in the file at `path`, and makes the file if there is none.
@@ -207,18 +201,29 @@ impl Namespace {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn open_fd(file: impl AsFd, options: NamespaceOptions) -> Result<Self, OpenError> {
-        let NamespaceOptions { limits, capacity, hook, backing, spin_ns_max, .. } = options;
-        let contention = Counts::new(options.is_contention_counted);
+        let (limits, capacity) = (options.limits, options.capacity);
         if !limits.are_possible() {
             return Err(Errno::INVAL.into());
         }
         let (region, shape) = file::map(file.as_fd(), Shape { capacity, limits })?;
-        let (layout, limits) = (Layout::new(&shape.capacity)?, shape.limits);
+        let layout = Layout::new(&shape.capacity)?;
+        Ok(Self::over(region, layout, shape.limits, (Scope::Shared, options)))
+    }
+
+    /// Returns a namespace over a region that is laid out. The capacity and the limits of `options`
+    /// are not used.
+    fn over(
+        region: Region,
+        layout: Layout,
+        limits: Limits,
+        (scope, options): (Scope, NamespaceOptions),
+    ) -> Self {
+        let NamespaceOptions { hook, backing, spin_ns_max, is_contention_counted, .. } = options;
         let backing = backing.unwrap_or_else(|| Box::new(Memfds::default()));
         let spin_ns = spin_ns_max.min(SPIN_NS_MAX);
-        let scope = Scope::Shared;
+        let contention = Counts::new(is_contention_counted);
         let shared = Shared { region, layout, limits, hook, backing, scope, spin_ns, contention };
-        Ok(Self { shared: Arc::new(shared) })
+        Self { shared: Arc::new(shared) }
     }
 
     /// Returns a new task, which stands for a process.

@@ -21,7 +21,6 @@ use crate::ids::{Ids, Object};
 use crate::limits::Limits;
 use crate::lock::Owner;
 use crate::msg::QUEUES;
-use crate::nested;
 use crate::perm::{Cred, CredCell};
 use crate::pool::Pool;
 use crate::process::Program;
@@ -29,6 +28,7 @@ use crate::recover;
 use crate::sem::{SETS, Undos};
 use crate::shared::Shared;
 use crate::shm::SEGMENTS;
+use crate::signals;
 use crate::spare;
 use crate::status::{INTERRUPTED, STATUS, is_interruptible, is_waiting};
 use crate::task_line::{
@@ -81,8 +81,8 @@ pub struct Task {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Begun {
     node: u32,
-    /// The number of waits of the thread that a handler has interrupted.
-    around: usize,
+    /// The node of the wait that a handler has interrupted before it made this call, or 0.
+    outer: u32,
 }
 
 /// Fields that many calls of a task write. They are on other lines than the fields that calls read.
@@ -252,58 +252,20 @@ impl Task {
         count
     }
 
-    /// Ends the waits of the calling thread with `EINTR`. A signal handler calls this. It may have
-    /// interrupted a call that is queued and does not sleep yet. A thread has several waits if a
-    /// handler waits that has interrupted another wait.
+    /// Ends the wait of the calling thread with `EINTR`. A signal handler calls this. It may have
+    /// interrupted a call that is queued and does not sleep yet.
+    ///
+    /// The wait is granted nothing after this, also if the handler leaves it by siglongjmp(3). The
+    /// node of such a wait stays in use until the task ends.
     ///
     /// The function takes no lock and makes no system call. A wait that is already over returns its
     /// own result.
     pub fn interrupt_own(&self) {
-        nested::note_signal();
-        nested::each_of(self.address(), |node| {
-            let status = &self.shared.region.line(node)[STATUS];
-            if is_interruptible(status) {
-                // ORDERING: Relaxed. The same thread, which takes the set's lock before the call
-                // ends.
-                status.fetch_or(INTERRUPTED, Ordering::Relaxed);
-            }
-        });
-    }
-
-    /// Returns the number of waits of the calling thread: interrupted ones, and those of handlers.
-    #[must_use]
-    pub fn own_waits() -> usize {
-        nested::count()
-    }
-
-    /// Takes back the waits that the calling thread has left by siglongjmp(3) out of a signal
-    /// handler. The outermost `around` waits stay. The thread is in none of the other calls any
-    /// more.
-    ///
-    /// Units and messages that such a call was granted go to other calls, with their adjustments.
-    /// In the kernel the wait ends before the handler runs, and an earlier grant is lost.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use corewalk_ipc::{Cred, Namespace, NamespaceOptions, Task};
-    ///
-    /// let namespace = Namespace::new(NamespaceOptions::default())?;
-    /// let task = namespace.register(Cred::root(), 1)?;
-    /// // A handler of this thread asks before it makes a call.
-    /// let around = Task::own_waits();
-    /// task.abandon_own_waits(around);
-    /// assert_eq!(Task::own_waits(), 0);
-    /// # Ok::<(), rustix::io::Errno>(())
-    /// ```
-    pub fn abandon_own_waits(&self, around: usize) {
-        while let Some((task, node)) = nested::take_beyond(around) {
-            if task == self.address() {
-                // The node stays in its queue until the task ends, and is granted nothing.
-                let status = &self.shared.region.line(node)[STATUS];
-                // ORDERING: Relaxed. As in `interrupt_own`.
-                status.fetch_or(INTERRUPTED, Ordering::Relaxed);
-            }
+        let node = signals::arrived();
+        let status = &self.shared.region.line(node)[STATUS];
+        if node != 0 && self.is_own(node) && is_interruptible(status) {
+            // ORDERING: Relaxed. The same thread, which takes the set's lock before the call ends.
+            status.fetch_or(INTERRUPTED, Ordering::Relaxed);
         }
     }
 
@@ -360,10 +322,6 @@ impl Task {
         self.home.is_some_and(|home| home.load(Ordering::Relaxed) != self.pid)
     }
 
-    fn address(&self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
-
     /// Returns the number of the task's waiting calls that are not completed yet.
     #[must_use]
     pub fn waiting(&self) -> usize {
@@ -413,13 +371,13 @@ impl Task {
 
     pub(crate) fn begin_wait(&self, node: u32) -> Begun {
         self.waiting.enter(node);
-        Begun { node, around: nested::enter(self.address(), node) }
+        Begun { node, outer: signals::wait_with(node) }
     }
 
     /// Ends a wait. Returns false in a copy of the task: the wait belongs to the parent.
     #[must_use]
     pub(crate) fn end_wait(&self, begun: Begun) -> bool {
-        nested::leave(begun.around);
+        signals::wait_with(begun.outer);
         if self.is_copy() {
             return false;
         }

@@ -17,10 +17,10 @@ use super::queue::{Queue, QueueGuard};
 use crate::flags::MsgFlags;
 use crate::handle::MsgId;
 use crate::ids::Object;
-use crate::nested;
 use crate::perm::READ;
 use crate::recover;
 use crate::shared::now_s;
+use crate::signals;
 use crate::spin::Spin;
 use crate::task::Task;
 
@@ -236,7 +236,7 @@ impl Task {
     /// it. A signal handler that runs meanwhile interrupts the call.
     #[cold]
     fn watch(&self, queue: Queue<'_>, last_ticket: u64) -> Ended {
-        let signals = nested::signals();
+        let before = signals::count();
         let end = Deadline { monotonic_ns: futex::now().monotonic_ns + self.shared.spin_ns };
         let mut ended = Ended::Woken;
         while queue.last_ticket() == last_ticket && queue.live() == queue.name.payload() {
@@ -244,7 +244,7 @@ impl Task {
                 break;
             }
             thread::yield_now();
-            if nested::signals() != signals {
+            if signals::count() != before {
                 return Ended::Interrupted;
             }
             if futex::now() >= end {

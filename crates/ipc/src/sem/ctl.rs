@@ -301,6 +301,7 @@ impl Task {
     ///
     /// - `EACCES`: the caller has no read permission.
     /// - `EINVAL`: there is no such set.
+    /// - `EIO`: a live process did not release the lock of the kind for 10 s.
     ///
     /// # Examples
     ///
@@ -382,6 +383,7 @@ impl Task {
     ///
     /// - `EINVAL`: there is no such set, or an id is `-1`.
     /// - `EPERM`: the caller is neither the owner nor the creator, and lacks `CAP_SYS_ADMIN`.
+    /// - `EIO`: a live process did not release the lock of the set or of the kind for 10 s.
     ///
     /// # Examples
     ///
@@ -436,8 +438,25 @@ impl Task {
         Ok(SemTotals { sets: objects, sems: used, index_max })
     }
 
-    /// Returns the number of semaphores of a set.
-    pub(crate) fn sem_nsems(&self, semid: SemId) -> Result<usize, Errno> {
+    /// Returns the number of semaphores of a set. It needs no permission, as [`Task::semop`] needs
+    /// none before it compares numbers of semaphores with it.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: there is no such set.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions};
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.semget(IPC_PRIVATE, 3, GetFlags::empty(), 0o600)?;
+    /// assert_eq!(task.sem_nsems(id), Ok(3));
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
+    pub fn sem_nsems(&self, semid: SemId) -> Result<usize, Errno> {
         let object = self.sem_ids().obtain_object_check(semid.raw())?;
         Ok(Set::new(&self.shared, &object).place.nsems as usize)
     }
