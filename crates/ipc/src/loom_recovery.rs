@@ -10,14 +10,14 @@ use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
 use rustix::io::Errno;
 
+use crate::backing::Memfds;
 use crate::contention::Counts;
 use crate::layout::Layout;
 use crate::lock::Owner;
-use crate::namespace::Shared;
 use crate::recover;
 use crate::sem::models::stop_in_undo;
-use crate::shm::Memfds;
-use crate::task::{forget_process, identity, task_line};
+use crate::shared::Shared;
+use crate::task_line::{forget_process, identity, task_line};
 use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, SemBuf, SemFlags, Task};
 
 /// Returns a namespace with the scope of one that processes share.
