@@ -275,7 +275,7 @@ fn check(result: libc::c_int) -> Result<i32, Errno> {
 
 #[cold]
 fn last_error() -> Errno {
-    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
+    crate::errno_of(io::Error::last_os_error())
 }
 
 #[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle))))]

@@ -10,6 +10,9 @@
 
 use crate::primitives::unmodelled::{Arc, AtomicUsize, Ordering};
 
+/// The variable with the number of further preemptions in models of many steps.
+const MORE_PREEMPTIONS: &str = "COREWALK_LOOM_MORE_PREEMPTIONS";
+
 /// The size of the stack of a model's main thread in `of_bounded`, in words.
 const STACK_WORDS: usize = 0x8000;
 
@@ -42,7 +45,8 @@ impl<const N: usize> Tally<N> {
         let counts = Arc::new(std::array::from_fn(|_| AtomicUsize::new(0)));
         let tally = Self { counts: Arc::clone(&counts) };
         let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = Some(preemptions);
+        let more = std::env::var(MORE_PREEMPTIONS).map_or(0, |more| more.parse().unwrap());
+        builder.preemption_bound = Some(preemptions + more);
         builder.max_branches = 10_000;
         let model = Arc::new(model);
         builder.check(move || {

@@ -59,6 +59,22 @@ const ENTRY_BYTES: usize = 8;
 ///
 /// # Invariants
 /// A.1 to A.3; sorted by tag and id.
+///
+/// # Examples
+/// ```
+/// use corewalk::acl::{Acl, Entry, Tag};
+///
+/// let mut entries = Acl::from_mode(0o640).entries().to_vec();
+/// entries.extend([Entry::new(Tag::User, 6, 1001), Entry::new(Tag::Mask, 6, Entry::NO_ID)]);
+/// let acl = Acl::new(entries)?;
+/// assert_eq!((acl.mode(), acl.equivalent_mode()), (0o660, None));
+/// // The file belongs to user and group 1000. User 1001 may write it, user 1002 may not read it.
+/// let in_no_group = |_| false;
+/// assert!(acl.check(1001, in_no_group, 1000, 1000, 2));
+/// assert!(!acl.check(1002, in_no_group, 1000, 1000, 4));
+/// assert_eq!(Acl::from_xattr(&acl.to_xattr())?, Some(acl));
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 #[doc(alias = "posix_acl")]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Acl {

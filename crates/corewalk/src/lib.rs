@@ -36,6 +36,8 @@ mod vfs;
 mod walk;
 
 pub use attr::{Atime, AtimePolicy, Attr, FileKind, SetAttr, SetTime, StatFs, Timespec};
+#[doc(inline)]
+pub use corewalk_base::errno_of;
 pub use cred::{Caps, Cred, May};
 pub use dpath::PathKind;
 pub use fs::{

@@ -175,6 +175,24 @@ impl Vfs {
     ///   can be mounted on.
     /// - `ENFILE` for a file system too many; `ENOMEM`.
     /// - The errors of `fs.root()`.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, FsStruct, Make, Name, WalkFlags, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let (cred, root) = (Cred::root(), vfs.root_path());
+    /// vfs.make(&cred, &root.inode(), Name::new(b"mnt")?, Make::new(0o040_755, 0, 0))?;
+    /// let at = FsStruct { cwd: root.clone(), root };
+    /// let point = vfs.walk(&cred, &at, b"/mnt", WalkFlags::empty())?;
+    /// vfs.mount(Arc::new(Tmpfs::new(TmpfsOptions::default())), &point)?;
+    /// let top = vfs.walk(&cred, &at, b"/mnt", WalkFlags::empty())?;
+    /// assert_ne!(top.id(), point.id());
+    /// assert_eq!(top.d_path(&at.root), b"/mnt");
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn mount(&self, fs: Arc<dyn FileSystem>, at: &PathRef<'_>) -> Result<(), Errno> {
         if at.inode.kind() != FileKind::Directory {
             return Err(Errno::NOTDIR);

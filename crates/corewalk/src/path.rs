@@ -15,6 +15,24 @@ use crate::vfs::{InodeRef, Vfs};
 /// A counted place in a namespace, such as a root, a working directory or an open file.
 ///
 /// Analogous to Linux's `struct path`.
+///
+/// # Examples
+/// ```
+/// # use std::sync::Arc;
+/// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// # use corewalk::{Cred, FsStruct, Make, Name, PathKind, Removal, WalkFlags, Vfs, VfsOptions};
+/// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+/// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+/// let (cred, root) = (Cred::root(), vfs.root_path());
+/// vfs.make(&cred, &root.inode(), Name::new(b"f")?, Make::new(0o644, 0, 0))?;
+/// let at = FsStruct { cwd: root.clone(), root };
+/// let file = vfs.walk(&cred, &at, b"f", WalkFlags::empty())?;
+/// assert!(file.is_subdir(&at.root));
+/// vfs.remove(&cred, &at.root.inode(), Name::new(b"f")?, Removal::Unlink)?;
+/// assert_eq!(file.path_of(&at.root), (b"/f".to_vec(), PathKind::Unlinked));
+/// assert_eq!(file.d_path(&at.root), b"/f (deleted)");
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 #[doc(alias = "struct path")]
 pub struct PathRef<'v> {
     pub(crate) vfs: &'v Vfs,

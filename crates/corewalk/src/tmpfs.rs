@@ -39,7 +39,7 @@
 //! use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 //! use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
 //!
-//! let fs = Tmpfs::new(TmpfsOptions { size_bytes: Some(4096), ..TmpfsOptions::default() });
+//! let fs = Tmpfs::new(TmpfsOptions::default().with_size_bytes(4096));
 //! let root = Node::detached(fs.root()?.ino, FileKind::Directory);
 //! let made = fs.make(root, Name::new(b"file")?, &Make::new(0o644, 0, 0))?;
 //! let file = Node::detached(made.ino, FileKind::Regular);
@@ -111,7 +111,18 @@ pub struct Tmpfs {
 }
 
 /// The options of a [`Tmpfs`], after the mount options of tmpfs(5).
+///
+/// # Examples
+/// ```
+/// use corewalk::{FileSystem, tmpfs::{Tmpfs, TmpfsOptions}};
+///
+/// let fs = Tmpfs::new(TmpfsOptions::default().with_size_bytes(1 << 20).with_root_mode(0o700));
+/// assert_eq!(fs.root()?.mode, 0o040_700);
+/// assert_eq!(fs.statfs()?.bfree, 256);
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TmpfsOptions {
     /// The limit for file data, long link targets, extended attributes and ACLs, in bytes, rounded
     /// up to whole pages. None is no limit (`size=`).
@@ -133,6 +144,18 @@ pub struct TmpfsOptions {
     pub atime: AtimePolicy,
 }
 
+impl TmpfsOptions {
+    corewalk_base::setters! {
+        with_size_bytes: size_bytes = impl Into<Option<u64>>;
+        with_inodes_max: inodes_max = impl Into<Option<u64>>;
+        with_root_mode: root_mode = u32;
+        with_root_uid: root_uid = u32;
+        with_root_gid: root_gid = u32;
+        with_share_xattrs: share_xattrs = bool;
+        with_atime: atime = AtimePolicy;
+    }
+}
+
 impl Default for TmpfsOptions {
     /// Returns options without limits, with a root directory of user 0 and mode 1777, shared
     /// attributes, and `relatime`.
@@ -151,6 +174,15 @@ impl Default for TmpfsOptions {
 
 impl Tmpfs {
     /// Returns a file system with an empty root directory.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{FileSystem, tmpfs::{Tmpfs, TmpfsOptions}};
+    ///
+    /// let fs = Tmpfs::new(TmpfsOptions::default());
+    /// assert!(fs.root()?.is_dir());
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn new(options: TmpfsOptions) -> Tmpfs {
         let whole_pages = |bytes: u64| bytes.div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES);
         let fs = Tmpfs {

@@ -18,21 +18,6 @@
 //!   operations on the name of that directory or file have ended. A back end by path that asks for
 //!   a path waits for renames of the path's directories, and they wait for the call (`FileSystem`,
 //!   F.6).
-//!
-//! # Examples
-//! ```
-//! use std::sync::Arc;
-//! use corewalk::{Cred, Make, Name, Vfs, VfsOptions, attr::mode, tmpfs::{Tmpfs, TmpfsOptions}};
-//!
-//! let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
-//! let root = vfs.root();
-//! let cred = Cred::root();
-//! let name = Name::new(b"etc")?;
-//! vfs.make(&cred, &root, name, Make::new(mode::S_IFDIR | 0o755, 0, 0))?;
-//! let etc = vfs.lookup(&cred, &root, name)?;
-//! assert!(vfs.getattr(&etc)?.is_dir());
-//! # Ok::<(), corewalk::Errno>(())
-//! ```
 
 mod attributes;
 mod by_number;
@@ -82,7 +67,14 @@ const LOOKUPS_MAX: u64 = 1 << 32;
 const SUPERBLOCKS_MAX: usize = 1024;
 
 /// The settings of a namespace.
+///
+/// # Examples
+/// ```
+/// let options = corewalk::VfsOptions::default().with_cache_bytes(1 << 20);
+/// assert_eq!(options.hash_seed, None);
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct VfsOptions {
     /// The memory limit for dentries, inodes, names and tables, in bytes. Reclaim keeps below it
     /// while any entry is unused.
@@ -93,6 +85,14 @@ pub struct VfsOptions {
     /// A fixed seed for the hash, for repeatable runs. `None` takes a random seed. A server on
     /// which untrusted users can create files needs a random one (trap T54).
     pub hash_seed: Option<u64>,
+}
+
+impl VfsOptions {
+    corewalk_base::setters! {
+        with_cache_bytes: cache_bytes = u64;
+        with_entries_max: entries_max = u32;
+        with_hash_seed: hash_seed = impl Into<Option<u64>>;
+    }
 }
 
 impl Default for VfsOptions {
@@ -106,6 +106,28 @@ impl Default for VfsOptions {
 ///
 /// It is called on a thread that serves a request. A FUSE server therefore wakes another thread,
 /// which calls [`Vfs::reclaim`] and asks the kernel to forget inodes.
+///
+/// # Examples
+/// ```
+/// # use std::sync::Arc;
+/// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// # use corewalk::{Name, Pressure, Vfs, VfsOptions};
+/// # use std::sync::mpsc::{Sender, channel};
+/// /// Wakes the thread that makes the client forget.
+/// struct Wake(Sender<()>);
+///
+/// impl Pressure for Wake {
+///     fn please_forget(&self, _: u64, _: Name<'_>) {
+///         let _ = self.0.send(());
+///     }
+/// }
+///
+/// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+/// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+/// let (sender, _receiver) = channel();
+/// vfs.set_pressure(Box::new(Wake(sender)))?;
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 pub trait Pressure: Send + Sync {
     /// Reports that only the client's lookups of its inode keep the entry `name` of the directory
     /// `parent`.
@@ -114,6 +136,7 @@ pub trait Pressure: Send + Sync {
 
 /// A pinned entry: only the client's lookups of its inode keep it.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Pinned<'a> {
     /// The entry, for [`Vfs::evict`].
     pub entry: EntryId,
@@ -131,7 +154,23 @@ pub struct Pinned<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryId(DentrySlot);
 
-/// A namespace; see the module documentation.
+/// A namespace: a dentry cache, permission checks, mounts and reference counts in front of a
+/// [`FileSystem`].
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+/// use corewalk::{Cred, Make, Name, Vfs, VfsOptions, attr::mode, tmpfs::{Tmpfs, TmpfsOptions}};
+///
+/// let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+/// let root = vfs.root();
+/// let cred = Cred::root();
+/// let name = Name::new(b"etc")?;
+/// vfs.make(&cred, &root, name, Make::new(mode::S_IFDIR | 0o755, 0, 0))?;
+/// let etc = vfs.lookup(&cred, &root, name)?;
+/// assert!(vfs.getattr(&etc)?.is_dir());
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 pub struct Vfs {
     pub(crate) dcache: Dcache,
     pub(crate) supers: Arc<Supers>,
@@ -164,6 +203,17 @@ impl Vfs {
     /// # Errors
     /// - The errors of `fs.root()`; `ENOTDIR` if the root is not a directory.
     /// - `ENOMEM` if the cache cannot reserve its address space, or allocate its first entry.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// use corewalk::{Vfs, VfsOptions, tmpfs::{Tmpfs, TmpfsOptions}};
+    ///
+    /// let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// let vfs = Vfs::new(fs, VfsOptions::default().with_cache_bytes(16 << 20))?;
+    /// assert_eq!((vfs.stats().entries, vfs.stats().budget_bytes), (1, 16 << 20));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn new(fs: Arc<dyn FileSystem>, options: VfsOptions) -> Result<Arc<Vfs>, Errno> {
         let supers = Arc::new(Supers {
             list: (0..SUPERBLOCKS_MAX).map(|_| OnceLock::new()).collect(),
@@ -363,6 +413,7 @@ impl fmt::Debug for Vfs {
 
 /// The statistics of a namespace. Each field counts entries or events, unless its name says bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stats {
     /// Positive dentries.
     pub entries: u64,
@@ -397,6 +448,21 @@ pub struct Stats {
 /// A counted reference to an inode. Taking it costs one atomic addition.
 ///
 /// `clone` panics at more than 2^27 references to the inode.
+///
+/// # Examples
+/// ```
+/// # use std::sync::Arc;
+/// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// # use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions};
+/// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+/// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+/// let (file, _) = vfs.make(&Cred::root(), &vfs.root(), Name::new(b"f")?, Make::new(0o644, 0, 0))?;
+/// // A server hands the number to its client, which gives it back later.
+/// let ino = file.into_lookups();
+/// assert_eq!(vfs.inode(ino)?.path()?, b"/f");
+/// assert!(vfs.forget(ino, 1) && !vfs.forget(ino, 1));
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 #[doc(alias = "struct inode")]
 pub struct InodeRef<'v> {
     pub(crate) vfs: &'v Vfs,

@@ -67,6 +67,21 @@ bitflags! {
 }
 
 /// The root and the working directory that a caller's paths start at.
+///
+/// # Examples
+/// ```
+/// # use std::sync::Arc;
+/// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// # use corewalk::{Cred, FsStruct, Make, Name, WalkFlags, Vfs, VfsOptions};
+/// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+/// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+/// let (cred, root) = (Cred::root(), vfs.root_path());
+/// vfs.make(&cred, &root.inode(), Name::new(b"home")?, Make::new(0o040_755, 0, 0))?;
+/// let mut process = FsStruct { cwd: root.clone(), root };
+/// process.cwd = vfs.walk(&cred, &process, b"home", WalkFlags::DIRECTORY)?;
+/// assert_eq!(process.cwd.getcwd(&process.root)?, b"/home");
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 #[doc(alias = "fs_struct")]
 #[derive(Clone, Debug)]
 pub struct FsStruct<'v> {
@@ -78,6 +93,7 @@ pub struct FsStruct<'v> {
 
 /// The place a walk found, without a reference: a name for it that can be checked later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Resolved {
     /// The inode number.
     pub ino: u64,
@@ -141,6 +157,24 @@ impl Vfs {
     /// - `EXDEV` for a path that leaves its confinement.
     /// - `EAGAIN` for `CACHED`, if the back end would have to be asked.
     /// - The errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, FsStruct, Make, Name, WalkFlags, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let (cred, root) = (Cred::root(), vfs.root_path());
+    /// let link = Make::new(0o120_777, 0, 0).with_target(b"/");
+    /// vfs.make(&cred, &root.inode(), Name::new(b"link")?, link)?;
+    /// let at = FsStruct { cwd: root.clone(), root };
+    /// let followed = vfs.walk(&cred, &at, b"link", WalkFlags::FOLLOW)?;
+    /// assert_eq!(followed.id(), at.root.id());
+    /// let confined = vfs.walk(&cred, &at, b"link", WalkFlags::FOLLOW | WalkFlags::BENEATH);
+    /// assert_eq!(confined.err(), Some(Errno::XDEV));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn walk<'v>(
         &'v self,
         cred: &Cred,
@@ -153,6 +187,20 @@ impl Vfs {
 
     /// Returns the place that `path` leads to, without taking a reference. If the cache has all
     /// that the walk needs, the walk writes no shared memory. Errors as [`Vfs::walk`].
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, FsStruct, WalkFlags, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let (cred, root) = (Cred::root(), vfs.root_path());
+    /// let at = FsStruct { cwd: root.clone(), root };
+    /// let found = vfs.resolve_path(&cred, &at, b"/.", WalkFlags::empty())?;
+    /// assert_eq!(found.ino, at.root.inode().ino());
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn resolve_path(
         &self,
         cred: &Cred,
@@ -169,6 +217,21 @@ impl Vfs {
     /// # Errors
     /// As [`Vfs::walk`]. `EINVAL` if the last component is `.`, and `EBUSY` for `..` or the root,
     /// as in rmdir(2) and rename(2).
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, FsStruct, Make, WalkFlags, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let (cred, root) = (Cred::root(), vfs.root_path());
+    /// let at = FsStruct { cwd: root.clone(), root };
+    /// let (dir, name) = vfs.walk_parent(&cred, &at, b"/new/", WalkFlags::empty())?;
+    /// vfs.make(&cred, &dir.inode(), name, Make::new(0o040_755, 0, 0))?;
+    /// assert!(vfs.walk(&cred, &at, b"/new", WalkFlags::empty()).is_ok());
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn walk_parent<'v, 'p>(
         &'v self,
         cred: &Cred,

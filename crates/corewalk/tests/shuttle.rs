@@ -10,8 +10,11 @@
 
 #[path = "namespace/backends.rs"]
 mod backends;
+#[path = "schedules/check.rs"]
+mod check;
 
 use backends::{Call, Hook, HookedTmpfs};
+use check::check;
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
@@ -23,40 +26,15 @@ use corewalk_base::primitives::{
     thread,
     unmodelled::AtomicUsize,
 };
-use corewalk_testkit::rng::{ReportSeed, Seed};
-use shuttle::scheduler::{PctScheduler, RandomScheduler};
-use shuttle::{Config, Runner};
 use std::sync::Arc;
 
-/// The number of schedules of each scheduler.
-const SCHEDULES: usize = 1_500;
-/// The number of preemptions in a PCT schedule.
-const DEPTH: usize = 3;
 /// The chmod of the programs.
-const CHMOD: SetAttr = SetAttr {
-    mode: Some(0o4711),
-    uid: None,
-    gid: None,
-    size: None,
-    atime: None,
-    mtime: None,
-    ctime: None,
-};
-
-/// Runs `program` under both schedulers.
-fn check(program: impl Fn() + Copy + Send + Sync + 'static) {
-    let seed = Seed::choose();
-    let _report = ReportSeed::new(seed);
-    let mut config = Config::new();
-    config.stack_size = 0x4_0000;
-    let pct = PctScheduler::new_from_seed(seed.0, DEPTH, SCHEDULES);
-    Runner::new(pct, config.clone()).run(program);
-    let random = RandomScheduler::new_from_seed(seed.0, SCHEDULES);
-    Runner::new(random, config).run(program);
+fn chmod() -> SetAttr {
+    SetAttr::default().with_mode(0o4711)
 }
 
 fn over(fs: Arc<dyn FileSystem>) -> Arc<Vfs> {
-    let options = VfsOptions { hash_seed: Some(1), entries_max: 16, ..VfsOptions::default() };
+    let options = VfsOptions::default().with_hash_seed(1).with_entries_max(16);
     Vfs::new(fs, options).unwrap()
 }
 
@@ -384,7 +362,7 @@ fn chmod_during_a_write_that_clears_set_user_id_is_not_lost() {
     check(|| {
         let mode = chmod_against_write(|vfs, _, _| {
             let f = vfs.lookup(&Cred::root(), &vfs.root(), name("f")).unwrap();
-            vfs.setattr(&Cred::root(), &f, &CHMOD).unwrap();
+            vfs.setattr(&Cred::root(), &f, &chmod()).unwrap();
         });
         // ORDERING: Relaxed. Statistic.
         (if mode == 0o711 { &FIRST } else { &LAST }).fetch_add(1, Ordering::Relaxed);
@@ -400,7 +378,7 @@ fn chmod_during_a_write_that_clears_set_user_id_is_not_lost() {
 fn control_chmod_without_the_attribute_lock_is_caught() {
     check(|| {
         chmod_against_write(|vfs, fs, ino| {
-            fs.setattr(Node::detached(ino, corewalk::FileKind::Regular), &CHMOD).unwrap();
+            fs.setattr(Node::detached(ino, corewalk::FileKind::Regular), &chmod()).unwrap();
             let f = vfs.lookup(&Cred::root(), &vfs.root(), name("f")).unwrap();
             vfs.invalidate_attributes(&f);
         });
@@ -673,7 +651,7 @@ impl Hook for Twice {
 
     fn outside(&self, attr: Attr) -> Attr {
         let [x, y] = self.numbers;
-        Attr { ino: if attr.ino == y { x } else { attr.ino }, ..attr }
+        attr.with_ino(if attr.ino == y { x } else { attr.ino })
     }
 }
 

@@ -64,9 +64,10 @@ struct Readme;
 
 pub use adapter::Adapter;
 pub use credentials::Caller;
-pub use mount::{Access, Mount, MountError, MountFlags, MountOptions, Mountpoint, Unmounted};
+pub use mount::{AllowedUsers, Mount, MountError, MountFlags, MountOptions, Mountpoint, Unmounted};
 pub use notify::KernelCache;
 pub use options::{Conflict, Options, Ownership, Permissions, ReaddirPlus, WriteCache};
 pub use server::{
-    Change, Counters, Dirent, Entry, New, Server, WriteOrigin, XATTR_PRUNE, XATTR_STAT, XattrAnswer,
+    Change, Counters, Dirent, EntryOut, NewFile, Server, WriteOrigin, XATTR_PRUNE, XATTR_STAT,
+    XattrAnswer,
 };

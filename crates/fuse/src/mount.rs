@@ -30,12 +30,12 @@ mod table;
 
 pub(crate) use device::Device;
 pub use error::MountError;
-pub use options::{Access, MountFlags, MountOptions};
+pub use options::{AllowedUsers, MountFlags, MountOptions};
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use corewalk::{Errno, FileSystem};
+use corewalk::{Errno, FileSystem, errno_of};
 use corewalk_base::primitives::thread::JoinHandle;
 use fuser::{INodeNo, Session, SessionACL};
 
@@ -46,6 +46,19 @@ use crate::server::Server;
 use crate::shrinker::Shrinker;
 
 /// A mounted file system. Dropping it unmounts; see [`Mountpoint::unmount`].
+///
+/// # Examples
+/// ```no_run
+/// use std::{path::Path, sync::Arc};
+/// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// use corewalk_fuse::{Mount, MountOptions, Options};
+///
+/// let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+/// let mount = Mount::new(fs, Path::new("/mnt"), Options::exclusive(), &MountOptions::default())?;
+/// std::fs::write("/mnt/file", "text").expect("the mount works");
+/// mount.point().unmount()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Mount {
     server: Arc<Server>,
@@ -222,16 +235,14 @@ type Running = (KernelCache, JoinHandle<std::io::Result<()>>);
 
 /// Negotiates with the kernel and starts the threads that serve requests.
 fn start(adapter: Adapter, device: &Device, mount: &MountOptions) -> Result<Running, MountError> {
-    let system = |what, error: &std::io::Error| {
-        MountError::System(what, Errno::from_io_error(error).unwrap_or(Errno::IO))
-    };
+    let system = |what, error: &std::io::Error| MountError::System(what, errno_of(error));
     let server = Arc::clone(adapter.server());
     let mut config = fuser::Config::default();
     config.n_threads = Some(mount.threads.max(1));
     config.clone_fd = device.can_be_cloned();
-    let acl = match mount.access {
-        Access::Owner => SessionACL::Owner,
-        Access::Everyone => SessionACL::All,
+    let acl = match mount.users {
+        AllowedUsers::Owner => SessionACL::Owner,
+        AllowedUsers::Everyone => SessionACL::All,
     };
     let descriptor = device.descriptor().map_err(|error| system("copying a descriptor", &error))?;
     let session = Session::from_fd(adapter, descriptor, acl, config)
@@ -254,10 +265,7 @@ fn start(adapter: Adapter, device: &Device, mount: &MountOptions) -> Result<Runn
 fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {
     match session.join() {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => {
-            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            Err(MountError::System("serving requests", errno))
-        }
+        Ok(Err(error)) => Err(MountError::System("serving requests", errno_of(error))),
         Err(_) => Err(MountError::System("serving requests", Errno::IO)),
     }
 }

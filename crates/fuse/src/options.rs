@@ -29,7 +29,18 @@ const WRITE_BYTES_MAX: u32 = 16 << 20;
 const WRITE_BYTES_MIN: u32 = 4096;
 
 /// The options of a [`Server`](crate::Server).
+///
+/// # Examples
+/// ```
+/// use corewalk_fuse::{Conflict, Options, WriteCache};
+///
+/// let options = Options::exclusive().with_write_cache(WriteCache::Back);
+/// assert_eq!(options.check(), Ok(()));
+/// let options = options.with_server_permissions().with_write_cache(WriteCache::Back);
+/// assert_eq!(options.check(), Err(Conflict::CachedWrites));
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// Whether other programs change the files too.
     pub ownership: Ownership,
@@ -57,6 +68,7 @@ pub struct Options {
 
 /// Tells which programs change the files of a back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Ownership {
     /// Only programs that use this mount.
     Exclusive,
@@ -66,6 +78,7 @@ pub enum Ownership {
 
 /// Which side checks permissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Permissions {
     /// The kernel (`default_permissions`, `FUSE_POSIX_ACL`).
     Kernel,
@@ -75,6 +88,7 @@ pub enum Permissions {
 
 /// Tells whether the kernel collects writes before it sends them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum WriteCache {
     /// The kernel sends each write at once.
     Through,
@@ -84,6 +98,7 @@ pub enum WriteCache {
 
 /// Whether a listing of a directory contains attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ReaddirPlus {
     /// Never: a listing contains names and types only.
     Never,
@@ -109,6 +124,19 @@ pub enum Conflict {
 }
 
 impl Options {
+    corewalk_base::setters! {
+        with_ownership: ownership = Ownership;
+        with_permissions: permissions = Permissions;
+        with_write_cache: write_cache = WriteCache;
+        with_readdirplus: readdirplus = ReaddirPlus;
+        with_entry_timeout: entry_timeout = Duration;
+        with_attr_timeout: attr_timeout = Duration;
+        with_negative_timeout: negative_timeout = Duration;
+        with_write_bytes_max: write_bytes_max = u32;
+        with_background_max: background_max = u16;
+        with_vfs: vfs = VfsOptions;
+    }
+
     /// Returns options for a back end that is changed through this mount alone.
     pub fn exclusive() -> Options {
         let day = Duration::from_secs(86400);

@@ -60,23 +60,19 @@ impl HostFs {
     /// Returns the attributes that a result of statx(2) contains, with generation 0.
     #[inline]
     pub(crate) fn attr(&self, status: &Statx, has_acl: bool) -> Attr {
-        Attr {
-            ino: status.stx_ino,
-            generation: 0,
-            mode: u32::from(status.stx_mode),
-            nlink: status.stx_nlink,
-            uid: status.stx_uid,
-            gid: status.stx_gid,
-            rdev: makedev(status.stx_rdev_major, status.stx_rdev_minor),
-            size: status.stx_size,
-            blocks: status.stx_blocks,
-            blksize: status.stx_blksize,
-            atime: time(&status.stx_atime),
-            mtime: time(&status.stx_mtime),
-            ctime: time(&status.stx_ctime),
-            btime: time(&status.stx_btime),
-            has_acl,
-        }
+        Attr::new(status.stx_ino, u32::from(status.stx_mode))
+            .with_nlink(status.stx_nlink)
+            .with_uid(status.stx_uid)
+            .with_gid(status.stx_gid)
+            .with_rdev(makedev(status.stx_rdev_major, status.stx_rdev_minor))
+            .with_size(status.stx_size)
+            .with_blocks(status.stx_blocks)
+            .with_blksize(status.stx_blksize)
+            .with_atime(time(&status.stx_atime))
+            .with_mtime(time(&status.stx_mtime))
+            .with_ctime(time(&status.stx_ctime))
+            .with_btime(time(&status.stx_btime))
+            .with_has_acl(has_acl)
     }
 
     /// Changes attributes and returns the new ones.

@@ -228,7 +228,7 @@ impl HostFs {
         handles.nameless.lock().insert(ino, generation as u32);
         self.descriptors.keep(ino, Arc::new(fd));
         let has_acl = self.has_acl(&status, || Ok(true))?;
-        Ok(Attr { generation, ..self.attr(&status, has_acl) })
+        Ok(self.attr(&status, has_acl).with_generation(generation))
     }
 
     /// Opens a file that was found by number before and has no name in the cache.

@@ -33,7 +33,17 @@ const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 const LOCAL: [u32; 5] = [0x9123_683e, 0xef53, 0xf2f5_2010, 0x0102_1994, 0x5846_5342];
 
 /// The options of a [`HostFs`].
+///
+/// # Examples
+/// ```
+/// use corewalk::AtimePolicy;
+/// use corewalk_hostfs::{HostFs, HostFsOptions};
+///
+/// let options = HostFsOptions::default().with_reusable(16).with_atime(AtimePolicy::NEVER);
+/// assert!(HostFs::new("/usr".as_ref(), options).is_ok());
+/// ```
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct HostFsOptions {
     /// Maximum number of kept descriptors of recently used inodes.
     pub reusable: usize,
@@ -52,6 +62,15 @@ pub struct HostFsOptions {
     pub atime: AtimePolicy,
 }
 
+impl HostFsOptions {
+    corewalk_base::setters! {
+        with_reusable: reusable = usize;
+        with_orphans: orphans = usize;
+        with_reserved: reserved = usize;
+        with_atime: atime = AtimePolicy;
+    }
+}
+
 impl Default for HostFsOptions {
     /// Returns 64 reusable descriptors, 64 orphans, 32 reserved, and the host's access times.
     fn default() -> HostFsOptions {
@@ -61,6 +80,16 @@ impl Default for HostFsOptions {
 }
 
 /// A directory of the host as a file system. The crate's text says how it works.
+///
+/// # Examples
+/// ```
+/// use corewalk::FileSystem;
+/// use corewalk_hostfs::{HostFs, HostFsOptions};
+///
+/// let fs = HostFs::new("/".as_ref(), HostFsOptions::default())?;
+/// assert!(fs.root()?.is_dir());
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 pub struct HostFs {
     pub(crate) root: SharedFd,
     pub(crate) root_ino: u64,
@@ -459,15 +488,14 @@ impl FileSystem for HostFs {
 
     fn statfs(&self) -> Result<StatFs, Errno> {
         let all = fstatvfs(&*self.root)?;
-        Ok(StatFs {
-            bsize: all.f_frsize as u32,
-            blocks: all.f_blocks,
-            bfree: all.f_bfree,
-            bavail: all.f_bavail,
-            files: all.f_files,
-            ffree: all.f_ffree,
-            namelen: all.f_namemax as u32,
-        })
+        Ok(StatFs::default()
+            .with_bsize(all.f_frsize as u32)
+            .with_blocks(all.f_blocks)
+            .with_bfree(all.f_bfree)
+            .with_bavail(all.f_bavail)
+            .with_files(all.f_files)
+            .with_ffree(all.f_ffree)
+            .with_namelen(all.f_namemax as u32))
     }
 
     fn fallocate(
@@ -594,7 +622,7 @@ mod tests {
         let vfs = Vfs::new(shared, VfsOptions::default()).unwrap();
         let (cred, write) = (Cred::root(), OFlags::WRONLY.bits());
         let make = |name: &[u8]| {
-            let what = Make { open: Some(write), ..Make::new(S_IFREG | 0o444, 0, 0) };
+            let what = Make::new(S_IFREG | 0o444, 0, 0).with_open(write);
             vfs.make(&cred, &vfs.root(), Name::new(name).unwrap(), what).unwrap().0
         };
         let is_fresh = |ino| fs.descriptors.take_fresh(ino, OFlags::WRONLY).is_some();

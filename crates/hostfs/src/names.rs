@@ -33,7 +33,7 @@ impl HostFs {
         let dir = self.at(dir)?;
         let (status, generation) = self.status_and_generation(dir.as_fd(), name.as_bytes())?;
         let has_acl = self.has_acl(&status, || self.name_has_acl(dir.as_fd(), name))?;
-        Ok(Attr { generation, ..self.attr(&status, has_acl) })
+        Ok(self.attr(&status, has_acl).with_generation(generation))
     }
 
     pub(crate) fn make_name(
@@ -128,7 +128,7 @@ impl HostFs {
             status = self.status(fd, b"")?;
         }
         let generation = self.generation(fd, b"", &status)?.ok_or(Errno::STALE)?;
-        Ok(Attr { generation, ..self.attr(&status, what.access_acl.is_some()) })
+        Ok(self.attr(&status, what.access_acl.is_some()).with_generation(generation))
     }
 
     pub(crate) fn link_name(

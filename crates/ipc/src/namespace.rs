@@ -39,6 +39,18 @@ use crate::task::Task;
 
 /// Options of a namespace. A process that opens an existing namespace gets its limits and capacity,
 /// and brings its own hook and backing.
+///
+/// # Examples
+/// ```
+/// use corewalk_ipc::{Cred, Errno, GetFlags, Limits, Namespace, NamespaceOptions};
+///
+/// let limits = Limits { semmni: 1, ..Limits::default() };
+/// let namespace = Namespace::new(NamespaceOptions { limits, ..NamespaceOptions::default() })?;
+/// let task = namespace.register(Cred::root(), 1)?;
+/// task.semget(1, 1, GetFlags::CREATE, 0o600)?;
+/// assert_eq!(task.semget(2, 1, GetFlags::CREATE, 0o600), Err(Errno::NOSPC));
+/// # Ok::<(), Errno>(())
+/// ```
 pub struct NamespaceOptions {
     /// The limits.
     pub limits: Limits,

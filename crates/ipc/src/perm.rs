@@ -106,6 +106,24 @@ pub struct Perm {
 /// run under the lock of the kind. Analogous to
 /// `security_ipc_permission`, `security_sem_semop`, `security_sem_semctl`, `security_sem_associate`
 /// and `security_sem_alloc`.
+///
+/// # Examples
+/// ```
+/// use corewalk_ipc::{Cred, Errno, Perm, SecurityHook};
+///
+/// /// Only its creator may use an object.
+/// struct Private;
+///
+/// impl SecurityHook for Private {
+///     fn permission(&self, cred: &Cred, perm: &Perm, _: u32) -> Result<(), Errno> {
+///         if cred.euid == perm.cuid { Ok(()) } else { Err(Errno::ACCESS) }
+///     }
+/// }
+///
+/// let perm = Perm { cuid: 7, ..Perm::default() };
+/// assert_eq!(Private.permission(&Cred::user(7, 7), &perm, 0), Ok(()));
+/// assert_eq!(Private.permission(&Cred::root(), &perm, 0), Err(Errno::ACCESS));
+/// ```
 pub trait SecurityHook: Send + Sync {
     /// Called by every permission check. `flag` contains the requested bits.
     ///

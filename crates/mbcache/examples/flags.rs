@@ -20,7 +20,7 @@ fn main() {
 /// Makes at least `changes` changes of flags on two threads. Returns how many changes were lost.
 pub(crate) fn lost_of(changes: u64) -> u64 {
     // So small that a scan comes to the entry at once.
-    let options = MbcacheOptions { budget_bytes: 128, ..MbcacheOptions::default() };
+    let options = MbcacheOptions::default().with_budget_bytes(128);
     let cache = Mbcache::new(options).expect("one entry fits");
     cache.create(KEY, VALUE).expect("it is empty");
     // Each round changes a flag twice.

@@ -22,12 +22,13 @@ const LINES_MAX: u64 = 1 << 30;
 /// ```
 /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
 ///
-/// let options = MbcacheOptions { budget_bytes: 1 << 20, ..MbcacheOptions::default() };
+/// let options = MbcacheOptions::default().with_budget_bytes(1 << 20);
 /// let cache = Mbcache::new(options)?;
 /// assert!(cache.entries_max() > 10_000);
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct MbcacheOptions {
     /// Bytes that the index may take, free slots included; 16 MiB by default.
     pub budget_bytes: u64,
@@ -35,6 +36,14 @@ pub struct MbcacheOptions {
     pub users_max: u32,
     /// The secret of the hash, for runs that can be repeated; random by default.
     pub hash_seed: Option<u64>,
+}
+
+impl MbcacheOptions {
+    corewalk_base::setters! {
+        with_budget_bytes: budget_bytes = u64;
+        with_users_max: users_max = u32;
+        with_hash_seed: hash_seed = impl Into<Option<u64>>;
+    }
 }
 
 impl Default for MbcacheOptions {
@@ -178,7 +187,7 @@ impl Mbcache {
     ///
     /// let cache = Mbcache::new(MbcacheOptions::default())?;
     /// assert_eq!(cache.count(), 0);
-    /// let none = MbcacheOptions { budget_bytes: 0, ..MbcacheOptions::default() };
+    /// let none = MbcacheOptions::default().with_budget_bytes(0);
     /// assert!(Mbcache::new(none).is_err());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -415,7 +424,7 @@ impl Mbcache {
     /// ```
     /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
     ///
-    /// let cache = Mbcache::new(MbcacheOptions { users_max: 3, ..MbcacheOptions::default() })?;
+    /// let cache = Mbcache::new(MbcacheOptions::default().with_users_max(3))?;
     /// cache.create(1, 10)?;
     /// assert!(!cache.note_users(1, 10, 3));
     /// assert!(cache.find_first(1).is_none() && cache.count() == 0);

@@ -63,7 +63,7 @@ impl Entry<'_> {
     /// ```
     /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
     ///
-    /// let cache = Mbcache::new(MbcacheOptions { users_max: 3, ..MbcacheOptions::default() })?;
+    /// let cache = Mbcache::new(MbcacheOptions::default().with_users_max(3))?;
     /// cache.create(1, 10)?;
     /// let entry = cache.find_first(1).expect("the pair was just created");
     /// entry.note_users(3);

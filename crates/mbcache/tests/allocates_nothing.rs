@@ -55,8 +55,7 @@ fn allocations_of(run: impl FnOnce()) -> u64 {
 /// call allocates.
 #[test]
 fn every_call_allocates_nothing() {
-    let cache =
-        Mbcache::new(MbcacheOptions { budget_bytes: 96_000, ..Default::default() }).unwrap();
+    let cache = Mbcache::new(MbcacheOptions::default().with_budget_bytes(96_000)).unwrap();
     assert_eq!(allocations_of(|| all_calls(&cache)), 0, "T41: something was allocated");
     assert!(cache.stats().reclaimed > 1_000, "{:?}", cache.stats());
 }
@@ -64,8 +63,7 @@ fn every_call_allocates_nothing() {
 /// Trap T41: the measurement counts a single allocation.
 #[test]
 fn control_one_allocation_is_counted() {
-    let cache =
-        Mbcache::new(MbcacheOptions { budget_bytes: 96_000, ..Default::default() }).unwrap();
+    let cache = Mbcache::new(MbcacheOptions::default().with_budget_bytes(96_000)).unwrap();
     let run = || {
         all_calls(&cache);
         drop(black_box(vec![1_u8; 10]));

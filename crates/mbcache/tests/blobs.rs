@@ -52,7 +52,7 @@ fn key(content: u64) -> u64 {
 
 impl Store {
     fn new(cap: u32, tell: Tell) -> Store {
-        let options = MbcacheOptions { users_max: cap, ..MbcacheOptions::default() };
+        let options = MbcacheOptions::default().with_users_max(cap);
         Store {
             cache: Mbcache::new(options).unwrap(),
             cap,

@@ -14,7 +14,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(120);
 
 fn cache(budget_bytes: u64) -> Mbcache {
-    Mbcache::new(MbcacheOptions { budget_bytes, ..MbcacheOptions::default() }).unwrap()
+    Mbcache::new(MbcacheOptions::default().with_budget_bytes(budget_bytes)).unwrap()
 }
 
 /// Guarantee G.1: entries far behind their home line are found while entries before them come and

@@ -173,12 +173,12 @@ proptest! {
 
     #[test]
     fn cache_answers_as_the_multimap(calls in prop::collection::vec(call(), 1..120), seed in 0..4_u64) {
-        let options = MbcacheOptions {
-            // So few lines that entries of all keys stand in each other's way.
-            budget_bytes: if seed == 0 { 18 * 64 } else { 1_500 * 64 },
-            users_max: USERS_MAX,
-            hash_seed: Some(seed),
-        };
+        // With the seed 0 there are so few lines that entries of all keys share them.
+        let lines = if seed == 0 { 18 } else { 1_500 };
+        let options = MbcacheOptions::default()
+            .with_budget_bytes(lines * 64)
+            .with_users_max(USERS_MAX)
+            .with_hash_seed(seed);
         let cache = Mbcache::new(options).unwrap();
         let mut run = Run { cache: &cache, model: BTreeMap::new(), held: Vec::new() };
         for call in &calls {

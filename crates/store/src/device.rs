@@ -245,7 +245,7 @@ impl redb::StorageBackend for Backend {
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), io::Error> {
         self.device.write_at(offset, data).inspect_err(|error| {
-            if errno_of(error) != Errno::NOSPC {
+            if full_or_io(error) != Errno::NOSPC {
                 self.loss.note();
             }
         })
@@ -266,7 +266,7 @@ pub(crate) fn take_room(device: &dyn Device, len: u64) -> io::Result<()> {
     }
     // A copied file may have holes in place of zeros.
     match device.reserve(len) {
-        Err(error) if errno_of(&error) == Errno::NOSPC => Err(error),
+        Err(error) if full_or_io(&error) == Errno::NOSPC => Err(error),
         // The host cannot allocate ahead.
         _ => Ok(()),
     }
@@ -285,7 +285,7 @@ pub(crate) fn read_anew(device: &dyn Device) {
 }
 
 /// Returns the errno for a caller of the file system: `ENOSPC` for a full host, `EIO` otherwise.
-pub(crate) fn errno_of(error: &io::Error) -> Errno {
+pub(crate) fn full_or_io(error: &io::Error) -> Errno {
     let is_full = matches!(
         error.kind(),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge

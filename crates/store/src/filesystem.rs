@@ -167,8 +167,8 @@ impl Store {
             }
             // All steps that can fail come first: the zeroing for the size, then the room for an
             // ACL.
-            let mode = set.mode.map(|mode| SetAttr { mode: Some(mode), ..SetAttr::default() });
-            let set = &SetAttr { mode: None, ..*set };
+            let mode = set.mode.map(|mode| SetAttr::default().with_mode(mode));
+            let set = &set.with_mode(None);
             let cut = |content: &mut Content, tx: FileTx<'_>| {
                 content.prepare_size(tx, size)?;
                 if let Some(mode) = &mode {
@@ -207,7 +207,7 @@ impl Store {
             (_, AclKind::Default) => return Err(Errno::ACCESS),
         }
         self.change_attributes(node, view, |state, set| {
-            let set_mode = SetAttr { mode, ..SetAttr::default() };
+            let set_mode = SetAttr::default().with_mode(mode);
             state.change(&set_mode, now());
             Ok(xattr::with_acl(set, kind, state.kept_acl(kind, acl)))
         })
@@ -387,15 +387,14 @@ impl FileSystem for Store {
             None => (used.saturating_add(room), room),
         };
         let files = self.inodes.limit().unwrap_or(UNLIMITED_INODES);
-        Ok(StatFs {
-            bsize: BLOCK_BYTES as u32,
-            blocks,
-            bfree,
-            bavail: bfree,
-            files,
-            ffree: files.saturating_sub(self.inodes.used()),
-            namelen: NAME_MAX as u32,
-        })
+        Ok(StatFs::default()
+            .with_bsize(BLOCK_BYTES as u32)
+            .with_blocks(blocks)
+            .with_bfree(bfree)
+            .with_bavail(bfree)
+            .with_files(files)
+            .with_ffree(files.saturating_sub(self.inodes.used()))
+            .with_namelen(NAME_MAX as u32))
     }
 
     fn fallocate(
@@ -533,9 +532,7 @@ mod tests {
         let changes: [Change; 4] = [
             |store, file| store.write(file, 0, 0, &[2; 5000]).map(drop),
             |store, file| store.fallocate(file, 0, 0, 1 << 20, Fallocate::empty()),
-            |store, file| {
-                store.setattr(file, &SetAttr { size: Some(1), ..SetAttr::default() }).map(drop)
-            },
+            |store, file| store.setattr(file, &SetAttr::default().with_size(1)).map(drop),
             |store, file| store.setxattr(file, b"user.a", b"1", XattrMode::Set),
         ];
         let name = Name::new(b"file").unwrap();

@@ -186,24 +186,20 @@ impl State {
             Some(FileKind::Directory) => (record.size + 2) * ENTRY_BYTES,
             _ => record.size,
         };
-        Attr {
-            ino,
-            // Inode numbers are not used again within a mount (trap P11).
-            generation: 0,
-            mode: record.mode,
-            nlink: record.nlink,
-            uid: record.uid,
-            gid: record.gid,
-            rdev: record.rdev,
-            size,
-            blocks: record.blocks * (BLOCK_BYTES / 512),
-            blksize: BLOCK_BYTES as u32,
-            atime: record.atime,
-            mtime: record.mtime,
-            ctime: record.ctime,
-            btime: record.btime,
-            has_acl: record.has_acl,
-        }
+        // The generation is 0: a mount never uses an inode number again (trap P11).
+        Attr::new(ino, record.mode)
+            .with_nlink(record.nlink)
+            .with_uid(record.uid)
+            .with_gid(record.gid)
+            .with_rdev(record.rdev)
+            .with_size(size)
+            .with_blocks(record.blocks * (BLOCK_BYTES / 512))
+            .with_blksize(BLOCK_BYTES as u32)
+            .with_atime(record.atime)
+            .with_mtime(record.mtime)
+            .with_ctime(record.ctime)
+            .with_btime(record.btime)
+            .with_has_acl(record.has_acl)
     }
 
     /// Checks that the inode was not freed: `ESTALE`.

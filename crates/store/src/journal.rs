@@ -55,7 +55,7 @@ use self::opened::Opened;
 use crate::alloc::Allocator;
 use crate::content::BLOCK_BYTES;
 use crate::database::{Database, Snapshot};
-use crate::device::{Device, errno_of, read_anew};
+use crate::device::{Device, full_or_io, read_anew};
 use crate::dirty::Dirty;
 use crate::layer::{Layer, Record};
 use crate::log::Log;
@@ -341,7 +341,7 @@ impl Journal {
         log: Log,
         allocator: Allocator,
     ) -> Result<Journal, Errno> {
-        let base = Arc::new(database.snapshot().map_err(|error| errno_of(&error))?);
+        let base = Arc::new(database.snapshot().map_err(|error| full_or_io(&error))?);
         let meta = devices.meta.clone();
         let opened = Opened::new(database, log.generation(), meta, cache_bytes);
         let running = Arc::new(Layer::new(running_max));
@@ -494,7 +494,7 @@ impl Journal {
             // `data` would exceed the limit on file sizes of this process (`ulimit -f`) or of the
             // host.
             io::ErrorKind::FileTooLarge => Errno::FBIG,
-            _ => errno_of(&error),
+            _ => full_or_io(&error),
         })
     }
 

@@ -72,7 +72,7 @@ pub enum Removal {
 /// # let dir = std::env::temp_dir().join(format!("store-doc6-{}", std::process::id()));
 /// let index = MbcacheIndex::new(Default::default())?;
 /// let counted = Arc::new(Counted { index, finds: AtomicU64::new(0) });
-/// let options = StoreOptions { share: Some(counted.clone()), ..StoreOptions::default() };
+/// let options = StoreOptions::default().with_share(Some(counted.clone()));
 /// let store = Store::open(&dir, &options)?;
 /// let root = Node::detached(store.root()?.ino, FileKind::Directory);
 /// store.setxattr(root, b"user.label", b"public", XattrMode::Set)?;

@@ -41,7 +41,18 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const INDEX_BYTES: u64 = 4 << 20;
 
 /// The options of a mount.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use corewalk_store::StoreOptions;
+///
+/// let every = Duration::from_secs(30);
+/// let options = StoreOptions::default().with_size_bytes(1 << 30).with_commit_every(every);
+/// assert!(options.is_made && !options.is_read_only);
+/// ```
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct StoreOptions {
     /// Maximum number of bytes of file data and extended attributes, rounded up to blocks of 4096
     /// bytes (`size=`). With None the free space of the host is the only limit.
@@ -108,6 +119,24 @@ impl Default for StoreOptions {
 }
 
 impl StoreOptions {
+    corewalk_base::setters! {
+        with_size_bytes: size_bytes = impl Into<Option<u64>>;
+        with_inodes_max: inodes_max = impl Into<Option<u64>>;
+        with_commit_every: commit_every = impl Into<Option<Duration>>;
+        with_transaction_bytes: transaction_bytes = u64;
+        with_log_bytes: log_bytes = u64;
+        with_cache_bytes: cache_bytes = usize;
+        with_root_mode: root_mode = u32;
+        with_root_uid: root_uid = u32;
+        with_root_gid: root_gid = u32;
+        with_share: share = Option<Arc<dyn ShareIndex>>;
+        with_atime: atime = AtimePolicy;
+        with_dirsync: is_dirsync = bool;
+        with_made: is_made = bool;
+        with_read_only: is_read_only = bool;
+        with_sharing_late: is_sharing_late = bool;
+    }
+
     /// Returns true if the mount may make a new store.
     fn may_make(&self) -> bool {
         self.is_made && !self.is_read_only
@@ -165,11 +194,10 @@ impl StoreStats {
     ///
     /// # Examples
     /// ```
-    /// let fields = corewalk_store::StoreStats::default().fields();
-    /// assert_eq!(fields[0], ("store_inodes", 0));
+    /// let stats = corewalk_store::StoreStats::default();
+    /// assert_eq!(stats.fields().next(), Some(("store_inodes", 0)));
     /// ```
-    #[must_use]
-    pub fn fields(&self) -> [(&'static str, u64); 19] {
+    pub fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         [
             ("store_inodes", self.inodes),
             ("store_used_bytes", self.blocks.saturating_mul(BLOCK_BYTES)),
@@ -191,6 +219,7 @@ impl StoreStats {
             ("store_has_reserve", u64::from(self.has_reserve)),
             ("store_is_read_only", u64::from(self.is_read_only)),
         ]
+        .into_iter()
     }
 }
 
@@ -224,7 +253,7 @@ impl Store {
     /// use corewalk_store::{OpenError, Store, StoreOptions};
     ///
     /// # let dir = std::env::temp_dir().join(format!("store-doc1-{}", std::process::id()));
-    /// let options = StoreOptions { size_bytes: Some(1 << 30), ..StoreOptions::default() };
+    /// let options = StoreOptions::default().with_size_bytes(1 << 30);
     /// let store = Store::open(&dir, &options)?;
     /// assert!(matches!(Store::open(&dir, &options), Err(OpenError::Busy)));
     /// # drop(store);
@@ -298,7 +327,7 @@ impl Store {
         let share = match &options.share {
             Some(share) => share.clone(),
             None => {
-                let budget = MbcacheOptions { budget_bytes: INDEX_BYTES, ..Default::default() };
+                let budget = MbcacheOptions::default().with_budget_bytes(INDEX_BYTES);
                 Arc::new(MbcacheIndex::new(budget)?)
             }
         };

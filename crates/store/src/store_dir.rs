@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fmt, io};
 
-use corewalk::{Errno, StatFs};
+use corewalk::{Errno, StatFs, errno_of};
 use rustix::fs::{FlockOperation, OFlags, flock, fstatvfs};
 
 use crate::database::Snapshot;
@@ -117,7 +117,7 @@ impl OpenError {
     /// use corewalk_store::{OpenError, Store, StoreOptions};
     ///
     /// let missing = std::env::temp_dir().join("no-such-store");
-    /// let options = StoreOptions { is_read_only: true, ..StoreOptions::default() };
+    /// let options = StoreOptions::default().with_read_only(true);
     /// let error = Store::open(&missing, &options).err().expect("there is none");
     /// assert_eq!(error.errno(), Errno::NOENT);
     /// assert_eq!(OpenError::Damaged.errno(), Errno::UCLEAN);
@@ -135,9 +135,7 @@ impl OpenError {
             | OpenError::LogDamaged { .. }
             | OpenError::LogShort { .. }
             | OpenError::DatabaseBehind { .. } => Errno::UCLEAN,
-            OpenError::LogRead { error, .. } | OpenError::Io(error) => {
-                Errno::from_io_error(error).unwrap_or(Errno::IO)
-            }
+            OpenError::LogRead { error, .. } | OpenError::Io(error) => errno_of(error),
         }
     }
 }
@@ -361,15 +359,14 @@ impl StoreDir {
     pub(crate) fn host(&self) -> Result<StatFs, Errno> {
         let host = fstatvfs(&self.lock)?;
         let bytes = |blocks: u64| blocks.saturating_mul(host.f_frsize);
-        Ok(StatFs {
-            bsize: 1,
-            blocks: bytes(host.f_blocks),
-            bfree: bytes(host.f_bfree),
-            bavail: bytes(host.f_bavail),
-            files: host.f_files,
-            ffree: host.f_ffree,
-            namelen: host.f_namemax as u32,
-        })
+        Ok(StatFs::default()
+            .with_bsize(1)
+            .with_blocks(bytes(host.f_blocks))
+            .with_bfree(bytes(host.f_bfree))
+            .with_bavail(bytes(host.f_bavail))
+            .with_files(host.f_files)
+            .with_ffree(host.f_ffree)
+            .with_namelen(host.f_namemax as u32))
     }
 }
 

@@ -258,6 +258,17 @@ impl Lockref {
     ///
     /// With `None` the reference is dropped and the count stayed above zero. With `Some` nothing is
     /// dropped, the count is at most 1, and the caller holds the lock.
+    ///
+    /// # Examples
+    /// ```
+    /// let lockref = corewalk_sync::Lockref::new(2);
+    /// assert!(lockref.put_or_lock().is_none());
+    /// // The last reference. Under the lock the owner may keep the object, as a cache does.
+    /// let mut last = lockref.put_or_lock().expect("one reference is left");
+    /// last.sub(1);
+    /// drop(last);
+    /// assert_eq!((lockref.count(), lockref.is_dead()), (0, false));
+    /// ```
     #[doc(alias = "lockref_put_or_lock")]
     #[inline]
     #[must_use = "if the lock was taken, the reference is still the caller's"]

@@ -75,6 +75,17 @@ pub fn read_lock() -> ReadGuard {
 /// # Panics
 ///
 /// Panics inside a section, which would wait for itself.
+///
+/// # Examples
+/// ```
+/// use corewalk_sync::{RcuCell, rcu};
+///
+/// let limit = RcuCell::new(10);
+/// limit.replace(20);
+/// rcu::synchronize();
+/// // No reader has the 10 any more.
+/// assert_eq!(*limit.read(&rcu::read_lock()), 20);
+/// ```
 #[doc(alias = "synchronize_rcu")]
 pub fn synchronize() {
     domain::synchronize();

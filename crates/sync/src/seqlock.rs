@@ -118,6 +118,19 @@ impl SeqLock {
     /// Returns the result of the first pass of `read` that no writer disturbed.
     ///
     /// The first passes are optimistic. The last pass holds the lock.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk_sync::{Pass, SeqLock};
+    ///
+    /// let lock = SeqLock::new();
+    /// let mut passes = vec![];
+    /// let answer = lock.read_or_lock(|pass| {
+    ///     passes.push(pass);
+    ///     42
+    /// });
+    /// assert_eq!((answer, passes), (42, vec![Pass::Optimistic]));
+    /// ```
     #[doc(alias = "read_seqbegin_or_lock")]
     pub fn read_or_lock<R>(&self, mut read: impl FnMut(Pass) -> R) -> R {
         for _ in 0..OPTIMISTIC_PASSES {

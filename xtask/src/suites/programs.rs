@@ -3,7 +3,8 @@
 //! | program | test |
 //! |---|---|
 //! | `sysv_ipc` 1.2.0 of PyPI | its own tests |
-//! | stress-ng | `--sem-sysv --msg --verify`, for `COREWALK_STRESS_SECONDS` (20; at most 600) |
+//! | `ctypes` of Python | a set and a queue through `ctypes.CDLL("libc.so.6")` |
+//! | stress-ng | `--sem-sysv --msg --verify`, for `COREWALK_STRESS_SECONDS` (10; at most 600) |
 //! | fakeroot | an archive of 5,000 files with owners equals that of a run without corewalk |
 //! | `IPC::SysV` of Perl | its own tests, or `sysv.pl` if they cannot be downloaded |
 //! | Perl under strace(1) | no call is a system call: 100,000 semop(2), 500 or more of the others |
@@ -98,12 +99,13 @@ pub(super) fn programs(site: &Site) -> Outcome {
     let closed = Closed::new(site);
     let mut tally = Tally::new();
     type Part = fn(&Closed<'_>) -> Result<Outcome, Outcome>;
-    let parts: [(&str, Part); 6] = [
+    let parts: [(&str, Part); 7] = [
         ("closed namespace", control),
         ("system calls", system_calls),
         ("perl IPC::SysV", perl),
         ("fakeroot", fakeroot),
         ("python sysv_ipc", sysv_ipc),
+        ("python ctypes", ctypes),
         ("stress-ng", stress_ng),
     ];
     for (name, part) in parts {
@@ -335,6 +337,34 @@ fn sysv_ipc(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
+/// Runs a Python program that looks up the calls in the C library by itself.
+fn ctypes(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
+    const SCRIPT: &str = r#"
+import ctypes
+libc = ctypes.CDLL("libc.so.6", use_errno=True)
+def check(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "call of ctypes")
+    return result
+set = check(libc.semget(0, 1, 0o600))
+up = (ctypes.c_short * 3)(0, 1, 0)
+for _ in range(1000):
+    check(libc.semop(set, up, 1))
+assert check(libc.semctl(set, 0, 12, 0)) == 1000
+queue = check(libc.msgget(0, 0o600))
+message = ctypes.create_string_buffer(b"\1\0\0\0\0\0\0\0hello", 13)
+check(libc.msgsnd(queue, message, 5, 0))
+received = ctypes.create_string_buffer(13)
+assert check(libc.msgrcv(queue, received, 5, 0, 0)) == 5
+assert received.raw == message.raw
+check(libc.semctl(set, 0, 0, 0))
+check(libc.msgctl(queue, 0, 0))
+"#;
+    needed("python3")?;
+    closed.site.run("ctypes", closed.with_corewalk().args(["python3", "-c", SCRIPT]))?;
+    Ok(Outcome::Passed)
+}
+
 /// Returns a directory with the source of the module and a virtual environment that has it
 /// installed.
 fn python_tests(site: &Site) -> Result<PathBuf, Outcome> {
@@ -381,7 +411,7 @@ touch complete
 fn stress_ng(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     needed("stress-ng")?;
     let asked = std::env::var("COREWALK_STRESS_SECONDS").ok();
-    let seconds = asked.unwrap_or_else(|| "20".to_owned());
+    let seconds = asked.unwrap_or_else(|| "10".to_owned());
     let mut command = closed.with_corewalk();
     // Status 7 says only that a stressor was ended while it counted an operation, which is likely
     // with a million of them a second. The line "successful run completed" must still be there.

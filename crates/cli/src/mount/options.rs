@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use corewalk::tmpfs::TmpfsOptions;
 use corewalk::{Atime, AtimePolicy};
-use corewalk_fuse::{Access, MountFlags, MountOptions, Options, ReaddirPlus, WriteCache};
+use corewalk_fuse::{AllowedUsers, MountFlags, MountOptions, Options, ReaddirPlus, WriteCache};
 use corewalk_hostfs::HostFsOptions;
 use corewalk_store::{NoSharing, StoreOptions};
 
@@ -185,23 +185,19 @@ impl Plan {
     /// programs. A mount by another user is for that user alone, as fusermount3(1) permits.
     fn new(source: Source) -> Plan {
         let is_root = rustix::process::geteuid().is_root();
-        let mut mount = MountOptions { source: source.name(), ..MountOptions::default() };
+        let mut mount = MountOptions::default().with_source(source.name());
         if is_root {
-            mount.access = Access::Everyone;
+            mount.users = AllowedUsers::Everyone;
             mount.flags = MountFlags::empty();
         }
-        let tmpfs = TmpfsOptions {
-            size_bytes: Some(memory_bytes() / 100 * SIZE_PERCENT),
-            inodes_max: Some(memory_bytes() / 100 * SIZE_PERCENT / PAGE_BYTES),
-            root_uid: rustix::process::geteuid().as_raw(),
-            root_gid: rustix::process::getegid().as_raw(),
-            ..TmpfsOptions::default()
-        };
-        let store = StoreOptions {
-            root_uid: tmpfs.root_uid,
-            root_gid: tmpfs.root_gid,
-            ..StoreOptions::default()
-        };
+        let size_bytes = memory_bytes() / 100 * SIZE_PERCENT;
+        let tmpfs = TmpfsOptions::default()
+            .with_size_bytes(size_bytes)
+            .with_inodes_max(size_bytes / PAGE_BYTES)
+            .with_root_uid(rustix::process::geteuid().as_raw())
+            .with_root_gid(rustix::process::getegid().as_raw());
+        let store =
+            StoreOptions::default().with_root_uid(tmpfs.root_uid).with_root_gid(tmpfs.root_gid);
         let host = HostFsOptions::default();
         Plan { mount, server: source.server_options(), tmpfs, store, host }
     }
@@ -262,7 +258,7 @@ impl Plan {
             "sync" => flags.insert(MountFlags::SYNC),
             "async" => flags.remove(MountFlags::SYNC),
             "dirsync" => flags.insert(MountFlags::DIRSYNC),
-            "allow_other" => self.mount.access = Access::Everyone,
+            "allow_other" => self.mount.users = AllowedUsers::Everyone,
             "default_permissions" => pending.server_permissions = false,
             "no_default_permissions" => pending.server_permissions = true,
             "mbcache" => (self.tmpfs.share_xattrs, self.store.share) = (true, None),

@@ -15,7 +15,7 @@ use crate::dentry::{DirectoryWords, kind_flags};
 use crate::key_lock::KeyGuard;
 
 /// Preemptions of a schedule, without those at waits.
-pub(super) const PREEMPTIONS: usize = 3;
+pub(super) const PREEMPTIONS: usize = 2;
 /// Names of two words, so that a reader could see a word of each of two names.
 pub(super) const A: &[u8] = b"aaaaaaaaaaaa";
 pub(super) const B: &[u8] = b"bbbbbbbbbbbbbb";

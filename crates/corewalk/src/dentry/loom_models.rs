@@ -31,7 +31,7 @@ fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
 /// again. Returns how often the thread of the dentry half got the slot again, and how often that of
 /// the inode half.
 fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let (dentries, slot) = one_slot();
         let end = move |dentries: &Dentries, half| {
             // ORDERING: Relaxed. The halves have to order it.
@@ -122,7 +122,7 @@ fn control_relaxed_release_of_a_half_is_caught() {
 /// next dentry with `take`. Returns how often that dentry got another slot, and how often this
 /// slot.
 fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let (dentries, slot) = one_slot();
         let taker = thread::spawn({
             let dentries = Arc::clone(&dentries);
@@ -182,7 +182,7 @@ fn image(dentries: &Dentries, name: &[u8]) -> Image {
 /// A dentry gets another long name, and `reuse` uses the long slot of the old name again, beside a
 /// reader of the name. Returns how often the reader saw a change, the old name, and the new name.
 fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let dentries = Arc::new(Dentries::new(4).unwrap());
         let slot = dentries.alloc(InodeSlot::NONE, Group::Many).unwrap();
         dentries.store(slot, &image(&dentries, OLD));

@@ -22,7 +22,7 @@ fn one_inode() -> Arc<Inodes> {
 /// Changes the permissions with `change`, beside a reader. Returns how often the reader saw
 /// unknown, old, and new permissions.
 fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
         let reader = thread::spawn({
             let inodes = Arc::clone(&inodes);
@@ -64,7 +64,7 @@ fn control_change_of_a_known_record_is_caught() {
 /// A reader that finds the permissions unknown asks the back end and installs the answer with
 /// `install`, beside a change. Returns how often the answer was old, and how often new.
 fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
         let _ = inodes.mark_unknown(SLOT);
         // The permissions in the back end: 0 for the old ones, 1 for the new ones.
@@ -111,7 +111,7 @@ fn control_install_without_a_ticket_is_caught() {
 /// Runs two changes, which the back end makes one after the other. Each ends with `end`. Returns
 /// how often the permissions are unknown afterwards, and how often they are those of the back end.
 fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
         // The number of changes in the back end.
         let store = Arc::new(AtomicU64::new(0));
@@ -155,7 +155,7 @@ fn control_change_that_ends_last_is_caught() {
 /// Gives the slot of a dead inode to another inode, beside a lookup of the first by number with
 /// `get`. Returns how often the lookup (missed, found) it.
 fn reuse_against_get(get: fn(&Inodes, &Dentries) -> Option<InodeSlot>) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let inodes = Inodes::new(2, HashKeys::new(Some(1))).unwrap();
         let shared = Arc::new((inodes, Dentries::new(2).unwrap()));
         let (inodes, dentries) = &*shared;

@@ -23,7 +23,7 @@ struct Filled {
 /// Fills slot 1 and enters it under `hash` with `insert`, beside a reader. Returns how often the
 /// reader missed the slot, and how often it found it filled.
 fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 4, 7).unwrap();
         let shared = Arc::new(Filled { table, content: AtomicU64::new(0) });
         let reader = thread::spawn({
@@ -114,7 +114,7 @@ fn chain(buckets: u32) -> Table {
 /// behind it. The reader looks up the second entry without the lock and then with it. Returns how
 /// often the lookup without the lock missed the entry, and how often it found it.
 fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let shared = Arc::new(chain(buckets));
         let reader = thread::spawn({
             let table = Arc::clone(&shared);
@@ -178,7 +178,7 @@ const MOVES: u32 = 0x0002_0001;
 /// reader looks the entry up without the lock and then with it. Returns how often the lookup
 /// without the lock missed it, and how often it found it.
 fn split_against_find(split: fn(&Table)) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 8, 7).unwrap();
         table.lock(STAYS).insert(DentrySlot::new(1));
         table.lock(MOVES).insert(DentrySlot::new(2));
@@ -229,7 +229,7 @@ fn control_split_without_the_lock_is_caught() {
 /// lock. Returns how often the lookup found the entry in the second line, and how often in the
 /// first.
 fn ranks_against_find(change: fn(&Table)) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 64, 7).unwrap();
         let moving = ENTRIES as u32 + 1;
         for slot in 1..=moving {

@@ -60,6 +60,20 @@ impl Vfs {
     ///
     /// # Errors
     /// `EACCES` if it has not; the errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, May, Name, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let new = Make::new(0o600, 1000, 1000);
+    /// let (file, _) = vfs.make(&Cred::root(), &vfs.root(), Name::new(b"f")?, new)?;
+    /// assert_eq!(vfs.access(&Cred::user(1000, 1000, &[]), &file, May::READ), Ok(()));
+    /// assert_eq!(vfs.access(&Cred::user(1001, 1000, &[]), &file, May::READ), Err(Errno::ACCESS));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn access(&self, cred: &Cred, inode: &InodeRef<'_>, what: May) -> Result<(), Errno> {
         self.awaiting_removal(&[inode.slot], || self.permission(cred, inode.slot, what))
     }
@@ -107,6 +121,22 @@ impl Vfs {
     /// `EINVAL` for an invalid time; `EOPNOTSUPP` for the mode of a symbolic link; `EPERM`,
     /// `EACCES` as chmod(2), chown(2), utimensat(2) and truncate(2) say; `EISDIR` and `EINVAL` for
     /// the size of anything but a regular file; the errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, SetAttr, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let new = Make::new(0o644, 1000, 1000);
+    /// let (file, _) = vfs.make(&Cred::root(), &vfs.root(), Name::new(b"f")?, new)?;
+    /// let chmod = SetAttr::default().with_mode(0o600);
+    /// assert_eq!(vfs.setattr(&Cred::user(1000, 1000, &[]), &file, &chmod)?.mode, 0o100_600);
+    /// assert_eq!(vfs.getattr(&file)?.mode, 0o100_600);
+    /// assert_eq!(vfs.setattr(&Cred::user(7, 7, &[]), &file, &chmod), Err(Errno::PERM));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn setattr(&self, cred: &Cred, inode: &InodeRef<'_>, set: &SetAttr) -> Result<Attr, Errno> {
         self.awaiting_removal(&[inode.slot], || {
             let attr_lock = self.lock_attributes(inode.slot);

@@ -435,6 +435,20 @@ impl Vfs {
     /// In this order: `ENOTDIR`; `ENOENT` if `dir` was removed; `EACCES` without search permission;
     /// `EEXIST`; `EACCES` without write permission; `EPERM` for a device node without `CAP_MKNOD`,
     /// except for a whiteout (character device 0); the errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"f")?);
+    /// let (file, attr) = vfs.make(&cred, &root, name, Make::new(0o666, 0, 0).with_umask(0o022))?;
+    /// assert_eq!((attr.ino, attr.mode), (file.ino(), 0o100_644));
+    /// assert_eq!(vfs.lookup(&cred, &root, name)?.ino(), file.ino());
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn make(
         &self,
         cred: &Cred,
@@ -545,6 +559,21 @@ impl Vfs {
     /// without write permission; `EPERM` in a sticky directory; `EISDIR` (unlink of a directory),
     /// `ENOTDIR` (rmdir of another file); `EBUSY` for a mount point; `ENOTEMPTY` and the other
     /// errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, Removal, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"f")?);
+    /// vfs.make(&cred, &root, name, Make::new(0o644, 0, 0))?;
+    /// assert_eq!(vfs.remove(&cred, &root, name, Removal::Rmdir), Err(Errno::NOTDIR));
+    /// vfs.remove(&cred, &root, name, Removal::Unlink)?;
+    /// assert_eq!(vfs.lookup(&cred, &root, name).err(), Some(Errno::NOENT));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn remove(
         &self,
         cred: &Cred,

@@ -50,6 +50,22 @@ impl Vfs {
     /// - `ENOTDIR`, `EISDIR` if only one of source and target is a directory.
     /// - `EACCES` for a directory that gets another parent and that the caller may not write.
     /// - `EBUSY` for a mount point; `ENOTEMPTY` and the other errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, RenameMode, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let (cred, root) = (Cred::root(), vfs.root());
+    /// let (old, new) = (Name::new(b"old")?, Name::new(b"new")?);
+    /// let (file, _) = vfs.make(&cred, &root, old, Make::new(0o644, 0, 0))?;
+    /// vfs.rename(&cred, (&root, old), (&root, new), RenameMode::NoReplace)?;
+    /// assert_eq!(vfs.lookup(&cred, &root, new)?.ino(), file.ino());
+    /// assert_eq!(vfs.lookup(&cred, &root, old).err(), Some(Errno::NOENT));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn rename(
         &self,
         cred: &Cred,

@@ -174,7 +174,7 @@ fn grow(tree: &[Entry], caller: &Caller) -> Arc<Vfs> {
         let (uid, gid) = caller.owners[entry.owner as usize];
         if entry.path == "." {
             let (mode, uid, gid) = (Some(entry.mode & 0o7777), Some(uid), Some(gid));
-            let set = SetAttr { mode, uid, gid, ..SetAttr::default() };
+            let set = SetAttr::default().with_mode(mode).with_uid(uid).with_gid(gid);
             vfs.setattr(&Cred::root(), &vfs.root(), &set).unwrap();
             continue;
         }

@@ -102,7 +102,7 @@ fn root_node(fs: &Tmpfs) -> Node<'static> {
 /// Returns a tmpfs whose root has a link `id` with a number as its target.
 fn numbered(number: u64) -> Arc<Tmpfs> {
     let (fs, target) = (tmpfs(), number.to_string());
-    let what = Make { target: target.as_bytes(), ..Make::new(S_IFLNK | 0o777, 0, 0) };
+    let what = Make::new(S_IFLNK | 0o777, 0, 0).with_target(target.as_bytes());
     fs.make(root_node(&fs), name("id"), &what).unwrap();
     fs
 }
@@ -237,7 +237,7 @@ fn mount_of_a_slow_file_system_delays_no_other() {
 /// The cache is full of entries in use. A mount fails and leaves nothing behind.
 #[test]
 fn mount_in_a_full_cache_is_enomem_and_forgets_its_root() {
-    let options = VfsOptions { hash_seed: Some(1), entries_max: 1024, ..VfsOptions::default() };
+    let options = VfsOptions::default().with_hash_seed(1).with_entries_max(1024);
     let vfs = Vfs::new(tmpfs(), options).unwrap();
     tree(&vfs, &["m/", "f"]);
     let (m, f) = (place(&vfs, "m"), place(&vfs, "f"));

@@ -158,7 +158,7 @@ const ACTS: [(&str, Act); 17] = [
     ("access", |vfs, dir, _| vfs.access(&user(), dir, May::READ)),
     ("getattr", |vfs, dir, _| vfs.getattr(dir).map(drop)),
     ("setattr", |vfs, dir, _| {
-        let set = SetAttr { mode: Some(0o700), ..SetAttr::default() };
+        let set = SetAttr::default().with_mode(0o700);
         vfs.setattr(&Cred::root(), dir, &set).map(drop)
     }),
     ("open", |vfs, dir, _| vfs.open(&user(), dir, 0, May::READ).map(drop)),

@@ -16,14 +16,14 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use corewalk::Errno;
+use corewalk::{Errno, errno_of};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::FdFlags;
 use rustix::mount::UnmountFlags;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 use super::error::MountError;
-use super::options::{Access, MountFlags, MountOptions};
+use super::options::{AllowedUsers, MountFlags, MountOptions};
 use crate::options::{Options, Permissions};
 
 const DEVICE: &str = "/dev/fuse";
@@ -140,7 +140,7 @@ pub(super) fn unmount(path: &Path, force: Force) -> Result<(), Errno> {
     match status {
         Ok(status) if status.success() => Ok(()),
         Ok(_) => Err(Errno::IO),
-        Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+        Err(error) => Err(errno_of(error)),
     }
 }
 
@@ -149,9 +149,11 @@ fn mount_as_root(
     options: &Options,
     mount: &MountOptions,
 ) -> Result<Device, MountError> {
-    let device = File::options().read(true).write(true).open(DEVICE).map_err(|error| {
-        MountError::System("opening /dev/fuse", Errno::from_io_error(&error).unwrap_or(Errno::IO))
-    })?;
+    let device = File::options()
+        .read(true)
+        .write(true)
+        .open(DEVICE)
+        .map_err(|error| MountError::System("opening /dev/fuse", errno_of(error)))?;
     let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
     let mut text = format!(
         "fd={},rootmode=40000,user_id={},group_id={}",
@@ -186,11 +188,7 @@ fn mount_as_user(
     options: &Options,
     mount: &MountOptions,
 ) -> Result<Device, MountError> {
-    let system = |what| {
-        move |error: std::io::Error| {
-            MountError::System(what, Errno::from_io_error(&error).unwrap_or(Errno::IO))
-        }
-    };
+    let system = |what| move |error: std::io::Error| MountError::System(what, errno_of(error));
     let (theirs, ours) = UnixStream::pair().map_err(system("making a socket"))?;
     // Any program that this process starts at this moment inherits the socket too. That is
     // harmless, since the program does not know its number.
@@ -263,7 +261,7 @@ fn protocol_options(options: &Options, mount: &MountOptions) -> Vec<&'static str
     if options.permissions == Permissions::Kernel {
         list.push("default_permissions");
     }
-    if mount.access == Access::Everyone {
+    if mount.users == AllowedUsers::Everyone {
         list.push("allow_other");
     }
     list

@@ -82,7 +82,7 @@ impl Server {
         }
         let handle = self.vfs.open(cred, inode, flags, may)?;
         if has(OFlags::TRUNC) {
-            let cred = Cred { caps: cred.caps | Caps::DAC_OVERRIDE, ..cred.clone() };
+            let cred = cred.clone().with_caps(cred.caps | Caps::DAC_OVERRIDE);
             let who = || caller.resolve(self.namespace);
             if let Err(error) = self.vfs.truncate_with_lazy_cred(&cred, inode, 0, who) {
                 self.vfs.release(inode, handle);
@@ -127,6 +127,22 @@ impl Server {
     ///
     /// # Errors
     /// `ENOSPC`, `EFBIG`; `ESTALE`; the errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk_fuse::{Caller, NewFile, Options, Server, WriteOrigin};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let server = Server::new(fs, Options::exclusive())?;
+    /// # let caller = Caller { uid: 0, gid: 0, pid: 0 };
+    /// let (file, handle) = server.create(caller, 1, b"f", &NewFile::new(0o644), 2)?;
+    /// server.write(caller, file.node, handle, 0, b"data", WriteOrigin::Call)?;
+    /// let mut buf = [0; 8];
+    /// assert_eq!(server.read(file.node, handle, 2, &mut buf)?, 2);
+    /// server.release(file.node, handle)?;
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn write(
         &self,
         caller: Caller,

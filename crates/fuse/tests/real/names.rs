@@ -178,12 +178,12 @@ fn invalidation_shows_changes_by_other_programs() {
 fn create_of_a_name_that_became_a_link_opens_its_target() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let negative_timeout = std::time::Duration::from_secs(600);
-    let options = Options { negative_timeout, ..Options::shared() };
+    let options = Options::shared().with_negative_timeout(negative_timeout);
     let Some(site) = Site::new(Arc::<Tmpfs>::clone(&fs), options) else { return };
     assert_eq!(errno(fs::metadata(site.path("link"))), Some(Errno::NOENT));
     let root =
         Node::detached(fs.root().expect("read the root's attributes").ino, FileKind::Directory);
-    let link = Make { target: b"file", ..Make::new(S_IFLNK | 0o777, 0, 0) };
+    let link = Make::new(S_IFLNK | 0o777, 0, 0).with_target(b"file");
     fs.make(root, Name::new(b"link").expect("the name is valid"), &link).expect("make the file");
     for text in ["one", "two"] {
         let opened = fs::File::options().append(true).create(true).open(site.path("link"));

@@ -30,7 +30,7 @@ use corewalk_base::{MutexGuard, RwLockWriteGuard};
 use super::opened::Opened;
 use super::{Journal, PATIENCE_MAX, State, View};
 use crate::database::Snapshot;
-use crate::device::errno_of;
+use crate::device::full_or_io;
 use crate::layer::{Layer, Record};
 use crate::record::{Key, SuperRecord};
 
@@ -357,7 +357,7 @@ impl Journal {
             if opened.is_lost() {
                 break;
             }
-            if errno_of(error) == Errno::NOSPC {
+            if full_or_io(error) == Errno::NOSPC {
                 // ORDERING: Relaxed. See `grow`.
                 self.is_full.store(true, Ordering::Relaxed);
                 self.devices.reserve.set_len(0)?;

@@ -63,7 +63,7 @@ fn size_set_again_frees_what_is_reserved_behind_it() {
     with_both(|fs, file, what| {
         let reserve = || fs.fallocate(file, 0, 0, 1 << 16, Fallocate::KEEP_SIZE).unwrap();
         let cut = |size| {
-            let set = SetAttr { size: Some(size), ..SetAttr::default() };
+            let set = SetAttr::default().with_size(size);
             fs.setattr(file, &set).map(|attr| (attr.size, attr.blocks))
         };
         let free = fs.statfs().unwrap().bfree;

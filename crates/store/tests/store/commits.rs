@@ -6,7 +6,7 @@ use std::time::Duration;
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::{Condvar, Mutex};
-use corewalk_store::{Device, Store, StoreOptions, StoreStats};
+use corewalk_store::{Device, Store, StoreStats};
 use corewalk_testkit::race::Watchdog;
 
 use crate::differential::tree;
@@ -160,7 +160,7 @@ fn writers_wait_while_a_commit_is_slow() {
     let (state, changed) = (Mutex::new((false, false)), Condvar::new());
     let slow = Arc::new(Slow { inner: devices.log.clone(), state, changed });
     devices.log = slow.clone();
-    let options = StoreOptions { transaction_bytes: BYTES / 2, ..quiet() };
+    let options = quiet().with_transaction_bytes(BYTES / 2);
     let store = Store::open_devices(devices, &options).unwrap();
     make(&store, "first").unwrap();
     slow.set(|state| state.0 = true);
@@ -190,7 +190,7 @@ fn commits_come_in_time() {
     let _watchdog = Watchdog::start("a commit in time", Duration::from_secs(60));
     let disks = Disks::new();
     let every = Duration::from_millis(20);
-    let store = disks.open(&StoreOptions { commit_every: Some(every), ..quiet() });
+    let store = disks.open(&quiet().with_commit_every(every));
     for number in 0..3 {
         let before = store.stats();
         let file = make(&store, &format!("f{number}")).unwrap();

@@ -138,7 +138,7 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
         3 => {
             let size = Some(rng.below(20_000));
             since.0.insert((attr.ino, 0));
-            store.setattr(node, &SetAttr { size, ..SetAttr::default() }).unwrap();
+            store.setattr(node, &SetAttr::default().with_size(size)).unwrap();
         }
         4 => {
             let target = store.lookup(root, other);
@@ -159,7 +159,7 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
         }
         6 => {
             // The freed blocks are reused for another file soon after the next commit.
-            let empty = SetAttr { size: Some(0), ..SetAttr::default() };
+            let empty = SetAttr::default().with_size(0);
             store.setattr(node, &empty).unwrap();
             let len = if rng.chance(1, 3) { 70_000 } else { 1 + rng.index(50_000) };
             write(0, len);

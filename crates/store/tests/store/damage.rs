@@ -286,7 +286,7 @@ fn log_of_a_closed_store_may_be_shortened_or_missing() {
     let (contents, _, trees) = load();
     let (disks, opened) = open(&contents);
     drop(opened.unwrap());
-    let read_only = corewalk_store::StoreOptions { is_read_only: true, ..quiet() };
+    let read_only = quiet().with_read_only(true);
     drop(disks.open(&read_only));
     for end in [0, 100, BLOCK, contents[LOG].len() - 1] {
         let mut cut = disks.contents();

@@ -6,7 +6,7 @@ use corewalk::{
     AclKind, Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr,
     XattrMode,
 };
-use corewalk_store::{Store, StoreOptions, fsck_devices};
+use corewalk_store::{Store, fsck_devices};
 use corewalk_testkit::rng::{Rng, Seed};
 
 use crate::differential::tree;
@@ -108,7 +108,7 @@ fn control_full_host_without_reserve_is_read_only() {
 
 #[test]
 fn size_and_inodes_are_limits() {
-    let options = StoreOptions { size_bytes: Some(3 * 4096), inodes_max: Some(3), ..quiet() };
+    let options = quiet().with_size_bytes(3 * 4096).with_inodes_max(3);
     let disks = Disks::new();
     let store = disks.open(&options);
     let (a, b) = (make(&store, "a").unwrap(), make(&store, "b").unwrap());
@@ -119,7 +119,7 @@ fn size_and_inodes_are_limits() {
     drop(store);
     let store = disks.open(&options);
     assert_eq!(store.statfs().map(|stat| (stat.bfree, stat.ffree)), Ok((0, 0)));
-    let cut = SetAttr { size: Some(1), ..SetAttr::default() };
+    let cut = SetAttr::default().with_size(1);
     store.setattr(a, &cut).unwrap();
     assert_eq!(store.write(b, 0, 0, &[2; 9000]), Ok(8192));
     assert_eq!(make(&store, "c").err(), Some(Errno::NOSPC));
@@ -141,7 +141,7 @@ fn failing_reads_are_eio_while_they_last() {
     let before = tree(&store);
     drop(store);
     // Records in the database's cache can still be read.
-    let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
+    let store = disks.open(&quiet().with_cache_bytes(0));
     disks.shared.lock().is_read_failing = true;
     let mut failed = 0;
     for (number, name) in names.iter().enumerate() {
@@ -218,7 +218,7 @@ fn forgets_while_reads_fail_are_done_later() {
         files.push(file);
     }
     drop(store);
-    let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
+    let store = disks.open(&quiet().with_cache_bytes(0));
     for (name, &file) in names.iter().zip(&files) {
         store.remove(root(), Name::new(name.as_bytes()).unwrap(), file).unwrap();
         // Load the extents of the file, but not its attribute block.
@@ -297,7 +297,7 @@ fn rename_whose_read_fails_changes_nothing_and_succeeds_later() {
 
 /// Renames on a host that fails after `reads` reads. Returns true if no read failed.
 fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -> bool {
-    let options = StoreOptions { cache_bytes: 0, ..quiet() };
+    let options = quiet().with_cache_bytes(0);
     let names = ["a", "b", "c", "d"].map(|name| Name::new(name.as_bytes()).unwrap());
     let disks = Disks::new();
     let store = disks.open(&options);
@@ -371,7 +371,7 @@ fn older_bytes_of_the_log_do_not_come_back() {
 #[test]
 fn fallocate_takes_no_more_than_the_host_has() {
     let path = std::env::temp_dir().join(format!("corewalk-store-room-{}", std::process::id()));
-    let options = StoreOptions { log_bytes: 64 << 10, ..quiet() };
+    let options = quiet().with_log_bytes(64 << 10);
     let store = Store::open(&path, &options).unwrap();
     let file = make(&store, "a").unwrap();
     let host = store.statfs().unwrap();
@@ -387,7 +387,7 @@ fn fallocate_takes_no_more_than_the_host_has() {
 /// If one call changes size and mode, and there is no space for the new ACL, neither changes.
 #[test]
 fn size_and_mode_change_both_or_neither() {
-    let options = StoreOptions { size_bytes: Some(3 * 4096), ..quiet() };
+    let options = quiet().with_size_bytes(3 * 4096);
     let disks = Disks::new();
     let store = disks.open(&options);
     let file = make(&store, "a").unwrap();
@@ -406,7 +406,7 @@ fn size_and_mode_change_both_or_neither() {
     }
     assert_eq!(store.write(file, 0, 0, &[1; 9000]), Ok(8192), "no room is left");
     // The ACL changed by chmod(2) needs a block of its own, and there is no room.
-    let set = SetAttr { size: Some(10), mode: Some(0o600), ..SetAttr::default() };
+    let set = SetAttr::default().with_size(10).with_mode(0o600);
     let before = store.getattr(file).unwrap();
     assert_eq!(store.setattr(file, &set), Err(Errno::NOSPC));
     assert_eq!(store.getattr(file), Ok(before));
@@ -425,7 +425,7 @@ fn size_that_cannot_change_leaves_the_mode() {
     store.write(file, 0, 0, &[1; 100]).unwrap();
     let before = store.getattr(file).unwrap();
     // A longer file has zeros behind its old end.
-    let set = SetAttr { size: Some(3000), mode: Some(0o600), ..SetAttr::default() };
+    let set = SetAttr::default().with_size(3000).with_mode(0o600);
     disks.shared.lock().is_write_failing = true;
     assert_eq!(store.setattr(file, &set), Err(Errno::IO));
     disks.shared.lock().is_write_failing = false;

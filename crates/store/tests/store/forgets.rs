@@ -4,7 +4,7 @@
 //! Source: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
-use corewalk_store::{StoreOptions, fsck_devices};
+use corewalk_store::fsck_devices;
 
 use crate::differential::tree;
 use crate::log_fails::add;
@@ -90,7 +90,7 @@ fn sync_that_fails_while_the_database_is_opened_again_is_not_forgotten() {
     }
     drop(store);
     for is_failing in [true, false] {
-        let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
+        let store = disks.open(&quiet().with_cache_bytes(0));
         disks.shared.lock().is_read_failing = true;
         let lookup = |name: &String| store.lookup(root(), Name::new(name.as_bytes()).unwrap());
         assert!(names.iter().any(|name| lookup(name) == Err(Errno::IO)));

@@ -91,7 +91,7 @@ fn load() -> [Vec<u8>; 4] {
     let store = disks.open(&quiet());
     let root = Node::detached(1, FileKind::Directory);
     let make = |dir, name: &str, mode| {
-        let what = Make { target: b"the/target", ..Make::new(mode, 1, 2) };
+        let what = Make::new(mode, 1, 2).with_target(b"the/target");
         let attr = store.make(dir, Name::new(name.as_bytes()).unwrap(), &what).unwrap();
         Node::detached(attr.ino, attr.kind())
     };

@@ -57,7 +57,7 @@ fn change(
         }
         1 => {
             let size = Some(rng.below(20_000));
-            store.setattr(file, &SetAttr { size, ..SetAttr::default() }).unwrap();
+            store.setattr(file, &SetAttr::default().with_size(size)).unwrap();
             (file, Some((attr.ino, 0)))
         }
         _ => {

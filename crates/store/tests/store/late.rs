@@ -20,7 +20,7 @@ fn root() -> Node<'static> {
 }
 
 fn at_once() -> StoreOptions {
-    StoreOptions { is_sharing_late: false, ..quiet() }
+    quiet().with_sharing_late(false)
 }
 
 /// Returns the file with this number. Makes it if it does not exist.
@@ -278,7 +278,7 @@ fn first_change_queues_a_busy_inode() {
 #[test]
 fn file_that_changes_once_per_transaction_is_not_busy() {
     let disks = Disks::new();
-    let store = disks.open(&StoreOptions { is_dirsync: true, ..quiet() });
+    let store = disks.open(&quiet().with_dirsync(true));
     let node = file(&store, 0);
     [1, 2, 3].iter().for_each(|value| set(&store, node, *value).unwrap());
     for number in 1..4 {
@@ -369,7 +369,7 @@ fn sets_that_are_shared_late_have_blocks_of_1024_users() {
 /// Private blocks that are about to go do not cause `ENOSPC`.
 #[test]
 fn deferred_sharing_makes_room_before_enospc() {
-    let options = StoreOptions { size_bytes: Some(10 * 4096), ..quiet() };
+    let options = quiet().with_size_bytes(10 * 4096);
     let disks = Disks::new();
     let store = disks.open(&options);
     let nodes: Vec<_> = (0..8).map(|number| file(&store, number)).collect();
@@ -396,7 +396,7 @@ fn deferred_sharing_makes_room_before_enospc() {
 #[test]
 fn deferred_sharing_is_not_tried_for_inodes() {
     let disks = Disks::new();
-    let store = disks.open(&StoreOptions { inodes_max: Some(9), ..quiet() });
+    let store = disks.open(&quiet().with_inodes_max(9));
     let nodes: Vec<_> = (0..8).map(|number| file(&store, number)).collect();
     queue_all(&store, &nodes, |_| 7);
     let name = Name::new(b"one more").unwrap();

@@ -1,7 +1,7 @@
 //! A host that cannot write or sync the log: an fsync makes changes durable all the same, or fails.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
-use corewalk_store::{Store, StoreOptions, fsck_devices};
+use corewalk_store::{Store, fsck_devices};
 
 use crate::differential::{Tree, tree};
 use crate::memory::{Disks, Shared, quiet};
@@ -101,7 +101,7 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
 /// Returns the devices of a store with a file that never had a log.
 fn without_log() -> Disks {
     let disks = Disks::new();
-    let store = disks.open(&StoreOptions { log_bytes: 0, ..quiet() });
+    let store = disks.open(&quiet().with_log_bytes(0));
     add(&store, "first").unwrap();
     drop(store);
     Disks::with(disks.contents())

@@ -275,5 +275,8 @@ impl Disks {
 /// Returns options for a store that commits only on request.
 pub(crate) fn quiet() -> StoreOptions {
     let log_bytes = 256 << 10;
-    StoreOptions { commit_every: None, cache_bytes: 4 << 20, log_bytes, ..StoreOptions::default() }
+    StoreOptions::default()
+        .with_commit_every(None)
+        .with_cache_bytes(4 << 20)
+        .with_log_bytes(log_bytes)
 }

@@ -5,7 +5,7 @@
 //! since the newer log does not fit the older database.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, XattrMode};
-use corewalk_store::{Finding, OpenError, Store, StoreOptions, fsck_devices};
+use corewalk_store::{Finding, OpenError, Store, fsck_devices};
 
 use crate::differential::{Tree, tree};
 use crate::log_fails::add;
@@ -220,7 +220,7 @@ fn database_that_goes_back_while_it_is_mounted_is_not_used() {
     }
     drop(store);
     for goes_back in [true, false] {
-        let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
+        let store = disks.open(&quiet().with_cache_bytes(0));
         let older = disks.contents()[META].clone();
         add_to_database(&store, if goes_back { "newer" } else { "newest" });
         disks.shared.lock().is_read_failing = true;

@@ -13,7 +13,7 @@ use corewalk::{
     AclKind, Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, RenameMode, Seek, SetAttr,
     XattrMode,
 };
-use corewalk_store::{Finding, OpenError, Report, Store, StoreOptions, fsck_devices};
+use corewalk_store::{Finding, OpenError, Report, Store, fsck_devices};
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 
 use crate::differential::{Tree, tree, tree_of};
@@ -209,7 +209,7 @@ fn call_for_files(store: &Store, dir: Node<'_>, failed: &mut Vec<(&'static str, 
         note("read", store.read(file, 0, 9, &mut [0; 5_000]).map(drop));
         note("seek", store.seek(file, 0, 0, Seek::Hole).map(drop));
         note("fallocate", store.fallocate(file, 0, 200_000, 9_000, Fallocate::from_bits_retain(1)));
-        let set = SetAttr { size: Some(50_000), mode: Some(0o600), ..SetAttr::default() };
+        let set = SetAttr::default().with_size(50_000).with_mode(0o600);
         note("setattr", store.setattr(file, &set).map(drop));
         note("setxattr", store.setxattr(file, b"user.a", &[7; 300], XattrMode::Set));
         note("setxattr", store.setxattr(file, b"user.b", b"1", XattrMode::Create));
@@ -270,7 +270,7 @@ fn examine(victim: &Victim, damaged: &[Vec<u8>; 4], outcomes: &mut Outcomes) -> 
             if !says_the_same(&error, &checked) {
                 return Err(format!("the mount says {error:?}, the check {checked:?}"));
             }
-            let read_only = StoreOptions { is_read_only: true, ..quiet() };
+            let read_only = quiet().with_read_only(true);
             if Store::open_devices(disks.devices(), &read_only).is_ok() {
                 return Err("it is mounted for reading".into());
             }

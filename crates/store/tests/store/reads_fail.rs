@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, XattrMode};
 use corewalk_base::primitives::thread;
-use corewalk_store::{Store, StoreOptions};
+use corewalk_store::Store;
 use corewalk_testkit::race::Watchdog;
 
 use crate::memory::{Disks, quiet};
@@ -50,7 +50,7 @@ fn count_found(store: &Store) -> usize {
 #[test]
 fn sync_with_nothing_to_commit_ends_eio_of_reads() {
     let disks = disks();
-    let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
+    let store = disks.open(&quiet().with_cache_bytes(0));
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
     // Without changes no data can be lost, however often the reads fail.
@@ -78,7 +78,7 @@ fn sync_with_nothing_to_commit_ends_eio_of_reads() {
 #[test]
 fn change_after_a_failed_attempt_is_committed() {
     let disks = disks();
-    let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
+    let store = disks.open(&quiet().with_cache_bytes(0));
     let root = Node::detached(1, FileKind::Directory);
     // Load it, so that it can be changed.
     let first = store.lookup(root, Name::new(name(0).as_bytes()).unwrap()).unwrap();
@@ -104,7 +104,7 @@ fn change_after_a_failed_attempt_is_committed() {
 #[test]
 fn commit_after_a_failed_read_has_the_reserve() {
     let disks = disks();
-    let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
+    let store = disks.open(&quiet().with_cache_bytes(0));
     assert!(store.stats().has_reserve);
     let root = Node::detached(1, FileKind::Directory);
     let new: Vec<_> = (0..400).map(|number| format!("new{number:0200}")).collect();
@@ -139,7 +139,7 @@ fn eio_of_reads_ends_in_time() {
     let _watchdog = Watchdog::start("the end of EIO", Duration::from_secs(120));
     let disks = disks();
     let every = Some(Duration::from_millis(20));
-    let store = disks.open(&StoreOptions { cache_bytes: 0, commit_every: every, ..quiet() });
+    let store = disks.open(&quiet().with_cache_bytes(0).with_commit_every(every));
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
     disks.shared.lock().is_read_failing = false;

@@ -200,7 +200,7 @@ fn mount_whose_host_fails_to_read_loses_nothing() {
 fn directory_of_a_store_that_is_refused_is_left_as_it_is() {
     let path = std::env::temp_dir().join(format!("store-refused-{}", std::process::id()));
     let _gone = Gone(path.clone());
-    let options = StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() };
+    let options = StoreOptions::default().with_log_bytes(64 << 10);
     let store = Store::open(&path, &options).unwrap();
     add_large(&store, "large");
     drop(store);
@@ -215,7 +215,7 @@ fn directory_of_a_store_that_is_refused_is_left_as_it_is() {
         let _ = std::fs::remove_file(path.join(lost));
         let before = all();
         for is_read_only in [false, true] {
-            let opened = Store::open(&path, &StoreOptions { is_read_only, ..options.clone() });
+            let opened = Store::open(&path, &options.clone().with_read_only(is_read_only));
             assert!(matches!(opened.map(drop), Err(OpenError::Version(3))));
             assert!(all() == before, "{lost} is missing, {is_read_only}");
         }

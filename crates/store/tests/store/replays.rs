@@ -41,7 +41,7 @@ fn killed(files: usize, options: &StoreOptions) -> ([Vec<u8>; 4], Tree) {
 #[test]
 fn log_is_read_in_pieces() {
     const LOG_BYTES: u64 = 8 << 20;
-    let options = StoreOptions { log_bytes: LOG_BYTES, ..quiet() };
+    let options = quiet().with_log_bytes(LOG_BYTES);
     let (contents, expected) = killed(400, &options);
     let used = contents[LOG].iter().rposition(|&byte| byte != 0).unwrap();
     assert!(used > 4 << 20, "{used} bytes of the log");

@@ -2,7 +2,7 @@
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr, XattrMode};
 use corewalk_base::primitives::{Arc, thread};
-use corewalk_store::{Store, StoreOptions, fsck_devices};
+use corewalk_store::{Store, fsck_devices};
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 
 use crate::differential::tree;
@@ -44,7 +44,7 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
             }
             4 => {
                 let size = Some(rng.below(30_000));
-                store.setattr(node, &SetAttr { size, ..SetAttr::default() }).unwrap();
+                store.setattr(node, &SetAttr::default().with_size(size)).unwrap();
             }
             5 if step % 10 == 0 => store.fsync(node, 0, false).unwrap(),
             // All threads set the same values, so that their files become and cease to be users of
@@ -64,7 +64,7 @@ fn threads_and_commits_leave_records_that_agree() {
     for seed in 0..3 {
         let seed = ReportSeed::new(Seed(seed));
         let disks = Disks::new();
-        let store = Arc::new(disks.open(&StoreOptions { size_bytes: None, ..quiet() }));
+        let store = Arc::new(disks.open(&quiet().with_size_bytes(None)));
         let root = Node::detached(1, FileKind::Directory);
         let dirs: Vec<_> = ["a", "b", "c"]
             .map(|name| {

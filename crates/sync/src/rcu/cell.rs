@@ -90,6 +90,17 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
 
     /// Replaces the value by `next(value)`. If another writer replaced the value meanwhile, `next`
     /// runs again, so no update is lost.
+    ///
+    /// # Examples
+    /// ```
+    /// let count = corewalk_sync::RcuCell::new(0);
+    /// std::thread::scope(|scope| {
+    ///     for _ in 0..4 {
+    ///         scope.spawn(|| count.update(|old| old + 1));
+    ///     }
+    /// });
+    /// assert_eq!(*count.read(&corewalk_sync::rcu::read_lock()), 4);
+    /// ```
     pub fn update(&self, mut next: impl FnMut(&T) -> T) {
         let section = read_lock();
         loop {

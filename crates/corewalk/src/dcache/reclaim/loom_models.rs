@@ -11,7 +11,7 @@ use super::*;
 use crate::dentry::Body;
 use crate::slot::Seq;
 
-const PREEMPTIONS: usize = 3;
+const PREEMPTIONS: usize = 2;
 
 /// Evicts a dentry, if it is unused.
 fn evict(dcache: &Dcache, slot: DentrySlot) -> bool {

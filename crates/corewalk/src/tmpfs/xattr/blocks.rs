@@ -118,7 +118,7 @@ pub(super) struct Blocks {
 impl Blocks {
     /// Returns an empty store, or None without address space.
     pub(super) fn new() -> Option<Blocks> {
-        let options = MbcacheOptions { users_max: USERS_MAX, ..MbcacheOptions::default() };
+        let options = MbcacheOptions::default().with_users_max(USERS_MAX);
         let cache = Mbcache::new(options).ok()?;
         let numbers = SlotArena::new("xattr block", cache.entries_max()).ok()?;
         Some(Blocks { cache, numbers, levels: [const { OnceLock::new() }; LEVELS] })

@@ -185,7 +185,7 @@ fn forget_may_call_back_into_the_namespace() {
 #[test]
 fn handle_stays_valid_when_its_number_is_reused() {
     let _watchdog = Watchdog::start("reused numbers", Duration::from_secs(120));
-    let options = VfsOptions { hash_seed: Some(1), entries_max: 1 << 16, ..VfsOptions::default() };
+    let options = VfsOptions::default().with_hash_seed(1).with_entries_max(1 << 16);
     let fs = HookedTmpfs::over(Tmpfs::new(TmpfsOptions::default()), Recycled::default());
     let vfs = Vfs::new(Arc::new(fs), options).unwrap();
     let cred = Cred::root();
@@ -307,7 +307,7 @@ fn announced_change_is_seen_by_the_next_lookup() {
     }));
     let root = Node::detached(fs.root().unwrap().ino, FileKind::Directory);
     fs.inner.make(root, name("f"), &Make::new(S_IFREG | 0o644, 0, 0)).unwrap();
-    let options = VfsOptions { hash_seed: Some(1), entries_max: 1 << 16, ..VfsOptions::default() };
+    let options = VfsOptions::default().with_hash_seed(1).with_entries_max(1 << 16);
     let vfs = Vfs::new(Arc::clone(&fs) as Arc<dyn FileSystem>, options).unwrap();
     let done = AtomicBool::new(false);
     race::run(3, Seed::choose(), |mut racer| {

@@ -72,7 +72,7 @@ fn fold(a: u64, b: u64) -> u64 {
 
 /// Returns the CPU time of looking up all `names`, after they were made.
 fn time_of(names: &[impl AsRef<[u8]>], hash_seed: Option<u64>) -> Duration {
-    let options = VfsOptions { hash_seed, entries_max: 1 << 17, ..VfsOptions::default() };
+    let options = VfsOptions::default().with_hash_seed(hash_seed).with_entries_max(1 << 17);
     let vfs = Vfs::new(std::sync::Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
     let (root, cred) = (vfs.root(), Cred::root());
     let names: Vec<Name<'_>> = names.iter().map(|name| Name::new(name.as_ref()).unwrap()).collect();
