@@ -30,6 +30,7 @@ next! {
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// The numbers of the calls that this library handles.
+#[cfg(target_arch = "x86_64")]
 const CALLS: [c_long; 17] = [
     libc::SYS_msgget,
     libc::SYS_msgsnd,
@@ -75,11 +76,13 @@ const OPENING_FIRST: [c_long; 2] = [libc::SYS_open, libc::SYS_creat];
 const OPENING_FIRST: [c_long; 0] = [];
 
 /// A bit for each number below 512; set for numbers that this module handles.
+#[cfg(target_arch = "x86_64")]
 static OURS: [u64; 8] = {
     let bits = with(&CALLS, with(&REFRESHING, [0; 8]));
     with(&OPENING, with(&OPENING_FIRST, bits))
 };
 
+#[cfg(target_arch = "x86_64")]
 const fn with(numbers: &[c_long], mut bits: [u64; 8]) -> [u64; 8] {
     let mut at = 0;
     while at < numbers.len() {
