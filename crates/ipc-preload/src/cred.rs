@@ -1,24 +1,24 @@
 //! The credentials of the process, and the calls that change them.
 //!
-//! A question to the kernel takes as long as a whole semop(2) here, so the answer is kept, and read
-//! again after each call that may change it. Such calls of the C library change all threads of the
-//! process. capset(2), and all calls by number, change the calling thread only. From the first such
-//! change beside other threads on, each thread reads its own credentials at its next call. A change
-//! by an instruction of the program stays unnoticed until the next of these calls.
+//! Reading the credentials takes a system call, which takes as long as a whole semop(2) here. So
+//! they are cached, and read again after each call that may change them. Such calls of the C
+//! library change all threads of the process. capset(2), and all calls by number, change the
+//! calling thread only. After the first such change in a process with other threads, each thread
+//! reads its own credentials at its next call. A program that changes them by an instruction of its
+//! own, past the C library, is noticed at the next of these calls.
 //!
-//! The answer comes from the kernel itself and not from the C library: fakeroot(1) answers
-//! geteuid(2) with the user that the process is meant to see.
+//! The library reads them from the kernel, not through geteuid(2) of the C library: fakeroot(1)
+//! interposes that function and returns another user.
 //!
 //! Source: credentials(7), nptl(7).
 
 use corewalk_ipc::Cred;
 use libc::{c_int, gid_t, size_t, uid_t};
 
-use crate::lookup::c_name;
-use crate::next::Next;
+use crate::next::next;
 use crate::process;
 
-/// Asks the kernel for the credentials of the calling thread.
+/// Reads the credentials of the calling thread from the kernel.
 pub(crate) fn current() -> Cred {
     let groups = rustix::process::getgroups().unwrap_or_default();
     Cred {
@@ -29,39 +29,32 @@ pub(crate) fn current() -> Cred {
     }
 }
 
-/// Defines functions that call the next of their name, and then ask anew who the process is.
+/// Defines functions that call the C library's function and then read the credentials again.
 macro_rules! refreshing {
     ($($table:ident, $name:ident($($argument:ident: $kind:ty),*), $refresh:ident;)*) => {
-        $(
-            static $table: Next = Next::new(c_name(concat!(stringify!($name), "\0")));
+        next! { $($table: fn $name($($kind),*) -> c_int;)* }
 
-            /// The call of that name, after which the credentials are asked for anew.
+        $(
+            /// The call of that name. The credentials are read again after it.
             ///
             /// # Safety
             ///
             /// That of the call.
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
-                type Function = unsafe extern "C" fn($($kind),*) -> c_int;
-                let address = $table.address();
-                if address.is_null() {
-                    crate::errno::set(rustix::io::Errno::NOSYS);
-                    return -1;
-                }
-                // SAFETY: what the C library defines under this name has this type.
-                let next = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Function>(address) };
+                let Some(next) = $table.found() else { return -1 };
                 // SAFETY: the caller's promise.
                 let result = unsafe { next($($argument),*) };
                 process::$refresh();
                 result
             }
         )*
-
-        /// Looks up all of them.
-        pub(crate) fn resolve() {
-            $($table.address();)*
-        }
     };
+}
+
+/// Looks up the functions of the C library.
+pub(crate) fn resolve() {
+    look_up();
 }
 
 refreshing! {

@@ -21,24 +21,23 @@ use libc::{c_int, c_void};
 use std::ops::Range;
 use std::ptr;
 
-use crate::next::Next;
+use crate::next::next;
 use crate::process;
 
-static MLOCKALL: Next = Next::new(c"mlockall");
+next! {
+    MLOCKALL: fn mlockall(c_int) -> c_int;
+}
 
-/// Looks up what this module stands in front of.
+/// Looks up the function of the C library.
 pub(crate) fn resolve() {
-    MLOCKALL.address();
+    look_up();
 }
 
 /// mlockall(2).
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn mlockall(flags: c_int) -> c_int {
     lock_all(flags, |flags| {
-        type Function = unsafe extern "C" fn(c_int) -> c_int;
         let Some(next) = MLOCKALL.found() else { return -1 };
-        // SAFETY: what the C library defines under this name has this type.
-        let next = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
         // SAFETY: the call takes a number.
         unsafe { next(flags) }
     })
@@ -66,15 +65,14 @@ pub(crate) fn lock_all(flags: c_int, next: impl Fn(c_int) -> c_int) -> c_int {
     0
 }
 
-/// Gives memory to a mapping that is locked. As with mlockall(2), what cannot have any stays
-/// without.
+/// Populates a locked mapping. Errors are ignored, as by mlockall(2): some mappings have no memory.
 fn give_memory(range: Range<usize>) {
     let start = ptr::with_exposed_provenance::<c_void>(range.start);
     // SAFETY: the call changes no byte, and fails where nothing is mapped any more.
     unsafe { libc::mlock(start, range.len()) };
 }
 
-/// Returns the mappings of this process; those that lie beside each other and are alike may be one.
+/// Returns the mappings of this process. The kernel may report adjacent ones as one.
 fn mappings() -> Vec<Range<usize>> {
     let text = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let address = |digits: &str| usize::from_str_radix(digits, 16).ok();

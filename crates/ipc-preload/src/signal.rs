@@ -6,10 +6,11 @@
 //! leaves a window of its own. So the handler itself changes the word on which the call is about to
 //! sleep.
 //!
-//! For that, every handler is installed behind a few instructions of ours. They note the signal and
-//! jump on to the handler. The handler finds the registers, the stack and the return address as the
-//! kernel has left them. So `siginfo`, the context, `SA_ONSTACK` and unwinding do not change. Flags
-//! and mask are those of the program, and sigaction(2) returns the program's own handler.
+//! For that, the library installs a few instructions of its own in place of every handler. They
+//! note the signal and jump on to the handler. The handler finds the registers, the stack and the
+//! return address as the kernel has left them. So `siginfo`, the context, `SA_ONSTACK` and
+//! unwinding do not change. Flags and mask are those of the program, and sigaction(2) returns the
+//! program's own handler.
 //!
 //! # Two entries
 //!
@@ -37,7 +38,7 @@ use corewalk_base::primitives::thread;
 use libc::{c_int, c_long, c_void, sighandler_t};
 use std::ptr;
 
-use crate::next::Next;
+use crate::next::{Next, next};
 use crate::process::{self, BlockedSignals};
 use crate::user;
 
@@ -58,7 +59,12 @@ static HANDLERS: [[AtomicPtr<c_void>; SIGNALS]; ENTRIES] =
 /// counts as 0.
 static IS_LOCKED: AtomicU32 = AtomicU32::new(0);
 
-static SIGACTION: Next = Next::new(c"sigaction");
+next! {
+    SIGACTION: fn sigaction(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
+}
+
+/// A function that takes a signal and a handler, and returns the handler before.
+type Replace = unsafe extern "C" fn(c_int, sighandler_t) -> sighandler_t;
 
 /// The argument of rt_sigaction(2). Analogous to Linux's `struct kernel_sigaction`.
 #[repr(C)]
@@ -70,18 +76,18 @@ struct KernelAction {
     mask: u64,
 }
 
-/// Looks up what this module stands in front of.
+/// Looks up the functions that this module interposes.
 pub(crate) fn resolve() {
-    SIGACTION.address();
+    look_up();
     for next in &REPLACING {
         next.address();
     }
 }
 
-/// Notes that a signal has come; returns the program's handler.
+/// Ends the wait that the signal has interrupted, if any. Returns the program's handler.
 fn arrived(entry: usize, signal: c_int) -> *mut c_void {
     // No lock, no allocation, no system call, and errno stays as it is.
-    for task in [process::known_task(), process::guest()].into_iter().flatten() {
+    if let Some(task) = process::known_task() {
         task.interrupt_own();
     }
     // ORDERING: Relaxed. An address of code; nothing is published with it.
@@ -152,7 +158,7 @@ fn cell(signal: c_int) -> Option<usize> {
     (index < SIGNALS).then_some(index)
 }
 
-/// A change of a handler, or a look at it: what is given to the kernel, and what the kernel tells.
+/// A call that changes or reads a handler. It holds the lock of the tables.
 struct Change(#[expect(dead_code, reason = "held until the change is made")] TableLock);
 
 impl Change {
@@ -160,7 +166,8 @@ impl Change {
     /// handler to install.
     fn begin(signal: c_int, cell: usize, handler: Option<sighandler_t>) -> (Self, sighandler_t) {
         let change = Self(TableLock::take());
-        // The last two are our entries: the program has them from a call that the library missed.
+        // The program may pass an address of one of the two entries: it has seen the entry in a
+        // call that bypassed the library.
         let [first, second] = entries();
         let words = [libc::SIG_DFL, libc::SIG_IGN, SIG_HOLD, libc::SIG_ERR, first, second];
         let Some(function) = handler.filter(|handler| !words.contains(handler)) else {
@@ -176,7 +183,8 @@ impl Change {
     }
 }
 
-/// Returns the program's handler where the kernel tells of an entry of ours, which it had before.
+/// Returns the program's handler if `handler`, which the kernel reported, is an entry of this
+/// library.
 fn told(cell: usize, handler: sighandler_t) -> sighandler_t {
     match entries().iter().position(|entry| *entry == handler) {
         // ORDERING: Relaxed. See `arrived`.
@@ -212,7 +220,7 @@ impl TableLock {
                     seen = 0;
                     thread::yield_now();
                 }
-                // Free, or of a thread of the parent, which is not here.
+                // The lock is free, or a thread of the parent process held it at the fork.
                 Err(other) => seen = other,
             }
         }
@@ -240,31 +248,19 @@ pub unsafe extern "C" fn sigaction(
     action: *const libc::sigaction,
     before: *mut libc::sigaction,
 ) -> c_int {
-    type Function =
-        unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
     let Some(next) = SIGACTION.found() else { return -1 };
-    // SAFETY: what the C library defines under this name has this type.
-    let next = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
     let Some(cell) = cell(signal) else {
         // SAFETY: the caller's promise.
         return unsafe { next(signal, action, before) };
     };
-    // SAFETY: the caller's promise; it is copied, since it may be where the answer goes.
-    let mut ours = (!action.is_null()).then(|| unsafe { action.read() });
-    let handler = ours.map(|ours| ours.sa_sigaction);
-    let (_change, installed) = Change::begin(signal, cell, handler);
-    if let Some(ours) = &mut ours {
-        ours.sa_sigaction = installed;
-    }
-    let given = ours.as_ref().map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: the caller's promise. It is copied, since the result may overwrite it.
+    let ours = (!action.is_null()).then(|| unsafe { action.read() });
     // SAFETY: the caller's promise; the copy lives during the call.
-    let result = unsafe { next(signal, given, before) };
-    if result == 0 && !before.is_null() {
-        // SAFETY: the call has filled it.
-        let told = unsafe { &mut (*before).sa_sigaction };
-        *told = self::told(cell, *told);
+    let call = |given| c_long::from(unsafe { next(signal, given, before) });
+    // SAFETY: the call fills `before` if it succeeds.
+    unsafe {
+        change((signal, cell), ours, before, |action| &mut action.sa_sigaction, call) as c_int
     }
-    result
 }
 
 /// rt_sigaction(2) by number: `call` makes the call with another action.
@@ -279,60 +275,68 @@ pub(crate) unsafe fn by_number(
     call: impl FnOnce(usize) -> c_long,
 ) -> c_long {
     let Some(cell) = cell(signal) else { return call(action) };
-    // SAFETY: any bits are an action; it is copied, since it may be where the answer goes.
+    // SAFETY: any bits are an action. It is copied, since the result may overwrite it.
     let read = (action != 0).then(|| unsafe { user::read::<KernelAction>(action) });
-    // The kernel refuses what cannot be read.
-    let Ok(mut ours) = read.transpose() else { return call(action) };
-    let handler = ours.map(|ours| ours.handler);
-    let (_change, installed) = Change::begin(signal, cell, handler);
+    // If the action cannot be read, the kernel returns the error.
+    let Ok(ours) = read.transpose() else { return call(action) };
+    let before = ptr::with_exposed_provenance_mut::<KernelAction>(before);
+    let call = |given: *const KernelAction| call(given.expose_provenance());
+    // SAFETY: the call fills `before` if it succeeds.
+    unsafe { change((signal, cell), ours, before, |action| &mut action.handler, call) }
+}
+
+/// Changes the action of a signal by `call`, or looks at it. `handler` finds the handler in an
+/// action.
+///
+/// # Safety
+///
+/// `call` fills `before` if it returns 0 and `before` is not null.
+unsafe fn change<A>(
+    (signal, cell): (c_int, usize),
+    mut ours: Option<A>,
+    before: *mut A,
+    handler: fn(&mut A) -> &mut sighandler_t,
+    call: impl FnOnce(*const A) -> c_long,
+) -> c_long {
+    let wanted = ours.as_mut().map(|ours| *handler(ours));
+    let (_change, installed) = Change::begin(signal, cell, wanted);
     if let Some(ours) = &mut ours {
-        ours.handler = installed;
+        *handler(ours) = installed;
     }
-    let given = ours.as_ref().map_or(0, |ours| ptr::from_ref(ours).expose_provenance());
-    let result = call(given);
-    if result == 0 && before != 0 {
-        let before = ptr::with_exposed_provenance_mut::<KernelAction>(before);
+    let result = call(ours.as_ref().map_or(ptr::null(), ptr::from_ref));
+    if result == 0 && !before.is_null() {
         // SAFETY: the call has filled it.
-        let told = unsafe { &mut (*before).handler };
+        let told = handler(unsafe { &mut *before });
         *told = self::told(cell, *told);
     }
     result
 }
 
-/// Returns what the kernel calls for a signal.
+/// Returns the handler that the kernel has installed for a signal.
 fn installed_now(signal: c_int) -> Option<sighandler_t> {
-    type Function =
-        unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
-    let address = SIGACTION.address();
-    if address.is_null() {
-        return None;
-    }
-    // SAFETY: what the C library defines under this name has this type.
-    let next = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
+    let next = SIGACTION.found()?;
     // SAFETY: zeroes are a valid action.
     let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: there is room for what is told.
+    // SAFETY: the call writes one action.
     let asked = unsafe { next(signal, ptr::null(), &raw mut now) };
     (asked == 0).then_some(now.sa_sigaction)
 }
 
-/// Installs a handler with one of the functions that take just that.
+/// Installs a handler with a function that takes only a signal and a handler.
 ///
 /// # Safety
 ///
 /// That of the function.
-unsafe fn replace(next: &Next, signal: c_int, handler: sighandler_t) -> sighandler_t {
-    type Function = unsafe extern "C" fn(c_int, sighandler_t) -> sighandler_t;
+unsafe fn replace(next: &Next<Replace>, signal: c_int, handler: sighandler_t) -> sighandler_t {
     let is_sigset = ptr::eq(next, &REPLACING[SIGSET]);
-    let Some(address) = next.found() else { return libc::SIG_ERR };
-    // SAFETY: what the C library defines under this name has this type.
-    let next = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
+    let Some(next) = next.found() else { return libc::SIG_ERR };
     let Some(cell) = cell(signal) else {
         // SAFETY: the caller's promise.
         return unsafe { next(signal, handler) };
     };
     let (change, installed) = Change::begin(signal, cell, Some(handler));
-    // sigset(3) changes the mask of signals too, which would be put back with the lock.
+    // sigset(3) also changes the signal mask. Releasing the lock would restore the mask, so the
+    // lock is released first.
     let lock = (!is_sigset).then_some(change);
     // SAFETY: the caller's promise.
     let before = unsafe { next(signal, installed) };
@@ -341,13 +345,15 @@ unsafe fn replace(next: &Next, signal: c_int, handler: sighandler_t) -> sighandl
     program
 }
 
-/// Defines the functions that take a signal and a handler.
-/// Which of them is sigset(3).
+/// Which of the functions is sigset(3).
 const SIGSET: usize = 5;
 
+/// Defines the functions that take a signal and a handler.
 macro_rules! replacing {
     ($($index:literal, $name:ident, $symbol:literal;)*) => {
-        static REPLACING: [Next; [$($index),*].len()] = [$(Next::new($symbol)),*];
+        static REPLACING: [Next<Replace>; [$($index),*].len()] =
+            // SAFETY: the C library defines these names with this type.
+            unsafe { [$(Next::new($symbol)),*] };
 
         $(
             /// The function of that name.

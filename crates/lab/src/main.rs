@@ -6,11 +6,12 @@
 //! every run, and losses are rows like any other.
 //!
 //! # How it works
-//! `table` lists the tables and says how one is run; `table/*.rs` are the tables, one file each.
-//! `samples` turns measurements into rows. `baseline`, `ours` and `peer` are what is measured.
-//! `corpus` and `lane` are what it is measured with, `slice` is one measurement. The table `xattr`
-//! measures `blocks`. `sems` are semaphore sets, for the tables of System V IPC. `before` and
-//! `ramfs` are measured by the tables that re-run the documents, with `race` and `job`.
+//! `table` lists the tables, one file each in `table/`. `table::engine` measures all of them, and
+//! `samples` turns the measurements into rows. `crew` runs the threads of one measurement, and
+//! `worker` and `client` are processes that do. `files`, `ours` and `baseline` are measured, and
+//! `before` and `ramfs` in the tables that re-run the documents, and `peer` for mounts. `sems`,
+//! `queues`, `blocks` and `pairs` are for the tables of System V IPC and of attributes. `corpus`,
+//! `questions`, `race` and `job` are the work that is measured.
 //!
 //! # Output
 //! A text table on stdout, everything else on stderr, and JSON in the file that is asked for: one

@@ -12,9 +12,9 @@
 use std::cell::RefCell;
 use std::ops::ControlFlow;
 
-use corewalk::{Attr, Cred, DirEntry, Errno, FileKind, InodeRef, Timespec};
+use corewalk::{Attr, Cred, DirEntry, Errno, FileKind, InodeRef};
 
-use super::{Entry, Server};
+use super::{EntryOut, Server};
 
 /// The difference between a cookie for the kernel and the back end's cookie.
 const COOKIE_SHIFT: u64 = 2;
@@ -26,6 +26,7 @@ const BATCH_NAMES: std::ops::RangeInclusive<usize> = 26..=208;
 
 /// One entry of a directory.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Dirent<'a> {
     /// The name. It may be `.` or `..`.
     pub name: &'a [u8],
@@ -63,6 +64,25 @@ impl Server {
     /// `ENOTDIR`; `ESTALE`; `EOVERFLOW` for a cookie above 2^63 - 3; the errors of the back end.
     /// After an entry was taken no error is returned. The next call, which starts there, returns
     /// it.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk_fuse::{Caller, NewFile, Options, Server};
+    /// # use std::ops::ControlFlow;
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let server = Server::new(fs, Options::exclusive())?;
+    /// # let caller = Caller { uid: 0, gid: 0, pid: 0 };
+    /// let _file = server.make(caller, 1, b"f", &NewFile::new(0o100_644))?;
+    /// let mut names = vec![];
+    /// server.readdir(1, 0, &mut |entry| {
+    ///     names.push(entry.name.to_vec());
+    ///     ControlFlow::Continue(())
+    /// })?;
+    /// assert_eq!(names, [&b"."[..], b"..", b"f"]);
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn readdir(
         &self,
         node: u64,
@@ -116,7 +136,7 @@ impl Server {
             // The kernel ignores the attributes of `.` and `..`.
             let attr = self.vfs.getattr(&dir)?;
             let dots = self.dots(&dir, node, cookie, &mut |entry| {
-                sink(entry, &Attr { ino: entry.node, ..attr })?;
+                sink(entry, &attr.with_ino(entry.node))?;
                 taken += 1;
                 ControlFlow::Continue(())
             });
@@ -167,12 +187,13 @@ impl Server {
         sink: &mut dyn FnMut(Dirent<'_>, &Attr) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, Errno> {
         let cookie = shifted(listed.cookie)?;
-        let Entry { node, attr, .. } = match self.look_up(dir, name) {
+        let EntryOut { node, attr, .. } = match self.look_up(dir, name) {
             Ok(entry) => entry,
             // The name was removed since it was collected.
             Err(Errno::NOENT) => return Ok(ControlFlow::Continue(())),
             Err(_) => {
-                let attr = Attr { ino: self.translate(listed.ino), ..unknown(listed.kind) };
+                // Only the number and the type are known.
+                let attr = Attr::new(self.translate(listed.ino), listed.kind.to_mode());
                 return Ok(sink(Dirent { name, node: 0, kind: listed.kind, cookie }, &attr));
             }
         };
@@ -185,7 +206,7 @@ impl Server {
     }
 
     /// Looks up a collected name.
-    fn look_up(&self, dir: &InodeRef<'_>, name: &[u8]) -> Result<Entry, Errno> {
+    fn look_up(&self, dir: &InodeRef<'_>, name: &[u8]) -> Result<EntryOut, Errno> {
         let name = self.revalidated(dir, self.name(name)?)?;
         // A process that may read a directory may see all its names, so the lookup needs no check.
         let inode = self.vfs.lookup(&Cred::root(), dir, name)?;
@@ -227,28 +248,6 @@ impl Drop for Untaken<'_> {
         if server.vfs.forget(server.translate(self.node), 1) {
             server.tallies.lookups.add(-1);
         }
-    }
-}
-
-/// Returns attributes of which only the file type is known.
-fn unknown(kind: FileKind) -> Attr {
-    let never = Timespec::default();
-    Attr {
-        ino: 0,
-        generation: 0,
-        mode: kind.to_mode(),
-        nlink: 0,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        size: 0,
-        blocks: 0,
-        blksize: 0,
-        atime: never,
-        mtime: never,
-        ctime: never,
-        btime: never,
-        has_acl: false,
     }
 }
 

@@ -3,8 +3,8 @@
 use corewalk::acl::Acl;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileSystem, Make, Name, Node, RenameMode,
-    Seek, SetAttr, StatFs, XattrMode,
+    AclKind, Attr, DirSink, Errno, Fallocate, FileSystem, Make, Name, Node, RenameMode, Seek,
+    SetAttr, StatFs, XattrMode,
 };
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
@@ -87,7 +87,7 @@ impl Hooked {
     }
 
     fn attr(&self, attr: Attr) -> Attr {
-        Attr { ino: self.number(attr.ino), ..attr }
+        attr.with_ino(self.number(attr.ino))
     }
 
     fn call(&self, what: &str, name: &[u8]) {
@@ -157,7 +157,7 @@ impl FileSystem for Hooked {
         self.call("readdir", b"");
         self.inner.readdir(self.node(dir), cookie, &mut |entry| {
             self.call("entry", entry.name.as_bytes());
-            sink(DirEntry { ino: self.number(entry.ino), ..entry })
+            sink(entry.with_ino(self.number(entry.ino)))
         })
     }
 

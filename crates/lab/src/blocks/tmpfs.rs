@@ -28,7 +28,7 @@ impl TmpfsStore {
     /// # Errors
     /// If a file cannot be made.
     pub(crate) fn new(share_xattrs: bool, size: (usize, usize)) -> anyhow::Result<TmpfsStore> {
-        let fs = Tmpfs::new(TmpfsOptions { share_xattrs, ..TmpfsOptions::default() });
+        let fs = Tmpfs::new(TmpfsOptions::default().with_share_xattrs(share_xattrs));
         let files = AttrFiles::make(&fs, size)?;
         Ok(TmpfsStore { fs, is_sharing: share_xattrs, files })
     }

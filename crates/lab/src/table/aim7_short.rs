@@ -5,7 +5,7 @@
 //! (`ns_per_op`).
 //!
 //! The document measured jobs per minute of the short workload of AIM7 on a DL980 with 80 cores, on
-//! top of the lockref patches, in three ranges of users ([`PUBLISHED`]). It lost 11.3 % up to 100
+//! top of the lockref patches, in three ranges of users. It lost 11.3 % up to 100
 //! users, and won 6.2 and 6.6 % above. Stoffel asked if the loss is real, how much runs vary, and
 //! for a machine with four cores. The rows of 1 to 4 users are the answer, each with its lowest and
 //! highest run.

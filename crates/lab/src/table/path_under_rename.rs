@@ -6,7 +6,7 @@
 //! translations.
 //!
 //! The document measured a profile of the AIM7 short workload, in which d_path and getcwd took 83 %
-//! of the time that was left in spin locks ([`PUBLISHED`]). It replaced the lock by the sequence of
+//! of the time that was left in spin locks. It replaced the lock by the sequence of
 //! all renames. The review asked about many renames: a translation then begins again because of any
 //! rename anywhere, and must take the lock in the end.
 //!

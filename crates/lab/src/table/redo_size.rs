@@ -6,9 +6,9 @@
 //!
 //! # The document
 //! Oracle SLOB on a DL980 with 80 cores, data files in a tmpfs. Sessions read and write, and have
-//! the kernel translate dentries to paths. The size of the redo log stands for the amount written
-//! ([`PUBLISHED`]): the shared side of a seqrwlock in place of the write side of the rename lock
-//! gave 8.5 to 21.3 % more. A profile gave the share of time in spin locks ([`PUBLISHED_SHARE`]).
+//! the kernel translate dentries to paths. The size of the redo log stands for the amount written:
+//! the shared side of a seqrwlock in place of the write side of the rename lock
+//! gave 8.5 to 21.3 % more. A profile gave the share of time in spin locks.
 //!
 //! # Kept and dropped
 //! Kept: the grid of readers and writers, scaled from 80 cores to a small machine, with more
@@ -18,9 +18,9 @@
 //! the document's machine), and so the scale of the percentages.
 //!
 //! # Lock sections
-//! Only a build with the feature `lock-share` counts them (`before::timed`). corewalk's
-//! translations take no lock but in a fallback, which its counters tell; its rows are left out if
-//! the counters do not move in a trial. The locks of corewalk's renames are not counted.
+//! They are counted while `lock-share` runs (`before::timed`). A translation of corewalk takes a
+//! lock only in a fallback, which its counters tell. If the counters do not move in a trial, the
+//! rows of corewalk are left out. The locks of corewalk's renames are not counted.
 //!
 //! # Checks
 //! Every path is compared; a wrong path fails the run.
