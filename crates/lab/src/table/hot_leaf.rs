@@ -271,9 +271,10 @@ mod tests {
             let rows = quick::check(&TABLE, &names, &cells);
             let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
             assert_eq!(claims.len(), 5);
-            let is_known = |claim: &&String| !claim.contains("not measured");
-            let known = if cores() > 1 { 5 } else { 2 };
-            assert_eq!(claims.iter().filter(is_known).count(), known, "{claims:?}");
+            let known = claims.iter().filter(|claim| !claim.contains("not measured")).count();
+            // On a loaded machine no round may have both slices that the scaling claim compares.
+            let expected = if cores() > 1 { 4..=5 } else { 2..=2 };
+            assert!(expected.contains(&known), "{claims:?}");
             let (after, own) = (at(of, PHASES[2]), "corewalk");
             let row = quick::row(&rows, (own, "ns_per_op"), &after).expect("it was just there");
             assert_eq!(row.baseline, own);
