@@ -211,7 +211,7 @@ fn main() -> ExitCode {
 fn run(args: Arguments) -> anyhow::Result<()> {
     match args.command {
         Command::List => {
-            let line = |table: &&Table| format!("{:<17} {}\n", table.name, table.about);
+            let line = |table: &&Table| format!("{:<17} {}\n", table.name, table.words().about);
             say(&table::all().iter().map(line).collect::<String>())
         }
         Command::Run(args) => run_tables(&args),
@@ -239,7 +239,7 @@ pub(crate) fn run_table(table: &Table, settings: &Settings) -> anyhow::Result<Re
     let samples = table.measure(settings).with_context(|| format!("table {}", table.name))?;
     Ok(Report {
         table: table.name,
-        source: table.source,
+        source: table.words().source,
         machine: Machine::here(),
         rows: samples.rows(),
     })

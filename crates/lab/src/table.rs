@@ -1,10 +1,11 @@
 //! The tables: what each one measures and where it comes from.
 //!
-//! A table is a declaration ([`Table`]): words, the sweeps that it measures, a function that
-//! measures them, and claims about the rows. One engine measures all tables (`engine`). It runs
-//! the variants interleaved in one process, round by round, each time in another order, so that
-//! neither drift of the machine nor the order favours a variant. Five rounds are the least.
-//! `samples` turns the measurements into rows, and `shape` tests the claims.
+//! Each table declares ([`Table`]) the sweeps that it measures, a function that measures them, and
+//! claims about the rows. The file `words.json` has the texts of all tables and the figures of
+//! their sources. One engine measures all tables (`engine`). It runs the variants interleaved in
+//! one process, round by round, each time in another order, so that neither drift of the machine
+//! nor the order favours a variant. A run has at least five rounds. `samples` turns the measurements
+//! into rows, and `shape` tests the claims.
 //!
 //! # How long it takes
 //! The sweeps say beforehand what is measured. With the default settings the slices of all tables
@@ -31,10 +32,13 @@ mod small_loads;
 mod wakeup;
 mod xattr;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 pub(crate) use engine::{Run, Sweep};
+use serde::Deserialize;
 pub(crate) use shape::Claim;
 
 use crate::machine::cores;
@@ -44,20 +48,6 @@ use crate::samples::{Row, Samples};
 pub(crate) struct Table {
     /// The name on the command line.
     pub(crate) name: &'static str,
-    /// The document that asks the question.
-    pub(crate) source: &'static str,
-    /// The measurement, in one line.
-    pub(crate) about: &'static str,
-    /// The claim about corewalk, in one sentence.
-    pub(crate) claim: &'static str,
-    /// The rows that show the claim.
-    pub(crate) plot: Plot,
-    /// Returns the curves that the source publishes, if there are any.
-    pub(crate) published: fn() -> Option<Published>,
-    /// The figures that the source published and that are no curves.
-    pub(crate) note: &'static str,
-    /// Returns true for a published figure: it is a row of the JSON, and the text has it in `note`.
-    pub(crate) is_in_note: fn(&Row) -> bool,
     /// Returns the claims, each with whether the rows show it.
     pub(crate) claims: fn(&[Row]) -> Vec<Claim>,
     /// Returns the cells that a run measures.
@@ -66,18 +56,44 @@ pub(crate) struct Table {
     pub(crate) run: fn(&Run<'_>, &mut Samples) -> anyhow::Result<()>,
 }
 
+/// The words of all tables, by name.
+static WORDS: LazyLock<HashMap<&str, Words>> = LazyLock::new(|| {
+    serde_json::from_str(include_str!("table/words.json")).expect("a test reads it")
+});
+
+/// The words of a table in `words.json`: its text on the page and the figures of its source.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Words {
+    /// The document that asks the question.
+    pub(crate) source: &'static str,
+    /// The measurement, in one line.
+    pub(crate) about: &'static str,
+    /// The claim about corewalk, in one sentence.
+    pub(crate) claim: &'static str,
+    /// The rows that show the claim.
+    pub(crate) plot: Plot,
+    /// The curves that the source publishes, if it publishes any.
+    pub(crate) published: Option<Published>,
+    /// The other figures that the source publishes, line by line.
+    #[serde(borrow, default)]
+    pub(crate) note: Vec<&'static str>,
+}
+
 /// The rows of a plot: those of one metric whose parameters are `x` and `at`, and no more.
+#[derive(Deserialize)]
 pub(crate) struct Plot {
     /// The parameter along the plot.
     pub(crate) x: &'static str,
     pub(crate) metric: &'static str,
     /// The other parameters, with their values as text; `*` is any value.
-    pub(crate) at: &'static [(&'static str, &'static str)],
+    pub(crate) at: Vec<(&'static str, &'static str)>,
     /// The value of `x` whose ratio stands on the front page.
     pub(crate) headline: &'static str,
 }
 
 /// The curves that the source of a table publishes.
+#[derive(Deserialize)]
 pub(crate) struct Published {
     /// The parameter along the plot.
     pub(crate) x: &'static str,
@@ -87,33 +103,27 @@ pub(crate) struct Published {
     pub(crate) curves: Vec<(&'static str, Vec<(f64, f64)>)>,
 }
 
-impl Published {
-    /// Returns a name, and the points of x and y, for each curve.
-    pub(crate) fn lines(&self) -> String {
-        let mut out = format!("Published ({}; {}):\n", self.x, self.unit);
-        for (name, points) in &self.curves {
-            let points: Vec<String> = points.iter().map(|(x, y)| format!("{x}: {y}")).collect();
-            out += &format!("  {name}: {}\n", points.join(", "));
+impl Words {
+    /// Returns the published figures as text: a line for each curve, and the note.
+    pub(crate) fn figures(&self) -> String {
+        let mut lines = vec![];
+        if let Some(Published { x, unit, curves }) = &self.published {
+            lines.push(format!("Published ({x}; {unit}):"));
+            for (name, points) in curves {
+                let points: Vec<String> = points.iter().map(|(x, y)| format!("{x}: {y}")).collect();
+                lines.push(format!("  {name}: {}", points.join(", ")));
+            }
         }
-        out
+        lines.extend(self.note.iter().map(|line| (*line).to_owned()));
+        lines.join("\n")
     }
 }
 
 impl Table {
-    /// A table without published figures, from which the tables take their defaults.
-    const PLAIN: Table = Table {
-        name: "",
-        source: "",
-        about: "",
-        claim: "",
-        plot: Plot { x: "threads", metric: "ops_per_s", at: &[], headline: "1" },
-        published: || None,
-        note: "",
-        is_in_note: |_| false,
-        claims: |_| vec![],
-        sweeps: |_| vec![],
-        run: |_, _| Ok(()),
-    };
+    /// Returns the words of the table.
+    pub(crate) fn words(&self) -> &'static Words {
+        &WORDS[self.name]
+    }
 
     /// Runs the table.
     ///

@@ -23,7 +23,7 @@
 //! Every answer of every job is compared; a wrong answer fails the run.
 
 use super::engine::{Cell, Measure, cells, values};
-use super::{Claim, Plot, Published, Run, Settings, Sweep, Table, sized};
+use super::{Claim, Run, Settings, Sweep, Table, sized};
 use crate::before::{Before, Dentries, Design, filled};
 use crate::corpus::Corpus;
 use crate::crew::{self, Pinning};
@@ -43,34 +43,7 @@ const SHARE_OF_TIME: f64 = 0.8;
 const BASELINE: &str = Design::GlobalLock.name();
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "aim7-short",
-    source: "AIM7 short of document 001 (Long, September 2013), with the rows that its review asked for",
-    about: "jobs of 1 to 32 users: paths, walks, files made and removed; spread of the runs",
-    claim: "Translation under a sequence gives no fewer jobs than translation under a lock, from one user on.",
-    plot: Plot { x: "users", metric: "ops_per_s", at: &[("op", "job")], headline: "1" },
-    // The document prints the second range as 200-10000, and the third begins at 1100.
-    published: || {
-        Some(Published {
-            x: "users, up to, 80 cores",
-            unit: "jobs per minute",
-            curves: vec![
-                (
-                    "without the patch",
-                    vec![(100.0, 4_365_114.0), (1e3, 7_211_115.0), (2e3, 6_964_439.0)],
-                ),
-                (
-                    "with the patch",
-                    vec![(100.0, 3_872_850.0), (1e3, 7_655_958.0), (2e3, 7_422_598.0)],
-                ),
-            ],
-        })
-    },
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "aim7-short", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let of = |variant: &'static str, users_max: u64| {

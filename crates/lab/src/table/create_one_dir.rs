@@ -26,7 +26,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 
 use super::engine::{Measure, Workload, cells, values};
-use super::{Claim, Plot, Run, Settings, Sweep, Table, shape};
+use super::{Claim, Run, Settings, Sweep, Table, shape};
 use crate::crew::{self, Slice};
 use crate::files::{Files, List, User};
 use crate::samples::{Row, Samples};
@@ -43,18 +43,7 @@ const VARIANTS: [&str; 2] = ["corewalk", BASELINE];
 const PLACES: [&str; 2] = ["one", "own"];
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "create-one-dir",
-    source: "updates that are not gated by one lock: future direction 1 of document 003 (2004)",
-    about: "files made and removed by several threads, different names in one directory",
-    claim: "Different names in one directory are made and removed side by side.",
-    plot: Plot { x: "threads", metric: "ops_per_s", at: &[("directories", "one")], headline: "1" },
-    note: "The document publishes no figure for updates.",
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "create-one-dir", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let scaling = shape::scaling(rows, "corewalk", &[("directories", "one".into())]);

@@ -46,7 +46,7 @@ use corewalk_base::primitives::thread;
 use rustix::fs::statfs;
 
 use super::engine::{cells, values};
-use super::{Claim, Plot, Run, Settings, Size, Sweep, Table, shape};
+use super::{Claim, Run, Settings, Size, Sweep, Table, shape};
 use crate::client::{Client, PHASES, is_sync};
 use crate::cpus;
 use crate::crew::Slice;
@@ -88,17 +88,7 @@ type Shape = (Serves, Threads);
 type Find = dyn Fn(Threads, &Path, &Path) -> anyhow::Result<Program>;
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "fuse-metadata",
-    source: "mdtest-like metadata operations on FUSE mounts with timeouts 0, after IOR's mdtest",
-    about: "create, stat, readdir+stat, rename, unlink on a corewalk tmpfs mount and on peers",
-    claim: "A store makes files nearly as fast as memory, and makes them durable as fast as ext4.",
-    plot: Plot { x: "processes", metric: "ops_per_s", at: &[("op", "create")], headline: "1" },
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "fuse-metadata", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let places = [

@@ -44,7 +44,7 @@ use corewalk_sync::Lockref;
 use serde_json::Value;
 
 use super::engine::{Visit, cells, values};
-use super::{Claim, Plot, Run, Settings, Size, Sweep, Table, shape};
+use super::{Claim, Run, Settings, Size, Sweep, Table, shape};
 use crate::crew::{self, Slice};
 use crate::files::{Files, Host, Ours, User, make_path};
 use crate::samples::{Metric, OVER_THREADS, Row, Samples};
@@ -92,24 +92,7 @@ struct Variant<'a> {
 }
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "hot-leaf",
-    source: "one path for all threads and a lock taken for a moment: document 000 and Guzik, 2024",
-    about: "threads that resolve the same path, before, during and after a transient locker",
-    claim: "Threads that resolve the same path do not slow each other down, and a locker that has gone costs nothing.",
-    plot: Plot {
-        x: "threads",
-        metric: "ops_per_s",
-        at: &[("of", "walk"), ("phase", "before")],
-        headline: "1",
-    },
-    note: "Published by Guzik, June 2024 (20 threads, Linux, stat of one file): 8.40 M/s, and 1.27 M/s \
-           for good after the lock was taken for a moment.",
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "hot-leaf", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let scaling = shape::scaling(rows, "corewalk", &at("walk", PHASES[0]));

@@ -32,7 +32,7 @@ use corewalk_ipc::{SemBuf, SemFlags};
 
 use super::engine::{Measure, cells, values};
 use super::shape::{Bound, rates};
-use super::{Claim, Plot, Published, Run, Settings, Sweep, Table, sized};
+use super::{Claim, Run, Settings, Sweep, Table, sized};
 use crate::before::sems::{IpcLock, IpcRcu, Protocol, SemArrays};
 use crate::crew::{self, Laps, Slice, Turn};
 use crate::questions::Rng;
@@ -55,24 +55,9 @@ const SHARE_OF_TIME: f64 = 0.7;
 /// The table.
 pub(super) const TABLE: Table = Table {
     name: "ipc-users",
-    source: "the swingbench runs of document 002 (Bueso, March 2013), in shape",
-    about: "100, 400 and 800 users of 400 semaphore sets, and what they wait for each other's locks",
-    claim: "Many users of many sets are served at least twice as fast as by the host kernel.",
-    plot: Plot { x: "users", metric: "ops_per_s", at: &[], headline: "100" },
-    published: || {
-        Some(Published {
-            x: "users, swingbench on 8 sockets",
-            unit: "percent of the system time in the ipc lock",
-            curves: vec![
-                ("before", vec![(100.0, 8.74), (400.0, 21.86), (800.0, 84.35)]),
-                ("after", vec![(100.0, 8.11), (400.0, 19.93), (800.0, 77.69)]),
-            ],
-        })
-    },
     claims,
     sweeps,
     run: |run, samples| apart(|| measure(run, samples)),
-    ..Table::PLAIN
 };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {

@@ -30,7 +30,7 @@
 use serde_json::Value;
 
 use super::names::{self, BASELINE, BEST_MAP, DEPTH, Forest, MILLION, VARIANTS, hot_params};
-use super::{Claim, Plot, Run, Settings, Sweep, Table, shape, sized};
+use super::{Claim, Run, Settings, Sweep, Table, shape, sized};
 use crate::memory;
 use crate::questions::Op;
 use crate::samples::{Metric, OVER_THREADS, Params, Row, Samples};
@@ -47,22 +47,7 @@ const COLD: f64 = 1.3;
 const SCALING: f64 = 1.9;
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "lookup",
-    source: "what inode tables are asked (libfuse, SeaweedFS, fuse_mt): 100,000 real names",
-    about: "(parent, name) to inode, path to inode: hot, over a tree, in one of a million",
-    claim: "A walk costs a sixth of the host's stat net of the system call, and walks of several threads do not slow each other down.",
-    plot: Plot {
-        x: "threads",
-        metric: "ops_per_s",
-        at: &[("op", "walk"), ("targets", "hot"), ("depth", "*")],
-        headline: "1",
-    },
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "lookup", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let hot = hot_params(Op::Walk, DEPTH);

@@ -42,7 +42,7 @@ use std::time::Duration;
 use anyhow::ensure;
 
 use super::engine::{Cell, Measure, cells, values};
-use super::{Claim, Plot, Run, Settings, Sweep, Table, shape, sized};
+use super::{Claim, Run, Settings, Sweep, Table, shape, sized};
 use crate::crew::{self, Slice};
 use crate::pairs::{Ours, Pairs, Shards};
 use crate::questions::Rng;
@@ -59,22 +59,7 @@ const MOST: f64 = 0.6;
 const OPS: [&str; 3] = ["get", "find", "get+create+delete"];
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "mbcache",
-    source: "the operations under document 004's benchmark (Kara, December 2015): 100,000 pairs",
-    about: "a cache from keys to values: get, find, and get + create + delete",
-    claim: "With few values per key, to get, create and delete a pair takes three fifths of what a map in 64 shards takes.",
-    plot: Plot {
-        x: "threads",
-        metric: "ops_per_s",
-        at: &[("op", "get+create+delete"), ("values", "2")],
-        headline: "1",
-    },
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "mbcache", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let cells = VALUES.into_iter().flat_map(|values| [1, 2].map(|threads| (values, threads)));

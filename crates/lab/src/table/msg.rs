@@ -32,7 +32,7 @@ use anyhow::{Context as _, ensure};
 
 use super::engine::{Cell, Measure, cells, values};
 use super::shape::{Bound, rates};
-use super::{Claim, Plot, Run, Settings, Sweep, Table, sized};
+use super::{Claim, Run, Settings, Sweep, Table, sized};
 use crate::cpus;
 use crate::crew::{self, Slice};
 use crate::peer::Scratch;
@@ -55,22 +55,8 @@ const CLAIMED: [(usize, f64); 2] = [(64, 4.0), (4096, 2.0)];
 const BLOCKED: &str = "blocked";
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "msg",
-    source: "message queues, beside the semaphores of document 002 (Bueso, March 2013)",
-    about: "messages of 1 B to 8 KiB that are sent and received again",
-    claim: "A small message is sent and received in a quarter of the host kernel's time, a page in half.",
-    plot: Plot {
-        x: "bytes",
-        metric: "ops_per_s",
-        at: &[("queue", "own"), ("threads", "1"), ("workers", "threads")],
-        headline: "64",
-    },
-    claims,
-    sweeps,
-    run: |run, samples| apart(|| measure(run, samples)),
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table =
+    Table { name: "msg", claims, sweeps, run: |run, samples| apart(|| measure(run, samples)) };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let least = |words: &str, least, is_meant: &dyn Fn(&Params) -> bool| {

@@ -3,7 +3,7 @@
 //!
 //! Document 003 (McKenney, Sarma, Soni, 2004) puts lookups under RCU where Linux 2.4 took
 //! `dcache_lock`. It shows a multiuser benchmark on a NUMA-Q with 16 processors (figure 9, a curve
-//! without figures) and the numbers in [`PUBLISHED`]. It ends with a kernel on one processor of 700
+//! without figures) and the numbers in `words.json`. It ends with a kernel on one processor of 700
 //! MHz, whose build times "showed no change". Units: jobs per second of wall time, all users
 //! together, and nanoseconds of processor time per job.
 //!
@@ -26,7 +26,7 @@
 mod job;
 
 use super::engine::{Measure, Workload, cells, values};
-use super::{Claim, Plot, Run, Settings, Sweep, Table, shape, sized};
+use super::{Claim, Run, Settings, Sweep, Table, shape, sized};
 use crate::before::Design;
 use crate::cpus::Pinned;
 use crate::crew;
@@ -42,33 +42,18 @@ const USERS: (&[usize], &[usize]) = (&[1, 2], &[1, 2, 4, 8]);
 const VARIANTS: [&str; 3] = ["corewalk", BASELINE, "linux"];
 /// Room for names before the patch: more than all users make.
 const CAPACITY: usize = 1 << 16;
-/// The figures of document 003.
-const PUBLISHED: &str = "Published by document 003, without and with RCU (other machines):
-SPECweb99 without SSL, Linux 2.4.17, 8 processors: 2258 and 2530 throughput (+12.0 %)
-system time of a kernel build, Linux 2.5.40-mm2: 47.548 and 42.498 processor seconds (-10.6 %)
-one processor of 700 MHz, Linux 2.5.42: no change";
 
 /// The table.
 pub(super) const MULTIUSER: Table = Table {
     name: "multiuser",
-    source: "multiuser throughput with dcache_lock and without: document 003 (Linux Journal, 2004)",
-    about: "users who compile, each in a working directory, over one cache",
-    claim: "Throughput grows with the users up to the number of processors, and one lock around \
-            lookups prevents that.",
-    plot: Plot { x: "users", metric: "ops_per_s", at: &[], headline: "1" },
-    note: PUBLISHED,
     claims: |rows| no_loss("no number of users loses", rows),
     sweeps,
     run,
-    ..Table::PLAIN
 };
 
 /// The table with one processor.
 pub(super) const ONE_CPU: Table = Table {
     name: "one-cpu",
-    source: "no loss on one processor: document 003 (Linux Journal, 2004)",
-    about: "the users of multiuser with the process on one processor",
-    claim: "On one processor nothing is lost against one lock around lookups.",
     claims: |rows| no_loss("on one processor no row loses", rows),
     run: |one_cpu, samples| {
         let _pinned = Pinned::to_one_cpu()?;

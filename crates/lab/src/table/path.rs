@@ -25,7 +25,7 @@
 use serde_json::Value;
 
 use super::names::{self, BASELINE, DEPTH, Forest, hot_params};
-use super::{Claim, Plot, Run, Settings, Sweep, Table, shape};
+use super::{Claim, Run, Settings, Sweep, Table, shape};
 use crate::questions::Op;
 use crate::samples::{Row, Samples};
 
@@ -39,22 +39,7 @@ const LIBFUSE: f64 = 3.0;
 const HOT: f64 = 4.0;
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "path",
-    source: "what inode tables are asked (libfuse, SeaweedFS, fuse_mt): paths of 100,000 real entries",
-    about: "inode to path: hot, over a tree",
-    claim: "A translation costs a quarter of getcwd net of the system call, and two threads are nearly twice as fast as one lock over two maps.",
-    plot: Plot {
-        x: "threads",
-        metric: "ops_per_s",
-        at: &[("op", "path"), ("renamer", "0")],
-        headline: "1",
-    },
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "path", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let tree =

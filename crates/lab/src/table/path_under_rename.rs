@@ -37,7 +37,7 @@ use corewalk::FileKind;
 use serde_json::Value;
 
 use super::engine::Cell;
-use super::{Claim, Plot, Run, Settings, Size, Sweep, Table, shape};
+use super::{Claim, Run, Settings, Size, Sweep, Table, shape};
 use crate::baseline::{Cwd, Namespace};
 use crate::before::{Before, Dentries, Design, Passes, make_path};
 use crate::crew::{Pinning, Slice};
@@ -100,25 +100,7 @@ struct Place {
 }
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "path-under-rename",
-    source: "translation of a path beside a renamer (Long, September 2013, and its review)",
-    about: "one translator and one renamer, elsewhere or of an ancestor, each on a core of its own",
-    claim: "Only a rename of an ancestor disturbs a translation; renames elsewhere cost it nothing.",
-    plot: Plot {
-        x: "renamer",
-        metric: "ops_per_s",
-        at: &[("op", "path"), ("clock", "cpu")],
-        headline: "elsewhere",
-    },
-    note: "Document 001, on 80 cores, AIM7 short, in percent: time in spin locks before the patch 8.46; \
-           of which d_path (readlink in /proc) 42.21; of which getcwd 40.97; time in spin locks with \
-           the patch 1.2. It has no figure of a renamer.",
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "path-under-rename", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let at = |clock| params("elsewhere", clock);

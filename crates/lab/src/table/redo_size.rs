@@ -32,7 +32,7 @@ use corewalk::FileKind;
 use serde_json::Value;
 
 use super::engine::{Cell, cells, values};
-use super::{Claim, Plot, Published, Run, Settings, Sweep, Table, shape, sized};
+use super::{Claim, Run, Settings, Sweep, Table, shape, sized};
 use crate::baseline::Namespace;
 use crate::before::timed::Counting;
 use crate::before::{Before, Dentries, Design, make_path};
@@ -76,36 +76,9 @@ struct Load {
 /// The table.
 pub(super) const REDO_SIZE: Table = Table {
     name: "redo-size",
-    source: "readers and writers of document 000 (Long, February 2013), scaled",
-    about: "readers that translate paths beside writers that rename: throughput of both",
-    claim: "Readers that share the rename lock are faster than readers that exclude each other, and a \
-            writer does not slow down a reader of corewalk.",
-    plot: Plot {
-        x: "readers",
-        metric: "ops_per_s",
-        at: &[("op", "path"), ("writers", "1")],
-        headline: "2",
-    },
-    published: || {
-        Some(Published {
-            x: "readers beside 64 writers, 80 cores",
-            unit: "MB/s of redo",
-            curves: vec![
-                (
-                    "without the patch",
-                    vec![(8.0, 802.0), (32.0, 798.0), (80.0, 658.0), (128.0, 748.0)],
-                ),
-                (
-                    "with the patch",
-                    vec![(8.0, 903.0), (32.0, 892.0), (80.0, 714.0), (128.0, 907.0)],
-                ),
-            ],
-        })
-    },
     claims: claims_redo_size,
     sweeps: sweeps_redo_size,
     run: run_redo_size,
-    ..Table::PLAIN
 };
 
 fn claims_redo_size(rows: &[Row]) -> Vec<Claim> {
@@ -143,32 +116,9 @@ fn run_redo_size(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
 /// The table.
 pub(super) const LOCK_SHARE: Table = Table {
     name: "lock-share",
-    source: "share of time in locks of document 000 (Long, February 2013), scaled",
-    about: "time in lock sections under the load of redo-size",
-    claim: "Readers that share the rename lock wait less for it, and translations of corewalk take no lock.",
-    plot: Plot {
-        x: "readers",
-        metric: "seconds",
-        at: &[("side", "readers"), ("of", "waiting"), ("writers", "0")],
-        headline: "2",
-    },
-    published: || {
-        Some(Published {
-            x: "readers, no writers, 80 cores",
-            unit: "% of time in spin locks",
-            curves: vec![
-                ("without the patch", vec![(32.0, 17.4), (80.0, 31.7), (128.0, 62.2)]),
-                ("with the patch", vec![(32.0, 6.3), (80.0, 2.9), (128.0, 43.5)]),
-            ],
-        })
-    },
-    note: "Document 000, 64 writers, percent of time in spin locks, as printed; in parentheses \
-           without the patch (it says with):\n\
-           32 readers 9.1(35.0), 80 readers 4.5(38.8), 128 readers 34.8(58.7)",
     claims: claims_lock_share,
     sweeps: sweeps_lock_share,
     run: run_lock_share,
-    ..Table::PLAIN
 };
 
 fn claims_lock_share(rows: &[Row]) -> Vec<Claim> {

@@ -31,7 +31,7 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::engine::{Measure, Workload, cells, values};
-use super::{Claim, Plot, Run, Settings, Sweep, Table, shape};
+use super::{Claim, Run, Settings, Sweep, Table, shape};
 use crate::crew::{self, Slice};
 use crate::files::{Files, Ours, User};
 use crate::samples::{Row, Samples};
@@ -53,19 +53,7 @@ const SCALING: [(&str, &str, f64); 2] =
     [("own", "different directories", 1.8), ("one", "one directory", 1.5)];
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "rename",
-    source: "renames without a global lock, which documents 000 and 001 left in place (Long, 2013)",
-    about: "files renamed there and back: alone, in different directories, in one directory",
-    claim: "A rename takes no lock that renames elsewhere take: in different directories they scale.",
-    plot: Plot { x: "threads", metric: "ops_per_s", at: &[("directories", "own")], headline: "1" },
-    note: "The documents publish no figure for renames. linux renames on the tmpfs at /dev/shm.\n\
-           directories=apart has a file system for each thread: the scaling of the machine.",
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "rename", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let one = [("net_of", Value::from("syscall")), ("threads", Value::from(1))];

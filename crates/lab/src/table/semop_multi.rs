@@ -42,7 +42,7 @@ use std::time::Duration;
 
 use super::engine::{Cell, Measure, cells, values};
 use super::shape::{Bound, rates};
-use super::{Claim, Plot, Published, Run, Settings, Sweep, Table, shape, sized};
+use super::{Claim, Run, Settings, Sweep, Table, shape, sized};
 use crate::before::sems::{IpcLock, IpcRcu, SemArrays};
 use crate::peer::Scratch;
 use crate::samples::{Params, Row, Samples};
@@ -70,37 +70,9 @@ const OVER_GVISOR_MIN: f64 = 15.0;
 /// The table.
 pub(super) const TABLE: Table = Table {
     name: "semop-multi",
-    source: "semop-multi (Rik van Riel) as document 002 uses it (Bueso, March 2013), scaled",
-    about: "workers that add to semaphores and take that back: own, random, the same, with undo, two at once",
-    claim: "A semop that nobody else is concerned with takes a tenth of what the host kernel takes for it.",
-    plot: Plot {
-        x: "threads",
-        metric: "ops_per_s",
-        at: &[
-            ("pattern", "own"),
-            ("sems", "128"),
-            ("undo", "off"),
-            ("ops", "1"),
-            ("workers", "threads"),
-        ],
-        headline: "1",
-    },
-    published: || {
-        Some(Published {
-            x: "threads, 128 semaphores, 4 processors",
-            unit: "operations per second",
-            curves: vec![
-                ("before", vec![(256.0, 5_048_409.0)]),
-                ("after", vec![(256.0, 9_105_213.0)]),
-            ],
-        })
-    },
-    note: "gVisor's engine alone, one thread (cited, not measured here), ns per call:\n\
-           128 semaphores 688, one semaphore 128 to 217",
     claims,
     sweeps,
     run: |run, samples| apart(|| measure(run, samples)),
-    ..Table::PLAIN
 };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {

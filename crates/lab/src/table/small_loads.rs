@@ -2,7 +2,7 @@
 //!
 //! Document 000 (Long, February 2013) ran three loads with several threads, on 80 cores and on a PC
 //! with 4: `find $HOME -size 0b`, `cat /proc/*/maps /proc/*/numa_maps` and `git diff`. They show
-//! that its patches cost nothing where they gain nothing ([`PUBLISHED`]). Units: operations per
+//! that its patches cost nothing where they gain nothing (`words.json`). Units: operations per
 //! second of wall time, all threads together, and nanoseconds of processor time per operation.
 //!
 //! A tree of 20,000 real names is in each file system, all of it cached. Every thread does the
@@ -29,7 +29,7 @@
 use anyhow::Context as _;
 
 use super::engine::{Measure, Workload, cells, values};
-use super::{Claim, Plot, Run, Settings, Sweep, Table, shape, sized};
+use super::{Claim, Run, Settings, Sweep, Table, shape, sized};
 use crate::before::Design;
 use crate::corpus::Corpus;
 use crate::crew::{self, Laps, Turn};
@@ -47,11 +47,6 @@ const ENTRIES: (usize, usize) = (1_500, 20_000);
 const MAPPED: usize = 64;
 /// The loads.
 const LOADS: [&str; 3] = ["find-size", "cat-maps", "git-diff"];
-/// The words of document 000 about each load with its patches.
-const PUBLISHED: &str = "Published by document 000, patched against unpatched Linux 3.8:
-find-size: within a few percentage points; one thread slightly worse, several better
-cat-maps: within a few percentage points; one thread slightly worse, several better
-git-diff: no difference; slightly more system time, slightly less user time";
 
 /// The tree, as the loads know it.
 struct Plan {
@@ -63,18 +58,7 @@ struct Plan {
 }
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "small-loads",
-    source: "find, cat /proc/*/maps and git diff, which must not lose: document 000 (Long, 2013)",
-    about: "a whole tree listed with attributes, open files to paths, attributes of known paths",
-    claim: "Everyday loads lose nothing against the kernel before the patches.",
-    plot: Plot { x: "threads", metric: "ops_per_s", at: &[("load", "find-size")], headline: "1" },
-    note: PUBLISHED,
-    claims,
-    sweeps,
-    run,
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table = Table { name: "small-loads", claims, sweeps, run };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let words = "no load loses against the kernel before the patches";

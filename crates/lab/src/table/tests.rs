@@ -5,8 +5,8 @@ use super::*;
 #[test]
 fn tables_have_different_names_and_are_found_by_them() {
     for table in all() {
-        let found = find(table.name).map(|table| table.source);
-        assert_eq!(found, Some(table.source));
+        let found = find(table.name).map(|table| table.words().source);
+        assert_eq!(found, Some(table.words().source));
     }
     assert!(find("no-such-table").is_none());
 }

@@ -28,7 +28,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use super::engine::{Cell, Measure, cells, values};
-use super::{Claim, Plot, Run, Settings, Sweep, Table, shape, sized};
+use super::{Claim, Run, Settings, Sweep, Table, shape, sized};
 use crate::cpus;
 use crate::crew::Slice;
 use crate::peer::Scratch;
@@ -49,22 +49,8 @@ const MOST_OF_CROWD: f64 = 1.0;
 const CROWDS: (&[usize], &[usize]) = (&[8], &[8, 100, 400]);
 
 /// The table.
-pub(super) const TABLE: Table = Table {
-    name: "wakeup",
-    source: "the waits that document 002's semop-multi leaves out, after lmbench's lat_sem",
-    about: "round trips of two that wait for each other at semaphores, on one processor and on two",
-    claim: "A wait that is really waited takes no longer than with the host kernel's semaphores.",
-    plot: Plot {
-        x: "cpus",
-        metric: "ns_per_op",
-        at: &[("workers", "threads"), ("waiters", "1")],
-        headline: "1",
-    },
-    claims,
-    sweeps,
-    run: |run, samples| apart(|| measure(run, samples)),
-    ..Table::PLAIN
-};
+pub(super) const TABLE: Table =
+    Table { name: "wakeup", claims, sweeps, run: |run, samples| apart(|| measure(run, samples)) };
 
 fn claims(rows: &[Row]) -> Vec<Claim> {
     let claim = |cell: Cell| {

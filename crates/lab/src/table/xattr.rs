@@ -47,7 +47,7 @@ mod space;
 use corewalk_base::Mutex;
 
 use super::engine::Cell;
-use super::{Plot, Run, Table};
+use super::{Run, Table};
 use crate::blocks::BLOCK_BYTES;
 use crate::questions::Rng;
 use crate::samples::{Metric, Samples};
@@ -88,18 +88,6 @@ struct Draws<'a> {
 /// The table.
 pub(super) const TABLE: Table = Table {
     name: "xattr",
-    source: "xattr-bench of document 004 (Kara, December 2015), scaled",
-    about: "processes that set attributes of few or many different values: five designs of mbcache",
-    claim: "Sharing equal attribute blocks costs little where it saves nothing, and less than the designs before.",
-    plot: Plot {
-        x: "processes",
-        metric: "ops_per_s",
-        at: &[("store", "memory"), ("files", "100"), ("values", "100")],
-        headline: "1",
-    },
-    published: || Some(published::curves((100, 100))),
-    note: published::TABLE,
-    is_in_note: |row| row.params.get("store").is_some_and(|store| store == DOCUMENT),
     claims: claims::of,
     sweeps: |settings| KINDS.map(|kind| run::sweep(settings, kind)).into(),
     run,
@@ -224,7 +212,7 @@ mod tests {
         let claims: Vec<String> = claims::of(&rows).iter().map(Claim::to_string).collect();
         let measured = claims.iter().filter(|claim| claim.contains("held (x")).count();
         assert!(measured == 8, "{claims:?}");
-        assert!(rows.iter().any(|row| (TABLE.is_in_note)(row)));
+        assert!(rows.iter().any(|row| row.params["store"] == DOCUMENT));
     }
 
     #[test]
