@@ -60,22 +60,18 @@ impl<S: Sems> Pair for SemPair<'_, S> {
         if is_asking { 0 } else { self.0.users() - 1 }
     }
 
-    #[inline]
     fn ask(&self, user: &mut usize, _number: u64) -> bool {
         self.0.op(*user, 0, [SemBuf::new(0, 1, SemFlags::empty())])
     }
 
-    #[inline]
     fn hear(&self, user: &mut usize, _number: u64) -> bool {
         self.0.op(*user, 0, [SemBuf::new(1, -1, SemFlags::empty())])
     }
 
-    #[inline]
     fn wait(&self, user: &mut usize) -> Option<u64> {
         self.0.op(*user, 0, [SemBuf::new(0, -1, SemFlags::empty())]).then_some(0)
     }
 
-    #[inline]
     fn answer(&self, user: &mut usize, _number: u64) -> bool {
         self.0.op(*user, 0, [SemBuf::new(1, 1, SemFlags::empty())])
     }
@@ -88,22 +84,18 @@ impl<Q: Queues> Pair for QueuePair<'_, Q> {
         self.0.message(BYTES)
     }
 
-    #[inline]
     fn ask(&self, message: &mut Q::Message, number: u64) -> bool {
         self.0.send(ASKED, KIND, number, message)
     }
 
-    #[inline]
     fn hear(&self, message: &mut Q::Message, number: u64) -> bool {
         self.0.receive(ANSWERED, KIND, message) == Some(number)
     }
 
-    #[inline]
     fn wait(&self, message: &mut Q::Message) -> Option<u64> {
         self.0.receive(ASKED, KIND, message)
     }
 
-    #[inline]
     fn answer(&self, message: &mut Q::Message, number: u64) -> bool {
         self.0.send(ANSWERED, KIND, number, message)
     }

@@ -32,7 +32,6 @@ pub(crate) trait Queues: Sync {
 
     /// Sends a message of a type with a number, and receives the first message of that type.
     /// Returns true if both are the same.
-    #[inline]
     fn pair(&self, queue: usize, kind: u8, number: u64, message: &mut Self::Message) -> bool {
         self.send(queue, kind, number, message)
             && self.receive(queue, kind, message) == Some(cut(number, self.bytes(message)))
@@ -93,14 +92,12 @@ impl Queues for Linux {
         Words { words, bytes }
     }
 
-    #[inline]
     fn send(&self, queue: usize, kind: u8, number: u64, message: &mut Words) -> bool {
         let Words { words, bytes } = message;
         (words[0], words[1]) = (kind.into(), cut(number, *bytes));
         self.0[queue].send(words, *bytes).is_ok()
     }
 
-    #[inline]
     fn receive(&self, queue: usize, kind: u8, message: &mut Words) -> Option<u64> {
         let Words { words, bytes } = message;
         words[1] = 0;
@@ -109,7 +106,6 @@ impl Queues for Linux {
         (got == Ok(*bytes) && words[0] == u64::from(kind) && has_last).then_some(words[1])
     }
 
-    #[inline]
     fn bytes(&self, message: &Words) -> usize {
         message.bytes
     }
@@ -160,14 +156,12 @@ impl Queues for Ours {
         vec![LAST; bytes]
     }
 
-    #[inline]
     fn send(&self, queue: usize, kind: u8, number: u64, text: &mut Vec<u8>) -> bool {
         let head = text.len().min(8);
         text[..head].copy_from_slice(&number.to_le_bytes()[..head]);
         self.task.msgsnd(self.ids[queue], kind.into(), text, MsgFlags::empty()).is_ok()
     }
 
-    #[inline]
     fn receive(&self, queue: usize, kind: u8, text: &mut Vec<u8>) -> Option<u64> {
         let (bytes, head) = (text.len(), text.len().min(8));
         text[..head].fill(0);
@@ -179,7 +173,6 @@ impl Queues for Ours {
         is_right.then_some(u64::from_le_bytes(number))
     }
 
-    #[inline]
     fn bytes(&self, text: &Vec<u8>) -> usize {
         text.len()
     }

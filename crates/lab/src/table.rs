@@ -3,9 +3,9 @@
 //! Each table declares ([`Table`]) the sweeps that it measures, a function that measures them, and
 //! claims about the rows. The file `words.json` has the texts of all tables and the figures of
 //! their sources. One engine measures all tables (`engine`). It runs the variants interleaved in
-//! one process, round by round, each time in another order, so that neither drift of the machine
-//! nor the order favours a variant. A run has at least five rounds. `samples` turns the measurements
-//! into rows, and `shape` tests the claims.
+//! one process, round by round, each time in another order. So neither drift of the machine nor the
+//! order favours a variant. A run has at least five rounds. `samples` turns the measurements into
+//! rows, and `shape` tests the claims.
 //!
 //! # How long it takes
 //! The sweeps say beforehand what is measured. With the default settings the slices of all tables
@@ -43,6 +43,23 @@ pub(crate) use shape::Claim;
 
 use crate::machine::cores;
 use crate::samples::{Row, Samples};
+
+/// The names that most tables use.
+mod prelude {
+    pub(super) use std::time::Duration;
+
+    pub(super) use anyhow::{Context as _, ensure};
+    pub(super) use serde_json::Value;
+
+    pub(super) use super::engine::{Cell, Measure, Run, Sweep, Visit, Workload, cells, values};
+    pub(super) use super::shape::{self, Bound, Claim, rates};
+    pub(super) use super::{Settings, Size, Table, sized};
+    pub(super) use crate::cpus;
+    pub(super) use crate::crew::{self, Laps, Pinning, Slice, Turn};
+    pub(super) use crate::peer::Scratch;
+    pub(super) use crate::questions::{Op, Rng, Tally};
+    pub(super) use crate::samples::{Metric, OVER_THREADS, Params, Row, Samples};
+}
 
 /// One table.
 pub(crate) struct Table {

@@ -76,12 +76,10 @@ impl Namespace for Linux {
         "linux"
     }
 
-    #[inline]
     fn lookup(&self, parent: u64, name: &[u8]) -> Option<u64> {
         Some(statat(self.directory(parent)?, name, AtFlags::SYMLINK_NOFOLLOW).ok()?.st_ino)
     }
 
-    #[inline]
     fn path(&self, ino: u64) -> Option<Vec<u8>> {
         let parent = self.corpus.parent(ino);
         let mut path = path_of_fd(self.directory(parent)?)?;
@@ -127,7 +125,6 @@ impl Namespace for Cwd {
     }
 
     /// Returns where the thread is, whatever it asks for.
-    #[inline]
     fn path(&self, _ino: u64) -> Option<Vec<u8>> {
         Some(rustix::process::getcwd(Vec::with_capacity(256)).ok()?.into_bytes())
     }
@@ -149,7 +146,6 @@ impl Namespace for Cwd {
 }
 
 /// Returns the path of an open file as the kernel spells it.
-#[inline]
 pub(crate) fn path_of_fd(fd: &OwnedFd) -> Option<Vec<u8>> {
     let mut link = [0_u8; 32];
     let mut rest = &mut link[..];

@@ -60,11 +60,8 @@ pub(crate) struct Before {
     fallbacks: ShardedCounter,
 }
 
-/// The section of a rename. A design has one of the two.
-struct Section<'a> {
-    _seq: Option<Timed<SeqLockWriteGuard<'a>>>,
-    _shared: Option<Timed<SeqRwLockWriteGuard<'a>>>,
-}
+/// The section of a rename. A design has at most one of the two.
+type Section<'a> = (Option<Timed<SeqLockWriteGuard<'a>>>, Option<Timed<SeqRwLockWriteGuard<'a>>>);
 
 impl Design {
     /// Returns the name in the rows.
@@ -115,11 +112,10 @@ impl Before {
     }
 
     fn begin_rename(&self) -> Section<'_> {
-        let (is_shared, is_dcache) =
-            (self.design == Design::SeqRwLock, self.design == Design::DcacheLock);
-        Section {
-            _seq: (!is_shared && !is_dcache).then(|| timed(|| self.rename_lock.write())),
-            _shared: is_shared.then(|| timed(|| self.shared_lock.write())),
+        match self.design {
+            Design::DcacheLock => (None, None),
+            Design::SeqRwLock => (None, Some(timed(|| self.shared_lock.write()))),
+            _ => (Some(timed(|| self.rename_lock.write())), None),
         }
     }
 

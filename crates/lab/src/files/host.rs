@@ -83,14 +83,12 @@ impl User for HostUser<'_> {
         mkdirat(dir, name, Mode::from_raw_mode(0o755)).is_ok()
     }
 
-    #[inline]
     fn create(&self, dir: &OwnedFd, name: &[u8]) -> bool {
         // One system call, as the others have one call: mknod(2) makes a file without opening it.
         let mode = Mode::from_raw_mode(0o644);
         rustix::fs::mknodat(dir, name, FileType::RegularFile, mode, 0).is_ok()
     }
 
-    #[inline]
     fn unlink(&self, dir: &OwnedFd, name: &[u8]) -> bool {
         unlinkat(dir, name, AtFlags::empty()).is_ok()
     }
@@ -103,28 +101,23 @@ impl User for HostUser<'_> {
         chmodat(dir, name, Mode::from_raw_mode(mode), AtFlags::empty()).is_ok()
     }
 
-    #[inline]
     fn rename(&self, from: (&OwnedFd, &[u8]), to: (&OwnedFd, &[u8])) -> bool {
         renameat(from.0, from.1, to.0, to.1).is_ok()
     }
 
-    #[inline]
     fn resolve(&self, path: &[u8]) -> Option<u64> {
         self.stat(path).map(|status| status.ino)
     }
 
-    #[inline]
     fn stat(&self, path: &[u8]) -> Option<Status> {
         self.stat_at(&self.root, inside(path))
     }
 
-    #[inline]
     fn stat_at(&self, dir: &OwnedFd, name: &[u8]) -> Option<Status> {
         let stat = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         Some(Status { ino: stat.st_ino, mode: stat.st_mode, size: stat.st_size as u64 })
     }
 
-    #[inline]
     fn open_close(&self, path: &[u8]) -> bool {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         openat(&self.root, inside(path), flags, Mode::empty()).is_ok()
@@ -152,7 +145,6 @@ impl User for HostUser<'_> {
         openat(&self.root, inside(path), flags, Mode::empty()).ok()
     }
 
-    #[inline]
     fn path_of(&self, file: &OwnedFd) -> Option<Vec<u8>> {
         let mut path = path_of_fd(file)?;
         let folder = self.folder.as_os_str().as_bytes();
@@ -162,7 +154,6 @@ impl User for HostUser<'_> {
 }
 
 /// Returns `path` as seen from the folder.
-#[inline]
 fn inside(path: &[u8]) -> &[u8] {
     match path {
         b"/" => b".",

@@ -22,14 +22,11 @@
 //! # Checks
 //! Every answer of every job is compared; a wrong answer fails the run.
 
-use super::engine::{Cell, Measure, cells, values};
-use super::{Claim, Run, Settings, Sweep, Table, sized};
+use super::prelude::*;
 use crate::before::{Before, Dentries, Design, filled};
 use crate::corpus::Corpus;
-use crate::crew::{self, Pinning};
 use crate::job::{self, User};
 use crate::ours::Ours;
-use crate::samples::{Row, Samples};
 
 /// Numbers of users.
 const USERS: (&[usize], &[usize]) = (&[1, 2], &[1, 2, 3, 4, 8, 16, 32]);

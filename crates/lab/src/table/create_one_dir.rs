@@ -21,15 +21,8 @@
 //! Source: document 003, "Future Directions", 1; Linux `fs/namei.c` (`inode_lock` of the parent);
 //! the shape is that of MWCM and MWUM in FxMark (USENIX ATC 2016).
 
-use std::time::Duration;
-
-use anyhow::{Context as _, ensure};
-
-use super::engine::{Measure, Workload, cells, values};
-use super::{Claim, Run, Settings, Sweep, Table, shape};
-use crate::crew::{self, Slice};
+use super::prelude::*;
 use crate::files::{Files, List, User};
-use crate::samples::{Row, Samples};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";

@@ -37,22 +37,14 @@
 //! Source: the phases are those of mdtest (<https://github.com/hpc/ior>), with renames and
 //! attributes.
 
-use std::ops::RangeInclusive;
-use std::path::Path;
-use std::time::Duration;
-
-use anyhow::{Context as _, ensure};
+use super::prelude::*;
+use crate::client::{Client, PHASES, is_sync};
+use crate::machine::Disturbance;
+use crate::peer::{self, Mounted, Program, Terms, Threads};
 use corewalk_base::primitives::thread;
 use rustix::fs::statfs;
-
-use super::engine::{cells, values};
-use super::{Claim, Run, Settings, Size, Sweep, Table, shape};
-use crate::client::{Client, PHASES, is_sync};
-use crate::cpus;
-use crate::crew::Slice;
-use crate::machine::Disturbance;
-use crate::peer::{self, Mounted, Program, Scratch, Terms, Threads};
-use crate::samples::{Row, Samples};
+use std::ops::RangeInclusive;
+use std::path::Path;
 
 /// The variant that all are compared with.
 const BASELINE: &str = "bindfs";

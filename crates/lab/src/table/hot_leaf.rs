@@ -35,19 +35,12 @@
 //!
 //! Source: document 000; Linux `lib/lockref.c`; Guzik, "lockref: trywait", June 2024 (trap T52).
 
-use std::time::{Duration, Instant};
-
-use anyhow::{Context as _, ensure};
+use super::prelude::*;
+use crate::files::{Files, Host, Ours, User, make_path};
 use corewalk_base::CachePadded;
 use corewalk_base::primitives::hint;
 use corewalk_sync::Lockref;
-use serde_json::Value;
-
-use super::engine::{Visit, cells, values};
-use super::{Claim, Run, Settings, Size, Sweep, Table, shape};
-use crate::crew::{self, Slice};
-use crate::files::{Files, Host, Ours, User, make_path};
-use crate::samples::{Metric, OVER_THREADS, Row, Samples};
+use std::time::Instant;
 
 /// The variant that walks are compared with before the locker comes.
 const WALK_BASELINE: &str = "linux";

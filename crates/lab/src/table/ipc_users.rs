@@ -26,18 +26,10 @@
 //! # Checks
 //! Every call succeeds, what is read is in range, and no addition is lost: each user leaves a mark.
 
-use std::time::Duration;
-
-use corewalk_ipc::{SemBuf, SemFlags};
-
-use super::engine::{Measure, cells, values};
-use super::shape::{Bound, rates};
-use super::{Claim, Run, Settings, Sweep, Table, sized};
+use super::prelude::*;
 use crate::before::sems::{IpcLock, IpcRcu, Protocol, SemArrays};
-use crate::crew::{self, Laps, Slice, Turn};
-use crate::questions::Rng;
-use crate::samples::{Metric, Row, Samples};
 use crate::sems::{Linux, Ours, Sems, apart, check};
+use corewalk_ipc::{SemBuf, SemFlags};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";

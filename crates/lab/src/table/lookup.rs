@@ -27,13 +27,9 @@
 //! # Checks
 //! Those of `names`.
 
-use serde_json::Value;
-
 use super::names::{self, BASELINE, BEST_MAP, DEPTH, Forest, MILLION, VARIANTS, hot_params};
-use super::{Claim, Run, Settings, Sweep, Table, shape, sized};
+use super::prelude::*;
 use crate::memory;
-use crate::questions::Op;
-use crate::samples::{Metric, OVER_THREADS, Params, Row, Samples};
 
 /// The kinds of questions.
 const OPS: [Op; 2] = [Op::Lookup, Op::Walk];

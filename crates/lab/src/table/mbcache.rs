@@ -37,16 +37,8 @@
 //!
 //! Source: document 004 (Kara, December 2015).
 
-use std::time::Duration;
-
-use anyhow::ensure;
-
-use super::engine::{Cell, Measure, cells, values};
-use super::{Claim, Run, Settings, Sweep, Table, shape, sized};
-use crate::crew::{self, Slice};
+use super::prelude::*;
 use crate::pairs::{Ours, Pairs, Shards};
-use crate::questions::Rng;
-use crate::samples::{Row, Samples};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "mutex-shards";

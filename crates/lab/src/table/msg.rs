@@ -25,22 +25,12 @@
 //! # Checks
 //! Those of `queues`; at the end the queues are empty.
 
-use std::fs;
-use std::time::Duration;
-
-use anyhow::{Context as _, ensure};
-
-use super::engine::{Cell, Measure, cells, values};
-use super::shape::{Bound, rates};
-use super::{Claim, Run, Settings, Sweep, Table, sized};
-use crate::cpus;
-use crate::crew::{self, Slice};
-use crate::peer::Scratch;
+use super::prelude::*;
 use crate::pingpong::{self, QueuePair};
 use crate::queues::{Linux, Ours, Queues, pairs};
-use crate::samples::{Params, Row, Samples};
 use crate::sems::apart;
 use crate::worker::{Place, Workers, of_queues};
+use std::fs;
 
 /// The baseline of all rows.
 const BASELINE: &str = "linux";

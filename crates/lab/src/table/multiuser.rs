@@ -25,13 +25,10 @@
 
 mod job;
 
-use super::engine::{Measure, Workload, cells, values};
-use super::{Claim, Run, Settings, Sweep, Table, shape, sized};
+use super::prelude::*;
 use crate::before::Design;
 use crate::cpus::Pinned;
-use crate::crew;
 use crate::files::Files;
-use crate::samples::{Row, Samples};
 use job::Sources;
 
 /// The variant that all are compared with, as in the document.

@@ -15,21 +15,14 @@
 //!
 //! Source: stat(2), getcwd(2).
 
-use std::cell::Cell as Counter;
-use std::time::{Duration, Instant};
-
-use anyhow::{Context as _, ensure};
-use corewalk_base::primitives::Arc;
-use serde_json::Value;
-
-use super::engine::{Cell, Measure, Sweep, cells, values};
-use super::{Run, Settings, sized};
+use super::prelude::*;
 use crate::baseline::{Cwd, Linux, Namespace};
 use crate::corpus::{Corpus, ROOT};
-use crate::crew::{self, Slice};
 use crate::memory;
-use crate::questions::{Op, Questions};
-use crate::samples::Samples;
+use crate::questions::Questions;
+use corewalk_base::primitives::Arc;
+use std::cell::Cell as Counter;
+use std::time::Instant;
 
 /// The baseline over the tree.
 pub(super) const BASELINE: &str = "rwlock-ahash";

@@ -22,12 +22,8 @@
 //! # Checks
 //! Those of `names`. `path-under-rename` measures translations beside a renamer.
 
-use serde_json::Value;
-
 use super::names::{self, BASELINE, DEPTH, Forest, hot_params};
-use super::{Claim, Run, Settings, Sweep, Table, shape};
-use crate::questions::Op;
-use crate::samples::{Row, Samples};
+use super::prelude::*;
 
 /// The least that one thread reaches of the baseline, over the tree.
 const ONE: f64 = 1.0;

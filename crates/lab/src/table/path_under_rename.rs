@@ -29,22 +29,13 @@
 //! which the renamer waited for a processor is measured again. Retries are rows only of variants
 //! whose counter moved under the ancestor: a counter that never moves proves nothing.
 
-use std::os::unix::ffi::OsStrExt as _;
-use std::time::Duration;
-
-use anyhow::{Context as _, ensure};
-use corewalk::FileKind;
-use serde_json::Value;
-
-use super::engine::Cell;
-use super::{Claim, Run, Settings, Size, Sweep, Table, shape};
+use super::prelude::*;
 use crate::baseline::{Cwd, Namespace};
 use crate::before::{Before, Dentries, Design, Passes, make_path};
-use crate::crew::{Pinning, Slice};
 use crate::ours::Ours;
-use crate::peer::Scratch;
 use crate::race::{self, Outcome, Race, Reader, Writer};
-use crate::samples::{Metric, Params, Row, Samples};
+use corewalk::FileKind;
+use std::os::unix::ffi::OsStrExt as _;
 
 /// The share of its undisturbed throughput that corewalk keeps beside a renamer elsewhere, at
 /// least.

@@ -25,21 +25,13 @@
 //! # Checks
 //! Every path is compared; a wrong path fails the run.
 
-use std::time::Duration;
-
-use anyhow::{Context as _, ensure};
-use corewalk::FileKind;
-use serde_json::Value;
-
-use super::engine::{Cell, cells, values};
-use super::{Claim, Run, Settings, Sweep, Table, shape, sized};
+use super::prelude::*;
 use crate::baseline::Namespace;
 use crate::before::timed::Counting;
 use crate::before::{Before, Dentries, Design, make_path};
-use crate::crew::{Pinning, Slice};
 use crate::ours::Ours;
 use crate::race::{self, Outcome, Race, Reader, Writer};
-use crate::samples::{Metric, Row, Samples};
+use corewalk::FileKind;
 
 /// Readers and writers of `redo-size`.
 const READERS: (&[usize], &[usize]) = (&[1, 2], &[1, 2, 4, 8]);

@@ -25,16 +25,8 @@
 //! Source: rename(2); Linux `fs/namei.c` (`lock_rename`); documents 000 (Long, February 2013) and
 //! 001 (Long, September 2013).
 
-use std::time::Duration;
-
-use anyhow::{Context as _, ensure};
-use serde_json::Value;
-
-use super::engine::{Measure, Workload, cells, values};
-use super::{Claim, Run, Settings, Sweep, Table, shape};
-use crate::crew::{self, Slice};
+use super::prelude::*;
 use crate::files::{Files, Ours, User};
-use crate::samples::{Row, Samples};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";

@@ -38,14 +38,8 @@
 //! # Checks
 //! Those of `sems::load`. The kernel's sets are in their own namespace where possible.
 
-use std::time::Duration;
-
-use super::engine::{Cell, Measure, cells, values};
-use super::shape::{Bound, rates};
-use super::{Claim, Run, Settings, Sweep, Table, shape, sized};
+use super::prelude::*;
 use crate::before::sems::{IpcLock, IpcRcu, SemArrays};
-use crate::peer::Scratch;
-use crate::samples::{Params, Row, Samples};
 use crate::sems::{Linux, Load, Ours, Sems, apart};
 use crate::worker::{Place, Workers, of_sets};
 

@@ -25,16 +25,9 @@ const NAMED: usize = 6;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     words: String,
-    verdict: Verdict,
+    /// None if a row of the claim was not measured.
+    is_held: Option<bool>,
     figure: String,
-}
-
-/// The verdict about a claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    Held,
-    NotHeld,
-    NotMeasured,
 }
 
 /// The bound of a factor.
@@ -74,7 +67,6 @@ impl Claim {
         Claim::of(format!("{words} by more than the rows vary"), is_held, figure)
     }
 
-    /// Returns a claim that holds or not, or was not measured, with the figure that says so.
     /// Returns the claim that a factor is within `bound` in each of some rows.
     pub(super) fn in_every_cell(words: &str, factors: &[(f64, &Row)], bound: Bound) -> Claim {
         let (sense, words) = match bound {
@@ -93,33 +85,22 @@ impl Claim {
         Claim::of(words, Some(right == of), figure)
     }
 
+    /// Returns a claim that holds or not, or was not measured, with the figure that says so.
     pub(super) fn of(words: String, is_held: Option<bool>, figure: String) -> Claim {
-        let verdict = match is_held {
-            Some(true) => Verdict::Held,
-            Some(false) => Verdict::NotHeld,
-            None => Verdict::NotMeasured,
-        };
-        Claim { words, verdict, figure }
+        Claim { words, is_held, figure }
     }
 
     /// Returns a word for the verdict, without spaces.
     pub(crate) fn word(&self) -> &'static str {
-        match self.verdict {
-            Verdict::Held => "held",
-            Verdict::NotHeld => "not-held",
-            Verdict::NotMeasured => "not-measured",
-        }
+        self.is_held.map_or("not-measured", |is_held| if is_held { "held" } else { "not-held" })
     }
 }
 
 impl Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Claim { words, figure, .. } = self;
-        match self.verdict {
-            Verdict::Held => write!(f, "claim: {words}: held ({figure})"),
-            Verdict::NotHeld => write!(f, "claim: {words}: not held ({figure})"),
-            Verdict::NotMeasured => write!(f, "claim: {words}: not measured"),
-        }
+        let (words, verdict) = (&self.words, self.word().replace('-', " "));
+        let figure = self.is_held.map(|_| format!(" ({})", self.figure)).unwrap_or_default();
+        write!(f, "claim: {words}: {verdict}{figure}")
     }
 }
 

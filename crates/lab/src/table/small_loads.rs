@@ -26,16 +26,10 @@
 //!
 //! Source: document 000 (Long, "dcache: make Oracle more scalable on large systems").
 
-use anyhow::Context as _;
-
-use super::engine::{Measure, Workload, cells, values};
-use super::{Claim, Run, Settings, Sweep, Table, shape, sized};
+use super::prelude::*;
 use crate::before::Design;
 use crate::corpus::Corpus;
-use crate::crew::{self, Laps, Turn};
 use crate::files::{Files, List, User, fill};
-use crate::questions::Tally;
-use crate::samples::{Row, Samples};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "before-global-lock";

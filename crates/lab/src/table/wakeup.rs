@@ -22,20 +22,11 @@
 //! # Checks
 //! Every call succeeds, and both semaphores are zero at the end.
 
-use std::fs;
-use std::time::Duration;
-
-use anyhow::Context as _;
-
-use super::engine::{Cell, Measure, cells, values};
-use super::{Claim, Run, Settings, Sweep, Table, shape, sized};
-use crate::cpus;
-use crate::crew::Slice;
-use crate::peer::Scratch;
+use super::prelude::*;
 use crate::pingpong::{self, SemPair};
-use crate::samples::{Row, Samples};
 use crate::sems::{Linux, Ours, Sems, apart, check};
 use crate::worker::{Place, Workers, of_sets};
+use std::fs;
 
 /// The baseline of all rows.
 const BASELINE: &str = "linux";

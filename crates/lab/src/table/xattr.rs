@@ -44,13 +44,9 @@ mod published;
 mod run;
 mod space;
 
-use corewalk_base::Mutex;
-
-use super::engine::Cell;
-use super::{Run, Table};
+use super::prelude::*;
 use crate::blocks::BLOCK_BYTES;
-use crate::questions::Rng;
-use crate::samples::{Metric, Samples};
+use corewalk_base::Mutex;
 
 /// The variants, in the order of the document.
 const VARIANTS: [&str; 5] = ["before-mbcache", "plain-lru", "lru-per-shard", "corewalk", BASELINE];

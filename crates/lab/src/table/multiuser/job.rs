@@ -6,10 +6,8 @@
 //!
 //! Source: strace(1) of a compiler: what it opens and looks for.
 
-use anyhow::{Context as _, ensure};
-
 use crate::files::{Files, User, make_path};
-use crate::questions::{Rng, Tally};
+use crate::table::prelude::*;
 
 /// Where headers are looked for, in this order.
 const INCLUDES: [&str; 3] = ["/usr/lib/gcc/include", "/usr/local/include", "/usr/include"];

@@ -7,9 +7,7 @@
 use super::space::{BY_STATISTICS, COUNTED, ON_DISK};
 use super::{BASELINE, BLOCK_BYTES, DISK, MEMORY, TMPFS, VARIANTS};
 use crate::blocks::USERS_MAX;
-use crate::samples::Row;
-use crate::table::Claim;
-use crate::table::shape::{self, Bound};
+use crate::table::prelude::*;
 
 /// The most that sharing in memory may take of the time without it.
 const IN_MEMORY_MAX: f64 = 1.15;

@@ -9,7 +9,7 @@
 //! Source: document 004 (Kara, "ext\[24\]: MBCache rewrite", December 2015).
 
 use super::{BASELINE, DOCUMENT, RUNS, cell};
-use crate::samples::{Cell, Metric, Samples};
+use crate::table::prelude::*;
 
 /// Runs that each of its figures is the average of.
 const DOCUMENT_RUNS: usize = 5;
@@ -17,8 +17,8 @@ const DOCUMENT_RUNS: usize = 5;
 const DESIGNS: [&str; 5] =
     ["before-mbcache", "plain-lru", "lru-per-shard", "referenced-bit", BASELINE];
 
-/// Returns the cells of the document's table, each with the seconds of the designs. The table is the
-/// note of `xattr` in `words.json`.
+/// Returns the cells of the document's table, each with the seconds of the designs. The note of
+/// `xattr` in `words.json` is that table.
 fn published() -> impl Iterator<Item = (Cell, [Option<f64>; 5])> {
     let lines = super::TABLE.words().note.iter().filter(|line| !line.starts_with('#'));
     lines.map(|line| {

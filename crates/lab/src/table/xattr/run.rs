@@ -14,25 +14,15 @@
 //!
 //! Source: document 004; ext4(5), `commit=`.
 
-use std::sync::Barrier;
-use std::time::{Duration, Instant};
-
-use anyhow::ensure;
-use corewalk_base::Mutex;
-use corewalk_base::primitives::thread;
-
 use super::{
     BASELINE, BLOCK_BYTES, DISK, Draws, MEMORY, Pool, RUNS, TMPFS, VARIANTS, bytes_per_file,
     seconds,
 };
 use crate::blocks::{AttrStore, DiskStore, MemoryStore, TmpfsStore, designs};
-use crate::cpus;
-use crate::crew::{self, Slice};
 use crate::machine::thread_cpu_ns;
-use crate::peer::Scratch;
-use crate::samples::{Cell, Metric, Samples};
-use crate::table::engine::{cells, values};
-use crate::table::{Run, Settings, Size, Sweep, sized};
+use crate::table::prelude::*;
+use corewalk_base::Mutex;
+use std::time::Instant;
 
 /// The share of the time per row that a row gets. On disk it has the 50,000 sets of each of four
 /// processes.
@@ -174,39 +164,25 @@ impl Load<'_> {
     }
 
     fn run_sets(&self, sets: usize) -> Slice {
-        let processes = self.cell.number("processes");
-        let (ready, go) = (Barrier::new(processes + 1), Barrier::new(processes + 1));
-        let cpus = if processes > 1 { cpus::each() } else { vec![] };
-        let work = |worker: usize| {
-            if let Some(cpu) = cpus.get(worker % cpus.len().max(1)) {
-                cpus::pin(*cpu);
-            }
+        for (worker, draws) in self.draws.iter().enumerate() {
+            self.fill(worker, &mut draws.lock());
+        }
+        self.store.sync();
+        // The slice is over at once, so each worker does one job.
+        let slice = crew::run(self.draws.len(), Duration::ZERO, |worker, turn| {
             let mut draws = self.draws[worker].lock();
-            self.fill(worker, &mut draws);
-            ready.wait();
-            go.wait();
-            let cpu_start = thread_cpu_ns();
-            for _ in 0..sets {
-                let (file, value) = draws.next();
-                self.store.set(worker, file, value);
-            }
-            thread_cpu_ns() - cpu_start
-        };
-        let (span, cpu_ns) = thread::scope(|scope| {
-            let work = &work;
-            let threads: Vec<_> =
-                (0..processes).map(|worker| scope.spawn(move || work(worker))).collect();
-            ready.wait();
-            self.store.sync();
-            go.wait();
-            let start = Instant::now();
-            let of_workers: u64 =
-                threads.into_iter().map(|thread| thread.join().expect("a worker panicked")).sum();
-            let cpu_start = thread_cpu_ns();
-            self.store.sync();
-            (start.elapsed(), of_workers + thread_cpu_ns() - cpu_start)
+            turn.run_jobs(|| {
+                for _ in 0..sets {
+                    let (file, value) = draws.next();
+                    self.store.set(worker, file, value);
+                }
+                Tally { ops: sets as u64, wrong: 0 }
+            })
         });
-        Slice::timed((sets * processes) as u64, span, cpu_ns)
+        let (start, cpu_start) = (Instant::now(), thread_cpu_ns());
+        self.store.sync();
+        let span = slice.span + start.elapsed();
+        Slice::timed(slice.ops, span, slice.cpu_ns + thread_cpu_ns() - cpu_start)
     }
 
     /// Checks every file and every count, removes the attributes, and returns how many blocks there

@@ -12,13 +12,10 @@
 //! Source: document 004; stat(2), `st_blocks`.
 
 use super::{BASELINE, BLOCK_BYTES, DISK, Pool, bytes_per_file, cell};
+use crate::blocks::{AttrStore as _, Design, DiskStore, designs};
+use crate::table::prelude::*;
 use corewalk_base::primitives::Arc;
 use corewalk_store::NoSharing;
-
-use crate::blocks::{AttrStore as _, Design, DiskStore, designs};
-use crate::peer::Scratch;
-use crate::samples::{Cell, Samples};
-use crate::table::{Settings, sized};
 
 /// Files and values.
 type Sizes = &'static [(usize, usize)];
