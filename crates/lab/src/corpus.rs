@@ -1,22 +1,22 @@
-//! A tree of real names, the same for every variant of a table.
+//! A tree of real names, which all variants of a table hold.
 //!
-//! Made-up names flatter some designs: they are short, alike and evenly spread. So the tree is what
-//! lies below `/usr` on the machine, in the order a plain walk meets it, up to a number of entries.
-//! A machine with fewer gets the rest made up, and the run says so. A Debian with compilers has
-//! 100,000 entries there, 7 levels deep in the mean, with names of 21 bytes.
+//! Made-up names flatter some designs, since they are short, alike and evenly spread. So the tree
+//! has the names below `/usr` of the machine, up to a number of entries. If `/usr` has too few, the
+//! tree is filled up with made-up names, and the run reports their number. A Debian with compilers
+//! has 100,000 entries in `/usr`. They are 7 levels deep in the mean, and their names have 21
+//! bytes.
 //!
-//! Made-up names have that shape. They are as long as the names of `/usr` ([`LENGTHS`]). A
+//! Made-up names have the same shape. They are as long as the names of `/usr` ([`LENGTHS`]). A
 //! directory has 16 names, of which 5 are directories. So 100,000 of them are 7 levels deep, and a
-//! million 8.
+//! million is 8 levels deep.
 //!
 //! # How it works
-//! Entries are numbered from 1, the root; a directory's children follow each other, sorted by name,
-//! and come behind it. So a subtree's size is one pass from the end, and a back end answers a
-//! lookup by binary search. `/synthetic` is always there: it is where a rename moves a directory
-//! to.
+//! Entries are numbered from 1, which is the root. The children of a directory have consecutive
+//! numbers, in the order of their names, and come after the directory. So `child` is a binary
+//! search. The tree always has the directory `/synthetic`, below which the made-up names are.
 //!
 //! # What it refuses
-//! Following symbolic links, and other file systems than the one `/usr` is on.
+//! The walk follows no symbolic links, and stays on the file system of `/usr`.
 //!
 //! Source: hier(7), for what lies below `/usr`.
 
@@ -39,8 +39,8 @@ const SYNTHETIC: &[u8] = b"synthetic";
 const NAMES_PER_DIRECTORY: usize = 16;
 /// How many of them are directories.
 const DIRECTORIES_PER_DIRECTORY: usize = 5;
-/// How long names are: the quantiles of 152,000 names below `/usr` of a Debian with compilers, in
-/// bytes.
+/// The lengths of made-up names in bytes: quantiles of the 152,000 names below `/usr` of a Debian
+/// with compilers.
 const LENGTHS: [usize; 20] =
     [4, 6, 7, 8, 9, 10, 11, 11, 12, 13, 15, 17, 19, 21, 24, 25, 30, 37, 44, 56];
 
@@ -63,7 +63,7 @@ struct Entry {
 }
 
 impl Corpus {
-    /// Returns a tree of `wanted` entries, the root and two directories below it included.
+    /// Returns a tree of `wanted` entries, including the root and two directories below it.
     pub(crate) fn collect(wanted: usize) -> Corpus {
         let mut corpus = Corpus { entries: Vec::with_capacity(wanted), names: vec![], made_up: 0 };
         corpus.push(0, b"", true);
@@ -90,7 +90,7 @@ impl Corpus {
         1..=self.entries.len() as u64
     }
 
-    /// Returns the inode number of the parent; the root is its own.
+    /// Returns the inode number of the parent directory. The parent of the root is the root.
     pub(crate) fn parent(&self, ino: u64) -> u64 {
         u64::from(self.entry(ino).parent) + 1
     }
@@ -105,7 +105,7 @@ impl Corpus {
         &self.names[start..start + usize::from(entry.name_len)]
     }
 
-    /// Returns true for a directory, false for anything else and for a number that is not used.
+    /// Returns true for a directory, and false for any other file or an unused number.
     pub(crate) fn is_directory(&self, ino: u64) -> bool {
         self.index(ino).is_some_and(|index| self.entries[index].is_directory)
     }
@@ -118,7 +118,7 @@ impl Corpus {
         Some(u64::from(first_child) + at as u64 + 1)
     }
 
-    /// Returns the inode numbers of what is in a directory, sorted by name.
+    /// Returns the inode numbers of the children of a directory, in the order of their names.
     pub(crate) fn children(&self, parent: u64) -> impl Iterator<Item = u64> + use<> {
         let entry = self.entry(parent);
         let first = u64::from(entry.first_child) + 1;
@@ -151,7 +151,7 @@ impl Corpus {
         &self.entries[ino as usize - 1]
     }
 
-    /// Reads real directories, each as a whole unless the tree is full.
+    /// Adds the entries below `/usr`, directory by directory, until the tree is full.
     fn read_real(&mut self, wanted: usize) {
         let Ok(device) = fs::symlink_metadata(SOURCE).map(|source| source.dev()) else { return };
         let mut stack: Vec<(u32, PathBuf)> = vec![(2, PathBuf::from(SOURCE))];
@@ -173,7 +173,7 @@ impl Corpus {
         }
     }
 
-    /// Fills the tree up with made-up names, the same ones each time.
+    /// Fills the tree up with made-up names, which are the same in every run.
     fn make_up(&mut self, wanted: usize) {
         self.made_up = wanted.saturating_sub(self.entries.len());
         let mut rng = Rng(0x5eed_0401);
@@ -193,7 +193,8 @@ impl Corpus {
         }
     }
 
-    /// Appends the sorted children of the directory `index` and returns the index of the first.
+    /// Appends the sorted children of the directory `index`, and returns the index of the first
+    /// child.
     fn push_children(&mut self, index: u32, children: &[(Vec<u8>, bool)]) -> u32 {
         let first = self.entries.len() as u32;
         for (name, is_directory) in children {
@@ -218,7 +219,7 @@ impl Corpus {
     }
 }
 
-/// Returns a name that has no other in its directory, where it has the number `at`.
+/// Returns a made-up name. It starts with `at`, its index in the directory, so it is unique there.
 fn made_up_name(at: usize, rng: &mut Rng) -> Vec<u8> {
     let len = LENGTHS[rng.below(LENGTHS.len() as u64) as usize];
     let mut name = format!("{at:02}").into_bytes();
@@ -226,8 +227,8 @@ fn made_up_name(at: usize, rng: &mut Rng) -> Vec<u8> {
     name
 }
 
-/// Returns the names in a directory, sorted, each with whether it is a directory; nothing if it
-/// cannot be read.
+/// Returns the names in a directory, in order, and whether each is a directory. Returns nothing if
+/// the directory cannot be read.
 fn read_directory(path: &Path) -> Vec<(Vec<u8>, bool)> {
     let Ok(entries) = fs::read_dir(path) else { return vec![] };
     let mut children: Vec<_> = entries

@@ -1,22 +1,25 @@
-//! One slice of a measurement: workers that start together, and one thread beside them.
+//! One slice of a measurement: worker threads that start together, and one thread beside them.
 //!
 //! # How it works
-//! Each worker gets a [`Turn`]. It opens what it needs, then hands its work to [`Turn::run`], which
-//! waits until all are ready, starts its clocks, and does one job after the other until the slice
-//! is over. The thread that called [`run`] sleeps meanwhile and then says stop. The rate of a
-//! worker is its operations over its own wall time; its processor time is kept beside it.
+//! Each worker gets a [`Turn`]. It prepares its work and calls [`Turn::run`]. `Turn::run` waits
+//! until all workers are ready, starts the clocks, and does one job after the other until the slice
+//! ends. The thread that called [`run`] sleeps meanwhile, and then ends the slice. The rate of a
+//! worker is its operations over its own wall time. The processor time of each worker is measured
+//! too.
 //!
-//! A slice may have several phases, in each of which everything but the one beside the workers
-//! stays the same: the workers go on, and only close their books and open new ones.
+//! A slice may have several phases. Workers go on from phase to phase and only start new counts.
+//! The thread beside them learns the phase from a [`Clock`], so that it can disturb the workers in
+//! one phase alone.
 //!
-//! Several workers run on a processor each, going round where there are fewer. Two threads on one
-//! processor never meet, and show nothing of the cost that they have for each other.
+//! If there are several workers, each is pinned to a processor, in turn where there are too few.
+//! Two threads on one processor never run at the same time, so they would not show what contention
+//! costs.
 //!
 //! # Invariants
-//! - A worker that gives up before it was ready counts as ready, so no worker waits for it for
+//! - A worker that ends before it was ready counts as ready. So no other worker waits for it for
 //!   ever.
-//! - Counts live in the worker's own variables while it works; the only line that all read is that
-//!   of the phase, which is written once per phase.
+//! - A worker counts in its own variables. The only cache line that all workers read is that of the
+//!   phase, which is written once per phase.
 //!
 //! Source: clock_gettime(2), for a thread's processor time; sched_setaffinity(2).
 
@@ -35,19 +38,19 @@ use crate::machine::thread_cpu_ns;
 use crate::questions::Tally;
 use crate::samples::{Metric, Params, Samples};
 
-/// Operations between two looks at the phase, in work that is made of short ones.
+/// Operations between two readings of the phase, if an operation is short.
 const CHUNK: u64 = 16;
 /// The most calls that a late thread catches up with.
 const BEHIND_MAX: u32 = 100;
 
-/// The work of one worker in one phase, or of several workers together.
+/// The result of one worker in one phase, or the sum over several workers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Slice {
     /// Operations.
     pub(crate) ops: u64,
     /// Wrong answers.
     pub(crate) wrong: u64,
-    /// Operations per second of wall time: the sum of the rates of the workers.
+    /// Operations per second of wall time: the sum of the rates of all workers.
     pub(crate) ops_per_s: f64,
     /// The start of the first worker.
     start: Option<Instant>,
@@ -57,7 +60,7 @@ pub(crate) struct Slice {
     pub(crate) wall: Duration,
     /// Nanoseconds of processor time.
     pub(crate) cpu_ns: u64,
-    /// Nanoseconds in which workers were ready to run and had no processor.
+    /// Nanoseconds for which the workers were ready to run but had no processor.
     pub(crate) delay_ns: u64,
     /// Time in lock sections, while a table counts it.
     pub(crate) spent: Spent,
@@ -73,7 +76,7 @@ pub(crate) struct Turn {
     is_ready: bool,
 }
 
-/// Says which phase it is. On a line of its own, which all but one only read.
+/// The number of the current phase, on its own cache line. Workers only read it.
 pub(crate) struct Clock {
     phase: CachePadded<AtomicUsize>,
     phases: usize,
@@ -84,7 +87,8 @@ pub(crate) struct Clock {
 pub(crate) enum Pinning {
     /// The kernel chooses.
     Free,
-    /// Each worker has a processor of its own, as far as there are processors.
+    /// Each worker is pinned to a processor. If there are more workers than processors, they share
+    /// them.
     OnePerCore,
 }
 
@@ -94,15 +98,15 @@ impl Slice {
         Slice { wrong, start: Some(start), ..Slice::timed(ops, start.elapsed(), 0) }
     }
 
-    /// Returns the slice of a worker that did so many operations in `wall`, with `cpu_ns` of
+    /// Returns the slice of a worker that did `ops` operations in `wall`, with `cpu_ns` of
     /// processor time.
     pub(crate) fn timed(ops: u64, wall: Duration, cpu_ns: u64) -> Slice {
         let ops_per_s = ops as f64 / wall.as_secs_f64().max(1e-9);
         Slice { ops, ops_per_s, span: wall, wall, cpu_ns, ..Slice::default() }
     }
 
-    /// Returns the slice of several workers. The span of workers in other processes, whose starts
-    /// are not known, is the longest one.
+    /// Returns the sum of several workers. The span is the time from the first start to the last
+    /// end. If the starts are not known, as for workers in other processes, it is the longest span.
     pub(crate) fn together<'a>(parts: impl Iterator<Item = &'a Slice> + Clone) -> Slice {
         let mut all = Slice::default();
         parts.clone().for_each(|part| all.add(part));
@@ -130,7 +134,7 @@ impl Slice {
         self.cpu_ns as f64 / self.ops.max(1) as f64
     }
 
-    /// Adds what `variant` reached in `round`, if all its answers were right.
+    /// Adds the result of `variant` in `round` to the samples, with `baseline` as its baseline.
     ///
     /// # Errors
     /// If one was wrong, or there was none.
@@ -147,7 +151,7 @@ impl Slice {
         Ok(())
     }
 
-    /// Adds what `variant` reached in `round`, to be held against what it reached itself with
+    /// Adds the result of `variant` in `round` to the samples. Its baseline is its own result with
     /// `base_params`.
     ///
     /// # Errors
@@ -167,14 +171,15 @@ impl Slice {
         Ok(())
     }
 
-    /// Returns the slice with a rate over its span. Where workers take turns on a processor, one
-    /// that came late has a rate of its own that says nothing of what all of them did.
+    /// Returns the slice with the rate over its span: all operations over the time from the first
+    /// start to the last end. If workers share a processor, the rate of a late worker says nothing
+    /// about all workers.
     pub(crate) fn over_span(self) -> Slice {
         let ops_per_s = self.ops as f64 / self.span.as_secs_f64().max(1e-9);
         Slice { ops_per_s, ..self }
     }
 
-    /// Checks that there were answers and that all of them were right.
+    /// Checks that there were operations and that all answers were right.
     ///
     /// # Errors
     /// If not.
@@ -186,8 +191,8 @@ impl Slice {
 }
 
 impl Turn {
-    /// Works until the slice is over: `each` does the operation of a number, counted from 0, and
-    /// returns whether its answer was right.
+    /// Works until the slice ends. `each` does the operation with a number, counted from 0, and
+    /// returns true if its answer was right.
     pub(crate) fn run(self, mut each: impl FnMut(u64) -> bool) -> Laps {
         let mut next = 0;
         self.run_jobs(move || {
@@ -200,7 +205,7 @@ impl Turn {
         })
     }
 
-    /// Works until the slice is over: `job` does some operations, and at least one job is done.
+    /// Works until the slice ends. `job` does some operations; at least one job is done.
     pub(crate) fn run_jobs(mut self, mut job: impl FnMut() -> Tally) -> Laps {
         self.is_ready = true;
         let mut laps = vec![];
@@ -230,9 +235,8 @@ impl Turn {
 
 /// Where all wait until all are there.
 ///
-/// All are woken in one step. Those of a barrier with a lock are woken one after the other, each by
-/// the one before: with hundreds of workers, of which the first are at work already, that takes
-/// minutes.
+/// One futex call wakes all threads. A barrier with a lock wakes them one after the other. With
+/// hundreds of workers, of which the first are running already, that takes minutes.
 struct Gate {
     missing: AtomicU64,
 }
@@ -243,8 +247,8 @@ impl Gate {
     }
 
     fn wait(&self) {
-        // ORDERING: AcqRel, and Acquire below. All that a worker did before the gate happens before
-        // the others go on.
+        // ORDERING: AcqRel here, and Acquire below. All work of a thread before the gate happens
+        // before any thread leaves the gate.
         if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
             futex::wake(&self.missing, u32::MAX, Scope::Private);
         }
@@ -260,15 +264,16 @@ impl Gate {
 }
 
 impl Clock {
-    /// Returns the number of the phase, counted from 0; the number of phases once all are over.
+    /// Returns the number of the current phase, counted from 0, or the number of phases after the
+    /// last one.
     #[inline]
     pub(crate) fn phase(&self) -> usize {
         // ORDERING: Relaxed. A flag; results come back by joining.
         self.phase.load(Ordering::Relaxed)
     }
 
-    /// Does `each` at `rate` per second for as long as the phase is `phase`, after waiting for it,
-    /// and returns how often per second it was done. A late thread catches up.
+    /// Waits for a phase, and calls `each` at `rate` per second until the phase ends. A late thread
+    /// catches up. Returns the calls per second.
     pub(crate) fn paced(&self, phase: usize, rate: u32, mut each: impl FnMut(u64)) -> f64 {
         let period = Duration::from_secs(1) / rate;
         while self.phase() < phase {
@@ -301,7 +306,7 @@ impl Drop for Turn {
     }
 }
 
-/// Runs one slice of `workers` threads for `time`; `work` is given the number of each.
+/// Runs one slice of `workers` threads for `time`. `work` gets the number of its thread.
 ///
 /// # Panics
 /// If a worker panics.
@@ -314,8 +319,8 @@ pub(crate) fn run(
     slices[0]
 }
 
-/// Runs a slice of `workers` threads with several phases of `time` each, and `beside` on a thread
-/// of its own, which is given the clock. Returns what each phase gave, and what that one returned.
+/// Runs a slice of `workers` threads with several phases of `time` each. Runs `beside` on one more
+/// thread, which gets the clock. Returns the result of each phase, and that of `beside`.
 ///
 /// # Panics
 /// If a worker panics, or the one beside them.
@@ -375,8 +380,8 @@ pub(crate) fn run_laps<R: Send>(
     })
 }
 
-/// Returns for how long the calling thread was ready to run and had no processor; 0 if the kernel
-/// does not tell.
+/// Returns the nanoseconds for which the calling thread was ready to run but had no processor, or 0
+/// if the kernel does not tell.
 fn run_delay_ns() -> u64 {
     let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0)
@@ -429,7 +434,8 @@ mod tests {
 
     #[test]
     fn phases_are_told_to_the_one_beside_and_counted_apart() {
-        // A machine that is busy with something else may not let it run in time.
+        // On a busy machine the thread beside the workers may miss a whole phase. So the test tries
+        // again.
         let rate = (0..50).find_map(|_| {
             let (slices, rate) = run_phases(
                 (1, 3),

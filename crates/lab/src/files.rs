@@ -1,30 +1,29 @@
-//! File systems that the workloads of the lab run on: corewalk's tmpfs in this process, the simple
-//! strong design, and the host kernel's tmpfs.
+//! The file systems that the workloads of the lab run on: corewalk's tmpfs in this process, designs
+//! of `before` over the same tmpfs, and the host kernel's tmpfs.
 //!
-//! `baseline` is about tables of names that are asked; this is about everything a program does with
-//! files: it opens directories, walks, stats, lists, makes, links, renames and removes. A thread is
-//! a user of a file system ([`Files::user`]) and keeps what it holds open to itself.
+//! `baseline` has variants that only look up names. These variants do everything that a program
+//! does with files: they open directories, walk, stat, list, make, link, rename and remove. A
+//! thread is a user of a file system ([`Files::user`]) with its own open files.
 //!
-//! - `corewalk`: design: `corewalk::Vfs` over `corewalk::tmpfs`, called as a library; paths start
-//!   at: its root.
-//! - `rwlock-ahash`: design: one lock over two flat maps, with attributes and lists of names; paths
-//!   start at: its root.
-//! - `linux`: design: system calls on the host's tmpfs; paths start at: a descriptor, as for
-//!   `openat`.
-//! - `before-dcache-lock`, `before-global-lock`: design: the dentry caches of Linux 2.4 and 3.8,
-//!   over corewalk's tmpfs; paths start at: its root.
+//! - `corewalk`: `corewalk::Vfs` over `corewalk::tmpfs`, called as a library. Paths start at its
+//!   root.
+//! - `linux`: system calls on the host's tmpfs. Paths start at a descriptor, as for `openat`.
+//! - `before-dcache-lock`, `before-global-lock`: the dentry caches of Linux 2.4 and 3.8, over
+//!   corewalk's tmpfs. Paths start at its root.
 //!
 //! # Alike for all
-//! - The same operations with the same names; paths have as many components for each.
-//! - Attributes are whole: a caller of `stat` gets a copy of what the file system knows.
-//! - A list is copied into the caller's buffer before anything is done with it, as a server does.
+//! - All variants run the same operations with the same names. Paths have the same number of
+//!   components.
+//! - `stat` returns a copy of all attributes.
+//! - `list` copies the names into the caller's buffer before the caller uses any of them, as a
+//!   server does.
 //!
 //! # Not alike
-//! - `rwlock-ahash` checks no permission, evicts nothing and keeps no times.
-//! - `linux` pays for a system call per operation, and two for a list.
+//! - `linux` pays for one system call per operation, and for two per listing.
+//! - The variants of `before` check no permissions.
 //!
 //! # What it refuses
-//! Content of files: these are tables about names.
+//! The content of files, since these tables are about names.
 //!
 //! Source: path_resolution(7) and the man pages of the calls.
 
@@ -55,8 +54,8 @@ pub(crate) trait Files: Send + Sync {
     fn user(&self) -> Self::User<'_>;
 }
 
-/// The file operations of one thread. Paths are absolute; every operation returns None or false if
-/// it fails.
+/// The file operations of one thread. Paths are absolute. An operation that fails returns None or
+/// false.
 pub(crate) trait User {
     /// A directory that is held open.
     type Dir;
@@ -75,7 +74,7 @@ pub(crate) trait User {
     /// Removes the name of a file.
     fn unlink(&self, dir: &Self::Dir, name: &[u8]) -> bool;
 
-    /// Gives the file called `name` the name `other` too, in the same directory.
+    /// Makes a hard link `other` to the file `name` in the same directory.
     fn link(&self, dir: &Self::Dir, name: &[u8], other: &[u8]) -> bool;
 
     /// Sets the permission bits of a file.
@@ -96,7 +95,7 @@ pub(crate) trait User {
     /// Opens what `path` leads to for reading and closes it.
     fn open_close(&self, path: &[u8]) -> bool;
 
-    /// Puts the names in `dir` into `list`, without `.` and `..`, in any order.
+    /// Puts the names in `dir` into `list` in any order, without `.` and `..`.
     fn list(&self, dir: &Self::Dir, list: &mut List) -> bool;
 
     /// Opens the file that `path` leads to.
@@ -181,7 +180,7 @@ pub(crate) fn fill<F: Files>(files: &F, corpus: &Corpus) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the directories of a path that are not there yet, and returns the last one.
+/// Makes the missing directories of a path, and opens the last one.
 ///
 /// # Errors
 /// If one cannot be made.
@@ -203,7 +202,7 @@ mod tests {
     use super::*;
     use crate::before::Design;
 
-    /// Does the same with every file system, and asks what they must all answer alike.
+    /// All file systems must give the same answers to the same operations.
     fn check<F: Files>(files: &F) {
         let (variant, user) = (files.variant(), files.user());
         let root = user.open_dir(b"/").expect("there is a root");
@@ -261,7 +260,7 @@ mod tests {
         check_links(&Host::new("links").unwrap());
     }
 
-    /// Compares every entry of a tree, and every list, with the corpus it was filled from.
+    /// Every entry and every listing must be that of the corpus.
     fn check_tree<F: Files>(files: &F, corpus: &Corpus) {
         fill(files, corpus).unwrap();
         let (variant, user) = (files.variant(), files.user());

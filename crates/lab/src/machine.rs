@@ -1,8 +1,8 @@
-//! The machine a table was measured on, and how much of it others used meanwhile.
+//! The machine that a table is measured on, and the load that other processes put on it.
 //!
-//! Numbers without a machine are worth nothing, and numbers from a machine that others work on are
-//! worth less than they look. So each table carries the processor, the number of cores, the kernel
-//! and the commit, and the run says which share of the processors went to other processes.
+//! Figures without a machine are worthless, and other processes falsify them. So each table has the
+//! processor, the number of cores, the kernel and the commit. A run also reports the share of the
+//! processors that other processes used.
 //!
 //! Source: `/proc/cpuinfo`, `/proc/stat`, uname(2), clock_gettime(2).
 
@@ -27,8 +27,8 @@ pub(crate) struct Machine {
     pub cores: usize,
     /// The kernel's release.
     pub kernel: String,
-    /// The commit that was built, with `-dirty` behind it if files were changed since; `unknown`
-    /// outside of a repository.
+    /// The commit of the sources, with `-dirty` behind it if files were changed since. It is
+    /// `unknown` outside of a repository.
     pub commit: String,
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Returns the processor time that the calling thread has used, in nanoseconds.
+/// Returns the processor time of the calling thread in nanoseconds.
 pub(crate) fn thread_cpu_ns() -> u64 {
     clock_ns(ClockId::ThreadCPUTime)
 }
@@ -77,7 +77,8 @@ impl Disturbance {
         }
     }
 
-    /// Returns the share since the start, 0 to 1. It is exact to one tick of 10 ms.
+    /// Returns the share of the machine that other processes used since the start, from 0 to 1. Its
+    /// resolution is a tick of 10 ms.
     pub(crate) fn share(&self) -> f64 {
         let own = clock_ns(ClockId::ProcessCPUTime) - self.own_ns;
         let others = (busy_ns() - self.busy_ns).saturating_sub(own) as f64;
@@ -86,10 +87,12 @@ impl Disturbance {
     }
 }
 
-/// Returns the nanoseconds that all processors together have not been idle; 0 if it is unknown.
+/// Returns the nanoseconds for which all processors together were busy, or 0 if the kernel does not
+/// tell.
 fn busy_ns() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-    // user nice system idle iowait irq softirq steal; what follows is part of user.
+    // The fields are user, nice, system, idle, iowait, irq, softirq and steal. The fields behind
+    // them are part of user.
     let fields = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).take(8);
     let ticks: u64 = fields
         .enumerate()

@@ -1,15 +1,13 @@
-//! Mounted file systems that are measured beside each other, and what it takes to leave nothing
-//! mounted.
+//! Mounted file systems for the table `fuse-metadata`, and their removal after the run.
 //!
-//! A mount is a server process, or a device of the host (`ext4`), and a mount point in a folder for
-//! temporary files. It is ready when the mount point has another device number than its parent.
-//! When it is dropped, in whatever way the run ends, the mount point is unmounted lazily, even
-//! while a process works in it. Then the run waits for the server, kills it if it stays, and
-//! removes the folders. SIGINT and SIGTERM set a flag that the run looks at between two steps; the
-//! servers ignore the terminal's SIGINT by being in process groups of their own.
+//! A mount is a server process and a mount point in a temporary folder. It is ready when the mount
+//! point has another device number than its parent. Its drop unmounts it lazily, even if a process
+//! still works in it. The drop then waits for the server, kills the server if it does not end, and
+//! removes the folders. SIGINT and SIGTERM only set a flag, which the run checks between two steps.
+//! Each server is in its own process group, so the terminal's SIGINT does not reach it.
 //!
 //! # What it refuses
-//! A peer that is not installed is skipped and named, never replaced.
+//! A peer that is not installed is skipped and named, and never replaced.
 //!
 //! Source: mount.fuse(8), umount2(2), signal(7).
 
@@ -37,15 +35,15 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 pub(crate) const TMPFS: &str = "/dev/shm";
 /// How long a server may take to mount, and to leave.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time between two looks at something that has no event to wait for.
+/// The interval between two checks of a condition that has no event to wait for.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// A folder for everything that one run makes, removed at the end.
+/// The folder for all files of one run. It is removed when the run ends.
 pub(crate) struct Scratch {
     path: PathBuf,
 }
 
-/// A directory to measure: a mount, with its server if it has one, or a plain directory.
+/// A directory to measure: a mount with its server, or a plain directory of the host.
 pub(crate) struct Mounted {
     variant: &'static str,
     directory: PathBuf,
@@ -69,8 +67,8 @@ pub(crate) struct Interrupt {
 }
 
 impl Scratch {
-    /// Makes a folder in memory, where the host has a tmpfs, and in the folder for temporary files
-    /// elsewhere.
+    /// Makes a folder on the host's tmpfs, or in the folder for temporary files if the host has no
+    /// tmpfs.
     ///
     /// # Errors
     /// If it cannot be made.
@@ -79,7 +77,7 @@ impl Scratch {
         Scratch::new(if tmpfs.is_dir() { tmpfs } else { &temporary }, label)
     }
 
-    /// Returns a new folder in `parent`, for this process and what `label` names.
+    /// Makes a folder in `parent`. Its name has the number of this process and `label`.
     ///
     /// # Errors
     /// If it cannot be made.
@@ -120,7 +118,7 @@ impl Mounted {
     /// Starts `program`, which mounts at `directory`, and waits until it has.
     ///
     /// # Errors
-    /// If it does not start, ends, or mounts nothing in ten seconds.
+    /// If the server does not start, ends, or mounts nothing within ten seconds.
     pub(crate) fn start(
         variant: &'static str,
         program: Program,
@@ -166,8 +164,8 @@ impl Mounted {
         }
     }
 
-    /// Returns the processor time that the server's threads have used, in nanoseconds; 0 without a
-    /// server, or where the kernel does not tell.
+    /// Returns the processor time of the server's threads in nanoseconds. Returns 0 without a
+    /// server, or if the kernel does not tell.
     pub(crate) fn cpu_ns(&self) -> u64 {
         let of = |thread: Pid| {
             let text = fs::read_to_string(format!("/proc/{}/schedstat", thread.as_raw_pid()));
@@ -176,7 +174,7 @@ impl Mounted {
         self.threads().into_iter().filter_map(of).sum()
     }
 
-    /// Returns what the kernel was told about the mount, and how many threads the server has.
+    /// Returns the mount options as the kernel knows them, and the number of threads of the server.
     ///
     /// # Errors
     /// If it is not mounted.
@@ -205,7 +203,7 @@ impl Mounted {
         here.is_some() && here != parent
     }
 
-    /// Takes the mount away, by the system call where that is allowed and by fusermount3 elsewhere.
+    /// Unmounts the mount point by the system call, or by fusermount3 if that fails.
     fn unmount(&self) {
         if unmount(&self.directory, UnmountFlags::DETACH).is_err() && self.is_mounted() {
             let _ = Command::new("fusermount3")

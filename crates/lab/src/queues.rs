@@ -1,6 +1,6 @@
-//! Message queues of the host kernel and of corewalk, behind one trait.
+//! The message queues of the host kernel and of corewalk, behind one trait.
 //!
-//! Each receive checks the type, the length, the number and the last byte of a message.
+//! Each receive checks the type, the length, the number and the last byte of the message.
 //!
 //! Source: msgop(2).
 
@@ -24,14 +24,15 @@ pub(crate) trait Queues: Sync {
 
     fn message(&self, bytes: usize) -> Self::Message;
 
-    /// Sends a message of a type with a number; returns whether that succeeds.
+    /// Sends a message with a type and a number. Returns true if the call succeeds.
     fn send(&self, queue: usize, kind: u8, number: u64, message: &mut Self::Message) -> bool;
 
-    /// Receives the first message of a type. Returns its number; None if its content is wrong.
+    /// Receives the first message of a type and returns its number. Returns None if the call fails
+    /// or the content is wrong.
     fn receive(&self, queue: usize, kind: u8, message: &mut Self::Message) -> Option<u64>;
 
-    /// Sends a message of a type with a number, and receives the first message of that type.
-    /// Returns true if both are the same.
+    /// Sends a message with a type and a number, and receives the first message of that type.
+    /// Returns true if both messages are equal.
     fn pair(&self, queue: usize, kind: u8, number: u64, message: &mut Self::Message) -> bool {
         self.send(queue, kind, number, message)
             && self.receive(queue, kind, message) == Some(cut(number, self.bytes(message)))
@@ -47,7 +48,7 @@ pub(crate) trait Queues: Sync {
 /// The host kernel's queues.
 pub(crate) struct Linux(Vec<MsgQueue>);
 
-/// The queues of `corewalk-ipc`, in this process or in a file that several processes map.
+/// The queues of `corewalk-ipc`: in this process, or in a file that several processes map.
 pub(crate) struct Ours {
     pub(crate) task: Task,
     pub(crate) ids: Vec<MsgId>,
@@ -60,7 +61,7 @@ pub(crate) struct Words {
     bytes: usize,
 }
 
-/// Returns the low bytes of a number, as many as a text of so many bytes has room for.
+/// Returns the low bytes of a number, as many as a text of `bytes` bytes can hold.
 fn cut(number: u64, bytes: usize) -> u64 {
     if bytes < 8 { number & ((1 << (8 * bytes)) - 1) } else { number }
 }
@@ -120,7 +121,7 @@ impl Ours {
         Ours::of(Namespace::new(NamespaceOptions::default()).context("a namespace")?, 1)
     }
 
-    /// Returns the namespace in a file, which is made if it is not there.
+    /// Opens the namespace in a file. Makes the file if it is missing.
     pub(crate) fn open(file: &Path) -> anyhow::Result<Ours> {
         let namespace = Namespace::open(file, NamespaceOptions::default());
         let namespace = namespace.with_context(|| format!("a namespace in {}", file.display()));
@@ -185,7 +186,7 @@ impl Queues for Ours {
     }
 }
 
-/// Sends and receives messages of a type on one queue until the slice is over.
+/// Sends and receives messages of one type on one queue until the slice ends.
 pub(crate) fn pairs<Q: Queues>(
     queues: &Q,
     (queue, kind): (usize, u8),

@@ -1,14 +1,14 @@
-//! Readers that translate paths beside writers that rename, as fast as they can.
+//! Readers that translate paths while writers rename, both as fast as they can.
 //!
-//! The load of document 000: processes of a database ask for the paths of their files while other
-//! processes change names. A reader asks for the paths of a few dentries again and again, and
-//! compares each path with the right ones. A writer renames something there and back.
+//! The load is that of document 000: processes of a database ask for the paths of their files while
+//! other processes rename files. A reader asks for the paths of a few dentries again and again, and
+//! compares each path with the right ones. A writer renames one file there and back.
 //!
 //! # When a race counts
-//! A writer without a processor disturbs no reader, which flatters every design. So each worker
-//! also reads how long it was ready to run and waited for a processor (`run_delay`), and the
-//! outcome has the share of it. Waiting for a lock is not counted there, on purpose: a writer that
-//! the design slows down is a result, a writer that the machine slows down is not.
+//! A writer without a processor disturbs no reader, which flatters every design. So the outcome has
+//! the time for which workers were ready to run and had no processor. This time does not include
+//! waits for locks: a writer that the design slows down is a result, and one that the machine slows
+//! down is not.
 //!
 //! Source: documents 000 and 001; `/proc/thread-self/schedstat`, clock_gettime(2).
 
@@ -19,7 +19,7 @@ use crate::before::Passes;
 use crate::crew::{self, Laps, Pinning, Slice, Turn};
 use crate::questions::Tally;
 
-/// Operations of one job. The number is even, so that a writer ends where it began.
+/// Operations of one job. The number is even, so each job ends with the file under its first name.
 const CHUNK: usize = 64;
 
 /// The questions of one reader.
@@ -51,7 +51,7 @@ pub(crate) struct Race<'a> {
 pub(crate) struct Outcome {
     pub(crate) reads: Slice,
     pub(crate) renames: Slice,
-    /// How often translations were disturbed; None if the namespace does not count.
+    /// The number of disturbed translations, or None if the namespace does not count them.
     pub(crate) passes: Option<Passes>,
 }
 
@@ -72,7 +72,8 @@ impl Reader {
 }
 
 impl Writer {
-    /// Renames there and back; once before the clocks start, so that both names were there.
+    /// Renames a file there and back until the slice ends, and once before the clocks start, so
+    /// that both names exist in the cache.
     ///
     /// # Panics
     /// If a rename fails.
@@ -105,8 +106,8 @@ impl Outcome {
     }
 }
 
-/// Runs one race with the readers in `racer` and the writers in `renamed`. The two are the same
-/// namespace, except where a table asks what two namespaces cost each other.
+/// Runs one race: readers in `racer`, and writers in `renamed`. The two are the same namespace,
+/// except where a table measures what two separate namespaces cost each other.
 ///
 /// # Panics
 /// If a rename fails, or a thread panics.

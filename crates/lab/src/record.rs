@@ -1,13 +1,13 @@
-//! Writing down what came out, so that it can be held against later runs.
+//! The recording of runs in files, for a comparison with later runs.
 //!
-//! A folder gets two files per table: `TABLE.json`, which other programs read and which follows
-//! `schema.json`, and `TABLE.txt`, the same as people read it, with the command and how busy the
-//! machine was. All tables run before the first file is written. So a table that fails leaves the
-//! folder as it was, and the files of one table do not make the commit of the next look changed.
+//! Each table gets two files in the folder. `TABLE.json` follows `schema.json` and is for other
+//! programs. `TABLE.txt` is the same as text, with the command and the load of the machine. All
+//! tables run before the first file is written. So a table that fails leaves the folder unchanged,
+//! and the files of one table do not make the commit of the next table dirty.
 //!
 //! # What it refuses
-//! Records from a tree with changed files: no reader could reproduce their numbers. A quick run may
-//! record, since its numbers mean nothing.
+//! A record from a tree with changed files, since no reader could reproduce its numbers. A quick
+//! run may record, since its numbers mean nothing.
 //!
 //! Source: `docs/results/README.md`.
 
@@ -25,13 +25,13 @@ use crate::{Report, run_table, text, to_json};
 
 /// Where results go unless told otherwise.
 pub(crate) const FOLDER: &str = "docs/results";
-/// For how long the machine is watched before a table, to see who else works.
+/// The time before each table in which the load of other processes is measured.
 const WATCH: Duration = Duration::from_secs(1);
 
 /// Runs `tables` and writes what came out to `folder`.
 ///
 /// # Errors
-/// A tree with changed files, a table that fails, a file that cannot be written.
+/// If the tree has changed files, a table fails, or a file cannot be written.
 pub(crate) fn record(
     tables: &[&'static Table],
     settings: &Settings,
@@ -63,7 +63,7 @@ pub(crate) fn record(
     Ok(())
 }
 
-/// Returns the report as text, with where it comes from behind it.
+/// Returns the report as text, followed by the command and the load of the machine.
 fn with_origin(report: &Report, command: &str, busy: f64) -> String {
     let mut out = text::render(report);
     let _ = writeln!(out, "\n{command}");
@@ -71,7 +71,7 @@ fn with_origin(report: &Report, command: &str, busy: f64) -> String {
     out
 }
 
-/// Returns a command line with the program's name in place of its path.
+/// Returns the command line with the name of the program instead of its path.
 fn command(mut words: impl Iterator<Item = String>) -> String {
     let program = words.next().unwrap_or_default();
     let name = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -1,16 +1,16 @@
 //! The report of results: one page that needs nothing beside it.
 //!
 //! `corewalk-lab report --out DIR` writes `DIR/index.html`. The front page has one line per table:
-//! the claim in a sentence, the ratio of one row, and whether the claims hold. Each table has one
-//! plot of the rows that its claim is about, with the published curve beside it if there is one.
-//! All rows are folded below.
+//! its claim in a sentence, one ratio, and the verdict about its claims. Each table has one plot of
+//! the rows that its claim is about. The published curve is beside the plot, if there is one. All
+//! rows are in a folded block below.
 //!
-//! The page is XHTML with inline SVG, without scripts and without a request to any other place.
-//! Losses are shown like wins.
+//! The page is XHTML with inline SVG. It has no scripts and loads nothing from elsewhere. Losses
+//! are shown in the same way as wins.
 //!
 //! # How it works
-//! [`read`] reads the files of `run --json` and `record`.
-//! `page` writes the page, `plot` the plots.
+//! [`read`] reads the files that `run --json` and `record` write. `page` makes the page, and `plot`
+//! the plots.
 //!
 //! Source: the contract of the program in DESIGN.md, section 5.
 
@@ -27,7 +27,7 @@ use crate::Report;
 /// The name of the page in its folder.
 const PAGE: &str = "index.html";
 
-/// Makes the folder of the page, before the tables run for minutes.
+/// Makes the folder of the page.
 ///
 /// # Errors
 /// If `folder` is a file, or cannot be made.
@@ -36,8 +36,8 @@ pub(crate) fn prepare(folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))
 }
 
-/// Writes the page into `folder`, and returns its path. An older page stays until the new page is
-/// whole.
+/// Writes the page into `folder`, and returns its path. An older page is replaced only after the
+/// new one is complete.
 ///
 /// # Errors
 /// If the page cannot be written.
@@ -51,11 +51,11 @@ pub(crate) fn write(folder: &Path, reports: &[Report]) -> anyhow::Result<PathBuf
 
 /// Returns the tables in `files`, in their order.
 ///
-/// The rows borrow their names from the text of the file, which stays in memory: the program ends
-/// after the page.
+/// Reads reports from files. The rows borrow from the text of a file, which is never freed, since
+/// the program ends after it wrote the page.
 ///
 /// # Errors
-/// If a file cannot be read, is not JSON, or is not the output of a run.
+/// If a file cannot be read, or is not the output of a run.
 pub(crate) fn read(files: &[PathBuf]) -> anyhow::Result<Vec<Report>> {
     let mut reports = vec![];
     for file in files {

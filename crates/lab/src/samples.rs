@@ -1,12 +1,13 @@
-//! From measurements to rows: medians, spread and the ratio to the baseline.
+//! Turns measurements into rows: the median, the spread and the ratio to the baseline.
 //!
-//! Absolute times on a shared machine mean little: the same run takes 0.9 or 2.4 s. The ratio of
-//! two variants that were measured right after each other is stable. So every sample remembers
-//! its round, the ratio is taken round by round, and the row gives the median of those ratios.
+//! Absolute times on a shared machine mean little: the same run may take 0.9 s or 2.4 s. The ratio
+//! of two variants is stable if both are measured right after each other. So every sample has its
+//! round, a ratio is computed for each round, and a row has the median of these ratios.
 //!
 //! # Invariants
-//! - A row's `ratio` only uses rounds in which both the variant and its baseline were measured,
-//!   with the same parameters or with those that the table names ([`Samples::add_against`]).
+//! - The `ratio` of a row uses only rounds in which both the variant and its baseline were
+//!   measured. The parameters of the baseline are those of the row, or those that the table gives
+//!   ([`Samples::add_against`]).
 //!
 //! Source: `schema.json` beside this crate.
 
@@ -21,7 +22,8 @@ use crate::text::with_names;
 /// The parameters of a row: `threads`, `op` and others.
 pub(crate) type Params = BTreeMap<&'static str, Value>;
 
-/// The parameter of rows that hold a number of threads against this one ([`Samples::add_scaling`]).
+/// The parameter of rows that compare a number of threads with one thread
+/// ([`Samples::add_scaling`]).
 pub(crate) const OVER_THREADS: &str = "over_threads";
 
 /// A measured quantity.
@@ -64,17 +66,17 @@ impl Cell {
         cell
     }
 
-    /// Returns a parameter that is a number; 0 if the cell does not have it.
+    /// Returns the parameter `key` as a number, or 0 if the cell has no such number.
     pub(crate) fn number(&self, key: &str) -> usize {
         self.0.get(key).and_then(Value::as_u64).unwrap_or(0) as usize
     }
 
-    /// Returns a parameter that is a word; nothing if the cell does not have it.
+    /// Returns the parameter `key` as a word, or an empty word if the cell has none.
     pub(crate) fn word(&self, key: &str) -> &str {
         self.0.get(key).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// Reads the parameters `keys` of a cell that was displayed, and leaves the others out.
+    /// Parses the text of a displayed cell. Keeps the parameters `keys` and drops the others.
     pub(crate) fn parse(text: &str, keys: &[&'static str]) -> Cell {
         let mut cell = Cell::default();
         for (key, value) in text.split_whitespace().filter_map(|word| word.split_once('=')) {
@@ -118,11 +120,11 @@ pub(crate) struct Row {
     pub rounds: usize,
     /// The variant that `ratio` compares with.
     pub baseline: String,
-    /// The median over the rounds of this row against the baseline's; None if no round has both.
+    /// The median of the ratios to the baseline in each round, or None if no round has both.
     pub ratio: Option<f64>,
 }
 
-/// The samples of one table, in the order in which rows first appeared.
+/// The samples of one table. The rows are in the order in which they were first added.
 #[derive(Default)]
 pub(crate) struct Samples {
     rows: Vec<(Key, Vec<(usize, f64)>)>,
@@ -164,8 +166,8 @@ impl Samples {
         self.add(round, variant, params, (Metric::NsPerOp, ns_per_op), baseline);
     }
 
-    /// Adds what `variant` reached in `round`, to be held against what `baseline` reached with
-    /// other parameters.
+    /// Adds a result of `variant` in `round`. Its baseline is the result of `baseline` with other
+    /// parameters.
     pub(crate) fn add_against(
         &mut self,
         round: usize,
@@ -187,9 +189,9 @@ impl Samples {
         }
     }
 
-    /// Adds a row for each rate of several threads that `is_wanted`. Its baseline is the same
-    /// variant with one thread, so it shows how threads scale, round by round. It has the parameter
-    /// [`OVER_THREADS`].
+    /// Adds a row for each throughput of several threads that `is_wanted` selects. The baseline is
+    /// the same variant with one thread, so the ratio of a round shows how the threads scale. The
+    /// row has the parameter [`OVER_THREADS`].
     pub(crate) fn add_scaling(&mut self, is_wanted: impl Fn(&str, &Params) -> bool) {
         let mut more = Samples::default();
         for (key, values) in &self.rows {
@@ -211,8 +213,8 @@ impl Samples {
         self.rows.append(&mut more.rows);
     }
 
-    /// Adds the rows of a variant `name` that is, in each round, the best of the variants `of`.
-    /// They have `name` as their baseline.
+    /// Adds rows of a variant `name`: in each round, the best result of the variants `of`. The rows
+    /// of these variants have `name` as their baseline.
     pub(crate) fn add_best(&mut self, name: &str, of: &[&str]) {
         let mut best = Samples::default();
         for (key, values) in &self.rows {
@@ -276,12 +278,12 @@ impl Samples {
     }
 }
 
-/// Returns the number with six digits, which is more than a measurement has.
+/// Returns the number rounded to six digits, which is more than the precision of a measurement.
 fn short(value: f64) -> f64 {
     format!("{value:.5e}").parse().unwrap_or(value)
 }
 
-/// Returns the median; of an even number of values the mean of the two in the middle.
+/// Returns the median. For an even number of values it is the mean of the two middle values.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -8,8 +8,8 @@
 //! rows, and `shape` tests the claims.
 //!
 //! # How long it takes
-//! The sweeps say beforehand what is measured. With the default settings the slices of all tables
-//! take less than a third of an hour on two cores; a test adds them up.
+//! The sweeps tell the duration of a run before it starts. With the default settings the slices of
+//! all tables take less than a third of an hour on two cores, which a test checks.
 
 mod aim7_short;
 mod create_one_dir;
@@ -69,7 +69,7 @@ pub(crate) struct Table {
     pub(crate) claims: fn(&[Row]) -> Vec<Claim>,
     /// Returns the cells that a run measures.
     pub(crate) sweeps: fn(&Settings) -> Vec<Sweep>,
-    /// Measures the sweeps. An error is a wrong answer, or a part that is needed and missing.
+    /// Measures the sweeps. Returns an error if an answer is wrong, or a required part is missing.
     pub(crate) run: fn(&Run<'_>, &mut Samples) -> anyhow::Result<()>,
 }
 
@@ -78,7 +78,7 @@ static WORDS: LazyLock<HashMap<&str, Words>> = LazyLock::new(|| {
     serde_json::from_str(include_str!("table/words.json")).expect("a test reads it")
 });
 
-/// The words of a table in `words.json`: its text on the page and the figures of its source.
+/// The texts and published figures of a table, from `words.json`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Words {
@@ -97,13 +97,13 @@ pub(crate) struct Words {
     pub(crate) note: Vec<&'static str>,
 }
 
-/// The rows of a plot: those of one metric whose parameters are `x` and `at`, and no more.
+/// The rows of a plot: all rows of one metric that have exactly the parameters `x` and `at`.
 #[derive(Deserialize)]
 pub(crate) struct Plot {
     /// The parameter along the plot.
     pub(crate) x: &'static str,
     pub(crate) metric: &'static str,
-    /// The other parameters, with their values as text; `*` is any value.
+    /// The other parameters and their values as text. The value `*` matches any value.
     pub(crate) at: Vec<(&'static str, &'static str)>,
     /// The value of `x` whose ratio stands on the front page.
     pub(crate) headline: &'static str,
@@ -116,12 +116,12 @@ pub(crate) struct Published {
     pub(crate) x: &'static str,
     /// The unit.
     pub(crate) unit: &'static str,
-    /// The name of each curve, with its points of x and y.
+    /// The name of each curve, and its points (x, y).
     pub(crate) curves: Vec<(&'static str, Vec<(f64, f64)>)>,
 }
 
 impl Words {
-    /// Returns the published figures as text: a line for each curve, and the note.
+    /// Returns the published figures as text: one line for each curve, followed by the note.
     pub(crate) fn figures(&self) -> String {
         let mut lines = vec![];
         if let Some(Published { x, unit, curves }) = &self.published {
@@ -161,17 +161,17 @@ pub(crate) struct Settings {
     pub size: Size,
     /// Thread or process counts.
     pub threads: Vec<usize>,
-    /// For how long each variant is measured per row, over all rounds.
+    /// The time for which each variant is measured per row, over all rounds.
     pub time_per_row: Duration,
     /// Rounds.
     pub rounds: usize,
-    /// The program of the lab, which is started for hidden subcommands. None in unit tests: their
-    /// program has no subcommands.
+    /// The program of the lab, which tables start again for hidden subcommands. It is None in unit
+    /// tests, since a test program has no subcommands.
     pub(crate) program: Option<PathBuf>,
 }
 
 impl Settings {
-    /// Returns the numbers of threads that each have a processor; one if there is no such number.
+    /// Returns the thread counts that are at most the number of processors, or 1 if there are none.
     pub(crate) fn threads_with_processors(&self) -> Vec<usize> {
         let has_processors = |threads: &usize| *threads <= cores();
         let usable: Vec<usize> = self.threads.iter().copied().filter(has_processors).collect();

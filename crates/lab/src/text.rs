@@ -1,4 +1,4 @@
-//! A report as text for people: rows with the same parameters stand together.
+//! The text of a report for people. Rows with the same parameters are in one group.
 
 use std::fmt::Write as _;
 
@@ -33,8 +33,8 @@ pub(crate) fn render(report: &Report) -> String {
     out
 }
 
-/// Returns the parameters and metrics of the rows that the text shows, each once. Rows of the store
-/// `document` are published figures, which the text shows as the note of the table.
+/// Returns each group of parameters and metric that the text shows. Rows of the store `document`
+/// are published figures, which are in the note of the table instead.
 pub(crate) fn params_of(report: &Report) -> Vec<(&Params, &str)> {
     let is_shown = |row: &&Row| row.params.get("store").is_none_or(|store| store != "document");
     let mut groups = vec![];

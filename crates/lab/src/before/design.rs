@@ -1,25 +1,29 @@
-//! The four designs: one namespace over one tree, with the lock rules of each.
+//! The four designs of a dentry cache: one namespace over one tree, with the lock rules of each
+//! design.
 //!
 //! # How it works
-//! `before-dcache-lock` is Linux 2.4: each lookup of a name takes `dcache_lock`, finds the dentry
-//! in its chain, counts it and releases the lock, once per component of a path. A translation and
-//! every change take the lock as a whole. Document 003 compares RCU with this kernel.
+//! `before-dcache-lock` is Linux 2.4. A lookup of a name takes `dcache_lock`, finds the dentry in
+//! its hash chain, takes a reference and releases the lock. A walk does so for each component of
+//! the path. A path translation and every change hold the lock from start to end. Document 003
+//! compares RCU with this kernel.
 //!
-//! The other three resolve names by RCU walk, as Linux has since 2.6.38: each dentry has its own
-//! sequence. A step to a child counts if the parent did not change since the walk reached it. The
-//! walk counts only the last dentry. A missing name may be on its way between two chains, so a miss
-//! counts only if the rename sequence did not move: document 001 calls it the global sequence. A
-//! rename holds the rename lock and the dentry's lock around the change, as `__d_move` does.
+//! The other three designs resolve names by RCU walk, as Linux has since 2.6.38: each dentry has
+//! its own sequence. A step to a child is valid if the sequence of the parent did not change since
+//! the walk reached the parent. The walk takes a reference only of the last dentry. A rename may be
+//! moving a missing name between two chains. So a miss is valid only if the global rename sequence
+//! did not change. A rename holds the rename lock and the lock of the dentry around the change, as
+//! `__d_move` does.
 //!
-//! - `GlobalLock`: a translation: excludes renames and other translations, and takes each dentry's
-//!   lock for its name; how a walk counts: under the dentry's lock.
-//! - `SeqRwLock`: a translation: shares the rename lock; how a walk counts: without a lock.
-//! - `SeqLock`: a translation: checks the rename sequence once, then excludes renames; how a walk
-//!   counts: without a lock.
+//! - `GlobalLock`: a path translation excludes renames and other translations, and reads each name
+//!   under the lock of its dentry. A walk takes its reference under the lock of the dentry.
+//! - `SeqRwLock`: a path translation shares the rename lock. A walk takes its reference without a
+//!   lock.
+//! - `SeqLock`: a path translation checks the rename sequence once, and then excludes renames. A
+//!   walk takes its reference without a lock.
 //!
 //! # What it refuses
-//! The reference walk takes no references on the way, since directories are never freed here. A
-//! kernel pays for them, but rarely.
+//! The slow walk takes no references of the directories on its way, since directories are never
+//! freed here. A kernel pays for these references, but a slow walk is rare.
 //!
 //! Source: Linux `fs/namei.c` (`lookup_fast`, `complete_walk`), `fs/dcache.c` (`__d_lookup_rcu`,
 //! `d_lookup`, `__d_move`, and in 2.4 `dput` and `__d_path`), directory-locking.rst.
@@ -60,7 +64,7 @@ pub(crate) struct Before {
     fallbacks: ShardedCounter,
 }
 
-/// The section of a rename. A design has at most one of the two.
+/// The guard of a rename: that of the rename lock of the design. `DcacheLock` has none.
 type Section<'a> = (Option<Timed<SeqLockWriteGuard<'a>>>, Option<Timed<SeqRwLockWriteGuard<'a>>>);
 
 impl Design {
@@ -159,8 +163,8 @@ impl Before {
         }
     }
 
-    /// Walks without a lock and counts the last dentry. Returns an error if a name moved or is
-    /// missing.
+    /// Walks without a lock and takes a reference of the last dentry. Returns an error if a name
+    /// was moved during the walk, or is missing.
     #[inline]
     fn walk_rcu(&self, path: &[u8]) -> Result<u32, ()> {
         let mut at = (ROOT, self.tree.dentry(ROOT).seq.raw_begin());
@@ -193,7 +197,7 @@ impl Before {
         }
     }
 
-    /// Walks as Linux 2.4 did: it counts every dentry on the way.
+    /// Walks as Linux 2.4 did: takes a reference of every dentry on the way.
     fn walk_counted(&self, path: &[u8]) -> Option<u32> {
         self.tree.dentry(ROOT).lockref.get();
         let mut at = ROOT;
@@ -205,7 +209,7 @@ impl Before {
         Some(at)
     }
 
-    /// Writes the path of a dentry. Returns false if it has none.
+    /// Writes the path of a dentry to `out`. Returns false if the dentry has no path.
     #[inline]
     fn translate(&self, number: u32, out: &mut Prepended) -> bool {
         match self.design {
@@ -254,7 +258,8 @@ impl Before {
         [Some(moves), names(from.min(to)), names(from.max(to))]
     }
 
-    /// Locks a dentry that is about to change; `dcache_lock` needs no such lock.
+    /// Locks a dentry before its name changes. `DcacheLock` takes no lock of the dentry, since
+    /// `dcache_lock` excludes all readers.
     fn lock_dentry<'a>(&self, dentry: &'a Dentry) -> Option<LockrefGuard<'a>> {
         (self.design != Design::DcacheLock).then(|| dentry.lockref.lock())
     }

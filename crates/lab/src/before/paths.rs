@@ -1,8 +1,8 @@
-//! A path that is written from its end, as a translation meets the names.
+//! The buffer of a path translation: each name is put in front of the names below it.
 //!
-//! The buffer is on the stack and long enough for nearly all paths; longer ones move to the heap.
-//! While a rename is under way its content may be garbage, and the caller discards it. So a path
-//! that grows beyond every limit ends a pass instead of filling the memory.
+//! The buffer has 256 bytes on the stack, which nearly all paths fit in. A longer path moves to the
+//! heap. While a rename is in progress the names may be garbage, which the caller discards. So a
+//! pass ends when its path grows beyond `PATH_MAX`, instead of filling the memory.
 //!
 //! Source: `struct prepend_buffer` of Linux `fs/d_path.c`.
 
@@ -36,7 +36,7 @@ impl Prepended {
         self.bytes.len() - self.start > BYTES_MAX
     }
 
-    /// Puts a `/` and the `len` bytes of a name in front.
+    /// Puts a `/` and the first `len` bytes of a name in front of the path.
     #[inline]
     pub(super) fn prepend(&mut self, words: &[AtomicU64], len: usize) {
         let len = len.min(8 * words.len());

@@ -1,12 +1,11 @@
 //! The host kernel's tmpfs, through system calls.
 //!
-//! Everything lies in a folder of its own on `/dev/shm`, and paths start at a descriptor of that
-//! folder, so that they have as many components as those of the other variants. Each user opens
-//! the folder itself. A path of an open file is `readlink` of `/proc/self/fd/N`, which is what a
-//! process has for it.
+//! All files are in a new folder on `/dev/shm`. Paths start at a descriptor of that folder, so they
+//! have as many components as those of the other variants. Each user opens the folder itself. The
+//! path of an open file is `readlink` of `/proc/self/fd/N`, as in any process.
 //!
 //! # What it refuses
-//! Kernels without a tmpfs on `/dev/shm`: a disk's file system would be measured instead.
+//! A host without a tmpfs on `/dev/shm`, where a disk's file system would be measured instead.
 //!
 //! Source: openat(2), fstatat(2), getdents64(2), proc_pid_fd(5), statfs(2).
 
@@ -44,8 +43,8 @@ pub(crate) struct HostUser<'a> {
 }
 
 impl Host {
-    /// Makes an empty folder on the host's tmpfs. `label` is a part of its name, so that folders of
-    /// one process differ.
+    /// Makes an empty folder on the host's tmpfs. `label` is a part of its name, so that two
+    /// folders of one process have different names.
     ///
     /// # Errors
     /// If the folder [`TMPFS`] is missing or is not a tmpfs, or the new folder cannot be made.
@@ -84,7 +83,8 @@ impl User for HostUser<'_> {
     }
 
     fn create(&self, dir: &OwnedFd, name: &[u8]) -> bool {
-        // One system call, as the others have one call: mknod(2) makes a file without opening it.
+        // The other variants need one call to make a file. mknod(2) also makes a file in one call,
+        // without opening it.
         let mode = Mode::from_raw_mode(0o644);
         rustix::fs::mknodat(dir, name, FileType::RegularFile, mode, 0).is_ok()
     }
@@ -125,7 +125,8 @@ impl User for HostUser<'_> {
 
     fn list(&self, dir: &OwnedFd, list: &mut List) -> bool {
         list.clear();
-        // A descriptor of its own, since the place in a list belongs to the descriptor.
+        // The listing opens the directory again, since the position of a listing belongs to the
+        // descriptor.
         let Ok(fd) = openat(dir, c".", directory_flags(), Mode::empty()) else { return false };
         let mut buffer = [const { MaybeUninit::<u8>::uninit() }; LIST_BYTES];
         let mut entries = RawDir::new(fd, &mut buffer);

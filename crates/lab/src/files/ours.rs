@@ -1,8 +1,8 @@
 //! corewalk as a library: a namespace over its own tmpfs, in this process.
 //!
-//! A user holds the inodes of its open directories, as a process holds descriptors, so that work in
-//! one directory counts references on it once and not per operation. Nothing is evicted while a
-//! table runs: the budget is larger than any tree.
+//! A user keeps the inodes of its open directories, as a process keeps descriptors. So work in one
+//! directory takes a reference of it once and not per operation. The cache evicts nothing while a
+//! table runs, since its budget is larger than any tree.
 //!
 //! Source: `corewalk::vfs`, `corewalk::tmpfs`.
 

@@ -1,19 +1,19 @@
-//! The programs that serve a mount, as they are found on the machine.
+//! The programs that serve a mount, and their options.
 //!
-//! All timeouts are 0, so that the kernel asks the server each time: with timeouts a table of
-//! metadata measures the kernel's cache. In all mounts the kernel checks permissions
-//! (`default_permissions`), which with these timeouts asks for the attributes of directories once
-//! more; a mount without it would be spared those requests.
+//! All timeouts are 0, so the kernel asks the server each time. With timeouts a table of metadata
+//! would measure the kernel's cache. In all mounts the kernel checks permissions
+//! (`default_permissions`). For these checks the kernel also reads the attributes of directories,
+//! so a mount without the checks would have fewer requests.
 //!
 //! # Threads
-//! A server of one client has one thread: on one processor each further one makes every program
-//! slower, by a fifth to a half, since the kernel wakes another thread for each request. A server
-//! of several clients has several, each with a descriptor of its own (`clone_fd`). corewalk has
-//! two, or as many as there are processors, which read requests, as it has without being told;
-//! fsyncs of a store or a directory have threads beside those. The peers make them as requests
-//! come, up to ten, and keep them. A limit of two, which libfuse has as an option, halves their
-//! speed, since they then end and start threads all the time. bindfs of Debian 12 is built on
-//! libfuse 2, which has no `clone_fd`.
+//! A server for one client has one thread. On one processor each further thread makes every server
+//! slower by a fifth to a half, since the kernel wakes another thread for each request. A server
+//! for several clients has several threads, each with its own descriptor (`clone_fd`). corewalk has
+//! as many threads for requests as there are processors, and at least two, which is its default.
+//! The fsyncs of a store or a directory run on threads of their own. bindfs starts up to ten
+//! threads as requests arrive, and keeps them. libfuse could limit them to two, but this halves
+//! their speed, since they then end and start all the time. bindfs of Debian 12 is built on libfuse
+//! 2, which has no `clone_fd`.
 //!
 //! The peer bindfs is a package.
 //!
@@ -72,7 +72,7 @@ pub(crate) fn ours(threads: Threads, _source: &Path, point: &Path) -> anyhow::Re
     ours_passthrough(threads, Path::new("tmpfs"), point)
 }
 
-/// Returns corewalk's mount of a directory of the host, as the peers mount it.
+/// Returns corewalk's mount of a directory of the host.
 ///
 /// # Errors
 /// As [`ours`].
@@ -109,8 +109,7 @@ pub(crate) fn ours_store(threads: Threads, source: &Path, point: &Path) -> anyho
     ours_passthrough(threads, Path::new(&store), point)
 }
 
-/// Returns bindfs, which passes through by libfuse's high-level interface, and asks for
-/// `default_permissions` by itself.
+/// Returns bindfs, which uses libfuse's high-level interface and sets `default_permissions` itself.
 ///
 /// # Errors
 /// If it is not installed.
