@@ -1,9 +1,8 @@
-//! A plot: lines over threads, users or sizes, with the spread of the rounds.
+//! A plot of lines over threads, users or sizes, with the spread of the rounds.
 //!
-//! The values of the parameter stand side by side at equal distances, in their order. The scale
-//! begins at zero. It is logarithmic, and says so, if the largest value is far above the smallest.
-//! The picture is as wide as a phone, so that its text can be read there; a larger screen shows it
-//! larger.
+//! The values of the parameter are at equal distances, in their order. The scale begins at zero. If
+//! the largest value is far above the smallest, the scale is logarithmic and labelled so. The
+//! picture is as wide as a phone, so its text is readable there. A larger screen enlarges it.
 //!
 //! Source: SVG 1.1.
 
@@ -12,13 +11,13 @@ use std::fmt::Write as _;
 use super::page::escape;
 use crate::text::number;
 
-/// The size of the picture, and the part of it that lines are drawn in.
+/// The size of the picture, and the rectangle for the lines.
 const SIZE: (f64, f64) = (380.0, 230.0);
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 366.0;
 const TOP: f64 = 22.0;
 const BOTTOM: f64 = 188.0;
-/// The factor from the smallest to the largest value above which the scale is logarithmic.
+/// The scale is logarithmic if the largest value is more than this many times the smallest.
 const FAR: f64 = 30.0;
 /// Steps of a linear scale.
 const STEPS: u32 = 4;
@@ -26,11 +25,12 @@ const STEPS: u32 = 4;
 /// A line of a plot.
 pub(super) struct Line {
     pub(super) name: String,
-    /// The median, the lowest and the highest round at each value of the parameter.
+    /// The median, the minimum and the maximum over the rounds, at each value of the parameter.
     pub(super) points: Vec<Option<[f64; 3]>>,
 }
 
-/// Returns the picture of `lines` with its legend; `title` describes it, and `unit` the scale.
+/// Returns the picture of `lines` with its legend. `title` describes the picture, and `unit` labels
+/// the scale.
 pub(super) fn draw(
     title: &str,
     unit: &str,
