@@ -1,9 +1,9 @@
 //! The figures of document 004, beside the rows.
 //!
-//! Units: seconds in which each process sets 50,000 attributes; averages of five runs. The machine
+//! Units: seconds in which each process sets 50,000 attributes, as means of five runs. The machine
 //! had 24 processors and 64 GB of memory, and the file system was on a ramdisk. The figures of a
-//! cell are in the order of [`super::VARIANTS`]; the document's own proposal, the referenced bit,
-//! stands in the place of `corewalk`. Where a figure is missing the machine "just dies due to
+//! cell are in the order of [`super::VARIANTS`]. The fourth is the document's own design, the
+//! referenced bit, instead of `corewalk`. A figure is missing where the machine "just dies due to
 //! softlockups".
 //!
 //! Source: document 004 (Kara, "ext\[24\]: MBCache rewrite", December 2015).
@@ -13,7 +13,8 @@ use crate::table::prelude::*;
 
 /// Runs that each of its figures is the average of.
 const DOCUMENT_RUNS: usize = 5;
-/// The designs, as rows name them: the fourth is the document's own, not that of this project.
+/// The names of the document's designs in the rows. The fourth is the document's own proposal, not
+/// corewalk.
 const DESIGNS: [&str; 5] =
     ["before-mbcache", "plain-lru", "lru-per-shard", "referenced-bit", BASELINE];
 
@@ -30,7 +31,7 @@ fn published() -> impl Iterator<Item = (Cell, [Option<f64>; 5])> {
     })
 }
 
-/// Adds the document's table as rows, for those who read them: of a `store` of their own.
+/// Adds the document's table as rows with `store=document`.
 pub(super) fn add_to(samples: &mut Samples) {
     for (cell, published) in published() {
         let params = cell.with(RUNS, DOCUMENT_RUNS).0;
