@@ -29,9 +29,7 @@ use crate::{Outcome, source};
 use std::{fmt, fs, io, path::Path};
 
 /// Directories and files to which the rules of `prose` do not apply yet. Do not add entries.
-const NOT_YET_PLAIN: [&str; 1] = [
-    "crates/ipc/src/nested.rs",
-];
+const NOT_YET_PLAIN: [&str; 1] = ["crates/ipc/src/nested.rs"];
 
 fn is_prose_checked(path: &str) -> bool {
     !NOT_YET_PLAIN.iter().any(|start| path.starts_with(start))

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use corewalk::{
     Attr, DirEntry, DirSink, Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr,
-    StatFs, Timespec,
+    StatFs, Timespec, Ttl,
 };
 use corewalk_fuse::{Mount, MountOptions, Options};
 
@@ -51,6 +51,7 @@ impl Squares {
             ctime: self.since,
             btime: self.since,
             has_acl: false,
+            ttl: Ttl::default(),
         }
     }
 }
@@ -76,8 +77,7 @@ impl FileSystem for Squares {
         for number in cookie + 1..=FILES {
             let text = number.to_string();
             let name = Name::new(text.as_bytes())?;
-            let (ino, kind) = (ROOT_INO + number, FileKind::Regular);
-            if sink(DirEntry { name, ino, kind, cookie: number }).is_break() {
+            if sink(DirEntry::with_attr(name, self.attr(ROOT_INO + number), number)).is_break() {
                 break;
             }
         }

@@ -14,7 +14,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use corewalk::attr::mode::{S_IFMT, S_ISGID, S_ISUID};
-use corewalk::{AclKind, Attr, Errno, FileKind, Node, SetAttr, SetTime, Timespec};
+use corewalk::{AclKind, Attr, Errno, FileKind, Node, SetAttr, SetTime, Timespec, Ttl};
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, OFlags, Statx, StatxTimestamp, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
     chmodat, chownat, fchmod, ftruncate, makedev, utimensat,
@@ -76,6 +76,7 @@ impl HostFs {
             ctime: time(&status.stx_ctime),
             btime: time(&status.stx_btime),
             has_acl,
+            ttl: Ttl::default(),
         }
     }
 

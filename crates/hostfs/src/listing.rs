@@ -60,7 +60,7 @@ impl HostFs {
                 .unwrap_or(FileKind::Regular),
             };
             let cookie = cookie_of(entry.next_entry_cookie());
-            if sink(DirEntry { name, ino: entry.ino(), kind, cookie }).is_break() {
+            if sink(DirEntry::new(name, entry.ino(), kind, cookie)).is_break() {
                 return Ok(());
             }
         }

@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use corewalk::{
     Attr, DirSink, Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs,
-    Timespec,
+    Timespec, Ttl,
 };
 use corewalk_base::primitives::{
     SHARDS, shard_index,
@@ -79,6 +79,7 @@ fn plain_attr(ino: u64, kind: FileKind) -> Attr {
         ctime: zero,
         btime: zero,
         has_acl: false,
+        ttl: Ttl::default(),
     }
 }
 

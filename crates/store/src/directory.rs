@@ -192,7 +192,7 @@ impl Batch {
                     continue;
                 }
                 let name = Name::new(name).map_err(|_| Errno::IO)?;
-                if sink(DirEntry { name, ino, kind, cookie: at }).is_break() {
+                if sink(DirEntry::new(name, ino, kind, at)).is_break() {
                     return Ok(ControlFlow::Break(()));
                 }
             }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use corewalk::acl::Acl;
 use corewalk::attr::mode;
-use corewalk::{AclKind, Atime, Attr, Errno, FileKind, SetAttr, SetTime, Timespec};
+use corewalk::{AclKind, Atime, Attr, Errno, FileKind, SetAttr, SetTime, Timespec, Ttl};
 use corewalk_base::RwLock;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use rustix::time::{ClockId, clock_gettime};
@@ -198,6 +198,7 @@ impl State {
             ctime: record.ctime,
             btime: record.btime,
             has_acl: record.has_acl,
+            ttl: Ttl::default(),
         }
     }
 

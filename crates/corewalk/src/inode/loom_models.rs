@@ -195,6 +195,7 @@ fn attr(ino: u64) -> Attr {
         ctime: time,
         btime: time,
         has_acl: false,
+        ttl: crate::attr::Ttl::default(),
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use corewalk::attr::mode::{S_IFDIR, S_IFMT, S_IFREG};
 use corewalk::{
     Addressing, Attr, DirEntry, DirSink, Errno, FileSystem, Make, Name, Node, RenameMode, SetAttr,
-    StatFs, Timespec, Vfs,
+    StatFs, Timespec, Ttl, Vfs,
 };
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -199,6 +199,7 @@ impl State {
             ctime: never,
             btime: never,
             has_acl: false,
+            ttl: Ttl::default(),
         })
     }
 }
@@ -309,8 +310,7 @@ impl FileSystem for PathTree {
         let names = &state.files.get(&dir).ok_or(Errno::NOENT)?.names;
         for (i, (name, &ino)) in names.iter().enumerate().skip(cookie as usize) {
             let (name, kind) = (Name::new(name)?, state.attr(ino)?.kind());
-            if let ControlFlow::Break(()) = sink(DirEntry { name, ino, kind, cookie: i as u64 + 1 })
-            {
+            if let ControlFlow::Break(()) = sink(DirEntry::new(name, ino, kind, i as u64 + 1)) {
                 break;
             }
         }

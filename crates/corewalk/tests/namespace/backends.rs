@@ -159,7 +159,7 @@ impl<M: Hook> FileSystem for HookedTmpfs<M> {
             let attr = self.inner.getattr(Node::detached(entry.ino, entry.kind));
             // An entry that was just removed has no attributes to show.
             match self.outside(attr) {
-                Ok(attr) => sink(DirEntry { ino: attr.ino, ..entry }),
+                Ok(attr) => sink(DirEntry::with_attr(entry.name, attr, entry.cookie)),
                 Err(_) => ControlFlow::Continue(()),
             }
         })

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use corewalk::attr::mode::{S_IFDIR, S_IFLNK, S_IFMT};
 use corewalk::{
     Addressing, Attr, DirEntry, DirSink, Errno, FileKind, FileSystem, Make, Name, Node, RenameMode,
-    SetAttr, SetTime, StatFs, Timespec,
+    SetAttr, SetTime, StatFs, Timespec, Ttl,
 };
 use rustix::fs::{
     self, AtFlags, CWD, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, StatxFlags, Timestamps,
@@ -64,6 +64,7 @@ impl Mirror {
             ctime: time(&found.stx_ctime),
             btime: birth,
             has_acl: false,
+            ttl: Ttl::default(),
         })
     }
 }
@@ -175,7 +176,7 @@ impl FileSystem for Mirror {
             let kind = FileKind::from_mode(entry.file_type().as_raw_mode());
             let (ino, kind) = (entry.ino(), kind.unwrap_or(FileKind::Regular));
             let cookie = entry.next_entry_cookie();
-            if sink(DirEntry { name, ino, kind, cookie }).is_break() {
+            if sink(DirEntry::new(name, ino, kind, cookie)).is_break() {
                 break;
             }
         }
