@@ -68,7 +68,7 @@ struct Package {
     name: String,
     /// The directory of the crate, relative to the root, with a slash at the end.
     folder: String,
-    /// The first words of the lines of its manifest; among them are all dependencies.
+    /// The first word of each line of the crate's manifest. All dependencies are among these words.
     dependencies: Vec<String>,
     has_library: bool,
     has_program: bool,

@@ -40,6 +40,22 @@ pub(crate) fn loom(root: &Path) -> Outcome {
     models(root, "corewalk_loom", "loom_")
 }
 
+/// Runs the models of the name cache under loom, with one preemption more than [`loom`].
+pub(crate) fn loom_long(root: &Path) -> Outcome {
+    let mut command = models_of(root, "corewalk_loom", "corewalk");
+    command.args(["--lib", "loom_"]).env("COREWALK_LOOM_MORE_PREEMPTIONS", "1");
+    tests_ran(&mut command, root, "corewalk_loom long")
+}
+
+/// Runs the models of the namespace under shuttle, with five times as many schedules as
+/// [`shuttle`].
+pub(crate) fn shuttle_long(root: &Path) -> Outcome {
+    let mut command = models_of(root, "corewalk_shuttle", "corewalk");
+    command.args(["--test", "shuttle", "--test", "shuttle_paths"]);
+    command.env("COREWALK_SCHEDULES", "3000");
+    tests_ran(&mut command, root, "corewalk_shuttle long")
+}
+
 /// Runs the models under shuttle.
 pub(crate) fn shuttle(root: &Path) -> Outcome {
     models(root, "corewalk_shuttle", "shuttle_")
@@ -149,12 +165,10 @@ fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
         return Outcome::Skipped(format!("no crate has models under {cfg}"));
     }
     for (package, target) in found {
-        let mut command = cargo(root, cfg.trim_start_matches("corewalk_"));
-        command.args(["test", "--profile", "models", "-p", &package]);
-        command.env("RUSTFLAGS", format!("--cfg {cfg}"));
+        let mut command = models_of(root, cfg, &package);
         let what = match &target {
-            // Only the models: other unit tests would use the model's atomics outside of a model,
-            // which panics.
+            // Run only the models. Other unit tests would use the model checker's atomics outside
+            // of a model, which panics.
             ModelTarget::Library => {
                 command.args(["--lib", filter]);
                 format!("{cfg} {package}")
@@ -170,6 +184,14 @@ fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
         }
     }
     Outcome::Passed
+}
+
+/// Returns the command that tests `package` with `cfg`.
+fn models_of(root: &Path, cfg: &str, package: &str) -> Command {
+    let mut command = cargo(root, cfg.trim_start_matches("corewalk_"));
+    command.args(["test", "--profile", "models", "-p", package]);
+    command.env("RUSTFLAGS", format!("--cfg {cfg}"));
+    command
 }
 
 /// The cargo target that has the models of a crate.

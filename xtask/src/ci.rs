@@ -59,14 +59,15 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
         cargo(root, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
     });
     tally.step("documentation", || documentation(root));
-    // Two threads change two flags 100 million times, about 20 s (trap T33).
+    // Two threads change two flags of one entry 100 million times, which takes about 20 s. Trap T33
+    // is a lost flag.
     tally.step("flags", || {
         cargo(root, &["run", "--profile", "models", "-p", "corewalk-mbcache", "--example", "flags"])
     });
     tally.step("ipc-torture", || torture(root, 20_000));
     tally.step("ipc-hostile", || hostile(root, 1_000_000));
-    // A million calls to a back end by path, with concurrent renames of directories above
-    // (trap X1).
+    // A million calls to a back end by path run beside renames of the directories above. Trap X1 is
+    // a path that such a rename makes invalid.
     tally.step("storm", || {
         let mut command = Command::new("cargo");
         command.current_dir(root).env("COREWALK_STORM_CALLS", "1000000");

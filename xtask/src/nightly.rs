@@ -9,74 +9,86 @@
 use crate::{
     Outcome, checks,
     ci::{self, STEP_LIMIT, Tally},
-    process, release, suites,
+    process, release,
 };
 use std::{path::Path, process::Command};
 
 /// A test with the environment variables that make it long.
 struct Long {
     name: &'static str,
-    /// The arguments of `cargo test`.
+    /// The arguments of cargo.
     words: &'static [&'static str],
     variables: &'static [(&'static str, &'static str)],
 }
 
 const STEPS: &[(&str, &str)] = &[("COREWALK_DIFFERENTIAL_OPS", "1000000")];
 
-const LONG: [Long; 6] = [
+const LONG: [Long; 8] = [
     Long {
         name: "ipc differential",
-        words: &["-p", "corewalk-ipc", "--test", "differential"],
+        words: &["test", "-p", "corewalk-ipc", "--test", "differential"],
         variables: STEPS,
     },
     Long {
         name: "preload differential",
-        words: &["-p", "corewalk-ipc-preload", "--test", "differential"],
+        words: &["test", "-p", "corewalk-ipc-preload", "--test", "differential"],
         variables: STEPS,
     },
     Long {
         name: "store kills",
-        words: &["-p", "corewalk-cli", "--test", "cli", "store"],
+        words: &["test", "-p", "corewalk-cli", "--test", "cli", "store"],
         variables: &[("COREWALK_KILLS", "200")],
     },
     Long {
         name: "store damage",
-        words: &["-p", "corewalk-store", "--test", "store", "pages"],
+        words: &["test", "-p", "corewalk-store", "--test", "store", "pages"],
         variables: &[("COREWALK_META_MUTATIONS", "20000")],
     },
     Long {
         name: "storm by path",
-        words: &["-p", "corewalk", "--test", "by_path"],
+        words: &["test", "-p", "corewalk", "--test", "by_path"],
         variables: &[("COREWALK_STORM_CALLS", "2000000")],
     },
     Long {
         name: "fuzz",
-        words: &["--workspace", "fuzz_"],
+        words: &["test", "--workspace", "fuzz_"],
         variables: &[("COREWALK_FUZZ_TIMES", "200")],
+    },
+    Long {
+        name: "fsx",
+        words: &["xtask", "suites", "fsx", "fsx-server", "fsx-writeback", "fsx-host", "fsx-store"],
+        variables: &[("COREWALK_FSX_OPERATIONS", "100000")],
+    },
+    Long {
+        name: "ipc-programs",
+        words: &["xtask", "suites", "ipc-programs"],
+        variables: &[("COREWALK_STRESS_SECONDS", "60")],
     },
 ];
 
 /// Runs all tests and prints the outcome of each.
 pub(crate) fn run(root: &Path) -> Outcome {
     let mut tally = Tally::new();
+    // All crates, also the lab, in the profile of measurements and releases.
+    tally.step("release build", || ci::cargo(root, &["build", "--release", "--workspace"]));
     for long in &LONG {
-        tally.step(long.name, || test(root, long));
+        tally.step(long.name, || run_long(root, long));
     }
     tally.step("ipc-hostile", || ci::hostile(root, 10_000_000));
     tally.step("ipc-torture", || ci::torture(root, 50_000));
+    tally.step("loom, long", || checks::loom_long(root));
+    tally.step("shuttle, long", || checks::shuttle_long(root));
     tally.step("miri, 16 seeds", || checks::miri_with(root, "-Zmiri-many-seeds=0..16"));
-    // All crates, also the lab, in the profile of measurements and releases.
-    tally.step("release build", || ci::cargo(root, &["build", "--release", "--workspace"]));
     tally.step("oldest compiler", || release::oldest_compiler(root));
     tally.step("licences", || release::licences(root));
+    tally.step("interfaces", || release::interfaces(root));
     tally.step("packages", || release::packages(root));
-    tally.step("suite ipc-programs", || suites::run_one(root, "ipc-programs"));
     tally.finish()
 }
 
-fn test(root: &Path, long: &Long) -> Outcome {
+fn run_long(root: &Path, long: &Long) -> Outcome {
     let mut command = Command::new("cargo");
-    command.current_dir(root).arg("test").args(long.words);
+    command.current_dir(root).args(long.words);
     command.envs(long.variables.iter().copied());
-    process::run(&mut command, STEP_LIMIT * 2).outcome("cargo test")
+    process::run(&mut command, STEP_LIMIT * 2).outcome(long.name)
 }

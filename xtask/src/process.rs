@@ -26,17 +26,17 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// With exit status 0.
+    /// The process exited with status 0.
     Well,
-    /// With this exit status.
+    /// The process exited with this status, which is not 0.
     Exit(i32),
-    /// By this signal.
+    /// This signal killed the process.
     Signal(i32),
-    /// It was killed after its time limit.
+    /// The process was killed after its time limit.
     TimedOut,
-    /// It was killed but did not end: it is blocked in the kernel.
+    /// The process was killed but did not end, because it is blocked in the kernel.
     Stuck,
-    /// It could not be started.
+    /// The process could not be started.
     NotStarted,
 }
 

@@ -1,15 +1,21 @@
-//! Checks that matter for a release: the oldest compiler, the licences, the packages.
+//! Checks that matter for a release: the oldest compiler, the licences, the interfaces and the
+//! packages.
 //!
 //! They install what they need, so they run in `cargo xtask nightly` and not in `.ci/run`.
 //!
-//! Source: the cargo book, "Publishing on crates.io"; the documentation of cargo-deny.
+//! Source: the cargo book, "Publishing on crates.io"; the documentation of cargo-deny and of
+//! cargo-semver-checks. `docs/developing/release.md` has the steps of a release.
 
 use crate::{
     Outcome,
     ci::{self, STEP_LIMIT},
     process,
 };
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 /// The packages that are not published.
 const UNPUBLISHED: [&str; 3] = ["corewalk-lab", "corewalk-testkit", "xtask"];
@@ -37,16 +43,27 @@ pub(crate) fn oldest_compiler(root: &Path) -> Outcome {
 
 /// Checks licences and sources of all dependencies by `deny.toml`.
 pub(crate) fn licences(root: &Path) -> Outcome {
-    let tools = root.join("target/tools");
-    let mut install = Command::new("cargo");
-    install.args(["install", "cargo-deny", "--locked", "--root"]).arg(&tools);
-    let installed = process::run(&mut install, STEP_LIMIT).outcome("cargo install");
-    if installed != Outcome::Passed {
-        return installed;
-    }
-    let mut deny = Command::new(tools.join("bin/cargo-deny"));
+    let mut deny = match installed(root, "cargo-deny") {
+        Ok(program) => Command::new(program),
+        Err(outcome) => return outcome,
+    };
     deny.current_dir(root).args(["check", "licenses", "bans", "sources"]);
     process::run(&mut deny, STEP_LIMIT).outcome("cargo deny")
+}
+
+/// Compares the public interfaces with those of the last release. A change that needs a new major
+/// version fails, unless the manifest has that version.
+pub(crate) fn interfaces(root: &Path) -> Outcome {
+    let Some(tag) = last_release(root) else {
+        return Outcome::Skipped("there is no release to compare with".to_owned());
+    };
+    let mut compare = match installed(root, "cargo-semver-checks") {
+        Ok(program) => Command::new(program),
+        Err(outcome) => return outcome,
+    };
+    compare.current_dir(root).args(["semver-checks", "--workspace", "--baseline-rev", &tag]);
+    compare.args(UNPUBLISHED.iter().flat_map(|name| ["--exclude", name]));
+    process::run(&mut compare, STEP_LIMIT).outcome("cargo semver-checks")
 }
 
 /// Builds the packages of all published crates, each from its package alone.
@@ -54,6 +71,25 @@ pub(crate) fn packages(root: &Path) -> Outcome {
     let mut words = vec!["publish", "--dry-run", "--workspace"];
     UNPUBLISHED.iter().for_each(|name| words.extend(["--exclude", name]));
     ci::cargo(root, &words)
+}
+
+/// Installs a subcommand of cargo below `target`, and returns its program.
+fn installed(root: &Path, name: &str) -> Result<PathBuf, Outcome> {
+    let tools = root.join("target/tools");
+    let mut install = Command::new("cargo");
+    install.args(["install", name, "--locked", "--root"]).arg(&tools);
+    match process::run(&mut install, STEP_LIMIT).outcome("cargo install") {
+        Outcome::Passed => Ok(tools.join("bin").join(name)),
+        outcome => Err(outcome),
+    }
+}
+
+/// Returns the tag of the last release before the current commit.
+fn last_release(root: &Path) -> Option<String> {
+    let mut describe = Command::new("git");
+    describe.current_dir(root).args(["describe", "--tags", "--abbrev=0", "--match", "v[0-9]*"]);
+    let output = describe.output().ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
 }
 
 /// Returns the value of `rust-version` in a manifest.
@@ -71,5 +107,29 @@ mod tests {
         let manifest = "[workspace.package]\nedition = \"2024\"\nrust-version = \"1.90\"\n";
         assert_eq!(rust_version(manifest), Some("1.90"));
         assert_eq!(rust_version("edition = \"2024\"\n"), None);
+    }
+
+    #[test]
+    fn last_release_is_the_newest_tag_with_a_version() {
+        let root = std::env::temp_dir().join(format!("xtask-release-{}", std::process::id()));
+        fs::create_dir(&root).expect("the folder is made");
+        let git = |words: &[&str]| {
+            let user = ["-c", "user.name=x", "-c", "user.email=x@example.org"];
+            let mut command = Command::new("git");
+            let output = command.current_dir(&root).args(user).args(words).output();
+            assert!(output.expect("git runs").status.success(), "git {words:?}");
+        };
+        let commit = || git(&["commit", "--quiet", "--allow-empty", "--message", "x"]);
+        git(&["init", "--quiet"]);
+        commit();
+        git(&["tag", "start"]);
+        assert_eq!(last_release(&root), None);
+        git(&["tag", "v0.1.0"]);
+        commit();
+        git(&["tag", "v0.2.0"]);
+        commit();
+        git(&["tag", "valid"]);
+        assert_eq!(last_release(&root).as_deref(), Some("v0.2.0"));
+        fs::remove_dir_all(&root).expect("the folder is removed");
     }
 }

@@ -10,7 +10,7 @@
 //! | `atomics` | which files may name atomics and threads; ORDERING comments and their tags |
 //! | `names` | banned type names, names of tests |
 //! | `prose` | plain words, length of sentences, of lines of comments, and of essays |
-//! | `layers` | dependencies between crates, crates that may have unsafe code |
+//! | `layers` | dependencies between crates and between modules, crates that may have unsafe code |
 //!
 //! A rule is a function that takes a file, or all files, and returns findings. Each rule has tests
 //! with a bad sample that it must find, and with a good one that it must not find.
@@ -27,13 +27,6 @@ mod text;
 use crate::source::RustFile;
 use crate::{Outcome, source};
 use std::{fmt, fs, io, path::Path};
-
-/// Directories and files to which the rules of `prose` do not apply yet. Do not add entries.
-const NOT_YET_PLAIN: [&str; 1] = ["crates/ipc/src/nested.rs"];
-
-fn is_prose_checked(path: &str) -> bool {
-    !NOT_YET_PLAIN.iter().any(|start| path.starts_with(start))
-}
 
 /// A line that breaks a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,15 +84,12 @@ fn collect_findings(root: &Path) -> io::Result<Vec<Finding>> {
         findings.extend(atomics::comments(file));
         findings.extend(names::types(file));
         findings.extend(names::tests(file));
-        if is_prose_checked(&file.path) {
-            findings.extend(prose::comments(file));
-        }
+        findings.extend(layers::ipc_modules(file));
+        findings.extend(prose::comments(file));
     }
     for path in source::collect_files(root, &["md"])? {
         let relative = source::relative(root, &path);
-        if is_prose_checked(&relative) {
-            findings.extend(prose::page(&relative, &fs::read_to_string(&path)?));
-        }
+        findings.extend(prose::page(&relative, &fs::read_to_string(&path)?));
     }
     findings.extend(atomics::lonely_tags(&files));
     findings.extend(layers::unsafe_crates(&files));

@@ -73,7 +73,8 @@ impl Budget {
         if self.take_up_to(1, amount) == 1 { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
-    /// Takes as many of `count` units of size `unit` as fit. Returns the number of units taken.
+    /// Takes up to `count` times the amount `unit`, as often as it fits. Returns how often it
+    /// fitted.
     #[must_use = "what was taken is to be given back"]
     pub fn take_up_to(&self, count: u64, unit: u64) -> u64 {
         match &self.0 {
@@ -232,8 +233,8 @@ mod loom_models {
     use crate::primitives::{Arc, thread};
     use crate::tally::{Tally, assert_all_reached};
 
-    /// Two threads each take 2 units of a budget of 3, so exactly one may succeed. Returns in how
-    /// many runs the spawned thread was refused, and in how many it succeeded.
+    /// Runs two threads that each take 2 units of a budget of 3, so exactly one may succeed.
+    /// Returns in how many runs the spawned thread was refused, and in how many it succeeded.
     fn two_at_the_limit(take: fn(&Budget) -> bool) -> [usize; 2] {
         Tally::of(move |tally| {
             let budget = Arc::new(Budget::new(Some(3), 0));

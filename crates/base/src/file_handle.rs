@@ -123,7 +123,7 @@ impl FileHandle {
 }
 
 fn last_error() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+    crate::errno_of(std::io::Error::last_os_error())
 }
 
 // Miri supports none of the system calls.

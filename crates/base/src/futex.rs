@@ -30,7 +30,7 @@ pub enum Scope {
 /// The reason for the end of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// A thread woke it, the word was different, or there is no reason.
+    /// A thread woke the sleeper, the word had another value, or the wait ended without a reason.
     Woken,
     /// The deadline has passed.
     TimedOut,

@@ -11,8 +11,10 @@
 //! | [`ShardedCounter`], [`Budget`] | statistics, and counts with a limit |
 //! | [`OwnLine`], [`CachePadded`] | placement on cache lines |
 //! | [`WordPair`] | comparing shared words two at a time |
+//! | [`errno_of`] | the errno of an error of the standard library |
 //! | [`heap`] | freed memory that goes back to the system |
 //! | [`file_handle`], [`sysv`] | system calls of the host that no well-kept crate has |
+//! | [`setters!`] | setters of structs that may get more fields |
 //! | `tally` | counts the outcomes of a loom model |
 //!
 //! # Locks
@@ -27,6 +29,7 @@
 
 mod budget;
 mod counter;
+mod errno;
 pub mod file_handle;
 pub mod futex;
 pub mod heap;
@@ -36,6 +39,7 @@ mod pair;
 pub mod park;
 pub mod primitives;
 mod region;
+mod setters;
 pub mod sysv;
 #[cfg(corewalk_loom)]
 pub mod tally;
@@ -43,6 +47,7 @@ pub mod tally;
 pub use budget::Budget;
 pub use counter::ShardedCounter;
 pub use crossbeam_utils::CachePadded;
+pub use errno::errno_of;
 pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use own_line::OwnLine;
 pub use pair::{Lane, Lanes, WordPair};

@@ -1,15 +1,16 @@
 //! Two atomic words in one register, to compare a whole cache line in fewer steps.
 //!
 //! A lock-free reader compares a name, or eight tags, with shared words and then validates. Word by
-//! word this takes a load, an exclusive or and an or each, and all of them wait for the same cache
-//! line. With two or three lookups in flight the processor runs out of room for waiting
-//! instructions. That bounds the lookup, not the memory. Registers of two words halve the number of
+//! word, each word takes a load, an exclusive or and an or, and all of them wait for the same cache
+//! line. With two or three lookups in flight, the processor's buffer of waiting instructions is
+//! full. That limits the lookup, not the memory. Registers of two words halve the number of
 //! instructions.
 //!
 //! # Guarantees
 //!
 //! - W.1: each word of a pair is loaded like [`AtomicU64::load`], with the named ordering. The two
-//!   words need not belong to one instant. Half a word comes from one such load.
+//!   words need not belong to one instant. A half word is a part of a word that was loaded in this
+//!   way.
 //!
 //! # Mechanism
 //!
@@ -140,7 +141,7 @@ impl Iterator for Lanes {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Lane> {
-        // INVARIANT: the lowest set bit is at twice a number below 8, as every set bit is.
+        // INVARIANT: each set bit is at twice a lane's number, so this one is too.
         let lowest = (self.0 != 0).then(|| Lane(self.0.trailing_zeros()))?;
         self.0 &= self.0 - 1;
         Some(lowest)
@@ -339,7 +340,7 @@ mod tests {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
-            // Few distinct lanes, so that some are equal.
+            // Keep few bits of each lane, so that some lanes are equal.
             random & 0x0003_0001_0003_0001
         };
         for _ in 0..if cfg!(miri) { 20 } else { 10_000 } {

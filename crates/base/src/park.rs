@@ -1,8 +1,8 @@
 //! Sleeping on the address of an atomic word, within one process.
 //!
 //! A user-space thread that holds a lock can be preempted at any instruction, for a whole time
-//! slice. A thread that spins meanwhile takes the processor that the holder needs (trap T30). So
-//! every wait of this workspace spins a bounded number of rounds and then sleeps here.
+//! slice. A thread that spins meanwhile takes the processor that the holder needs. That is trap
+//! T30. So every wait of this workspace spins a bounded number of rounds and then sleeps here.
 //!
 //! The queue of sleepers is keyed by the word's address and lives outside the word, as in futex(2).
 //! [`wait`] checks the word once more under the lock of the queue, after it has queued its thread.

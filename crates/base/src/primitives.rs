@@ -9,10 +9,10 @@
 //! would see its code.
 //!
 //! This module also gives every thread its *shard*, a small number that spreads counters and free
-//! lists over cache lines. Threads draw numbers in turn and keep them for life. Two living threads
-//! share a shard only if more than [`SHARDS`] threads were started. A shard is a hint for placement
-//! and excludes nothing. Sharded structures stay correct when all threads use one shard, as they do
-//! under the model checkers.
+//! lists over cache lines. Each new thread draws the next number and keeps it for life. Two living
+//! threads share a shard only if more than [`SHARDS`] threads were started. A shard is a hint for
+//! placement and excludes nothing. Sharded structures stay correct when all threads use one shard,
+//! as they do under the model checkers.
 //!
 //! # Rules
 //!

@@ -69,7 +69,7 @@ mod mapped {
     pub struct Region {
         base: NonNull<Line>,
         lines: u32,
-        /// Whether the file system of the file may be full. That of a memfd never is.
+        /// True if the file system of the file may become full. That of a memfd cannot.
         is_limited: bool,
     }
 
@@ -144,8 +144,8 @@ mod mapped {
             Ok(Self { base: base.cast(), lines, is_limited })
         }
 
-        /// Makes sure that lines have memory: a touch of them does not end in `SIGBUS` afterwards,
-        /// in this process or another. Lines that are out of range are passed over.
+        /// Reserves memory for lines, so that no later access to them by any process raises
+        /// `SIGBUS`. Lines that are out of range are passed over.
         ///
         /// There is nothing to do for private memory, or where the file system has no limit. A
         /// kernel before 5.14 cannot reserve, and nothing is done.
@@ -178,9 +178,9 @@ mod mapped {
             // SAFETY: the range is a part of the mapping, whose last page is whole. A write fault
             // changes no word.
             match unsafe { mm::madvise(start.cast(), end - first, Advice::LinuxPopulateWrite) } {
-                // The advice is not known.
+                // `EINVAL` means that the kernel does not know the advice.
                 Ok(()) | Err(Errno::INVAL) => Ok(()),
-                // The write fault would have been a SIGBUS.
+                // `EFAULT` means that a write to the page would have raised `SIGBUS`.
                 Err(Errno::FAULT) => Err(Errno::NOSPC.into()),
                 Err(errno) => Err(errno.into()),
             }

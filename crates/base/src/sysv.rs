@@ -85,7 +85,7 @@ pub fn unshare_ipc() -> Result<(), Errno> {
     check(unsafe { libc::unshare(libc::CLONE_NEWIPC) }).map(drop)
 }
 
-/// Makes the cheapest system call, getppid(2), which no library answers itself.
+/// Makes the cheapest system call that no library answers from a cache, getppid(2).
 #[inline]
 pub fn bare_call() -> i32 {
     // SAFETY: the call takes nothing and cannot fail.
@@ -116,7 +116,7 @@ impl SemSet {
         self.id
     }
 
-    /// Performs all operations atomically, and waits until that is possible: semop(2).
+    /// Performs all operations atomically, as semop(2) does, and waits until that is possible.
     ///
     /// # Errors
     ///
@@ -135,7 +135,7 @@ impl SemSet {
     ///
     /// As semctl(2).
     pub fn values(&self, count: u16) -> Result<Vec<u16>, Errno> {
-        // The largest number of semaphores of a set.
+        // The buffer is long enough for the largest possible set.
         let mut values = vec![0_u16; 1 << 16];
         // SAFETY: the command writes one value per semaphore, and the buffer has room for the
         // largest set.
@@ -275,7 +275,7 @@ fn check(result: libc::c_int) -> Result<i32, Errno> {
 
 #[cold]
 fn last_error() -> Errno {
-    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
+    crate::errno_of(io::Error::last_os_error())
 }
 
 #[cfg(all(test, not(any(miri, corewalk_loom, corewalk_shuttle))))]
@@ -326,7 +326,7 @@ mod tests {
             let inside = scope.spawn(|| unshare_ipc().is_ok().then(|| SemSet::attach(id).value(0)));
             inside.join().unwrap()
         });
-        // Without the privilege the thread stays in the old namespace and sees nothing.
+        // Without the privilege, `unshare_ipc` fails and the thread returns `None`.
         assert!(outside.is_none_or(|value| value == Err(Errno::INVAL)), "{outside:?}");
         assert_eq!(set.value(0), Ok(0));
     }

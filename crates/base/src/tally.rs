@@ -10,7 +10,10 @@
 
 use crate::primitives::unmodelled::{Arc, AtomicUsize, Ordering};
 
-/// The stack of the main thread of a model of many steps, in words.
+/// The variable with the number of further preemptions in models of many steps.
+const MORE_PREEMPTIONS: &str = "COREWALK_LOOM_MORE_PREEMPTIONS";
+
+/// The size of the stack of a model's main thread in `of_bounded`, in words.
 const STACK_WORDS: usize = 0x8000;
 
 /// How often each of `N` outcomes was reached.
@@ -29,8 +32,8 @@ impl<const N: usize> Tally<N> {
         std::array::from_fn(|outcome| counts[outcome].load(Ordering::Relaxed))
     }
 
-    /// Like [`Tally::of`], for models of many steps. It runs only schedules in which a thread is
-    /// preempted at most `preemptions` times, apart from waits.
+    /// Like [`Tally::of`], for models of many steps. It runs only schedules with at most
+    /// `preemptions` preemptions. A switch from a thread that waits does not count.
     ///
     /// # Panics
     ///
@@ -42,13 +45,14 @@ impl<const N: usize> Tally<N> {
         let counts = Arc::new(std::array::from_fn(|_| AtomicUsize::new(0)));
         let tally = Self { counts: Arc::clone(&counts) };
         let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = Some(preemptions);
+        let more = std::env::var(MORE_PREEMPTIONS).map_or(0, |more| more.parse().unwrap());
+        builder.preemption_bound = Some(preemptions + more);
         builder.max_branches = 10_000;
         let model = Arc::new(model);
         builder.check(move || {
             let (model, tally) = (Arc::clone(&model), tally.clone());
-            // The first thread of a model has a stack of 4096 words, which is too small for a
-            // cache.
+            // loom gives the first thread of a model a stack of 4096 words. That is too small for a
+            // model of a whole cache.
             let thread = loom::thread::Builder::new().stack_size(STACK_WORDS);
             let body = thread.spawn(move || model(tally)).expect("a model gives a thread");
             if let Err(panic) = body.join() {

@@ -15,10 +15,11 @@ pub(crate) enum Failure {
     Usage(String),
     /// The command line is valid, but the command failed. Exit status 1.
     Failed(String),
-    /// A failure of a command that has its own exit statuses: the status and the line.
+    /// A failure of a command that has its own exit statuses. The fields are the status and the
+    /// line to print.
     Command(u8, String),
-    /// A failure that is already reported, by this process or by its child. Only the exit status
-    /// is left to pass on.
+    /// A failure that this process or its child has already printed. Only the exit status must be
+    /// passed on.
     Reported(u8),
 }
 
@@ -51,8 +52,9 @@ impl Failure {
 /// Runs `step` without the messages of panics, for a step that catches panics itself and turns them
 /// into a result.
 ///
-/// A panic that `step` does not catch is a failure with the message and place of the panic. The
-/// panic hook is that of the process: messages of other threads are lost meanwhile.
+/// If `step` panics without catching it, the result is a failure with the message and place of the
+/// panic. The panic hook belongs to the whole process, so messages of other threads are lost
+/// meanwhile.
 pub(crate) fn without_panic_messages<R>(step: impl FnOnce() -> R) -> Result<R, Failure> {
     let last = Arc::new(Mutex::new(String::new()));
     let hook = take_hook();

@@ -8,7 +8,8 @@
 //!
 //! # Exit status
 //!
-//! As mount(8), which passes the status on: 1 for an invalid command line, 32 if the mount failed.
+//! The exit statuses are those of mount(8), which passes them on: 1 for an invalid command line, 32
+//! if the mount failed.
 //!
 //! Source: mount(8) "External helpers" and "Exit status".
 
@@ -84,7 +85,7 @@ fn mount(arguments: Arguments) -> Result<(), Failure> {
     }
     let line = mount::start(&plain)?;
     if arguments.is_verbose {
-        // The mount is ready. That the line cannot be printed is no failure of it.
+        // The mount is ready, so it does not fail if the line cannot be printed.
         let _ = std::io::stdout().write_all(&line);
     }
     Ok(())

@@ -49,7 +49,8 @@ impl Log for Stderr {
 
 /// Writes a line, or drops it if `out` cannot take it now or is closed.
 fn write_line(out: &impl AsFd, text: &str) {
-    // Held from poll(2) to write(2): another thread must not fill the pipe in between.
+    // Protects the room in the pipe. Held from poll(2) to write(2), so no other thread fills the
+    // pipe in between.
     static WRITE: Mutex<()> = Mutex::new(());
     let _guard = WRITE.lock();
     let mut line = text.replace('\n', "\\n");
@@ -87,8 +88,8 @@ mod tests {
         all
     }
 
-    /// Trap X3. The write end is in blocking mode, as standard error is. A write to the full pipe
-    /// would never return.
+    /// Trap X3: the message of a panic must not stop the server. The write end is in blocking mode,
+    /// as standard error is. A write to the full pipe would never return.
     #[test]
     fn log_into_a_full_pipe_does_not_block() {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();

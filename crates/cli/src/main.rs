@@ -99,7 +99,7 @@ fn refuse(error: &clap::Error, status: u8) -> ExitCode {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // A help text that cannot be written has no reader: the pipe is closed.
+            // Ignore an error: if the help text cannot be written, the pipe has no reader.
             let _ = error.print();
             ExitCode::from(error.exit_code() as u8)
         }

@@ -8,8 +8,8 @@
 //! # The end of a mount
 //! The command leaves no mount behind, and it removes the mount point if it has created it. If the
 //! mount is in use when a signal comes, or another mount namespace has a copy of it, the mount
-//! loses its server. In two cases the mount stays without a server until `umount -l`: the process
-//! is killed, or a signal comes while another file system is mounted on top of it.
+//! loses its server. In two cases the mount stays without a server until `umount -l`. Either the
+//! process is killed, or a signal comes while another file system is mounted on top.
 
 mod daemon;
 mod descriptors;
@@ -187,7 +187,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (source, plan) = arguments.plan()?;
     descriptors::raise_limit(plan.mount.threads)?;
     let opened = source.open(plan.tmpfs, &plan.store, plan.host)?;
-    // Before the mount: a signal that comes during mount(2) must not leave the mount behind.
+    // Handle signals before mounting, so that a signal during mount(2) does not leave the mount
+    // behind.
     let (events, received) = channel();
     watch_signals(events.clone())?;
     let path = &arguments.mountpoint;
@@ -202,7 +203,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     };
     if created.is_some() {
-        // After the mount succeeded: a command that fails prints one line, its error.
+        // Print this line only after the mount succeeded, because a command that fails prints one
+        // line, its error.
         let path = path.display();
         eprintln!("corewalk: {path}: created the directory; it is removed when the mount ends");
     }
@@ -220,7 +222,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         daemon::detach();
     }
     let served = wait_for_end(&received, &point);
-    // Also if the mount was detached, and programs with open files in it lose their server now.
+    // Sync the store even if the mount was detached. Programs with open files in it lose their
+    // server now.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
     drop(created);
     synced.map_err(|error| {
@@ -238,8 +241,8 @@ fn wait_for_end(
     match received.recv().expect("the thread that watches signals keeps a sender") {
         Event::Ended(result) => result.map_err(|error| error.to_string()),
         Event::Signal => match point.unmount() {
-            // The end follows, unless another mount namespace has a copy of the mount. Programs
-            // there lose the server, as for a mount that is in use.
+            // The mount ends soon, unless another mount namespace has a copy of it. Then programs
+            // in that namespace lose the server.
             Ok(Unmounted::Done) => match received.recv_timeout(END_TIMEOUT) {
                 Ok(Event::Ended(result)) => result.map_err(|error| error.to_string()),
                 Ok(Event::Signal) | Err(_) => Ok(()),
@@ -295,7 +298,7 @@ impl CreatedMountpoint {
         let failed = |error: std::io::Error| Failure::of(path.display(), error);
         match std::fs::create_dir(path) {
             Ok(()) => {}
-            // The mount fails later if it is no directory.
+            // If `path` is no directory, the mount fails later.
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(None),
             Err(error) => return Err(failed(error)),
         }

@@ -61,8 +61,8 @@ impl Source {
                 let line = "'store:' names no directory; name a store as store:DIR";
                 return Err(Failure::Usage(line.to_owned()));
             }
-            // Absolute, because the background process changes its working directory. Not
-            // canonical, because the store need not exist.
+            // Make the path absolute, because the background process changes its working directory.
+            // Do not resolve links, because the store need not exist.
             let path = Path::new(OsStr::from_bytes(path));
             let path =
                 std::path::absolute(path).map_err(|error| Failure::of(path.display(), error))?;
@@ -75,7 +75,7 @@ impl Source {
             )));
         }
         if bytes.contains(&b'/') {
-            // Absolute, because the background process changes its working directory.
+            // Make the path absolute, because the background process changes its working directory.
             let path = Path::new(word)
                 .canonicalize()
                 .map_err(|error| Failure::of(word.display(), error))?
@@ -140,7 +140,8 @@ impl Source {
 /// process to close it.
 ///
 /// # Errors
-/// The error of the store. If another process has it open, with the pid of that process.
+/// The error of the store. If another process has the store open, the error has the pid of that
+/// process.
 pub(crate) fn open_when_free<R>(
     path: &Path,
     open: impl Fn() -> Result<R, OpenError>,

@@ -448,7 +448,8 @@ impl Script {
     }
 }
 
-/// Changes the thread's credentials to a user, its group, and no other groups; 0 is root.
+/// Changes the thread's credentials to the user `id`, the group `id`, and no other groups. User 0
+/// is root.
 fn become_user(id: u32) {
     if id == 0 {
         return become_root();

@@ -173,7 +173,7 @@ fn label(files: usize) {
 }
 
 fn tmpfs(is_on: bool) -> Tmpfs {
-    Tmpfs::new(TmpfsOptions { share_xattrs: is_on, ..TmpfsOptions::default() })
+    Tmpfs::new(TmpfsOptions::default().with_share_xattrs(is_on))
 }
 
 /// Makes files for a thread and returns their inode numbers.

@@ -13,8 +13,8 @@
 //! little-endian `u32` version, then per entry `u16` tag, `u16` permission, `u32` id.
 //!
 //! # Invariants
-//! - A.1: exactly one entry each for owner, owning group and others; at most one mask, which is
-//!   required if a user or group is named (acl(5), VALID ACLs).
+//! - A.1: there is exactly one entry each for owner, owning group and others. There is at most one
+//!   mask, which is required if a user or group is named (acl(5), VALID ACLs).
 //! - A.2: no user and no group is named twice, no id is `u32::MAX`, no permission is above 7.
 //! - A.3: entries without an id have the id `u32::MAX`, so equal lists compare equal.
 //!
@@ -59,6 +59,22 @@ const ENTRY_BYTES: usize = 8;
 ///
 /// # Invariants
 /// A.1 to A.3; sorted by tag and id.
+///
+/// # Examples
+/// ```
+/// use corewalk::acl::{Acl, Entry, Tag};
+///
+/// let mut entries = Acl::from_mode(0o640).entries().to_vec();
+/// entries.extend([Entry::new(Tag::User, 6, 1001), Entry::new(Tag::Mask, 6, Entry::NO_ID)]);
+/// let acl = Acl::new(entries)?;
+/// assert_eq!((acl.mode(), acl.equivalent_mode()), (0o660, None));
+/// // The file belongs to user and group 1000. User 1001 may write it, user 1002 may not read it.
+/// let in_no_group = |_| false;
+/// assert!(acl.check(1001, in_no_group, 1000, 1000, 2));
+/// assert!(!acl.check(1002, in_no_group, 1000, 1000, 4));
+/// assert_eq!(Acl::from_xattr(&acl.to_xattr())?, Some(acl));
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 #[doc(alias = "posix_acl")]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Acl {
@@ -127,8 +143,8 @@ impl Acl {
         &self.entries
     }
 
-    /// Returns the nine permission bits of the ACL: those of the owner, of the mask (or of the
-    /// owning group without a mask) and of others.
+    /// Returns the nine permission bits of the ACL: those of the owner, of the mask and of others.
+    /// Without a mask, those of the owning group take its place.
     pub fn mode(&self) -> u32 {
         let group = self.perm_of(Tag::Mask).or(self.perm_of(Tag::GroupObj)).unwrap_or(0);
         let user = self.perm_of(Tag::UserObj).unwrap_or(0);
@@ -435,7 +451,7 @@ mod tests {
     #[test]
     fn check_follows_acl5() {
         let acl = named();
-        // (uid, groups, want, allowed); the owner is 1, the group 10.
+        // Each row is (uid, groups, want, allowed). The file's owner is 1, and its group is 10.
         let table: [(u32, &[u32], u32, bool); 17] = [
             (1, &[], 7, true),
             (1, &[10], 7, true),

@@ -29,6 +29,8 @@ pub mod mode {
     pub const S_ISVTX: u32 = 0o1000;
 }
 
+/// The usual block size of a file and of a file system, in bytes.
+const BLKSIZE: u32 = 4096;
 /// The age at which `relatime` updates an access time in any case, in seconds: one day.
 const RELATIME_SECS: i64 = 24 * 60 * 60;
 
@@ -71,6 +73,15 @@ impl Atime {
 }
 
 /// When a read updates the access time, for directories and other files.
+///
+/// # Examples
+/// ```
+/// use corewalk::{Atime, AtimePolicy, FileKind};
+///
+/// let no_directories = AtimePolicy { directories: Atime::Never, ..AtimePolicy::default() };
+/// assert_eq!(no_directories.of(FileKind::Directory), Atime::Never);
+/// assert_eq!(no_directories.of(FileKind::Regular), Atime::Relative);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AtimePolicy {
     /// For directories (`nodiratime`).
@@ -91,6 +102,15 @@ impl AtimePolicy {
 }
 
 /// The type of a file.
+///
+/// # Examples
+/// ```
+/// use corewalk::FileKind;
+///
+/// assert_eq!(FileKind::from_mode(0o100_644), Some(FileKind::Regular));
+/// assert_eq!(FileKind::from_mode(0o644), Some(FileKind::Regular));
+/// assert_eq!(FileKind::Directory.to_mode() | 0o755, 0o040_755);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileKind {
     /// A regular file.
@@ -141,6 +161,14 @@ impl FileKind {
 
 /// Seconds and nanoseconds since the epoch. The nanoseconds count forward even if the seconds are
 /// negative, as in `struct timespec`.
+///
+/// # Examples
+/// ```
+/// use corewalk::Timespec;
+///
+/// let before = Timespec { secs: -1, nanos: 999_999_999 };
+/// assert!(before < Timespec::default() && Timespec::default() < Timespec::now());
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timespec {
     /// Whole seconds.
@@ -158,8 +186,18 @@ impl Timespec {
 }
 
 /// The attributes of an inode, as stat(2) reports them.
+///
+/// # Examples
+/// ```
+/// use corewalk::{Attr, Timespec};
+///
+/// let file = Attr::file(7, 1000).with_uid(1000).with_times(Timespec::now());
+/// assert_eq!((file.mode, file.nlink, file.blocks), (0o100_644, 1, 2));
+/// assert!(Attr::dir(1).is_dir());
+/// ```
 #[doc(alias = "kstat")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Attr {
     /// The inode number. No two existing inodes have the same one.
     pub ino: u64,
@@ -207,6 +245,69 @@ pub struct Ttl {
 }
 
 impl Attr {
+    /// Returns the attributes of an empty file. `mode` has its type bits and permission bits. The
+    /// file has one link, belongs to user and group 0, and its times are 0.
+    pub fn new(ino: u64, mode: u32) -> Attr {
+        let (generation, nlink, uid, gid, rdev) = (0, 1, 0, 0, 0);
+        let (size, blocks, blksize) = (0, 0, BLKSIZE);
+        let [atime, mtime, ctime, btime] = [Timespec::default(); 4];
+        let has_acl = false;
+        Attr {
+            ino,
+            generation,
+            mode,
+            nlink,
+            uid,
+            gid,
+            rdev,
+            size,
+            blocks,
+            blksize,
+            atime,
+            mtime,
+            ctime,
+            btime,
+            has_acl,
+            ttl: Ttl::default(),
+        }
+    }
+
+    /// Returns the attributes of a regular file with `size` bytes and mode 644.
+    pub fn file(ino: u64, size: u64) -> Attr {
+        let blocks = size.div_ceil(512);
+        Attr { size, blocks, ..Attr::new(ino, mode::S_IFREG | 0o644) }
+    }
+
+    /// Returns the attributes of a directory with mode 755.
+    pub fn dir(ino: u64) -> Attr {
+        Attr { nlink: 2, ..Attr::new(ino, mode::S_IFDIR | 0o755) }
+    }
+
+    corewalk_base::setters! {
+        with_ino: ino = u64;
+        with_generation: generation = u64;
+        with_mode: mode = u32;
+        with_nlink: nlink = u32;
+        with_uid: uid = u32;
+        with_gid: gid = u32;
+        with_rdev: rdev = u64;
+        with_size: size = u64;
+        with_blocks: blocks = u64;
+        with_blksize: blksize = u32;
+        with_atime: atime = Timespec;
+        with_mtime: mtime = Timespec;
+        with_ctime: ctime = Timespec;
+        with_btime: btime = Timespec;
+        with_has_acl: has_acl = bool;
+        with_ttl: ttl = Ttl;
+    }
+
+    /// Returns `self` with all four times set to `time`.
+    #[must_use]
+    pub fn with_times(self, time: Timespec) -> Attr {
+        Attr { atime: time, mtime: time, ctime: time, btime: time, ..self }
+    }
+
     /// Returns the file type.
     pub fn kind(&self) -> FileKind {
         FileKind::from_mode(self.mode).unwrap_or(FileKind::Regular)
@@ -228,8 +329,17 @@ pub enum SetTime {
 }
 
 /// A change of attributes; `None` leaves a field as it is.
+///
+/// # Examples
+/// ```
+/// use corewalk::{SetAttr, SetTime};
+///
+/// let truncate = SetAttr::default().with_size(0).with_mtime(SetTime::Now);
+/// assert_eq!((truncate.size, truncate.mode), (Some(0), None));
+/// ```
 #[doc(alias = "iattr")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SetAttr {
     /// New permission bits (type bits are ignored).
     pub mode: Option<u32>,
@@ -248,8 +358,27 @@ pub struct SetAttr {
     pub ctime: Option<Timespec>,
 }
 
+impl SetAttr {
+    corewalk_base::setters! {
+        with_mode: mode = impl Into<Option<u32>>;
+        with_uid: uid = impl Into<Option<u32>>;
+        with_gid: gid = impl Into<Option<u32>>;
+        with_size: size = impl Into<Option<u64>>;
+        with_atime: atime = impl Into<Option<SetTime>>;
+        with_mtime: mtime = impl Into<Option<SetTime>>;
+        with_ctime: ctime = impl Into<Option<Timespec>>;
+    }
+}
+
 /// The attributes of a file system, as statfs(2) reports them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+///
+/// # Examples
+/// ```
+/// let full = corewalk::StatFs::default().with_bsize(4096).with_blocks(1 << 20);
+/// assert_eq!((full.bfree, full.namelen), (0, 255));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StatFs {
     /// Block size in bytes, the unit of the three counts below.
     pub bsize: u32,
@@ -265,4 +394,26 @@ pub struct StatFs {
     pub ffree: u64,
     /// The longest name, in bytes.
     pub namelen: u32,
+}
+
+impl Default for StatFs {
+    /// Returns a file system without blocks and inodes. Its block size is 4096, its longest name
+    /// has 255 bytes.
+    fn default() -> StatFs {
+        let (blocks, bfree, bavail, files, ffree) = (0, 0, 0, 0, 0);
+        let namelen = crate::name::NAME_MAX as u32;
+        StatFs { bsize: BLKSIZE, blocks, bfree, bavail, files, ffree, namelen }
+    }
+}
+
+impl StatFs {
+    corewalk_base::setters! {
+        with_bsize: bsize = u32;
+        with_blocks: blocks = u64;
+        with_bfree: bfree = u64;
+        with_bavail: bavail = u64;
+        with_files: files = u64;
+        with_ffree: ffree = u64;
+        with_namelen: namelen = u32;
+    }
 }

@@ -10,7 +10,7 @@
 use bitflags::bitflags;
 
 bitflags! {
-    /// The capabilities that matter to a file system, as capabilities(7) describes them.
+    /// The capabilities that concern a file system, as capabilities(7) describes them.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Caps: u32 {
         /// Change the owner of any file.
@@ -46,8 +46,18 @@ bitflags! {
 }
 
 /// The credentials of a caller.
+///
+/// # Examples
+/// ```
+/// use corewalk::{Caps, Cred};
+///
+/// let user = Cred::user(1000, 1000, &[100]);
+/// assert!(user.is_in_group(100) && !user.has(Caps::CHOWN));
+/// assert!(user.with_caps(Caps::CHOWN).has(Caps::CHOWN));
+/// ```
 #[doc(alias = "struct cred")]
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Cred {
     /// The user that owns new files and is compared with owners (`fsuid`).
     pub uid: u32,
@@ -75,6 +85,11 @@ impl Cred {
     /// made the checks.
     pub fn prechecked(uid: u32, gid: u32) -> Cred {
         Cred { uid, gid, groups: Vec::new(), caps: Caps::all() }
+    }
+
+    corewalk_base::setters! {
+        with_groups: groups = Vec<u32>;
+        with_caps: caps = Caps;
     }
 
     /// Returns true if the caller is in `gid`.

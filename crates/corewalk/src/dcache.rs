@@ -40,6 +40,7 @@ use crate::hash::{HashKeys, NameHash};
 use crate::inode::{self, Inodes};
 use crate::key_lock::{KeyLocks, SHARDS_MANY};
 use crate::name::Name;
+use crate::slot::{DentrySlot, InodeSlot, OfDentry, Seq};
 use crate::table::{Extent, Table};
 
 pub(crate) use change::{DentryInode, Mounted, is_attached};
@@ -49,7 +50,7 @@ pub(crate) use reclaim::Hand;
 /// The owner of the cache, which is told of inodes that the cache drops.
 pub(crate) trait Host: Send + Sync {
     /// The cache has dropped an inode. Its slot is free once this returns.
-    fn forget(&self, superblock: u32, ino: u64, slot: u32);
+    fn forget(&self, superblock: u32, ino: u64, slot: InodeSlot);
 
     /// The cache is over its budget. The host's use of the inode called `name` keeps an entry.
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>);
@@ -61,7 +62,7 @@ pub(crate) struct Dcache {
     pub(crate) dentries: Dentries,
     pub(crate) inodes: Inodes,
     /// The index of the dentries by name.
-    table: Table,
+    table: Table<OfDentry>,
     /// The in-lookup locks of names.
     pub(crate) in_lookup: KeyLocks,
     /// The listings that may fill the cache, and the changes of names beside them.
@@ -91,16 +92,16 @@ pub(crate) struct Counters {
 /// A directory, with the key of its children at one instant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Directory {
-    pub(crate) slot: u32,
-    pub(crate) seq: u64,
-    pub(crate) inode: u32,
+    pub(crate) slot: DentrySlot,
+    pub(crate) seq: Seq,
+    pub(crate) inode: InodeSlot,
     pub(crate) key: ParentKey,
     pub(crate) flags: Flags,
 }
 
 /// A dentry that was found under a name.
 pub(crate) struct Child<'a> {
-    pub(crate) slot: u32,
+    pub(crate) slot: DentrySlot,
     pub(crate) seen: Snapshot,
     pub(crate) line: Line<'a>,
 }
@@ -137,12 +138,12 @@ impl Dcache {
     /// Returns the current key of a directory's children. The caller holds a reference on its
     /// dentry. No lookup finds the children of a removed directory.
     #[inline]
-    pub(crate) fn key_of_held(&self, slot: u32) -> ParentKey {
+    pub(crate) fn key_of_held(&self, slot: DentrySlot) -> ParentKey {
         ParentKey::new(slot, self.dentries.child_generation_now(slot))
     }
 
     /// Returns the directory in `slot`, or None if there is none.
-    pub(crate) fn directory(&self, slot: u32) -> Option<Directory> {
+    pub(crate) fn directory(&self, slot: DentrySlot) -> Option<Directory> {
         loop {
             let seen = self.dentries.snapshot(slot);
             let key = ParentKey::new(slot, self.dentries.child_generation(slot));
@@ -161,7 +162,7 @@ impl Dcache {
         &self,
         key: ParentKey,
         lookup_key: &LookupKey<'_>,
-    ) -> Option<(u32, Snapshot)> {
+    ) -> Option<(DentrySlot, Snapshot)> {
         let hash = self.hash(key.parent(), lookup_key.hash);
         self.table.find(hash, |slot| {
             self.dentries.compare(slot, key, lookup_key).map(|seen| (slot, seen))
@@ -175,7 +176,7 @@ impl Dcache {
         &self,
         (id, key): (u64, ParentKey),
         (path, start): (&[u8], usize),
-    ) -> Option<(u32, Snapshot)> {
+    ) -> Option<(DentrySlot, Snapshot)> {
         let lookup_key = LookupKey::of_component(path, start, &self.keys);
         self.table.find(lookup_key.hash.child(id) as u32, |slot| {
             let line = self.dentries.line(slot);
@@ -196,7 +197,7 @@ impl Dcache {
         (id, key): (u64, ParentKey),
         (path, start): (&[u8], usize),
         needed: Flags,
-        before: impl Fn(u32),
+        before: impl Fn(DentrySlot),
     ) -> Option<Child<'_>> {
         if path.len() - start > SHORT_MAX {
             return None;
@@ -220,7 +221,7 @@ impl Dcache {
         &self,
         key: ParentKey,
         lookup_key: &LookupKey<'_>,
-    ) -> Option<(u32, Snapshot)> {
+    ) -> Option<(DentrySlot, Snapshot)> {
         self.table
             .lock(self.hash(key.parent(), lookup_key.hash))
             .find(|slot| self.dentries.compare(slot, key, lookup_key).map(|seen| (slot, seen)))
@@ -233,11 +234,11 @@ impl Dcache {
     /// The answer is that of the instant at which the parent's generation was loaded. The dentry
     /// was the same before that load and after the count went up.
     #[inline]
-    pub(crate) fn get_by_ino(&self, ino: u64, name: &[u8]) -> Option<u32> {
+    pub(crate) fn get_by_ino(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {
         let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);
         let hash = lookup_key.hash.child(directory_id(0, ino)) as u32;
         let (dentry, seen) = self.table.find(hash, |slot| {
-            self.inodes.prefetch(slot);
+            self.inodes.prefetch(slot.inode_half());
             let dentry = self.dentries.line(slot);
             let seen = dentry.snapshot_now();
             let is_it =
@@ -245,7 +246,7 @@ impl Dcache {
             is_it.then_some((dentry, seen))
         })?;
         let inode = seen.body.inode();
-        if seen.body.superblock() != 0 || inode == 0 {
+        if seen.body.superblock() != 0 || inode.is_none() {
             return None;
         }
         if !self.inodes.lockref(inode).get_not_dead() {
@@ -259,7 +260,7 @@ impl Dcache {
 
     #[cold]
     #[inline(never)]
-    fn undo_count(&self, inode: u32) -> Option<u32> {
+    fn undo_count(&self, inode: InodeSlot) -> Option<InodeSlot> {
         self.put_inode(inode, 1);
         None
     }
@@ -276,17 +277,17 @@ impl Dcache {
 
     /// Returns the key of a name's in-lookup lock. It does not depend on the generation: a name
     /// stays the same across an invalidation.
-    pub(crate) fn in_lookup_key(&self, directory: u32, lookup_key: &LookupKey<'_>) -> u64 {
-        lookup_key.hash.child(u64::from(directory) << 32)
+    pub(crate) fn in_lookup_key(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) -> u64 {
+        lookup_key.hash.child(u64::from(directory.get()) << 32)
     }
 
     #[inline]
-    fn hash(&self, parent: u32, name_hash: NameHash) -> u32 {
+    fn hash(&self, parent: DentrySlot, name_hash: NameHash) -> u32 {
         name_hash.child(self.dentries.directory_id(parent)) as u32
     }
 
     /// Returns the table hash of an image. The caller holds the dentry's lock or owns the dentry.
-    fn hash_of(&self, slot: u32, image: &Image) -> u32 {
+    fn hash_of(&self, slot: DentrySlot, image: &Image) -> u32 {
         let mut copy = NameCopy::new();
         self.dentries.copy_name(slot, image.body, &mut copy);
         let name = Name::new(copy.as_bytes()).expect("a hashed dentry has a valid name");
@@ -296,7 +297,7 @@ impl Dcache {
     // References.
 
     /// Takes a reference on a dentry. Fails if the dentry has changed since `seq`.
-    pub(crate) fn get(&self, slot: u32, seq: u64) -> bool {
+    pub(crate) fn get(&self, slot: DentrySlot, seq: Seq) -> bool {
         if !self.dentries.lockref(slot).get_not_dead() {
             return false;
         }
@@ -310,7 +311,7 @@ impl Dcache {
 
     /// Takes a reference on the inode of a dentry. Fails if the dentry has changed since `seq`.
     #[inline]
-    pub(crate) fn get_inode(&self, slot: u32, seq: u64, inode: u32) -> bool {
+    pub(crate) fn get_inode(&self, slot: DentrySlot, seq: Seq, inode: InodeSlot) -> bool {
         if !self.inodes.lockref(inode).get_not_dead() {
             return false;
         }
@@ -323,9 +324,9 @@ impl Dcache {
 
     /// Drops a reference on a dentry. An unhashed dentry dies with its last reference, and drops
     /// its own on its parent. This is a loop, however deep the tree is (trap T43).
-    pub(crate) fn put(&self, slot: u32) {
+    pub(crate) fn put(&self, slot: DentrySlot) {
         let mut slot = slot;
-        while slot != 0 {
+        while !slot.is_none() {
             let Some(mut guard) = self.dentries.lockref(slot).put_or_lock() else { return };
             guard.sub(1);
             if guard.count() > 0 {
@@ -343,7 +344,7 @@ impl Dcache {
     }
 
     /// Drops `n` references on an inode, and tells the back end if they were the last.
-    pub(crate) fn put_inode(&self, inode: u32, n: u64) {
+    pub(crate) fn put_inode(&self, inode: InodeSlot, n: u64) {
         if self.inodes.put(inode, n) {
             let (superblock, ino) = (self.inodes.superblock(inode), self.inodes.ino(inode));
             let _end = EndOfInode { dcache: self, inode };
@@ -352,10 +353,10 @@ impl Dcache {
     }
 
     /// Returns a dentry of a directory inode with a reference on it, if there is one.
-    pub(crate) fn get_directory(&self, inode: u32) -> Option<Directory> {
+    pub(crate) fn get_directory(&self, inode: InodeSlot) -> Option<Directory> {
         loop {
             let slot = self.inodes.alias(inode);
-            if slot != 0 && self.dentries.lockref(slot).get_not_dead() {
+            if !slot.is_none() && self.dentries.lockref(slot).get_not_dead() {
                 match self.directory(slot) {
                     Some(directory) if directory.inode == inode => return Some(directory),
                     _ => self.put(slot),
@@ -368,10 +369,10 @@ impl Dcache {
     }
 
     /// Returns a dentry of an inode with a reference on it, if there is one.
-    pub(crate) fn get_alias(&self, inode: u32) -> Option<u32> {
+    pub(crate) fn get_alias(&self, inode: InodeSlot) -> Option<DentrySlot> {
         loop {
             let slot = self.inodes.alias(inode);
-            if slot != 0 && self.dentries.lockref(slot).get_not_dead() {
+            if !slot.is_none() && self.dentries.lockref(slot).get_not_dead() {
                 if self.dentries.snapshot(slot).body.inode() == inode {
                     return Some(slot);
                 }
@@ -384,7 +385,7 @@ impl Dcache {
     }
 
     /// Returns the slot of the parent and the sequence. The root is its own parent.
-    pub(crate) fn parent(&self, slot: u32) -> (u32, u64) {
+    pub(crate) fn parent(&self, slot: DentrySlot) -> (DentrySlot, Seq) {
         loop {
             let seen = self.dentries.snapshot(slot);
             if self.dentries.is_unchanged(slot, seen.seq) {
@@ -394,7 +395,7 @@ impl Dcache {
     }
 
     /// Returns the slot of the parent and the name of a dentry, at one instant.
-    pub(crate) fn name_of(&self, slot: u32) -> (u32, NameCopy) {
+    pub(crate) fn name_of(&self, slot: DentrySlot) -> (DentrySlot, NameCopy) {
         let mut copy = NameCopy::new();
         loop {
             let seen = self.dentries.snapshot(slot);
@@ -407,14 +408,14 @@ impl Dcache {
 
     /// Returns true if `slot` is `ancestor` or below it. The caller holds `topology`, so no
     /// directory moves. Otherwise the answer is a guess.
-    pub(crate) fn is_subdir(&self, slot: u32, ancestor: u32) -> bool {
+    pub(crate) fn is_subdir(&self, slot: DentrySlot, ancestor: DentrySlot) -> bool {
         let mut at = slot;
         loop {
             if at == ancestor {
                 return true;
             }
             let (parent, _) = self.parent(at);
-            if parent == at || parent == 0 {
+            if parent == at || parent.is_none() {
                 return false;
             }
             at = parent;
@@ -432,7 +433,7 @@ impl Dcache {
 /// Ends the life of an inode, also if the back end panics.
 struct EndOfInode<'a> {
     dcache: &'a Dcache,
-    inode: u32,
+    inode: InodeSlot,
 }
 
 impl Drop for EndOfInode<'_> {
@@ -448,7 +449,7 @@ pub(crate) fn full<T>(slot: Option<T>) -> Result<T, Errno> {
 
 /// Returns the body of an unhashed dentry, which has no inode either.
 fn unhashed(body: Body) -> Body {
-    body.with_flags(body.flags() - Flags::HASHED).with_inode(0)
+    body.with_flags(body.flags() - Flags::HASHED).with_inode(InodeSlot::NONE)
 }
 
 #[cfg(all(test, corewalk_loom))]

@@ -31,17 +31,19 @@
 //!
 //! Source: Linux `struct dentry`, `d_seq`; documents 001 and 003; Boehm, MSPC 2012.
 
+mod body;
 mod cold;
 mod lookup_key;
 mod parent_key;
 
-use bitflags::bitflags;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
 use corewalk_base::{ShardedCounter, WordPair};
 use corewalk_sync::{Group, Lockref, SeqCount, SlotArena};
 
 use crate::attr::FileKind;
-use crate::name::{NAME_MAX, name_word};
+use crate::name::name_word;
+use crate::slot::{DentrySlot, InodeSlot, Seq};
+pub(crate) use body::{Body, Flags};
 use cold::{Cold, Half};
 use lookup_key::{LONG_NAMED, NAMED_MASK, name_word_at, name_words, words_of};
 pub(crate) use lookup_key::{LookupKey, SHORT_MAX, ShortLookupKey};
@@ -66,84 +68,6 @@ const COLD_WORDS: usize = 2;
 const LONG_WORDS: [usize; 3] = if cfg!(corewalk_loom) { [1, 1, 2] } else { [4, 8, 32] };
 /// Shift of the size class in the reference to a long name; the slot is below.
 const LONG_SIZE_SHIFT: u32 = 32;
-
-bitflags! {
-    /// The state of a dentry that a walk needs besides the name.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(crate) struct Flags: u32 {
-        /// A lookup by name finds it.
-        const HASHED = 1;
-        /// The root of a file system: it has no name and is its own parent.
-        const ROOT = 1 << 1;
-        /// Something is mounted on it.
-        const MOUNTED = 1 << 2;
-        /// Its name continues in a long slot.
-        const LONG = 1 << 3;
-        /// Any caller may search it: mode bits give x to all, and it has no ACL.
-        const SEARCHABLE = 1 << 4;
-        /// A directory.
-        const DIRECTORY = 1 << 5;
-        /// A symbolic link.
-        const SYMLINK = 1 << 6;
-    }
-}
-
-/// Word 2 of a dentry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Body(pub(crate) u64);
-
-impl Body {
-    pub(crate) fn new((superblock, inode): (u32, u32), len: usize, flags: Flags) -> Body {
-        debug_assert!(len <= NAME_MAX && superblock < 1 << 16);
-        let place = (u64::from(inode) << 32) | (u64::from(superblock) << 8);
-        Body(place | ((len as u64) << 24) | u64::from(flags.bits()))
-    }
-
-    /// Returns the file system of the inode.
-    #[inline]
-    pub(crate) fn superblock(self) -> u32 {
-        (self.0 >> 8) as u32 & 0xffff
-    }
-
-    /// Returns the inode's slot; 0 for a negative dentry.
-    #[inline]
-    pub(crate) fn inode(self) -> u32 {
-        (self.0 >> 32) as u32
-    }
-
-    #[inline]
-    pub(crate) fn len(self) -> usize {
-        (self.0 >> 24) as u8 as usize
-    }
-
-    #[inline]
-    pub(crate) fn flags(self) -> Flags {
-        Flags::from_bits_retain(self.0 as u32 & 0xff)
-    }
-
-    pub(crate) fn with_flags(self, flags: Flags) -> Body {
-        Body((self.0 & !0xff) | u64::from(flags.bits()))
-    }
-
-    pub(crate) fn with_inode(self, inode: u32) -> Body {
-        Body((self.0 & 0xffff_ffff) | (u64::from(inode) << 32))
-    }
-
-    #[inline]
-    pub(crate) fn is_hashed(self) -> bool {
-        self.0 & u64::from(Flags::HASHED.bits()) != 0
-    }
-
-    #[inline]
-    pub(crate) fn is_negative(self) -> bool {
-        self.inode() == 0
-    }
-
-    #[inline]
-    pub(crate) fn is_directory(self) -> bool {
-        self.flags().contains(Flags::DIRECTORY)
-    }
-}
 
 /// The slots of one namespace: dentries with their cold records and long names, and the halves in
 /// use.
@@ -197,7 +121,7 @@ pub(crate) struct DirectoryWords {
 /// A snapshot: the first three words of a dentry, and the sequence under which they were read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Snapshot {
-    pub(crate) seq: u64,
+    pub(crate) seq: Seq,
     pub(crate) key: ParentKey,
     pub(crate) body: Body,
 }
@@ -216,28 +140,33 @@ impl Dentries {
 
     // Reading.
 
+    #[inline]
+    fn words(&self, slot: DentrySlot) -> &[AtomicU64; WORDS] {
+        self.hot.get(slot.get())
+    }
+
     /// Returns the dentry's line, for readers that load it several times.
     #[inline]
-    pub(crate) fn line(&self, slot: u32) -> Line<'_> {
-        Line(self.hot.get(slot))
+    pub(crate) fn line(&self, slot: DentrySlot) -> Line<'_> {
+        Line(self.words(slot))
     }
 
     /// Prefetches the line of a slot.
     #[inline]
-    pub(crate) fn prefetch(&self, slot: u32) {
-        self.hot.prefetch(slot);
+    pub(crate) fn prefetch(&self, slot: DentrySlot) {
+        self.hot.prefetch(slot.get());
     }
 
     #[inline]
-    pub(crate) fn seq(&self, slot: u32) -> &SeqCount {
-        SeqCount::from_word(&self.hot.get(slot)[0])
+    pub(crate) fn seq(&self, slot: DentrySlot) -> &SeqCount {
+        SeqCount::from_word(&self.words(slot)[0])
     }
 
     /// Returns a snapshot under an even sequence. The caller validates it with
     /// [`Dentries::is_unchanged`].
     #[inline]
-    pub(crate) fn snapshot(&self, slot: u32) -> Snapshot {
-        let words = self.hot.get(slot);
+    pub(crate) fn snapshot(&self, slot: DentrySlot) -> Snapshot {
+        let words = self.words(slot);
         let seq = self.stable_seq(slot);
         // ORDERING: Relaxed. Data of a sequence section; the sequence tells whether it is torn.
         let key = ParentKey(words[1].load(Ordering::Relaxed));
@@ -249,16 +178,16 @@ impl Dentries {
     /// Returns an even sequence. A reader that meets a slow writer waits on the writer's lock (trap
     /// T30).
     #[inline]
-    pub(crate) fn stable_seq(&self, slot: u32) -> u64 {
-        let seq = self.seq(slot).raw_begin();
-        if seq & 1 == 0 { seq } else { self.wait_for_writer(slot) }
+    pub(crate) fn stable_seq(&self, slot: DentrySlot) -> Seq {
+        let seq = self.line(slot).seq();
+        if seq.is_odd() { self.wait_for_writer(slot) } else { seq }
     }
 
     #[cold]
-    fn wait_for_writer(&self, slot: u32) -> u64 {
+    fn wait_for_writer(&self, slot: DentrySlot) -> Seq {
         for _ in 0..64 {
-            let seq = self.seq(slot).raw_begin();
-            if seq & 1 == 0 {
+            let seq = self.line(slot).seq();
+            if !seq.is_odd() {
                 return seq;
             }
             corewalk_base::primitives::hint::spin_loop();
@@ -266,23 +195,23 @@ impl Dentries {
         loop {
             // A write section runs under the lock, so with the lock the sequence is even.
             drop(self.lockref(slot).lock());
-            let seq = self.seq(slot).raw_begin();
-            if seq & 1 == 0 {
+            let seq = self.line(slot).seq();
+            if !seq.is_odd() {
                 return seq;
             }
         }
     }
 
     #[inline]
-    pub(crate) fn is_unchanged(&self, slot: u32, seq: u64) -> bool {
-        !self.seq(slot).read_retry(seq)
+    pub(crate) fn is_unchanged(&self, slot: DentrySlot, seq: Seq) -> bool {
+        !self.seq(slot).read_retry(seq.0)
     }
 
     /// Returns zero if no write section has begun since the even sequence `seq`. A reader of
     /// several dentries combines the results and branches once, after [`SeqCount::end_of_reads`].
     #[inline(always)]
-    pub(crate) fn difference(&self, slot: u32, seq: u64) -> u64 {
-        self.seq(slot).difference(seq)
+    pub(crate) fn difference(&self, slot: DentrySlot, seq: Seq) -> u64 {
+        self.seq(slot).difference(seq.0)
     }
 
     /// Returns the snapshot if the dentry has the name `lookup_key` under `key`. Reads again a
@@ -290,7 +219,7 @@ impl Dentries {
     #[inline]
     pub(crate) fn compare(
         &self,
-        slot: u32,
+        slot: DentrySlot,
         key: ParentKey,
         lookup_key: &LookupKey<'_>,
     ) -> Option<Snapshot> {
@@ -350,8 +279,8 @@ impl Dentries {
     }
 
     /// Copies the name into `out`. The caller validates the copy with the sequence.
-    pub(crate) fn copy_name(&self, slot: u32, body: Body, out: &mut NameCopy) {
-        let words = self.hot.get(slot);
+    pub(crate) fn copy_name(&self, slot: DentrySlot, body: Body, out: &mut NameCopy) {
+        let words = self.words(slot);
         out.len = body.len();
         let inline = if body.flags().contains(Flags::LONG) {
             long_at(body)
@@ -379,32 +308,32 @@ impl Dentries {
 
     /// Returns the child generation of a directory. The caller validates it with the sequence.
     #[inline]
-    pub(crate) fn child_generation(&self, slot: u32) -> u64 {
+    pub(crate) fn child_generation(&self, slot: DentrySlot) -> u64 {
         // ORDERING: Relaxed. Data of a sequence section.
-        self.hot.get(slot)[WORDS - 1].load(Ordering::Relaxed)
+        self.words(slot)[WORDS - 1].load(Ordering::Relaxed)
     }
 
     /// Returns the child generation of a directory, which is a single word. Later loads of the
     /// caller happen after this one.
     #[inline]
-    pub(crate) fn child_generation_now(&self, slot: u32) -> u64 {
+    pub(crate) fn child_generation_now(&self, slot: DentrySlot) -> u64 {
         // ORDERING: Acquire. A back end that is asked after this is asked under this generation or
         // a newer one. Its answer includes the change that made this generation. Pairs with the
         // release fence at the start of that write section.
-        self.hot.get(slot)[WORDS - 1].load(Ordering::Acquire)
+        self.words(slot)[WORDS - 1].load(Ordering::Acquire)
     }
 
     /// Returns the words of a directory. The caller validates them with the sequence.
     #[inline]
-    pub(crate) fn directory_words(&self, slot: u32) -> DirectoryWords {
+    pub(crate) fn directory_words(&self, slot: DentrySlot) -> DirectoryWords {
         self.line(slot).directory_words()
     }
 
     /// Returns the number that stands for a directory in the hashes of its children. It is fixed
     /// while the dentry is held (D.3).
     #[inline]
-    pub(crate) fn directory_id(&self, slot: u32) -> u64 {
-        let words = self.hot.get(slot);
+    pub(crate) fn directory_id(&self, slot: DentrySlot) -> u64 {
+        let words = self.words(slot);
         // ORDERING: Relaxed. Fixed, or validated by the caller.
         let body = Body(words[2].load(Ordering::Relaxed));
         // ORDERING: Relaxed. As above.
@@ -413,8 +342,8 @@ impl Dentries {
 
     /// Returns the content of the dentry. The caller holds its lock, or no other thread can find
     /// it.
-    pub(crate) fn image(&self, slot: u32) -> Image {
-        let words = self.hot.get(slot);
+    pub(crate) fn image(&self, slot: DentrySlot) -> Image {
+        let words = self.words(slot);
         // ORDERING: Relaxed. Stable under the lock the caller holds.
         let load = |i: usize| words[i].load(Ordering::Relaxed);
         Image {
@@ -427,77 +356,85 @@ impl Dentries {
     // The cold record.
 
     #[inline]
-    pub(crate) fn lockref(&self, slot: u32) -> &Lockref {
-        Lockref::from_word(&self.cold.get(slot)[0])
+    pub(crate) fn lockref(&self, slot: DentrySlot) -> &Lockref {
+        Lockref::from_word(&self.cold.get(slot.get())[0])
     }
 
     #[inline]
-    pub(crate) fn cold(&self, slot: u32) -> Cold<'_> {
+    pub(crate) fn cold(&self, slot: DentrySlot) -> Cold<'_> {
+        self.cold_of(slot.get())
+    }
+
+    /// Returns the cold word of a slot, whichever half is meant.
+    #[inline]
+    fn cold_of(&self, slot: u32) -> Cold<'_> {
         Cold::of(&self.cold.get(slot)[1])
     }
 
     // Writing.
 
     /// Allocates a slot for a dentry, without references: the slot of the inode in `beside` if its
-    /// dentry half is free (0 is none), otherwise a slot of `group`. None when `slots_max` are in
-    /// use. The caller holds a reference on that inode.
-    pub(crate) fn alloc(&self, beside: u32, group: Group) -> Option<u32> {
+    /// dentry half is free, otherwise a slot of `group`. `beside` may be none; otherwise the caller
+    /// holds a reference on that inode. None when `slots_max` are in use.
+    pub(crate) fn alloc(&self, beside: InodeSlot, group: Group) -> Option<DentrySlot> {
         self.count.add(1);
-        let slot = self.alloc_half(Half::Dentry, beside, group);
+        let slot = self.alloc_half(Half::Dentry, beside.get(), group);
         if slot.is_none() {
             self.count.add(-1);
         }
-        slot
+        slot.map(DentrySlot::new)
     }
 
     /// Frees the dentry half of a slot. Its sequence continues from its value.
-    pub(crate) fn free(&self, slot: u32) {
+    pub(crate) fn free(&self, slot: DentrySlot) {
         self.count.add(-1);
-        self.free_half(Half::Dentry, slot);
+        self.free_half(Half::Dentry, slot.get());
     }
 
-    /// Allocates a slot for an inode: the slot of the dentry in `beside` if its inode half is free
-    /// (0 is none), otherwise a slot of `group`. For [`Group::Few`] the group comes first. The
-    /// caller holds a reference on that dentry.
-    pub(crate) fn alloc_inode(&self, beside: u32, group: Group) -> Option<u32> {
-        match group {
-            Group::Many => self.alloc_half(Half::Inode, beside, group),
-            Group::Few => self
-                .alloc_half(Half::Inode, 0, group)
-                .or_else(|| self.alloc_half(Half::Inode, beside, group)),
-        }
+    /// Allocates a slot for an inode: the slot of the dentry in `beside` if its inode half is free,
+    /// otherwise a slot of `group`. `beside` may be none; otherwise the caller holds a reference on
+    /// that dentry. For [`Group::Few`] the group comes first.
+    pub(crate) fn alloc_inode(&self, beside: DentrySlot, group: Group) -> Option<InodeSlot> {
+        let alloc = |beside: DentrySlot| self.alloc_half(Half::Inode, beside.get(), group);
+        let slot = match group {
+            Group::Many => alloc(beside),
+            Group::Few => alloc(DentrySlot::NONE).or_else(|| alloc(beside)),
+        };
+        slot.map(InodeSlot::new)
     }
 
     /// Frees the inode half of a slot.
-    pub(crate) fn free_inode(&self, slot: u32) {
-        self.free_half(Half::Inode, slot);
+    pub(crate) fn free_inode(&self, slot: InodeSlot) {
+        self.free_half(Half::Inode, slot.get());
     }
 
+    /// Allocates a half of the slot `beside` if it is free (0 is none), otherwise of a slot of
+    /// `group`.
     fn alloc_half(&self, half: Half, beside: u32, group: Group) -> Option<u32> {
         // The caller holds the other half, so no other thread can allocate the slot.
-        if beside != 0 && self.cold(beside).take(half) {
+        if beside != 0 && self.cold_of(beside).take(half) {
             return Some(beside);
         }
         let slot = self.hot.alloc_in(group)?;
         self.cold.extend_to(slot);
-        let is_taken = self.cold(slot).take(half);
+        let is_taken = self.cold_of(slot).take(half);
         debug_assert!(is_taken, "a free slot has no half in use");
         Some(slot)
     }
 
     fn free_half(&self, half: Half, slot: u32) {
-        if self.cold(slot).release(half) {
+        if self.cold_of(slot).release(half) {
             self.hot.free(slot);
         }
     }
 
     /// Builds the image of a dentry called `name`, and stores the rest of a long name. `place` is
-    /// the superblock and the slot of its inode; slot 0 makes a negative dentry. The caller stores
+    /// the superblock and the slot of its inode; no slot makes a negative dentry. The caller stores
     /// the image or gives it to [`Dentries::drop_image`]. None if no slot is left for a long name.
     pub(crate) fn new_image(
         &self,
         key: ParentKey,
-        place: (u32, u32),
+        place: (u32, InodeSlot),
         name: &[u8],
         flags: Flags,
         directory: DirectoryWords,
@@ -518,9 +455,9 @@ impl Dentries {
     }
 
     /// Stores `image` and returns the image before. The caller is inside a write section (D.1).
-    pub(crate) fn store(&self, slot: u32, image: &Image) -> Image {
+    pub(crate) fn store(&self, slot: DentrySlot, image: &Image) -> Image {
         let before = self.image(slot);
-        let words = self.hot.get(slot);
+        let words = self.words(slot);
         // ORDERING: Relaxed. Data of a sequence section.
         words[1].store(image.key.0, Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
@@ -533,21 +470,21 @@ impl Dentries {
     }
 
     /// Stores a new key alone. The caller is inside a write section.
-    pub(crate) fn store_key(&self, slot: u32, key: ParentKey) {
+    pub(crate) fn store_key(&self, slot: DentrySlot, key: ParentKey) {
         // ORDERING: Relaxed. Data of a sequence section.
-        self.hot.get(slot)[1].store(key.0, Ordering::Relaxed);
+        self.words(slot)[1].store(key.0, Ordering::Relaxed);
     }
 
     /// Stores a new body alone. The caller is inside a write section.
-    pub(crate) fn store_body(&self, slot: u32, body: Body) {
+    pub(crate) fn store_body(&self, slot: DentrySlot, body: Body) {
         // ORDERING: Relaxed. Data of a sequence section.
-        self.hot.get(slot)[2].store(body.0, Ordering::Relaxed);
+        self.words(slot)[2].store(body.0, Ordering::Relaxed);
     }
 
     /// Stores a new child generation. The caller is inside a write section.
-    pub(crate) fn store_child_generation(&self, slot: u32, child_generation: u64) {
+    pub(crate) fn store_child_generation(&self, slot: DentrySlot, child_generation: u64) {
         // ORDERING: Relaxed. Data of a sequence section.
-        self.hot.get(slot)[WORDS - 1].store(child_generation, Ordering::Relaxed);
+        self.words(slot)[WORDS - 1].store(child_generation, Ordering::Relaxed);
     }
 
     /// Frees the long slot of an image that is no longer stored.
@@ -612,12 +549,17 @@ impl Line<'_> {
     /// it never validates.
     #[inline]
     pub(crate) fn snapshot_now(&self) -> Snapshot {
-        let seq = SeqCount::from_word(&self.0[0]).raw_begin();
+        let seq = self.seq();
         // ORDERING: Relaxed. Data of a sequence section.
         let key = ParentKey(self.0[1].load(Ordering::Relaxed));
         // ORDERING: Relaxed. As above.
         let body = Body(self.0[2].load(Ordering::Relaxed));
         Snapshot { seq, key, body }
+    }
+
+    #[inline]
+    fn seq(&self) -> Seq {
+        Seq(SeqCount::from_word(&self.0[0]).raw_begin())
     }
 
     /// Returns the key. The caller validates it with the sequence.
@@ -628,8 +570,8 @@ impl Line<'_> {
     }
 
     #[inline]
-    pub(crate) fn is_unchanged(&self, seq: u64) -> bool {
-        !SeqCount::from_word(&self.0[0]).read_retry(seq)
+    pub(crate) fn is_unchanged(&self, seq: Seq) -> bool {
+        !SeqCount::from_word(&self.0[0]).read_retry(seq.0)
     }
 
     /// Returns true if it is hashed and has the name `lookup_key`. The caller validates with the
@@ -641,7 +583,8 @@ impl Line<'_> {
         lookup_key: &LookupKey<'_>,
         dentries: &Dentries,
     ) -> bool {
-        // This branch does not wait for the line of the dentry.
+        // Branch on the lookup key. Unlike the dentry's length, it is known before the cache line
+        // of the dentry arrives.
         if !lookup_key.is_long() {
             let (pairs, _) = self.0.as_chunks::<2>();
             // ORDERING: Relaxed. Data of a sequence section.
@@ -665,7 +608,7 @@ impl Line<'_> {
     /// caller validates it with the sequence.
     #[inline(always)]
     pub(crate) fn plain(&self, key: ParentKey, lookup_key: &ShortLookupKey) -> Option<Snapshot> {
-        let seq = SeqCount::from_word(&self.0[0]).raw_begin();
+        let seq = self.seq();
         // ORDERING: Relaxed. Data of a sequence section.
         let word = |i: usize| self.0[i].load(Ordering::Relaxed);
         // One word at a time: each occupies a register only for its comparison.
@@ -758,8 +701,8 @@ mod tests {
         let bytes: Vec<u8> = (1..=255).collect();
         for (len, flags) in (1..=255).flat_map(|len| [(len, Flags::HASHED), (len, DIRECTORY)]) {
             let name = &bytes[..len];
-            let (key, place) = (ParentKey::new(1, 1), (0, 1));
-            let slot = dentries.alloc(0, Group::Many).unwrap();
+            let (key, place) = (ParentKey::new(DentrySlot::new(1), 1), (0, InodeSlot::new(1)));
+            let slot = dentries.alloc(InodeSlot::NONE, Group::Many).unwrap();
             let image = dentries.new_image(key, place, name, flags, DirectoryWords::default());
             dentries.store(slot, &image.unwrap());
             let seen = dentries.snapshot(slot);

@@ -5,7 +5,7 @@
 //! two steps, so the path existed (traps T1, T8, P8). There is no global rename sequence: only a
 //! rename of the dentry or of an ancestor makes a pass fail. After a few passes the translation
 //! takes `topology` shared, which keeps directories in place, and locks the leaf. So no storm of
-//! renames can starve it (trap T9).
+//! renames can make it retry for ever, which is trap T9.
 //!
 //! The result includes the kind of path, from which the formattings of d_path and getcwd follow
 //! (trap T11).
@@ -20,11 +20,13 @@ use crate::Errno;
 use crate::dcache::Dcache;
 use crate::mount::Mount;
 use crate::read_set::STEPS;
+use crate::slot::{DentrySlot, InodeSlot};
 pub(crate) use path_buffer::PathBuffer;
 
 /// Passes without a lock.
 const OPTIMISTIC_PASSES: u32 = 4;
-/// Steps that a translation into a lent buffer can check without a lock, at the second attempt.
+/// Number of steps that the second attempt of a translation into a lent buffer can check without a
+/// lock.
 const DEEP: usize = 1024;
 
 /// Names of an inode that are translated besides the first.
@@ -47,14 +49,14 @@ pub enum PathKind {
 #[derive(Clone, Copy)]
 pub(crate) enum Route<'m> {
     /// From the dentry to the root of its file system.
-    Names(u32),
+    Names(DentrySlot),
     /// From a dentry in a mount to the root, which is a mount and a dentry, or to the namespace's
     /// root.
-    Mounts((&'m Mount, u32), Option<(u64, u32)>),
+    Mounts((&'m Mount, DentrySlot), Option<(u64, DentrySlot)>),
 }
 
 impl Route<'_> {
-    fn leaf(self) -> u32 {
+    fn leaf(self) -> DentrySlot {
         match self {
             Route::Names(slot) | Route::Mounts((_, slot), _) => slot,
         }
@@ -62,7 +64,7 @@ impl Route<'_> {
 
     fn prepend<const N: usize>(self, buffer: &mut PathBuffer<'_, N>, dcache: &Dcache, pass: Pass) {
         match self {
-            Route::Names(slot) => buffer.prepend(dcache, slot, 0, pass),
+            Route::Names(slot) => buffer.prepend(dcache, slot, DentrySlot::NONE, pass),
             Route::Mounts(from, root) => buffer.prepend_mounts(dcache, from, root, pass),
         }
     }
@@ -132,13 +134,13 @@ fn deep_path_into(
 /// `ENOENT` if the inode has no name.
 pub(crate) fn append_inode_path(
     dcache: &Dcache,
-    inode: u32,
+    inode: InodeSlot,
     out: &mut Vec<u8>,
 ) -> Result<(), Errno> {
     let mut buffer = PathBuffer::new();
     loop {
         let alias = dcache.inodes.alias(inode);
-        if alias == 0 {
+        if alias.is_none() {
             return Err(Errno::NOENT);
         }
         if collect_alias(dcache, (alias, inode), &mut buffer) {
@@ -146,7 +148,8 @@ pub(crate) fn append_inode_path(
             return Ok(());
         }
         if dcache.inodes.alias(inode) == alias {
-            // A name in a directory that has been removed is a name no more, but another may be.
+            // A name in a removed directory does not count as a name of the inode. Try the other
+            // names.
             let other = other_inode_paths(dcache, inode).into_iter().next();
             out.extend_from_slice(&other.ok_or(Errno::NOENT)?);
             return Ok(());
@@ -155,7 +158,7 @@ pub(crate) fn append_inode_path(
 }
 
 /// Returns paths of an inode by names that [`append_inode_path`] does not ask for first.
-pub(crate) fn other_inode_paths(dcache: &Dcache, inode: u32) -> Vec<Vec<u8>> {
+pub(crate) fn other_inode_paths(dcache: &Dcache, inode: InodeSlot) -> Vec<Vec<u8>> {
     let aliases = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
     let mut buffer = PathBuffer::new();
     let path = |alias| {
@@ -169,7 +172,7 @@ pub(crate) fn other_inode_paths(dcache: &Dcache, inode: u32) -> Vec<Vec<u8>> {
 /// or not below the root.
 fn collect_alias(
     dcache: &Dcache,
-    (alias, inode): (u32, u32),
+    (alias, inode): (DentrySlot, InodeSlot),
     buffer: &mut PathBuffer<'static>,
 ) -> bool {
     if !dcache.dentries.lockref(alias).get_not_dead() {
@@ -183,10 +186,10 @@ fn collect_alias(
     is_alias && buffer.kind == PathKind::Linked
 }
 
-/// A path of an inode, and the inodes on it: that one first, the root last.
+/// A path of an inode, and the inodes on the path, from the inode itself to the root.
 pub(crate) struct Chain {
     pub(crate) path: Vec<u8>,
-    pub(crate) inodes: Vec<u32>,
+    pub(crate) inodes: Vec<InodeSlot>,
 }
 
 /// Returns a path of an inode from the root of its file system with the inodes on it, as they were
@@ -195,13 +198,13 @@ pub(crate) struct Chain {
 ///
 /// # Errors
 /// `ENOENT` if the inode has no name.
-pub(crate) fn chain_of_inode(dcache: &Dcache, inode: u32) -> Result<Chain, Errno> {
+pub(crate) fn chain_of_inode(dcache: &Dcache, inode: InodeSlot) -> Result<Chain, Errno> {
     names_of(dcache, inode, |name| chain_of_name(dcache, (name, inode))).ok_or(Errno::NOENT)
 }
 
 /// Returns an alias of an inode that is linked below the root, with a reference; None if there is
 /// none.
-pub(crate) fn hold_name(dcache: &Dcache, inode: u32) -> Option<u32> {
+pub(crate) fn hold_name(dcache: &Dcache, inode: InodeSlot) -> Option<DentrySlot> {
     names_of(dcache, inode, |name| {
         if !dcache.dentries.lockref(name).get_not_dead() {
             return None;
@@ -215,17 +218,22 @@ pub(crate) fn hold_name(dcache: &Dcache, inode: u32) -> Option<u32> {
 }
 
 /// Returns what `look` finds at the first dentry of an inode for which it finds something.
-fn names_of<T>(dcache: &Dcache, inode: u32, look: impl Fn(u32) -> Option<T>) -> Option<T> {
+fn names_of<T>(
+    dcache: &Dcache,
+    inode: InodeSlot,
+    look: impl Fn(DentrySlot) -> Option<T>,
+) -> Option<T> {
     loop {
         let first = dcache.inodes.alias(inode);
-        if first == 0 {
+        if first.is_none() {
             return None;
         }
         if let Some(found) = look(first) {
             return Some(found);
         }
         if dcache.inodes.alias(inode) == first {
-            // A name in a directory that has been removed is a name no more, but another may be.
+            // A name in a removed directory does not count as a name of the inode. Try the other
+            // names.
             let others = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
             return others.into_iter().find_map(look);
         }
@@ -233,16 +241,19 @@ fn names_of<T>(dcache: &Dcache, inode: u32, look: impl Fn(u32) -> Option<T>) -> 
 }
 
 /// Returns the path to a dentry. None if it is not an alias of the inode, or not below the root.
-pub(crate) fn chain_of_name(dcache: &Dcache, (name, inode): (u32, u32)) -> Option<Chain> {
+pub(crate) fn chain_of_name(
+    dcache: &Dcache,
+    (name, inode): (DentrySlot, InodeSlot),
+) -> Option<Chain> {
     let mut buffer = PathBuffer::new();
     let mut passes = 0;
     loop {
         let _still = (passes >= OPTIMISTIC_PASSES).then(|| dcache.topology.read_shared());
         buffer.clear();
-        buffer.prepend(dcache, name, 0, Pass::Optimistic);
+        buffer.prepend(dcache, name, DentrySlot::NONE, Pass::Optimistic);
         // A slot that another dentry has taken since shows in its sequence.
         let inode_of = |slot| dcache.dentries.snapshot(slot).body.inode();
-        let inodes: Vec<u32> = buffer.slots().map(inode_of).collect();
+        let inodes: Vec<InodeSlot> = buffer.slots().map(inode_of).collect();
         if buffer.is_unchanged(dcache) {
             let is_path = inodes.first() == Some(&inode) && buffer.kind == PathKind::Linked;
             return is_path.then(|| Chain { path: buffer.whole().to_vec(), inodes });
@@ -256,13 +267,13 @@ pub(crate) fn chain_of_name(dcache: &Dcache, (name, inode): (u32, u32)) -> Optio
 /// anything; None if that needs more than one pass.
 pub(crate) fn path_of_ino(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {
     // The name of an inode lies in its slot whenever it can.
-    let inode = dcache.inodes.peek(0, ino, |slot| dcache.dentries.prefetch(slot))?;
+    let inode = dcache.inodes.peek(0, ino, |slot| dcache.dentries.prefetch(slot.dentry_half()))?;
     let alias = dcache.inodes.alias(inode);
-    if alias == 0 {
+    if alias.is_none() {
         return None;
     }
     let mut buffer = PathBuffer::new();
-    buffer.prepend(dcache, alias, 0, Pass::Optimistic);
+    buffer.prepend(dcache, alias, DentrySlot::NONE, Pass::Optimistic);
     // A dentry that has an inode holds it, so the number read here is that of the instant at which
     // nothing had changed.
     let leaf = dcache.dentries.line(alias).snapshot_now().body;

@@ -23,7 +23,8 @@
 //!   waits for it. Renames elsewhere are not delayed (trap X1).
 //!
 //! # What a back end must do
-//! - It never reuses a pair (`ino`, `generation`) for another file within the mount (trap P11).
+//! - It never reuses a pair (`ino`, `generation`) for another file within the mount. Otherwise a
+//!   stale handle would reach the other file (trap P11).
 //! - A call that fails changes nothing.
 //! - If `readdir` reports attributes, the inode is usable without a `lookup`. The cache may drop
 //!   the report without a `forget`. So a back end that keeps state per looked-up inode reports
@@ -44,8 +45,9 @@ use crate::name::Name;
 
 /// How a back end identifies the file of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Addressing {
-    /// By its inode number. [`Node::path`] is `EOPNOTSUPP`.
+    /// By its inode number. [`Node::path`] fails with `EOPNOTSUPP`.
     #[default]
     Number,
     /// By its path, while it has a name. The back end itself must keep a file without a name
@@ -62,6 +64,15 @@ pub enum Addressing {
 ///
 /// A back end by number uses [`Node::ino`]. A back end by path says so in
 /// [`FileSystem::addressing`] and calls [`Node::path`]. The path is built only then.
+///
+/// # Examples
+/// ```
+/// use corewalk::{Errno, FileKind, Node};
+///
+/// let node = Node::detached(7, FileKind::Regular);
+/// assert_eq!((node.ino(), node.kind()), (7, FileKind::Regular));
+/// assert_eq!(node.path(), Err(Errno::NOENT));
+/// ```
 #[derive(Clone, Copy)]
 pub struct Node<'a> {
     ino: u64,
@@ -135,7 +146,16 @@ impl std::fmt::Debug for Node<'_> {
 }
 
 /// A new file with its initial attributes.
+///
+/// # Examples
+/// ```
+/// use corewalk::{Make, attr::mode};
+///
+/// let link = Make::new(mode::S_IFLNK | 0o777, 1000, 1000).with_target(b"to/where");
+/// assert_eq!(link.target, b"to/where");
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Make<'a> {
     /// Type bits and permission bits. The back end gets them after umask, ACL inheritance and
     /// set-group-ID rules.
@@ -160,13 +180,22 @@ pub struct Make<'a> {
     pub open: Option<u32>,
 }
 
-impl Make<'_> {
+impl<'a> Make<'a> {
     /// Returns a new file with `mode` (type bits 0 mean a regular file), owned by `uid` and `gid`,
     /// with a umask of 0.
-    pub fn new(mode: u32, uid: u32, gid: u32) -> Make<'static> {
+    pub fn new(mode: u32, uid: u32, gid: u32) -> Make<'a> {
         let (access_acl, default_acl) = (None, None);
         let (umask, rdev, target, open) = (0, 0, b"", None);
         Make { mode, umask, uid, gid, rdev, target, access_acl, default_acl, open }
+    }
+
+    corewalk_base::setters! {
+        with_umask: umask = u32;
+        with_rdev: rdev = u64;
+        with_target: target = &'a [u8];
+        with_access_acl: access_acl = impl Into<Option<Acl>>;
+        with_default_acl: default_acl = impl Into<Option<Acl>>;
+        with_open: open = impl Into<Option<u32>>;
     }
 }
 
@@ -212,6 +241,7 @@ pub enum Seek {
 /// # Ok::<(), corewalk::Errno>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct DirEntry<'a> {
     /// The name: never `.` or `..`, which the caller adds.
     pub name: Name<'a>,
@@ -229,14 +259,19 @@ pub struct DirEntry<'a> {
 }
 
 impl<'a> DirEntry<'a> {
-    /// Returns an entry without attributes.
+    /// Returns the entry `name`, a file of `kind` with number `ino`, without attributes. The next
+    /// entry begins at `cookie`.
     pub fn new(name: Name<'a>, ino: u64, kind: FileKind, cookie: u64) -> DirEntry<'a> {
         DirEntry { name, ino, kind, cookie, attr: None }
     }
 
     /// Returns an entry with the attributes `attr`, which also give its inode number and kind.
-    pub fn with_attr(name: Name<'a>, attr: Attr, cookie: u64) -> DirEntry<'a> {
+    pub fn from_attr(name: Name<'a>, attr: Attr, cookie: u64) -> DirEntry<'a> {
         DirEntry { name, ino: attr.ino, kind: attr.kind(), cookie, attr: Some(attr) }
+    }
+
+    corewalk_base::setters! {
+        with_ino: ino = u64;
     }
 }
 
@@ -269,6 +304,21 @@ bitflags! {
 /// Any method may return `EIO` if the storage fails, and `ESTALE` for an inode that is gone. A back
 /// end by path gets `ENOENT` for such an inode; the caller turns it into `ESTALE`. Each method
 /// names only the errors that the caller cannot detect itself.
+///
+/// # Examples
+/// A server or a test calls a back end through the trait:
+/// ```
+/// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// use corewalk::{FileKind, FileSystem, Make, Name, Node};
+///
+/// let fs = Tmpfs::new(TmpfsOptions::default());
+/// let root = Node::detached(fs.root()?.ino, FileKind::Directory);
+/// let made = fs.make(root, Name::new(b"f")?, &Make::new(0o644, 0, 0))?;
+/// let file = Node::detached(made.ino, FileKind::Regular);
+/// assert_eq!(fs.write(file, 0, 0, b"data")?, 4);
+/// assert_eq!(fs.getattr(file)?.size, 4);
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 #[allow(unused_variables)]
 pub trait FileSystem: Send + Sync + 'static {
     /// Returns how the back end identifies files. Called once, when the file system is mounted.

@@ -15,7 +15,7 @@ use std::hash::BuildHasher;
 
 use crate::name::name_word;
 
-/// Words of a name in the first part of its hash.
+/// Number of words at the beginning of a name that the first part of its hash covers.
 pub(crate) const SHORT_WORDS: usize = 3;
 
 /// The secrets of the hashes of one namespace.
@@ -58,7 +58,7 @@ impl HashKeys {
             Some(word) => fold(word ^ k2, words[N - 1] ^ k3),
             None => 0,
         };
-        // A select: the processor would often mispredict a branch.
+        // This compiles to a select, since the processor would often mispredict a branch.
         let more = if name.len() > 8 * SHORT_WORDS { more } else { 0 };
         let hash = NameHash { second: short.second ^ more, ..short };
         if name.len() > 8 * N { self.rest::<N>(hash, name) } else { hash }

@@ -34,6 +34,7 @@ use corewalk_sync::{Lockref, LockrefGuard, SlotArena};
 use crate::attr::{Attr, FileKind, mode};
 use crate::dentry::{Dentries, group_of};
 use crate::hash::HashKeys;
+use crate::slot::{DentrySlot, InodeSlot, OfInode};
 use crate::table::Table;
 
 use stale_generations::StaleGenerations;
@@ -87,7 +88,7 @@ pub(crate) struct Inodes {
     refs: SlotArena<REF_WORDS>,
     /// Permission records. Written under the lock of the inode's lockref.
     perm: SlotArena<PERM_WORDS>,
-    table: Table,
+    table: Table<OfInode>,
     keys: HashKeys,
     stale_generations: StaleGenerations,
     count: ShardedCounter,
@@ -103,10 +104,10 @@ pub(crate) struct Inodes {
 /// The answer of [`Inodes::get_or_insert`].
 pub(crate) struct Entered {
     /// The inode, with a reference for the caller.
-    pub(crate) slot: u32,
+    pub(crate) slot: InodeSlot,
     /// An inode with the same number and another generation, which left the table. The caller gets
     /// a reference on it.
-    pub(crate) stale_generation: Option<u32>,
+    pub(crate) stale_generation: Option<InodeSlot>,
 }
 
 /// The version that an attribute change, or a question to the back end, began with.
@@ -131,45 +132,55 @@ impl Inodes {
 
     // References.
 
-    /// Prefetches the reference record of a slot.
     #[inline]
-    pub(crate) fn prefetch(&self, slot: u32) {
-        self.refs.prefetch(slot);
+    fn ref_words(&self, slot: InodeSlot) -> &[AtomicU64; REF_WORDS] {
+        self.refs.get(slot.get())
     }
 
     #[inline]
-    pub(crate) fn lockref(&self, slot: u32) -> &Lockref {
-        Lockref::from_word(&self.refs.get(slot)[0])
+    fn perm_words(&self, slot: InodeSlot) -> &[AtomicU64; PERM_WORDS] {
+        self.perm.get(slot.get())
+    }
+
+    /// Prefetches the reference record of a slot.
+    #[inline]
+    pub(crate) fn prefetch(&self, slot: InodeSlot) {
+        self.refs.prefetch(slot.get());
+    }
+
+    #[inline]
+    pub(crate) fn lockref(&self, slot: InodeSlot) -> &Lockref {
+        Lockref::from_word(&self.ref_words(slot)[0])
     }
 
     /// Returns the inode number of the back end.
     #[inline]
-    pub(crate) fn ino(&self, slot: u32) -> u64 {
+    pub(crate) fn ino(&self, slot: InodeSlot) -> u64 {
         // ORDERING: Relaxed. Fixed while a reference is held or the dentry validates.
-        self.refs.get(slot)[1].load(Ordering::Relaxed)
+        self.ref_words(slot)[1].load(Ordering::Relaxed)
     }
 
-    pub(crate) fn generation(&self, slot: u32) -> u64 {
+    pub(crate) fn generation(&self, slot: InodeSlot) -> u64 {
         // ORDERING: Relaxed. As for `ino`.
-        self.perm.get(slot)[GENERATION].load(Ordering::Relaxed)
+        self.perm_words(slot)[GENERATION].load(Ordering::Relaxed)
     }
 
-    pub(crate) fn superblock(&self, slot: u32) -> u32 {
+    pub(crate) fn superblock(&self, slot: InodeSlot) -> u32 {
         // ORDERING: Relaxed. Fixed while a reference is held.
-        (self.perm.get(slot)[STATE].load(Ordering::Relaxed) >> 16) as u32 & 0xffff
+        (self.perm_words(slot)[STATE].load(Ordering::Relaxed) >> 16) as u32 & 0xffff
     }
 
-    /// Returns the slot of a dentry of the inode; 0 if it has none.
+    /// Returns the slot of a dentry of the inode. The slot is none if the inode has no dentry.
     #[inline]
-    pub(crate) fn alias(&self, slot: u32) -> u32 {
+    pub(crate) fn alias(&self, slot: InodeSlot) -> DentrySlot {
         // ORDERING(alias): Acquire. The dentry was filled before it became an alias.
-        (self.perm.get(slot)[STATE].load(Ordering::Acquire) >> 32) as u32
+        DentrySlot::new((self.perm_words(slot)[STATE].load(Ordering::Acquire) >> 32) as u32)
     }
 
     /// Sets the referenced bit.
     #[inline]
-    pub(crate) fn touch(&self, slot: u32) {
-        let word = &self.perm.get(slot)[STATE];
+    pub(crate) fn touch(&self, slot: InodeSlot) {
+        let word = &self.perm_words(slot)[STATE];
         // ORDERING: Relaxed. A hint for reclaim.
         if word.load(Ordering::Relaxed) & REFERENCED == 0 {
             // ORDERING: Relaxed. As above.
@@ -177,8 +188,8 @@ impl Inodes {
         }
     }
 
-    pub(crate) fn clear_referenced(&self, slot: u32) -> bool {
-        let word = &self.perm.get(slot)[STATE];
+    pub(crate) fn clear_referenced(&self, slot: InodeSlot) -> bool {
+        let word = &self.perm_words(slot)[STATE];
         // ORDERING: Relaxed. A hint for reclaim.
         word.load(Ordering::Relaxed) & REFERENCED != 0
             // ORDERING: Relaxed. As above.
@@ -186,7 +197,7 @@ impl Inodes {
     }
 
     /// Makes the permissions unknown: they may have changed behind this namespace.
-    pub(crate) fn invalidate(&self, slot: u32) {
+    pub(crate) fn invalidate(&self, slot: InodeSlot) {
         let ticket = self.begin_change(slot);
         self.end_change(slot, ticket, None);
     }
@@ -194,9 +205,14 @@ impl Inodes {
     /// Returns the slot of the inode with this number and a reference on it, if the cache has it.
     /// If the slot was reused before the reference was taken, `stray` gets the slot and drops that
     /// reference.
-    pub(crate) fn get(&self, superblock: u32, ino: u64, stray: impl Fn(u32)) -> Option<u32> {
+    pub(crate) fn get(
+        &self,
+        superblock: u32,
+        ino: u64,
+        stray: impl Fn(InodeSlot),
+    ) -> Option<InodeSlot> {
         let hash = self.keys.inode(superblock, ino) as u32;
-        let probe = |slot| {
+        let probe = |slot: InodeSlot| {
             if !self.is(slot, superblock, ino) || !self.lockref(slot).get_not_dead() {
                 return None;
             }
@@ -217,7 +233,7 @@ impl Inodes {
     /// Returns the slots of the stale generations of this number, with a reference on each. The
     /// caller calls [`Inodes::get`] first, since its inode may have become stale meanwhile.
     #[inline]
-    pub(crate) fn stale_generations(&self, superblock: u32, ino: u64) -> Vec<u32> {
+    pub(crate) fn stale_generations(&self, superblock: u32, ino: u64) -> Vec<InodeSlot> {
         self.stale_generations.get(superblock, ino, |slot| self.lockref(slot).get_not_dead())
     }
 
@@ -230,7 +246,12 @@ impl Inodes {
     /// the slot, the caller checks with [`Inodes::is`] that it still holds that inode. A miss
     /// proves nothing.
     #[inline]
-    pub(crate) fn peek(&self, superblock: u32, ino: u64, before: impl Fn(u32)) -> Option<u32> {
+    pub(crate) fn peek(
+        &self,
+        superblock: u32,
+        ino: u64,
+        before: impl Fn(InodeSlot),
+    ) -> Option<InodeSlot> {
         let hash = self.keys.inode(superblock, ino) as u32;
         self.table.find(hash, |slot| {
             before(slot);
@@ -238,20 +259,20 @@ impl Inodes {
         })
     }
 
-    /// Returns true if the slot holds the inode with this number; slot 0 holds none.
+    /// Returns true if the slot holds the inode with this number.
     #[inline]
-    pub(crate) fn is(&self, slot: u32, superblock: u32, ino: u64) -> bool {
-        slot != 0 && self.ino(slot) == ino && self.superblock(slot) == superblock
+    pub(crate) fn is(&self, slot: InodeSlot, superblock: u32, ino: u64) -> bool {
+        !slot.is_none() && self.ino(slot) == ino && self.superblock(slot) == superblock
     }
 
     /// Returns the inode that `attr` describes, with a reference for the caller. Enters it if it is
-    /// new, in the slot of the dentry `beside` if possible (0 is none; the caller holds it).
+    /// new, in the slot of the dentry `beside` if possible (it may be none; the caller holds it).
     /// `changes_before` is [`Inodes::changes`] from before the back end was asked. None if no slot
     /// is left.
     pub(crate) fn get_or_insert(
         &self,
         dentries: &Dentries,
-        (superblock, beside): (u32, u32),
+        (superblock, beside): (u32, DentrySlot),
         attr: &Attr,
         has_acl: bool,
         changes_before: i64,
@@ -263,11 +284,12 @@ impl Inodes {
             let stripe = self.table.lock(hash);
             let found = stripe.find(|slot| self.is(slot, superblock, attr.ino).then_some(slot));
             let is_same = found.is_some_and(|found| self.generation(found) == attr.generation);
-            let fresh = if is_same { 0 } else { dentries.alloc_inode(beside, group)? };
+            let fresh =
+                if is_same { InodeSlot::NONE } else { dentries.alloc_inode(beside, group)? };
             match found {
                 Some(dying) if !self.lockref(dying).get_not_dead() => {
                     drop(stripe);
-                    if fresh != 0 {
+                    if !fresh.is_none() {
                         dentries.free_inode(fresh);
                     }
                     self.wait_until_gone(dying, superblock, attr.ino);
@@ -292,10 +314,16 @@ impl Inodes {
     }
 
     /// Fills a slot that no other thread can find, with one reference for the caller.
-    fn begin_life(&self, (superblock, slot): (u32, u32), attr: &Attr, perm: Perm, known: bool) {
+    fn begin_life(
+        &self,
+        (superblock, slot): (u32, InodeSlot),
+        attr: &Attr,
+        perm: Perm,
+        known: bool,
+    ) {
         self.count.add(1);
-        self.refs.extend_to(slot);
-        self.perm.extend_to(slot);
+        self.refs.extend_to(slot.get());
+        self.perm.extend_to(slot.get());
         let mut guard = self.lockref(slot).lock();
         guard.revive();
         guard.add(1);
@@ -304,19 +332,19 @@ impl Inodes {
         // fence in `SeqCount::read_retry`.
         fence(Ordering::Release);
         // ORDERING: Relaxed. Published by the table entry.
-        self.refs.get(slot)[1].store(attr.ino, Ordering::Relaxed);
+        self.ref_words(slot)[1].store(attr.ino, Ordering::Relaxed);
         let state = (u64::from(superblock) << 16) | REFERENCED;
         // ORDERING: Relaxed. As above.
-        self.perm.get(slot)[STATE].store(state, Ordering::Relaxed);
+        self.perm_words(slot)[STATE].store(state, Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
-        self.perm.get(slot)[GENERATION].store(attr.generation, Ordering::Relaxed);
+        self.perm_words(slot)[GENERATION].store(attr.generation, Ordering::Relaxed);
         self.store_perm(slot, perm, known);
     }
 
     /// Drops `n` references. Returns true if they were the last. The inode is then dead, and the
     /// caller tells the back end and calls [`Inodes::free`].
     #[must_use]
-    pub(crate) fn put(&self, slot: u32, n: u64) -> bool {
+    pub(crate) fn put(&self, slot: InodeSlot, n: u64) -> bool {
         if n > 1 {
             self.lockref(slot).put_many(n - 1);
         }
@@ -332,7 +360,7 @@ impl Inodes {
 
     /// Frees the slot of a dead inode, after the back end has been told. Only then can the number
     /// be entered again. So the back end hears of the end of one life before the next begins.
-    pub(crate) fn free(&self, slot: u32, dentries: &Dentries) {
+    pub(crate) fn free(&self, slot: InodeSlot, dentries: &Dentries) {
         let (superblock, ino) = (self.superblock(slot), self.ino(slot));
         let was_there = self.table.lock(self.keys.inode(superblock, ino) as u32).remove(slot);
         if !was_there {
@@ -342,7 +370,7 @@ impl Inodes {
         let gone = self.dying.lock();
         // ORDERING: Relaxed. `wait_until_gone` reads it under the same lock; other readers check
         // the lockref.
-        self.refs.get(slot)[1].store(0, Ordering::Relaxed);
+        self.ref_words(slot)[1].store(0, Ordering::Relaxed);
         drop(gone);
         self.gone.notify_all();
         self.count.add(-1);
@@ -351,7 +379,7 @@ impl Inodes {
 
     /// Waits until the back end has been told of the death of an inode.
     #[cold]
-    fn wait_until_gone(&self, slot: u32, superblock: u32, ino: u64) {
+    fn wait_until_gone(&self, slot: InodeSlot, superblock: u32, ino: u64) {
         let mut dying = self.dying.lock();
         while self.is(slot, superblock, ino) && self.lockref(slot).is_dead() {
             self.gone.wait(&mut dying);
@@ -361,7 +389,7 @@ impl Inodes {
     // Aliases.
 
     /// Makes `dentry` a dentry of the inode.
-    pub(crate) fn add_alias(&self, slot: u32, dentry: u32, dentries: &Dentries) {
+    pub(crate) fn add_alias(&self, slot: InodeSlot, dentry: DentrySlot, dentries: &Dentries) {
         let _guard = self.lockref(slot).lock();
         dentries.cold(dentry).set_next_alias(self.alias(slot));
         self.set_alias(slot, dentry);
@@ -369,7 +397,7 @@ impl Inodes {
 
     /// Moves a dentry to the head of the inode's aliases, since its name was just confirmed.
     /// Nothing happens if it is not an alias.
-    pub(crate) fn prefer_alias(&self, slot: u32, dentry: u32, dentries: &Dentries) {
+    pub(crate) fn prefer_alias(&self, slot: InodeSlot, dentry: DentrySlot, dentries: &Dentries) {
         if self.alias(slot) == dentry {
             return;
         }
@@ -382,21 +410,35 @@ impl Inodes {
 
     /// Returns up to `max` aliases of the inode behind the first, without references. The caller
     /// revalidates an alias once it has a reference on it.
-    pub(crate) fn other_aliases(&self, slot: u32, max: usize, dentries: &Dentries) -> Vec<u32> {
+    pub(crate) fn other_aliases(
+        &self,
+        slot: InodeSlot,
+        max: usize,
+        dentries: &Dentries,
+    ) -> Vec<DentrySlot> {
         let _guard = self.lockref(slot).lock();
-        let next = |&at: &u32| Some(dentries.cold(at).next_alias()).filter(|&next| next != 0);
-        let first = Some(self.alias(slot)).filter(|&first| first != 0);
-        std::iter::successors(first, next).skip(1).take(max).collect()
+        let next = |&at: &DentrySlot| dentries.cold(at).next_alias().some();
+        std::iter::successors(self.alias(slot).some(), next).skip(1).take(max).collect()
     }
 
     /// Returns true if the inode still has an alias that is older than `dentry`.
-    pub(crate) fn has_older_alias(&self, slot: u32, dentry: u32, dentries: &Dentries) -> bool {
+    pub(crate) fn has_older_alias(
+        &self,
+        slot: InodeSlot,
+        dentry: DentrySlot,
+        dentries: &Dentries,
+    ) -> bool {
         let _guard = self.lockref(slot).lock();
-        dentries.cold(dentry).next_alias() != 0
+        !dentries.cold(dentry).next_alias().is_none()
     }
 
     /// Returns true if `dentry` is the only alias of the inode, and the inode has other users.
-    pub(crate) fn is_only_alias_in_use(&self, slot: u32, dentry: u32, dentries: &Dentries) -> bool {
+    pub(crate) fn is_only_alias_in_use(
+        &self,
+        slot: InodeSlot,
+        dentry: DentrySlot,
+        dentries: &Dentries,
+    ) -> bool {
         let guard = self.lockref(slot).lock();
         self.is_only_alias_in_use_locked(slot, dentry, dentries, &guard)
     }
@@ -406,8 +448,8 @@ impl Inodes {
     /// the last two aliases would each see the other's.
     pub(crate) fn remove_alias_unless_needed(
         &self,
-        slot: u32,
-        dentry: u32,
+        slot: InodeSlot,
+        dentry: DentrySlot,
         dentries: &Dentries,
     ) -> bool {
         let guard = self.lockref(slot).lock();
@@ -420,16 +462,18 @@ impl Inodes {
 
     fn is_only_alias_in_use_locked(
         &self,
-        slot: u32,
-        dentry: u32,
+        slot: InodeSlot,
+        dentry: DentrySlot,
         dentries: &Dentries,
         guard: &LockrefGuard<'_>,
     ) -> bool {
-        guard.count() > 1 && self.alias(slot) == dentry && dentries.cold(dentry).next_alias() == 0
+        guard.count() > 1
+            && self.alias(slot) == dentry
+            && dentries.cold(dentry).next_alias().is_none()
     }
 
     /// Undoes [`Inodes::add_alias`]. Nothing happens if `dentry` is not an alias.
-    pub(crate) fn remove_alias(&self, slot: u32, dentry: u32, dentries: &Dentries) {
+    pub(crate) fn remove_alias(&self, slot: InodeSlot, dentry: DentrySlot, dentries: &Dentries) {
         let guard = self.lockref(slot).lock();
         self.remove_alias_locked(slot, dentry, dentries, &guard);
     }
@@ -437,8 +481,8 @@ impl Inodes {
     /// As [`Inodes::remove_alias`], under the inode's lock; false if `dentry` is not an alias.
     pub(crate) fn remove_alias_locked(
         &self,
-        slot: u32,
-        dentry: u32,
+        slot: InodeSlot,
+        dentry: DentrySlot,
         dentries: &Dentries,
         _guard: &LockrefGuard<'_>,
     ) -> bool {
@@ -448,7 +492,7 @@ impl Inodes {
             self.set_alias(slot, next);
             is_found = true;
         }
-        while at != dentry && at != 0 {
+        while at != dentry && !at.is_none() {
             let after = dentries.cold(at).next_alias();
             if after == dentry {
                 dentries.cold(at).set_next_alias(next);
@@ -456,18 +500,18 @@ impl Inodes {
             }
             at = after;
         }
-        dentries.cold(dentry).set_next_alias(0);
+        dentries.cold(dentry).set_next_alias(DentrySlot::NONE);
         is_found
     }
 
-    fn set_alias(&self, slot: u32, dentry: u32) {
+    fn set_alias(&self, slot: InodeSlot, dentry: DentrySlot) {
         // ORDERING(alias): Release. See `alias`. The update keeps a referenced bit that another
         // thread sets.
-        let _ = self.perm.get(slot)[STATE].fetch_update(
+        let _ = self.perm_words(slot)[STATE].fetch_update(
             Ordering::Release,
             // ORDERING: Relaxed. Under the inode's lock.
             Ordering::Relaxed,
-            |word| Some((word & 0xffff_ffff) | (u64::from(dentry) << 32)),
+            |word| Some((word & 0xffff_ffff) | (u64::from(dentry.get()) << 32)),
         );
     }
 
@@ -476,8 +520,8 @@ impl Inodes {
     /// Returns the permission record, or None while it is unknown. The caller validates the dentry
     /// that led to the inode.
     #[inline]
-    pub(crate) fn perm(&self, slot: u32) -> Option<Perm> {
-        let words = self.perm.get(slot);
+    pub(crate) fn perm(&self, slot: InodeSlot) -> Option<Perm> {
+        let words = self.perm_words(slot);
         // ORDERING(perm): Acquire. The owner was stored before this version.
         let first = words[MODE].load(Ordering::Acquire);
         // ORDERING: Relaxed. Data of a section that the version covers.
@@ -496,17 +540,17 @@ impl Inodes {
     }
 
     /// Returns the kind of file, which never changes.
-    pub(crate) fn kind(&self, slot: u32) -> FileKind {
+    pub(crate) fn kind(&self, slot: InodeSlot) -> FileKind {
         // ORDERING: Relaxed. The type bits are fixed while a reference is held.
-        let mode = self.perm.get(slot)[MODE].load(Ordering::Relaxed) & MODE_MASK;
+        let mode = self.perm_words(slot)[MODE].load(Ordering::Relaxed) & MODE_MASK;
         FileKind::from_mode(mode as u32).unwrap_or(FileKind::Regular)
     }
 
     /// Returns true if it is a directory, which never changes.
     #[inline]
-    pub(crate) fn is_directory(&self, slot: u32) -> bool {
+    pub(crate) fn is_directory(&self, slot: InodeSlot) -> bool {
         // ORDERING: Relaxed. As for the kind.
-        let mode = self.perm.get(slot)[MODE].load(Ordering::Relaxed) as u32;
+        let mode = self.perm_words(slot)[MODE].load(Ordering::Relaxed) as u32;
         mode & mode::S_IFMT == mode::S_IFDIR
     }
 
@@ -516,20 +560,20 @@ impl Inodes {
     }
 
     /// Marks the attributes unknown, before the back end is asked to change them.
-    pub(crate) fn begin_change(&self, slot: u32) -> Ticket {
+    pub(crate) fn begin_change(&self, slot: InodeSlot) -> Ticket {
         self.changes.add(1);
         let _guard = self.lockref(slot).lock();
         // ORDERING: Relaxed. Under the inode's lock; readers of the count take it.
-        self.perm.get(slot)[STATE].fetch_add(1, Ordering::Relaxed);
+        self.perm_words(slot)[STATE].fetch_add(1, Ordering::Relaxed);
         self.mark_unknown(slot)
     }
 
     /// Ends a change. `perm` is the answer of the back end. The permissions are known afterwards if
     /// the back end answered and no other change overlapped.
-    pub(crate) fn end_change(&self, slot: u32, ticket: Ticket, perm: Option<Perm>) {
+    pub(crate) fn end_change(&self, slot: InodeSlot, ticket: Ticket, perm: Option<Perm>) {
         let _guard = self.lockref(slot).lock();
         // ORDERING: Relaxed. Under the inode's lock.
-        self.perm.get(slot)[STATE].fetch_sub(1, Ordering::Relaxed);
+        self.perm_words(slot)[STATE].fetch_sub(1, Ordering::Relaxed);
         // A fill that overlaps this change may have asked the back end before the change.
         self.changes.add(1);
         if !perm.is_some_and(|perm| self.install_locked(slot, ticket, perm)) {
@@ -540,20 +584,20 @@ impl Inodes {
     }
 
     /// Returns a ticket for a question to the back end, while the permissions are unknown.
-    pub(crate) fn ticket(&self, slot: u32) -> Ticket {
+    pub(crate) fn ticket(&self, slot: InodeSlot) -> Ticket {
         // ORDERING(perm): Acquire. The back end is asked after this.
-        Ticket(self.perm.get(slot)[MODE].load(Ordering::Acquire) >> VERSION_SHIFT)
+        Ticket(self.perm_words(slot)[MODE].load(Ordering::Acquire) >> VERSION_SHIFT)
     }
 
     /// Installs the answer of the back end, unless a change began since the ticket.
-    pub(crate) fn install(&self, slot: u32, ticket: Ticket, perm: Perm) {
+    pub(crate) fn install(&self, slot: InodeSlot, ticket: Ticket, perm: Perm) {
         let _guard = self.lockref(slot).lock();
         self.install_locked(slot, ticket, perm);
     }
 
     /// As [`Inodes::install`], for an answer that came with a name: no ticket could be taken
     /// before. `changes_before` is [`Inodes::changes`] from before the back end was asked.
-    pub(crate) fn install_unless_changed(&self, slot: u32, changes_before: i64, perm: Perm) {
+    pub(crate) fn install_unless_changed(&self, slot: InodeSlot, changes_before: i64, perm: Perm) {
         let _guard = self.lockref(slot).lock();
         // A change of this inode that has begun, has counted itself before it took the lock.
         if self.changes() == changes_before {
@@ -564,15 +608,15 @@ impl Inodes {
 
     /// Returns true if the permissions are known and let every caller search the directory. The
     /// caller holds the inode's lock.
-    pub(crate) fn is_searchable(&self, slot: u32, _guard: &LockrefGuard<'_>) -> bool {
+    pub(crate) fn is_searchable(&self, slot: InodeSlot, _guard: &LockrefGuard<'_>) -> bool {
         self.perm(slot).is_some_and(|perm| perm.is_searchable_by_all())
     }
 
-    fn install_locked(&self, slot: u32, ticket: Ticket, perm: Perm) -> bool {
+    fn install_locked(&self, slot: InodeSlot, ticket: Ticket, perm: Perm) -> bool {
         // ORDERING: Relaxed. Under the inode's lock.
-        let version = self.perm.get(slot)[MODE].load(Ordering::Relaxed) >> VERSION_SHIFT;
+        let version = self.perm_words(slot)[MODE].load(Ordering::Relaxed) >> VERSION_SHIFT;
         // ORDERING: Relaxed. Under the inode's lock.
-        let changes = self.perm.get(slot)[STATE].load(Ordering::Relaxed) & CHANGES_MASK;
+        let changes = self.perm_words(slot)[STATE].load(Ordering::Relaxed) & CHANGES_MASK;
         let is_current = version == ticket.0 && version & 1 == 1 && changes == 0;
         if is_current {
             self.store_perm_version(slot, perm, version + 1);
@@ -581,8 +625,8 @@ impl Inodes {
     }
 
     /// Makes the version odd and different from before. The caller holds the inode's lock.
-    fn mark_unknown(&self, slot: u32) -> Ticket {
-        let word = &self.perm.get(slot)[MODE];
+    fn mark_unknown(&self, slot: InodeSlot) -> Ticket {
+        let word = &self.perm_words(slot)[MODE];
         // ORDERING: Relaxed. Under the inode's lock.
         let before = word.load(Ordering::Relaxed);
         let version = ((before >> VERSION_SHIFT) + 1) | 1;
@@ -596,13 +640,13 @@ impl Inodes {
 
     /// Stores the permissions of an inode that begins its life. The version continues from the last
     /// life of the slot.
-    fn store_perm(&self, slot: u32, perm: Perm, known: bool) {
+    fn store_perm(&self, slot: InodeSlot, perm: Perm, known: bool) {
         let Ticket(version) = self.mark_unknown(slot);
         self.store_perm_version(slot, perm, version + u64::from(known));
     }
 
-    fn store_perm_version(&self, slot: u32, perm: Perm, version: u64) {
-        let words: &[AtomicU64; PERM_WORDS] = self.perm.get(slot);
+    fn store_perm_version(&self, slot: InodeSlot, perm: Perm, version: u64) {
+        let words = self.perm_words(slot);
         // ORDERING: Relaxed. Data of a section that the version covers.
         words[OWNER].store((u64::from(perm.uid) << 32) | u64::from(perm.gid), Ordering::Relaxed);
         let acl = if perm.has_acl { HAS_ACL } else { 0 };

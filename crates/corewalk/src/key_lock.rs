@@ -4,10 +4,10 @@
 //! lookup that fills the cache, or an operation that creates, removes or renames the name. The
 //! thread holds the in-lookup lock of the name, and the other threads wait for the lock. Readers of
 //! cached names never look at it, and other names are not affected. The guard releases the lock
-//! when its holder returns, fails or panics (trap T24).
+//! when its holder returns, fails or panics. Trap T24 is a holder that ends without a release.
 //!
 //! An invalidation that arrives during the call of the back end must not wait for the call. Instead
-//! it cancels the fill: the holder must not cache the answer (trap T25).
+//! it cancels the fill: the holder must not cache the answer, which may be stale (trap T25).
 //!
 //! # How it works
 //! A shard is a word and a list under a mutex. The only lock of a shard is a key in the word: one
@@ -26,7 +26,7 @@
 //!
 //! # Locks
 //! The mutex of a shard is a leaf. In-lookup locks are taken before any dentry lock, two of them in
-//! the order of their keys (trap P9).
+//! the order of their keys. So renames do not deadlock (trap P9).
 //!
 //! Source: Linux `d_alloc_parallel`, `d_wait_lookup`; the traps T21 to T25.
 
@@ -34,8 +34,8 @@ use corewalk_base::primitives::IS_MODEL;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::{Condvar, Mutex, OwnLine};
 
-/// Shards for locks that every path takes: many more than threads. So two threads that work on
-/// different names seldom write the same cache line.
+/// Number of shards for locks that every change takes. It is much larger than the number of
+/// threads, so two threads that work on different names seldom write the same cache line.
 pub(crate) const SHARDS_MANY: usize = if IS_MODEL { 2 } else { 512 };
 /// Shards for locks that are taken seldom.
 pub(crate) const SHARDS_FEW: usize = if IS_MODEL { 2 } else { 64 };
@@ -195,8 +195,8 @@ impl Shard {
 
     #[inline]
     fn is_fill_cancelled(&self, key: u64) -> bool {
-        // An exchange, not a load. A later `cancel_fill` then sees everything that the holder did
-        // before this (K.2), so one of the two threads knows of the other.
+        // Use an exchange and not a load. Then a later `cancel_fill` sees everything that the
+        // holder did before this (K.2), so one of the two threads knows of the other.
         // ORDERING(key-lock): Release, as in `release`.
         // ORDERING: Relaxed on failure. The mutex is taken next.
         let is_alone = self.word.compare_exchange(

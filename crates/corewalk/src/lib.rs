@@ -29,12 +29,15 @@ mod mount;
 mod name;
 mod path;
 mod read_set;
+mod slot;
 mod table;
 pub mod tmpfs;
 mod vfs;
 mod walk;
 
 pub use attr::{Atime, AtimePolicy, Attr, FileKind, SetAttr, SetTime, StatFs, Timespec, Ttl};
+#[doc(inline)]
+pub use corewalk_base::errno_of;
 pub use cred::{Caps, Cred, May};
 pub use dpath::PathKind;
 pub use fs::{

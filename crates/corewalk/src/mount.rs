@@ -46,6 +46,7 @@ use crate::fs::FileSystem;
 use crate::key_lock::KeyGuard;
 use crate::name::Name;
 use crate::path::PathRef;
+use crate::slot::DentrySlot;
 use crate::vfs::Vfs;
 
 /// One mounted file system.
@@ -53,9 +54,9 @@ use crate::vfs::Vfs;
 pub(crate) struct Mount {
     pub(crate) id: u64,
     /// The root dentry, counted.
-    pub(crate) root: u32,
+    pub(crate) root: DentrySlot,
     /// Where it is mounted: the mount and the dentry, counted; None for the root mount.
-    pub(crate) point: Option<(Arc<Mount>, u32)>,
+    pub(crate) point: Option<(Arc<Mount>, DentrySlot)>,
     /// The table, while it is in there, and each [`MountRef`]; not counted for the root mount.
     users: Lockref,
 }
@@ -115,7 +116,7 @@ pub(crate) struct Mounts {
 }
 
 /// Which mount is on which dentry of which mount.
-type Table = HashMap<(u64, u32), Arc<Mount>>;
+type Table = HashMap<(u64, DentrySlot), Arc<Mount>>;
 
 impl Mounts {
     pub(crate) fn new() -> Mounts {
@@ -123,7 +124,7 @@ impl Mounts {
     }
 
     /// Sets the root mount, once; the reference on the dentry goes to the mount.
-    pub(crate) fn set_root(&self, dentry: u32) {
+    pub(crate) fn set_root(&self, dentry: DentrySlot) {
         let root = Arc::new(Mount { id: 0, root: dentry, point: None, users: Lockref::new(1) });
         assert!(self.root.set(root).is_ok(), "the root is mounted once");
     }
@@ -134,7 +135,7 @@ impl Mounts {
     }
 
     /// Returns the root dentry.
-    pub(crate) fn root(&self) -> u32 {
+    pub(crate) fn root(&self) -> DentrySlot {
         self.root_mount().root
     }
 
@@ -142,15 +143,15 @@ impl Mounts {
     pub(crate) fn on<'g>(
         &self,
         mount: &Mount,
-        dentry: u32,
+        dentry: DentrySlot,
         guard: &'g ReadGuard,
     ) -> Option<&'g Arc<Mount>> {
-        // A dead one is about to leave the table.
+        // Ignore a dead mount, which is about to leave the table.
         self.table.read(guard).get(&(mount.id, dentry)).filter(|mount| !mount.is_dead())
     }
 
     /// Returns true if something is mounted on a dentry of a mount.
-    fn is_taken(&self, key: (u64, u32)) -> bool {
+    fn is_taken(&self, key: (u64, DentrySlot)) -> bool {
         self.table.read(&corewalk_sync::rcu::read_lock()).contains_key(&key)
     }
 
@@ -174,6 +175,24 @@ impl Vfs {
     ///   can be mounted on.
     /// - `ENFILE` for a file system too many; `ENOMEM`.
     /// - The errors of `fs.root()`.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, FsStruct, Make, Name, WalkFlags, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let (cred, root) = (Cred::root(), vfs.root_path());
+    /// vfs.make(&cred, &root.inode(), Name::new(b"mnt")?, Make::new(0o040_755, 0, 0))?;
+    /// let at = FsStruct { cwd: root.clone(), root };
+    /// let point = vfs.walk(&cred, &at, b"/mnt", WalkFlags::empty())?;
+    /// vfs.mount(Arc::new(Tmpfs::new(TmpfsOptions::default())), &point)?;
+    /// let top = vfs.walk(&cred, &at, b"/mnt", WalkFlags::empty())?;
+    /// assert_ne!(top.id(), point.id());
+    /// assert_eq!(top.d_path(&at.root), b"/mnt");
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn mount(&self, fs: Arc<dyn FileSystem>, at: &PathRef<'_>) -> Result<(), Errno> {
         if at.inode.kind() != FileKind::Directory {
             return Err(Errno::NOTDIR);
@@ -187,8 +206,8 @@ impl Vfs {
         let root = self.add_superblock(fs, &attr)?;
         let mut last = self.mounts.change.lock();
         if self.mounts.is_taken(key) {
-            // Only a root is mounted on without an in-lookup lock, so two threads can come this
-            // far.
+            // A mount on a root takes no in-lookup lock, so another thread may have mounted there
+            // meanwhile.
             return Err(Errno::BUSY);
         }
         self.dcache.dentries.lockref(at.dentry).get();
@@ -209,7 +228,7 @@ impl Vfs {
     ///
     /// # Errors
     /// `ENOENT` if it has been removed.
-    fn lock_name_of_point(&self, dentry: u32) -> Result<Option<KeyGuard<'_>>, Errno> {
+    fn lock_name_of_point(&self, dentry: DentrySlot) -> Result<Option<KeyGuard<'_>>, Errno> {
         let attached = || {
             let now = self.dcache.directory(dentry);
             now.filter(|now| is_attached(now.flags)).ok_or(Errno::NOENT)
@@ -223,7 +242,7 @@ impl Vfs {
             let key = self.dcache.in_lookup_key(parent, &self.dcache.lookup_key(name));
             let in_lookup = self.dcache.in_lookup.lock(key);
             let (parent_now, now) = self.dcache.name_of(dentry);
-            // It may have been renamed or removed before the lock was taken.
+            // The mount point may have been renamed or removed before the lock was taken.
             if (parent_now, now.as_bytes()) == (parent, copy.as_bytes()) {
                 return attached().map(|_| Some(in_lookup));
             }

@@ -69,7 +69,8 @@ impl fmt::Debug for Name<'_> {
 
 /// A byte, eight times.
 const LANES: u64 = 0x0101_0101_0101_0101;
-/// Words that are looked at without a branch on the length: most names are no longer.
+/// Number of words of a name that are checked without a branch on the length. Most names are no
+/// longer.
 const USUAL_WORDS: usize = 5;
 
 /// Returns a word whose lowest set bit is the upper bit of the first zero byte; 0 if no byte is
@@ -90,7 +91,7 @@ pub(crate) fn padded(bytes: &[u8]) -> u64 {
     };
     match len {
         0 => 0,
-        // Overlapping bytes are the same bytes.
+        // The positions may overlap. Then the same byte is combined with itself.
         1..4 => byte(0) | byte(len / 2) | byte(len - 1),
         4..8 => four(0) | four(len - 4),
         _ => eight(bytes, 0),
@@ -127,25 +128,25 @@ fn has_slash_or_nul(bytes: &[u8]) -> bool {
     usual != 0 || rest.iter().any(|&byte| byte == b'/' || byte == 0)
 }
 
-/// Bytes of a path of which the slashes are found at once.
+/// Number of bytes of a path that are searched for slashes at once.
 const GROUP: usize = 64;
 
 /// The slashes of a path, found sixteen bytes at a time.
 pub(crate) struct Slashes<'a> {
     path: &'a [u8],
-    /// Bit i is set if there is one at `from + i` that has not been given.
+    /// Bit i is set if there is a slash at `from + i` that `next` has not returned yet.
     found: u64,
     from: usize,
 }
 
 impl<'a> Slashes<'a> {
-    /// Returns those of `path` from `from` on.
+    /// Returns the slashes of `path` from byte `from` on.
     #[inline(always)]
     pub(crate) fn from(path: &'a [u8], from: usize) -> Slashes<'a> {
         Slashes { path, found: slashes_in(path, from), from }
     }
 
-    /// Returns where the next one is, or the length of the path.
+    /// Returns the position of the next slash, or the length of the path if there is none.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> usize {
         while self.found == 0 {
@@ -174,7 +175,7 @@ fn slashes_in(path: &[u8], from: usize) -> u64 {
         return (0..4).fold(0, |found, i| found | (slashes(&sixteens[i]) << (16 * i)));
     }
     let Some(last) = path.last_chunk() else {
-        // All that there is, filled up with zeroes.
+        // The path has fewer than sixteen bytes. Fill them up with zeroes.
         let pair = match path.len().checked_sub(8) {
             Some(rest) => {
                 let second = eight(path, rest).unbounded_shr(64 - 8 * rest as u32);
@@ -187,7 +188,7 @@ fn slashes_in(path: &[u8], from: usize) -> u64 {
     let (sixteens, fewer) = rest.as_chunks();
     let found = sixteens.iter().enumerate();
     let found = found.fold(0, |found, (i, bytes)| found | (slashes(bytes) << (16 * i)));
-    // The last sixteen bytes overlap the bytes before; shift those out.
+    // The last sixteen bytes overlap the group before them. Shift the repeated bytes out.
     let again = slashes(last).unbounded_shr(16 - fewer.len() as u32);
     found | again.unbounded_shl(16 * sixteens.len() as u32)
 }

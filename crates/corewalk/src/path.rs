@@ -9,16 +9,35 @@ use std::fmt;
 use crate::Errno;
 use crate::dpath::{PathBuffer, PathKind, Route, path_into};
 use crate::mount::MountRef;
+use crate::slot::DentrySlot;
 use crate::vfs::{InodeRef, Vfs};
 
 /// A counted place in a namespace, such as a root, a working directory or an open file.
 ///
 /// Analogous to Linux's `struct path`.
+///
+/// # Examples
+/// ```
+/// # use std::sync::Arc;
+/// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// # use corewalk::{Cred, FsStruct, Make, Name, PathKind, Removal, WalkFlags, Vfs, VfsOptions};
+/// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+/// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+/// let (cred, root) = (Cred::root(), vfs.root_path());
+/// vfs.make(&cred, &root.inode(), Name::new(b"f")?, Make::new(0o644, 0, 0))?;
+/// let at = FsStruct { cwd: root.clone(), root };
+/// let file = vfs.walk(&cred, &at, b"f", WalkFlags::empty())?;
+/// assert!(file.is_subdir(&at.root));
+/// vfs.remove(&cred, &at.root.inode(), Name::new(b"f")?, Removal::Unlink)?;
+/// assert_eq!(file.path_of(&at.root), (b"/f".to_vec(), PathKind::Unlinked));
+/// assert_eq!(file.d_path(&at.root), b"/f (deleted)");
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 #[doc(alias = "struct path")]
 pub struct PathRef<'v> {
     pub(crate) vfs: &'v Vfs,
     pub(crate) mount: MountRef,
-    pub(crate) dentry: u32,
+    pub(crate) dentry: DentrySlot,
     /// Held on its own: the dentry loses it when the name is removed.
     pub(crate) inode: InodeRef<'v>,
 }
@@ -89,7 +108,7 @@ impl<'v> PathRef<'v> {
 
     /// Returns a weak name of the place: the slot of the dentry and its generation.
     pub fn id(&self) -> (u32, u32) {
-        (self.dentry, self.vfs.dcache.dentries.cold(self.dentry).generation())
+        (self.dentry.get(), self.vfs.dcache.dentries.cold(self.dentry).generation())
     }
 }
 

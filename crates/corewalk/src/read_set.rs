@@ -6,16 +6,17 @@
 use corewalk_sync::SeqCount;
 
 use crate::dentry::Dentries;
+use crate::slot::{DentrySlot, Seq};
 
-/// Steps that need no allocation; most paths are shorter.
+/// Number of steps that need no allocation. Most paths have fewer.
 pub(crate) const STEPS: usize = 16;
 
 /// Dentries, each with the sequence that was read.
 pub(crate) struct ReadSet<const N: usize = STEPS> {
-    slots: [u32; N],
-    seqs: [u64; N],
+    slots: [DentrySlot; N],
+    seqs: [Seq; N],
     len: usize,
-    more: Vec<(u32, u64)>,
+    more: Vec<(DentrySlot, Seq)>,
     growth: Growth,
 }
 
@@ -30,11 +31,17 @@ pub(crate) enum Growth {
 
 impl<const N: usize> ReadSet<N> {
     pub(crate) fn new(growth: Growth) -> ReadSet<N> {
-        ReadSet { slots: [0; N], seqs: [0; N], len: 0, more: Vec::new(), growth }
+        ReadSet {
+            slots: [DentrySlot::NONE; N],
+            seqs: [Seq(0); N],
+            len: 0,
+            more: Vec::new(),
+            growth,
+        }
     }
 
     #[inline]
-    pub(crate) fn push(&mut self, slot: u32, seq: u64) {
+    pub(crate) fn push(&mut self, slot: DentrySlot, seq: Seq) {
         match (self.slots.get_mut(self.len), self.seqs.get_mut(self.len)) {
             (Some(to), Some(at)) => (*to, *at) = (slot, seq),
             _ => self.push_more(slot, seq),
@@ -43,7 +50,7 @@ impl<const N: usize> ReadSet<N> {
     }
 
     #[cold]
-    fn push_more(&mut self, slot: u32, seq: u64) {
+    fn push_more(&mut self, slot: DentrySlot, seq: Seq) {
         if self.growth == Growth::Allowed {
             self.more.push((slot, seq));
         }
@@ -72,7 +79,7 @@ impl<const N: usize> ReadSet<N> {
     }
 
     /// Returns the dentries in the order of the steps.
-    pub(crate) fn slots(&self) -> impl Iterator<Item = u32> + '_ {
+    pub(crate) fn slots(&self) -> impl Iterator<Item = DentrySlot> + '_ {
         let few = self.slots[..self.len.min(N)].iter().copied();
         few.chain(self.more.iter().map(|&(slot, _)| slot))
     }
@@ -91,11 +98,11 @@ impl<const N: usize> ReadSet<N> {
         let len = self.len.min(N);
         let (mut differ, mut odd) = (0, 0);
         for (&slot, &seq) in self.slots[..len].iter().zip(&self.seqs[..len]) {
-            odd |= seq;
+            odd |= seq.0;
             differ |= dentries.difference(slot, seq);
         }
         for &(slot, seq) in &self.more {
-            odd |= seq;
+            odd |= seq.0;
             differ |= dentries.difference(slot, seq);
         }
         differ | (odd & 1) == 0
@@ -106,14 +113,14 @@ impl<const N: usize> ReadSet<N> {
 /// length.
 pub(crate) struct InlineSteps<'a, const N: usize = STEPS> {
     read_set: &'a mut ReadSet<N>,
-    /// The length, here so that it can stay in a register.
+    /// A copy of the length of the read set, so that it can stay in a register.
     len: usize,
 }
 
 impl<const N: usize> InlineSteps<'_, N> {
     /// Appends a step; false if no inline step is left.
     #[inline(always)]
-    pub(crate) fn put(&mut self, slot: u32, seq: u64) -> bool {
+    pub(crate) fn put(&mut self, slot: DentrySlot, seq: Seq) -> bool {
         let ReadSet { slots, seqs, .. } = &mut *self.read_set;
         let (Some(to), Some(at)) = (slots.get_mut(self.len), seqs.get_mut(self.len)) else {
             return false;
@@ -130,7 +137,7 @@ impl<const N: usize> InlineSteps<'_, N> {
     }
 
     /// Returns the sequence of the last step; there must be one.
-    pub(crate) fn last_seq(&self) -> u64 {
+    pub(crate) fn last_seq(&self) -> Seq {
         self.read_set.seqs[self.len - 1]
     }
 }
@@ -145,8 +152,8 @@ impl<const N: usize> Drop for InlineSteps<'_, N> {
 mod tests {
     use super::*;
 
-    /// Trap T8: each step counts, also those that needed an allocation. Steps from before `clear`
-    /// do not.
+    /// Trap T8: a validation must cover all steps of the current pass and no others. Steps that
+    /// needed an allocation count too.
     #[test]
     fn change_of_any_step_is_seen() {
         let dentries = Dentries::new(64).unwrap();
@@ -154,14 +161,16 @@ mod tests {
         for slot in 0..=steps {
             let mut read_set = ReadSet::<STEPS>::new(Growth::Allowed);
             let mut room = read_set.inline_steps();
-            let put = (1..=steps).take_while(|&slot| room.put(slot, dentries.stable_seq(slot)));
+            let all = (1..=steps).map(DentrySlot::new);
+            let put = all.take_while(|&slot| room.put(slot, dentries.stable_seq(slot)));
             let put = put.count() as u32;
             assert_eq!((put, room.at()), (STEPS as u32, STEPS));
             drop(room);
             assert!(!read_set.has_inline_room());
-            (put + 1..=steps).for_each(|slot| read_set.push(slot, dentries.stable_seq(slot)));
+            let rest = (put + 1..=steps).map(DentrySlot::new);
+            rest.for_each(|slot| read_set.push(slot, dentries.stable_seq(slot)));
             assert!(read_set.is_unchanged(&dentries));
-            drop(dentries.seq(slot).write());
+            drop(dentries.seq(DentrySlot::new(slot)).write());
             assert_eq!(read_set.is_unchanged(&dentries), slot == 0, "step {slot}");
             read_set.clear();
             assert!(read_set.is_unchanged(&dentries) && read_set.len() == 0);
@@ -173,19 +182,20 @@ mod tests {
     fn step_under_an_odd_sequence_never_validates() {
         let dentries = Dentries::new(64).unwrap();
         let mut read_set = ReadSet::<STEPS>::new(Growth::Allowed);
-        dentries.seq(1).write_begin();
-        read_set.push(1, dentries.seq(1).raw_begin());
+        let slot = DentrySlot::new(1);
+        dentries.seq(slot).write_begin();
+        read_set.push(slot, Seq(dentries.seq(slot).raw_begin()));
         assert!(!read_set.is_unchanged(&dentries));
-        dentries.seq(1).write_end();
+        dentries.seq(slot).write_end();
         assert!(!read_set.is_unchanged(&dentries));
     }
 
     #[test]
     fn steps_that_are_dropped_are_noticed() {
         let mut read_set = ReadSet::<STEPS>::new(Growth::Refused);
-        (1..=STEPS as u32).for_each(|slot| read_set.push(slot, 0));
+        (1..=STEPS as u32).for_each(|slot| read_set.push(DentrySlot::new(slot), Seq(0)));
         assert!(!read_set.is_truncated());
-        read_set.push(1, 0);
+        read_set.push(DentrySlot::new(1), Seq(0));
         assert!(read_set.is_truncated());
         read_set.clear();
         assert!(!read_set.is_truncated());

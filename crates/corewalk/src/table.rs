@@ -28,9 +28,13 @@
 //!
 //! Source: Litwin, "Linear hashing", VLDB 1980; DLHT (HPDC 2024) for the bucket of one line.
 
+use std::marker::PhantomData;
+
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::{Lane, Lanes, Mutex, MutexGuard, OwnLine, WordPair};
 use corewalk_sync::SlotArena;
+
+use crate::slot::Slot;
 
 /// Stripe locks, and the buckets of the smallest table. A power of two.
 #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
@@ -50,8 +54,8 @@ const LINK: usize = 7;
 /// Bits of a hash that the bucket's number holds, in a table of any size.
 const STRIPE_BITS: u32 = STRIPES.trailing_zeros();
 
-/// A multimap from hash to slot, with readers that write nothing.
-pub(crate) struct Table {
+/// A multimap from hash to the slot of a `K`, with readers that write nothing.
+pub(crate) struct Table<K> {
     /// Buckets in use: [`STRIPES`] to the capacity. Only grows.
     size: Size,
     /// The buckets. Written under the lock of their stripe.
@@ -64,6 +68,7 @@ pub(crate) struct Table {
     stripes: Box<[OwnLine<Mutex<StripeState>>]>,
     /// Held during a split. Protects the stores to `size`.
     grow: Mutex<()>,
+    kind: PhantomData<K>,
 }
 
 /// The size of a table that a reader loaded. If it is out of date, the reader misses at worst.
@@ -84,16 +89,20 @@ struct StripeState {
 }
 
 /// A locked stripe. Lookups in it are exact, and changes are possible.
-pub(crate) struct Stripe<'a> {
-    table: &'a Table,
+pub(crate) struct Stripe<'a, K> {
+    table: &'a Table<K>,
     hash: u32,
     state: MutexGuard<'a, StripeState>,
 }
 
-impl Table {
+impl<K: Copy> Table<K> {
     /// Returns an empty table for at most `entries_max` entries. It grows at `load` entries per
     /// bucket: 7 takes the least memory, 6 or less avoids overflow lines.
-    pub(crate) fn new(name: &'static str, entries_max: u32, load: u32) -> std::io::Result<Table> {
+    pub(crate) fn new(
+        name: &'static str,
+        entries_max: u32,
+        load: u32,
+    ) -> std::io::Result<Table<K>> {
         let buckets_max = (entries_max / 4).max(STRIPES).next_power_of_two();
         let buckets = SlotArena::new(name, buckets_max)?;
         buckets.extend_to(STRIPES - 1);
@@ -106,6 +115,7 @@ impl Table {
                 .map(|_| OwnLine::new(Mutex::new(StripeState { entries: 0 })))
                 .collect(),
             grow: Mutex::new(()),
+            kind: PhantomData,
         })
     }
 
@@ -118,13 +128,17 @@ impl Table {
     }
 
     /// Calls `probe` with each slot that may be stored under `hash`, until `probe` returns Some.
-    /// `probe` may get slot 0, which is not in use.
+    /// `probe` may get [`Slot::NONE`].
     #[inline]
-    pub(crate) fn find<R>(&self, hash: u32, mut probe: impl FnMut(u32) -> Option<R>) -> Option<R> {
+    pub(crate) fn find<R>(
+        &self,
+        hash: u32,
+        mut probe: impl FnMut(Slot<K>) -> Option<R>,
+    ) -> Option<R> {
         let mut line = self.buckets.get(self.extent().bucket_of(hash));
         loop {
             for lane in matches(line, hash) {
-                if let Some(found) = probe(slot_at(line, lane)) {
+                if let Some(found) = probe(Slot::new(slot_at(line, lane))) {
                     return Some(found);
                 }
             }
@@ -140,19 +154,19 @@ impl Table {
     /// Returns the first slot that may be stored under `hash` in the first line of its bucket. The
     /// table was at least as large as `extent`.
     #[inline(always)]
-    pub(crate) fn first_within(&self, extent: Extent, hash: u32) -> Option<u32> {
+    pub(crate) fn first_within(&self, extent: Extent, hash: u32) -> Option<Slot<K>> {
         let line = self.buckets.get(extent.bucket_of(hash));
-        matches(line, hash).next().map(|lane| slot_at(line, lane))
+        matches(line, hash).next().map(|lane| Slot::new(slot_at(line, lane)))
     }
 
     /// Locks the stripe of `hash`.
-    pub(crate) fn lock(&self, hash: u32) -> Stripe<'_> {
+    pub(crate) fn lock(&self, hash: u32) -> Stripe<'_, K> {
         let state = self.stripes[(hash & (STRIPES - 1)) as usize].lock();
         Stripe { table: self, hash, state }
     }
 
     /// Enters `slot` under `hash`, and splits a bucket if the stripe is over its load.
-    pub(crate) fn insert(&self, hash: u32, slot: u32) {
+    pub(crate) fn insert(&self, hash: u32, slot: Slot<K>) {
         self.insert_if(hash, slot, |_| Some(()));
     }
 
@@ -161,8 +175,8 @@ impl Table {
     pub(crate) fn insert_if<R>(
         &self,
         hash: u32,
-        slot: u32,
-        look: impl FnOnce(&Stripe<'_>) -> Option<R>,
+        slot: Slot<K>,
+        look: impl FnOnce(&Stripe<'_, K>) -> Option<R>,
     ) -> Option<R> {
         let mut stripe = self.lock(hash);
         let seen = look(&stripe)?;
@@ -179,8 +193,9 @@ impl Table {
     ///
     /// # Panics
     /// If there is none.
-    pub(crate) fn remove(&self, hash: u32, slot: u32) {
-        assert!(self.lock(hash).remove(slot), "slot {slot} is not under hash {hash:#x}");
+    pub(crate) fn remove(&self, hash: u32, slot: Slot<K>) {
+        let was_there = self.lock(hash).remove(slot);
+        assert!(was_there, "slot {} is not under hash {hash:#x}", slot.get());
     }
 
     /// Splits the next buckets, unless another thread is splitting.
@@ -229,26 +244,26 @@ impl Table {
     }
 }
 
-impl Stripe<'_> {
+impl<K: Copy> Stripe<'_, K> {
     /// Calls `probe` with each slot under the hash. Exact, since the stripe is locked.
-    pub(crate) fn find<R>(&self, probe: impl FnMut(u32) -> Option<R>) -> Option<R> {
+    pub(crate) fn find<R>(&self, probe: impl FnMut(Slot<K>) -> Option<R>) -> Option<R> {
         self.table.find(self.hash, probe)
     }
 
     /// Enters `slot`.
-    pub(crate) fn insert(&mut self, slot: u32) {
-        debug_assert!(slot != 0);
+    pub(crate) fn insert(&mut self, slot: Slot<K>) {
+        debug_assert!(!slot.is_none());
         self.state.entries += 1;
-        self.push_into(self.bucket(), self.hash, slot);
+        self.push_into(self.bucket(), self.hash, slot.get());
     }
 
     /// Removes one entry of `slot`; false if there is none.
-    pub(crate) fn remove(&mut self, slot: u32) -> bool {
+    pub(crate) fn remove(&mut self, slot: Slot<K>) -> bool {
         let mut line = self.table.buckets.get(self.bucket());
         let mut before = None;
         loop {
             for entry in matches(line, self.hash).map(Lane::index) {
-                if slot_of(line, entry) == slot && rest_of(line, entry) == rest(self.hash) {
+                if slot_of(line, entry) == slot.get() && rest_of(line, entry) == rest(self.hash) {
                     store_slot(line, entry, 0);
                     self.state.entries -= 1;
                     if let Some(before) = before {

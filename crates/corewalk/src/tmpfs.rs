@@ -15,10 +15,11 @@
 //! budgets (`budget`) limit bytes and inodes; without limits each thread counts for itself.
 //!
 //! # Lock order
-//! The bytes of one file; directories in ascending order of their slots; one inode that is not a
-//! directory; the slot of a shared set of attributes; the free lists of slots and the queues of
-//! deferred de-duplication. `names` shows that this order prevents deadlock. No lock is held while
-//! the caller's sink runs in `readdir`; a lock is held only while one batch is copied.
+//! Locks are taken in this order: the bytes of one file; directories in ascending order of their
+//! slots; one inode that is not a directory. Then come the slot of a shared set of attributes, and
+//! the free lists of slots and the queues of deferred de-duplication. `names` shows that this order
+//! prevents deadlock. No lock is held while the caller's sink runs in `readdir`; a lock is held
+//! only while one batch is copied.
 //!
 //! # Differences from Linux
 //! - `FALLOC_FL_ZERO_RANGE`, `COLLAPSE_RANGE` and `INSERT_RANGE` work.
@@ -38,7 +39,7 @@
 //! use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 //! use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
 //!
-//! let fs = Tmpfs::new(TmpfsOptions { size_bytes: Some(4096), ..TmpfsOptions::default() });
+//! let fs = Tmpfs::new(TmpfsOptions::default().with_size_bytes(4096));
 //! let root = Node::detached(fs.root()?.ino, FileKind::Directory);
 //! let made = fs.make(root, Name::new(b"file")?, &Make::new(0o644, 0, 0))?;
 //! let file = Node::detached(made.ino, FileKind::Regular);
@@ -110,7 +111,18 @@ pub struct Tmpfs {
 }
 
 /// The options of a [`Tmpfs`], after the mount options of tmpfs(5).
+///
+/// # Examples
+/// ```
+/// use corewalk::{FileSystem, tmpfs::{Tmpfs, TmpfsOptions}};
+///
+/// let fs = Tmpfs::new(TmpfsOptions::default().with_size_bytes(1 << 20).with_root_mode(0o700));
+/// assert_eq!(fs.root()?.mode, 0o040_700);
+/// assert_eq!(fs.statfs()?.bfree, 256);
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TmpfsOptions {
     /// The limit for file data, long link targets, extended attributes and ACLs, in bytes, rounded
     /// up to whole pages. None is no limit (`size=`).
@@ -132,6 +144,18 @@ pub struct TmpfsOptions {
     pub atime: AtimePolicy,
 }
 
+impl TmpfsOptions {
+    corewalk_base::setters! {
+        with_size_bytes: size_bytes = impl Into<Option<u64>>;
+        with_inodes_max: inodes_max = impl Into<Option<u64>>;
+        with_root_mode: root_mode = u32;
+        with_root_uid: root_uid = u32;
+        with_root_gid: root_gid = u32;
+        with_share_xattrs: share_xattrs = bool;
+        with_atime: atime = AtimePolicy;
+    }
+}
+
 impl Default for TmpfsOptions {
     /// Returns options without limits, with a root directory of user 0 and mode 1777, shared
     /// attributes, and `relatime`.
@@ -150,6 +174,15 @@ impl Default for TmpfsOptions {
 
 impl Tmpfs {
     /// Returns a file system with an empty root directory.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{FileSystem, tmpfs::{Tmpfs, TmpfsOptions}};
+    ///
+    /// let fs = Tmpfs::new(TmpfsOptions::default());
+    /// assert!(fs.root()?.is_dir());
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn new(options: TmpfsOptions) -> Tmpfs {
         let whole_pages = |bytes: u64| bytes.div_ceil(PAGE_BYTES).saturating_mul(PAGE_BYTES);
         let fs = Tmpfs {
@@ -194,7 +227,8 @@ impl Tmpfs {
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn share_xattrs(&self) -> u64 {
-        // Stop after as many as are queued now, so that concurrent changes cannot prolong this.
+        // Stop after as many inodes as are queued now, so that concurrent changes cannot prolong
+        // this call.
         let (mut shared, most) = (0, self.xattrs.stats().waiting);
         while shared < most {
             match self.share_waiting(None) {
@@ -364,7 +398,8 @@ impl Tmpfs {
         let bytes = self.table.bytes() + self.space.used();
         // ORDERING: Relaxed. A sample; nothing is published through it.
         let most = self.bytes_max.fetch_max(bytes, Ordering::Relaxed);
-        // The threshold grows with the heap, so a large heap is not scanned for little.
+        // The threshold grows with the heap, so that a large heap is scanned only if much can be
+        // returned.
         if most.saturating_sub(bytes) >= TRIM_BYTES.max(bytes / 8) {
             // ORDERING: Relaxed. As above.
             self.bytes_max.store(bytes, Ordering::Relaxed);
@@ -511,7 +546,7 @@ impl FileSystem for Tmpfs {
             blocks,
             bfree,
             bavail: bfree,
-            // Plus the root directory, which `inodes` leaves out.
+            // Add the root directory, which `inodes` does not count.
             files: files.saturating_add(1),
             ffree: files.saturating_sub(self.inodes.used()),
             namelen: NAME_MAX as u32,
@@ -622,7 +657,8 @@ impl FileSystem for Tmpfs {
     /// the system.
     fn maintain(&self) {
         self.trim();
-        // Stop after as many as are queued now, so that concurrent changes cannot prolong this.
+        // Stop after as many inodes as are queued now, so that concurrent changes cannot prolong
+        // this call.
         let (now, mut left) = (now(), self.xattrs.stats().waiting);
         while left > 0 {
             match self.share_waiting(Some(now)) {
@@ -634,7 +670,7 @@ impl FileSystem for Tmpfs {
 
     fn counters(&self, sink: &mut dyn FnMut(&'static str, u64)) {
         let XattrStats { shared_sets, waiting } = self.xattr_stats();
-        // Plus the root directory, which `inodes` leaves out.
+        // Add the root directory, which `inodes` does not count.
         sink("tmpfs_inodes", self.inodes.used() + 1);
         sink("tmpfs_used_bytes", self.space.used());
         sink("tmpfs_table_bytes", self.table.bytes());

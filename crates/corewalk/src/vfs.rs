@@ -18,21 +18,6 @@
 //!   operations on the name of that directory or file have ended. A back end by path that asks for
 //!   a path waits for renames of the path's directories, and they wait for the call (`FileSystem`,
 //!   F.6).
-//!
-//! # Examples
-//! ```
-//! use std::sync::Arc;
-//! use corewalk::{Cred, Make, Name, Vfs, VfsOptions, attr::mode, tmpfs::{Tmpfs, TmpfsOptions}};
-//!
-//! let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
-//! let root = vfs.root();
-//! let cred = Cred::root();
-//! let name = Name::new(b"etc")?;
-//! vfs.make(&cred, &root, name, Make::new(mode::S_IFDIR | 0o755, 0, 0))?;
-//! let etc = vfs.lookup(&cred, &root, name)?;
-//! assert!(vfs.getattr(&etc)?.is_dir());
-//! # Ok::<(), corewalk::Errno>(())
-//! ```
 
 mod attributes;
 mod by_number;
@@ -67,6 +52,7 @@ use crate::fs::FileSystem;
 use crate::key_lock::{KeyLocks, SHARDS_FEW};
 use crate::mount::Mounts;
 use crate::name::Name;
+use crate::slot::{DentrySlot, InodeSlot};
 use paths::Paths;
 use rename::{InFlightMoves, InFlightRenames};
 
@@ -81,21 +67,36 @@ const REFS_MAX: u64 = LOOKUP / 2;
 /// At this many lookups an inode's lookup count is saturated: it stays, and only
 /// [`Vfs::forget_all`] drops it. So a client that never forgets cannot make the count overflow.
 const LOOKUPS_MAX: u64 = 1 << 32;
-/// The most file systems that a namespace can mount during its life; see [`Vfs::mount`].
+/// Maximum number of file systems that a namespace can mount during its life; see [`Vfs::mount`].
 const SUPERBLOCKS_MAX: usize = 1024;
 
 /// The settings of a namespace.
+///
+/// # Examples
+/// ```
+/// let options = corewalk::VfsOptions::default().with_cache_bytes(1 << 20);
+/// assert_eq!(options.hash_seed, None);
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct VfsOptions {
     /// The memory limit for dentries, inodes, names and tables, in bytes. Reclaim keeps below it
     /// while any entry is unused.
     pub cache_bytes: u64,
-    /// The most dentries, and the most inodes. The namespace reserves address space for them, but
-    /// no memory. Beyond it, operations fail with `ENOMEM`.
+    /// Maximum number of dentries, and of inodes. The namespace reserves address space for them,
+    /// but no memory. Beyond that number, operations fail with `ENOMEM`.
     pub entries_max: u32,
     /// A fixed seed for the hash, for repeatable runs. `None` takes a random seed. A server on
     /// which untrusted users can create files needs a random one (trap T54).
     pub hash_seed: Option<u64>,
+}
+
+impl VfsOptions {
+    corewalk_base::setters! {
+        with_cache_bytes: cache_bytes = u64;
+        with_entries_max: entries_max = u32;
+        with_hash_seed: hash_seed = impl Into<Option<u64>>;
+    }
 }
 
 impl Default for VfsOptions {
@@ -109,6 +110,28 @@ impl Default for VfsOptions {
 ///
 /// It is called on a thread that serves a request. A FUSE server therefore wakes another thread,
 /// which calls [`Vfs::reclaim`] and asks the kernel to forget inodes.
+///
+/// # Examples
+/// ```
+/// # use std::sync::Arc;
+/// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// # use corewalk::{Name, Pressure, Vfs, VfsOptions};
+/// # use std::sync::mpsc::{Sender, channel};
+/// /// Wakes the thread that makes the client forget.
+/// struct Wake(Sender<()>);
+///
+/// impl Pressure for Wake {
+///     fn please_forget(&self, _: u64, _: Name<'_>) {
+///         let _ = self.0.send(());
+///     }
+/// }
+///
+/// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+/// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+/// let (sender, _receiver) = channel();
+/// vfs.set_pressure(Box::new(Wake(sender)))?;
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 pub trait Pressure: Send + Sync {
     /// Reports that only the client's lookups of its inode keep the entry `name` of the directory
     /// `parent`.
@@ -117,6 +140,7 @@ pub trait Pressure: Send + Sync {
 
 /// A pinned entry: only the client's lookups of its inode keep it.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Pinned<'a> {
     /// The entry, for [`Vfs::evict`].
     pub entry: EntryId,
@@ -132,9 +156,25 @@ pub struct Pinned<'a> {
 
 /// The slot of an entry in the cache. The slot may be reused at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EntryId(u32);
+pub struct EntryId(DentrySlot);
 
-/// A namespace; see the module documentation.
+/// A namespace: a dentry cache, permission checks, mounts and reference counts in front of a
+/// [`FileSystem`].
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+/// use corewalk::{Cred, Make, Name, Vfs, VfsOptions, attr::mode, tmpfs::{Tmpfs, TmpfsOptions}};
+///
+/// let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+/// let root = vfs.root();
+/// let cred = Cred::root();
+/// let name = Name::new(b"etc")?;
+/// vfs.make(&cred, &root, name, Make::new(mode::S_IFDIR | 0o755, 0, 0))?;
+/// let etc = vfs.lookup(&cred, &root, name)?;
+/// assert!(vfs.getattr(&etc)?.is_dir());
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 pub struct Vfs {
     pub(crate) dcache: Dcache,
     pub(crate) supers: Arc<Supers>,
@@ -167,6 +207,17 @@ impl Vfs {
     /// # Errors
     /// - The errors of `fs.root()`; `ENOTDIR` if the root is not a directory.
     /// - `ENOMEM` if the cache cannot reserve its address space, or allocate its first entry.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// use corewalk::{Vfs, VfsOptions, tmpfs::{Tmpfs, TmpfsOptions}};
+    ///
+    /// let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// let vfs = Vfs::new(fs, VfsOptions::default().with_cache_bytes(16 << 20))?;
+    /// assert_eq!((vfs.stats().entries, vfs.stats().budget_bytes), (1, 16 << 20));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn new(fs: Arc<dyn FileSystem>, options: VfsOptions) -> Result<Arc<Vfs>, Errno> {
         let supers = Arc::new(Supers {
             list: (0..SUPERBLOCKS_MAX).map(|_| OnceLock::new()).collect(),
@@ -228,13 +279,13 @@ impl Vfs {
     }
 
     /// Returns the file system that an inode belongs to.
-    pub(crate) fn fs(&self, inode: u32) -> &dyn FileSystem {
+    pub(crate) fn fs(&self, inode: InodeSlot) -> &dyn FileSystem {
         &*self.superblock(inode).fs
     }
 
     /// Returns the superblock of an inode.
     #[inline]
-    pub(crate) fn superblock(&self, inode: u32) -> &Superblock {
+    pub(crate) fn superblock(&self, inode: InodeSlot) -> &Superblock {
         self.supers.get(self.dcache.inodes.superblock(inode))
     }
 
@@ -247,10 +298,10 @@ impl Vfs {
         &self,
         fs: Arc<dyn FileSystem>,
         attr: &Attr,
-    ) -> Result<u32, Errno> {
+    ) -> Result<DentrySlot, Errno> {
         let superblock = self.supers.add(fs, attr.ino)?;
         let inodes = &self.dcache.inodes;
-        let (dentries, place) = (&self.dcache.dentries, (superblock, 0));
+        let (dentries, place) = (&self.dcache.dentries, (superblock, DentrySlot::NONE));
         let enter = || inodes.get_or_insert(dentries, place, attr, attr.has_acl, inodes.changes());
         let entered = enter().or_else(|| {
             self.dcache.prune();
@@ -366,6 +417,7 @@ impl fmt::Debug for Vfs {
 
 /// The statistics of a namespace. Each field counts entries or events, unless its name says bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stats {
     /// Positive dentries.
     pub entries: u64,
@@ -400,10 +452,25 @@ pub struct Stats {
 /// A counted reference to an inode. Taking it costs one atomic addition.
 ///
 /// `clone` panics at more than 2^27 references to the inode.
+///
+/// # Examples
+/// ```
+/// # use std::sync::Arc;
+/// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// # use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions};
+/// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+/// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+/// let (file, _) = vfs.make(&Cred::root(), &vfs.root(), Name::new(b"f")?, Make::new(0o644, 0, 0))?;
+/// // A server hands the number to its client, which gives it back later.
+/// let ino = file.into_lookups();
+/// assert_eq!(vfs.inode(ino)?.path()?, b"/f");
+/// assert!(vfs.forget(ino, 1) && !vfs.forget(ino, 1));
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 #[doc(alias = "struct inode")]
 pub struct InodeRef<'v> {
     pub(crate) vfs: &'v Vfs,
-    pub(crate) slot: u32,
+    pub(crate) slot: InodeSlot,
 }
 
 impl<'v> InodeRef<'v> {
@@ -511,7 +578,7 @@ impl Supers {
 }
 
 impl Host for Arc<Supers> {
-    fn forget(&self, superblock: u32, ino: u64, slot: u32) {
+    fn forget(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let superblock = self.get(superblock);
         if let Some(hidden) = superblock.paths.as_ref().and_then(|paths| paths.forget(slot)) {
             superblock.remove_hidden(&hidden);
@@ -564,10 +631,10 @@ mod tests {
             let (inode, _) = vfs.make(&cred, &root, name, Make::new(kind, 0, 0)).unwrap();
             assert_eq!(
                 vfs.dcache.inodes.alias(inode.slot),
-                inode.slot,
+                inode.slot.dentry_half(),
                 "the dentry and its inode have different slots"
             );
-            batches[i % 2].push(inode.slot / 64);
+            batches[i % 2].push(inode.slot.get() / 64);
         }
         assert!(batches[0].iter().all(|batch| !batches[1].contains(batch)), "{batches:?}");
     }
@@ -607,7 +674,10 @@ mod tests {
         let from = dcache.lookup_key(moved);
         let (slot, seen) = dcache.find_exact(key, &from).unwrap();
         assert!(dcache.get(slot, seen.seq));
-        assert_eq!(dcache.d_move((slot, &from), key, &lookup_key, None, &in_lookup), Ok(0));
+        assert_eq!(
+            dcache.d_move((slot, &from), key, &lookup_key, None, &in_lookup),
+            Ok(DentrySlot::NONE)
+        );
         dcache.put(slot);
         assert_eq!(inode_of(old), [files[2].slot]);
         assert_eq!(inode_of(moved), []);

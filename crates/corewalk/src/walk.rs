@@ -33,9 +33,10 @@ use crate::mount::{Mount, MountRef};
 use crate::name::{Name, PATH_MAX};
 use crate::path::PathRef;
 use crate::read_set::{Growth, ReadSet};
+use crate::slot::DentrySlot;
 use crate::vfs::{DentryAndInode, Vfs};
 
-/// Symbolic links that one walk follows; the next one is `ELOOP`, as on Linux.
+/// Maximum number of symbolic links that one walk follows. The next one is `ELOOP`, as on Linux.
 pub const SYMLINKS_MAX: u32 = 40;
 /// Walks in rcu-walk before ref-walk.
 const RCU_PASSES: u32 = 16;
@@ -66,6 +67,21 @@ bitflags! {
 }
 
 /// The root and the working directory that a caller's paths start at.
+///
+/// # Examples
+/// ```
+/// # use std::sync::Arc;
+/// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// # use corewalk::{Cred, FsStruct, Make, Name, WalkFlags, Vfs, VfsOptions};
+/// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+/// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+/// let (cred, root) = (Cred::root(), vfs.root_path());
+/// vfs.make(&cred, &root.inode(), Name::new(b"home")?, Make::new(0o040_755, 0, 0))?;
+/// let mut process = FsStruct { cwd: root.clone(), root };
+/// process.cwd = vfs.walk(&cred, &process, b"home", WalkFlags::DIRECTORY)?;
+/// assert_eq!(process.cwd.getcwd(&process.root)?, b"/home");
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 #[doc(alias = "fs_struct")]
 #[derive(Clone, Debug)]
 pub struct FsStruct<'v> {
@@ -77,6 +93,7 @@ pub struct FsStruct<'v> {
 
 /// The place a walk found, without a reference: a name for it that can be checked later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Resolved {
     /// The inode number.
     pub ino: u64,
@@ -116,14 +133,16 @@ pub(crate) struct Walk<'v, 'a> {
     pub(crate) flags: WalkFlags,
     pub(crate) root: &'a PathRef<'v>,
     pub(crate) mode: Mode,
-    /// Counted only after a mount point was crossed: a count would be a store that others see.
+    /// The mount, counted only after the walk has crossed a mount point. Counting it earlier would
+    /// store to shared memory.
     pub(crate) mount: Cow<'a, Arc<Mount>>,
-    pub(crate) dentry: u32,
+    pub(crate) dentry: DentrySlot,
     /// The snapshot of the dentry.
     pub(crate) seen: crate::dentry::Snapshot,
     /// The reference on `dentry`, if there is one.
     pub(crate) hold: Option<DentryAndInode<'v>>,
-    /// The dentries since the walk began. Borrowed, since it is large and a walk is moved.
+    /// The dentries that the walk has passed. The set is borrowed, since it is large and a `Walk`
+    /// is moved.
     read_set: &'a mut ReadSet,
     pub(crate) links: u32,
 }
@@ -138,6 +157,24 @@ impl Vfs {
     /// - `EXDEV` for a path that leaves its confinement.
     /// - `EAGAIN` for `CACHED`, if the back end would have to be asked.
     /// - The errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, FsStruct, Make, Name, WalkFlags, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let (cred, root) = (Cred::root(), vfs.root_path());
+    /// let link = Make::new(0o120_777, 0, 0).with_target(b"/");
+    /// vfs.make(&cred, &root.inode(), Name::new(b"link")?, link)?;
+    /// let at = FsStruct { cwd: root.clone(), root };
+    /// let followed = vfs.walk(&cred, &at, b"link", WalkFlags::FOLLOW)?;
+    /// assert_eq!(followed.id(), at.root.id());
+    /// let confined = vfs.walk(&cred, &at, b"link", WalkFlags::FOLLOW | WalkFlags::BENEATH);
+    /// assert_eq!(confined.err(), Some(Errno::XDEV));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn walk<'v>(
         &'v self,
         cred: &Cred,
@@ -148,8 +185,22 @@ impl Vfs {
         self.passes(cred, at, path, flags, |walk| walk.end_in_path())
     }
 
-    /// Returns what `path` leads to without taking a reference: nothing shared is written, if all
-    /// that is needed is cached. Errors as [`Vfs::walk`].
+    /// Returns the place that `path` leads to, without taking a reference. If the cache has all
+    /// that the walk needs, the walk writes no shared memory. Errors as [`Vfs::walk`].
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, FsStruct, WalkFlags, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let (cred, root) = (Cred::root(), vfs.root_path());
+    /// let at = FsStruct { cwd: root.clone(), root };
+    /// let found = vfs.resolve_path(&cred, &at, b"/.", WalkFlags::empty())?;
+    /// assert_eq!(found.ino, at.root.inode().ino());
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn resolve_path(
         &self,
         cred: &Cred,
@@ -166,6 +217,21 @@ impl Vfs {
     /// # Errors
     /// As [`Vfs::walk`]. `EINVAL` if the last component is `.`, and `EBUSY` for `..` or the root,
     /// as in rmdir(2) and rename(2).
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, FsStruct, Make, WalkFlags, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let (cred, root) = (Cred::root(), vfs.root_path());
+    /// let at = FsStruct { cwd: root.clone(), root };
+    /// let (dir, name) = vfs.walk_parent(&cred, &at, b"/new/", WalkFlags::empty())?;
+    /// vfs.make(&cred, &dir.inode(), name, Make::new(0o040_755, 0, 0))?;
+    /// assert!(vfs.walk(&cred, &at, b"/new", WalkFlags::empty()).is_ok());
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn walk_parent<'v, 'p>(
         &'v self,
         cred: &Cred,
@@ -235,7 +301,8 @@ impl<'v, 'a> Walk<'v, 'a> {
     ) -> Walk<'v, 'a> {
         let mut seen = vfs.dcache.dentries.snapshot(start.dentry);
         if seen.body.is_negative() {
-            // A directory that has been removed is still a place to start at (trap T17).
+            // A directory that has been removed is still a place to start at. In trap T17 such a
+            // walk reaches a freed entry.
             seen.body = seen.body.with_inode(start.inode.slot);
         }
         Walk {
@@ -314,7 +381,7 @@ impl<'v, 'a> Walk<'v, 'a> {
         } else {
             dcache.inodes.ino(self.seen.body.inode())
         };
-        let dentry = (self.dentry, self.seen.seq);
+        let dentry = (self.dentry.get(), self.seen.seq.0);
         let _mount = match self.mode {
             // The read set shows that nothing was unmounted.
             Mode::Rcu => None,
@@ -333,7 +400,7 @@ impl<'v, 'a> Walk<'v, 'a> {
         }
     }
 
-    /// Checks that all that has been passed is as it was.
+    /// Checks that no dentry in the read set has changed since the walk passed it.
     pub(crate) fn validate(&self) -> Result<(), Stop> {
         let dentries = &self.vfs.dcache.dentries;
         match self.read_set.is_unchanged(dentries) {
@@ -386,7 +453,7 @@ impl<'v, 'a> Walk<'v, 'a> {
                 self.read_set.push(at, seen.seq);
             }
             let parent = seen.key.parent();
-            if parent == at || parent == 0 || !seen.body.flags().intersects(Flags::HASHED) {
+            if parent == at || parent.is_none() || !seen.body.flags().intersects(Flags::HASHED) {
                 return Err(self.validated(Errno::XDEV));
             }
             at = parent;

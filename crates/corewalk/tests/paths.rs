@@ -100,8 +100,9 @@ fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
     }
 }
 
-/// Trap T11: root, empty buffer, exact fit, one byte short; removed, outside of the root, across
-/// mounts; names and paths of all kinds of lengths.
+/// Trap T11: paths at the limits of a buffer. Tests the root, an empty buffer, an exact fit and one
+/// byte less, also for places that are removed, outside of the root or across a mount, and for
+/// names and paths of many lengths.
 #[test]
 fn path_fits_its_buffer_or_is_an_error() {
     let vfs = new();

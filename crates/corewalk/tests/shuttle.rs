@@ -10,8 +10,11 @@
 
 #[path = "namespace/backends.rs"]
 mod backends;
+#[path = "schedules/check.rs"]
+mod check;
 
 use backends::{Call, Hook, HookedTmpfs};
+use check::check;
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
@@ -23,41 +26,16 @@ use corewalk_base::primitives::{
     thread,
     unmodelled::AtomicUsize,
 };
-use corewalk_testkit::rng::{ReportSeed, Seed};
-use shuttle::scheduler::{PctScheduler, RandomScheduler};
-use shuttle::{Config, Runner};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// The number of schedules of each scheduler.
-const SCHEDULES: usize = 1_500;
-/// The number of preemptions in a PCT schedule.
-const DEPTH: usize = 3;
 /// The chmod of the programs.
-const CHMOD: SetAttr = SetAttr {
-    mode: Some(0o4711),
-    uid: None,
-    gid: None,
-    size: None,
-    atime: None,
-    mtime: None,
-    ctime: None,
-};
-
-/// Runs `program` under both schedulers.
-fn check(program: impl Fn() + Copy + Send + Sync + 'static) {
-    let seed = Seed::choose();
-    let _report = ReportSeed::new(seed);
-    let mut config = Config::new();
-    config.stack_size = 0x4_0000;
-    let pct = PctScheduler::new_from_seed(seed.0, DEPTH, SCHEDULES);
-    Runner::new(pct, config.clone()).run(program);
-    let random = RandomScheduler::new_from_seed(seed.0, SCHEDULES);
-    Runner::new(random, config).run(program);
+fn chmod() -> SetAttr {
+    SetAttr::default().with_mode(0o4711)
 }
 
 fn over(fs: Arc<dyn FileSystem>) -> Arc<Vfs> {
-    let options = VfsOptions { hash_seed: Some(1), entries_max: 16, ..VfsOptions::default() };
+    let options = VfsOptions::default().with_hash_seed(1).with_entries_max(16);
     Vfs::new(fs, options).unwrap()
 }
 
@@ -124,7 +102,7 @@ fn swap_against_walk(swap: fn(&Vfs)) {
     assert_eq!([walk(&vfs, b"/y/f"), walk(&vfs, b"/x/f")], files.map(Ok));
 }
 
-/// Traps T12, T13.
+/// Traps T12, T13: a name that always exists must always be found.
 #[test]
 fn walk_during_an_exchange_finds_both_names() {
     check(|| swap_against_walk(|vfs| rename(vfs, "x", "y", RenameMode::Exchange)));
@@ -167,7 +145,7 @@ fn replace_against_lookup(replace: fn(&Vfs)) {
     assert_eq!([lookup(&vfs, "a"), lookup(&vfs, "b")], [Err(Errno::NOENT), Ok(files[0])]);
 }
 
-/// Traps T12, T13.
+/// Traps T12, T13: a name that always exists must always be found.
 #[test]
 fn lookup_during_a_replacing_rename_finds_the_target() {
     check(|| replace_against_lookup(|vfs| rename(vfs, "a", "b", RenameMode::Replace)));
@@ -248,7 +226,7 @@ fn forget_against_lookup(forget: fn(&Vfs, u64)) {
     assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
 }
 
-/// Trap P5.
+/// Trap P5: a forget must not leave or take a reference too many.
 #[test]
 fn forget_during_lookup_and_removal_leaves_no_reference() {
     check(|| forget_against_lookup(|vfs, ino| assert!(vfs.forget(ino, 1))));
@@ -337,7 +315,7 @@ fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
     assert_eq!(lookup(&vfs, "f"), Ok(next), "T25: a stale answer stayed");
 }
 
-/// Traps T25, P12.
+/// Traps T25, P12: a stale answer must not be entered after an invalidation.
 #[test]
 fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate(&vfs.root(), name("f")).unwrap();
@@ -345,7 +323,7 @@ fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// Traps T25, P12.
+/// Traps T25, P12: a stale answer must not be entered after an invalidation.
 #[test]
 fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate_dir(&vfs.root()).unwrap();
@@ -385,7 +363,7 @@ fn chmod_during_a_write_that_clears_set_user_id_is_not_lost() {
     check(|| {
         let mode = chmod_against_write(|vfs, _, _| {
             let f = vfs.lookup(&Cred::root(), &vfs.root(), name("f")).unwrap();
-            vfs.setattr(&Cred::root(), &f, &CHMOD).unwrap();
+            vfs.setattr(&Cred::root(), &f, &chmod()).unwrap();
         });
         // ORDERING: Relaxed. Statistic.
         (if mode == 0o711 { &FIRST } else { &LAST }).fetch_add(1, Ordering::Relaxed);
@@ -395,13 +373,13 @@ fn chmod_during_a_write_that_clears_set_user_id_is_not_lost() {
     assert!(reached.iter().all(|&count| count > 0), "an order was not reached: {reached:?}");
 }
 
-/// Control: a chmod in the back end, without the attribute lock.
+/// Control: the chmod is made in the back end without the attribute lock, so the write undoes it.
 #[test]
 #[should_panic(expected = "the chmod was lost")]
 fn control_chmod_without_the_attribute_lock_is_caught() {
     check(|| {
         chmod_against_write(|vfs, fs, ino| {
-            fs.setattr(Node::detached(ino, corewalk::FileKind::Regular), &CHMOD).unwrap();
+            fs.setattr(Node::detached(ino, corewalk::FileKind::Regular), &chmod()).unwrap();
             let f = vfs.lookup(&Cred::root(), &vfs.root(), name("f")).unwrap();
             vfs.invalidate_attributes(&f);
         });
@@ -633,7 +611,8 @@ fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs))
     let made = Arc::new(AtomicU64::new(0));
     let maker: Body = {
         let made = Arc::clone(&made);
-        // ORDERING: SeqCst. The order of the history, not part of what is modelled.
+        // ORDERING: SeqCst. The flag orders the events of the history. It is not part of the
+        // modelled code.
         Box::new(move |vfs| made.store(mkdir(vfs), Ordering::SeqCst))
     };
     let looker = |look: fn(&Vfs, u64) -> Result<u64, Errno>| -> Body {
@@ -736,7 +715,7 @@ impl Hook for Twice {
 
     fn outside(&self, attr: Attr) -> Attr {
         let [x, y] = self.numbers;
-        Attr { ino: if attr.ino == y { x } else { attr.ino }, ..attr }
+        attr.with_ino(if attr.ino == y { x } else { attr.ino })
     }
 }
 

@@ -8,33 +8,17 @@
 #[path = "by_path/tree.rs"]
 mod tree;
 
+#[path = "schedules/check.rs"]
+mod check;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+use check::check;
 use corewalk::attr::mode::S_IFDIR;
 use corewalk::{Cred, Errno, InodeRef, Make, May, Name, Removal, RenameMode, Vfs, VfsOptions};
 use corewalk_base::primitives::{atomic::Ordering, thread, unmodelled::AtomicUsize};
-use corewalk_testkit::rng::{ReportSeed, Seed};
-use shuttle::scheduler::{PctScheduler, RandomScheduler};
-use shuttle::{Config, Runner};
 use tree::{Links, PathTree};
-
-/// The number of schedules of each scheduler.
-const SCHEDULES: usize = 800;
-/// The number of preemptions in a PCT schedule.
-const DEPTH: usize = 3;
-
-/// Runs `program` under both schedulers.
-fn check(program: impl Fn() + Copy + Send + Sync + 'static) {
-    let seed = Seed::choose();
-    let _report = ReportSeed::new(seed);
-    let mut config = Config::new();
-    config.stack_size = 0x4_0000;
-    let pct = PctScheduler::new_from_seed(seed.0, DEPTH, SCHEDULES);
-    Runner::new(pct, config.clone()).run(program);
-    let random = RandomScheduler::new_from_seed(seed.0, SCHEDULES);
-    Runner::new(random, config).run(program);
-}
 
 /// The source of the back end's paths.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -50,7 +34,7 @@ fn name(text: &str) -> Name<'_> {
 /// Returns a namespace with `x/d/f` and `y`, and its back end.
 fn new(from: From) -> (Arc<PathTree>, Arc<Vfs>) {
     let fs = PathTree::slow(Links::Yes, Duration::ZERO, Duration::ZERO);
-    let options = VfsOptions { hash_seed: Some(1), entries_max: 16, ..VfsOptions::default() };
+    let options = VfsOptions::default().with_hash_seed(1).with_entries_max(16);
     let vfs = Vfs::new(fs.clone(), options).unwrap();
     if from == From::Snapshot {
         fs.snapshots.set(Arc::downgrade(&vfs)).unwrap();
@@ -116,7 +100,7 @@ fn move_beside_calls(from: From) {
     assert_eq!(fs.strays.load(Ordering::Relaxed), 0, "the path led to another file");
 }
 
-/// Trap X1.
+/// Trap X1: a path that a call got must not become invalid by a rename of a directory above.
 #[test]
 fn path_of_a_call_is_valid_until_it_returns() {
     check(|| move_beside_calls(From::Call));

@@ -187,7 +187,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn new_file(size_bytes: u64) -> (Tmpfs, Node<'static>) {
-    let fs = Tmpfs::new(TmpfsOptions { size_bytes: Some(size_bytes), ..TmpfsOptions::default() });
+    let fs = Tmpfs::new(TmpfsOptions::default().with_size_bytes(size_bytes));
     let root = Node::detached(fs.root().unwrap().ino, FileKind::Directory);
     let made = fs.make(root, Name::new(b"f").unwrap(), &Make::new(0o600, 0, 0)).unwrap();
     let file = Node::detached(made.ino, FileKind::Regular);
@@ -203,7 +203,7 @@ fn step(fs: &Tmpfs, file: Node<'_>, model: &mut Model, op: Op) -> Result<(), Tes
             prop_assert_eq!(got, model.write(offset, len, byte));
         }
         Op::Truncate(size) => {
-            let set = SetAttr { size: Some(size as u64), ..SetAttr::default() };
+            let set = SetAttr::default().with_size(size as u64);
             prop_assert_eq!(fs.setattr(file, &set).map(|attr| attr.size), Ok(size as u64));
             model.truncate(size);
         }

@@ -61,7 +61,7 @@ fn times(fs: &Tmpfs, ino: u64) -> (Timespec, Timespec) {
 fn assert_touches(fs: &Tmpfs, expected: &[(u64, bool, bool)], what: &str, change: impl FnOnce()) {
     let old = Timespec { secs: 5, nanos: 6 };
     for &(ino, ..) in expected {
-        let set = SetAttr { mtime: Some(SetTime::At(old)), ctime: Some(old), ..SetAttr::default() };
+        let set = SetAttr::default().with_mtime(SetTime::At(old)).with_ctime(old);
         fs.setattr(Node::detached(ino, FileKind::Regular), &set).unwrap();
         assert_eq!(times(fs, ino), (old, old));
     }
@@ -81,16 +81,16 @@ fn changes_of_files_touch_the_times_that_posix_says() {
     let set = |set: SetAttr| fs.setattr(file, &set).unwrap();
     let d = SetAttr::default();
     assert_touches(&fs, &[(f.ino, false, true)], "chmod", || {
-        set(SetAttr { mode: Some(0o600), ..d });
+        set(d.with_mode(0o600));
     });
     assert_touches(&fs, &[(f.ino, false, true)], "chown", || {
-        set(SetAttr { uid: Some(7), gid: Some(8), ..d });
+        set(d.with_uid(7).with_gid(8));
     });
     assert_touches(&fs, &[(f.ino, false, true)], "chown to nobody", || {
         set(d);
     });
     assert_touches(&fs, &[(f.ino, true, true)], "truncate", || {
-        set(SetAttr { size: Some(0), ..d });
+        set(d.with_size(0));
     });
     assert_touches(&fs, &[(f.ino, true, true), (a, false, false)], "write", || {
         fs.write(file, 0, 0, b"x").unwrap();
@@ -162,12 +162,11 @@ fn set_times_are_kept_to_the_nanosecond() {
     let fs = new_fs();
     let f = node(&make(&fs, ROOT, b"f", 0o644));
     let at = |secs, nanos| Some(SetTime::At(Timespec { secs, nanos }));
-    let set = SetAttr { atime: at(-7, 999_999_999), mtime: at(1 << 40, 1), ..SetAttr::default() };
+    let set = SetAttr::default().with_atime(at(-7, 999_999_999)).with_mtime(at(1 << 40, 1));
     let attr = fs.setattr(f, &set).unwrap();
     assert_eq!(attr.atime, Timespec { secs: -7, nanos: 999_999_999 });
     assert_eq!(attr.mtime, Timespec { secs: 1 << 40, nanos: 1 });
-    let both =
-        SetAttr { atime: Some(SetTime::Now), mtime: Some(SetTime::Now), ..SetAttr::default() };
+    let both = SetAttr::default().with_atime(SetTime::Now).with_mtime(SetTime::Now);
     let attr = fs.setattr(f, &both).unwrap();
     assert_eq!((attr.atime, attr.mtime), (attr.ctime, attr.ctime));
 }
@@ -185,7 +184,7 @@ fn make_of_every_kind_reports_what_it_was_given() {
         (mode::S_IFBLK, 1),
     ] {
         let file = kind.to_string().into_bytes();
-        let what = Make { rdev: 0x0801, target: b"to/where", ..Make::new(kind | 0o1751, 5, 6) };
+        let what = Make::new(kind | 0o1751, 5, 6).with_rdev(0x0801).with_target(b"to/where");
         let made = fs.make(dir(ROOT), name(&file), &what).unwrap();
         assert_eq!((made.mode, made.nlink, made.uid, made.gid), (kind | 0o1751, nlink, 5, 6));
         assert_eq!(fs.lookup(dir(ROOT), name(&file)), Ok(made));
@@ -211,7 +210,7 @@ fn make_of_every_kind_reports_what_it_was_given() {
 
 #[test]
 fn unlinked_file_stays_usable_until_forget() {
-    let fs = Tmpfs::new(TmpfsOptions { size_bytes: Some(8192), ..TmpfsOptions::default() });
+    let fs = Tmpfs::new(TmpfsOptions::default().with_size_bytes(8192));
     let f = node(&make(&fs, ROOT, b"f", 0o644));
     fs.write(f, 0, 0, &[7; 8192]).unwrap();
     fs.remove(dir(ROOT), name(b"f"), f).unwrap();
@@ -329,7 +328,7 @@ fn invalid_renames_fail_and_change_nothing() {
 
 #[test]
 fn inode_limit_is_enospc_and_leaves_nothing() {
-    let fs = Tmpfs::new(TmpfsOptions { inodes_max: Some(3), ..TmpfsOptions::default() });
+    let fs = Tmpfs::new(TmpfsOptions::default().with_inodes_max(3));
     let f = make(&fs, ROOT, b"f", 0o644);
     make(&fs, ROOT, b"d", mode::S_IFDIR | 0o755);
     let plain = Make::new(0o644, 0, 0);
@@ -351,7 +350,7 @@ fn inode_limit_is_enospc_and_leaves_nothing() {
 /// Each name of a file beyond the first counts as an inode, until it is removed or replaced.
 #[test]
 fn further_names_count_as_inodes_until_removed() {
-    let fs = Tmpfs::new(TmpfsOptions { inodes_max: Some(4), ..TmpfsOptions::default() });
+    let fs = Tmpfs::new(TmpfsOptions::default().with_inodes_max(4));
     let free = || fs.statfs().unwrap().ffree;
     let f = make(&fs, ROOT, b"f", 0o644);
     let link = |to: &[u8]| fs.link(node(&f), dir(ROOT), name(to)).map(drop);
@@ -378,9 +377,9 @@ fn further_names_count_as_inodes_until_removed() {
 /// A long link target is charged one page, until the link is forgotten.
 #[test]
 fn long_link_target_is_charged() {
-    let fs = Tmpfs::new(TmpfsOptions { size_bytes: Some(8192), ..TmpfsOptions::default() });
+    let fs = Tmpfs::new(TmpfsOptions::default().with_size_bytes(8192));
     let made = |to: &[u8], target: &[u8]| {
-        fs.make(dir(ROOT), name(to), &Make { target, ..Make::new(mode::S_IFLNK | 0o777, 0, 0) })
+        fs.make(dir(ROOT), name(to), &Make::new(mode::S_IFLNK | 0o777, 0, 0).with_target(target))
     };
     let free = || (fs.statfs().unwrap().bfree, fs.statfs().unwrap().ffree);
     let before = free();
@@ -401,7 +400,7 @@ fn long_link_target_is_charged() {
 /// statfs reports as free.
 #[test]
 fn attribute_is_charged_with_its_overhead() {
-    let fs = Tmpfs::new(TmpfsOptions { size_bytes: Some(4096), ..TmpfsOptions::default() });
+    let fs = Tmpfs::new(TmpfsOptions::default().with_size_bytes(4096));
     let f = node(&make(&fs, ROOT, b"f", 0o640));
     let full = (0..).find(|i| {
         fs.setxattr(f, format!("user.{i}").as_bytes(), b"", XattrMode::Set) == Err(Errno::NOSPC)
@@ -411,7 +410,7 @@ fn attribute_is_charged_with_its_overhead() {
 
 #[test]
 fn xattrs_are_stored_apart_from_acls() {
-    let fs = Tmpfs::new(TmpfsOptions { size_bytes: Some(4096), ..TmpfsOptions::default() });
+    let fs = Tmpfs::new(TmpfsOptions::default().with_size_bytes(4096));
     let f = node(&make(&fs, ROOT, b"f", 0o640));
     let link = node(&make(&fs, ROOT, b"l", mode::S_IFLNK | 0o777));
     assert_eq!(fs.getxattr(f, b"user.a"), Err(Errno::NODATA));
@@ -446,7 +445,7 @@ fn acl_and_mode_change_each_other() {
     fs.set_acl(f, AclKind::Access, Some(&acl), Some(0o4670)).unwrap();
     let attr = fs.getattr(f).unwrap();
     assert_eq!((attr.mode, attr.has_acl), (mode::S_IFREG | 0o4670, true));
-    fs.setattr(f, &SetAttr { mode: Some(0o604), ..SetAttr::default() }).unwrap();
+    fs.setattr(f, &SetAttr::default().with_mode(0o604)).unwrap();
     let changed = fs.get_acl(f, AclKind::Access).unwrap().unwrap();
     assert_eq!((changed.mode(), changed.entries().len()), (0o604, 5));
     let minimal = Acl::from_mode(0o600);
@@ -457,18 +456,16 @@ fn acl_and_mode_change_each_other() {
     assert_eq!(fs.set_acl(f, AclKind::Default, None, None), Ok(()));
     fs.set_acl(dir(ROOT), AclKind::Default, Some(&acl), None).unwrap();
     assert_eq!(fs.get_acl(dir(ROOT), AclKind::Default), Ok(Some(acl.clone())));
-    let what = Make {
-        access_acl: Some(acl.clone()),
-        default_acl: Some(acl.clone()),
-        ..Make::new(mode::S_IFDIR | 0o670, 0, 0)
-    };
+    let what = Make::new(mode::S_IFDIR | 0o670, 0, 0)
+        .with_access_acl(acl.clone())
+        .with_default_acl(acl.clone());
     let made = fs.make(dir(ROOT), name(b"d"), &what).unwrap();
     assert!(made.has_acl);
     assert_eq!(fs.get_acl(node(&made), AclKind::Access), Ok(Some(acl.clone())));
     assert_eq!(fs.get_acl(node(&made), AclKind::Default), Ok(Some(acl)));
 }
 
-/// Trap P11.
+/// Trap P11: a reused number would lead an old handle to a new file.
 #[test]
 fn inode_number_never_repeats() {
     let fs = new_fs();
@@ -541,9 +538,10 @@ fn check_links(fs: &Tmpfs, dirs: &[u64], all: &[u64]) {
     }
 }
 
-/// Trap P9. All threads rename all pairs of names in three directories (one inside another) onto
-/// each other in every mode, while names are removed, linked and made again. Calls for one name
-/// overlap here. A back end need not support that, but tmpfs does.
+/// Trap P9: concurrent renames must not deadlock. All threads rename all pairs of names in three
+/// directories (one inside another) onto each other in every mode, while names are removed, linked
+/// and made again. Calls for one name overlap here. A back end need not support that, but tmpfs
+/// does.
 #[test]
 fn rename_of_all_pairs_neither_deadlocks_nor_loses_links() {
     let _watchdog = Watchdog::start("all-pairs rename storm", Duration::from_secs(120));
@@ -590,7 +588,7 @@ fn rename_of_all_pairs_neither_deadlocks_nor_loses_links() {
     all.iter().for_each(|&ino| fs.forget(ino));
     let names: usize = dirs.iter().map(|&d| list(&fs, d).len()).sum();
     let stat = fs.statfs().unwrap();
-    // Plus the root directory, which has no entry.
+    // Add the root directory, which has no entry.
     assert_eq!(stat.files - stat.ffree, names as u64 + 1, "{seed}");
 }
 

@@ -66,7 +66,7 @@ fn assert_each_once(names: &[String], prefix: &str, count: usize, seed: Seed) {
     assert_eq!((stable().count(), distinct.len()), (count, count), "{prefix}: {seed}");
 }
 
-/// Traps T48, P13.
+/// Traps T48, P13: a listing must neither skip nor repeat an entry that stays.
 #[test]
 fn readdir_during_changes_reports_each_stable_entry_once() {
     let report = ReportSeed::new(Seed::choose());
@@ -81,7 +81,7 @@ fn readdir_during_changes_reports_each_stable_entry_once() {
         let names = pass(&fs, step, || {
             for _ in 0..rng.below(8) {
                 let _ = remove(&fs, &format!("going{}", rng.below(700)));
-                // At most 700 new files, so that the pass ends.
+                // Make at most 700 new files, so that the pass ends.
                 if coming < 700 {
                     make(&fs, &format!("coming{coming}"));
                     coming += 1;
@@ -141,7 +141,7 @@ fn readdir_during_renames_reports_each_file_once() {
                 rename(&fs, &name, &format!("r{renamed}"), RenameMode::NoReplace).unwrap();
                 renamed += 1;
             }
-            // A file that may not be reported yet.
+            // Also rename a file that the pass may not have reported yet.
             let ahead = (renamed * 7919) % COUNT;
             let _ = rename(&fs, &format!("f{ahead}"), &format!("x{ahead}"), RenameMode::NoReplace);
         }

@@ -12,6 +12,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::{
     Attr, DirEntry, DirSink, Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr,
     StatFs, Timespec, Ttl,
@@ -32,27 +33,11 @@ fn content(ino: u64) -> String {
 
 impl Squares {
     fn attr(&self, ino: u64) -> Attr {
-        let is_root = ino == ROOT_INO;
-        let (kind, bits) =
-            if is_root { (FileKind::Directory, 0o555) } else { (FileKind::Regular, 0o444) };
-        Attr {
-            ino,
-            generation: 0,
-            mode: kind.to_mode() | bits,
-            nlink: if is_root { 2 } else { 1 },
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size: if is_root { 0 } else { content(ino).len() as u64 },
-            blocks: 0,
-            blksize: 4096,
-            atime: self.since,
-            mtime: self.since,
-            ctime: self.since,
-            btime: self.since,
-            has_acl: false,
-            ttl: Ttl::default(),
-        }
+        let attr = match ino {
+            ROOT_INO => Attr::dir(ino).with_mode(S_IFDIR | 0o555),
+            ino => Attr::file(ino, content(ino).len() as u64).with_mode(S_IFREG | 0o444),
+        };
+        attr.with_times(self.since)
     }
 }
 
@@ -77,7 +62,7 @@ impl FileSystem for Squares {
         for number in cookie + 1..=FILES {
             let text = number.to_string();
             let name = Name::new(text.as_bytes())?;
-            if sink(DirEntry::with_attr(name, self.attr(ROOT_INO + number), number)).is_break() {
+            if sink(DirEntry::from_attr(name, self.attr(ROOT_INO + number), number)).is_break() {
                 break;
             }
         }
@@ -93,15 +78,7 @@ impl FileSystem for Squares {
     }
 
     fn statfs(&self) -> Result<StatFs, Errno> {
-        Ok(StatFs {
-            bsize: 4096,
-            blocks: 0,
-            bfree: 0,
-            bavail: 0,
-            files: FILES + 1,
-            ffree: 0,
-            namelen: 255,
-        })
+        Ok(StatFs::default().with_files(FILES + 1))
     }
 
     fn setattr(&self, _: Node<'_>, _: &SetAttr) -> Result<Attr, Errno> {

@@ -69,7 +69,8 @@ pub struct Adapter {
 /// How the adapter answers an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opening {
-    /// Each open is a request. The flags say whether the kernel may keep its cached pages.
+    /// The kernel sends a request for each open. The flags of the answer say whether it may keep
+    /// its cached pages.
     Asked(FopenFlags),
     /// The kernel sends no open.
     Free,
@@ -144,7 +145,8 @@ impl Adapter {
         if self.server.opens_are_free() && can_skip {
             self.opening = Opening::Free;
         } else {
-            // The server truncates in the open, so the open checks the permission.
+            // With this flag the kernel leaves `O_TRUNC` to the open of the server, which checks
+            // the permission.
             wanted.push(InitFlags::FUSE_ATOMIC_O_TRUNC);
         }
         for feature in wanted {

@@ -17,8 +17,8 @@
 use corewalk::{Caps, Cred, Errno};
 use rustix::fs::{Mode, OFlags};
 
-/// The bytes of `/proc/PID/status` that are read, at most. Only the list of groups is long, and
-/// 4096 groups of ten digits fit.
+/// Maximum number of bytes that are read of `/proc/PID/status`. Only the list of groups is long,
+/// and 4096 groups of ten digits fit.
 const STATUS_BYTES_MAX: usize = 64 << 10;
 
 /// The capabilities that affect a file system, with their numbers in the kernel.
@@ -34,6 +34,20 @@ const CAPS: [(u32, Caps); 8] = [
 ];
 
 /// The process that sent a request.
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+/// use corewalk::{Errno, tmpfs::{Tmpfs, TmpfsOptions}};
+/// use corewalk_fuse::{Caller, NewFile, Options, Server};
+///
+/// let fs = Arc::new(Tmpfs::new(TmpfsOptions::default().with_root_mode(0o755)));
+/// let server = Server::new(fs, Options::exclusive().with_server_permissions())?;
+/// let stranger = Caller { uid: 1000, gid: 1000, pid: 0 };
+/// let made = server.make(stranger, 1, b"f", &NewFile::new(0o100_644));
+/// assert_eq!(made, Err(Errno::ACCESS));
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// The file system user ID.
@@ -67,7 +81,7 @@ impl Caller {
     /// Returns the current credentials of the caller. Its capabilities count only if it is in the
     /// user namespace `ours`.
     pub(crate) fn resolve(self, ours: Option<UserNamespace>) -> Cred {
-        let nobody = Cred { uid: self.uid, gid: self.gid, groups: Vec::new(), caps: Caps::empty() };
+        let nobody = Cred::user(self.uid, self.gid, &[]).with_caps(Caps::empty());
         let status = match self.pid {
             0 => return nobody,
             pid => Status::of(&format!("/proc/{pid}/status")),
@@ -81,7 +95,7 @@ impl Caller {
         let caps = caps_of(caps);
         let counts = || ours.is_some() && UserNamespace::of(self.pid) == ours;
         let caps = if caps.is_empty() || !counts() { Caps::empty() } else { caps };
-        Cred { groups: status.groups, caps, ..nobody }
+        nobody.with_groups(status.groups).with_caps(caps)
     }
 }
 

@@ -17,11 +17,11 @@
 //! # Guarantees
 //! - S.1: each entry that the server hands out counts one lookup, and the kernel gives the count
 //!   back by a forget request. The server refuses a forget of more lookups than it counted. Such a
-//!   forget changes nothing (trap P5).
+//!   forget changes nothing. Trap P5 is a server that miscounts lookups.
 //! - S.2: a request for a node number that the kernel does not hold fails with `ESTALE`.
 //! - S.3: a request that panics fails with `EIO`, and the server goes on.
 //! - S.4: the server holds no lock while it calls the back end. So a slow request delays only the
-//!   callers that need its answer (traps P6, P7).
+//!   callers that need its answer. In traps P6 and P7 it stops the whole mount.
 //!
 //! # Limits of fuser 0.18
 //! - fuser unmounts by path. If the mount was replaced by another one, fuser unmounts that. So
@@ -64,9 +64,10 @@ struct Readme;
 
 pub use adapter::Adapter;
 pub use credentials::Caller;
-pub use mount::{Access, Mount, MountError, MountFlags, MountOptions, Mountpoint, Unmounted};
+pub use mount::{AllowedUsers, Mount, MountError, MountFlags, MountOptions, Mountpoint, Unmounted};
 pub use notify::KernelCache;
 pub use options::{Conflict, Options, Ownership, Permissions, ReaddirPlus, WriteCache};
 pub use server::{
-    Change, Counters, Dirent, Entry, New, Server, WriteOrigin, XATTR_PRUNE, XATTR_STAT, XattrAnswer,
+    Change, Counters, Dirent, EntryOut, NewFile, Server, WriteOrigin, XATTR_PRUNE, XATTR_STAT,
+    XattrAnswer,
 };

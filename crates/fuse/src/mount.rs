@@ -30,12 +30,12 @@ mod table;
 
 pub(crate) use device::Device;
 pub use error::MountError;
-pub use options::{Access, MountFlags, MountOptions};
+pub use options::{AllowedUsers, MountFlags, MountOptions};
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use corewalk::{Errno, FileSystem};
+use corewalk::{Errno, FileSystem, errno_of};
 use corewalk_base::primitives::thread::JoinHandle;
 use fuser::{INodeNo, Session, SessionACL};
 
@@ -46,6 +46,19 @@ use crate::server::Server;
 use crate::shrinker::Shrinker;
 
 /// A mounted file system. Dropping it unmounts; see [`Mountpoint::unmount`].
+///
+/// # Examples
+/// ```no_run
+/// use std::{path::Path, sync::Arc};
+/// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// use corewalk_fuse::{Mount, MountOptions, Options};
+///
+/// let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+/// let mount = Mount::new(fs, Path::new("/mnt"), Options::exclusive(), &MountOptions::default())?;
+/// std::fs::write("/mnt/file", "text").expect("the mount works");
+/// mount.point().unmount()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Mount {
     server: Arc<Server>,
@@ -159,8 +172,9 @@ impl Mount {
     pub fn wait(mut self) -> Result<(), MountError> {
         let session = self.session.take().expect("only `wait` and `drop` take the session");
         let mut ended = end(session);
-        // When a detached mount ends, most threads read ENODEV, but now and then one reads
-        // ECONNABORTED. If the mount still exists, its connection was aborted.
+        // When a detached mount ends, most threads read ENODEV, but now and then a thread reads
+        // ECONNABORTED. A connection that was aborted returns ECONNABORTED too, but then the mount
+        // still exists.
         let is_aborted = ended == Err(MountError::System("serving requests", Errno::CONNABORTED));
         if is_aborted && self.point.find() == Ok(None) {
             ended = Ok(());
@@ -221,23 +235,21 @@ type Running = (KernelCache, JoinHandle<std::io::Result<()>>);
 
 /// Negotiates with the kernel and starts the threads that serve requests.
 fn start(adapter: Adapter, device: &Device, mount: &MountOptions) -> Result<Running, MountError> {
-    let system = |what, error: &std::io::Error| {
-        MountError::System(what, Errno::from_io_error(error).unwrap_or(Errno::IO))
-    };
+    let system = |what, error: &std::io::Error| MountError::System(what, errno_of(error));
     let server = Arc::clone(adapter.server());
     let mut config = fuser::Config::default();
     config.n_threads = Some(mount.threads.max(1));
     config.clone_fd = device.can_be_cloned();
-    let acl = match mount.access {
-        Access::Owner => SessionACL::Owner,
-        Access::Everyone => SessionACL::All,
+    let acl = match mount.users {
+        AllowedUsers::Owner => SessionACL::Owner,
+        AllowedUsers::Everyone => SessionACL::All,
     };
     let descriptor = device.descriptor().map_err(|error| system("copying a descriptor", &error))?;
     let session = Session::from_fd(adapter, descriptor, acl, config)
         .map_err(|error| system("negotiating with the kernel", &error))?;
     let notifier = session.notifier();
     server.set_drop_attributes(Box::new(move |node| {
-        // Offset -1 means the attributes alone. For that the kernel takes no lock of the inode.
+        // Offset -1 drops only the attributes. For that the kernel does not lock the inode.
         if let Err(error) = notifier.inval_inode(INodeNo(node), -1, 0) {
             log::debug!("cannot make the kernel drop the attributes of node {node}: {error}");
         }
@@ -253,10 +265,7 @@ fn start(adapter: Adapter, device: &Device, mount: &MountOptions) -> Result<Runn
 fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {
     match session.join() {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => {
-            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            Err(MountError::System("serving requests", errno))
-        }
+        Ok(Err(error)) => Err(MountError::System("serving requests", errno_of(error))),
         Err(_) => Err(MountError::System("serving requests", Errno::IO)),
     }
 }
@@ -274,7 +283,8 @@ impl Drop for Mount {
                 }
             }
             Ok(Unmounted::Already | Unmounted::Detached) => {
-                // Processes may still use the detached mount, and no thread can wait for that.
+                // Processes may use the detached mount for any length of time, so do not wait for
+                // its end.
             }
             Err(error) => {
                 log::error!(

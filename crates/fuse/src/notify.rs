@@ -1,7 +1,7 @@
 //! Notifications to the kernel to drop cached names and inodes that another program has changed.
 //!
-//! To drop a name, the kernel locks the directory. A process that waits for a request in that
-//! directory holds the same lock. So a thread that serves requests would wait for itself, and a
+//! To drop a name, the kernel locks the directory. A process whose request in that directory is not
+//! answered yet holds the same lock. A thread that serves that request would wait for itself. So a
 //! back end must not call these functions while it serves a request. Notifications because of the
 //! budget of the cache are in [`shrinker`](crate::shrinker).
 //!
@@ -11,7 +11,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
 
-use corewalk::{Errno, Name};
+use corewalk::{Errno, Name, errno_of};
 use fuser::{INodeNo, Notifier};
 
 use crate::server::Server;
@@ -21,6 +21,20 @@ use crate::server::Server;
 /// Call its methods after a change that was not made through the mount. They drop the cached answer
 /// first from corewalk's cache, then from the kernel's. They wait for the kernel, so a
 /// [`FileSystem`](corewalk::FileSystem) must not call them while it serves a request.
+///
+/// # Examples
+/// ```no_run
+/// use std::{path::Path, sync::Arc};
+/// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// use corewalk_fuse::{Mount, MountOptions, Options};
+///
+/// let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+/// let mount = Mount::new(fs, Path::new("/mnt"), Options::exclusive(), &MountOptions::default())?;
+/// let name = corewalk::Name::new(b"file")?;
+/// let root = mount.server().vfs().root().ino();
+/// mount.kernel_cache().invalidate_entry(root, name)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct KernelCache {
     server: Arc<Server>,
@@ -53,7 +67,7 @@ impl KernelCache {
         }
         let node = INodeNo(self.server.translate(parent));
         let name = OsStr::from_bytes(name.as_bytes());
-        self.notifier.inval_entry(node, name).map_err(errno)
+        self.notifier.inval_entry(node, name).map_err(errno_of)
     }
 
     /// Drops the cached attributes and pages of the inode with number `ino`.
@@ -68,10 +82,6 @@ impl KernelCache {
             Err(error) => return Err(error),
         }
         let node = INodeNo(self.server.translate(ino));
-        self.notifier.inval_inode(node, 0, 0).map_err(errno)
+        self.notifier.inval_inode(node, 0, 0).map_err(errno_of)
     }
-}
-
-fn errno(error: std::io::Error) -> Errno {
-    Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }

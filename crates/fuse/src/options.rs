@@ -29,7 +29,18 @@ const WRITE_BYTES_MAX: u32 = 16 << 20;
 const WRITE_BYTES_MIN: u32 = 4096;
 
 /// The options of a [`Server`](crate::Server).
+///
+/// # Examples
+/// ```
+/// use corewalk_fuse::{Conflict, Options, WriteCache};
+///
+/// let options = Options::exclusive().with_write_cache(WriteCache::Back);
+/// assert_eq!(options.check(), Ok(()));
+/// let options = options.with_server_permissions().with_write_cache(WriteCache::Back);
+/// assert_eq!(options.check(), Err(Conflict::CachedWrites));
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// Whether other programs change the files too.
     pub ownership: Ownership,
@@ -44,18 +55,21 @@ pub struct Options {
     pub entry_timeout: Duration,
     /// How long the kernel may use attributes without asking again, unless the back end says it.
     pub attr_timeout: Duration,
-    /// How long the kernel may remember that a name does not exist. Zero: it does not remember it.
+    /// How long the kernel may remember that a name does not exist. With zero it does not remember
+    /// that.
     pub negative_timeout: Duration,
     /// The longest write request, in bytes: 4096 to 16 MiB.
     pub write_bytes_max: u32,
-    /// The background requests (read-ahead, writeback, release) that the kernel may send at a time.
+    /// Maximum number of background requests (read-ahead, writeback, release) that the kernel sends
+    /// before it waits for an answer.
     pub background_max: u16,
     /// The options of the namespace and its cache.
     pub vfs: VfsOptions,
 }
 
-/// Which programs change the files of a back end.
+/// Tells which programs change the files of a back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Ownership {
     /// Only programs that use this mount.
     Exclusive,
@@ -65,6 +79,7 @@ pub enum Ownership {
 
 /// Which side checks permissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Permissions {
     /// The kernel (`default_permissions`, `FUSE_POSIX_ACL`).
     Kernel,
@@ -72,8 +87,9 @@ pub enum Permissions {
     Server,
 }
 
-/// Whether the kernel collects writes before it sends them.
+/// Tells whether the kernel collects writes before it sends them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum WriteCache {
     /// The kernel sends each write at once.
     Through,
@@ -83,10 +99,12 @@ pub enum WriteCache {
 
 /// Whether a listing of a directory contains attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ReaddirPlus {
     /// Never: a listing contains names and types only.
     Never,
-    /// If the kernel expects that a program reads the attributes, and if names have a timeout.
+    /// The kernel asks for attributes in a listing if it expects that the program reads them, and
+    /// if names have a timeout.
     Auto,
     /// Always.
     Always,
@@ -107,6 +125,19 @@ pub enum Conflict {
 }
 
 impl Options {
+    corewalk_base::setters! {
+        with_ownership: ownership = Ownership;
+        with_permissions: permissions = Permissions;
+        with_write_cache: write_cache = WriteCache;
+        with_readdirplus: readdirplus = ReaddirPlus;
+        with_entry_timeout: entry_timeout = Duration;
+        with_attr_timeout: attr_timeout = Duration;
+        with_negative_timeout: negative_timeout = Duration;
+        with_write_bytes_max: write_bytes_max = u32;
+        with_background_max: background_max = u16;
+        with_vfs: vfs = VfsOptions;
+    }
+
     /// Returns options for a back end that is changed through this mount alone.
     pub fn exclusive() -> Options {
         let day = Duration::from_secs(86400);

@@ -6,15 +6,16 @@
 //!
 //! # Node numbers
 //! In the protocol the root has the number 1. The node number of any other inode is the inode
-//! number of the back end, with one exchange: the back end's number of the root and 1 are swapped.
+//! number of the back end, with one exception. The back end's number of the root and 1 are swapped.
 //! So no two inodes have one node number, whatever numbers the back end uses. The kernel reads
 //! number 0 as "no such name", so an inode with that number is refused.
 //!
 //! # Counting
-//! A returned [`Entry`] has been counted. The transport must deliver it to the kernel, or call
+//! A returned [`EntryOut`] has been counted. The transport must deliver it to the kernel, or call
 //! [`Server::forget`] for it. The kernel keeps a delivered entry even if the calling process has
 //! died meanwhile. When the connection ends, all counts end with it. A forget names a node number
-//! and no name. So a late forget cannot hit the file that has the name by then (traps P1, P2).
+//! and no name. So a late forget cannot hit the file that has the name by then, as in traps P1 and
+//! P2.
 //!
 //! # Guarantees
 //! - A.1: a directory's cookies are those of the back end plus 2. Cookies 1 and 2 are the positions
@@ -35,7 +36,7 @@ mod xattrs;
 pub use counters::Counters;
 pub use files::WriteOrigin;
 pub use listing::Dirent;
-pub use names::New;
+pub use names::NewFile;
 pub use xattrs::{XATTR_PRUNE, XATTR_STAT, XattrAnswer};
 
 use std::fmt;
@@ -67,12 +68,12 @@ pub(crate) const NO_NODE: u64 = u64::MAX;
 /// ```
 /// use std::sync::Arc;
 /// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-/// use corewalk_fuse::{Caller, New, Options, Server};
+/// use corewalk_fuse::{Caller, NewFile, Options, Server};
 ///
 /// let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
 /// let server = Server::new(fs, Options::exclusive())?;
 /// let caller = Caller { uid: 1000, gid: 1000, pid: 0 };
-/// let new = New { mode: 0o100_666, umask: 0o22, ..New::default() };
+/// let new = NewFile::new(0o100_666).with_umask(0o22);
 /// let made = server.make(caller, 1, b"file", &new)?;
 /// assert_eq!((made.attr.mode, made.attr.uid), (0o100_644, 1000));
 /// assert_eq!(server.counters().lookups, 1);
@@ -94,10 +95,12 @@ pub struct Server {
 /// Makes the kernel drop its cached attributes of a node.
 type DropAttributes = Box<dyn Fn(u64) + Send + Sync>;
 
-/// An inode for the kernel, counted once.
+/// An inode for the kernel, counted once. Analogous to `struct fuse_entry_out`.
+#[doc(alias = "fuse_entry_out")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "it is counted: deliver it, or forget it"]
-pub struct Entry {
+#[non_exhaustive]
+pub struct EntryOut {
     /// The node number.
     pub node: u64,
     /// The generation. Node number and generation together are never used for another inode.
@@ -108,11 +111,23 @@ pub struct Entry {
 
 /// A change of attributes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Change {
     /// The new attributes.
     pub set: SetAttr,
     /// True if the caller made the change through a file that is open for writing (ftruncate(2)).
     pub through_handle: bool,
+}
+
+impl Change {
+    /// Returns a change to `set` that is not made through an open file.
+    pub fn new(set: SetAttr) -> Change {
+        Change { set, through_handle: false }
+    }
+
+    corewalk_base::setters! {
+        with_through_handle: through_handle = bool;
+    }
 }
 
 impl Server {
@@ -185,7 +200,24 @@ impl Server {
     ///
     /// # Errors
     /// `ENOENT`; `ENAMETOOLONG`; `ENOTDIR`; `EACCES`; `ESTALE` for an unknown `parent`.
-    pub fn lookup(&self, caller: Caller, parent: u64, name: &[u8]) -> Result<Entry, Errno> {
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk_fuse::{Caller, NewFile, Options, Server};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let server = Server::new(fs, Options::exclusive())?;
+    /// # let caller = Caller { uid: 0, gid: 0, pid: 0 };
+    /// let made = server.make(caller, 1, b"f", &NewFile::new(0o100_644))?;
+    /// let found = server.lookup(caller, 1, b"f")?;
+    /// assert_eq!(found.node, made.node);
+    /// // The kernel holds two lookups now.
+    /// server.forget(found.node, 2);
+    /// assert_eq!(server.counters().lookups, 0);
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
+    pub fn lookup(&self, caller: Caller, parent: u64, name: &[u8]) -> Result<EntryOut, Errno> {
         if matches!(name, b"." | b"..") {
             return self.lookup_by_handle(parent, name);
         }
@@ -222,7 +254,7 @@ impl Server {
     ///
     /// # Errors
     /// `ESTALE` if the inode is gone.
-    fn lookup_by_handle(&self, node: u64, name: &[u8]) -> Result<Entry, Errno> {
+    fn lookup_by_handle(&self, node: u64, name: &[u8]) -> Result<EntryOut, Errno> {
         self.tallies.requests.add(1);
         let found = || {
             let mut found = self.vfs.by_number(self.translate(node), None)?;
@@ -237,11 +269,7 @@ impl Server {
         let (inode, attr) = found().map_err(gone)?;
         if inode.ino() == self.root {
             // The kernel never forgets the root, so it is not counted.
-            return Ok(Entry {
-                node: ROOT_NODE,
-                generation: 0,
-                attr: Attr { ino: ROOT_NODE, ..attr },
-            });
+            return Ok(EntryOut { node: ROOT_NODE, generation: 0, attr: attr.with_ino(ROOT_NODE) });
         }
         self.hand_out(inode, attr)
     }
@@ -251,7 +279,7 @@ impl Server {
     pub fn forget(&self, node: u64, n: u64) {
         self.tallies.requests.add(1);
         if node == ROOT_NODE || node == NO_NODE {
-            // The server never hands out either of them.
+            // The server counts no lookups of these two nodes.
             return;
         }
         if self.vfs.forget(self.translate(node), n) {
@@ -268,7 +296,7 @@ impl Server {
     /// `ESTALE`; the errors of the back end.
     pub fn getattr(&self, node: u64) -> Result<Attr, Errno> {
         let attr = self.vfs.getattr(&self.inode(node)?)?;
-        Ok(Attr { ino: node, ..attr })
+        Ok(attr.with_ino(node))
     }
 
     /// Changes attributes of `node` and returns the new ones.
@@ -276,6 +304,21 @@ impl Server {
     /// # Errors
     /// `EPERM`, `EACCES`, `EINVAL`, `EISDIR` as in chmod(2), chown(2), truncate(2) and
     /// utimensat(2); the errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk_fuse::{Caller, Change, NewFile, Options, Server};
+    /// # use corewalk::SetAttr;
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let server = Server::new(fs, Options::exclusive())?;
+    /// # let caller = Caller { uid: 0, gid: 0, pid: 0 };
+    /// let made = server.make(caller, 1, b"f", &NewFile::new(0o100_644))?;
+    /// let chmod = Change::new(SetAttr::default().with_mode(0o600));
+    /// assert_eq!(server.setattr(caller, made.node, chmod)?.mode, 0o100_600);
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn setattr(&self, caller: Caller, node: u64, change: Change) -> Result<Attr, Errno> {
         let inode = self.inode_refreshed(node)?;
         let mut set = change.set;
@@ -287,10 +330,10 @@ impl Server {
             // The kernel checked the permission when the file was opened.
             let is_open = set.size.is_some() && change.through_handle;
             let more = if is_open { Caps::DAC_OVERRIDE } else { Caps::empty() };
-            let cred = Cred { caps: cred.caps | more, ..cred.clone() };
+            let cred = cred.clone().with_caps(cred.caps | more);
             self.vfs.setattr(&cred, &inode, &set)
         })?;
-        Ok(Attr { ino: node, ..attr })
+        Ok(attr.with_ino(node))
     }
 
     /// Checks whether the caller has the permissions `mask` (the bits of access(2)) for `node`.
@@ -308,7 +351,8 @@ impl Server {
         self.counted(node)
     }
 
-    /// Returns the counted inode of a node. For the second node that a request names.
+    /// Returns the counted inode of a node, but counts no request. It is for the second node that a
+    /// request names.
     fn counted(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.vfs.inode(self.translate(node))?;
         let (ownership, permissions) = (self.options.ownership, self.options.permissions);
@@ -319,10 +363,11 @@ impl Server {
         Ok(inode)
     }
 
-    /// As `inode`, but the back end is asked again for owner and mode if other programs may change
-    /// them. For requests whose effect depends on both, whatever checks permissions: a new file
-    /// inherits from them, or a change clears some bits. Other requests need them only for the
-    /// permission check, which the kernel has made. Asking again would cost a `stat` each.
+    /// As `inode`, but asks the back end again for owner and mode if other programs may change
+    /// them. It is for requests whose effect depends on owner and mode, even if the kernel checks
+    /// the permissions. For example, a new file inherits from them, or a change clears some bits.
+    /// Other requests need them only for the permission check, which the kernel has made. Asking
+    /// again would cost a `stat` each.
     fn inode_refreshed(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.inode(node)?;
         self.refresh(&inode);
@@ -363,7 +408,7 @@ impl Server {
     }
 
     /// Turns a reference to an inode into one lookup that the kernel holds.
-    fn hand_out(&self, inode: InodeRef<'_>, attr: Attr) -> Result<Entry, Errno> {
+    fn hand_out(&self, inode: InodeRef<'_>, attr: Attr) -> Result<EntryOut, Errno> {
         let node = self.translate(inode.ino());
         if node == 0 || node == ROOT_NODE || node == NO_NODE {
             // The protocol uses these numbers for something else than a looked-up inode.
@@ -372,7 +417,7 @@ impl Server {
         let generation = inode.generation();
         self.tallies.lookups.add(1);
         inode.into_lookups();
-        Ok(Entry { node, generation, attr: Attr { ino: node, ..attr } })
+        Ok(EntryOut { node, generation, attr: attr.with_ino(node) })
     }
 
     /// Returns the credentials for the permission checks of a request.
@@ -416,8 +461,8 @@ impl Server {
         match self.options.permissions {
             Permissions::Server => cred,
             Permissions::Kernel => {
-                let checked = Caps::all() - Caps::FSETID;
-                Cred { caps: cred.caps | checked, ..cred }
+                let caps = cred.caps | (Caps::all() - Caps::FSETID);
+                cred.with_caps(caps)
             }
         }
     }

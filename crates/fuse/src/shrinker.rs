@@ -50,17 +50,20 @@ use crate::server::Server;
 const TICK: Duration = Duration::from_secs(1);
 /// The pause between two rounds, in which forgets arrive.
 const ROUND: Duration = Duration::from_millis(1);
-/// The entries that one round requests the kernel to forget, at most.
+/// Maximum number of entries that one round requests the kernel to forget.
 const REQUEST_MAX: u64 = 4096;
-/// The rounds after which the shrinker stops waiting for an entry that is still in use.
+/// Number of rounds after which the shrinker stops waiting for a requested entry that is still in
+/// use.
 const TRIES_MAX: u32 = 16;
-/// The rounds in a row that may evict nothing. Each pause is twice as long as the one before.
+/// Number of rounds in a row that evict nothing before the shrinker rests. The pause doubles after
+/// each of them.
 const FRUITLESS_MAX: u32 = 6;
-/// The pause after that many rounds: all requested entries are in use.
+/// The pause after `FRUITLESS_MAX` rounds that evicted nothing, since all requested entries are in
+/// use.
 const REST: Duration = Duration::from_millis(200);
 /// The memory of one entry, roughly: its dentry, its inode, its slots in the tables.
 const ENTRY_BYTES: u64 = 128;
-/// Once over the budget, the cache shrinks to this fraction (one in so many) below the budget.
+/// A cache that exceeds its budget shrinks until it is below the budget by one part in this many.
 const SPARE_SHARE: u64 = 16;
 
 /// The handle of the shrinker thread. Dropping it ends the thread.
@@ -197,7 +200,7 @@ impl ShrinkThread {
         match self.device.notify_prune(nodes) {
             Ok(()) => {}
             Err(Errno::INVAL | Errno::NOSYS) => self.notification = Notification::ByName,
-            // The connection ends.
+            // Any other error means that the connection ends.
             Err(error) => log::debug!("cannot request the kernel to forget nodes: {error}"),
         }
     }
@@ -213,7 +216,8 @@ impl ShrinkThread {
 }
 
 /// Waits for `pause`, and returns false if the thread must end. A wake-up ends a pause of `TICK`
-/// early. It does not end a pause between rounds, since the shrinker knows already.
+/// early. It does not end a pause between rounds, since the shrinker knows already that the cache
+/// is over its budget.
 fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
     let end = Instant::now() + pause;
     loop {

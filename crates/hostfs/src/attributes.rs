@@ -1,20 +1,20 @@
 //! Attributes: statx(2), and chmod, chown, truncate and utimensat.
 //!
 //! A change of several attributes is made step by step. If a step fails, the old owner and mode are
-//! restored, as far as they were to change. The size is changed after them, since a truncation
-//! cannot be undone.
+//! restored, if the call changes them. The size is changed last, since a truncation cannot be
+//! undone.
 //!
 //! # When ACLs are read
 //! Neither statx(2) nor the mode shows whether a file has an ACL. Reading the ACL takes longer than
 //! reading all other attributes. So the ACL is read only in calls whose attributes the cache uses
 //! for permission checks: lookup, creation and changes. In any other call the attributes say that
-//! there may be an ACL. If the cache uses those for a check, it reads the ACL itself and finds
-//! none. So the answer is right, but takes longer.
+//! there may be an ACL. If the cache checks a permission with such attributes, it reads the ACL
+//! itself, and may find none. So the answer is right, but takes longer.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
 use corewalk::attr::mode::{S_IFMT, S_ISGID, S_ISUID};
-use corewalk::{AclKind, Attr, Errno, FileKind, Node, SetAttr, SetTime, Timespec, Ttl};
+use corewalk::{AclKind, Attr, Errno, FileKind, Node, SetAttr, SetTime, Timespec};
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, OFlags, Statx, StatxTimestamp, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
     chmodat, chownat, fchmod, ftruncate, makedev, utimensat,
@@ -57,27 +57,22 @@ impl HostFs {
         }
     }
 
-    /// Returns the attributes in a status, with generation 0.
+    /// Returns the attributes that a result of statx(2) contains, with generation 0.
     #[inline]
     pub(crate) fn attr(&self, status: &Statx, has_acl: bool) -> Attr {
-        Attr {
-            ino: status.stx_ino,
-            generation: 0,
-            mode: u32::from(status.stx_mode),
-            nlink: status.stx_nlink,
-            uid: status.stx_uid,
-            gid: status.stx_gid,
-            rdev: makedev(status.stx_rdev_major, status.stx_rdev_minor),
-            size: status.stx_size,
-            blocks: status.stx_blocks,
-            blksize: status.stx_blksize,
-            atime: time(&status.stx_atime),
-            mtime: time(&status.stx_mtime),
-            ctime: time(&status.stx_ctime),
-            btime: time(&status.stx_btime),
-            has_acl,
-            ttl: Ttl::default(),
-        }
+        Attr::new(status.stx_ino, u32::from(status.stx_mode))
+            .with_nlink(status.stx_nlink)
+            .with_uid(status.stx_uid)
+            .with_gid(status.stx_gid)
+            .with_rdev(makedev(status.stx_rdev_major, status.stx_rdev_minor))
+            .with_size(status.stx_size)
+            .with_blocks(status.stx_blocks)
+            .with_blksize(status.stx_blksize)
+            .with_atime(time(&status.stx_atime))
+            .with_mtime(time(&status.stx_mtime))
+            .with_ctime(time(&status.stx_ctime))
+            .with_btime(time(&status.stx_btime))
+            .with_has_acl(has_acl)
     }
 
     /// Changes attributes and returns the new ones.
@@ -90,7 +85,7 @@ impl HostFs {
             Some(_) => Some(self.writable(node, fd)?),
             None => None,
         };
-        if let Err(error) = change(node, fd, (&before, set), writable) {
+        if let Err(error) = change(node, fd, &before, set, writable) {
             // If this fails, another program has changed the attributes meanwhile.
             let changes_owner = set.uid.is_some() || set.gid.is_some();
             if changes_owner {
@@ -105,7 +100,7 @@ impl HostFs {
         self.attr_of(fd)
     }
 
-    /// Returns a descriptor for a truncation. Prefers an open file of a client: a user who has
+    /// Returns a descriptor for a truncation. Prefers an open file of a client. A user who has
     /// created a file with mode 0400 may truncate it while it is open, but could not open it for
     /// writing again.
     fn writable(&self, node: Node<'_>, fd: BorrowedFd<'_>) -> Result<SharedFd, Errno> {
@@ -120,7 +115,8 @@ impl HostFs {
 fn change(
     node: Node<'_>,
     fd: BorrowedFd<'_>,
-    (before, set): (&Statx, &SetAttr),
+    before: &Statx,
+    set: &SetAttr,
     writable: Option<SharedFd>,
 ) -> Result<(), Errno> {
     if set.uid.is_some() || set.gid.is_some() {
@@ -130,7 +126,8 @@ fn change(
         && node.kind() != FileKind::Symlink
     {
         let changed = chmod(fd, mode);
-        // The caller may write to the file without owning it. The truncation clears the bits then.
+        // chmod(2) may fail, because the caller may write to the file without owning it. Then the
+        // truncation itself clears the bits.
         let before = u32::from(before.stx_mode);
         let takes_set_id = (before ^ mode) & !S_IFMT & !SET_ID == 0 && mode & !before & SET_ID == 0;
         match changed {

@@ -19,7 +19,8 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 
 /// The longest piece of a path for one call, in bytes.
 const PIECE_MAX: usize = 4000;
-/// The calls of openat2(2) that may fail because of a concurrent rename.
+/// Maximum number of calls of openat2(2) for one path, if each fails because of a concurrent
+/// rename.
 const AGAIN_MAX: u32 = 64;
 
 /// The way in which paths are resolved.

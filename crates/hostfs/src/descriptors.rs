@@ -1,4 +1,4 @@
-//! The descriptors that are kept.
+//! The descriptors that are kept from one call to the next.
 //!
 //! | kind | of | kept until | at most |
 //! |---|---|---|---|
@@ -31,7 +31,7 @@ use crate::hostfs::HostFsOptions;
 /// A descriptor that several calls may use. It is closed after the last use.
 pub(crate) type SharedFd = Arc<OwnedFd>;
 
-/// The numbers of descriptors that are kept, by kind.
+/// The maximum number of kept descriptors of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shares {
     pub(crate) reusable: usize,
@@ -40,9 +40,10 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// Divides the `limit` of the process (`RLIMIT_NOFILE`; `None` is no limit). `reserved` ones
-    /// are held back, at most half of all. Reusable ones and orphans take at most a quarter of the
-    /// rest each. All others are for files that clients open, at least one.
+    /// Divides `limit`, the number of descriptors that the process may have (`RLIMIT_NOFILE`),
+    /// among the kinds. `None` is no limit. `reserved` ones are held back, at most half of all.
+    /// Reusable ones and orphans take at most a quarter of the rest each. All others are for files
+    /// that clients open, at least one.
     pub(crate) fn new(options: &HostFsOptions, limit: Option<u64>) -> Shares {
         let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
         let rest = limit - options.reserved.min(limit / 2);
@@ -53,18 +54,19 @@ impl Shares {
 
 /// The descriptors of one file system.
 pub(crate) struct Descriptors {
+    /// Protected by its own mutex. No descriptor is opened or closed under it.
     kept: Mutex<Kept>,
-    /// The open and fresh files, at most. Each call that runs at the same instant may exceed it by
-    /// one.
+    /// Maximum number of open and fresh files together. Calls that run in parallel may exceed it by
+    /// one each.
     open_max: usize,
     next_handle: AtomicU64,
 }
 
-/// The kept descriptors.
+/// The kept descriptors. All fields are protected by `Descriptors::kept`.
 struct Kept {
     reusable: Recent,
     orphans: Recent,
-    /// Files by inode number, each with its access mode.
+    /// The fresh files by inode number, each with the access mode with which it is open.
     fresh: HashMap<u64, (OFlags, OwnedFd), RandomState>,
     /// Open files by inode number and handle.
     open: BTreeMap<(u64, u64), Open>,
@@ -280,7 +282,7 @@ mod tests {
         descriptors.keep(3, fd());
         assert!(descriptors.get(2).is_none());
         assert!(descriptors.get(1).is_some() && descriptors.get(3).is_some());
-        // Both are used now, so the hand passes each of them once.
+        // Both descriptors were used, so the clock hand first passes each of them once.
         descriptors.keep(4, fd());
         let kept = [1, 3, 4].map(|ino| descriptors.get(ino).is_some());
         assert_eq!(kept.iter().filter(|kept| **kept).count(), 2);

@@ -17,12 +17,13 @@ use std::collections::HashMap;
 use corewalk_base::Mutex;
 use foldhash::fast::RandomState;
 
-/// The directories in the cache, at most. If there are more, all are dropped.
+/// Maximum number of directories in the cache. If there are more, all are dropped.
 const DIRECTORIES_MAX: usize = 256;
 
 /// The inode numbers of directories, by the paths that led to them.
 #[derive(Default)]
 pub(crate) struct DirectoryPaths {
+    /// Protected by its own mutex.
     by_path: Mutex<HashMap<Vec<u8>, u64, RandomState>>,
 }
 

@@ -114,7 +114,8 @@ impl HostFs {
         &self,
         node: Node<'_>,
         handle: u64,
-        (offset, len): (u64, u64),
+        offset: u64,
+        len: u64,
         how: Fallocate,
     ) -> Result<(), Errno> {
         let how = FallocateFlags::from_bits_retain(how.bits());
@@ -186,8 +187,8 @@ pub(crate) fn open_with_atime<R>(
     }
 }
 
-/// Returns the access mode in a client's flags. The other flags have no use here: each call has its
-/// offset, and appending, creation and truncation are separate calls.
+/// Returns the access mode in a client's flags of open(2). The back end needs no other flag: each
+/// call names its offset, and appending, creation and truncation are separate calls.
 pub(crate) fn access_of(flags: u32) -> OFlags {
     OFlags::from_bits_retain(flags) & OFlags::ACCMODE
 }

@@ -1,4 +1,5 @@
-//! Generations, which distinguish an inode from an earlier one with the same number (trap P11).
+//! Generations, which distinguish an inode from an earlier one with the same number. Trap P11 is a
+//! stale handle that reaches the later one.
 //!
 //! Host file systems reuse the number of a removed inode at once. The time of creation differs, so
 //! it is the generation, in microseconds. But the clock of a file system may tick only every few
@@ -20,24 +21,31 @@ use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use foldhash::fast::RandomState;
 
-/// The low bits of a generation, which count inodes with one number and one time of creation.
+/// Number of the low bits of a generation that count the inodes with the same number and the same
+/// time of creation.
 const COUNT_BITS: u32 = 12;
-/// The recorded inodes that were removed young, at most. If there are more, all are dropped.
+/// Maximum number of recorded inodes that were removed young. If there are more, all records are
+/// dropped.
 const YOUNG_DEAD_MAX: usize = 4096;
-/// The age in microseconds from which an inode is not young. The clock ticks more often than that.
+/// An inode below this age, in microseconds, is young. The clock of any host file system ticks more
+/// often.
 const YOUNG_US: u64 = 1_000_000;
 
-/// The numbers that were used more than once within a tick.
+/// The inode numbers that the host used more than once within a tick of its clock.
 #[derive(Default)]
 pub(crate) struct Generations {
+    /// Protected by its own mutex.
     known: Mutex<Known>,
-    /// True if `counts` is not empty. Otherwise no call has to take the lock.
+    /// True if `counts` is not empty. Otherwise no call has to take the lock. Stored under `known`,
+    /// and never cleared.
     has_counts: AtomicBool,
 }
 
+/// The records. All fields are protected by `Generations::known`.
 #[derive(Default)]
 struct Known {
-    /// By inode number: time of creation and count of an inode that was removed young.
+    /// The inodes that were removed young, by inode number. The value is the time of creation and
+    /// the count.
     young_dead: HashMap<u64, (u64, u64), RandomState>,
     /// The counts that are not 0, by inode number and time of creation.
     counts: HashMap<(u64, u64), u64, RandomState>,

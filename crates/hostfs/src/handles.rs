@@ -4,8 +4,8 @@
 //! The host gives each file a handle that no later file ever gets (name_to_handle_at(2)). It
 //! contains the inode number and a generation of the host, in a layout of the file system.
 //! [`Handles`] knows four layouts. With these it reads the generation from a handle, and makes the
-//! handle of a file from number and generation, without a list of files. Of a handle with another
-//! layout a hash serves as the generation.
+//! handle of a file from number and generation, without a list of files. For a handle with another
+//! layout, a hash of the handle serves as the generation.
 //!
 //! # Beneath the root
 //! A number may belong to a file outside of the root, on the same file system. An opened directory
@@ -38,9 +38,10 @@ use crate::beneath::no_follow;
 use crate::descriptors::SharedFd;
 use crate::hostfs::{HostFs, magic, stat_fd};
 
-/// The tries to read status and handle of a name while other programs give it to other files.
+/// Maximum number of tries to read status and handle of a name, while other programs give the name
+/// to other files.
 const TRIES_MAX: u32 = 16;
-/// The levels of directories that are followed upwards, at most.
+/// Maximum number of steps from a directory up to its parent.
 const DEPTH_MAX: u32 = 1 << 16;
 /// The name of the parent directory.
 const PARENT: &[u8] = b"..";
@@ -53,7 +54,7 @@ pub(crate) struct Handles {
     /// True if the root is that of the whole file system, so that all its files are beneath it.
     is_whole: bool,
     /// The host's generations of files that were found by number and have no name in the cache.
-    /// Protected by its mutex.
+    /// Protected by its own mutex.
     nameless: Mutex<HashMap<u64, u32, RandomState>>,
 }
 
@@ -227,7 +228,7 @@ impl HostFs {
         handles.nameless.lock().insert(ino, generation as u32);
         self.descriptors.keep(ino, Arc::new(fd));
         let has_acl = self.has_acl(&status, || Ok(true))?;
-        Ok(Attr { generation, ..self.attr(&status, has_acl) })
+        Ok(self.attr(&status, has_acl).with_generation(generation))
     }
 
     /// Opens a file that was found by number before and has no name in the cache.
@@ -317,7 +318,8 @@ impl HostFs {
         Ok(false)
     }
 
-    /// Returns true if the host shows a path for the file, and that path leads to it from the root.
+    /// Returns true if the host shows a path for the file, and that path, resolved beneath the
+    /// root, leads to the file.
     fn has_path_beneath(&self, fd: BorrowedFd<'_>) -> Result<bool, Errno> {
         let shown = |fd| readlinkat(CWD, magic(fd), Vec::new()).map(std::ffi::CString::into_bytes);
         let (path, root) = (shown(fd)?, shown(self.root.as_fd())?);

@@ -33,12 +33,22 @@ const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 const LOCAL: [u32; 5] = [0x9123_683e, 0xef53, 0xf2f5_2010, 0x0102_1994, 0x5846_5342];
 
 /// The options of a [`HostFs`].
+///
+/// # Examples
+/// ```
+/// use corewalk::AtimePolicy;
+/// use corewalk_hostfs::{HostFs, HostFsOptions};
+///
+/// let options = HostFsOptions::default().with_reusable(16).with_atime(AtimePolicy::NEVER);
+/// assert!(HostFs::new("/usr".as_ref(), options).is_ok());
+/// ```
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct HostFsOptions {
-    /// The descriptors of recently used inodes that are kept, at most.
+    /// Maximum number of kept descriptors of recently used inodes.
     pub reusable: usize,
-    /// The descriptors of inodes unlinked while in use that are kept, at most. If such a file is
-    /// open, its open descriptor is used too.
+    /// Maximum number of kept descriptors of inodes that were unlinked while in use. If such a file
+    /// is open, its open descriptor is used too.
     pub orphans: usize,
     /// The descriptors that open files leave free, for running calls and the rest of the process.
     /// Use about five per thread that makes calls.
@@ -52,6 +62,15 @@ pub struct HostFsOptions {
     pub atime: AtimePolicy,
 }
 
+impl HostFsOptions {
+    corewalk_base::setters! {
+        with_reusable: reusable = usize;
+        with_orphans: orphans = usize;
+        with_reserved: reserved = usize;
+        with_atime: atime = AtimePolicy;
+    }
+}
+
 impl Default for HostFsOptions {
     /// Returns 64 reusable descriptors, 64 orphans, 32 reserved, and the host's access times.
     fn default() -> HostFsOptions {
@@ -61,6 +80,16 @@ impl Default for HostFsOptions {
 }
 
 /// A directory of the host as a file system. The crate's text says how it works.
+///
+/// # Examples
+/// ```
+/// use corewalk::FileSystem;
+/// use corewalk_hostfs::{HostFs, HostFsOptions};
+///
+/// let fs = HostFs::new("/".as_ref(), HostFsOptions::default())?;
+/// assert!(fs.root()?.is_dir());
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 pub struct HostFs {
     pub(crate) root: SharedFd,
     pub(crate) root_ino: u64,
@@ -72,7 +101,7 @@ pub struct HostFs {
     pub(crate) generations: Generations,
     /// `None` if the host file system has no file handles.
     pub(crate) handles: Option<Handles>,
-    /// Whether the host file system gets attributes from another machine or process.
+    /// Tells whether the host file system gets attributes from another machine or process.
     reach: Reach,
     /// Whether the host file system has POSIX ACLs.
     pub(crate) acls: AclSupport,
@@ -93,7 +122,7 @@ enum Reach {
 /// Whether a host file system has POSIX ACLs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AclSupport {
-    /// It has ACLs, or this is not known.
+    /// The host file system has ACLs, or `HostFs` does not know.
     Yes,
     /// Reading an ACL fails with `EOPNOTSUPP`.
     No,
@@ -159,7 +188,8 @@ impl HostFs {
         if let Some(fd) = self.open_if(node, &path)? {
             return Ok(fd);
         }
-        // On the host that name may have been removed or given to another file.
+        // On the host the first name may have been removed or given to another file, so try the
+        // others.
         for path in node.other_paths() {
             if let Some(fd) = self.open_if(node, &path)? {
                 return Ok(fd);
@@ -171,8 +201,8 @@ impl HostFs {
         self.descriptors.get(ino).ok_or(Errno::STALE)
     }
 
-    /// Returns a descriptor of an inode without a name in the cache, if it was found by number
-    /// before.
+    /// Returns a descriptor of an inode that has no name in the cache, if `attr_by_number` has
+    /// found the inode before.
     fn nameless(&self, ino: u64) -> Result<SharedFd, Errno> {
         let fd = Arc::new(self.open_nameless(ino)?);
         self.descriptors.keep(ino, Arc::clone(&fd));
@@ -195,7 +225,7 @@ impl HostFs {
             ) => {
                 return Err(error);
             }
-            // The name was removed, or it or a directory above leads to another file.
+            // The name was removed, or the name or a directory above it is another file by now.
             Err(_) => return Ok(None),
         };
         if !self.is_node(node, fd.as_fd(), b"", &stat_fd(fd.as_fd())?) {
@@ -458,15 +488,14 @@ impl FileSystem for HostFs {
 
     fn statfs(&self) -> Result<StatFs, Errno> {
         let all = fstatvfs(&*self.root)?;
-        Ok(StatFs {
-            bsize: all.f_frsize as u32,
-            blocks: all.f_blocks,
-            bfree: all.f_bfree,
-            bavail: all.f_bavail,
-            files: all.f_files,
-            ffree: all.f_ffree,
-            namelen: all.f_namemax as u32,
-        })
+        Ok(StatFs::default()
+            .with_bsize(all.f_frsize as u32)
+            .with_blocks(all.f_blocks)
+            .with_bfree(all.f_bfree)
+            .with_bavail(all.f_bavail)
+            .with_files(all.f_files)
+            .with_ffree(all.f_ffree)
+            .with_namelen(all.f_namemax as u32))
     }
 
     fn fallocate(
@@ -477,7 +506,7 @@ impl FileSystem for HostFs {
         len: u64,
         how: Fallocate,
     ) -> Result<(), Errno> {
-        self.allocate(node, handle, (offset, len), how)
+        self.allocate(node, handle, offset, len, how)
     }
 
     fn seek(&self, node: Node<'_>, handle: u64, offset: u64, what: Seek) -> Result<u64, Errno> {
@@ -572,12 +601,12 @@ mod tests {
         }
         let has = |path| fs.descriptors.get(ino(path)).is_some();
         assert_eq!(["d", "d/e", "d/a", "d/e/b"].map(has), [true, true, false, false]);
-        // Another directory at the same path.
+        // Put another directory at the same path.
         std::fs::rename(root.join("d/e"), root.join("old")).unwrap();
         std::fs::create_dir(root.join("d/e")).unwrap();
         std::fs::rename(root.join("old/b"), root.join("d/e/b")).unwrap();
         assert_eq!(vfs.getattr(&b).unwrap().ino, ino("d/e/b"));
-        // Another file with the same name.
+        // Make another file with the same name.
         std::fs::write(root.join("new"), b"1").unwrap();
         std::fs::rename(root.join("new"), root.join("d/a")).unwrap();
         assert_eq!(vfs.getattr(&a), Err(Errno::STALE));
@@ -593,7 +622,7 @@ mod tests {
         let vfs = Vfs::new(shared, VfsOptions::default()).unwrap();
         let (cred, write) = (Cred::root(), OFlags::WRONLY.bits());
         let make = |name: &[u8]| {
-            let what = Make { open: Some(write), ..Make::new(S_IFREG | 0o444, 0, 0) };
+            let what = Make::new(S_IFREG | 0o444, 0, 0).with_open(write);
             vfs.make(&cred, &vfs.root(), Name::new(name).unwrap(), what).unwrap().0
         };
         let is_fresh = |ino| fs.descriptors.take_fresh(ino, OFlags::WRONLY).is_some();

@@ -1,9 +1,9 @@
 //! A host directory as a corewalk [`FileSystem`](corewalk::FileSystem).
 //!
 //! A passthrough server usually keeps one descriptor for every inode that its client has seen. So
-//! it fails with `EMFILE` when a user runs `find` (trap P10). [`HostFs`] works by path instead. A
-//! call gets a path of its inode from the cache, resolves it beneath the root, and checks that it
-//! leads to the right inode. Only the descriptors of recently used inodes are kept.
+//! it fails with `EMFILE` when a user runs `find`. That is trap P10. [`HostFs`] works by path
+//! instead. A call gets a path of its inode from the cache, resolves it beneath the root, and
+//! checks that it leads to the right inode. Only the descriptors of recently used inodes are kept.
 //!
 //! # How it works
 //! - `beneath` resolves a path so that neither a symbolic link nor a rename leads out of the root.
@@ -11,8 +11,9 @@
 //!   files. A path from the cache stays valid until the call returns (`FileSystem`, F.6): renames
 //!   of the directories above wait for the call. A call that finds a descriptor needs no path.
 //! - `directory_paths` maps paths to directories, for reading attributes without opening the file.
-//! - `handles` distinguishes a file from a later one with the same inode number, and finds files by
-//!   number (trap P11). `generations` does the former if the host has no file handles.
+//! - `handles` distinguishes a file from a later one with the same inode number, which is trap P11.
+//!   It also finds files by number. If the host has no file handles, `generations` distinguishes
+//!   files.
 //! - The other modules are the operations. They return the host's errors.
 //!
 //! # Guarantees
@@ -21,7 +22,7 @@
 //! - H.2: the file system keeps at most `reusable` + `orphans` descriptors and one per open file. A
 //!   running call uses a few more. So `ulimit -n 256` suffices for any number of files. Open files
 //!   leave `reserved` descriptors to the calls. An open beyond that fails with `ENFILE`, and no
-//!   other call fails (trap X10).
+//!   other call fails. Trap X10 is a limit of the server that becomes an error of all clients.
 //! - H.3: no lock is held during a system call that can wait.
 //!
 //! # Limits

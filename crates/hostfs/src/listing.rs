@@ -9,7 +9,8 @@
 //! ext4 and btrfs mean the end, but a server needs numbers above the largest cookie. No host uses
 //! the two numbers below 2^63 - 1 that replace them (ext4's hashes end at 2^63 - 2^32 - 1).
 //!
-//! Source: getdents64(2), traps T48 and P13.
+//! Source: getdents64(2); traps T48 and P13, listings that skip or repeat entries while others
+//! change the directory.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

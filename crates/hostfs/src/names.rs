@@ -33,7 +33,7 @@ impl HostFs {
         let dir = self.at(dir)?;
         let (status, generation) = self.status_and_generation(dir.as_fd(), name.as_bytes())?;
         let has_acl = self.has_acl(&status, || self.name_has_acl(dir.as_fd(), name))?;
-        Ok(Attr { generation, ..self.attr(&status, has_acl) })
+        Ok(self.attr(&status, has_acl).with_generation(generation))
     }
 
     pub(crate) fn make_name(
@@ -51,7 +51,7 @@ impl HostFs {
         }
         let flags =
             if self.atime.others == Atime::Never { OFlags::NOATIME } else { OFlags::empty() };
-        let opened = self.retry_full(|| create(dir.as_fd(), name, (kind, mode, flags), what))?;
+        let opened = self.retry_full(|| create(dir.as_fd(), name, kind, mode, flags, what))?;
         let opened = match opened {
             Some(fd) => Ok(fd),
             None => self.retry_full(|| open_made(dir.as_fd(), name, kind)),
@@ -128,7 +128,7 @@ impl HostFs {
             status = self.status(fd, b"")?;
         }
         let generation = self.generation(fd, b"", &status)?.ok_or(Errno::STALE)?;
-        Ok(Attr { generation, ..self.attr(&status, what.access_acl.is_some()) })
+        Ok(self.attr(&status, what.access_acl.is_some()).with_generation(generation))
     }
 
     pub(crate) fn link_name(
@@ -180,7 +180,7 @@ impl HostFs {
         let rename =
             |flags| renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
         match rename(flags) {
-            // EINVAL and ENOSYS come from file systems and kernels without rename flags.
+            // File systems without rename flags return EINVAL, and kernels without them ENOSYS.
             Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) if mode == RenameMode::Replace => {}
             done => return done,
         }
@@ -193,8 +193,8 @@ impl HostFs {
         done
     }
 
-    /// Returns the status of the file that is about to lose a name, and a descriptor of it. Without
-    /// a descriptor if there are too many.
+    /// Returns the status of the file that is about to lose a name, and a descriptor of the file.
+    /// The descriptor is `None` if the process has too many.
     fn open_before_removal(
         &self,
         dir: BorrowedFd<'_>,
@@ -231,7 +231,7 @@ impl HostFs {
     }
 }
 
-/// Whether an inode is about to lose its last name.
+/// Tells whether an inode is about to lose its last name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Last {
     Yes,
@@ -256,12 +256,14 @@ fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<Owne
 
 /// Creates a file of type `kind` with the permission bits `mode`.
 ///
-/// For a regular file, returns a descriptor opened with the flags of the open that follows, or for
-/// reading, and with `flags`.
+/// For a regular file, returns a descriptor. It is opened with `flags`, and with the access mode of
+/// the open that follows, or for reading if none follows.
 fn create(
     dir: BorrowedFd<'_>,
     name: Name<'_>,
-    (kind, mode, flags): (FileKind, Mode, OFlags),
+    kind: FileKind,
+    mode: Mode,
+    flags: OFlags,
     what: &Make<'_>,
 ) -> Result<Option<OwnedFd>, Errno> {
     let name = name.as_bytes();

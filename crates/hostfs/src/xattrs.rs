@@ -1,7 +1,7 @@
 //! Extended attributes and ACLs, which the host stores.
 //!
-//! The system calls for attributes take no `O_PATH` descriptor. So they are called with the
-//! descriptor's path under `/proc`, which leads to the file itself, even if that is a symbolic
+//! The system calls for extended attributes take no `O_PATH` descriptor. So they are called with
+//! the descriptor's path under `/proc`, which leads to the file itself, even if that is a symbolic
 //! link. Resolving that path takes several times as long as the call itself. A readable descriptor,
 //! as there often is of a directory, avoids it.
 //!

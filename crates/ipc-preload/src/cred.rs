@@ -14,8 +14,7 @@
 use corewalk_ipc::Cred;
 use libc::{c_int, gid_t, size_t, uid_t};
 
-use crate::lookup::c_name;
-use crate::next::Next;
+use crate::next::next;
 use crate::process;
 
 /// Asks the kernel for the credentials of the calling thread.
@@ -32,9 +31,9 @@ pub(crate) fn current() -> Cred {
 /// Defines functions that call the next of their name, and then ask anew who the process is.
 macro_rules! refreshing {
     ($($table:ident, $name:ident($($argument:ident: $kind:ty),*), $refresh:ident;)*) => {
-        $(
-            static $table: Next = Next::new(c_name(concat!(stringify!($name), "\0")));
+        next! { $($table: fn $name($($kind),*) -> c_int;)* }
 
+        $(
             /// The call of that name, after which the credentials are asked for anew.
             ///
             /// # Safety
@@ -42,26 +41,19 @@ macro_rules! refreshing {
             /// That of the call.
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
-                type Function = unsafe extern "C" fn($($kind),*) -> c_int;
-                let address = $table.address();
-                if address.is_null() {
-                    crate::errno::set(rustix::io::Errno::NOSYS);
-                    return -1;
-                }
-                // SAFETY: what the C library defines under this name has this type.
-                let next = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Function>(address) };
+                let Some(next) = $table.found() else { return -1 };
                 // SAFETY: the caller's promise.
                 let result = unsafe { next($($argument),*) };
                 process::$refresh();
                 result
             }
         )*
-
-        /// Looks up all of them.
-        pub(crate) fn resolve() {
-            $($table.address();)*
-        }
     };
+}
+
+/// Looks up the functions of the C library.
+pub(crate) fn resolve() {
+    look_up();
 }
 
 refreshing! {

@@ -1,7 +1,9 @@
-//! Results as C has them: a number, or -1 and errno.
+//! Results as C has them: a value, or one that says that the call has failed, and errno.
 
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use rustix::io::Errno;
+use std::ffi::c_void;
+use std::ptr;
 
 /// Whether this process, or one that it was forked from, has said that it cannot join the
 /// namespace.
@@ -32,14 +34,33 @@ pub(crate) fn set(errno: Errno) {
     unsafe { location.write(errno.raw_os_error()) };
 }
 
-/// Returns the number, or -1 with errno set.
+/// A type of results with a value for a call that has failed.
+pub(crate) trait Answer {
+    const FAILED: Self;
+}
+
+impl Answer for i32 {
+    const FAILED: Self = -1;
+}
+
+impl Answer for isize {
+    const FAILED: Self = -1;
+}
+
+impl Answer for *mut libc::FILE {
+    const FAILED: Self = ptr::null_mut();
+}
+
+/// The result of shmat(2).
+impl Answer for *mut c_void {
+    const FAILED: Self = ptr::without_provenance_mut(usize::MAX);
+}
+
+/// Returns the value, or that of a failed call with errno set.
 #[inline]
-pub(crate) fn number(result: Result<i32, Errno>) -> libc::c_int {
-    match result {
-        Ok(number) => number,
-        Err(errno) => {
-            set(errno);
-            -1
-        }
-    }
+pub(crate) fn answer<T: Answer>(result: Result<T, Errno>) -> T {
+    result.unwrap_or_else(|errno| {
+        set(errno);
+        T::FAILED
+    })
 }

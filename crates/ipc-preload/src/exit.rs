@@ -18,24 +18,22 @@ use libc::{c_int, c_void};
 
 use crate::call;
 use crate::hold;
-use crate::next::Next;
+use crate::next::next;
 use crate::process;
 use crate::shm;
 
-static EXIT_NOW: Next = Next::new(c"_exit");
+next! {
+    EXIT_NOW: fn _exit(c_int) -> !;
+    AT_QUICK_EXIT: fn __cxa_at_quick_exit(extern "C" fn(*mut c_void), *mut c_void) -> c_int;
+}
 
 /// Looks up what this module stands in front of, and asks to be told of a `quick_exit`.
 pub(crate) fn resolve() {
-    EXIT_NOW.address();
-    static AT_QUICK_EXIT: Next = Next::new(c"__cxa_at_quick_exit");
-    type Register = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void) -> c_int;
+    look_up();
     extern "C" fn at_quick_exit(_: *mut c_void) {
         end();
     }
-    let address = AT_QUICK_EXIT.address();
-    if !address.is_null() {
-        // SAFETY: what glibc defines under this name has this type.
-        let register = unsafe { std::mem::transmute::<*mut c_void, Register>(address) };
+    if let Some(register) = AT_QUICK_EXIT.found() {
         // SAFETY: the function stays loaded: a preloaded library is never unloaded.
         let _registered = unsafe { register(at_quick_exit, std::ptr::null_mut()) };
     }
@@ -50,9 +48,7 @@ pub(crate) fn end() {
     if call::is_interrupted() || !is_alone() {
         return;
     }
-    if process::is_own() {
-        hold::give_up();
-    }
+    hold::give_up();
     // SAFETY: there is no other thread, and this one is in no call.
     drop(unsafe { process::take_task(std::ptr::from_ref(task)) });
 }
@@ -64,15 +60,11 @@ pub(crate) fn is_alone() -> bool {
 }
 
 fn exit_now(status: c_int) -> ! {
-    let address = EXIT_NOW.address();
-    if !address.is_null() {
-        type Exit = unsafe extern "C" fn(c_int) -> !;
-        // SAFETY: what the C library defines under this name has this type.
-        let next = unsafe { std::mem::transmute::<*mut c_void, Exit>(address) };
+    match EXIT_NOW.found() {
         // SAFETY: the call takes a number and does not return.
-        unsafe { next(status) }
+        Some(next) => unsafe { next(status) },
+        None => std::process::abort(),
     }
-    std::process::abort()
 }
 
 /// `_exit`(2): ends the process, its undo applied.

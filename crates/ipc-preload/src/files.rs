@@ -7,21 +7,21 @@
 //!
 //! Source: open(2), fopen(3); glibc, `_FORTIFY_SOURCE`, for the names with two underscores.
 
-use libc::{FILE, c_char, c_int, c_void, mode_t};
+use libc::{FILE, c_char, c_int, mode_t};
 use std::os::fd::{FromRawFd as _, OwnedFd};
 
-use crate::errno;
-use crate::lookup::c_name;
-use crate::next::Next;
+use crate::errno::{self, Answer};
+use crate::next::next;
 use crate::proc;
 
 /// Defines functions that call the next of their name, and hand what it returns to `$then`, with
 /// the path.
 macro_rules! opening {
-    ($($table:ident, $name:ident($($argument:ident: $kind:ty),*) -> $result:ty, $failed:expr, $then:ident($path:ident);)*) => {
-        $(
-            static $table: Next = Next::new(c_name(concat!(stringify!($name), "\0")));
+    ($($table:ident, $name:ident($($argument:ident: $kind:ty),*) -> $result:ty, $then:ident($path:ident);)*) => {
+        // A mode that the caller has not given is what the register holds, and is not looked at.
+        next! { $($table: fn $name($($kind),*) -> $result;)* }
 
+        $(
             /// The function of that name, also for files that the library answers.
             ///
             /// # Safety
@@ -29,42 +29,36 @@ macro_rules! opening {
             /// That of the function.
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
-                type Function = unsafe extern "C" fn($($kind),*) -> $result;
-                let Some(next) = $table.found() else { return $failed };
-                // SAFETY: what the C library defines under this name has this type. A mode that the
-                // caller has not given is what the register holds, and is not looked at.
-                let next = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
+                let Some(next) = $table.found() else { return <$result>::FAILED };
                 // SAFETY: the caller's promise.
                 let result = unsafe { next($($argument),*) };
                 // SAFETY: the function has read the path if it has succeeded.
                 unsafe { $then(result, $path) }
             }
         )*
-
-        /// Looks up all of them.
-        pub(crate) fn resolve() {
-            $($table.address();)*
-        }
     };
 }
 
-const NO_STREAM: *mut FILE = std::ptr::null_mut();
+/// Looks up the functions of the C library.
+pub(crate) fn resolve() {
+    look_up();
+}
 
 opening! {
-    OPEN, open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, -1, descriptor(path);
-    OPEN64, open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, -1, descriptor(path);
-    OPEN_2, __open_2(path: *const c_char, flags: c_int) -> c_int, -1, descriptor(path);
-    OPEN64_2, __open64_2(path: *const c_char, flags: c_int) -> c_int, -1, descriptor(path);
-    OPENAT, openat(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, -1, descriptor(path);
-    OPENAT64, openat64(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, -1, descriptor(path);
-    OPENAT_2, __openat_2(dirfd: c_int, path: *const c_char, flags: c_int) -> c_int, -1, descriptor(path);
-    OPENAT64_2, __openat64_2(dirfd: c_int, path: *const c_char, flags: c_int) -> c_int, -1, descriptor(path);
-    CREAT, creat(path: *const c_char, mode: mode_t) -> c_int, -1, descriptor(path);
-    CREAT64, creat64(path: *const c_char, mode: mode_t) -> c_int, -1, descriptor(path);
-    FOPEN, fopen(path: *const c_char, mode: *const c_char) -> *mut FILE, NO_STREAM, stream(path);
-    FOPEN64, fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE, NO_STREAM, stream(path);
-    FREOPEN, freopen(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE, NO_STREAM, stream(path);
-    FREOPEN64, freopen64(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE, NO_STREAM, stream(path);
+    OPEN, open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, descriptor(path);
+    OPEN64, open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, descriptor(path);
+    OPEN_2, __open_2(path: *const c_char, flags: c_int) -> c_int, descriptor(path);
+    OPEN64_2, __open64_2(path: *const c_char, flags: c_int) -> c_int, descriptor(path);
+    OPENAT, openat(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, descriptor(path);
+    OPENAT64, openat64(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, descriptor(path);
+    OPENAT_2, __openat_2(dirfd: c_int, path: *const c_char, flags: c_int) -> c_int, descriptor(path);
+    OPENAT64_2, __openat64_2(dirfd: c_int, path: *const c_char, flags: c_int) -> c_int, descriptor(path);
+    CREAT, creat(path: *const c_char, mode: mode_t) -> c_int, descriptor(path);
+    CREAT64, creat64(path: *const c_char, mode: mode_t) -> c_int, descriptor(path);
+    FOPEN, fopen(path: *const c_char, mode: *const c_char) -> *mut FILE, stream(path);
+    FOPEN64, fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE, stream(path);
+    FREOPEN, freopen(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE, stream(path);
+    FREOPEN64, freopen64(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE, stream(path);
 }
 
 /// Returns a descriptor that was opened by a path, or -1 with errno set.
@@ -80,8 +74,7 @@ pub(crate) unsafe fn descriptor(fd: c_int, path: *const c_char) -> c_int {
     let Err(errno) = (unsafe { proc::replace(fd, path) }) else { return fd };
     // SAFETY: the descriptor is new, and not handed out.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
-    errno::set(errno);
-    -1
+    errno::answer(Err(errno))
 }
 
 /// Returns a stream that was opened by a path, or null with errno set.
@@ -100,6 +93,5 @@ unsafe fn stream(file: *mut FILE, path: *const c_char) -> *mut FILE {
     let Err(errno) = (unsafe { proc::replace(fd, path) }) else { return file };
     // SAFETY: the stream is open, and not handed out.
     unsafe { libc::fclose(file) };
-    errno::set(errno);
-    NO_STREAM
+    errno::answer(Err(errno))
 }

@@ -23,127 +23,98 @@
 //!
 //! Source: close_range(2), fcntl(2); Linux `fs/file.c` (`dup_fd`, `do_close_on_exec`).
 
-use corewalk_base::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
-use libc::{c_int, c_uint, c_ulong, c_void};
+use libc::{c_int, c_uint, c_ulong};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
+use std::sync::OnceLock;
 
 use crate::errno;
-use crate::next::Next;
+use crate::next::next;
 
-/// A descriptor that was handed on. All fields are set when the library is loaded, and never again.
+/// A descriptor that was handed on, and the file that it stands for.
+#[derive(Debug)]
 struct Handed {
-    /// The number of the descriptor, or [`NONE`].
-    number: AtomicU32,
-    device: AtomicU64,
-    inode: AtomicU64,
+    /// The number of the descriptor, which is not negative.
+    number: c_int,
+    device: u64,
+    inode: u64,
 }
 
-const NONE: u32 = u32::MAX;
+/// The descriptor of the namespace's file. Set when the library is loaded, as [`FOLDER`].
+static FILE: OnceLock<Handed> = OnceLock::new();
 
-/// The file of the namespace.
-static FILE: Handed = Handed::none();
-
-/// The folder of segments.
-static FOLDER: Handed = Handed::none();
+/// The descriptor of the folder of segments.
+static FOLDER: OnceLock<Handed> = OnceLock::new();
 
 impl Handed {
-    const fn none() -> Self {
-        Self { number: AtomicU32::new(NONE), device: AtomicU64::new(0), inode: AtomicU64::new(0) }
-    }
-
     /// Reads the variable `name`: number, device and inode, with colons between them.
-    fn read(&self, name: &str) {
-        let word = std::env::var(name).ok();
-        let Some([number, device, inode]) = word.as_deref().and_then(parse) else { return };
-        // ORDERING: Relaxed. One thread so far.
-        self.device.store(device, Ordering::Relaxed);
-        // ORDERING: Relaxed. As above.
-        self.inode.store(inode, Ordering::Relaxed);
-        // ORDERING: Relaxed. As above.
-        self.number
-            .store(i32::try_from(number).map_or(NONE, i32::cast_unsigned), Ordering::Relaxed);
-    }
-
-    /// Returns the number of the descriptor, or [`NONE`].
-    #[inline]
-    fn number(&self) -> u32 {
-        // ORDERING: Relaxed. See the type.
-        self.number.load(Ordering::Relaxed)
+    fn read(name: &str) -> Option<Self> {
+        let word = std::env::var(name).ok()?;
+        let mut parts = word.split(':');
+        let number = parts.next()?.parse().ok().filter(|number| *number >= 0)?;
+        let (device, inode) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        parts.next().is_none().then_some(Self { number, device, inode })
     }
 
     /// Returns the descriptor, if its number still stands for the file.
     fn get(&self) -> Option<BorrowedFd<'static>> {
-        let number = self.number().cast_signed();
-        if number < 0 {
-            return None;
-        }
         // SAFETY: the number is not -1. fstat(2) tells whether a file is open under it, and the
         // library keeps the program from closing the right one.
-        let file = unsafe { BorrowedFd::borrow_raw(number) };
+        let file = unsafe { BorrowedFd::borrow_raw(self.number) };
         let status = fstat(file).ok()?;
-        // ORDERING: Relaxed. See the type.
-        let wanted = (self.device.load(Ordering::Relaxed), self.inode.load(Ordering::Relaxed));
-        (wanted == (status.st_dev, status.st_ino)).then_some(file)
-    }
-
-    /// Returns true if `fd` is the descriptor.
-    #[inline]
-    fn is(&self, fd: c_uint) -> bool {
-        fd == self.number() && self.get().is_some()
+        ((self.device, self.inode) == (status.st_dev, status.st_ino)).then_some(file)
     }
 }
 
-static CLOSE: Next = Next::new(c"close");
-static CLOSE_RANGE: Next = Next::new(c"close_range");
-static CLOSEFROM: Next = Next::new(c"closefrom");
-static FCNTL: Next = Next::new(c"fcntl");
-static FCNTL64: Next = Next::new(c"fcntl64");
-static IOCTL: Next = Next::new(c"ioctl");
+next! {
+    CLOSE: fn close(c_int) -> c_int;
+    CLOSE_RANGE: fn close_range(c_uint, c_uint, c_int) -> c_int;
+    CLOSEFROM: fn closefrom(c_int);
+    FCNTL: fn fcntl(c_int, c_int, usize) -> c_int;
+    FCNTL64: fn fcntl64(c_int, c_int, usize) -> c_int;
+    IOCTL: fn ioctl(c_int, c_ulong, usize) -> c_int;
+}
 
 /// Looks up the functions of the C library, and reads which descriptors were handed on.
 pub(crate) fn resolve() {
-    for next in [&CLOSE, &CLOSE_RANGE, &CLOSEFROM, &FCNTL, &FCNTL64, &IOCTL] {
-        next.address();
+    look_up();
+    for (handed, name) in [(&FILE, "COREWALK_IPC_FD"), (&FOLDER, "COREWALK_IPC_SHM_FD")] {
+        if let Some(read) = Handed::read(name) {
+            let _set = handed.set(read);
+        }
     }
-    FILE.read("COREWALK_IPC_FD");
-    FOLDER.read("COREWALK_IPC_SHM_FD");
-}
-
-fn parse(word: &str) -> Option<[u64; 3]> {
-    let mut parts = word.split(':').map(|part| part.parse().ok());
-    let numbers = [parts.next()??, parts.next()??, parts.next()??];
-    parts.next().is_none().then_some(numbers)
 }
 
 /// Returns the descriptor of the namespace's file, if it is still open.
 pub(crate) fn file() -> Option<BorrowedFd<'static>> {
-    FILE.get()
+    FILE.get()?.get()
 }
 
 /// Returns the descriptor of the folder of segments, if it is still open.
 pub(crate) fn folder() -> Option<BorrowedFd<'static>> {
-    FOLDER.get()
+    FOLDER.get()?.get()
 }
 
 /// Returns true if `fd` is a descriptor that was handed on, which stays open.
 #[inline]
 fn is_kept(fd: c_int) -> bool {
-    [&FILE, &FOLDER].into_iter().any(|handed| handed.is(fd.cast_unsigned()))
+    let mut handed = [&FILE, &FOLDER].into_iter().filter_map(OnceLock::get);
+    handed.any(|handed| handed.number == fd && handed.get().is_some())
 }
 
 /// Closes `fd` by `next`, unless it stays open.
 pub(crate) fn close_by(fd: c_int, next: impl FnOnce() -> c_int) -> c_int {
     if is_kept(fd) {
-        return errno::number(Err(Errno::BADF));
+        return errno::answer(Err(Errno::BADF));
     }
     next()
 }
 
 /// Returns the numbers of the descriptors that stay open, in order.
-fn kept() -> impl Iterator<Item = c_uint> {
-    let mut numbers = [&FILE, &FOLDER].map(|handed| handed.get().map(|_| handed.number()));
+fn kept() -> impl Iterator<Item = c_int> {
+    let number = |handed: &Handed| handed.get().map(|_| handed.number);
+    let mut numbers = [&FILE, &FOLDER].map(|handed| handed.get().and_then(number));
     numbers.sort_unstable();
     numbers.into_iter().flatten()
 }
@@ -155,7 +126,8 @@ pub(crate) fn close_range_by(
     next: impl Fn(c_uint, c_uint) -> c_int,
 ) -> c_int {
     let mut from = first;
-    for number in kept().filter(|number| (first..=last).contains(number)) {
+    let kept = kept().map(c_int::cast_unsigned);
+    for number in kept.filter(|number| (first..=last).contains(number)) {
         if from < number {
             let result = next(from, number - 1);
             if result != 0 {
@@ -176,10 +148,7 @@ pub(crate) fn close_range_by(
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     close_by(fd, || {
-        type Function = unsafe extern "C" fn(c_int) -> c_int;
         let Some(next) = CLOSE.found() else { return -1 };
-        // SAFETY: what the C library defines under this name has this type.
-        let next = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
         // SAFETY: the caller's promise.
         unsafe { next(fd) }
     })
@@ -193,10 +162,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     close_range_by(first, last, |first, last| {
-        type Function = unsafe extern "C" fn(c_uint, c_uint, c_int) -> c_int;
         let Some(next) = CLOSE_RANGE.found() else { return -1 };
-        // SAFETY: what the C library defines under this name has this type.
-        let next = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
         // SAFETY: the caller's promise.
         unsafe { next(first, last, flags) }
     })
@@ -209,12 +175,9 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
 /// That of the function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn closefrom(first: c_int) {
-    type Function = unsafe extern "C" fn(c_int);
     let Some(next) = CLOSEFROM.found() else { return };
-    // SAFETY: what the C library defines under this name has this type.
-    let next = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
     let mut from = first.max(0);
-    for number in kept().map(c_uint::cast_signed).filter(|number| first <= *number) {
+    for number in kept().filter(|number| first <= *number) {
         for fd in from..number {
             // SAFETY: the caller's promise.
             unsafe { close(fd) };
@@ -238,12 +201,9 @@ macro_rules! controlling {
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub unsafe extern "C" fn $name(fd: c_int, command: $command, argument: usize) -> c_int {
                 if command == $closing && is_kept(fd) {
-                    return errno::number(Err(Errno::BADF));
+                    return errno::answer(Err(Errno::BADF));
                 }
-                type Function = unsafe extern "C" fn(c_int, $command, usize) -> c_int;
-                let Some(next) = $table.found() else { return -1 };
-                // SAFETY: the function of this name in the C library takes its arguments this way.
-                let next = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
+                        let Some(next) = $table.found() else { return -1 };
                 // SAFETY: the caller's promise.
                 unsafe { next(fd, command, argument) }
             }

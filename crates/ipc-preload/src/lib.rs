@@ -28,9 +28,9 @@
 //! - P.2: a program that makes no call takes no line of the namespace. It has one page of memory
 //!   and the addresses of the namespace mapped.
 //! - P.3: a single semop(2) that need not wait allocates nothing. It makes no system call if its
-//!   operation lies on the stack, in the program or in its heap (`user`). A guest (`process`) does.
-//! - P.4: undo of a process that ends by itself is applied before its parent can see the end,
-//!   unless other threads of it still run or the end came inside of a call.
+//!   operation lies on the stack, in the program or in its heap (`user`).
+//! - P.4: undo of a process that ends by itself is applied before its parent can see the end. The
+//!   exceptions are other threads, an end inside of a call, and a call that siglongjmp(3) has left.
 //!
 //! # Limits
 //!

@@ -21,24 +21,23 @@ use libc::{c_int, c_void};
 use std::ops::Range;
 use std::ptr;
 
-use crate::next::Next;
+use crate::next::next;
 use crate::process;
 
-static MLOCKALL: Next = Next::new(c"mlockall");
+next! {
+    MLOCKALL: fn mlockall(c_int) -> c_int;
+}
 
-/// Looks up what this module stands in front of.
+/// Looks up the function of the C library.
 pub(crate) fn resolve() {
-    MLOCKALL.address();
+    look_up();
 }
 
 /// mlockall(2).
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn mlockall(flags: c_int) -> c_int {
     lock_all(flags, |flags| {
-        type Function = unsafe extern "C" fn(c_int) -> c_int;
         let Some(next) = MLOCKALL.found() else { return -1 };
-        // SAFETY: what the C library defines under this name has this type.
-        let next = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
         // SAFETY: the call takes a number.
         unsafe { next(flags) }
     })

@@ -6,16 +6,14 @@
 //! Source: msgop(2), msgctl(2), `<sys/msg.h>` of glibc.
 
 use corewalk_ipc::{
-    IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgId, MsgStat, Task,
-    raw,
+    IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgFlags, MsgId,
+    MsgStat, Task,
 };
-use libc::{c_int, c_long, c_void, key_t, size_t, ssize_t};
+use libc::{c_int, c_long, c_void, key_t, msginfo, size_t, ssize_t};
 use rustix::io::Errno;
 
-use crate::call::Call;
-use crate::errno;
-use crate::perm::ipc_perm;
-use crate::process;
+use crate::call;
+use crate::perm::{get_flags, ipc_perm};
 use crate::user::{self, Access};
 
 /// Where the text begins in a `struct msgbuf`.
@@ -25,25 +23,11 @@ const TEXT: usize = size_of::<c_long>();
 const MSGSSZ: i32 = 16;
 const MSGSEG: u16 = 0xffff;
 
-/// `struct msginfo`.
-#[repr(C)]
-struct Msginfo {
-    msgpool: c_int,
-    msgmap: c_int,
-    msgmax: c_int,
-    msgmnb: c_int,
-    msgmni: c_int,
-    msgssz: c_int,
-    msgtql: c_int,
-    msgseg: u16,
-}
-
 /// msgget(2).
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn msgget(key: key_t, msgflg: c_int) -> c_int {
-    let task = process::task();
-    let _call = Call::enter();
-    errno::number(task.and_then(|task| raw::msgget(task, key, msgflg)))
+    let (flags, mode) = get_flags(msgflg);
+    call::make(|task| task.msgget(key, flags, mode).map(MsgId::raw))
 }
 
 /// msgsnd(2).
@@ -58,11 +42,8 @@ pub unsafe extern "C" fn msgsnd(
     size: size_t,
     msgflg: c_int,
 ) -> c_int {
-    let task = process::task();
-    let _call = Call::enter();
     // SAFETY: the caller's promise.
-    let send = |task| unsafe { send(task, msqid, message, (size, msgflg)) };
-    errno::number(task.and_then(send).map(|()| 0))
+    call::make(|task| unsafe { send(task, msqid, message, size, msgflg) })
 }
 
 /// # Safety
@@ -72,8 +53,9 @@ unsafe fn send(
     task: &Task,
     msqid: c_int,
     message: *const c_void,
-    (size, msgflg): (size_t, c_int),
-) -> Result<(), Errno> {
+    size: size_t,
+    msgflg: c_int,
+) -> Result<c_int, Errno> {
     let address = message.expose_provenance();
     // SAFETY: any bits are a type.
     let mtype = unsafe { user::read::<c_long>(address) }?;
@@ -84,7 +66,7 @@ unsafe fn send(
     let text = message.cast::<u8>().wrapping_add(TEXT);
     // SAFETY: the text is there, and as long as said.
     let text = unsafe { std::slice::from_raw_parts(text, size) };
-    raw::msgsnd(task, msqid, mtype, text, msgflg)
+    task.msgsnd(MsgId::from_raw(msqid), mtype, text, MsgFlags::from_bits_retain(msgflg)).map(|()| 0)
 }
 
 /// msgrcv(2).
@@ -100,14 +82,8 @@ pub unsafe extern "C" fn msgrcv(
     msgtyp: c_long,
     msgflg: c_int,
 ) -> ssize_t {
-    let task = process::task();
-    let _call = Call::enter();
     // SAFETY: the caller's promise.
-    let receive = |task| unsafe { receive(task, msqid, message, (size, msgtyp, msgflg)) };
-    task.and_then(receive).unwrap_or_else(|errno| {
-        errno::set(errno);
-        -1
-    })
+    call::make(|task| unsafe { receive(task, msqid, message, size, msgtyp, msgflg) })
 }
 
 /// # Safety
@@ -117,12 +93,15 @@ unsafe fn receive(
     task: &Task,
     msqid: c_int,
     message: *mut c_void,
-    (size, msgtyp, msgflg): (size_t, c_long, c_int),
+    size: size_t,
+    msgtyp: c_long,
+    msgflg: c_int,
 ) -> Result<ssize_t, Errno> {
     if msqid < 0 || size > ssize_t::MAX as usize {
         return Err(Errno::INVAL);
     }
-    let arrived = raw::msgrcv_owned(task, msqid, size, msgtyp, msgflg)?;
+    let flags = MsgFlags::from_bits_retain(msgflg);
+    let arrived = task.msgrcv_owned(MsgId::from_raw(msqid), size, msgtyp, flags)?;
     let length = arrived.size_bytes().min(size);
     // As with the kernel, a message that cannot be delivered is lost.
     user::check(message.expose_provenance(), TEXT + length, Access::Write)?;
@@ -141,18 +120,15 @@ unsafe fn receive(
 /// The program has given what is at `buf` for what `cmd` writes.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn msgctl(msqid: c_int, cmd: c_int, buf: *mut c_void) -> c_int {
-    let task = process::task();
-    let _call = Call::enter();
     // SAFETY: the caller's promise.
-    let control = |task| unsafe { control(task, msqid, cmd, buf.expose_provenance()) };
-    errno::number(task.and_then(control))
+    call::make(|task| unsafe { control(task, msqid, cmd, buf.expose_provenance()) })
 }
 
 /// # Safety
 ///
 /// That of [`msgctl`].
-unsafe fn control(task: &Task, msqid: c_int, cmd: c_int, buf: usize) -> Result<i32, Errno> {
-    if msqid < 0 || cmd < 0 {
+unsafe fn control(task: &Task, msqid: c_int, cmd: c_int, buf: usize) -> Result<c_int, Errno> {
+    if msqid < 0 {
         return Err(Errno::INVAL);
     }
     let id = MsgId::from_raw(msqid);
@@ -171,8 +147,7 @@ unsafe fn control(task: &Task, msqid: c_int, cmd: c_int, buf: usize) -> Result<i
         IPC_INFO | MSG_INFO => {
             let (index_max, info) = info(task, cmd)?;
             // SAFETY: the command writes one of these there.
-            unsafe { user::write(buf, info) }?;
-            return Ok(index_max);
+            return unsafe { user::write(buf, info) }.map(|()| index_max);
         }
         _ => return Err(Errno::INVAL),
     };
@@ -181,11 +156,9 @@ unsafe fn control(task: &Task, msqid: c_int, cmd: c_int, buf: usize) -> Result<i
     Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
 }
 
-fn info(task: &Task, cmd: c_int) -> Result<(i32, Msginfo), Errno> {
-    let totals = task.msg_totals()?;
-    let limits = task.limits();
+fn info(task: &Task, cmd: c_int) -> Result<(c_int, msginfo), Errno> {
+    let (totals, limits) = (task.msg_totals()?, task.limits());
     let saturated = |number: u64| i32::try_from(number).unwrap_or(i32::MAX);
-    let msgmnb = limits.msgmnb.cast_signed();
     let (msgpool, msgmap, msgtql) = match cmd {
         MSG_INFO => {
             (totals.queues.cast_signed(), saturated(totals.messages), saturated(totals.bytes))
@@ -193,9 +166,16 @@ fn info(task: &Task, cmd: c_int) -> Result<(i32, Msginfo), Errno> {
         // Linux computes these from its defaults, and not from the limits that are set.
         _ => (512_000, 16_384, 16_384),
     };
-    let (msgmax, msgmni) = (limits.msgmax.cast_signed(), limits.msgmni.cast_signed());
-    let (msgssz, msgseg) = (MSGSSZ, MSGSEG);
-    let info = Msginfo { msgpool, msgmap, msgmax, msgmnb, msgmni, msgssz, msgtql, msgseg };
+    let info = msginfo {
+        msgpool,
+        msgmap,
+        msgmax: limits.msgmax.cast_signed(),
+        msgmnb: limits.msgmnb.cast_signed(),
+        msgmni: limits.msgmni.cast_signed(),
+        msgssz: MSGSSZ,
+        msgtql,
+        msgseg: MSGSEG,
+    };
     Ok((totals.index_max.cast_signed(), info))
 }
 

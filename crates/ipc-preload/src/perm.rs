@@ -1,6 +1,15 @@
-//! Permissions as C has them.
+//! Flags and permissions as C has them.
 
-use corewalk_ipc::Perm;
+use corewalk_ipc::{GetFlags, Perm};
+use libc::c_int;
+
+/// The bits of the flags of a `*get` call that are a mode.
+const MODE_MASK: c_int = 0o777;
+
+/// Splits the last argument of a `*get` call into flags and mode.
+pub(crate) fn get_flags(word: c_int) -> (GetFlags, u16) {
+    (GetFlags::from_bits_retain(word & !MODE_MASK), (word & MODE_MASK) as u16)
+}
 
 /// Returns the structure of `<sys/ipc.h>`.
 pub(crate) fn ipc_perm(perm: &Perm) -> libc::ipc_perm {

@@ -22,7 +22,7 @@
 //!
 //! Source: proc(5), proc_sysvipc(5), proc_sys_kernel(5), memfd_create(2).
 
-use corewalk_ipc::{Limits, Perm, Task};
+use corewalk_ipc::{Limits, MsgStat, Perm, ShmStat, Task};
 use libc::{c_char, c_int};
 use rustix::fs::{
     MemfdFlags, OFlags, SealFlags, SeekFrom, fcntl_add_seals, fcntl_getfl, memfd_create, readlink,
@@ -30,7 +30,6 @@ use rustix::fs::{
 };
 use rustix::io::{DupFlags, Errno, FdFlags, dup3, fcntl_getfd};
 use std::ffi::CStr;
-use std::fmt::Write as _;
 use std::mem::ManuallyDrop;
 use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd};
 
@@ -45,40 +44,31 @@ const SHM_HEAD: &str = "       key      shmid perms                  size  cpid 
                         uid   gid  cuid  cgid      atime      dtime      ctime                   \
                         rss                  swap\n";
 
-/// A file that is answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Sets,
-    Queues,
-    Segments,
-    Sem,
-    Msgmax,
-    Msgmnb,
-    Msgmni,
-    Shmmax,
-    Shmall,
-    Shmmni,
-    ShmRmidForced,
-    /// `sem_next_id` and its like: no id is asked for.
-    NextId,
-}
+/// The text of a file.
+type Text = fn(&Task) -> String;
 
-/// Their folders, names and kinds.
-const FILES: [(&str, &str, Kind); 14] = [
-    ("/proc/sysvipc/", "sem", Kind::Sets),
-    ("/proc/sysvipc/", "msg", Kind::Queues),
-    ("/proc/sysvipc/", "shm", Kind::Segments),
-    ("/proc/sys/kernel/", "sem", Kind::Sem),
-    ("/proc/sys/kernel/", "msgmax", Kind::Msgmax),
-    ("/proc/sys/kernel/", "msgmnb", Kind::Msgmnb),
-    ("/proc/sys/kernel/", "msgmni", Kind::Msgmni),
-    ("/proc/sys/kernel/", "shmmax", Kind::Shmmax),
-    ("/proc/sys/kernel/", "shmall", Kind::Shmall),
-    ("/proc/sys/kernel/", "shmmni", Kind::Shmmni),
-    ("/proc/sys/kernel/", "shm_rmid_forced", Kind::ShmRmidForced),
-    ("/proc/sys/kernel/", "sem_next_id", Kind::NextId),
-    ("/proc/sys/kernel/", "msg_next_id", Kind::NextId),
-    ("/proc/sys/kernel/", "shm_next_id", Kind::NextId),
+/// Folders and names of the files that are answered, and their texts. The files whose names end
+/// with `next_id` say that no id is asked for.
+const FILES: [(&str, &str, Text); 14] = [
+    ("/proc/sysvipc/", "sem", sets),
+    ("/proc/sysvipc/", "msg", queues),
+    ("/proc/sysvipc/", "shm", segments),
+    ("/proc/sys/kernel/", "sem", |task| {
+        let Limits { semmsl, semmns, semopm, semmni, .. } = task.limits();
+        format!("{semmsl}\t{semmns}\t{semopm}\t{semmni}\n")
+    }),
+    ("/proc/sys/kernel/", "msgmax", |task| format!("{}\n", task.limits().msgmax)),
+    ("/proc/sys/kernel/", "msgmnb", |task| format!("{}\n", task.limits().msgmnb)),
+    ("/proc/sys/kernel/", "msgmni", |task| format!("{}\n", task.limits().msgmni)),
+    ("/proc/sys/kernel/", "shmmax", |task| format!("{}\n", task.limits().shmmax)),
+    ("/proc/sys/kernel/", "shmall", |task| format!("{}\n", task.limits().shmall)),
+    ("/proc/sys/kernel/", "shmmni", |task| format!("{}\n", task.limits().shmmni)),
+    ("/proc/sys/kernel/", "shm_rmid_forced", |task| {
+        format!("{}\n", i32::from(task.limits().is_shm_rmid_forced))
+    }),
+    ("/proc/sys/kernel/", "sem_next_id", |_| "-1\n".to_owned()),
+    ("/proc/sys/kernel/", "msg_next_id", |_| "-1\n".to_owned()),
+    ("/proc/sys/kernel/", "shm_next_id", |_| "-1\n".to_owned()),
 ];
 
 /// Gives the descriptor `fd`, which was opened by `path`, the namespace's text if it is of one of
@@ -109,10 +99,10 @@ fn replace_file(file: BorrowedFd<'_>, number: c_int) -> Result<(), Errno> {
     // Without a /proc there are no such files.
     let Ok(path) = readlink(format!("/proc/self/fd/{number}"), Vec::new()) else { return Ok(()) };
     let path = path.to_str().unwrap_or_default();
-    let is_path = |(folder, name, _): &&(&str, &str, Kind)| {
+    let is_path = |(folder, name, _): &&(&str, &str, Text)| {
         path.strip_prefix(folder).is_some_and(|rest| rest == *name)
     };
-    let Some((_, name, kind)) = FILES.iter().find(is_path) else { return Ok(()) };
+    let Some((_, name, text)) = FILES.iter().find(is_path) else { return Ok(()) };
     let flags = fcntl_getfl(file)?;
     if name.starts_with("shm") && !shm::is_on() || flags.contains(OFlags::PATH) {
         return Ok(());
@@ -122,7 +112,7 @@ fn replace_file(file: BorrowedFd<'_>, number: c_int) -> Result<(), Errno> {
     }
     // The kernel has these files for every process, so one that cannot join need not end.
     let task = process::register().map_err(|_| Errno::ACCESS)?;
-    let text = memfd(text(task, *kind).as_bytes())?;
+    let text = memfd(text(task).as_bytes())?;
     let mut dup = DupFlags::empty();
     dup.set(DupFlags::CLOEXEC, fcntl_getfd(file)?.contains(FdFlags::CLOEXEC));
     // SAFETY: the number is that of an open descriptor, which is the caller's.
@@ -145,80 +135,57 @@ fn memfd(text: &[u8]) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
-/// Returns what a file says.
-fn text(task: &Task, kind: Kind) -> String {
-    let limits = task.limits();
-    match kind {
-        Kind::Sets => sets(task),
-        Kind::Queues => queues(task),
-        Kind::Segments => segments(task),
-        Kind::Sem => {
-            let Limits { semmsl, semmns, semopm, semmni, .. } = limits;
-            format!("{semmsl}\t{semmns}\t{semopm}\t{semmni}\n")
-        }
-        Kind::Msgmax => format!("{}\n", limits.msgmax),
-        Kind::Msgmnb => format!("{}\n", limits.msgmnb),
-        Kind::Msgmni => format!("{}\n", limits.msgmni),
-        Kind::Shmmax => format!("{}\n", limits.shmmax),
-        Kind::Shmall => format!("{}\n", limits.shmall),
-        Kind::Shmmni => format!("{}\n", limits.shmmni),
-        Kind::ShmRmidForced => format!("{}\n", i32::from(limits.is_shm_rmid_forced)),
-        Kind::NextId => "-1\n".to_owned(),
-    }
-}
-
 fn sets(task: &Task) -> String {
-    let index_max = task.sem_totals().map_or(0, |totals| totals.index_max);
-    let stats = (0..=index_max).filter_map(|index| task.sem_stat_any(index.cast_signed()).ok());
-    rows(SEM_HEAD, stats, |text, stat| {
-        let (id, nsems, ids) = (stat.id, stat.nsems, owners(&stat.perm));
-        let (key, mode) = (stat.perm.key, stat.perm.mode);
-        let times = [stat.otime_s, stat.ctime_s].map(|time| format!("{time:10}")).join(" ");
-        writeln!(text, "{key:10} {id:10}  {mode:4o} {nsems:10} {ids} {times}")
+    let index_max = task.sem_totals().map(|totals| totals.index_max);
+    rows(SEM_HEAD, index_max, |index| {
+        let stat = task.sem_stat_any(index)?;
+        let (first, owners) = columns(stat.id.raw(), &stat.perm);
+        Ok(format!("{first} {:10} {owners}{}", stat.nsems, times([stat.otime_s, stat.ctime_s])))
     })
 }
 
 fn queues(task: &Task) -> String {
-    let index_max = task.msg_totals().map_or(0, |totals| totals.index_max);
-    let stats = (0..=index_max).filter_map(|index| task.msg_stat_any(index.cast_signed()).ok());
-    rows(MSG_HEAD, stats, |text, stat| {
-        let (id, cbytes, qnum, ids) = (stat.id, stat.cbytes, stat.qnum, owners(&stat.perm));
-        let (key, mode) = (stat.perm.key, stat.perm.mode);
-        let pids = format!("{:5} {:5}", stat.lspid, stat.lrpid);
-        let times = [stat.stime_s, stat.rtime_s, stat.ctime_s].map(|time| format!("{time:10}"));
-        let times = times.join(" ");
-        writeln!(text, "{key:10} {id:10}  {mode:4o}  {cbytes:10} {qnum:10} {pids} {ids} {times}")
+    let index_max = task.msg_totals().map(|totals| totals.index_max);
+    rows(MSG_HEAD, index_max, |index| {
+        let stat = task.msg_stat_any(index)?;
+        let MsgStat { id, perm, cbytes, qnum, lspid, lrpid, .. } = stat;
+        let (first, owners) = columns(id.raw(), &perm);
+        let times = times([stat.stime_s, stat.rtime_s, stat.ctime_s]);
+        Ok(format!("{first}  {cbytes:10} {qnum:10} {lspid:5} {lrpid:5} {owners}{times}"))
     })
 }
 
 fn segments(task: &Task) -> String {
-    let index_max = task.shm_totals().map_or(0, |totals| totals.index_max);
-    let stats = (0..=index_max).filter_map(|index| task.shm_stat_any(index.cast_signed()).ok());
-    rows(SHM_HEAD, stats, |text, stat| {
-        let (id, bytes, nattch, ids) = (stat.id, stat.size_bytes, stat.nattch, owners(&stat.perm));
-        let (key, mode) = (stat.perm.key, stat.perm.mode);
-        let pids = format!("{:5} {:5}", stat.cpid, stat.lpid);
-        let times = [stat.atime_s, stat.dtime_s, stat.ctime_s].map(|time| format!("{time:10}"));
-        let times = times.join(" ");
-        write!(text, "{key:10} {id:10}  {mode:4o} {bytes:21} {pids}  {nattch:5} {ids} {times} ")?;
-        writeln!(text, "{0:21} {0:21}", 0)
+    let index_max = task.shm_totals().map(|totals| totals.index_max);
+    rows(SHM_HEAD, index_max, |index| {
+        let stat = task.shm_stat_any(index)?;
+        let ShmStat { id, perm, size_bytes, cpid, lpid, nattch, .. } = stat;
+        let (first, owners) = columns(id.raw(), &perm);
+        let times = times([stat.atime_s, stat.dtime_s, stat.ctime_s]);
+        let pids = format!("{cpid:5} {lpid:5}");
+        Ok(format!("{first} {size_bytes:21} {pids}  {nattch:5} {owners}{times} {0:21} {0:21}", 0))
     })
 }
 
-/// Returns a head and a row per object.
-fn rows<T>(
+/// Returns a head, and the row of each object up to an index.
+fn rows(
     head: &str,
-    stats: impl Iterator<Item = T>,
-    mut row: impl FnMut(&mut String, T) -> std::fmt::Result,
+    index_max: Result<u32, Errno>,
+    row: impl Fn(i32) -> Result<String, Errno>,
 ) -> String {
-    let mut text = head.to_owned();
-    for stat in stats {
-        row(&mut text, stat).expect("a string takes all that is written to it");
-    }
-    text
+    let indices = 0..=index_max.unwrap_or(0).cast_signed();
+    let rows = indices.filter_map(|index| row(index).ok());
+    rows.fold(head.to_owned(), |text, row| text + &row + "\n")
 }
 
-/// Returns the columns of owner and creator.
-fn owners(perm: &Perm) -> String {
-    format!("{:5} {:5} {:5} {:5}", perm.uid, perm.gid, perm.cuid, perm.cgid)
+/// Returns the first three columns, and the columns of owner and creator.
+fn columns(id: i32, perm: &Perm) -> (String, String) {
+    let Perm { key, mode, uid, gid, cuid, cgid, .. } = perm;
+    let owners = format!("{uid:5} {gid:5} {cuid:5} {cgid:5}");
+    (format!("{key:10} {id:10}  {mode:4o}"), owners)
+}
+
+/// Returns columns of times, each with a space before it.
+fn times<const COUNT: usize>(times: [u64; COUNT]) -> String {
+    times.map(|time| format!(" {time:10}")).concat()
 }

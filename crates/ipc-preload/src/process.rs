@@ -19,9 +19,9 @@
 //! # A child of vfork(2)
 //!
 //! It shares the page with its parent. If the parent has a task, the child acts as that task until
-//! it execs: to tell them apart would take a system call for each call. If not, the child finds
-//! that the memory belongs to another process, and is a *guest* there. A guest has a task of its
-//! own, which its calls find by a slow path. The parent never uses or ends that task.
+//! it execs: to tell them apart would take a system call for each call. If not, the first call
+//! finds that the memory belongs to another process, and fails with `ENOSYS`. A task of the child
+//! would be that of its parent from then on.
 //!
 //! # Exec
 //!
@@ -55,8 +55,6 @@ use crate::hold;
 struct Page {
     /// The process's task, or null.
     task: AtomicPtr<Task>,
-    /// The task of a child of vfork(2), or null.
-    guest: AtomicPtr<Task>,
     /// The process whose memory this is, or 0 in a child that has not said so yet.
     owner: AtomicU32,
     is_locked: AtomicBool,
@@ -160,20 +158,10 @@ pub(crate) fn known_task() -> Option<&'static Task> {
     unsafe { task.as_ref() }
 }
 
-/// Returns the task of a child of vfork(2) that is in this memory, or was. The caller has to check
-/// the pid of the task.
-pub(crate) fn guest() -> Option<&'static Task> {
-    // ORDERING(preload-task): Acquire. The task is made before its address is stored.
-    let guest = known_page()?.guest.load(Ordering::Acquire);
-    // SAFETY: as in `known_task`.
-    unsafe { guest.as_ref() }
-}
-
 /// Returns the process's own task if it has made a call before. A child of vfork(2) does not get
 /// that of its parent.
 pub(crate) fn own_task() -> Option<&'static Task> {
-    let tasks = [known_task(), guest()];
-    tasks.into_iter().flatten().find(|task| task.pid() == pid())
+    known_task().filter(|task| task.pid() == pid())
 }
 
 /// Returns the number of the process, as the kernel knows it.
@@ -221,7 +209,7 @@ pub(crate) fn refresh_thread_cred() {
     if crate::exit::is_alone() {
         return refresh_cred();
     }
-    if known_task().is_none_or(|task| task.pid() == pid()) {
+    if is_own() {
         // ORDERING: Relaxed. See `task`.
         IS_APART.store(true, Ordering::Relaxed);
         ASKED.set(0);
@@ -233,8 +221,8 @@ pub(crate) fn refresh_thread_cred() {
 fn refresh_late(task: &Task) {
     // ORDERING: Relaxed. See `refresh_cred`.
     let changes = CRED_CHANGES.load(Ordering::Relaxed);
-    // The value in `ASKED` belongs to a thread of the parent, and not to a guest.
-    if ASKED.get() != changes && task.pid() == pid() && is_own() {
+    // In a child of vfork(2) the task and `ASKED` are those of the parent.
+    if ASKED.get() != changes && task.pid() == pid() {
         ASKED.set(changes);
         task.set_thread_cred(cred::current());
     }
@@ -250,11 +238,8 @@ pub(crate) unsafe fn take_task(own: *const Task) -> Option<Box<Task>> {
     let null = ptr::null_mut();
     // ORDERING: Relaxed. The caller promises that there is no other thread.
     let _last = LAST.compare_exchange(own, null, Ordering::Relaxed, Ordering::Relaxed);
-    let taken = |word: &AtomicPtr<Task>| {
-        // ORDERING(preload-task): Acquire. See `known_task`.
-        word.compare_exchange(own, null, Ordering::Acquire, Ordering::Relaxed).ok()
-    };
-    let task = taken(&page.task).or_else(|| taken(&page.guest))?;
+    // ORDERING(preload-task): Acquire. See `known_task`.
+    let task = page.task.compare_exchange(own, null, Ordering::Acquire, Ordering::Relaxed).ok()?;
     // SAFETY: the address came from `Box::into_raw`, and the exchange hands it to one caller.
     Some(unsafe { Box::from_raw(task) })
 }
@@ -262,9 +247,7 @@ pub(crate) unsafe fn take_task(own: *const Task) -> Option<Box<Task>> {
 #[cold]
 #[inline(never)]
 fn registered() -> Result<&'static Task, Errno> {
-    // A guest comes here with each call.
-    let known = own_task().ok_or(());
-    known.or_else(|()| register().map_err(|why| errno::without_namespace(&why)))
+    register().map_err(|why| errno::without_namespace(&why))
 }
 
 /// Makes the process a task, or returns why that cannot be.
@@ -277,8 +260,7 @@ pub(crate) fn register() -> Result<&'static Task, String> {
     }
     let namespace = namespace()?;
     if !is_own() {
-        let guest = namespace.register(cred::current(), pid());
-        return Ok(publish_guest(page, guest.map_err(|errno| why_not("process", errno))?));
+        return Err("a child of vfork(2) can call only if its parent has made a call".to_owned());
     }
     // A child that was made by number has not said so yet.
     own();
@@ -334,24 +316,10 @@ fn forked_from() -> Option<&'static Task> {
 /// Makes a task that of the process; the page is locked.
 fn publish(page: &'static Page, task: Task) -> &'static Task {
     let task = Box::into_raw(Box::new(task.tell_copies_by(&page.owner)));
-    // ORDERING: Relaxed. A former guest has ended or become another program, or acts as this task
-    // from now on.
-    page.guest.store(ptr::null_mut(), Ordering::Relaxed);
     // ORDERING(preload-last): Release. The task is made before its address is seen.
     LAST.store(task, Ordering::Release);
     // ORDERING(preload-task): Release. The task is made before its address is seen.
     page.task.store(task, Ordering::Release);
-    // SAFETY: as in `known_task`.
-    unsafe { &*task }
-}
-
-/// Makes a task that of a child of vfork(2); the page is locked. There is room for one guest. The
-/// guest before has ended, or has become another program, or registers again with its next call:
-/// two threads may each have a child.
-fn publish_guest(page: &Page, task: Task) -> &'static Task {
-    let task = Box::into_raw(Box::new(task));
-    // ORDERING(preload-task): Release. The task is made before its address is seen.
-    page.guest.store(task, Ordering::Release);
     // SAFETY: as in `known_task`.
     unsafe { &*task }
 }

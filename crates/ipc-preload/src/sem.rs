@@ -5,31 +5,32 @@
 //!
 //! Source: semop(2), semctl(2), `<sys/sem.h>` of glibc.
 
-use corewalk_ipc::raw::{self, Arg, Seminfo, Timespec};
 use corewalk_ipc::{
-    GETALL, IPC_INFO, IPC_SET, IPC_STAT, SEM_INFO, SEM_STAT, SEM_STAT_ANY, SETALL, SETVAL, SemBuf,
-    SemId, SemStat, Task,
+    GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, SEM_INFO,
+    SEM_STAT, SEM_STAT_ANY, SEMAEM, SEMVMX, SETALL, SETVAL, SemBuf, SemId, SemStat, Task,
 };
-use libc::{c_int, key_t, size_t};
+use libc::{c_int, key_t, seminfo, size_t, timespec};
 use rustix::io::Errno;
 use smallvec::SmallVec;
+use std::time::Duration;
 
-use crate::call::Call;
-use crate::errno;
-use crate::process;
+use crate::call;
+use crate::perm::{get_flags, ipc_perm};
 use crate::user::{self, Access};
 
 /// Operations that are copied to the stack.
 const SOPS_INLINE: usize = 8;
 
-/// Bits of an id that are its index.
-const INDEX_MASK: c_int = 0x7fff;
+/// The fixed part of what `IPC_INFO` tells: `SEMMAP` and `SEMMNU`, `SEMUME`, and `SEMUSZ`.
+const SEMMNU: c_int = 1_024_000_000;
+const SEMUME: c_int = 500;
+const SEMUSZ: c_int = 20;
 
 /// semget(2).
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn semget(key: key_t, nsems: c_int, semflg: c_int) -> c_int {
-    let _call = Call::enter();
-    errno::number(process::task().and_then(|task| raw::semget(task, key, nsems, semflg)))
+    let (flags, mode) = get_flags(semflg);
+    call::make(|task| task.semget(key, nsems, flags, mode).map(SemId::raw))
 }
 
 /// semop(2).
@@ -39,7 +40,7 @@ pub extern "C" fn semget(key: key_t, nsems: c_int, semflg: c_int) -> c_int {
 /// None: what cannot be read is `EFAULT`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn semop(semid: c_int, sops: *mut SemBuf, nsops: size_t) -> c_int {
-    errno::number(operate(semid, sops, nsops, None))
+    call::make(|task| operate(task, semid, (sops.cast_const(), nsops), None))
 }
 
 /// semtimedop(2).
@@ -52,34 +53,34 @@ pub unsafe extern "C" fn semtimedop(
     semid: c_int,
     sops: *mut SemBuf,
     nsops: size_t,
-    timeout: *const Timespec,
+    timeout: *const timespec,
 ) -> c_int {
-    let read = |timeout: *const Timespec| {
-        // SAFETY: it is a structure of numbers.
-        unsafe { user::read(timeout.expose_provenance()) }
-    };
-    let timeout = (!timeout.is_null()).then(|| read(timeout)).transpose();
-    let done = timeout.and_then(|timeout| operate(semid, sops, nsops, timeout));
-    errno::number(done)
+    call::make(|task| {
+        let read = |timeout: *const timespec| {
+            // SAFETY: it is a structure of numbers.
+            unsafe { user::read(timeout.expose_provenance()) }
+        };
+        let timeout = (!timeout.is_null()).then(|| read(timeout)).transpose()?;
+        operate(task, semid, (sops.cast_const(), nsops), timeout)
+    })
 }
 
 /// Copies the operations and carries them out.
 #[inline]
 fn operate(
+    task: &Task,
     semid: c_int,
-    sops: *const SemBuf,
-    nsops: size_t,
-    timeout: Option<Timespec>,
-) -> Result<i32, Errno> {
-    let task = process::task()?;
-    let _call = Call::enter();
-    let sops = sops.expose_provenance();
+    (sops, nsops): (*const SemBuf, size_t),
+    timeout: Option<timespec>,
+) -> Result<c_int, Errno> {
+    let (id, sops) = (SemId::from_raw(semid), sops.expose_provenance());
     let read = |at: usize| {
         // SAFETY: it is a structure of numbers.
         unsafe { user::read::<SemBuf>(sops.wrapping_add(at * size_of::<SemBuf>())) }
     };
     if nsops == 1 {
-        return raw::semtimedop(task, semid, &[read(0)?], timeout).map(|()| 0);
+        let sop = [read(0)?];
+        return task.semtimedop(id, &sop, duration(timeout)?).map(|()| 0);
     }
     if nsops > task.limits().semopm as usize {
         return Err(Errno::TOOBIG);
@@ -88,7 +89,16 @@ fn operate(
         return Err(Errno::INVAL);
     }
     let sops: Result<SmallVec<[SemBuf; SOPS_INLINE]>, Errno> = (0..nsops).map(read).collect();
-    raw::semtimedop(task, semid, &sops?, timeout).map(|()| 0)
+    task.semtimedop(id, &sops?, duration(timeout)?).map(|()| 0)
+}
+
+/// Returns the length of a timeout, or `EINVAL` if it is negative or not normal.
+#[inline]
+fn duration(timeout: Option<timespec>) -> Result<Option<Duration>, Errno> {
+    let Some(timespec { tv_sec, tv_nsec, .. }) = timeout else { return Ok(None) };
+    let nsec = u32::try_from(tv_nsec).ok().filter(|nsec| *nsec < 1_000_000_000);
+    let sec = u64::try_from(tv_sec).map_err(|_| Errno::INVAL)?;
+    Ok(Some(Duration::new(sec, nsec.ok_or(Errno::INVAL)?)))
 }
 
 /// semctl(2).
@@ -101,11 +111,8 @@ fn operate(
 /// `arg` is what `cmd` needs: a number, or a pointer to what it reads or writes.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn semctl(semid: c_int, semnum: c_int, cmd: c_int, arg: usize) -> c_int {
-    let task = process::task();
-    let _call = Call::enter();
     // SAFETY: the caller's promise.
-    let control = |task| unsafe { control(task, semid, semnum, cmd, arg) };
-    errno::number(task.and_then(control))
+    call::make(|task| unsafe { control(task, semid, (semnum, cmd, arg)) })
 }
 
 /// # Safety
@@ -114,71 +121,83 @@ pub unsafe extern "C" fn semctl(semid: c_int, semnum: c_int, cmd: c_int, arg: us
 unsafe fn control(
     task: &Task,
     semid: c_int,
-    semnum: c_int,
-    cmd: c_int,
-    arg: usize,
-) -> Result<i32, Errno> {
-    match cmd {
-        SETVAL => raw::semctl(task, semid, semnum, cmd, Arg::Val(arg as i32)),
-        IPC_STAT | SEM_STAT | SEM_STAT_ANY => {
-            let mut stat = SemStat::default();
-            let done = raw::semctl(task, semid, semnum, cmd, Arg::Buf(&mut stat))?;
-            // SAFETY: the command writes one of these there.
-            unsafe { user::write(arg, semid_ds(&stat)) }?;
-            Ok(done)
-        }
+    (semnum, cmd, arg): (c_int, c_int, usize),
+) -> Result<c_int, Errno> {
+    if semid < 0 {
+        return Err(Errno::INVAL);
+    }
+    let id = SemId::from_raw(semid);
+    let stat = match cmd {
+        IPC_STAT => task.sem_stat(id)?,
+        SEM_STAT => task.sem_stat_index(semid)?,
+        SEM_STAT_ANY => task.sem_stat_any(semid)?,
+        IPC_RMID => return task.sem_rmid(id).map(|()| 0),
         IPC_SET => {
             // SAFETY: it is a structure of numbers.
-            let ds = unsafe { user::read::<libc::semid_ds>(arg) }?;
-            let mut stat = SemStat::default();
-            stat.perm.uid = ds.sem_perm.uid;
-            stat.perm.gid = ds.sem_perm.gid;
-            stat.perm.mode = ds.sem_perm.mode as _;
-            raw::semctl(task, semid, semnum, cmd, Arg::Buf(&mut stat))
+            let perm = unsafe { user::read::<libc::semid_ds>(arg) }?.sem_perm;
+            return task.sem_set(id, perm.uid, perm.gid, perm.mode as _).map(|()| 0);
         }
         IPC_INFO | SEM_INFO => {
-            let mut info = Seminfo::default();
-            let done = raw::semctl(task, semid, semnum, cmd, Arg::Seminfo(&mut info))?;
+            let (index_max, info) = info(task, cmd)?;
             // SAFETY: the command writes one of these there.
-            unsafe { user::write(arg, info) }?;
-            Ok(done)
+            return unsafe { user::write(arg, info) }.map(|()| index_max);
         }
+        GETVAL => return task.sem_getval(id, semnum),
+        GETPID => return task.sem_getpid(id, semnum).map(u32::cast_signed),
+        GETNCNT => return task.sem_getncnt(id, semnum),
+        GETZCNT => return task.sem_getzcnt(id, semnum),
+        SETVAL => return task.sem_setval(id, semnum, arg as c_int).map(|()| 0),
         GETALL => {
-            let values = task.sem_getall(SemId::from_raw(semid))?;
+            let values = task.sem_getall(id)?;
             user::check(arg, size_of_val(&values[..]), Access::Write)?;
             let to = std::ptr::with_exposed_provenance_mut::<u16>(arg);
             // SAFETY: there is room for a value per semaphore.
             values.iter().enumerate().for_each(|(at, value)| unsafe {
                 to.wrapping_add(at).write_unaligned(*value);
             });
-            Ok(0)
+            return Ok(0);
         }
         SETALL => {
-            let count = nsems(task, semid);
-            if user::check(arg, count * size_of::<u16>(), Access::Read).is_err() {
-                return raw::semctl(task, semid, semnum, cmd, Arg::None);
-            }
+            let count = task.sem_nsems(id)?;
+            user::check(arg, count * size_of::<u16>(), Access::Read)?;
             let from = std::ptr::with_exposed_provenance::<u16>(arg);
             // SAFETY: there is a value per semaphore.
             let values = (0..count).map(|at| unsafe { from.wrapping_add(at).read_unaligned() });
-            let values: Vec<u16> = values.collect();
-            raw::semctl(task, semid, semnum, cmd, Arg::Values(&values))
+            return task.sem_setall(id, &values.collect::<Vec<u16>>()).map(|()| 0);
         }
-        _ => raw::semctl(task, semid, semnum, cmd, Arg::None),
-    }
+        _ => return Err(Errno::INVAL),
+    };
+    // SAFETY: the command writes one of these there.
+    unsafe { user::write(arg, semid_ds(&stat)) }?;
+    Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
 }
 
-/// Returns how many semaphores the set has, or 0 if there is none.
-fn nsems(task: &Task, semid: c_int) -> usize {
-    let stat = task.sem_stat_any(semid & INDEX_MASK).ok();
-    stat.filter(|stat| stat.id.raw() == semid).map_or(0, |stat| stat.nsems as usize)
+fn info(task: &Task, cmd: c_int) -> Result<(c_int, seminfo), Errno> {
+    let (totals, limits) = (task.sem_totals()?, task.limits());
+    let (semusz, semaem) = match cmd {
+        SEM_INFO => (totals.sets.cast_signed(), i32::try_from(totals.sems).unwrap_or(i32::MAX)),
+        _ => (SEMUSZ, SEMAEM),
+    };
+    let info = seminfo {
+        semmap: SEMMNU,
+        semmni: limits.semmni.cast_signed(),
+        semmns: limits.semmns.cast_signed(),
+        semmnu: SEMMNU,
+        semmsl: limits.semmsl.cast_signed(),
+        semopm: limits.semopm.cast_signed(),
+        semume: SEMUME,
+        semusz,
+        semvmx: SEMVMX,
+        semaem,
+    };
+    Ok((totals.index_max.cast_signed(), info))
 }
 
 /// Returns what `IPC_STAT` tells as C has it.
 fn semid_ds(stat: &SemStat) -> libc::semid_ds {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::semid_ds = unsafe { std::mem::zeroed() };
-    ds.sem_perm = crate::perm::ipc_perm(&stat.perm);
+    ds.sem_perm = ipc_perm(&stat.perm);
     ds.sem_otime = stat.otime_s.cast_signed();
     ds.sem_ctime = stat.ctime_s.cast_signed();
     ds.sem_nsems = u64::from(stat.nsems);

@@ -26,12 +26,11 @@
 //! Source: shmop(2), shmctl(2), `<sys/shm.h>` of glibc; Linux `ipc/shm.c` (`do_shmat`).
 
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
-use corewalk_ipc::raw::{self, ShmArg, ShmUsage, Shminfo};
 use corewalk_ipc::{
-    IPC_INFO, IPC_SET, IPC_STAT, Mapping, SHM_INFO, SHM_STAT, SHM_STAT_ANY, SegmentFiles, ShmStat,
-    Task,
+    IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, Mapping, SHM_INFO, SHM_LOCK, SHM_STAT, SHM_STAT_ANY,
+    SHM_UNLOCK, SegmentFiles, ShmFlags, ShmId, ShmStat, Task,
 };
-use libc::{c_int, c_void, key_t, size_t};
+use libc::{c_int, c_ulong, c_void, key_t, size_t};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -40,27 +39,49 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr;
 
-use crate::call::Call;
-use crate::errno;
+use crate::call;
+use crate::errno::Answer;
 use crate::handed;
 use crate::hold;
-use crate::next::Next;
-use crate::perm::ipc_perm;
+use crate::next::next;
+use crate::perm::{get_flags, ipc_perm};
 use crate::process::{self, AttachLock};
 use crate::user;
 
 /// Names the folder of the segments.
 pub(crate) const SHM_ENV: &str = "COREWALK_IPC_SHM";
 
-/// The result of shmat(2) for an error.
-const FAILED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
-
 static IS_ON: AtomicBool = AtomicBool::new(false);
 
-static SHMGET: Next = Next::new(c"shmget");
-static SHMAT: Next = Next::new(c"shmat");
-static SHMDT: Next = Next::new(c"shmdt");
-static SHMCTL: Next = Next::new(c"shmctl");
+next! {
+    SHMGET: fn shmget(key_t, size_t, c_int) -> c_int;
+    SHMAT: fn shmat(c_int, *const c_void, c_int) -> *mut c_void;
+    SHMDT: fn shmdt(*const c_void) -> c_int;
+    SHMCTL: fn shmctl(c_int, c_int, *mut c_void) -> c_int;
+}
+
+/// `struct shminfo`, which `IPC_INFO` writes.
+#[repr(C)]
+struct Shminfo {
+    shmmax: c_ulong,
+    shmmin: c_ulong,
+    shmmni: c_ulong,
+    shmseg: c_ulong,
+    shmall: c_ulong,
+    unused: [c_ulong; 4],
+}
+
+/// `struct shm_info`, which `SHM_INFO` writes.
+#[repr(C)]
+#[derive(Default)]
+struct ShmUsage {
+    used_ids: c_int,
+    shm_tot: c_ulong,
+    shm_rss: c_ulong,
+    shm_swp: c_ulong,
+    swap_attempts: c_ulong,
+    swap_successes: c_ulong,
+}
 
 /// Returns the path of the folder of segments.
 fn path() -> Option<OsString> {
@@ -89,9 +110,7 @@ pub(crate) fn is_on() -> bool {
 
 /// Looks up the functions of the C library, and whether the calls are ours.
 pub(crate) fn resolve() {
-    for next in [&SHMGET, &SHMAT, &SHMDT, &SHMCTL] {
-        next.address();
-    }
+    look_up();
     // ORDERING: Relaxed. One thread so far.
     IS_ON.store(path().is_some(), Ordering::Relaxed);
 }
@@ -128,19 +147,14 @@ fn mark_name() -> String {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn shmget(key: key_t, size: size_t, shmflg: c_int) -> c_int {
     if !is_on() {
-        type Function = unsafe extern "C" fn(key_t, size_t, c_int) -> c_int;
-        let Some(address) = SHMGET.found() else { return -1 };
-        // SAFETY: what the C library defines under this name has this type.
-        let next = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
         // SAFETY: the call takes numbers.
-        return unsafe { next(key, size, shmflg) };
+        return SHMGET.found().map_or(-1, |next| unsafe { next(key, size, shmflg) });
     }
-    let get = |task| {
-        let _call = Call::enter();
+    let (flags, mode) = get_flags(shmflg);
+    call::make(|task| {
         let _lock = AttachLock::take();
-        raw::shmget(task, key, size as u64, shmflg)
-    };
-    errno::number(process::task().and_then(get))
+        task.shmget(key, size as u64, flags, mode).map(ShmId::raw)
+    })
 }
 
 /// shmat(2).
@@ -151,22 +165,14 @@ pub extern "C" fn shmget(key: key_t, size: size_t, shmflg: c_int) -> c_int {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn shmat(shmid: c_int, address: *const c_void, shmflg: c_int) -> *mut c_void {
     if !is_on() {
-        type Function = unsafe extern "C" fn(c_int, *const c_void, c_int) -> *mut c_void;
-        let Some(next) = SHMAT.found() else { return FAILED };
-        // SAFETY: what the C library defines under this name has this type.
-        let next = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
+        let failed = <*mut c_void>::FAILED;
         // SAFETY: the caller's promise.
-        return unsafe { next(shmid, address, shmflg) };
+        return SHMAT.found().map_or(failed, |next| unsafe { next(shmid, address, shmflg) });
     }
-    let attach = |task| {
-        let _call = Call::enter();
+    call::make(|task| {
         let _lock = AttachLock::take();
         // SAFETY: the caller's promise.
         unsafe { attach(task, shmid, address.expose_provenance(), shmflg) }
-    };
-    process::task().and_then(attach).unwrap_or_else(|errno| {
-        errno::set(errno);
-        FAILED
     })
 }
 
@@ -181,7 +187,8 @@ unsafe fn attach(
     address: usize,
     shmflg: c_int,
 ) -> Result<*mut c_void, Errno> {
-    let mapping = raw::shmat(task, shmid, address, shmflg)?;
+    let flags = ShmFlags::from_bits_retain(shmflg);
+    let mapping = task.shmat(ShmId::from_raw(shmid), address, flags)?;
     // SAFETY: the caller's promise.
     let mapped = unsafe { map(&mapping) }?;
     if task.attached() == 0 {
@@ -234,20 +241,14 @@ unsafe fn map(mapping: &Mapping<'_>) -> Result<*mut c_void, Errno> {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
     if !is_on() {
-        type Function = unsafe extern "C" fn(*const c_void) -> c_int;
-        let Some(next) = SHMDT.found() else { return -1 };
-        // SAFETY: what the C library defines under this name has this type.
-        let next = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
         // SAFETY: the caller's promise.
-        return unsafe { next(address) };
+        return SHMDT.found().map_or(-1, |next| unsafe { next(address) });
     }
-    let detach = |task| {
-        let _call = Call::enter();
+    call::make(|task| {
         let _lock = AttachLock::take();
         // SAFETY: the caller's promise.
         unsafe { detach(task, address.expose_provenance()) }
-    };
-    errno::number(process::task().and_then(detach).map(|()| 0))
+    })
 }
 
 /// Detaches a segment; the lock is held.
@@ -255,7 +256,7 @@ pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
 /// # Safety
 ///
 /// That of [`shmdt`].
-unsafe fn detach(task: &Task, address: usize) -> Result<(), Errno> {
+unsafe fn detach(task: &Task, address: usize) -> Result<c_int, Errno> {
     let unmapping = task.unmapping(address)?;
     let bytes = unmapping.size_bytes().next_multiple_of(page_size() as u64);
     let mapped = ptr::with_exposed_provenance_mut(address);
@@ -267,7 +268,7 @@ unsafe fn detach(task: &Task, address: usize) -> Result<(), Errno> {
         hold::give_up();
         unmark();
     }
-    unmapped.and(detached)
+    unmapped.and(detached).map(|()| 0)
 }
 
 /// shmctl(2).
@@ -278,58 +279,53 @@ unsafe fn detach(task: &Task, address: usize) -> Result<(), Errno> {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn shmctl(shmid: c_int, cmd: c_int, buf: *mut c_void) -> c_int {
     if !is_on() {
-        type Function = unsafe extern "C" fn(c_int, c_int, *mut c_void) -> c_int;
-        let Some(next) = SHMCTL.found() else { return -1 };
-        // SAFETY: what the C library defines under this name has this type.
-        let next = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
         // SAFETY: the caller's promise.
-        return unsafe { next(shmid, cmd, buf) };
+        return SHMCTL.found().map_or(-1, |next| unsafe { next(shmid, cmd, buf) });
     }
-    let control = |task| {
-        let _call = Call::enter();
-        // SAFETY: the caller's promise.
-        unsafe { control(task, shmid, cmd, buf.expose_provenance()) }
-    };
-    errno::number(process::task().and_then(control))
+    // SAFETY: the caller's promise.
+    call::make(|task| unsafe { control(task, shmid, cmd, buf.expose_provenance()) })
 }
 
 /// # Safety
 ///
 /// That of [`shmctl`].
-unsafe fn control(task: &Task, shmid: c_int, cmd: c_int, buf: usize) -> Result<i32, Errno> {
-    match cmd {
-        IPC_STAT | SHM_STAT | SHM_STAT_ANY => {
-            let mut stat = ShmStat::default();
-            let done = raw::shmctl(task, shmid, cmd, ShmArg::Buf(&mut stat))?;
-            // SAFETY: the command writes one of these there.
-            unsafe { user::write(buf, shmid_ds(&stat)) }?;
-            Ok(done)
-        }
+unsafe fn control(task: &Task, shmid: c_int, cmd: c_int, buf: usize) -> Result<c_int, Errno> {
+    if shmid < 0 {
+        return Err(Errno::INVAL);
+    }
+    let id = ShmId::from_raw(shmid);
+    let stat = match cmd {
+        IPC_STAT => task.shm_stat(id)?,
+        SHM_STAT => task.shm_stat_index(shmid)?,
+        SHM_STAT_ANY => task.shm_stat_any(shmid)?,
+        IPC_RMID => return task.shm_rmid(id).map(|()| 0),
+        SHM_LOCK => return task.shm_lock(id).map(|()| 0),
+        SHM_UNLOCK => return task.shm_unlock(id).map(|()| 0),
         IPC_SET => {
             // SAFETY: it is a structure of numbers.
-            let ds = unsafe { user::read::<libc::shmid_ds>(buf) }?;
-            let mut stat = ShmStat::default();
-            stat.perm.uid = ds.shm_perm.uid;
-            stat.perm.gid = ds.shm_perm.gid;
-            stat.perm.mode = ds.shm_perm.mode as _;
-            raw::shmctl(task, shmid, cmd, ShmArg::Buf(&mut stat))
+            let perm = unsafe { user::read::<libc::shmid_ds>(buf) }?.shm_perm;
+            return task.shm_set(id, perm.uid, perm.gid, perm.mode as _).map(|()| 0);
         }
         IPC_INFO => {
-            let mut shminfo = Shminfo::default();
-            let done = raw::shmctl(task, shmid, cmd, ShmArg::Shminfo(&mut shminfo))?;
+            let (totals, limits) = (task.shm_totals()?, task.limits());
+            let (shmmax, shmmni, shmall) = (limits.shmmax, limits.shmmni.into(), limits.shmall);
+            let info =
+                Shminfo { shmmax, shmmin: 1, shmmni, shmseg: shmmni, shmall, unused: [0; 4] };
             // SAFETY: the command writes one of these there.
-            unsafe { user::write(buf, shminfo) }?;
-            Ok(done)
+            return unsafe { user::write(buf, info) }.map(|()| totals.index_max.cast_signed());
         }
         SHM_INFO => {
-            let mut usage = ShmUsage::default();
-            let done = raw::shmctl(task, shmid, cmd, ShmArg::ShmUsage(&mut usage))?;
+            let totals = task.shm_totals()?;
+            let used_ids = totals.segments.cast_signed();
+            let usage = ShmUsage { used_ids, shm_tot: totals.pages, ..ShmUsage::default() };
             // SAFETY: the command writes one of these there.
-            unsafe { user::write(buf, usage) }?;
-            Ok(done)
+            return unsafe { user::write(buf, usage) }.map(|()| totals.index_max.cast_signed());
         }
-        _ => raw::shmctl(task, shmid, cmd, ShmArg::None),
-    }
+        _ => return Err(Errno::INVAL),
+    };
+    // SAFETY: the command writes one of these there.
+    unsafe { user::write(buf, shmid_ds(&stat)) }?;
+    Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
 }
 
 /// Returns what `IPC_STAT` tells as C has it.

@@ -37,7 +37,7 @@ use corewalk_base::primitives::thread;
 use libc::{c_int, c_long, c_void, sighandler_t};
 use std::ptr;
 
-use crate::next::Next;
+use crate::next::{Next, next};
 use crate::process::{self, BlockedSignals};
 use crate::user;
 
@@ -58,7 +58,12 @@ static HANDLERS: [[AtomicPtr<c_void>; SIGNALS]; ENTRIES] =
 /// counts as 0.
 static IS_LOCKED: AtomicU32 = AtomicU32::new(0);
 
-static SIGACTION: Next = Next::new(c"sigaction");
+next! {
+    SIGACTION: fn sigaction(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
+}
+
+/// A function that takes a signal and a handler, and returns the handler before.
+type Replace = unsafe extern "C" fn(c_int, sighandler_t) -> sighandler_t;
 
 /// The argument of rt_sigaction(2). Analogous to Linux's `struct kernel_sigaction`.
 #[repr(C)]
@@ -72,7 +77,7 @@ struct KernelAction {
 
 /// Looks up what this module stands in front of.
 pub(crate) fn resolve() {
-    SIGACTION.address();
+    look_up();
     for next in &REPLACING {
         next.address();
     }
@@ -81,7 +86,7 @@ pub(crate) fn resolve() {
 /// Notes that a signal has come; returns the program's handler.
 fn arrived(entry: usize, signal: c_int) -> *mut c_void {
     // No lock, no allocation, no system call, and errno stays as it is.
-    for task in [process::known_task(), process::guest()].into_iter().flatten() {
+    if let Some(task) = process::known_task() {
         task.interrupt_own();
     }
     // ORDERING: Relaxed. An address of code; nothing is published with it.
@@ -240,31 +245,19 @@ pub unsafe extern "C" fn sigaction(
     action: *const libc::sigaction,
     before: *mut libc::sigaction,
 ) -> c_int {
-    type Function =
-        unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
     let Some(next) = SIGACTION.found() else { return -1 };
-    // SAFETY: what the C library defines under this name has this type.
-    let next = unsafe { std::mem::transmute::<*mut c_void, Function>(next) };
     let Some(cell) = cell(signal) else {
         // SAFETY: the caller's promise.
         return unsafe { next(signal, action, before) };
     };
     // SAFETY: the caller's promise; it is copied, since it may be where the answer goes.
-    let mut ours = (!action.is_null()).then(|| unsafe { action.read() });
-    let handler = ours.map(|ours| ours.sa_sigaction);
-    let (_change, installed) = Change::begin(signal, cell, handler);
-    if let Some(ours) = &mut ours {
-        ours.sa_sigaction = installed;
-    }
-    let given = ours.as_ref().map_or(ptr::null(), ptr::from_ref);
+    let ours = (!action.is_null()).then(|| unsafe { action.read() });
     // SAFETY: the caller's promise; the copy lives during the call.
-    let result = unsafe { next(signal, given, before) };
-    if result == 0 && !before.is_null() {
-        // SAFETY: the call has filled it.
-        let told = unsafe { &mut (*before).sa_sigaction };
-        *told = self::told(cell, *told);
+    let call = |given| c_long::from(unsafe { next(signal, given, before) });
+    // SAFETY: the call fills `before` if it succeeds.
+    unsafe {
+        change((signal, cell), ours, before, |action| &mut action.sa_sigaction, call) as c_int
     }
-    result
 }
 
 /// rt_sigaction(2) by number: `call` makes the call with another action.
@@ -282,18 +275,35 @@ pub(crate) unsafe fn by_number(
     // SAFETY: any bits are an action; it is copied, since it may be where the answer goes.
     let read = (action != 0).then(|| unsafe { user::read::<KernelAction>(action) });
     // The kernel refuses what cannot be read.
-    let Ok(mut ours) = read.transpose() else { return call(action) };
-    let handler = ours.map(|ours| ours.handler);
-    let (_change, installed) = Change::begin(signal, cell, handler);
+    let Ok(ours) = read.transpose() else { return call(action) };
+    let before = ptr::with_exposed_provenance_mut::<KernelAction>(before);
+    let call = |given: *const KernelAction| call(given.expose_provenance());
+    // SAFETY: the call fills `before` if it succeeds.
+    unsafe { change((signal, cell), ours, before, |action| &mut action.handler, call) }
+}
+
+/// Changes the action of a signal by `call`, or looks at it. `handler` finds the handler in an
+/// action.
+///
+/// # Safety
+///
+/// `call` fills `before` if it returns 0 and `before` is not null.
+unsafe fn change<A>(
+    (signal, cell): (c_int, usize),
+    mut ours: Option<A>,
+    before: *mut A,
+    handler: fn(&mut A) -> &mut sighandler_t,
+    call: impl FnOnce(*const A) -> c_long,
+) -> c_long {
+    let wanted = ours.as_mut().map(|ours| *handler(ours));
+    let (_change, installed) = Change::begin(signal, cell, wanted);
     if let Some(ours) = &mut ours {
-        ours.handler = installed;
+        *handler(ours) = installed;
     }
-    let given = ours.as_ref().map_or(0, |ours| ptr::from_ref(ours).expose_provenance());
-    let result = call(given);
-    if result == 0 && before != 0 {
-        let before = ptr::with_exposed_provenance_mut::<KernelAction>(before);
+    let result = call(ours.as_ref().map_or(ptr::null(), ptr::from_ref));
+    if result == 0 && !before.is_null() {
         // SAFETY: the call has filled it.
-        let told = unsafe { &mut (*before).handler };
+        let told = handler(unsafe { &mut *before });
         *told = self::told(cell, *told);
     }
     result
@@ -301,14 +311,7 @@ pub(crate) unsafe fn by_number(
 
 /// Returns what the kernel calls for a signal.
 fn installed_now(signal: c_int) -> Option<sighandler_t> {
-    type Function =
-        unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
-    let address = SIGACTION.address();
-    if address.is_null() {
-        return None;
-    }
-    // SAFETY: what the C library defines under this name has this type.
-    let next = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
+    let next = SIGACTION.found()?;
     // SAFETY: zeroes are a valid action.
     let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: there is room for what is told.
@@ -321,12 +324,9 @@ fn installed_now(signal: c_int) -> Option<sighandler_t> {
 /// # Safety
 ///
 /// That of the function.
-unsafe fn replace(next: &Next, signal: c_int, handler: sighandler_t) -> sighandler_t {
-    type Function = unsafe extern "C" fn(c_int, sighandler_t) -> sighandler_t;
+unsafe fn replace(next: &Next<Replace>, signal: c_int, handler: sighandler_t) -> sighandler_t {
     let is_sigset = ptr::eq(next, &REPLACING[SIGSET]);
-    let Some(address) = next.found() else { return libc::SIG_ERR };
-    // SAFETY: what the C library defines under this name has this type.
-    let next = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
+    let Some(next) = next.found() else { return libc::SIG_ERR };
     let Some(cell) = cell(signal) else {
         // SAFETY: the caller's promise.
         return unsafe { next(signal, handler) };
@@ -341,13 +341,15 @@ unsafe fn replace(next: &Next, signal: c_int, handler: sighandler_t) -> sighandl
     program
 }
 
-/// Defines the functions that take a signal and a handler.
-/// Which of them is sigset(3).
+/// Which of the functions is sigset(3).
 const SIGSET: usize = 5;
 
+/// Defines the functions that take a signal and a handler.
 macro_rules! replacing {
     ($($index:literal, $name:ident, $symbol:literal;)*) => {
-        static REPLACING: [Next; [$($index),*].len()] = [$(Next::new($symbol)),*];
+        static REPLACING: [Next<Replace>; [$($index),*].len()] =
+            // SAFETY: the C library defines these names with this type.
+            unsafe { [$(Next::new($symbol)),*] };
 
         $(
             /// The function of that name.

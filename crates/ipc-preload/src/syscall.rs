@@ -11,19 +11,20 @@ use corewalk_base::primitives::atomic::{AtomicPtr, Ordering};
 use libc::{c_int, c_long, c_uint, c_void};
 use std::ptr;
 
-use crate::errno;
 use crate::exit;
 use crate::files;
 use crate::handed;
 use crate::memory;
 use crate::msg;
-use crate::next::Next;
+use crate::next::next;
 use crate::process;
 use crate::sem;
 use crate::shm;
 use crate::signal;
 
-static SYSCALL: Next = Next::new(c"syscall");
+next! {
+    SYSCALL: fn syscall(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
+}
 
 /// Where numbers that are not ours go, once it is known.
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
@@ -48,10 +49,6 @@ const CALLS: [c_long; 17] = [
     libc::SYS_close_range,
     libc::SYS_mlockall,
 ];
-
-/// Calls that are the kernel's unless `COREWALK_IPC_SHM` is set.
-const SHM_CALLS: [c_long; 4] =
-    [libc::SYS_shmget, libc::SYS_shmat, libc::SYS_shmdt, libc::SYS_shmctl];
 
 /// Calls after which the credentials are read again. By number they change the calling thread only.
 const REFRESHING: [c_long; 11] = [
@@ -94,6 +91,7 @@ const fn with(numbers: &[c_long], mut bits: [u64; 8]) -> [u64; 8] {
 
 /// Looks up what this module stands in front of.
 pub(crate) fn resolve() {
+    look_up();
     // ORDERING: Relaxed. One thread so far, and later the same address.
     NEXT.store(SYSCALL.address(), Ordering::Relaxed);
 }
@@ -152,7 +150,8 @@ pub unsafe extern "C" fn syscall(
     unsafe { dispatch(number, a, b, c, d, e, f) }
 }
 
-/// Carries out what is ours, and passes on the rest.
+/// Carries out what is ours, and passes on the rest. Arguments are cut to their types, as the
+/// kernel does.
 ///
 /// # Safety
 ///
@@ -166,96 +165,60 @@ unsafe extern "C" fn dispatch(
     e: usize,
     f: usize,
 ) -> c_long {
-    let is_known =
-        (0..512).contains(&number) && OURS[number as usize / 64] & 1 << (number as usize % 64) != 0;
-    let rest = [a, b, c, d, e, f];
-    if !is_known || SHM_CALLS.contains(&number) && !shm::is_on() {
-        // SAFETY: the caller's promise.
-        return unsafe { pass_on(number, rest) };
-    }
-    if REFRESHING.contains(&number) {
-        // SAFETY: the caller's promise.
-        let result = unsafe { pass_on(number, rest) };
-        process::refresh_thread_cred();
-        return result;
-    }
-    if OPENING.contains(&number) || OPENING_FIRST.contains(&number) {
-        // SAFETY: the caller's promise.
-        let fd = unsafe { pass_on(number, rest) };
-        let path = if OPENING.contains(&number) { b } else { a };
-        // SAFETY: the kernel has read the path if there is a descriptor, which is new.
-        return unsafe { files::descriptor(fd as c_int, pointer(path)) }.into();
-    }
-    if number == libc::SYS_exit_group {
-        exit::end();
-        // SAFETY: the caller's promise.
-        return unsafe { pass_on(number, rest) };
-    }
-    if number == libc::SYS_close {
-        // SAFETY: the caller's promise.
-        return handed::close_by(a as c_int, || unsafe { pass_on(number, rest) } as c_int).into();
-    }
-    if number == libc::SYS_mlockall {
-        let lock = |flags: c_int| {
-            // SAFETY: the call takes a number.
-            unsafe { pass_on(number, [flags as usize, b, c, d, e, f]) as c_int }
-        };
-        return memory::lock_all(a as c_int, lock).into();
-    }
-    if number == libc::SYS_close_range {
-        let close = |first: c_uint, last: c_uint| {
-            // SAFETY: the caller's promise.
-            unsafe { pass_on(number, [first as usize, last as usize, c, d, e, f]) as c_int }
-        };
-        return handed::close_range_by(a as c_uint, b as c_uint, close).into();
-    }
-    if number == libc::SYS_rt_sigaction {
-        // SAFETY: the caller's promise.
-        let call = |action| unsafe { pass_on(number, [a, action, c, d, e, f]) };
-        // SAFETY: the caller's promise.
-        return unsafe { signal::by_number(a as c_int, b, c, call) };
-    }
     // SAFETY: the caller's promise.
-    unsafe { carry_out(number, rest) }
-}
-
-/// Carries out a call of this library; arguments are cut to their types as the kernel does.
-///
-/// # Safety
-///
-/// That of the call.
-unsafe fn carry_out(number: c_long, [a, b, c, d, e, _]: [usize; 6]) -> c_long {
-    let int = |word: usize| word as c_int;
+    let next = |a, b| unsafe { pass_on(number, [a, b, c, d, e, f]) };
+    let [int_a, int_b, int_c, int_d] = [a, b, c, d].map(|word| word as c_int);
     let result = match number {
-        libc::SYS_semget => sem::semget(int(a), int(b), int(c)),
-        libc::SYS_msgget => msg::msgget(int(a), int(b)),
         // SAFETY: the caller's promise.
-        libc::SYS_msgsnd => unsafe { msg::msgsnd(int(a), pointer(b), c, int(d)) },
+        libc::SYS_semop => unsafe { sem::semop(int_a, pointer(b), c) },
+        // SAFETY: the caller's promise.
+        libc::SYS_semtimedop => unsafe { sem::semtimedop(int_a, pointer(b), c, pointer(d)) },
+        // SAFETY: the caller's promise.
+        libc::SYS_semctl => unsafe { sem::semctl(int_a, int_b, int_c, d) },
+        libc::SYS_semget => sem::semget(int_a, int_b, int_c),
+        libc::SYS_msgget => msg::msgget(int_a, int_b),
+        // SAFETY: the caller's promise.
+        libc::SYS_msgsnd => unsafe { msg::msgsnd(int_a, pointer(b), c, int_d) },
         libc::SYS_msgrcv => {
             // SAFETY: the caller's promise.
-            return unsafe { msg::msgrcv(int(a), pointer(b), c, d as c_long, int(e)) } as c_long;
+            return unsafe { msg::msgrcv(int_a, pointer(b), c, d as c_long, e as c_int) } as c_long;
         }
         // SAFETY: the caller's promise.
-        libc::SYS_msgctl => unsafe { msg::msgctl(int(a), int(b), pointer(c)) },
-        // SAFETY: the caller's promise.
-        libc::SYS_semop => unsafe { sem::semop(int(a), pointer(b), c) },
-        // SAFETY: the caller's promise.
-        libc::SYS_semtimedop => unsafe { sem::semtimedop(int(a), pointer(b), c, pointer(d)) },
-        // SAFETY: the caller's promise.
-        libc::SYS_semctl => unsafe { sem::semctl(int(a), int(b), int(c), d) },
-        libc::SYS_shmget => shm::shmget(int(a), b, int(c)),
+        libc::SYS_msgctl => unsafe { msg::msgctl(int_a, int_b, pointer(c)) },
+        libc::SYS_shmget => shm::shmget(int_a, b, int_c),
         libc::SYS_shmat => {
             // SAFETY: the caller's promise.
-            let attached = unsafe { shm::shmat(int(a), pointer(b), int(c)) };
+            let attached = unsafe { shm::shmat(int_a, pointer(b), int_c) };
             return attached.expose_provenance() as c_long;
         }
         // SAFETY: the caller's promise.
         libc::SYS_shmdt => unsafe { shm::shmdt(pointer(a)) },
         // SAFETY: the caller's promise.
-        libc::SYS_shmctl => unsafe { shm::shmctl(int(a), int(b), pointer(c)) },
+        libc::SYS_shmctl => unsafe { shm::shmctl(int_a, int_b, pointer(c)) },
+        libc::SYS_close => handed::close_by(int_a, || next(a, b) as c_int),
+        libc::SYS_close_range => {
+            let close = |first: c_uint, last: c_uint| next(first as usize, last as usize) as c_int;
+            handed::close_range_by(a as c_uint, b as c_uint, close)
+        }
+        libc::SYS_mlockall => memory::lock_all(int_a, |flags| next(flags as usize, b) as c_int),
+        // SAFETY: the caller's promise.
+        libc::SYS_rt_sigaction => return unsafe { signal::by_number(int_a, b, c, |b| next(a, b)) },
+        libc::SYS_exit_group => {
+            exit::end();
+            return next(a, b);
+        }
+        _ if OPENING.contains(&number) || OPENING_FIRST.contains(&number) => {
+            let fd = next(a, b) as c_int;
+            let path = if OPENING.contains(&number) { b } else { a };
+            // SAFETY: the kernel has read the path if there is a descriptor, which is new.
+            unsafe { files::descriptor(fd, pointer(path)) }
+        }
         _ => {
-            errno::set(rustix::io::Errno::NOSYS);
-            -1
+            let result = next(a, b);
+            if REFRESHING.contains(&number) {
+                process::refresh_thread_cred();
+            }
+            return result;
         }
     };
     c_long::from(result)
@@ -271,14 +234,7 @@ fn pointer<T>(address: usize) -> *mut T {
 ///
 /// That of the system call.
 pub(crate) unsafe fn pass_on(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> c_long {
-    type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
-    let address = SYSCALL.address();
-    if address.is_null() {
-        errno::set(rustix::io::Errno::NOSYS);
-        return -1;
-    }
-    // SAFETY: what the C library defines under this name takes its arguments this way.
-    let next = unsafe { std::mem::transmute::<*mut c_void, Syscall>(address) };
+    let Some(next) = SYSCALL.found() else { return -1 };
     // SAFETY: the caller's promise.
     unsafe { next(number, a, b, c, d, e, f) }
 }

@@ -57,8 +57,12 @@ pub(crate) enum Access {
     Write,
 }
 
-/// Addresses from the first to before the second.
-type Range = (usize, usize);
+/// Addresses from `start` to before `end`.
+#[derive(Clone, Copy)]
+struct Range {
+    start: usize,
+    end: usize,
+}
 
 /// Ranges of the program and its heap that are remembered for each access. A loop of messages and
 /// `IPC_STAT` uses two or three.
@@ -74,9 +78,9 @@ struct Known {
 thread_local! {
     static KNOWN: Known = const {
         Known {
-            stack: Cell::new((0, 0)),
-            read: Cell::new([(0, 0); RANGES]),
-            written: Cell::new([(0, 0); RANGES]),
+            stack: Cell::new(Range::EMPTY),
+            read: Cell::new([Range::EMPTY; RANGES]),
+            written: Cell::new([Range::EMPTY; RANGES]),
         }
     };
 }
@@ -124,13 +128,13 @@ pub(crate) fn check(address: usize, bytes: usize, access: Access) -> Result<(), 
         return Ok(());
     }
     let end = address.checked_add(bytes).ok_or(Errno::FAULT)?;
-    let here = here();
+    let (here, range) = (here(), Range { start: address, end });
     let is_known = KNOWN.with(|known| {
-        let (low, high) = known.stack.get();
-        (low <= here && here <= address && end <= high)
-            || is_below_break(&known.of(access).get(), (address, end))
+        let stack = known.stack.get();
+        (stack.start <= here && here <= address && end <= stack.end)
+            || is_below_break(&known.of(access).get(), range)
     });
-    if is_known { Ok(()) } else { ask(here, (address, end), access) }
+    if is_known { Ok(()) } else { ask(here, range, access) }
 }
 
 /// Returns an address in the frame of a function that has not returned.
@@ -141,14 +145,29 @@ fn here() -> usize {
 }
 
 #[inline]
-fn is_below_break(known: &[Range; RANGES], (address, end): Range) -> bool {
-    known.iter().any(|&(low, high)| low <= address && end <= high) && end <= program_break()
+fn is_below_break(known: &[Range; RANGES], range: Range) -> bool {
+    let is_known = known.iter().any(|known| known.start <= range.start && range.end <= known.end);
+    is_known && range.end <= program_break()
 }
 
 /// Returns the end of the heap as the C library knows it, which makes no system call.
 fn program_break() -> usize {
     // SAFETY: the call takes a number, and an increment of 0 changes nothing.
     unsafe { libc::sbrk(0) }.addr()
+}
+
+impl Range {
+    const EMPTY: Range = Range { start: 0, end: 0 };
+
+    /// Returns true if the ranges have common addresses, or one follows the other.
+    fn meets(self, other: Range) -> bool {
+        self.start <= other.end && other.start <= self.end
+    }
+
+    /// Returns the range from the smaller start to the larger end.
+    fn joined_with(self, other: Range) -> Range {
+        Range { start: self.start.min(other.start), end: self.end.max(other.end) }
+    }
 }
 
 impl Known {
@@ -161,36 +180,34 @@ impl Known {
 
     /// Remembers a range of the program or its heap, as a part of one that it meets, or in place of
     /// the one that was noted first.
-    fn note_heap(&self, access: Access, (low, high): Range) {
+    fn note_heap(&self, access: Access, range: Range) {
         let mut known = self.of(access).get();
-        match known.iter_mut().find(|it| it.0 <= high && low <= it.1) {
-            Some(it) => *it = (it.0.min(low), it.1.max(high)),
+        match known.iter_mut().find(|known| known.meets(range)) {
+            Some(known) => *known = known.joined_with(range),
             None => {
                 known.rotate_right(1);
-                known[0] = (low, high);
+                known[0] = range;
             }
         }
         self.of(access).set(known);
     }
 
-    /// Takes note that a range above `here` is a part of the stack if all between is memory;
-    /// returns whether it is.
-    fn note_stack(&self, here: usize, (address, end): Range) -> bool {
+    /// Remembers that a range above `here` is a part of the stack, if all between is memory.
+    /// Returns true if it is.
+    fn note_stack(&self, here: usize, range: Range) -> bool {
         // SAFETY: the function takes nothing. The C library keeps a thread at the end of its stack,
         // but for the first one.
         let thread = unsafe { libc::pthread_self() } as usize;
-        let is_beyond = here < thread && thread < end;
-        if address < here || end - here > STACK_MAX || is_beyond {
+        let is_beyond = here < thread && thread < range.end;
+        if range.start < here || range.end - here > STACK_MAX || is_beyond {
             return false;
         }
-        let (low, high) = pages((here, end));
-        if !is_good((low, high), Access::Write) {
+        let stack = pages(Range { start: here, end: range.end });
+        if !is_good(stack, Access::Write) {
             return false;
         }
-        let (known_low, known_high) = self.stack.get();
-        let is_one = known_low <= high && low <= known_high;
-        let joined = (low.min(known_low), high.max(known_high));
-        self.stack.set(if is_one { joined } else { (low, high) });
+        let known = self.stack.get();
+        self.stack.set(if known.meets(stack) { known.joined_with(stack) } else { stack });
         true
     }
 }
@@ -206,21 +223,22 @@ fn ask(here: usize, range: Range, access: Access) -> Result<(), Errno> {
     }
     // SAFETY: the call takes a number.
     let program = unsafe { libc::getauxval(libc::AT_PHDR) } as usize;
-    if program <= range.0 && range.1 <= program_break() {
+    if program <= range.start && range.end <= program_break() {
         KNOWN.with(|known| known.note_heap(access, pages(range)));
     }
     Ok(())
 }
 
-fn pages((address, end): Range) -> Range {
-    let end = end.checked_next_multiple_of(PAGE).unwrap_or(end);
-    (address & !(PAGE - 1), end)
+/// Returns the pages of a range.
+fn pages(range: Range) -> Range {
+    let end = range.end.checked_next_multiple_of(PAGE).unwrap_or(range.end);
+    Range { start: range.start & !(PAGE - 1), end }
 }
 
 /// Returns true if all of a range, which is not empty, is memory for this access.
-fn is_good((address, end): Range, access: Access) -> bool {
-    let next = |at: &usize| (at & !(PAGE - 1)).checked_add(PAGE).filter(|next| *next < end);
-    std::iter::successors(Some(address), next).all(|at| match access {
+fn is_good(range: Range, access: Access) -> bool {
+    let next = |at: &usize| (at & !(PAGE - 1)).checked_add(PAGE).filter(|next| *next < range.end);
+    std::iter::successors(Some(range.start), next).all(|at| match access {
         Access::Read => is_readable(at),
         Access::Write => is_writable(at),
     })

@@ -144,7 +144,7 @@ impl World {
 
 /// Kills a task: the only store is the one that marks its process as gone.
 pub(crate) fn kill(task: Task) {
-    crate::task::forget_process(&task.shared, task.owner.index);
+    crate::task_line::forget_process(&task.shared, task.owner.index);
     crash::run(0, || drop(task));
 }
 

@@ -33,23 +33,24 @@ use rustix::fs::{
     open,
 };
 use rustix::io::{Errno, pread};
-use rustix::process::{Resource, geteuid, getrlimit};
+use rustix::process::geteuid;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::{error, fmt};
 
+use crate::backing::lengthen;
 use crate::field::{get, put};
 use crate::layout::{Capacity, HEADER, HEADER_LINES, Layout};
+use crate::limits::Limits;
 use crate::lock::{BEAT_NS, WAIT_MAX_NS};
-use crate::namespace::Limits;
 use crate::process::{Program, pid_namespace, read_small};
-use crate::task::LAST_GENERATION;
+use crate::task_line::LAST_GENERATION;
 
 /// The magic number of a complete namespace.
 const MAGIC: u64 = u64::from_le_bytes(*b"corewlk\x01");
 
 /// The version of the region's format. It changes with every change of the format.
-const VERSION: u64 = 7;
+const VERSION: u64 = 8;
 
 const LINE_BYTES: u64 = 64;
 const HEADER_WORDS: usize = HEADER_LINES as usize * 8;
@@ -188,20 +189,6 @@ fn join(file: BorrowedFd<'_>) -> Result<Option<(Region, Shape)>, OpenError> {
     Ok(Some((region, shape)))
 }
 
-/// Lengthens an empty file. This checks the limit of `ulimit -f` itself. The kernel would send
-/// SIGXFSZ, which ends the process unless the program handles it.
-///
-/// # Errors
-///
-/// `EFBIG` if the length is over the limit, and those of ftruncate(2).
-/// `EFBIG`, and those of ftruncate(2).
-pub(crate) fn lengthen(file: impl AsFd, len: u64) -> Result<(), Errno> {
-    if getrlimit(Resource::Fsize).current.is_some_and(|most| len > most) {
-        return Err(Errno::FBIG);
-    }
-    ftruncate(file, len)
-}
-
 fn map_lines(file: BorrowedFd<'_>, lines: u32) -> Result<Region, OpenError> {
     let error = |error| OpenError::Os(Errno::from_io_error(&error).unwrap_or(Errno::NOMEM));
     Region::shared(file, lines).map_err(error)
@@ -244,9 +231,8 @@ fn validate(file: BorrowedFd<'_>, words: &[u64; HEADER_WORDS]) -> Result<Shape, 
     if words[VERSION_AT] != VERSION {
         return Err(OpenError::OtherVersion);
     }
-    let number = |at: usize| u32::try_from(words[at]).map_err(|_| OpenError::Damaged);
-    let capacity = Capacity::from_numbers(|at| number(CAPACITY_AT + at))?;
-    let limits = Limits::from_numbers(|at| number(LIMITS_AT + at))?;
+    let capacity = Capacity::from_numbers(numbers(words, CAPACITY_AT)?);
+    let limits = Limits::from_numbers(numbers(words, LIMITS_AT)?);
     let layout = Layout::new(&capacity).map_err(|_| OpenError::Damaged)?;
     let size = u64::from(layout.lines) * LINE_BYTES;
     let is_whole = u64::try_from(fstat(file)?.st_size).is_ok_and(|is| is >= size);
@@ -260,6 +246,15 @@ fn validate(file: BorrowedFd<'_>, words: &[u64; HEADER_WORDS]) -> Result<Shape, 
         return Err(OpenError::OtherPidNamespace);
     }
     Ok(Shape { capacity, limits })
+}
+
+/// Returns the numbers in the header from word `at` on.
+fn numbers<const N: usize>(words: &[u64; HEADER_WORDS], at: usize) -> Result<[u32; N], OpenError> {
+    let mut numbers = [0; N];
+    for (number, word) in numbers.iter_mut().zip(&words[at..]) {
+        *number = u32::try_from(*word).map_err(|_| OpenError::Damaged)?;
+    }
+    Ok(numbers)
 }
 
 /// Reads the header. Returns the size of the file.

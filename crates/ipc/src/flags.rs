@@ -1,8 +1,7 @@
 //! Flags of the calls, one type for each family. Their bits are those of the system calls.
 //!
-//! [`raw`](crate::raw) makes them from the words of a program with `from_bits_retain`. So bits
-//! without a name reach a [`SecurityHook`](crate::SecurityHook), and have no effect otherwise, as
-//! in Linux.
+//! A front end makes them from the words of a program with `from_bits_retain`. So bits without a
+//! name reach a [`SecurityHook`](crate::SecurityHook), and have no effect otherwise, as in Linux.
 
 use bitflags::bitflags;
 

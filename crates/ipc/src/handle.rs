@@ -1,7 +1,7 @@
 //! Typed ids of objects: a queue's id cannot be given to a call on semaphore sets.
 //!
 //! A front end for system calls gets plain numbers from its program. It turns each into a handle
-//! with `from_raw`, or calls the functions of [`raw`](crate::raw), which take numbers.
+//! with `from_raw`.
 
 use std::fmt;
 

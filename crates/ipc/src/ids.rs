@@ -35,9 +35,10 @@ use corewalk_sync::{SeqCount, SeqWriteGuard};
 use rustix::io::Errno;
 
 use crate::field::{get, high, low, pair, put};
+use crate::layout::Layout;
 use crate::lock::{Held, Owner, lock};
-use crate::namespace::Shared;
-use crate::perm::Perm;
+use crate::perm::{Cred, Perm, SecurityHook};
+use crate::shared::{Shared, now_s};
 
 /// The bits of an id that hold the index.
 pub(crate) const INDEX_BITS: u32 = 15;
@@ -62,16 +63,22 @@ const WAITS_MAX: u32 = 1 << 10;
 
 // Words of a slot.
 const SEQ: usize = 0;
-/// Live bit, generation, mode.
+/// [`LIVE`], [`IS_SECOND`], generation, mode.
 const STATE: usize = 1;
+/// The owner, unless `STATE` has [`IS_SECOND`].
 const OWNER: usize = 2;
 const CREATOR: usize = 3;
 const PAYLOAD: usize = 4;
 const CTIME: usize = 5;
 /// The key, and the next slot of its bucket.
 const KEY: usize = 6;
+/// The owner, if `STATE` has [`IS_SECOND`].
+const SECOND_OWNER: usize = 7;
 
 const LIVE: u64 = 1 << 63;
+/// Says which word has the owner. `IPC_SET` fills the other word. Then one store of `STATE` changes
+/// the owner and the mode.
+const IS_SECOND: u64 = 1 << 62;
 const STATE_SEQ_SHIFT: u32 = 16;
 
 // Words of a head.
@@ -79,13 +86,9 @@ const LOCK: usize = 0;
 const IN_USE: usize = 1;
 const NEXT_SEQ: usize = 2;
 /// The index of the newest object, plus one.
-const LAST: usize = 3;
 const NEXT_INDEX: usize = 4;
 /// The sum that a limit of the kind bounds: semaphores, or pages of segments.
 const USED: usize = 5;
-/// The redo record of `IPC_SET`: [`LIVE`], index and mode here, the owner in the next word.
-const REDO: usize = 6;
-const REDO_OWNER: usize = 7;
 
 /// The bits of a word of the bitmap.
 const BITS: u32 = 64;
@@ -183,22 +186,37 @@ impl Object {
     }
 }
 
-/// A kind of objects.
+/// A function of the security hook that is called before a command, with its number.
+type MayCtl = fn(&dyn SecurityHook, &Cred, Option<&Perm>, i32) -> Result<(), Errno>;
+
+/// A kind of objects: semaphore sets, message queues or segments. The kind defines the steps of
+/// shared code that differ.
+pub(crate) struct Kind {
+    pub(crate) layout: fn(&Layout) -> IdLayout,
+    /// Repairs an object after the death of the lock's holder. Returns its part of the sum that a
+    /// limit of the kind bounds. The object may be gone afterwards.
+    pub(crate) repair: fn(Ids<'_>, &Object) -> u64,
+    /// Ends the remains of a removed object in a slot.
+    pub(crate) end: fn(Ids<'_>, u32) -> Remains,
+    /// Ends the repair, after all slots were repaired.
+    pub(crate) sweep: fn(Ids<'_>),
+    /// Asks the hook about a command on an object, or on the kind.
+    pub(crate) may_ctl: MayCtl,
+}
+
+/// The remains of a removed object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Semaphore sets.
-    Sem,
-    /// Message queues.
-    Msg,
-    /// Segments of shared memory.
-    Shm,
+pub(crate) enum Remains {
+    None,
+    /// Parts of the object are left. No other object gets the slot until they are ended.
+    Some,
 }
 
 /// The ids of one kind, as a task sees them. Analogous to Linux's `struct ipc_ids`.
 #[derive(Clone, Copy)]
 pub(crate) struct Ids<'r> {
     pub(crate) shared: &'r Shared,
-    pub(crate) kind: Kind,
+    pub(crate) kind: &'static Kind,
     /// The task that uses the ids.
     pub(crate) owner: Owner,
 }
@@ -217,11 +235,7 @@ impl<'r> Ids<'r> {
 
     #[inline]
     fn layout(self) -> IdLayout {
-        match self.kind {
-            Kind::Sem => self.shared.layout.sem_ids,
-            Kind::Msg => self.shared.layout.msg_ids,
-            Kind::Shm => self.shared.layout.shm_ids,
-        }
+        (self.kind.layout)(&self.shared.layout)
     }
 
     /// Takes the lock of the kind. If the last holder has died, its unfinished change is completed
@@ -294,23 +308,9 @@ impl<'r> Ids<'r> {
         Err(Errno::INVAL)
     }
 
-    /// Returns the present payload of the object in slot `index`, without a sequence count. Holders
-    /// of an object's lock call this, since they may not wait for the lock of the kind.
-    pub(crate) fn payload(self, index: u32) -> Option<u64> {
-        let slot = self.slot(index);
-        let payload = get(&slot[PAYLOAD]);
-        (index < self.layout().slots && get(&slot[STATE]) & LIVE != 0).then_some(payload)
-    }
-
-    /// Returns the sequence number of slot `index`, which each write section of the slot
-    /// increases. Recovery compares it with a logged number.
-    pub(crate) fn changes(self, index: u32) -> u64 {
-        SeqCount::from_word(&self.slot(index)[SEQ]).raw_begin()
-    }
-
     #[inline]
     fn slot(self, index: u32) -> &'r Line {
-        self.shared.region.line(self.layout().first_slot.wrapping_add(index))
+        slot(self.shared, self.layout(), index)
     }
 
     fn head(self) -> &'r Line {
@@ -329,15 +329,53 @@ impl<'r> Ids<'r> {
     fn bits(self, word: u32) -> &'r AtomicU64 {
         &self.shared.region.line(self.layout().bitmap() + word / 8)[word as usize % 8]
     }
+
+    /// Marks index `index` as used or free.
+    fn set_bit(self, index: u32, is_used: bool) {
+        let (bits, bit) = (self.bits(index / BITS), 1 << (index % BITS));
+        put(bits, if is_used { get(bits) | bit } else { get(bits) & !bit });
+    }
+}
+
+#[inline]
+fn slot(shared: &Shared, ids: IdLayout, index: u32) -> &Line {
+    shared.region.line(ids.first_slot.wrapping_add(index))
+}
+
+/// Returns the present payload of the object in slot `index`, without a sequence count. Holders of
+/// an object's lock call this, since they may not wait for the lock of the kind.
+pub(crate) fn payload(shared: &Shared, ids: IdLayout, index: u32) -> Option<u64> {
+    let slot = slot(shared, ids, index);
+    let payload = get(&slot[PAYLOAD]);
+    (index < ids.slots && get(&slot[STATE]) & LIVE != 0).then_some(payload)
+}
+
+/// Returns the state of slot `index`, which each `IPC_SET` changes. Recovery compares it with a
+/// logged state.
+pub(crate) fn state(shared: &Shared, ids: IdLayout, index: u32) -> u64 {
+    get(&slot(shared, ids, index)[STATE])
+}
+
+/// Returns the word of a slot that has the owner.
+fn owner_word(state: u64) -> usize {
+    if state & IS_SECOND == 0 { OWNER } else { SECOND_OWNER }
+}
+
+/// Returns the owner of an object whose owner was changed an odd number of times. A function of its
+/// own keeps the common case a branch: a computed word would make each lookup wait for the state.
+#[cold]
+fn second_owner(slot: &Line) -> u64 {
+    get(&slot[SECOND_OWNER])
 }
 
 /// Copies a slot. The caller checks the sequence count.
 #[inline]
 fn read(slot: &Line, index: u32) -> Object {
+    let state = get(&slot[STATE]);
     Object {
         index,
-        state: get(&slot[STATE]),
-        owner: get(&slot[OWNER]),
+        state,
+        owner: if state & IS_SECOND == 0 { get(&slot[OWNER]) } else { second_owner(slot) },
         creator: get(&slot[CREATOR]),
         key: get(&slot[KEY]),
         payload: get(&slot[PAYLOAD]),
@@ -352,20 +390,14 @@ impl IdsGuard<'_> {
     ///
     /// `EINVAL` if there is none.
     pub(crate) fn obtain_object_check(&self, id: i32) -> Result<Object, Errno> {
-        let index = id.cast_unsigned() & (SLOTS_MAX - 1);
-        if index >= self.ids.layout().slots {
-            return Err(Errno::INVAL);
-        }
-        let object = read(self.ids.slot(index), index);
-        if object.is_live() && object.id() == id { Ok(object) } else { Err(Errno::INVAL) }
+        let object = self.at(id.cast_unsigned() & (SLOTS_MAX - 1));
+        object.filter(|object| object.id() == id).ok_or(Errno::INVAL)
     }
 
     /// Returns the object in slot `index`. It does not change while the lock is held.
     pub(crate) fn at(&self, index: u32) -> Option<Object> {
-        if index >= self.ids.layout().slots {
-            return None;
-        }
-        Some(read(self.ids.slot(index), index)).filter(Object::is_live)
+        let is_slot = index < self.ids.layout().slots;
+        is_slot.then(|| read(self.ids.slot(index), index)).filter(Object::is_live)
     }
 
     /// Returns the object with this key. `key` is not `IPC_PRIVATE`.
@@ -373,14 +405,17 @@ impl IdsGuard<'_> {
         let mut next = low(get(self.ids.bucket(key)));
         for _ in 0..self.ids.layout().slots {
             let index = next.checked_sub(1)?;
-            let slot = self.ids.slot(index);
-            let object = read(slot, index);
+            let object = read(self.ids.slot(index), index);
             if object.is_live() && object.key() == key {
                 return Some(object);
             }
-            next = high(get(&slot[KEY]));
+            next = high(object.key);
         }
         None
+    }
+
+    pub(crate) fn kind(&self) -> &'static Kind {
+        self.ids.kind
     }
 
     /// Returns the number of objects.
@@ -407,6 +442,25 @@ impl IdsGuard<'_> {
         put(&self.ids.head()[USED], used);
     }
 
+    /// Publishes a new object and returns its id. If there is no room for it, ends the remains of
+    /// removed objects, and tries again.
+    ///
+    /// # Errors
+    ///
+    /// Those of `publish`.
+    pub(crate) fn add(
+        &self,
+        perm: Perm,
+        objects_max: u32,
+        mut make: impl FnMut(u32) -> Result<u64, Errno>,
+    ) -> Result<i32, Errno> {
+        let mut publish = || self.publish(perm, now_s(), objects_max, &mut make);
+        match publish() {
+            Err(Errno::NOSPC | Errno::NOMEM) if self.end_left() => publish(),
+            id => id,
+        }
+    }
+
     /// Publishes a new object and returns its id. The function chooses `perm.seq`.
     ///
     /// `make` gets the index. It makes the object before any other thread can see it, and returns
@@ -431,18 +485,16 @@ impl IdsGuard<'_> {
         let index = self.free_index(in_use).ok_or(Errno::NOSPC)?;
         let payload = make(index)?;
         let mut seq = get(&head[NEXT_SEQ]);
-        if u64::from(index) < get(&head[LAST]) {
+        if u64::from(index) < get(&head[NEXT_INDEX]) {
             seq = seq.saturating_add(1);
         }
         if seq >= SEQ_END {
             seq = 0;
         }
         put(&head[NEXT_SEQ], seq);
-        put(&head[LAST], u64::from(index) + 1);
         put(&head[NEXT_INDEX], u64::from(index) + 1);
         put(&head[IN_USE], u64::from(in_use) + 1);
-        let bits = self.ids.bits(index / 64);
-        put(bits, get(bits) | 1 << (index % 64));
+        self.ids.set_bit(index, true);
         let slot = self.ids.slot(index);
         {
             let _section = write(slot);
@@ -473,8 +525,7 @@ impl IdsGuard<'_> {
         if object.key() != IPC_PRIVATE {
             self.unlink(object, next);
         }
-        let bits = self.ids.bits(object.index / 64);
-        put(bits, get(bits) & !(1 << (object.index % 64)));
+        self.ids.set_bit(object.index, false);
         let in_use = &self.ids.head()[IN_USE];
         put(in_use, get(in_use).saturating_sub(1));
     }
@@ -482,19 +533,13 @@ impl IdsGuard<'_> {
     /// Changes owner and permission bits. The other bits of the mode stay.
     #[doc(alias = "ipc_update_perm")]
     pub(crate) fn update_perm(&self, object: &Object, uid: u32, gid: u32, mode: u16, ctime: u64) {
-        let head = self.ids.head();
         let slot = self.ids.slot(object.index);
-        put(&head[REDO_OWNER], pair(uid, gid));
-        let redo = LIVE | u64::from(object.index) << 16 | u64::from(mode & 0o777);
-        // ORDERING(ipc-redo): Release. The redo record is complete before the slot changes.
-        head[REDO].store(redo, Ordering::Release);
-        {
-            let _section = write(slot);
-            redo_perm(self.ids, object.index);
-            put(&slot[CTIME], ctime);
-        }
-        // ORDERING(ipc-redo): Release. The slot is complete before the redo record goes.
-        head[REDO].store(0, Ordering::Release);
+        let state = get(&slot[STATE]) & !0o777 ^ IS_SECOND | u64::from(mode & 0o777);
+        let _section = write(slot);
+        put(&slot[owner_word(state)], pair(uid, gid));
+        // ORDERING(ipc-redo): Release. The owner is stored before the state that names its word.
+        slot[STATE].store(state, Ordering::Release);
+        put(&slot[CTIME], ctime);
     }
 
     /// Takes the key from an object that is removed after its last use, and sets `flags` of its
@@ -571,14 +616,6 @@ fn write(slot: &Line) -> SeqWriteGuard<'_> {
         seq.write_end();
     }
     seq.write()
-}
-
-/// Stores owner and permission bits of slot `index`, inside a write section.
-fn redo_perm(ids: Ids<'_>, index: u32) {
-    let (head, slot) = (ids.head(), ids.slot(index));
-    let state = get(&slot[STATE]);
-    put(&slot[STATE], state & !0o777 | get(&head[REDO]) & 0o777);
-    put(&slot[OWNER], get(&head[REDO_OWNER]));
 }
 
 /// Sets the time of the last change of slot `index`. The caller holds the object's lock.

@@ -20,16 +20,22 @@ use rustix::io::Errno;
 use std::ops::Range;
 
 use crate::ids::{IdLayout, SLOTS_MAX};
-use crate::msg::QUEUE_LINES;
 use crate::pool::{HEAD_LINES, Joins, Pool};
-use crate::shm::SEGMENT_LINES;
-use crate::watch::LADDER_LINES;
 
 /// The first line of the header.
 pub(crate) const HEADER: u32 = 1;
 
 /// Lines of the header.
 pub(crate) const HEADER_LINES: u32 = if IS_MODEL { 1 } else { 4 };
+
+/// The number of lines of a message queue.
+pub(crate) const QUEUE_LINES: u32 = 2;
+
+/// The number of lines of a segment.
+pub(crate) const SEGMENT_LINES: u32 = 1;
+
+/// The number of lines of the ladder.
+const LADDER_LINES: u32 = 1;
 
 /// Tasks at most: an owner and a bit fit beside the other fields of a semaphore's word.
 pub(crate) const TASKS_MAX: u32 = (1 << 21) - 1;
@@ -114,19 +120,10 @@ impl Capacity {
         [sets, sems, undos, waits, tasks, queues, msgs, segments, attaches]
     }
 
-    /// Returns what `numbers` was; `at` gives a number of it.
-    pub(crate) fn from_numbers<E>(at: impl Fn(usize) -> Result<u32, E>) -> Result<Self, E> {
-        Ok(Self {
-            sets: at(0)?,
-            sems: at(1)?,
-            undos: at(2)?,
-            waits: at(3)?,
-            tasks: at(4)?,
-            queues: at(5)?,
-            msgs: at(6)?,
-            segments: at(7)?,
-            attaches: at(8)?,
-        })
+    /// Returns the capacity with these `numbers`.
+    pub(crate) fn from_numbers(numbers: [u32; 9]) -> Self {
+        let [sets, sems, undos, waits, tasks, queues, msgs, segments, attaches] = numbers;
+        Self { sets, sems, undos, waits, tasks, queues, msgs, segments, attaches }
     }
 }
 
@@ -185,23 +182,20 @@ impl Layout {
         let tasks = tasks + 1;
         let first_task = take(tasks);
         let ladder = take(LADDER_LINES);
-        let mut pool = |lines| {
+        let pool = |take: &mut dyn FnMut(u32) -> u32, lines, joins| {
             let (head, first) = (take(HEAD_LINES), take(lines));
-            Pool { head, first, lines, joins: Joins::Never }
+            Pool { head, first, lines, joins }
         };
-        let (sems, undos, waits) = (pool(sems), pool(undos), pool(waits));
+        let sems = pool(&mut take, sems, Joins::Keeping);
+        let undos = pool(&mut take, undos, Joins::Keeping);
+        let waits = pool(&mut take, waits, Joins::Never);
         let msg_ids = IdLayout::new(take(IdLayout::lines(queues)), queues);
         let first_queue = take(QUEUE_LINES * queues);
         let shm_ids = IdLayout::new(take(IdLayout::lines(segments)), segments);
         let first_segment = take(SEGMENT_LINES * segments);
-        let mut pool = |lines| {
-            let (head, first) = (take(HEAD_LINES), take(lines));
-            Pool { head, first, lines, joins: Joins::Never }
-        };
-        let (msgs, msg_waits, attaches) = (pool(msgs), pool(msg_waits), pool(attaches));
-        let msgs = Pool { joins: Joins::Clearing, ..msgs };
-        let sems = Pool { joins: Joins::Keeping, ..sems };
-        let undos = Pool { joins: Joins::Keeping, ..undos };
+        let msgs = pool(&mut take, msgs, Joins::Clearing);
+        let msg_waits = pool(&mut take, msg_waits, Joins::Never);
+        let attaches = pool(&mut take, attaches, Joins::Never);
         Ok(Self {
             sem_ids,
             sets: first_set,

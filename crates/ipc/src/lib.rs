@@ -1,12 +1,10 @@
-//! System V IPC in user space: semaphore sets, message queues, and the bookkeeping of shared
-//! memory.
+//! System V IPC in user space: semaphore sets, message queues, bookkeeping of shared memory.
 //!
 //! Lookups and permission checks take no lock. A semop(2) that does not wait makes no system call.
 //! A [`Namespace`] is in private memory, or in a file that several processes map. All its state is
 //! in one region of cache lines. The code reaches them by checked numbers and atomic words, so
-//! garbage in the region causes wrong answers and errors, but no undefined behaviour.
-//!
-//! One word of each object holds the truth. Other processes rebuild the rest after a death.
+//! garbage in the region causes wrong answers and errors, but no undefined behaviour. One word of
+//! each object holds the truth. Other processes rebuild the rest after a death.
 //!
 //! # Guarantees
 //!
@@ -21,15 +19,19 @@
 //!   whole or not at all, and its undo adjustments are applied. `GETVAL` and a call that would fail
 //!   with `EAGAIN` apply them first. For a waiting call they are applied soon (`watch`).
 //!
+//! # Layers: no module uses a module of a higher one
+//!
+//! 1. Words and slots: the region's layout, locks, pools, ids, permissions, lines of tasks.
+//! 2. Objects: sets, queues, segments, waiting calls, messages, and the repair of an object.
+//! 3. Recovery: reaping of dead tasks, and the watcher.
+//! 4. Operations: tasks, namespaces and their calls. `ctl` has what the three kinds share.
+//!
 //! # Lock order
 //!
 //! 1. The lock for cleaning up after one task (`REAPER` in `task`).
 //! 2. The lock of a kind (`ids`).
 //! 3. The lock of a set or queue. No thread holds two.
 //! 4. Leaves: a pool, and the lists of a task in the memory of its process.
-//!
-//! Most functions of a [`SecurityHook`] run without a lock. Those of the `*get` calls, and of
-//! `*ctl` for `IPC_SET` and `IPC_RMID`, run under the lock of the kind.
 //!
 //! # Examples
 //!
@@ -55,56 +57,62 @@
 //! # Ok::<(), corewalk_ipc::Errno>(())
 //! ```
 //!
-//! Source: Bueso, "ipc: reduce ipc lock contention", March 2013; svipc(7) and the pages that it
-//! names; Linux `ipc/sem.c`, `ipc/msg.c`, `ipc/shm.c` and `ipc/util.c` for the semantics.
+//! Source: Bueso, "ipc: reduce ipc lock contention", March 2013; svipc(7); Linux `ipc/*.c`.
 
 #![forbid(unsafe_code)]
 
+mod backing;
 mod contention;
+mod ctl;
 mod field;
 mod file;
 mod flags;
 mod handle;
 mod ids;
-mod ipcget;
 mod layout;
+mod limits;
 mod list;
 mod lock;
 mod msg;
 mod namespace;
-mod nested;
 mod perm;
 mod pool;
 mod process;
-pub mod raw;
 mod recover;
 mod sem;
+mod shared;
 mod shm;
+mod signals;
 mod spare;
 mod spin;
+mod status;
 mod task;
+mod task_line;
 mod waiting;
 mod watch;
 
+pub use backing::{Access, Backing, Memfds, NoBacking, SegmentName};
 pub use contention::Contention;
+pub use ctl::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT};
 pub use file::OpenError;
 pub use flags::{GetFlags, MsgFlags, SemFlags, ShmFlags};
 pub use handle::{MsgId, SemId, ShmId};
 pub use ids::IPC_PRIVATE;
 pub use layout::Capacity;
+pub use limits::{Limits, SEMAEM, SEMVMX};
 pub use msg::{Arrived, MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgStat, MsgTotals, Received};
-pub use namespace::{Limits, Namespace, NamespaceOptions, SEMAEM, SEMVMX, SPIN_NS_MAX};
+pub use namespace::{Namespace, NamespaceOptions, SPIN_NS_MAX};
 pub use perm::{
     CAP_IPC_LOCK, CAP_IPC_OWNER, CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Cred, Perm, SecurityHook,
 };
 pub use process::Program;
 pub use sem::{
-    GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, SEM_INFO,
-    SEM_STAT, SEM_STAT_ANY, SETALL, SETVAL, SemBuf, SemStat, SemTotals,
+    GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, SEM_INFO, SEM_STAT, SEM_STAT_ANY, SETALL, SETVAL,
+    SemBuf, SemStat, SemTotals,
 };
 pub use shm::{
-    Access, Backing, Mapping, Memfds, NoBacking, SHM_DEST, SHM_INFO, SHM_LOCK, SHM_LOCKED,
-    SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK, SegmentFiles, SegmentName, ShmStat, ShmTotals, Unmapping,
+    Mapping, SHM_DEST, SHM_INFO, SHM_LOCK, SHM_LOCKED, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK,
+    SegmentFiles, ShmStat, ShmTotals, Unmapping,
 };
 pub use task::Task;
 

@@ -9,14 +9,13 @@ use corewalk_base::primitives::atomic::AtomicU64;
 
 use crate::field::{get, high, low, pair, put};
 
-/// The word of the links in a member's first line.
-pub(crate) const LINKS: usize = 1;
-
 /// A list: its ends, and the region of its members.
 #[derive(Clone, Copy)]
 pub(crate) struct List<'s> {
     pub(crate) region: &'s Region,
     pub(crate) ends: &'s AtomicU64,
+    /// The word of a member's first line that has its links.
+    pub(crate) links: usize,
     /// The largest number of members, which is the number of lines of their pool. It bounds walks.
     pub(crate) max: u32,
 }
@@ -81,7 +80,7 @@ impl<'s> List<'s> {
 
     #[inline]
     fn links(&self, line: u32) -> &'s AtomicU64 {
-        &self.region.line(line)[LINKS]
+        &self.region.line(line)[self.links]
     }
 }
 
@@ -92,7 +91,7 @@ mod tests {
     #[test]
     fn members_leave_from_any_place() {
         let region = Region::private(8).unwrap();
-        let list = List { region: &region, ends: &region.line(7)[0], max: 8 };
+        let list = List { region: &region, ends: &region.line(7)[0], links: 1, max: 8 };
         assert!(list.is_empty());
         list.set([1, 2, 3, 4]);
         for (gone, left) in [(2, &[1, 3, 4][..]), (1, &[3, 4]), (4, &[3]), (3, &[])] {
@@ -105,7 +104,7 @@ mod tests {
     #[test]
     fn walk_of_a_ring_ends() {
         let region = Region::private(8).unwrap();
-        let list = List { region: &region, ends: &region.line(7)[0], max: 5 };
+        let list = List { region: &region, ends: &region.line(7)[0], links: 1, max: 5 };
         list.set([1, 2]);
         put(list.links(2), pair(1, 1));
         assert!(list.iter().eq([1, 2, 1, 2, 1]));
@@ -114,7 +113,7 @@ mod tests {
     #[test]
     fn walk_goes_on_when_its_present_member_leaves() {
         let region = Region::private(8).unwrap();
-        let list = List { region: &region, ends: &region.line(7)[0], max: 8 };
+        let list = List { region: &region, ends: &region.line(7)[0], links: 1, max: 8 };
         list.set(1..=4);
         let seen: Vec<u32> = list.iter().inspect(|line| list.unlink(*line)).collect();
         assert_eq!(seen, [1, 2, 3, 4]);

@@ -39,7 +39,7 @@ use corewalk_base::primitives::hint;
 use rustix::io::Errno;
 
 use crate::field::{high, low, pair};
-use crate::namespace::Shared;
+use crate::shared::Shared;
 
 pub(crate) const SLEEPERS: u64 = 1 << 31;
 

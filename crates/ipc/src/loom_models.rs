@@ -240,7 +240,7 @@ fn control_operation_without_a_wake_up_is_caught() {
 /// Makes a set while another thread looks it up by its index. Returns how often the lookup found no
 /// set, and how often it found the set.
 fn publish_against_lookup() -> [usize; 2] {
-    Tally::of_bounded(3, |tally| {
+    Tally::of_bounded(2, |tally| {
         let namespace = namespace();
         let (one, other) = (task(&namespace, 1), task(&namespace, 2));
         let looker = thread::spawn(move || {
@@ -265,7 +265,7 @@ fn set_beside_its_lookup_is_complete_or_not_there() {
 #[test]
 #[should_panic(expected = "I7")]
 fn control_lookup_without_the_sequence_is_caught() {
-    Tally::<1>::of_bounded(3, |_| {
+    Tally::<1>::of_bounded(2, |_| {
         let namespace = namespace();
         let (one, other) = (task(&namespace, 1), task(&namespace, 2));
         let looker = thread::spawn(move || {

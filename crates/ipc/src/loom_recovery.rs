@@ -10,14 +10,14 @@ use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
 use rustix::io::Errno;
 
+use crate::backing::Memfds;
 use crate::contention::Counts;
 use crate::layout::Layout;
 use crate::lock::Owner;
-use crate::namespace::Shared;
 use crate::recover;
 use crate::sem::models::stop_in_undo;
-use crate::shm::Memfds;
-use crate::task::{forget_process, identity, task_line};
+use crate::shared::Shared;
+use crate::task_line::{forget_process, identity, task_line};
 use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, SemBuf, SemFlags, Task};
 
 /// Returns a namespace with the scope of one that processes share.
@@ -38,7 +38,7 @@ fn task(shared: &Arc<Shared>, pid: u32) -> Task {
 /// Two threads reap one dead task. Returns how often the spawned thread reaped it, and how often
 /// the first thread did.
 fn two_reap(reap: fn(&Shared, Owner, u32) -> Result<bool, Errno>) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let shared = shared();
         let (one, other, dead) = (task(&shared, 1), task(&shared, 2), task(&shared, 3));
         let id = one.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();

@@ -6,10 +6,10 @@
 //! | `message` | a message: its truth word, and its text in a range of lines |
 //! | `node` | a waiting call |
 //! | `filter` | the messages that a receiver takes |
-//! | `send`, `receive` | msgsnd and msgrcv |
+//! | `send`, `receive`, `wait` | msgsnd and msgrcv |
 //! | `handover` | passing a message to a waiting receiver, which may have died |
 //! | `get`, `ctl` | msgget and msgctl |
-//! | `rebuild` | repair of a queue from its messages and nodes |
+//! | `rebuild` | the queue's lock, and repair of a queue from its messages and nodes |
 //!
 //! # How it works
 //!
@@ -47,6 +47,7 @@ mod ends;
 mod filter;
 mod get;
 mod handover;
+mod kept;
 #[cfg(all(test, corewalk_loom))]
 mod loom_models;
 mod message;
@@ -55,24 +56,17 @@ mod queue;
 mod rebuild;
 mod receive;
 mod send;
+mod wait;
 mod watched;
 
-pub(crate) use message::exit_msg;
-pub(crate) use node::is_interruptible;
-pub(crate) use queue::QUEUE_LINES;
-pub(crate) use rebuild::{abandon, end_slot, reap};
+pub(crate) use kept::exit_msg;
+pub(crate) use rebuild::{QUEUES, reap};
+pub(crate) use wait::exit_waits;
 pub(crate) use watched::{collect_concerns, look_at};
 
-pub use ctl::{MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgStat, MsgTotals};
+pub use ctl::{MSG_INFO, MSG_STAT, MSG_STAT_ANY, MsgTotals};
+pub use queue::MsgStat;
 pub use receive::{Arrived, Received};
-
-/// The largest message in bytes, whatever the limit: the text must fit one range of lines.
-pub(crate) const MSGMAX_MAX: u32 = 1 << 20;
-
-/// The permission bits for sending.
-const WRITE: u32 = 0o222;
-/// The permission bits for receiving and for `IPC_STAT`.
-const READ: u32 = 0o444;
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests;

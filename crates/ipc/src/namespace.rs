@@ -20,125 +20,37 @@ use corewalk_base::Region;
 use corewalk_base::futex::Scope;
 use corewalk_base::primitives::{Arc, IS_MODEL};
 use rustix::io::Errno;
-use rustix::time::{ClockId, clock_gettime};
 use std::fmt;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use crate::backing::{Backing, Memfds};
 use crate::contention::{Contention, Counts};
-use crate::field::{high, low, pair};
 use crate::file::{self, OpenError, Shape};
 use crate::layout::{Capacity, Layout};
-use crate::msg::MSGMAX_MAX;
+use crate::limits::Limits;
 use crate::perm::{Cred, SecurityHook};
 use crate::process::Program;
 use crate::recover;
-use crate::shm::{self, Backing, Memfds};
+use crate::shared::Shared;
+use crate::shm;
 use crate::task::Task;
-
-/// The largest value of a semaphore.
-pub const SEMVMX: i32 = 32_767;
-
-/// The largest adjustment for `SEM_UNDO`.
-pub const SEMAEM: i32 = 32_767;
-
-/// The limits of a namespace. Analogous to `/proc/sys/kernel/sem` and the like, with their
-/// defaults.
-///
-/// # Examples
-///
-/// ```
-/// use corewalk_ipc::Limits;
-///
-/// assert_eq!(Limits::default().semopm, 500);
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// `SEMMSL`: semaphores of a set, at most 32,767.
-    pub semmsl: u32,
-    /// `SEMMNS`: semaphores of the namespace.
-    pub semmns: u32,
-    /// `SEMOPM`: operations of a call.
-    pub semopm: u32,
-    /// `SEMMNI`: sets of the namespace.
-    pub semmni: u32,
-    /// `MSGMAX`: bytes of a message.
-    pub msgmax: u32,
-    /// `MSGMNB`: bytes of the messages of a new queue.
-    pub msgmnb: u32,
-    /// `MSGMNI`: queues of the namespace.
-    pub msgmni: u32,
-    /// `SHMMAX`: bytes of a segment. The minimum is one.
-    pub shmmax: u64,
-    /// `SHMALL`: pages of all segments.
-    pub shmall: u64,
-    /// `SHMMNI`: segments of the namespace.
-    pub shmmni: u32,
-    /// `shm_rmid_forced`: the last detach removes a segment. So does the end of the task that made
-    /// it, if no task has it attached.
-    pub is_shm_rmid_forced: bool,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            semmsl: 32_000,
-            semmns: 1_024_000_000,
-            semopm: 500,
-            semmni: 32_000,
-            msgmax: 8192,
-            msgmnb: 16_384,
-            msgmni: 32_000,
-            shmmax: u64::MAX - (1 << 24),
-            shmall: u64::MAX - (1 << 24),
-            shmmni: 4096,
-            is_shm_rmid_forced: false,
-        }
-    }
-}
-
-impl Limits {
-    /// Returns the fields in the order of a namespace's file.
-    pub(crate) fn numbers(&self) -> [u32; 13] {
-        let Self { semmsl, semmns, semopm, semmni, msgmax, msgmnb, msgmni, .. } = *self;
-        let Self { shmmax, shmall, shmmni, is_shm_rmid_forced, .. } = *self;
-        let ([max_low, max_high], [all_low, all_high]) = (halves(shmmax), halves(shmall));
-        let forced = u32::from(is_shm_rmid_forced);
-        let first = [semmsl, semmns, semopm, semmni, msgmax, msgmnb, msgmni];
-        let last = [max_low, max_high, all_low, all_high, shmmni, forced];
-        std::array::from_fn(|at| if at < 7 { first[at] } else { last[at - 7] })
-    }
-
-    /// Returns the limits whose `numbers` are given by `at`.
-    pub(crate) fn from_numbers<E>(at: impl Fn(usize) -> Result<u32, E>) -> Result<Self, E> {
-        Ok(Self {
-            semmsl: at(0)?,
-            semmns: at(1)?,
-            semopm: at(2)?,
-            semmni: at(3)?,
-            msgmax: at(4)?,
-            msgmnb: at(5)?,
-            msgmni: at(6)?,
-            shmmax: pair(at(7)?, at(8)?),
-            shmall: pair(at(9)?, at(10)?),
-            shmmni: at(11)?,
-            is_shm_rmid_forced: at(12)? != 0,
-        })
-    }
-
-    /// Returns true if each limit fits its representation.
-    pub(crate) fn are_possible(&self) -> bool {
-        self.semmsl <= 32_767 && self.semopm <= 32_767 && self.msgmax <= MSGMAX_MAX
-    }
-}
-
-fn halves(number: u64) -> [u32; 2] {
-    [low(number), high(number)]
-}
 
 /// Options of a namespace. A process that opens an existing namespace gets its limits and capacity,
 /// and brings its own hook and backing.
+///
+/// # Examples
+/// ```
+/// use corewalk_ipc::{Cred, Errno, GetFlags, Limits, Namespace, NamespaceOptions};
+///
+/// let limits = Limits { semmni: 1, ..Limits::default() };
+/// let namespace = Namespace::new(NamespaceOptions { limits, ..NamespaceOptions::default() })?;
+/// let task = namespace.register(Cred::root(), 1)?;
+/// task.semget(1, 1, GetFlags::CREATE, 0o600)?;
+/// assert_eq!(task.semget(2, 1, GetFlags::CREATE, 0o600), Err(Errno::NOSPC));
+/// # Ok::<(), Errno>(())
+/// ```
 pub struct NamespaceOptions {
     /// The limits.
     pub limits: Limits,
@@ -236,19 +148,13 @@ impl Namespace {
     /// ```
     pub fn new(options: NamespaceOptions) -> Result<Self, Errno> {
         let layout = Layout::new(&options.capacity)?;
-        let NamespaceOptions { limits, hook, backing, spin_ns_max, is_contention_counted, .. } =
-            options;
-        if !limits.are_possible() {
+        if !options.limits.are_possible() {
             return Err(Errno::INVAL);
         }
         let region = Region::private(layout.lines)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
-        let backing = backing.unwrap_or_else(|| Box::new(Memfds::default()));
-        let spin_ns = spin_ns_max.min(SPIN_NS_MAX);
-        let contention = Counts::new(is_contention_counted);
-        let scope = Scope::Private;
-        let shared = Shared { region, layout, limits, hook, backing, scope, spin_ns, contention };
-        Ok(Self { shared: Arc::new(shared) })
+        let limits = options.limits;
+        Ok(Self::over(region, layout, limits, (Scope::Private, options)))
     }
 
     /// Returns the namespace in the file at `path`, and makes the file if there is none.
@@ -307,18 +213,29 @@ impl Namespace {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn open_fd(file: impl AsFd, options: NamespaceOptions) -> Result<Self, OpenError> {
-        let NamespaceOptions { limits, capacity, hook, backing, spin_ns_max, .. } = options;
-        let contention = Counts::new(options.is_contention_counted);
+        let (limits, capacity) = (options.limits, options.capacity);
         if !limits.are_possible() {
             return Err(Errno::INVAL.into());
         }
         let (region, shape) = file::map(file.as_fd(), Shape { capacity, limits })?;
-        let (layout, limits) = (Layout::new(&shape.capacity)?, shape.limits);
+        let layout = Layout::new(&shape.capacity)?;
+        Ok(Self::over(region, layout, shape.limits, (Scope::Shared, options)))
+    }
+
+    /// Returns a namespace over a region that is laid out. The capacity and the limits of `options`
+    /// are not used.
+    fn over(
+        region: Region,
+        layout: Layout,
+        limits: Limits,
+        (scope, options): (Scope, NamespaceOptions),
+    ) -> Self {
+        let NamespaceOptions { hook, backing, spin_ns_max, is_contention_counted, .. } = options;
         let backing = backing.unwrap_or_else(|| Box::new(Memfds::default()));
         let spin_ns = spin_ns_max.min(SPIN_NS_MAX);
-        let scope = Scope::Shared;
+        let contention = Counts::new(is_contention_counted);
         let shared = Shared { region, layout, limits, hook, backing, scope, spin_ns, contention };
-        Ok(Self { shared: Arc::new(shared) })
+        Self { shared: Arc::new(shared) }
     }
 
     /// Returns a new task, which stands for a process.
@@ -426,7 +343,7 @@ impl Namespace {
     /// ```
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
-        crate::task::pids(&self.shared)
+        crate::task_line::pids(&self.shared)
     }
 
     /// Reaps all tasks whose processes have ended. Returns their number.
@@ -506,29 +423,4 @@ impl Namespace {
     pub(crate) fn shared(&self) -> &Shared {
         &self.shared
     }
-}
-
-/// The parts of a namespace that all tasks of this process share.
-pub(crate) struct Shared {
-    pub(crate) region: Region,
-    pub(crate) layout: Layout,
-    pub(crate) limits: Limits,
-    pub(crate) hook: Option<Box<dyn SecurityHook>>,
-    pub(crate) backing: Box<dyn Backing>,
-    pub(crate) scope: Scope,
-    /// How long a call polls before it sleeps, or 0.
-    pub(crate) spin_ns: u64,
-    pub(crate) contention: Counts,
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("limits", &self.limits).finish_non_exhaustive()
-    }
-}
-
-/// Returns the time of day in seconds, from the coarse clock.
-#[inline]
-pub(crate) fn now_s() -> u64 {
-    clock_gettime(ClockId::RealtimeCoarse).tv_sec.unsigned_abs()
 }

@@ -35,6 +35,11 @@ pub const CAP_SYS_ADMIN: u64 = 1 << 21;
 /// Permits raising `msg_qbytes` above the limit.
 pub const CAP_SYS_RESOURCE: u64 = 1 << 24;
 
+/// The mode bits that a change needs.
+pub(crate) const WRITE: u32 = 0o222;
+/// The mode bits that a query needs.
+pub(crate) const READ: u32 = 0o444;
+
 /// The ids, groups and capabilities of a task.
 ///
 /// # Examples
@@ -97,9 +102,28 @@ pub struct Perm {
 /// The hooks of a security module. Each may refuse a call with an error of its choice.
 ///
 /// Each is called where Linux calls its own: without a lock, after the permission bits have
-/// permitted the operation. Only `alloc` runs under the lock of the kind. Analogous to
+/// permitted the operation. Those of the `*get` calls, and of `*ctl` for `IPC_SET` and `IPC_RMID`,
+/// run under the lock of the kind. Analogous to
 /// `security_ipc_permission`, `security_sem_semop`, `security_sem_semctl`, `security_sem_associate`
 /// and `security_sem_alloc`.
+///
+/// # Examples
+/// ```
+/// use corewalk_ipc::{Cred, Errno, Perm, SecurityHook};
+///
+/// /// Only its creator may use an object.
+/// struct Private;
+///
+/// impl SecurityHook for Private {
+///     fn permission(&self, cred: &Cred, perm: &Perm, _: u32) -> Result<(), Errno> {
+///         if cred.euid == perm.cuid { Ok(()) } else { Err(Errno::ACCESS) }
+///     }
+/// }
+///
+/// let perm = Perm { cuid: 7, ..Perm::default() };
+/// assert_eq!(Private.permission(&Cred::user(7, 7), &perm, 0), Ok(()));
+/// assert_eq!(Private.permission(&Cred::root(), &perm, 0), Err(Errno::ACCESS));
+/// ```
 pub trait SecurityHook: Send + Sync {
     /// Called by every permission check. `flag` contains the requested bits.
     ///

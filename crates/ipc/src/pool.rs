@@ -42,7 +42,7 @@ use std::ops::Range;
 
 use crate::field::{get, put};
 use crate::lock::{Held, Owner, lock};
-use crate::namespace::Shared;
+use crate::shared::Shared;
 
 /// The lines of a pool's head: its lock, and the free lists.
 pub(crate) const HEAD_LINES: u32 = 4;

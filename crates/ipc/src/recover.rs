@@ -31,14 +31,14 @@ use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
 use crate::field::put;
-use crate::ids::{Ids, Kind};
+use crate::ids::Ids;
 use crate::lock::{Owner, lock};
 use crate::msg;
-use crate::namespace::Shared;
 use crate::process::Look;
-use crate::sem::{self, Absent, Gone};
+use crate::sem::{self, Gone};
+use crate::shared::Shared;
 use crate::shm;
-use crate::task::{IMAGE, REAPER, STATE, identity, task_line};
+use crate::task_line::{Absent, IMAGE, REAPER, STATE, identity, task_line};
 
 /// Reaps the task numbered `index` if its process has ended. Then reaps the dead tasks whose
 /// waiting calls this has completed. The caller holds no lock.
@@ -112,12 +112,12 @@ pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<b
 #[cold]
 pub(crate) fn settle(shared: &Shared, owner: Owner, index: u32) -> Result<(), Errno> {
     let reaper = lock(shared, &task_line(shared, index)[REAPER], owner, || Ok(()))?;
-    drop(Ids { shared, kind: Kind::Sem, owner }.lock()?);
-    drop(Ids { shared, kind: Kind::Msg, owner }.lock()?);
+    drop(Ids { shared, kind: sem::SETS, owner }.lock()?);
+    drop(Ids { shared, kind: msg::QUEUES, owner }.lock()?);
     recover_pools(shared, owner)?;
     let pid = shared.pid_of(index);
     // execve(2) detaches all segments. Attaches that must stay do so until the process ends.
-    let _is_whole = shm::reap(Ids { shared, kind: Kind::Shm, owner }, (index, pid))?;
+    let _is_whole = shm::reap(Ids { shared, kind: shm::SEGMENTS, owner }, (index, pid))?;
     let mut absent = msg::reap(shared, owner, index)?;
     absent.extend(sem::settle(shared, owner, Gone { task: index, pid })?);
     drop(reaper);
@@ -177,15 +177,15 @@ pub(crate) fn reap_unlocked(shared: &Shared, owner: Owner, index: u32) -> Result
 /// Reaps a task except for its line. The flag returned is false if its attaches stay.
 fn end_all(shared: &Shared, owner: Owner, index: u32) -> Result<(Absent, bool), Errno> {
     // First complete the removal of a set by a dead task, with the words frozen in it.
-    drop(Ids { shared, kind: Kind::Sem, owner }.lock()?);
-    drop(Ids { shared, kind: Kind::Msg, owner }.lock()?);
+    drop(Ids { shared, kind: sem::SETS, owner }.lock()?);
+    drop(Ids { shared, kind: msg::QUEUES, owner }.lock()?);
     recover_pools(shared, owner)?;
     let pid = shared.pid_of(index);
-    let is_whole = shm::reap(Ids { shared, kind: Kind::Shm, owner }, (index, pid))?;
+    let is_whole = shm::reap(Ids { shared, kind: shm::SEGMENTS, owner }, (index, pid))?;
     let mut absent = msg::reap(shared, owner, index)?;
     absent.extend(sem::reap(shared, owner, Gone { task: index, pid })?);
     // The unfinished call of the task may have been the last remains of an object.
-    for kind in [Kind::Sem, Kind::Msg] {
+    for kind in [sem::SETS, msg::QUEUES] {
         Ids { shared, kind, owner }.lock()?.end_left();
     }
     Ok((absent, is_whole))

@@ -7,11 +7,14 @@
 //! | `op` | semop: one compare-exchange if possible, otherwise the set's lock |
 //! | `several` | several operations without the set's lock, if no call waits |
 //! | `txn` | changes of several semaphores as one |
-//! | `queue` | waiting calls, and the order in which they are completed |
-//! | `undo` | the adjustments of tasks, and their end |
+//! | `node` | a waiting call |
+//! | `queue` | the order in which waiting calls are completed |
+//! | `undo` | the adjustments of tasks |
 //! | `log` | the record of an operation, for the death of its task |
-//! | `recover` | repair after such a death |
+//! | `freeze` | freezing words under the lock, and the freezes of dead tasks |
+//! | `recover` | the set's lock, and repair after the death of its holder |
 //! | `reap` | the other remains of a dead task |
+//! | `exit` | the end of a live task |
 //! | `get`, `ctl` | semget and semctl |
 //!
 //! Source: Linux `ipc/sem.c` for the semantics. The design is described in the crate's
@@ -22,10 +25,13 @@ pub(crate) mod audit;
 #[cfg(all(test, corewalk_crash))]
 mod crash_models;
 mod ctl;
+mod exit;
+mod freeze;
 mod get;
 mod log;
 #[cfg(all(test, corewalk_loom))]
 pub(crate) mod models;
+mod node;
 mod op;
 mod queue;
 mod reap;
@@ -37,19 +43,19 @@ mod undo;
 mod watched;
 mod word;
 
-pub(crate) use get::Remains;
-pub(crate) use queue::{Absent, INTERRUPTED, STATUS, is_waiting};
-pub(crate) use reap::{abandon, reap, settle};
-pub(crate) use recover::{end_slot, recover_sems, size_of};
-pub(crate) use undo::{Gone, exit_sem};
+pub(crate) use exit::exit_sem;
+pub(crate) use reap::{Gone, reap, settle};
+pub(crate) use recover::SETS;
+pub(crate) use undo::Undos;
 pub(crate) use watched::{collect_concerns, look_at, undo_holders};
 
 use crate::flags::SemFlags;
 
 pub use ctl::{
-    GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, SEM_INFO,
-    SEM_STAT, SEM_STAT_ANY, SETALL, SETVAL, SemStat, SemTotals,
+    GETALL, GETNCNT, GETPID, GETVAL, GETZCNT, SEM_INFO, SEM_STAT, SEM_STAT_ANY, SETALL, SETVAL,
+    SemStat, SemTotals,
 };
+
 /// One operation of a call. Laid out like `struct sembuf`.
 ///
 /// # Examples

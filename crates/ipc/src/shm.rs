@@ -2,7 +2,6 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `backing` | the memory of segments |
 //! | `files` | memory as files in a folder, for several processes |
 //! | `segment` | the state of a segment and its attaches |
 //! | `attach` | shmat, shmdt, fork and exit |
@@ -40,7 +39,6 @@
 //! shmop(2), shmctl(2), shmget(2); Linux `ipc/shm.c` for the semantics.
 
 mod attach;
-mod backing;
 #[cfg(all(test, corewalk_crash))]
 mod crash_models;
 mod ctl;
@@ -50,16 +48,12 @@ mod get;
 mod segment;
 
 pub(crate) use attach::{Own, exit_shm};
-pub(crate) use segment::{SEGMENT_LINES, end_slot, give_back_all, reap, recover_slot};
+pub(crate) use segment::{SEGMENTS, give_back_all, reap};
 
 pub use attach::{Mapping, Unmapping};
-pub use backing::{Access, Backing, Memfds, NoBacking, SegmentName};
-pub use ctl::{SHM_INFO, SHM_LOCK, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK, ShmStat, ShmTotals};
+pub use ctl::{SHM_INFO, SHM_LOCK, SHM_STAT, SHM_STAT_ANY, SHM_UNLOCK, ShmTotals};
 pub use files::SegmentFiles;
-pub use segment::{SHM_DEST, SHM_LOCKED};
-
-/// The permission bits for reading.
-const READ: u32 = 0o444;
+pub use segment::{SHM_DEST, SHM_LOCKED, ShmStat};
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
 mod tests;

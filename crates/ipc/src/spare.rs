@@ -24,10 +24,10 @@ use rustix::io::Errno;
 
 use crate::field::put;
 use crate::lock::{Owner, Patience, Wait};
-use crate::namespace::Shared;
 use crate::process::{Identity, Look};
 use crate::recover;
-use crate::task::{GENERATION, STATE, identity, next_generation, task_line};
+use crate::shared::Shared;
+use crate::task_line::{GENERATION, STATE, identity, next_generation, task_line};
 
 /// Returns the number of lines for tasks, without the spare one.
 pub(crate) fn own_lines(shared: &Shared) -> u32 {
@@ -82,7 +82,7 @@ mod tests {
 
     use super::*;
     use crate::sem::dead::kill;
-    use crate::task::forget_process;
+    use crate::task_line::forget_process;
     use crate::{
         Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags, Task,
     };

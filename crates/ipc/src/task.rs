@@ -6,64 +6,41 @@
 //! A task ends by [`Task::exit`] or a drop. Both need the last handle, so no call of the task is
 //! running then. So its undo records live as long as their sets.
 //!
-//! # The line of a task
-//!
-//! | word | holds |
-//! |---|---|
-//! | `STATE` | 0, or the identity of the process (`process`), taken by one exchange |
-//! | `GENERATION` | the number of the task, counted over the whole namespace |
-//! | `REAPER` | the lock for cleaning up after the task |
-//! | `PID` | the pid that `GETPID` returns |
-//! | `IMAGE` | the identity of the program, or 0 (`process`); 0 in a free line |
-//!
-//! The other words are free. The task itself frees its line, or a holder of `REAPER` after its
-//! death.
-//!
 //! Source: semop(2) `SEM_UNDO`; Linux `exit_sem`.
 
+use corewalk_base::Mutex;
 use corewalk_base::futex;
 use corewalk_base::primitives::Arc;
-use corewalk_base::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
-use corewalk_base::{Line, Mutex};
+use corewalk_base::primitives::atomic::{AtomicU32, Ordering};
 use rustix::io::Errno;
 use std::fmt;
 
-use crate::field::{get, low, put};
+use crate::field::put;
 use crate::file::is_in_other_pid_namespace;
-use crate::ids::{Ids, Kind, Object};
-use crate::layout::HEADER;
+use crate::ids::{Ids, Object};
+use crate::limits::Limits;
 use crate::lock::Owner;
-use crate::msg::is_interruptible;
-use crate::namespace::{Limits, Shared};
-use crate::nested;
+use crate::msg::QUEUES;
 use crate::perm::{Cred, CredCell};
-use crate::process::{Identity, Look, Program, has_other_image};
+use crate::pool::Pool;
+use crate::process::Program;
 use crate::recover;
-use crate::sem::{INTERRUPTED, STATUS, is_waiting};
+use crate::sem::{SETS, Undos};
+use crate::shared::Shared;
+use crate::shm::SEGMENTS;
+use crate::signals;
 use crate::spare;
+use crate::status::{INTERRUPTED, STATUS, is_interruptible, is_waiting};
+use crate::task_line::{
+    GENERATION, IMAGE, PID, PID_END, STATE, identity, next_generation, task_line,
+};
 use crate::waiting::Waiting;
-
-/// The end of pids, which are a field of a semaphore's word.
-const PID_END: u32 = 1 << 22;
 
 /// The number of lines that a new task checks for a dead task.
 const REAPED_BESIDE: u32 = 2;
 
 /// The number of lines that a process searches for tasks of its programs before execve(2).
 const FORMER_WITHIN: usize = 64;
-
-/// The number of entries in a task's cache of undo records.
-const UNDO_CACHE: usize = if corewalk_base::primitives::IS_MODEL { 1 } else { 256 };
-
-// Words of a task's line.
-pub(crate) const STATE: usize = 0;
-pub(crate) const GENERATION: usize = 1;
-pub(crate) const REAPER: usize = 2;
-const PID: usize = 3;
-pub(crate) const IMAGE: usize = 4;
-
-/// The word of the header with the last generation.
-pub(crate) const LAST_GENERATION: usize = 7;
 
 /// A process in a namespace. Its threads share the task by reference.
 ///
@@ -87,14 +64,9 @@ pub struct Task {
     pub(crate) owner: Owner,
     pub(crate) pid: u32,
     pub(crate) cred: CredCell,
-    /// The undo records of the task. Some may have been removed with their set.
-    pub(crate) undos: Mutex<Vec<u32>>,
-    /// A cache of undo records by slot of the set, see [`Task::cached_undo`].
-    undo_cache: Box<[AtomicU64]>,
-    /// The nodes of calls that wait or were just woken.
+    pub(crate) undos: Undos,
+    /// The nodes of calls that wait, were just woken, or could not leave their queues.
     waiting: Waiting,
-    /// The nodes of ended calls that could not leave their queues.
-    pub(crate) abandoned: Mutex<Vec<u32>>,
     /// Tasks of the programs before execve(2), see [`Task::adopt`].
     former: Vec<u32>,
     /// The fields that many calls write.
@@ -109,8 +81,8 @@ pub struct Task {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Begun {
     node: u32,
-    /// The number of waits of the thread that a handler has interrupted.
-    around: usize,
+    /// The node of the wait that a handler has interrupted before it made this call, or 0.
+    outer: u32,
 }
 
 /// Fields that many calls of a task write. They are on other lines than the fields that calls read.
@@ -150,26 +122,12 @@ impl Task {
             }
         };
         reap_beside(&shared, owner);
-        let undo_cache = (0..UNDO_CACHE).map(|_| AtomicU64::new(0)).collect();
         let cred = CredCell::new(cred);
-        let [undos, abandoned] = [(); 2].map(|()| Mutex::new(Vec::new()));
+        let undos = Undos::default();
         let waiting = Waiting::default();
         let (shm, former) = (Mutex::default(), Vec::new());
         let hot = Hot::default();
-        Ok(Self {
-            shared,
-            owner,
-            pid,
-            cred,
-            undos,
-            undo_cache,
-            waiting,
-            abandoned,
-            shm,
-            former,
-            hot,
-            home: None,
-        })
+        Ok(Self { shared, owner, pid, cred, undos, waiting, shm, former, hot, home: None })
     }
 
     /// Takes over the tasks of the program that the process ran before execve(2).
@@ -294,55 +252,20 @@ impl Task {
         count
     }
 
-    /// Ends the waits of the calling thread with `EINTR`. A signal handler calls this. It may have
-    /// interrupted a call that is queued and does not sleep yet. A thread has several waits if a
-    /// handler waits that has interrupted another wait.
+    /// Ends the wait of the calling thread with `EINTR`. A signal handler calls this. It may have
+    /// interrupted a call that is queued and does not sleep yet.
+    ///
+    /// The wait is granted nothing after this, also if the handler leaves it by siglongjmp(3). The
+    /// node of such a wait stays in use until the task ends.
     ///
     /// The function takes no lock and makes no system call. A wait that is already over returns its
     /// own result.
     pub fn interrupt_own(&self) {
-        nested::note_signal();
-        nested::each_of(self.address(), |node| {
-            let status = &self.shared.region.line(node)[STATUS];
-            if is_interruptible(status) {
-                // ORDERING: Relaxed. The same thread, which takes the set's lock before the call
-                // ends.
-                status.fetch_or(INTERRUPTED, Ordering::Relaxed);
-            }
-        });
-    }
-
-    /// Returns the number of waits of the calling thread: interrupted ones, and those of handlers.
-    #[must_use]
-    pub fn own_waits() -> usize {
-        nested::count()
-    }
-
-    /// Takes back the waits that the calling thread has left by siglongjmp(3) out of a signal
-    /// handler. The outermost `around` waits stay. The thread is in none of the other calls any
-    /// more.
-    ///
-    /// Units and messages that such a call was granted go to other calls, with their adjustments.
-    /// In the kernel the wait ends before the handler runs, and an earlier grant is lost.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use corewalk_ipc::{Cred, Namespace, NamespaceOptions, Task};
-    ///
-    /// let namespace = Namespace::new(NamespaceOptions::default())?;
-    /// let task = namespace.register(Cred::root(), 1)?;
-    /// // A handler of this thread asks before it makes a call.
-    /// let around = Task::own_waits();
-    /// task.abandon_own_waits(around);
-    /// assert_eq!(Task::own_waits(), 0);
-    /// # Ok::<(), rustix::io::Errno>(())
-    /// ```
-    pub fn abandon_own_waits(&self, around: usize) {
-        while let Some((task, node)) = nested::take_beyond(around) {
-            if task == self.address() {
-                self.abandon(node);
-            }
+        let node = signals::arrived();
+        let status = &self.shared.region.line(node)[STATUS];
+        if node != 0 && self.is_own(node) && is_interruptible(status) {
+            // ORDERING: Relaxed. The same thread, which takes the set's lock before the call ends.
+            status.fetch_or(INTERRUPTED, Ordering::Relaxed);
         }
     }
 
@@ -353,15 +276,17 @@ impl Task {
         owners.contains(&Some(self.owner.index))
     }
 
-    fn abandon(&self, node: u32) {
-        self.waiting.leave(node);
-        let (shared, region) = (&*self.shared, &self.shared.region);
-        if shared.layout.msg_waits.whose(region, node) == Some(self.owner.index) {
-            // After an error, the reaping of the task ends the call.
-            let _ended = crate::msg::abandon(self, node);
-        } else if shared.layout.waits.whose(region, node) == Some(self.owner.index) {
-            crate::sem::abandon(self, node);
-        }
+    /// Returns the nodes in a pool of calls that could not leave their queues.
+    pub(crate) fn kept_waits(&self, pool: &Pool) -> Vec<u32> {
+        let mut nodes = Vec::new();
+        self.waiting.each(|node| nodes.push(node));
+        nodes.retain(|node| pool.whose(&self.shared.region, *node) == Some(self.owner.index));
+        nodes
+    }
+
+    /// Keeps the node of a call that could not leave its queue, until the task ends.
+    pub(crate) fn keep_wait(&self, node: u32) {
+        self.waiting.enter(node);
     }
 
     /// Sets a fork guard, which tells the task from its copy in a forked process. `home` holds
@@ -395,10 +320,6 @@ impl Task {
     pub(crate) fn is_copy(&self) -> bool {
         // ORDERING: Relaxed. The forked thread reads the memory of its own process.
         self.home.is_some_and(|home| home.load(Ordering::Relaxed) != self.pid)
-    }
-
-    fn address(&self) -> usize {
-        std::ptr::from_ref(self).addr()
     }
 
     /// Returns the number of the task's waiting calls that are not completed yet.
@@ -445,37 +366,18 @@ impl Task {
         if !self.cred.may(object.owners(), object.mode(), flag) {
             return Err(Errno::ACCESS);
         }
-        match &self.shared.hook {
-            None => Ok(()),
-            Some(hook) => hook.permission(&self.cred.whole(), &object.perm(), flag),
-        }
-    }
-
-    /// Returns the cached undo record of this task for the set in slot `set` with the tag `tag`.
-    /// Tags are counted by line, so the record may also be one of an earlier set in the slot.
-    #[inline]
-    pub(crate) fn cached_undo(&self, set: u32, tag: u64) -> Option<u32> {
-        // ORDERING: Relaxed. A guess: the caller checks the record.
-        let entry = self.undo_cache[set as usize % UNDO_CACHE].load(Ordering::Relaxed);
-        let (record, check) = ((entry & 0xffff_ffff) as u32, entry >> 32);
-        (record != 0 && check == cache_check(set, tag)).then_some(record)
-    }
-
-    pub(crate) fn cache_undo(&self, set: u32, tag: u64, record: u32) {
-        let entry = u64::from(record) | cache_check(set, tag) << 32;
-        // ORDERING: Relaxed. See `cached_undo`.
-        self.undo_cache[set as usize % UNDO_CACHE].store(entry, Ordering::Relaxed);
+        self.ask(|hook, cred| hook.permission(cred, &object.perm(), flag))
     }
 
     pub(crate) fn begin_wait(&self, node: u32) -> Begun {
         self.waiting.enter(node);
-        Begun { node, around: nested::enter(self.address(), node) }
+        Begun { node, outer: signals::wait_with(node) }
     }
 
     /// Ends a wait. Returns false in a copy of the task: the wait belongs to the parent.
     #[must_use]
     pub(crate) fn end_wait(&self, begun: Begun) -> bool {
-        nested::leave(begun.around);
+        signals::wait_with(begun.outer);
         if self.is_copy() {
             return false;
         }
@@ -486,75 +388,19 @@ impl Task {
     /// Returns the ids of semaphore sets.
     #[inline]
     pub(crate) fn sem_ids(&self) -> Ids<'_> {
-        Ids { shared: &self.shared, kind: Kind::Sem, owner: self.owner }
+        Ids { shared: &self.shared, kind: SETS, owner: self.owner }
     }
 
     /// Returns the ids of message queues.
     #[inline]
     pub(crate) fn msg_ids(&self) -> Ids<'_> {
-        Ids { shared: &self.shared, kind: Kind::Msg, owner: self.owner }
+        Ids { shared: &self.shared, kind: QUEUES, owner: self.owner }
     }
 
     /// Returns the ids of segments.
     pub(crate) fn shm_ids(&self) -> Ids<'_> {
-        Ids { shared: &self.shared, kind: Kind::Shm, owner: self.owner }
+        Ids { shared: &self.shared, kind: SEGMENTS, owner: self.owner }
     }
-}
-
-/// Returns the key of a set within its entry of the cache: 21 bits of tag, 7 of slot.
-fn cache_check(set: u32, tag: u64) -> u64 {
-    tag << 8 | (u64::from(set) / UNDO_CACHE as u64) & 0xff
-}
-
-/// Returns the line of task `index`, or the scratch line for a number out of range.
-pub(crate) fn task_line(shared: &Shared, index: u32) -> &Line {
-    let index = if index < shared.layout.tasks_max { shared.layout.tasks + index } else { 0 };
-    shared.region.line(index)
-}
-
-impl Shared {
-    /// Returns true if the process of the task numbered `index` has ended, or there is no such
-    /// task. With a generation, a later task with the number does not count.
-    pub(crate) fn is_dead(&self, index: u32, generation: Option<u32>) -> bool {
-        if self.scope == futex::Scope::Private {
-            return false;
-        }
-        if index >= self.layout.tasks_max {
-            return true;
-        }
-        let line = task_line(self, index);
-        let is_other = generation.is_some_and(|is| is != low(get(&line[GENERATION])));
-        is_other || identity(line).is_gone(Look::Close)
-    }
-
-    /// Returns true if the task numbered `index` cannot complete its calls: it is dead, or its
-    /// process now runs another program. In the second case its adjustments stay until the process
-    /// ends.
-    pub(crate) fn is_over(&self, index: u32, generation: Option<u32>) -> bool {
-        if self.is_dead(index, generation) {
-            return true;
-        }
-        let line = task_line(self, index);
-        self.scope == futex::Scope::Shared && has_other_image(identity(line), get(&line[IMAGE]))
-    }
-
-    /// Returns true if the process of the task numbered `index` has ended, as far as `look` can
-    /// tell.
-    pub(crate) fn is_gone(&self, index: u32, look: Look) -> bool {
-        self.scope == futex::Scope::Shared && identity(task_line(self, index)).is_gone(look)
-    }
-
-    /// Returns the pid of the task numbered `index`, as `GETPID` returns it.
-    pub(crate) fn pid_of(&self, index: u32) -> u32 {
-        low(get(&task_line(self, index)[PID])) & (PID_END - 1)
-    }
-}
-
-/// Returns the pids of all tasks.
-pub(crate) fn pids(shared: &Shared) -> Vec<u32> {
-    let lines =
-        (0..shared.layout.tasks_max).filter(|index| identity(task_line(shared, *index)).0 != 0);
-    lines.map(|index| shared.pid_of(index)).collect()
 }
 
 /// Reaps dead tasks in the lines that the next tasks will take.
@@ -567,18 +413,6 @@ fn reap_beside(shared: &Shared, owner: Owner) {
             let _reaped = recover::reap(shared, owner, index);
         }
     }
-}
-
-/// Returns the identity of a task's process.
-pub(crate) fn identity(line: &Line) -> Identity {
-    // ORDERING(ipc-task): Acquire. The last task of a free line has released all that it held.
-    Identity(line[STATE].load(Ordering::Acquire))
-}
-
-pub(crate) fn next_generation(shared: &Shared) -> u32 {
-    let last = &shared.region.line(HEADER)[LAST_GENERATION];
-    // ORDERING: Relaxed. A unique number. It publishes nothing.
-    last.fetch_add(1, Ordering::Relaxed) as u32
 }
 
 /// Returns the lines that a task with this pid may take, in the order of its attempts. Processes
@@ -628,8 +462,10 @@ impl Drop for Task {
         crate::msg::exit_msg(self);
         let detached = crate::shm::exit_shm(self);
         // After an error the line stays, and is reaped once the process has ended.
-        let Ok(absent) = crate::sem::exit_sem(self) else { return };
-        recover::reap_absent(&self.shared, self.owner, absent);
+        for exit in [crate::msg::exit_waits, crate::sem::exit_sem] {
+            let Ok(absent) = exit(self) else { return };
+            recover::reap_absent(&self.shared, self.owner, absent);
+        }
         if detached.is_err() {
             return;
         }
@@ -638,12 +474,6 @@ impl Drop for Task {
         // ORDERING(ipc-task): Release. See `identity`.
         line[STATE].store(0, Ordering::Release);
     }
-}
-
-/// Makes a task look dead to others, for tests.
-#[cfg(all(test, not(corewalk_shuttle)))]
-pub(crate) fn forget_process(shared: &Shared, index: u32) {
-    put(&task_line(shared, index)[STATE], 1);
 }
 
 /// Wakes the waiting calls of a task, so that a test need not wait for the end of their sleeps.

@@ -43,9 +43,9 @@ use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
 use crate::field::get;
 use crate::lock::Owner;
-use crate::namespace::Shared;
 use crate::process::Look;
 use crate::recover;
+use crate::shared::Shared;
 use crate::{msg, sem};
 
 /// The turn of the watcher. While there is one, a death goes unnoticed for this long at most.
@@ -53,9 +53,6 @@ pub(crate) const TURN_NS: u64 = 100_000_000;
 
 /// The number of rungs.
 const RUNGS: usize = 7;
-
-/// The number of lines of the ladder.
-pub(crate) const LADDER_LINES: u32 = 1;
 
 const MS_NS: u64 = 1_000_000;
 
@@ -153,8 +150,8 @@ fn ladder(shared: &Shared) -> &corewalk_base::Line {
 mod tests {
     use super::*;
     use crate::field::put;
-    use crate::sem::STATUS;
     use crate::sem::dead::{kill, wait_without_sleep};
+    use crate::status::STATUS;
     use crate::{
         Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf, SemFlags, Task,
     };
@@ -249,7 +246,7 @@ mod tests {
             kill(one);
             look(&other.shared, other.owner);
             // `GETVAL` would reap the task itself, so it comes after this check.
-            let is_reaped = !crate::task::pids(&other.shared).contains(&1);
+            let is_reaped = !crate::task_line::pids(&other.shared).contains(&1);
             assert_eq!(is_reaped, is_awaited);
             assert_eq!(other.sem_getval(held, 1), Ok(0));
         }

@@ -86,7 +86,7 @@ pub(crate) trait AttrStore: Sync {
 /// If there is no memory for one.
 pub(crate) fn designs(entries: usize) -> anyhow::Result<Vec<Design>> {
     let options =
-        MbcacheOptions { users_max: USERS_MAX, budget_bytes: INDEX_BYTES, ..Default::default() };
+        MbcacheOptions::default().with_users_max(USERS_MAX).with_budget_bytes(INDEX_BYTES);
     Ok(vec![
         ("before-mbcache", Arc::new(OneLock::new(entries))),
         ("plain-lru", Arc::new(Lru::new(entries, 1))),

@@ -47,7 +47,8 @@ impl Ours {
     /// An error of the namespace, which has no reason to fail.
     pub(crate) fn empty(capacity: usize) -> anyhow::Result<Ours> {
         let entries_max = u32::try_from(4 * capacity + 65_536)?;
-        let options = VfsOptions { cache_bytes: CACHE_BYTES, entries_max, hash_seed: None };
+        let options =
+            VfsOptions::default().with_cache_bytes(CACHE_BYTES).with_entries_max(entries_max);
         Ok(Ours { vfs: Vfs::new(Arc::new(Ramfs::new()), options)?, cred: Cred::prechecked(0, 0) })
     }
 

@@ -16,7 +16,6 @@ use std::ops::Range;
 
 use corewalk::{
     Attr, DirSink, Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs,
-    Timespec, Ttl,
 };
 use corewalk_base::primitives::{
     SHARDS, shard_index,
@@ -61,25 +60,9 @@ impl Ramfs {
 
 /// Returns the attributes of an empty file of root.
 fn plain_attr(ino: u64, kind: FileKind) -> Attr {
-    let zero = Timespec::default();
-    let (permissions, nlink) = if kind == FileKind::Directory { (0o755, 2) } else { (0o644, 1) };
-    Attr {
-        ino,
-        generation: 0,
-        mode: kind.to_mode() | permissions,
-        nlink,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        size: 0,
-        blocks: 0,
-        blksize: 4096,
-        atime: zero,
-        mtime: zero,
-        ctime: zero,
-        btime: zero,
-        has_acl: false,
-        ttl: Ttl::default(),
+    match kind {
+        FileKind::Directory => Attr::dir(ino),
+        kind => Attr::new(ino, kind.to_mode() | 0o644),
     }
 }
 
@@ -143,6 +126,6 @@ impl FileSystem for Ramfs {
     }
 
     fn statfs(&self) -> Result<StatFs, Errno> {
-        Ok(StatFs { bsize: 4096, namelen: 255, ..StatFs::default() })
+        Ok(StatFs::default())
     }
 }

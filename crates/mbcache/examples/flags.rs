@@ -1,7 +1,8 @@
-//! Two threads change the two flags of one entry, 100 million times, and lose none (trap T33).
+//! Two threads change the two flags of one entry, 100 million times, and lose no change. Trap T33
+//! is a flag that is lost because both are in one word.
 //!
-//! `cargo run --release -p corewalk-mbcache --example flags`; a number sets how often. The same
-//! workload runs shorter as a test (`tests/flags.rs`).
+//! Run `cargo run --release -p corewalk-mbcache --example flags [CHANGES]`. The same workload runs
+//! shorter as a test (`tests/flags.rs`).
 
 use corewalk_base::primitives::thread;
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
@@ -16,10 +17,10 @@ fn main() {
     assert_eq!(lost, 0, "T33: a flag was lost");
 }
 
-/// Makes at least `changes` changes of flags on two threads; returns how many were lost.
+/// Makes at least `changes` changes of flags on two threads. Returns how many changes were lost.
 pub(crate) fn lost_of(changes: u64) -> u64 {
     // So small that a scan comes to the entry at once.
-    let options = MbcacheOptions { budget_bytes: 128, ..MbcacheOptions::default() };
+    let options = MbcacheOptions::default().with_budget_bytes(128);
     let cache = Mbcache::new(options).expect("one entry fits");
     cache.create(KEY, VALUE).expect("it is empty");
     // Each round changes a flag twice.
@@ -30,7 +31,8 @@ pub(crate) fn lost_of(changes: u64) -> u64 {
     })
 }
 
-/// Sets the referenced bit and lets reclaim clear it; counts how often it was not as it was left.
+/// Sets the referenced bit and lets reclaim clear it. Counts how often the bit had another value
+/// than this thread gave it last.
 fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
@@ -45,12 +47,12 @@ fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     lost
 }
 
-/// Clears and sets the reusable flag of the entry, with a handle so that the entry stays; counts
-/// how often the flag was not as it was left.
+/// Clears and sets the reusable flag of the entry. Holds a handle, so that the entry stays. Counts
+/// how often the flag had another value than this thread gave it last.
 fn reusable(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
-        // Between two rounds reclaim could take it, if its mark was lost.
+        // If the referenced bit was lost, reclaim may have dropped the entry between two rounds.
         let Some(entry) = cache.find_first(KEY) else {
             lost += 1;
             continue;

@@ -7,7 +7,7 @@ use std::{fmt, io};
 
 use crate::handle::{Busy, Entry};
 use crate::hash::Secret;
-use crate::index::{Index, LINE_BYTES, Refused, SLOTS};
+use crate::index::{Index, LINE_BYTES, Locked, Refused, SLOTS};
 use crate::slots::{self, Spare};
 
 /// Slots for each entry that there may be before any is dropped. With fewer, searches get longer.
@@ -22,12 +22,13 @@ const LINES_MAX: u64 = 1 << 30;
 /// ```
 /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
 ///
-/// let options = MbcacheOptions { budget_bytes: 1 << 20, ..MbcacheOptions::default() };
+/// let options = MbcacheOptions::default().with_budget_bytes(1 << 20);
 /// let cache = Mbcache::new(options)?;
 /// assert!(cache.entries_max() > 10_000);
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct MbcacheOptions {
     /// Bytes that the index may take, free slots included; 16 MiB by default.
     pub budget_bytes: u64,
@@ -35,6 +36,14 @@ pub struct MbcacheOptions {
     pub users_max: u32,
     /// The secret of the hash, for runs that can be repeated; random by default.
     pub hash_seed: Option<u64>,
+}
+
+impl MbcacheOptions {
+    corewalk_base::setters! {
+        with_budget_bytes: budget_bytes = u64;
+        with_users_max: users_max = u32;
+        with_hash_seed: hash_seed = impl Into<Option<u64>>;
+    }
 }
 
 impl Default for MbcacheOptions {
@@ -178,7 +187,7 @@ impl Mbcache {
     ///
     /// let cache = Mbcache::new(MbcacheOptions::default())?;
     /// assert_eq!(cache.count(), 0);
-    /// let none = MbcacheOptions { budget_bytes: 0, ..MbcacheOptions::default() };
+    /// let none = MbcacheOptions::default().with_budget_bytes(0);
     /// assert!(Mbcache::new(none).is_err());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -271,7 +280,7 @@ impl Mbcache {
     #[inline]
     #[must_use]
     pub fn find_first(&self, key: u64) -> Option<Entry<'_>> {
-        let found = self.index.find(key, None);
+        let found = self.index.find(key);
         found.map(|(slot, state)| Entry { cache: self, slot, state })
     }
 
@@ -305,7 +314,7 @@ impl Mbcache {
         if !std::ptr::eq(self, entry.cache) {
             return None;
         }
-        let found = self.index.find(entry.key(), Some(entry.slot.number));
+        let found = self.index.find_behind(entry.key(), entry.slot.number);
         found.map(|(slot, state)| Entry { cache: self, slot, state })
     }
 
@@ -329,15 +338,33 @@ impl Mbcache {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[doc(alias = "mb_cache_entry_create")]
+    #[inline]
     pub fn create(&self, key: u64, value: u64) -> Result<(), CreateError> {
         if self.users_max <= 1 {
             return Err(CreateError::Off);
         }
         let home = self.index.home(key);
+        let locked = self.index.lock(home);
+        match self.index.enter_at_home(&locked, home, (key, value)) {
+            Some(slot) => {
+                drop(locked);
+                self.index.note_entered(slot);
+                Ok(())
+            }
+            None => self.create_anywhere(locked, home, (key, value)),
+        }
+    }
+
+    #[inline(never)]
+    fn create_anywhere<'a>(
+        &'a self,
+        mut locked: Locked<'a>,
+        home: u32,
+        pair: (u64, u64),
+    ) -> Result<(), CreateError> {
         let mut tries = 0;
         loop {
-            let locked = self.index.lock(home);
-            let entered = self.index.enter(&locked, home, (key, value), tries);
+            let entered = self.index.enter_anywhere(&locked, home, pair, tries);
             drop(locked);
             match entered {
                 Ok(slot) => {
@@ -349,6 +376,7 @@ impl Mbcache {
                 Err(Refused::Locked) => thread::yield_now(),
             }
             tries += 1;
+            locked = self.index.lock(home);
         }
     }
 
@@ -372,17 +400,13 @@ impl Mbcache {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[doc(alias = "mb_cache_entry_delete_or_get")]
+    #[inline]
     pub fn delete_or_get(&self, key: u64, value: u64) -> Option<Busy<'_>> {
-        let home = self.index.home(key);
-        loop {
-            let (slot, state) = self.index.look_up(home, (key, value))?;
-            if self.index.end(slot, state, Spare::Held) {
-                return None;
-            }
-            let now = slots::state(slot.words);
-            if now.is_same_entry(state) && now.count() > 0 {
-                return Some(Busy { slot, state: now });
-            }
+        let (slot, state) = self.index.look_up(self.index.home(key), (key, value))?;
+        match self.index.end(slot, state, Spare::Held) {
+            Err(now) if now.is_same_entry(state) => Some(Busy { slot, state: now }),
+            // If another thread has ended the entry, the pair was not there at that moment.
+            Ok(()) | Err(_) => None,
         }
     }
 
@@ -400,7 +424,7 @@ impl Mbcache {
     /// ```
     /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
     ///
-    /// let cache = Mbcache::new(MbcacheOptions { users_max: 3, ..MbcacheOptions::default() })?;
+    /// let cache = Mbcache::new(MbcacheOptions::default().with_users_max(3))?;
     /// cache.create(1, 10)?;
     /// assert!(!cache.note_users(1, 10, 3));
     /// assert!(cache.find_first(1).is_none() && cache.count() == 0);
@@ -411,12 +435,14 @@ impl Mbcache {
     #[doc(alias = "e_reusable")]
     pub fn note_users(&self, key: u64, value: u64, users: u32) -> bool {
         let is_reusable = users < self.users_max;
-        let home = self.index.home(key);
-        while let Some((slot, state)) = self.index.look_up(home, (key, value)) {
-            let is_ended = !is_reusable && self.index.end(slot, state, Spare::Held);
-            if is_ended || slots::set_reusable(slot.words, state, is_reusable) {
-                return is_reusable;
+        let found = self.index.look_up(self.index.home(key), (key, value));
+        if let Some((slot, state)) = found
+            && let Some(now) = slots::set_reusable(slot.words, state, is_reusable)
+        {
+            if !now.is_live() {
+                self.index.note_ended(slot.number);
             }
+            return is_reusable;
         }
         is_reusable && self.create(key, value) != Err(CreateError::Full)
     }

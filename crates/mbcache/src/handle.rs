@@ -63,7 +63,7 @@ impl Entry<'_> {
     /// ```
     /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
     ///
-    /// let cache = Mbcache::new(MbcacheOptions { users_max: 3, ..MbcacheOptions::default() })?;
+    /// let cache = Mbcache::new(MbcacheOptions::default().with_users_max(3))?;
     /// cache.create(1, 10)?;
     /// let entry = cache.find_first(1).expect("the pair was just created");
     /// entry.note_users(3);
@@ -76,7 +76,7 @@ impl Entry<'_> {
     pub fn note_users(&self, users: u32) {
         let is_reusable = users < self.cache.users_max();
         let is_there = slots::set_reusable(self.slot.words, self.state, is_reusable);
-        debug_assert!(is_there, "an entry with a handle does not end");
+        debug_assert!(is_there.is_some(), "an entry with a handle does not end");
     }
 }
 

@@ -1,7 +1,8 @@
 //! The keyed hash that spreads keys over buckets.
 //!
-//! A key is a hash of a content already. But others may choose the content, and the hash often has
-//! 32 bits only. So the key is mixed with a secret (trap T54), by a folded multiplication.
+//! A key is itself the hash of a content. But an attacker may choose the content, and the hash
+//! often has only 32 bits. So the key is mixed with a secret by a folded multiplication. Otherwise
+//! crafted keys could all fall into one bucket, which is trap T54.
 
 use std::hash::BuildHasher;
 
@@ -17,14 +18,14 @@ impl Secret {
         Secret([first, fold(first, 0xa076_1d64_78bd_642f) | 1])
     }
 
-    /// Returns the hash of `key`, of which any bits will do.
+    /// Returns the hash of `key`. Any of its bits can be used alone.
     #[inline]
     pub(crate) fn hash(&self, key: u64) -> u64 {
         fold(key ^ self.0[0], self.0[1])
     }
 }
 
-/// Multiplies to 128 bits and folds the halves together.
+/// Multiplies to 128 bits and combines the two halves by exclusive or.
 #[inline]
 fn fold(a: u64, b: u64) -> u64 {
     let wide = u128::from(a).wrapping_mul(u128::from(b));

@@ -17,9 +17,10 @@
 //! drops an entry of it.
 //!
 //! # Load
-//! Searches get long in a table that is nearly full. So the index counts the entries in one of
-//! [`SAMPLE`] slots, in a sharded counter. When three quarters of these slots are in use, each
-//! thread that enters more runs the hand of reclaim for as many.
+//! Searches get long in a table that is nearly full. So the index counts the entries of some lines
+//! in a sharded counter: of one line in [`SAMPLE_MAX`], or of more in a small table. When three
+//! quarters of their slots are in use, each thread that enters more runs the hand of reclaim for as
+//! many. Both slots of such a line are counted, since values that are all even fill one slot first.
 //!
 //! # Invariants
 //! - I.1: a live entry is within the reach of its home. The reach changes under the lock of the
@@ -50,10 +51,10 @@ use crate::slots::{self, Spare, State, Words};
 const WINDOW: u32 = 128;
 /// Tries to enter a pair beside locked lines before an entry is dropped.
 const TRIES: u32 = 16;
-/// One in so many slots is counted, in a table that is not small.
-const SAMPLE: u32 = 16;
-/// In a table with fewer slots all are counted.
-const SMALL: u32 = 4096;
+/// The least lines whose entries are counted. All lines of a smaller table are counted.
+const COUNTED: u32 = 512;
+/// At least one in so many lines is counted.
+const SAMPLE_MAX: u32 = 64;
 /// Rounds for which a thread spins that waits for a lock, of about 10 ns each.
 const SPINS: u32 = if IS_MODEL { 0 } else { 64 };
 /// The sleep of a thread that waits for a lock. A holder that lost its processor gets it back after
@@ -76,14 +77,16 @@ pub(crate) type Line = [AtomicU64; LINE_WORDS];
 
 /// All lines of a cache.
 pub(crate) struct Index {
+    /// The lines. Word 0 of a line is a bit lock, which protects its reach and the filling of its
+    /// slots.
     lines: SlotArena<LINE_WORDS>,
     count: u32,
     secret: Secret,
     /// The slot that reclaim looks at next.
     hand: CachePadded<AtomicU64>,
-    /// One in so many slots is counted in `counted`.
+    /// The entries of one in so many lines are counted, a power of two.
     sample: u32,
-    /// Entries in the slots that are counted.
+    /// Entries in the lines that are counted.
     counted: ShardedCounter,
     /// Entries that were dropped.
     pub(crate) reclaimed: ShardedCounter,
@@ -118,7 +121,7 @@ pub(crate) enum Refused {
 
 /// The lock of a line: the witness for filling its slots.
 pub(crate) struct Locked<'a> {
-    word: &'a AtomicU64,
+    line: &'a Line,
     _order: Option<order::Held>,
 }
 
@@ -132,7 +135,7 @@ impl Index {
             count,
             secret,
             hand: CachePadded::new(AtomicU64::new(0)),
-            sample: if count * SLOTS < SMALL { 1 } else { SAMPLE },
+            sample: (1 << (count / COUNTED).max(1).ilog2()).min(SAMPLE_MAX),
             counted: ShardedCounter::new(),
             reclaimed: ShardedCounter::new(),
         })
@@ -157,9 +160,7 @@ impl Index {
     /// Returns a slot by its number; slots are numbered line by line.
     #[inline(always)]
     pub(crate) fn slot(&self, number: u32) -> Slot<'_> {
-        let at = ENTRIES + (number % SLOTS) as usize * slots::WORDS;
-        let words = self.line(number / SLOTS)[at..].first_chunk().expect("a line has two slots");
-        Slot { words, number }
+        slot_in(self.line(number / SLOTS), number / SLOTS, number % SLOTS)
     }
 
     /// Returns all slots.
@@ -179,7 +180,7 @@ impl Index {
 
     #[inline(never)]
     fn look_up_further(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
-        let found = self.probe(home, preferred(pair.1)).find_map(|slot| entry_in(slot, pair));
+        let found = self.walk(home, self.reach(home), pair.1, |slot| entry_in(slot, pair));
         if found.is_none() {
             // ORDERING(mbcache-refill): Acquire fence. A slot may have been missed by the words of
             // a later entry, which are loaded without an order. The caller then sees the work of
@@ -189,75 +190,131 @@ impl Index {
         found
     }
 
-    /// Takes a handle of an entry under `key`, behind the slot `after` if there is one.
+    /// Takes a handle of an entry under `key`.
     #[inline(always)]
-    pub(crate) fn find(&self, key: u64, after: Option<u32>) -> Option<(Slot<'_>, State)> {
+    pub(crate) fn find(&self, key: u64) -> Option<(Slot<'_>, State)> {
         let home = self.home(key);
-        let mut probe = self.probe(home, 0);
-        if let Some(after) = after {
-            probe.go_behind(home, after);
+        self.walk(home, self.reach(home), 0, |slot| hold(slot, key))
+    }
+
+    /// Takes a handle of an entry under `key` behind the slot `after`, which has an entry under
+    /// `key` that is held.
+    pub(crate) fn find_behind(&self, key: u64, after: u32) -> Option<(Slot<'_>, State)> {
+        let (home, line) = (self.home(key), after / SLOTS);
+        let distance = if line < home { line + self.count - home } else { line - home };
+        if after.is_multiple_of(SLOTS)
+            && let Some(found) = hold(self.slot(after + 1), key)
+        {
+            return Some(found);
         }
-        probe.find_map(|slot| Some((slot, slots::hold(slot.words, key)?)))
+        let left = self.reach(home).checked_sub(u64::from(distance) + 1)?;
+        self.walk(self.line_at(line, 1), left, 0, |slot| hold(slot, key))
+    }
+
+    /// Calls `probe` with the slots of `line` and of `further` lines behind it, until `probe`
+    /// returns an answer. In each line the preferred slot of `value` comes first.
+    #[inline(always)]
+    pub(crate) fn walk<'a, R>(
+        &'a self,
+        mut line: u32,
+        mut further: u64,
+        value: u64,
+        mut probe: impl FnMut(Slot<'a>) -> Option<R>,
+    ) -> Option<R> {
+        loop {
+            let [first, second] = self.both(line, value);
+            let found = probe(first).or_else(|| probe(second));
+            if found.is_some() || further == 0 {
+                return found;
+            }
+            (line, further) = (self.line_at(line, 1), further - 1);
+        }
+    }
+
+    /// Enters a pair in its preferred slot, and returns that, if all entries of the home are in its
+    /// line. The caller has locked the home.
+    #[inline]
+    pub(crate) fn enter_at_home(
+        &self,
+        locked: &Locked<'_>,
+        home: u32,
+        pair: (u64, u64),
+    ) -> Option<u32> {
+        let [first, second] = both_in(locked.line, home, pair.1);
+        let is_alone = reach_of(locked.line) == 0 && slots::pair_of(second.words) != pair;
+        if is_live(first) || !is_alone {
+            return None;
+        }
+        slots::fill(first.words, pair, locked);
+        Some(first.number)
     }
 
     /// Enters a pair, whose home the caller has locked, after so many `tries`; returns its slot.
-    #[inline]
-    pub(crate) fn enter(
+    ///
+    /// One pass over the lines within the reach looks for the pair, for the first line with a free
+    /// slot, and for a reason to keep the reach.
+    pub(crate) fn enter_anywhere(
         &self,
         locked: &Locked<'_>,
         home: u32,
         pair: (u64, u64),
         tries: u32,
     ) -> Result<u32, Refused> {
-        let [first, second] = self.both(home, pair.1);
-        let is_free = !slots::state(first.words).is_live();
-        if is_free && self.reach(home) == 0 && slots::pair_of(second.words) != pair {
-            slots::fill(first.words, pair, locked);
-            return Ok(first.number);
+        let reach = self.reach(home);
+        let (mut line, mut free, mut is_needed) = (home, None, false);
+        for distance in 0..=reach {
+            for slot in self.both(line, pair.1) {
+                let state = slots::state(slot.words);
+                if !state.is_live() {
+                    free = free.or(Some((distance, slot)));
+                    continue;
+                }
+                let words = slots::pair_of(slot.words);
+                if words == pair && slots::is_still(slot.words, state) {
+                    return Err(Refused::Exists);
+                }
+                // Entries of this home come only under its lock. Those that stay are read whole.
+                let is_ours = || words.0 == pair.0 || self.home(words.0) == home;
+                is_needed |= distance == reach && is_ours();
+            }
+            line = self.line_at(line, 1);
         }
-        self.enter_anywhere(locked, home, pair, tries)
-    }
-
-    /// As `enter`, of a pair that may be there.
-    #[inline(never)]
-    fn enter_anywhere(
-        &self,
-        locked: &Locked<'_>,
-        home: u32,
-        pair: (u64, u64),
-        tries: u32,
-    ) -> Result<u32, Refused> {
-        if self.look_up_further(home, pair).is_some() {
-            return Err(Refused::Exists);
+        if !is_needed && free.is_some_and(|(distance, _)| distance < reach) {
+            self.trim(home, reach - 1);
         }
-        self.trim(home);
-        match self.free_in(home, pair.1, None) {
-            Some(slot) => {
+        match free {
+            Some((0, slot)) => {
                 slots::fill(slot.words, pair, locked);
                 Ok(slot.number)
             }
-            None => self.enter_elsewhere(locked, home, pair, tries),
+            Some((from, _)) => self.enter_elsewhere(locked, home, pair, (from, tries)),
+            None => self.enter_elsewhere(locked, home, pair, (reach + 1, tries)),
         }
     }
 
-    /// Enters a pair that is not there, and for which there was no free slot in its home line.
+    /// Enters a pair that is not there, and for which there was no free slot in the lines before
+    /// the distance `from`.
     ///
     /// First the free slots of the window are tried. Then an entry is dropped that was not used
     /// lately, and at last any that is not held. A line is passed over that another thread has
     /// locked; if that leaves no free slot, the caller tries again, some times, before anything is
     /// dropped.
-    #[cold]
     fn enter_elsewhere(
         &self,
         locked: &Locked<'_>,
         home: u32,
         pair: (u64, u64),
-        tries: u32,
+        (from, tries): (u64, u32),
     ) -> Result<u32, Refused> {
         let mut is_locked = false;
         for spare in [None, Some(Spare::Referenced), Some(Spare::Held)] {
-            let mut line = home;
-            for distance in 0..u64::from(WINDOW.min(self.count)) {
+            let first = if spare.is_none() { from } else { 0 };
+            for distance in first..u64::from(WINDOW.min(self.count)) {
+                let line = self.line_at(home, distance as u32);
+                // To try the lock of a full line would only cost time.
+                if spare.is_none() && self.both(line, 0).iter().all(|slot| is_live(*slot)) {
+                    continue;
+                }
                 let other = (line != home).then(|| self.try_lock(line));
                 let lock = match &other {
                     None => Some(locked),
@@ -274,7 +331,6 @@ impl Index {
                     slots::fill(slot.words, pair, lock);
                     return Ok(slot.number);
                 }
-                line = self.next(line);
             }
             if is_locked && tries < TRIES {
                 return Err(Refused::Locked);
@@ -283,30 +339,20 @@ impl Index {
         Err(Refused::Full)
     }
 
-    /// Lowers the reach of a home that the caller has locked, if no entry needs it.
-    fn trim(&self, home: u32) {
-        let reach = self.reach(home);
-        let last = ((u64::from(home) + reach) % u64::from(self.count)) as u32;
-        let is_needed = self.both(last, 0).iter().any(|slot| {
-            let is_live = slots::state(slot.words).is_live();
-            // Entries of this home come only under its lock. Those that are there are read whole.
-            is_live && self.home(slots::pair_of(slot.words).0) == home
-        });
-        if reach > 0 && !is_needed {
-            // ORDERING(mbcache-refill): Acquire fence. As in `look_up_further`: the words of a
-            // later entry may have shown that the slot is not needed.
-            fence(Ordering::Acquire);
-            // ORDERING(mbcache-reach): Release. A search that ends here sees the work of the last
-            // holders of entries that have ended, as one that sees the slot itself does.
-            self.line(home)[REACH].store(reach - 1, Ordering::Release);
-        }
+    /// Lowers the reach of a home that the caller has locked. No entry needs the reach from before.
+    fn trim(&self, home: u32, reach: u64) {
+        // ORDERING(mbcache-refill): Acquire fence. As in `look_up_further`: the words of a later
+        // entry may have shown that the reach is not needed.
+        fence(Ordering::Acquire);
+        // ORDERING(mbcache-reach): Release. A search that ends here sees the work of the last
+        // holders of entries that have ended, as one that sees the slot itself does.
+        self.line(home)[REACH].store(reach, Ordering::Release);
     }
 
     /// Returns how many lines an entry with this home may be away from it.
     #[inline(always)]
-    fn reach(&self, home: u32) -> u64 {
-        // ORDERING(mbcache-reach): Acquire. See `trim`.
-        self.line(home)[REACH].load(Ordering::Acquire)
+    pub(crate) fn reach(&self, home: u32) -> u64 {
+        reach_of(self.line(home))
     }
 
     /// Returns a free slot of a line. With `spare` it first drops entries, all but the spared ones.
@@ -319,43 +365,45 @@ impl Index {
                 }
                 Some(Spare::Held) => {
                     let state = slots::state(slot.words);
-                    if state.is_live() && self.end(*slot, state, Spare::Held) {
+                    if state.is_live() && self.end(*slot, state, Spare::Held).is_ok() {
                         self.reclaimed.add(1);
                     }
                 }
             }
-            !slots::state(slot.words).is_live()
+            !is_live(*slot)
         })
     }
 
     /// Returns the slots of a line, first the preferred one of an entry with this value.
     #[inline(always)]
     fn both(&self, line: u32, value: u64) -> [Slot<'_>; 2] {
-        [0, 1].map(|nth| self.slot(SLOTS * line + (nth ^ preferred(value))))
+        both_in(self.line(line), line, value)
     }
 
     /// Ends the entry of `state`, as [`slots::end`] does.
     #[inline]
-    pub(crate) fn end(&self, slot: Slot<'_>, state: State, spare: Spare) -> bool {
-        let is_ended = slots::end(slot.words, state, spare);
-        if is_ended {
-            self.note_ended(slot.number);
-        }
-        is_ended
+    pub(crate) fn end(&self, slot: Slot<'_>, state: State, spare: Spare) -> Result<(), State> {
+        slots::end(slot.words, state, spare)?;
+        self.note_ended(slot.number);
+        Ok(())
     }
 
     /// Drops some entries if the table is too full. The caller has just entered one in this slot,
     /// and holds no lock.
     #[inline]
     pub(crate) fn note_entered(&self, number: u32) {
-        if number & (self.sample - 1) != 0 {
-            return;
+        if self.is_counted(number) {
+            self.count_entered(number / SLOTS);
         }
+    }
+
+    #[cold]
+    fn count_entered(&self, line: u32) {
         self.counted.add(1);
         // To add up reads a line of each thread, so it is done for one entry in `rare`.
-        let rare = 4 * self.sample * self.sample;
+        let rare = 4 * self.sample;
         let bound = i64::from(self.count * SLOTS / self.sample) * 3 / 4;
-        if number & (rare - 1) == 0 && self.counted.sum() > bound {
+        if line & (rare - 1) == 0 && self.counted.sum() > bound {
             self.scan(4 * u64::from(rare));
         }
     }
@@ -363,9 +411,19 @@ impl Index {
     /// Notes that the entry of a slot has ended.
     #[inline]
     pub(crate) fn note_ended(&self, number: u32) {
-        if number & (self.sample - 1) == 0 {
-            self.counted.add(-1);
+        if self.is_counted(number) {
+            self.count_ended();
         }
+    }
+
+    #[cold]
+    fn count_ended(&self) {
+        self.counted.add(-1);
+    }
+
+    #[inline]
+    fn is_counted(&self, number: u32) -> bool {
+        (number / SLOTS) & (self.sample - 1) == 0
     }
 
     /// Looks at `entries` entries, and drops those that are not held and were not used since the
@@ -396,7 +454,7 @@ impl Index {
             slots::age(slot.words, state);
             return Look::Stays;
         }
-        if !self.end(slot, state, Spare::Referenced) {
+        if self.end(slot, state, Spare::Referenced).is_err() {
             return Look::Stays;
         }
         self.reclaimed.add(1);
@@ -407,70 +465,24 @@ impl Index {
     #[inline]
     pub(crate) fn lock(&self, home: u32) -> Locked<'_> {
         let _order = Some(order::enter());
-        let word = &self.line(home)[LOCK];
-        if !try_lock(word) {
-            lock_slow(word);
+        let line = self.line(home);
+        if !try_lock(line) {
+            lock_slow(line);
         }
-        Locked { word, _order }
+        Locked { line, _order }
     }
 
     /// Locks a line beside the caller's home, if no thread has it.
     fn try_lock(&self, line: u32) -> Option<Locked<'_>> {
-        let word = &self.line(line)[LOCK];
-        try_lock(word).then(|| Locked { word, _order: None })
+        let line = self.line(line);
+        try_lock(line).then(|| Locked { line, _order: None })
     }
 
-    /// Returns the slots in which an entry with this home can be, by line; in each line first the
-    /// `preferred` one. It ends when no such entry can be in a further line.
+    /// Returns the line that is `further` lines behind another, at most once around.
     #[inline(always)]
-    pub(crate) fn probe(&self, home: u32, preferred: u32) -> Probe<'_> {
-        Probe { index: self, line: home, nth: 0, preferred, left: self.reach(home) as u32 }
-    }
-
-    #[inline(always)]
-    fn next(&self, line: u32) -> u32 {
-        if line + 1 == self.count { 0 } else { line + 1 }
-    }
-}
-
-/// A search from the home of a key on.
-pub(crate) struct Probe<'a> {
-    index: &'a Index,
-    line: u32,
-    /// Slots of the line that were looked at.
-    nth: u32,
-    /// The slot of each line that is looked at first.
-    preferred: u32,
-    /// Lines that may follow.
-    left: u32,
-}
-
-impl Probe<'_> {
-    /// Goes on behind a slot, in which there is an entry with this home that is held.
-    fn go_behind(&mut self, home: u32, slot: u32) {
-        let line = slot / SLOTS;
-        let count = self.index.count;
-        let distance = if line < home { line + count - home } else { line - home };
-        self.left = self.left.saturating_sub(distance);
-        (self.line, self.nth) = (line, slot % SLOTS + 1);
-    }
-}
-
-impl<'a> Iterator for Probe<'a> {
-    type Item = Slot<'a>;
-
-    #[inline(always)]
-    fn next(&mut self) -> Option<Slot<'a>> {
-        if self.nth == SLOTS {
-            if self.left == 0 {
-                return None;
-            }
-            self.left -= 1;
-            (self.line, self.nth) = (self.index.next(self.line), 0);
-        }
-        let nth = self.nth ^ self.preferred;
-        self.nth += 1;
-        Some(self.index.slot(SLOTS * self.line + nth))
+    fn line_at(&self, line: u32, further: u32) -> u32 {
+        let at = line + further;
+        if at < self.count { at } else { at - self.count }
     }
 }
 
@@ -478,15 +490,47 @@ impl Drop for Locked<'_> {
     #[inline]
     fn drop(&mut self) {
         // ORDERING(mbcache-lock): Release. The work under the lock happens before the next lock.
-        self.word.store(0, Ordering::Release);
+        self.line[LOCK].store(0, Ordering::Release);
     }
+}
+
+/// Returns how many lines an entry with this home may be away from it.
+#[inline(always)]
+fn reach_of(home: &Line) -> u64 {
+    // ORDERING(mbcache-reach): Acquire. See `trim`.
+    home[REACH].load(Ordering::Acquire)
+}
+
+/// Returns the slots of a line, first the preferred one of an entry with this value.
+#[inline(always)]
+fn both_in(words: &Line, line: u32, value: u64) -> [Slot<'_>; 2] {
+    [0, 1].map(|nth| slot_in(words, line, nth ^ preferred(value)))
+}
+
+/// Returns a slot of a line.
+#[inline(always)]
+fn slot_in(words: &Line, line: u32, nth: u32) -> Slot<'_> {
+    let (entries, _) = words[ENTRIES..].as_chunks();
+    Slot { words: &entries[(nth % SLOTS) as usize], number: SLOTS * line + nth }
+}
+
+#[inline(always)]
+fn is_live(slot: Slot<'_>) -> bool {
+    slots::state(slot.words).is_live()
+}
+
+/// Takes a handle of the entry of a slot if it is under `key`.
+#[inline(always)]
+fn hold(slot: Slot<'_>, key: u64) -> Option<(Slot<'_>, State)> {
+    Some((slot, slots::hold(slot.words, key)?))
 }
 
 /// Returns the state of a slot if it has the entry of this pair.
 #[inline(always)]
 fn entry_in(slot: Slot<'_>, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
     let state = slots::state(slot.words);
-    let is_it = slots::pair_of(slot.words) == pair && state.is_live();
+    let (key, value) = slots::pair_of(slot.words);
+    let is_it = value == pair.1 && key == pair.0 && state.is_live();
     // If the entry has ended meanwhile it is not there.
     (is_it && slots::is_still(slot.words, state)).then_some((slot, state))
 }
@@ -501,15 +545,15 @@ fn preferred(value: u64) -> u32 {
 }
 
 #[inline(always)]
-fn try_lock(word: &AtomicU64) -> bool {
+fn try_lock(line: &Line) -> bool {
     // ORDERING(mbcache-lock): Acquire. See `Locked::drop`.
-    word.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    line[LOCK].compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
 #[cold]
-fn lock_slow(word: &AtomicU64) {
+fn lock_slow(line: &Line) {
     let mut spins = 0;
-    while !try_lock(word) {
+    while !try_lock(line) {
         if spins < SPINS {
             spins += 1;
             hint::spin_loop();

@@ -1,7 +1,7 @@
-//! Models: create, find, delete and reclaim beside each other.
+//! Models of concurrent creation, search, deletion and reclaim.
 //!
-//! The thread whose first step is a load is the spawned one: see `tally` in the sync crate. A model
-//! has four lines, and so four homes. Slots are used again at once.
+//! The thread whose first step is a load is the spawned one; see `tally` in the base crate. The
+//! index of a model has four lines, and so four homes. Slots are used again at once.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};
@@ -15,7 +15,7 @@ use crate::slots::{self, COUNT, LIVE, NEXT, REUSABLE, STATE, Spare, State, Words
 const KEY: u64 = 1;
 const LINES: u64 = 4;
 
-/// A cache, and words that say that the value was used, and freed.
+/// A cache, and two words that record that the value was used and that it was freed.
 struct Shared {
     cache: Mbcache,
     is_used: AtomicU64,
@@ -37,7 +37,8 @@ impl Shared {
         shared
     }
 
-    /// Checks that there are so many entries, and that each is within the reach of its home (I.1).
+    /// Checks that the cache has `entries` entries, and that each is within the reach of its home
+    /// (I.1).
     fn check_counts(&self, entries: u64) {
         assert_eq!(self.cache.count(), entries, "T36: the index has another number of entries");
         for slot in self.cache.index.all() {
@@ -76,8 +77,9 @@ fn spawn<R: Send + 'static>(
     thread::spawn(move || run(&shared))
 }
 
-/// Creates an entry with `create` beside a thread that looks for it and then deletes it; returns
-/// how often it was (found, not there, found to be there by delete after the look had missed).
+/// Creates an entry with `create`, beside a thread that searches for it and then deletes it.
+/// Returns in how many runs the search found the entry, in how many neither found it, and in how
+/// many only the deletion did.
 fn create_against_delete(create: fn(&Shared)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();
@@ -95,7 +97,8 @@ fn create_against_delete(create: fn(&Shared)) -> [usize; 3] {
     })
 }
 
-/// Trap T36: an entry that can be found can be deleted.
+/// Trap T36: an entry is visible before it is counted. Here an entry that can be found can also be
+/// deleted.
 #[test]
 fn entry_that_is_visible_is_counted() {
     assert_all_reached(&create_against_delete(|shared| {
@@ -103,24 +106,26 @@ fn entry_that_is_visible_is_counted() {
     }));
 }
 
-/// Trap T36: the entry is visible first, and completed in a second step, on its state from before.
+/// Trap T36: the entry becomes visible first, and a second step completes it with a state that was
+/// read before.
 #[test]
 #[should_panic(expected = "T36")]
 fn control_entry_that_is_completed_later_is_caught() {
     create_against_delete(|shared| {
         let cache = &shared.cache;
         let locked = cache.index.lock(home(cache));
-        let entered = cache.index.enter(&locked, home(cache), (KEY, 7), 0);
-        let Ok(number) = entered else { panic!("the index is empty") };
+        let entered = cache.index.enter_at_home(&locked, home(cache), (KEY, 7));
+        let number = entered.expect("the index is empty");
         let words = cache.index.slot(number).words;
-        // ORDERING: Acquire. Strong enough; it is the second step that is wrong.
+        // ORDERING: Acquire. Strong enough; the fault is the second step.
         let state = words[STATE].load(Ordering::Acquire);
         // ORDERING: Release. As above.
         words[STATE].store(state | LIVE, Ordering::Release);
     });
 }
 
-/// Two threads create one pair with `create`; returns how often the spawned one (did, did not).
+/// Two threads create the same pair with `create`. Returns in how many runs the spawned thread
+/// created it, and in how many it did not.
 fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();
@@ -133,13 +138,13 @@ fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
     })
 }
 
-/// I.2: the lock of the home keeps two threads that create one pair apart.
+/// I.2: the lock of the home serialises two threads that create the same pair.
 #[test]
 fn pair_that_two_create_is_there_once() {
     assert_all_reached(&create_against_create(|cache| cache.create(KEY, 7).is_ok()));
 }
 
-/// The look and the creation are two sections of the lock.
+/// The search for the pair and its creation are in two separate sections of the lock.
 #[test]
 #[should_panic(expected = "a pair was created twice")]
 fn control_look_before_the_lock_is_caught() {
@@ -158,13 +163,13 @@ fn control_look_before_the_lock_is_caught() {
     });
 }
 
-/// The line is unlocked without an order.
+/// The line is unlocked with `Relaxed`.
 #[test]
 #[should_panic(expected = "a pair was created twice")]
 fn control_relaxed_unlock_is_caught() {
     create_against_create(|cache| {
         let locked = cache.index.lock(home(cache));
-        let is_created = cache.index.enter(&locked, home(cache), (KEY, 7), 0).is_ok();
+        let is_created = cache.index.enter_at_home(&locked, home(cache), (KEY, 7)).is_some();
         std::mem::forget(locked);
         // ORDERING: Relaxed. Wrong on purpose.
         cache.index.line(home(cache))[LOCK].store(0, Ordering::Relaxed);
@@ -172,8 +177,9 @@ fn control_relaxed_unlock_is_caught() {
     });
 }
 
-/// Two keys with different homes want the last free slot of a line, which `other` enters. Returns
-/// how often the spawned thread's pair stands (in that line, behind it).
+/// Two keys with different homes need the last free slot of a line. `other` enters one of them.
+/// Returns in how many runs the spawned thread's pair is in that line, and in how many it is behind
+/// it.
 fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(2);
@@ -191,7 +197,8 @@ fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
     })
 }
 
-/// S.1: a slot is filled under the lock of its line, so two homes do not fill one at once.
+/// S.1: a slot is filled under the lock of its line, so two threads with different homes do not
+///   fill it at once.
 #[test]
 fn slot_that_two_homes_want_is_filled_once() {
     assert_all_reached(&create_against_neighbour(|cache, home| {
@@ -204,7 +211,7 @@ fn slot_that_two_homes_want_is_filled_once() {
 #[should_panic(expected = "S.1: two entries were put in a slot")]
 fn control_slot_that_is_filled_without_the_lock_is_caught() {
     create_against_neighbour(|cache, home| {
-        // The lock of a line that is not wanted is the witness here.
+        // Take the lock of another line as the witness, which is wrong.
         let locked = cache.index.lock((home + 1) % LINES as u32);
         let mut both = (0..SLOTS).map(|nth| cache.index.slot(SLOTS * home + nth));
         let free = both.find(|slot| !slots::state(slot.words).is_live());
@@ -219,8 +226,8 @@ fn control_slot_that_is_filled_without_the_lock_is_caught() {
     });
 }
 
-/// Looks for (KEY, 3), which stands behind its home, beside a thread that does `change`. Returns
-/// how often the look for (KEY, 4) (missed it, found it).
+/// Searches for (KEY, 3), which is behind its home line, beside a thread that runs `change`.
+/// Returns how often a search for (KEY, 4) missed that pair, and how often it found it.
 fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(3);
@@ -233,7 +240,8 @@ fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
     })
 }
 
-/// G.1, I.1: an entry behind its home is found while another one ends and a third is created.
+/// G.1, I.1: an entry behind its home line is found while another one ends and a third one is
+/// created.
 #[test]
 fn entry_behind_its_home_is_found_while_others_come_and_go() {
     assert_all_reached(&search_against_change(|cache| {
@@ -242,13 +250,13 @@ fn entry_behind_its_home_is_found_while_others_come_and_go() {
     }));
 }
 
-/// I.1: the reach is lowered as if the entry that ends had been the last one.
+/// I.1: the reach is lowered although an entry still needs it.
 #[test]
 #[should_panic(expected = "G.1: an entry that stayed was missed")]
 fn control_reach_that_is_lowered_too_soon_is_caught() {
     search_against_change(|cache| {
         let word = &cache.index.line(home(cache))[REACH];
-        // ORDERING: Release, both. Strong enough; it is the reach that is wrong.
+        // ORDERING: Release, both. Strong enough; the fault is the wrong reach.
         word.store(0, Ordering::Release);
         cache.create(KEY, 4).unwrap();
         // ORDERING: Release. As above.
@@ -256,24 +264,40 @@ fn control_reach_that_is_lowered_too_soon_is_caught() {
     });
 }
 
-/// Trap T34: a holder puts (KEY, 3), reclaim ends it, and `create` lowers the reach. Another thread
-/// looks for the pair, to free its value. Returns how often it (found no entry, ended the entry,
-/// came too early or too late to end it).
-fn trim_against_delete(create: fn(&Mbcache)) -> [usize; 3] {
+/// A search for (KEY, value): the number of a slot, and its state.
+type LookUp = fn(&Mbcache, u64) -> Option<(u32, State)>;
+
+/// The search of the product.
+const LOOK_UP: LookUp = |cache, value| {
+    let found = cache.index.look_up(home(cache), (KEY, value));
+    found.map(|(slot, state)| (slot.number, state))
+};
+
+/// Returns a handle of (KEY, value), which is there.
+fn handle_of(cache: &Mbcache, value: u64) -> Entry<'_> {
+    let mut entry = cache.find_first(KEY).expect("the pair was created");
+    while entry.value() != value {
+        entry = cache.find_next(&entry).expect("the pair was created");
+    }
+    entry
+}
+
+/// A holder puts (KEY, value), reclaim ends it, and `create` enters another pair. Another thread
+/// looks for (KEY, value) with `look_up`, to free the value. Returns how often it (found no entry,
+/// ended the entry, came too early or too late to end it).
+fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
-        let shared = Shared::with(3);
+        let shared = Shared::with(value);
         let cache = &shared.cache;
-        assert!(cache.delete_or_get(KEY, 1).is_none());
-        let second = cache.find_first(KEY).expect("two pairs are left");
-        let held = cache.find_next(&second).expect("two pairs are left");
-        drop(second);
+        let held = handle_of(cache, value);
+        (1..value - 1).for_each(|value| assert!(cache.delete_or_get(KEY, value).is_none()));
         let deleter = spawn(&shared, move |shared| {
             let index = &shared.cache.index;
-            let found = index.look_up(home(&shared.cache), (KEY, 3));
-            let outcome = match found {
+            let end = |(number, state)| index.end(index.slot(number), state, Spare::Held).is_ok();
+            let outcome = match look_up(&shared.cache, value).map(end) {
                 None => 0,
-                Some((slot, state)) if index.end(slot, state, Spare::Held) => 1,
-                Some(_) => return 2,
+                Some(true) => 1,
+                Some(false) => return 2,
             };
             // ORDERING: Relaxed. The deletion has to order it.
             let is_used = shared.is_used.load(Ordering::Relaxed) == 1;
@@ -289,79 +313,53 @@ fn trim_against_delete(create: fn(&Mbcache)) -> [usize; 3] {
     })
 }
 
-/// Trap T34: a search that misses an entry sees the work of the last holder.
+/// Trap T34: `create` lowers the reach. A search that misses the entry behind it sees the work of
+/// the last holder.
 #[test]
 fn entry_that_is_missed_behind_the_reach_is_over() {
-    assert_all_reached(&trim_against_delete(|cache| {
+    assert_all_reached(&create_against_last_user(3, LOOK_UP, |cache| {
         cache.create(KEY, 5).unwrap();
     }));
-}
-
-/// Trap T34: a holder puts (KEY, 1), reclaim ends it, and another pair takes its slot. Another
-/// thread looks for (KEY, 1), to free its value. Returns how often it (found no entry, ended the
-/// entry, came too early or too late to end it).
-fn refill_against_delete(look_up: fn(&Mbcache) -> Option<(u32, State)>) -> [usize; 3] {
-    Tally::of_bounded(3, move |tally| {
-        let shared = Shared::with(1);
-        let cache = &shared.cache;
-        let held = cache.find_first(KEY).expect("the pair was created");
-        let deleter = spawn(&shared, move |shared| {
-            let index = &shared.cache.index;
-            let outcome = match look_up(&shared.cache) {
-                None => 0,
-                Some((slot, state)) if index.end(index.slot(slot), state, Spare::Held) => 1,
-                Some(_) => return 2,
-            };
-            // ORDERING: Relaxed. The deletion has to order it.
-            let is_used = shared.is_used.load(Ordering::Relaxed) == 1;
-            assert!(is_used, "T34: a use was not seen by the deleter");
-            outcome
-        });
-        // ORDERING: Relaxed. The handle has to order it.
-        shared.is_used.store(1, Ordering::Relaxed);
-        drop(held);
-        cache.scan(u64::MAX);
-        // An odd value has the same preferred slot.
-        cache.create(KEY, 3).unwrap();
-        tally.hit(deleter.join().unwrap());
-    })
-}
-
-/// Trap T34: a search that meets a later entry in the slot sees the work of the last holder.
-#[test]
-fn entry_that_is_missed_by_later_words_is_over() {
-    assert_all_reached(&refill_against_delete(|cache| {
-        let found = cache.index.look_up(home(cache), (KEY, 1));
-        found.map(|(slot, state)| (slot.number, state))
-    }));
-}
-
-/// Trap T34: a search without the fence after a miss.
-#[test]
-#[should_panic(expected = "T34: a use was not seen by the deleter")]
-fn control_miss_by_later_words_without_a_fence_is_caught() {
-    refill_against_delete(|cache| {
-        let found = cache.index.all().find_map(|slot| {
-            let state = slots::state(slot.words);
-            let is_it = slots::pair_of(slot.words) == (KEY, 1) && state.is_live();
-            is_it.then_some((slot.number, state))
-        });
-        found
-    });
 }
 
 /// Trap T34: the reach is lowered without an order.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_reach_that_is_lowered_without_an_order_is_caught() {
-    trim_against_delete(|cache| {
+    create_against_last_user(3, LOOK_UP, |cache| {
         // ORDERING: Relaxed. Wrong on purpose.
         cache.index.line(home(cache))[REACH].store(0, Ordering::Relaxed);
     });
 }
 
-/// Deletes with `delete` beside a finder of (KEY, value); returns how often it was (missed and
-/// deleted, found and deleted afterwards, found and busy).
+/// Trap T34: `create` uses the slot again. A search that meets the later entry sees the work of the
+/// last holder.
+#[test]
+fn entry_that_is_missed_by_later_words_is_over() {
+    assert_all_reached(&create_against_last_user(1, LOOK_UP, |cache| {
+        // An odd value has the same preferred slot.
+        cache.create(KEY, 3).unwrap();
+    }));
+}
+
+/// Trap T34: the search lacks the fence after a miss, so it may not see the work of the last
+/// holder.
+#[test]
+#[should_panic(expected = "T34: a use was not seen by the deleter")]
+fn control_miss_by_later_words_without_a_fence_is_caught() {
+    let look_up: LookUp = |cache, value| {
+        cache.index.all().find_map(|slot| {
+            let state = slots::state(slot.words);
+            let is_it = slots::pair_of(slot.words) == (KEY, value) && state.is_live();
+            is_it.then_some((slot.number, state))
+        })
+    };
+    create_against_last_user(1, look_up, |cache| cache.create(KEY, 3).unwrap());
+}
+
+/// Deletes (KEY, value) with `delete`, beside a thread that searches for the pair. Returns the
+/// number of runs with each result. The search missed the pair, which was deleted; it found the
+/// pair, which was deleted afterwards; or it found the pair, and the deletion was busy.
 fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(value);
@@ -394,7 +392,8 @@ fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
     })
 }
 
-/// Trap T34: a value whose deletion succeeds has no user, and all use of it is over.
+/// Trap T34: a value must not be freed while it is in use. If its deletion succeeds, no thread has
+/// a handle, and all use of the value is over.
 #[test]
 fn value_that_is_found_is_not_freed() {
     assert_all_reached(&find_against_delete(1, |shared| {
@@ -402,7 +401,7 @@ fn value_that_is_found_is_not_freed() {
     }));
 }
 
-/// Trap T34: the same of an entry that is not in its home line.
+/// Trap T34: as above, for an entry that is not in its home line.
 #[test]
 fn value_that_is_found_behind_its_home_is_not_freed() {
     assert_all_reached(&find_against_delete(3, |shared| {
@@ -410,7 +409,8 @@ fn value_that_is_found_behind_its_home_is_not_freed() {
     }));
 }
 
-/// Trap T34: the handles are counted first, and the entry is taken out in a second step.
+/// Trap T34: the deletion checks the count of handles first, and removes the entry in a second
+/// step.
 #[test]
 #[should_panic(expected = "T34: ")]
 fn control_deletion_in_two_steps_is_caught() {
@@ -419,13 +419,13 @@ fn control_deletion_in_two_steps_is_caught() {
         if slots::state(words).count() > 0 {
             return false;
         }
-        // ORDERING: AcqRel. Strong enough; it is the second step that is wrong.
+        // ORDERING: AcqRel. Strong enough; the fault is the second step.
         words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         true
     });
 }
 
-/// Trap T34: the entry is taken out in one step, which orders nothing.
+/// Trap T34: the deletion removes the entry in one step, but with `Relaxed`.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_relaxed_deletion_is_caught() {
@@ -437,8 +437,8 @@ fn control_relaxed_deletion_is_caught() {
     });
 }
 
-/// Reclaims with `scan` beside a finder that deletes the entry that it holds; returns how often it
-/// (missed, found).
+/// Reclaims with `scan`, beside a thread that searches for an entry and deletes it while it holds a
+/// handle. Returns how often the search missed the entry, and how often it found it.
 fn find_against_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -454,32 +454,33 @@ fn find_against_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     })
 }
 
-/// Trap T35: an entry with a handle stays in the index.
+/// Trap T35: reclaim must not remove an entry in use, since its user could not be found then. An
+/// entry with a handle stays in the index.
 #[test]
 fn entry_that_is_held_is_not_reclaimed() {
     assert_all_reached(&find_against_shrink(|cache| cache.scan(1)));
 }
 
-/// Trap T35: reclaim takes the entry out and leaves it to the holder to free it, as Linux did.
+/// Trap T35: reclaim removes the entry, and the holder must free it, as Linux did.
 #[test]
 #[should_panic(expected = "T35: an entry in use was not in the index")]
 fn control_reclaim_of_a_held_entry_is_caught() {
     find_against_shrink(|cache| {
-        // ORDERING: AcqRel. Strong enough; it is the handle that is not asked about.
+        // ORDERING: AcqRel. Strong enough; the fault is that handles are ignored.
         slot_of(cache, 1).words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         1
     });
 }
 
-/// Three at once: `create` of (KEY, 4), a deletion of (KEY, 3), and reclaim with `scan`. Returns
-/// how often (KEY, 3) was taken out (by the deleter, by reclaim).
+/// Three threads run at once: one creates (KEY, 4), one deletes (KEY, 3), and one reclaims with
+/// `scan`. Returns how often the deleting thread removed (KEY, 3), and how often reclaim did.
 fn create_delete_and_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = Shared::with(3);
         (1..3).for_each(|value| assert!(shared.cache.get(KEY, value)));
         let deleter = spawn(&shared, |shared| {
             let (slot, state) = shared.cache.index.look_up(home(&shared.cache), (KEY, 3))?;
-            shared.cache.index.end(slot, state, Spare::Held).then_some(())
+            shared.cache.index.end(slot, state, Spare::Held).ok()
         });
         let shrinker = spawn(&shared, move |shared| scan(&shared.cache));
         shared.cache.create(KEY, 4).unwrap();
@@ -491,19 +492,20 @@ fn create_delete_and_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     })
 }
 
-/// Trap T35: an entry that a deleter and reclaim meet at ends once, and is taken off counts once.
+/// Trap T35: an entry that a deletion and reclaim reach at once ends once, and is subtracted from
+/// the counts once.
 #[test]
 fn create_delete_and_shrink_keep_the_counts() {
     assert_all_reached(&create_delete_and_shrink(|cache| cache.scan(6)));
 }
 
-/// Trap T35: reclaim looks first, and takes the entry out in a second step.
+/// Trap T35: reclaim checks the entry first, and removes it in a second step.
 #[test]
 #[should_panic(expected = "T36: the index has another number of entries")]
 fn control_reclaim_in_two_steps_is_caught() {
     create_delete_and_shrink(|cache| {
         let Some((slot, state)) = cache.index.look_up(home(cache), (KEY, 3)) else { return 0 };
-        // ORDERING: AcqRel. Strong enough; it is the second step that is wrong.
+        // ORDERING: AcqRel. Strong enough; the fault is the second step.
         slot.words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         assert!(state.is_live());
         cache.index.note_ended(slot.number);
@@ -511,7 +513,7 @@ fn control_reclaim_in_two_steps_is_caught() {
     });
 }
 
-/// Two flags are changed at once, one of them with `clear_reusable`.
+/// Two threads change one flag each, one of them with `clear_reusable`.
 fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -527,31 +529,32 @@ fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
     })
 }
 
-/// Trap T33: no flag is lost.
+/// Trap T33: two flags of one word that change at once are both kept.
 #[test]
 fn flags_that_are_changed_at_once_are_both_kept() {
     assert_all_reached(&flags(|cache| {
-        // The entry is held, or it would end.
+        // Keep a handle, because a full entry without a handle ends.
         let entry = std::mem::ManuallyDrop::new(cache.find_first(KEY).unwrap());
         entry.note_users(u32::MAX);
     }));
 }
 
-/// Trap T33: a flag is changed in two steps, as one of a bit field is.
+/// Trap T33: a flag is changed by a load and a store, as a bit field of C is.
 #[test]
 #[should_panic(expected = "T33: ")]
 fn control_flag_that_is_changed_in_two_steps_is_caught() {
     flags(|cache| {
         let word = &slot_of(cache, 1).words[STATE];
-        // ORDERING: Acquire. Strong enough; it is the second step that is wrong.
+        // ORDERING: Acquire. Strong enough; the fault is the second step.
         let state = word.load(Ordering::Acquire);
         // ORDERING: Release. As above.
         word.store(state & !REUSABLE, Ordering::Release);
     });
 }
 
-/// A reader looks for (KEY, 4), beside `replace` of (KEY, 2), which was used, by (another key, 4)
-/// in the same slot. Returns how often the reader (found the old pair, did not).
+/// A reader calls `get` for (KEY, 4), a pair that never exists. Beside it, `replace` puts (another
+/// key, 4) into the slot of (KEY, 2), whose referenced bit is set. Returns how often the reader saw
+/// the old pair, and how often it did not.
 fn read_against_reuse(replace: fn(&Mbcache)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(2);
@@ -568,7 +571,7 @@ fn read_against_reuse(replace: fn(&Mbcache)) -> [usize; 2] {
     })
 }
 
-/// A slot that is used again is read whole.
+/// A reader of a slot that is used again never takes key and value from two entries.
 #[test]
 fn entry_whose_slot_is_reused_is_read_whole() {
     assert_all_reached(&read_against_reuse(|cache| {
@@ -577,7 +580,7 @@ fn entry_whose_slot_is_reused_is_read_whole() {
     }));
 }
 
-/// The words are written after the end of the entry, but a fence is missing.
+/// The words are stored after the end of the old entry, but without the fence in between.
 #[test]
 #[should_panic(expected = "a mix was read")]
 fn control_refill_without_a_fence_is_caught() {
@@ -588,25 +591,26 @@ fn control_refill_without_a_fence_is_caught() {
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         words[slots::VALUE].store(4, Ordering::Relaxed);
-        // ORDERING: Release. Strong enough; it is the stores above that are seen too early.
+        // ORDERING: Release. Strong enough; the fault is that the stores above may be seen early.
         words[STATE].store(2 * NEXT | REUSABLE | LIVE, Ordering::Release);
     });
 }
 
-/// The words are written while the slot looks as it did before.
+/// The words are stored while the slot still has the state and generation of the old entry.
 #[test]
 #[should_panic(expected = "a mix was read")]
 fn control_slot_that_is_filled_without_a_generation_is_caught() {
     read_against_reuse(|cache| {
         let words = slot_of(cache, 2).words;
-        // ORDERING: Release. Strong enough; it is the generation that is missing.
+        // ORDERING: Release. Strong enough; the fault is the missing generation.
         words[slots::VALUE].store(4, Ordering::Release);
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Release);
     });
 }
 
-/// Drops the last handle of (KEY, 1), which is full, with `put`, beside a thread that says that the
-/// value has room again. Returns how often the entry (stayed, was entered again).
+/// Drops the last handle of (KEY, 1), whose value is full, with `put`. Beside it, a thread calls
+/// `note_users`, because the value has room for a user again. Returns how often the entry stayed,
+/// and how often it was created anew.
 fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -627,19 +631,21 @@ fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
     })
 }
 
-/// Trap T39: the last handle of a full entry does not take out a value that has room by then.
+/// Trap T39: full values leave the index. The drop of the last handle does not remove a value that
+/// has room again by then.
 #[test]
 fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
     assert_all_reached(&put_against_room(|entry| drop(entry)));
 }
 
-/// Trap T39: the flag is looked at first, and the entry is taken out in a second step.
+/// Trap T39: the drop of the handle checks the reusable flag first, and removes the entry in a
+/// second step.
 #[test]
 #[should_panic(expected = "T39: a value with room is not found")]
 fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
     put_against_room(|entry| {
         let word = &entry.slot.words[STATE];
-        // ORDERING: AcqRel, and Release below. Strong enough; it is the second step that is wrong.
+        // ORDERING: AcqRel, and Release below. Strong enough; the fault is the second step.
         let state = word.load(Ordering::Acquire);
         if state & REUSABLE != 0 {
             return drop(entry);
@@ -650,8 +656,9 @@ fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
     });
 }
 
-/// Goes over three values with `next`, which goes on from an entry, beside a thread that deletes
-/// the middle one and enters it again. Returns how often (two, three) were met.
+/// Iterates over three values with `next`, which continues from an entry, beside a thread that
+/// deletes the second value and creates it anew. Returns how often the loop met two values, and how
+/// often three.
 fn iterate_against_reuse(
     next: for<'c> fn(&'c Mbcache, &Entry<'c>, usize) -> Option<Entry<'c>>,
 ) -> [usize; 2] {
@@ -675,13 +682,14 @@ fn iterate_against_reuse(
     })
 }
 
-/// Trap T40: a loop over the values of a key goes on from where it stands.
+/// Trap T40: a loop must not repeat values if entries are deleted. It continues from the entry that
+/// it holds.
 #[test]
 fn loop_over_values_that_come_and_go_meets_none_twice() {
     assert_all_reached(&iterate_against_reuse(|cache, entry, _| cache.find_next(entry)));
 }
 
-/// Trap T40: the loop begins anew, and skips as many as it has met.
+/// Trap T40: the loop starts again from the first entry, and skips as many as it has met.
 #[test]
 #[should_panic(expected = "T40: a value was met twice")]
 fn control_loop_that_counts_what_it_met_is_caught() {
@@ -691,8 +699,8 @@ fn control_loop_that_counts_what_it_met_is_caught() {
     });
 }
 
-/// Goes on with a wait by `wait` while the last handle is put, and another one taken that outlives
-/// the wait. Returns how often the wait was over.
+/// Calls `wait`, which waits for the end of all handles. Meanwhile the last handle is dropped, and
+/// a new one is taken and kept longer. Returns how often the wait ended.
 fn wait_against_finder(wait: fn(&Words, State)) -> [usize; 1] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -711,14 +719,15 @@ fn wait_against_finder(wait: fn(&Words, State)) -> [usize; 1] {
     })
 }
 
-/// Trap T34; G.1: a find of an entry while a wait for it comes to its end does not prolong the
-/// wait.
+/// Trap T34: the last user of a value waits for the threads that found it. A handle that is taken
+/// at the end of the wait does not prolong it (G.1).
 #[test]
 fn wait_is_over_though_another_handle_is_taken() {
     assert_all_reached(&wait_against_finder(slots::sleep_while_awaited));
 }
 
-/// The waiting thread asks whether there are handles, and waits for those.
+/// The waiting thread waits until the entry has no handle, which includes handles that were taken
+/// later.
 #[test]
 #[should_panic(expected = "G.1: a handle that was taken later is waited for")]
 fn control_wait_that_looks_for_handles_is_caught() {

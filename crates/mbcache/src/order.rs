@@ -1,8 +1,10 @@
-//! A check of the order of locks, in builds with debug assertions (trap T42).
+//! A check of the order of locks, in builds with debug assertions. Trap T42 is a lock that is taken
+//! inside another one in the wrong order.
 //!
-//! The cache has one kind of lock, that of a home, and no thread takes two of them. Two at once
-//! would be a deadlock that shows once in a million runs. Under a model checker all threads are one
-//! thread of the system, so nothing is checked there; a model checker finds deadlocks itself.
+//! The cache has one kind of lock, that of a home, and no thread waits for a second one while it
+//! holds one. Two at once could deadlock, perhaps once in a million runs. Under a model checker all
+//! threads are one thread of the system, so nothing is checked there. A model checker finds
+//! deadlocks itself.
 //!
 //! Source: Linux lockdep.
 
@@ -50,7 +52,7 @@ pub(crate) use checked::{Held, enter};
 mod tests {
     use super::*;
 
-    /// Trap T42.
+    /// Trap T42: locks must not nest in the wrong order. One lock after the other is in order.
     #[test]
     fn locks_one_after_the_other_are_in_order() {
         for _ in 0..2 {
@@ -58,7 +60,8 @@ mod tests {
         }
     }
 
-    /// Trap T42: two homes at once are caught, before there is a second thread to lock up with.
+    /// Trap T42: the check finds a thread that locks two homes at once, even if no second thread
+    /// makes it a deadlock.
     #[test]
     #[should_panic(expected = "T42: a thread locks two homes")]
     fn control_two_homes_are_caught() {

@@ -19,6 +19,8 @@
 //! - *A miss by the last user.* A deleter frees the value after a miss, too. It has met a slot that
 //!   is not live, words of a later entry in it, or a lower reach. An acquire fence follows each
 //!   miss. So the deleter sees the work of each former holder, which the end of the entry released.
+//!   If the entry ends between the search and the step of the deleter, that is a miss, too. The
+//!   failed step loads the state with Acquire. The deleter does not search again.
 //! - *Bound.* A search looks at the lines within the reach that it read at its start, at most 128.
 //!   It never begins anew. A step is tried again only if another thread has changed the same entry.
 //!
@@ -100,7 +102,7 @@ impl State {
         (self.0 & COUNT) >> COUNT_SHIFT
     }
 
-    /// Returns true if both are states of one live entry.
+    /// Returns true if both are states of one entry, and it is live.
     #[inline]
     pub(crate) fn is_same_entry(self, other: State) -> bool {
         (self.0 ^ other.0) & (GENERATION | LIVE) == 0 && self.is_live()
@@ -157,16 +159,16 @@ pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     words[STATE].store(live, Ordering::Release);
 }
 
-/// Ends the entry of `state`, unless it has a handle or `spare` saves it; false if it stays, or has
-/// ended before.
+/// Ends the entry of `state`, unless it has a handle or `spare` saves it. If the entry stays, or
+/// has ended before, `Err` has the state that shows this.
 #[inline]
-pub(crate) fn end(words: &Words, state: State, spare: Spare) -> bool {
+pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State> {
     let ended = change(words, state, |now| {
         let is_spared = spare == Spare::Referenced && now.is_referenced();
         let is_idle = now.is_same_entry(state) && now.count() == 0;
         (is_idle && !is_spared).then_some(now.0 & GENERATION)
     });
-    ended.is_some()
+    ended.map(drop)
 }
 
 /// Takes a handle of the entry of `state`, if it is `key`'s and may be found; returns the new
@@ -178,10 +180,11 @@ pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
     if words[KEY].load(Ordering::Relaxed) != key {
         return None;
     }
-    change(words, seen, |now| {
+    let held = change(words, seen, |now| {
         let is_it = now.is_same_entry(seen) && now.is_findable();
         is_it.then_some(now.0.wrapping_add(ONE))
-    })
+    });
+    held.ok()
 }
 
 /// Puts a handle of the entry whose state was `state`. The last handle ends an entry that is not
@@ -200,7 +203,7 @@ pub(crate) fn put(words: &Words, state: State) -> Put {
             (false, _) => now.0.wrapping_sub(ONE),
         })
     });
-    debug_assert!(done.is_some(), "S.2");
+    debug_assert!(done.is_ok(), "S.2");
     put
 }
 
@@ -208,32 +211,40 @@ pub(crate) fn put(words: &Words, state: State) -> Put {
 #[inline]
 pub(crate) fn touch(words: &Words, state: State) {
     if !state.is_referenced() {
-        change(words, state, |now| now.is_same_entry(state).then_some(now.0 | REFERENCED));
+        // An entry that has ended meanwhile needs no mark.
+        let _ = change(words, state, |now| now.is_same_entry(state).then_some(now.0 | REFERENCED));
     }
 }
 
 /// Clears the referenced bit of the entry of `state`.
 pub(crate) fn age(words: &Words, state: State) {
-    change(words, state, |now| now.is_same_entry(state).then_some(now.0 & !REFERENCED));
+    // As in `touch`.
+    let _ = change(words, state, |now| now.is_same_entry(state).then_some(now.0 & !REFERENCED));
 }
 
-/// Sets the reusable flag of the entry of `state`, or clears it if the entry has a handle, the last
-/// of which then ends it; false if the entry has ended, or has no handle.
-pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> bool {
-    let flagged = change(words, state, |now| match (now.is_same_entry(state), is_reusable) {
-        (true, true) => Some(now.0 | REUSABLE),
-        (true, false) if now.count() > 0 => Some(now.0 & !REUSABLE),
-        _ => None,
+/// Sets or clears the reusable flag of the entry of `state`, and returns the new state. An entry
+/// that is not reusable ends at once, or with its last handle.
+///
+/// `None`: the entry has ended before.
+pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> Option<State> {
+    let flagged = change(words, state, |now| {
+        let next = match (is_reusable, now.count()) {
+            (true, _) => now.0 | REUSABLE,
+            (false, 0) => now.0 & GENERATION,
+            (false, _) => now.0 & !REUSABLE,
+        };
+        now.is_same_entry(state).then_some(next)
     });
-    flagged.is_some()
+    flagged.ok()
 }
 
 /// Asks the last handle of the entry of `state` to wake this thread; `None` if there is no handle,
 /// or the entry has ended.
 pub(crate) fn await_unused(words: &Words, state: State) -> Option<State> {
-    change(words, state, |now| {
+    let awaited = change(words, state, |now| {
         (now.is_same_entry(state) && now.count() > 0).then_some(now.0 | AWAITED)
-    })
+    });
+    awaited.ok()
 }
 
 /// Sleeps until the last handle was put, after [`await_unused`]; may also return early.
@@ -251,15 +262,19 @@ pub(crate) fn wake(words: &Words) {
     corewalk_base::park::wake_all(&words[STATE]);
 }
 
-/// Replaces the state by `next` of it in one step, and returns the new state; `None` if `next`
-/// refuses. `seen` comes from an acquiring load, or from a step of the caller.
+/// Replaces the state by `next` of it in one step, and returns the new state. `Err` has the state
+/// that `next` refuses. `seen` comes from an acquiring load, or from a step of the caller.
 #[inline]
-fn change(words: &Words, seen: State, mut next: impl FnMut(State) -> Option<u64>) -> Option<State> {
+fn change(
+    words: &Words,
+    seen: State,
+    mut next: impl FnMut(State) -> Option<u64>,
+) -> Result<State, State> {
     let mut now = seen;
     loop {
-        let new = next(now)?;
+        let new = next(now).ok_or(now)?;
         match step(words, now, new) {
-            Ok(()) => return Some(State(new)),
+            Ok(()) => return Ok(State(new)),
             Err(other) => now = other,
         }
     }

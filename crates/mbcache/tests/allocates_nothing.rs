@@ -1,5 +1,6 @@
-//! After `new` nothing allocates, but the first sleep of a thread (guarantee G.5). So an allocator
-//! that asks for memory back does not meet a lock of the index.
+//! After `new` no call allocates, except the first sleep of a thread (guarantee G.5). So an
+//! allocator that wants memory back can call the cache: no thread holds a lock of the index while
+//! it allocates.
 
 use corewalk_base::primitives::thread;
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
@@ -10,7 +11,8 @@ use std::{fs, hint::black_box, path::PathBuf, sync::mpsc, time::Duration};
 #[global_allocator]
 static ALLOC: Counting = Counting::new();
 
-/// Every call there is, over a budget that is too small, so that entries are reclaimed.
+/// Makes every call of the cache. The budget is too small for all entries, so entries are reclaimed
+/// too.
 fn all_calls(cache: &Mbcache) {
     for value in 0..20_000 {
         let key = value / 3;
@@ -41,27 +43,27 @@ fn all_calls(cache: &Mbcache) {
 }
 
 fn allocations_of(run: impl FnOnce()) -> u64 {
-    // The thread's first use of a thread-local may allocate; that is not the cache's.
+    // The thread's first use of a thread-local variable may allocate. Do that before the
+    // measurement.
     drop(black_box(Box::new(1)));
     let before = thread_allocations();
     run();
     thread_allocations() - before
 }
 
-/// Trap T41.
+/// Trap T41: an allocation under a lock of the cache may call reclaim, which needs that lock. No
+/// call allocates.
 #[test]
 fn every_call_allocates_nothing() {
-    let cache =
-        Mbcache::new(MbcacheOptions { budget_bytes: 96_000, ..Default::default() }).unwrap();
+    let cache = Mbcache::new(MbcacheOptions::default().with_budget_bytes(96_000)).unwrap();
     assert_eq!(allocations_of(|| all_calls(&cache)), 0, "T41: something was allocated");
     assert!(cache.stats().reclaimed > 1_000, "{:?}", cache.stats());
 }
 
-/// Trap T41: one more thing that allocates is counted.
+/// Trap T41: the measurement counts a single allocation.
 #[test]
 fn control_one_allocation_is_counted() {
-    let cache =
-        Mbcache::new(MbcacheOptions { budget_bytes: 96_000, ..Default::default() }).unwrap();
+    let cache = Mbcache::new(MbcacheOptions::default().with_budget_bytes(96_000)).unwrap();
     let run = || {
         all_calls(&cache);
         drop(black_box(vec![1_u8; 10]));
@@ -69,8 +71,8 @@ fn control_one_allocation_is_counted() {
     assert_eq!(allocations_of(run), 1);
 }
 
-/// Returns what a thread that waits for a handle allocates in each of its waits; it sleeps in all
-/// of them.
+/// Returns the number of allocations in each wait of a thread that waits for handles. The thread
+/// sleeps in each wait.
 fn allocations_of_waits(cache: &Mbcache, waits: u64) -> Vec<u64> {
     let (told, tell) = mpsc::channel();
     (0..waits).for_each(|key| cache.create(key, 1).unwrap());
@@ -96,7 +98,7 @@ fn allocations_of_waits(cache: &Mbcache, waits: u64) -> Vec<u64> {
     })
 }
 
-/// G.5 excepts a thread that sleeps for the first time, in a process in which none had.
+/// The exception of G.5: the first sleep of a thread may allocate. Its later sleeps do not.
 #[test]
 fn waits_of_a_thread_allocate_the_first_time_only() {
     let _watchdog = Watchdog::start("waits of a thread", Duration::from_secs(120));

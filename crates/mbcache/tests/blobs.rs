@@ -2,7 +2,7 @@
 //!
 //! Its blocks count their users, each under a lock of its own; the protocol is that of the crate's
 //! documentation. A block that is freed is used again at once for other content. So a thread that
-//! is handed a freed block reads another content.
+//! gets a freed block notices it by its content.
 
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
@@ -17,7 +17,7 @@ use std::{
 
 const LIMIT: Duration = Duration::from_secs(120);
 const BLOCKS: usize = 4_000;
-/// So few that different contents share a key.
+/// Number of keys. It is so small that different contents share a key.
 const KEYS: u64 = 7;
 
 /// A block; without users it is free.
@@ -27,7 +27,7 @@ struct Block {
     users: u32,
 }
 
-/// The news about full blocks that a store tells its cache.
+/// The information about full blocks that a store gives to its cache.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tell {
     Users,
@@ -52,7 +52,7 @@ fn key(content: u64) -> u64 {
 
 impl Store {
     fn new(cap: u32, tell: Tell) -> Store {
-        let options = MbcacheOptions { users_max: cap, ..MbcacheOptions::default() };
+        let options = MbcacheOptions::default().with_users_max(cap);
         Store {
             cache: Mbcache::new(options).unwrap(),
             cap,
@@ -77,7 +77,7 @@ impl Store {
         (self.looks.load(Ordering::Relaxed), self.hits.load(Ordering::Relaxed))
     }
 
-    /// Becomes a user of a block with `content` that is there, if there is one.
+    /// Becomes a user of an existing block with `content`. Returns None if no such block is found.
     fn share(&self, content: u64) -> Option<u64> {
         let mut found = self.cache.find_first(key(content));
         while let Some(entry) = found {
@@ -145,7 +145,8 @@ impl Store {
         self.free.lock().unwrap().push(number);
     }
 
-    /// Changes the content of a block in place, as its only user; returns where it is now.
+    /// Changes the content of a block in place, as its only user. Returns the number of the block
+    /// that has the new content.
     fn change_in_place(&self, number: u64, content: u64) -> u64 {
         let mut block = self.block(number);
         assert_eq!(block.users, 1);
@@ -166,7 +167,8 @@ impl Store {
     }
 }
 
-/// Trap T34: beside finders, a block is freed only when no thread is about to use it.
+/// Trap T34: a block must not be freed while it is found for reuse. Threads search for blocks while
+/// others free them.
 #[test]
 fn blocks_under_put_and_release_are_never_freed_in_use() {
     const ROUNDS: u64 = 20_000;
@@ -191,7 +193,7 @@ fn blocks_under_put_and_release_are_never_freed_in_use() {
     println!("{:?}", store.cache.stats());
 }
 
-/// Trap T34: the answer of `delete_or_get` is not heeded.
+/// Trap T34: the store ignores the result of `delete_or_get`, and frees a block that is in use.
 #[test]
 #[should_panic(expected = "T34: a freed block is in use")]
 fn control_block_that_is_freed_while_it_is_found_is_caught() {
@@ -205,21 +207,21 @@ fn control_block_that_is_freed_while_it_is_found_is_caught() {
     assert!(store.block(entry.value()).users > 0, "T34: a freed block is in use");
 }
 
-/// Trap T38: what is changed in place finds the one that is equal, and not itself.
+/// Trap T38: a block that is changed in place must find the equal block, and not itself.
 #[test]
 fn block_changed_in_place_is_shared_with_its_equal() {
     let store = Store::new(8, Tell::Users);
     let (one, other) = (store.put(1), store.put(2));
     assert_eq!(store.change_in_place(other, 1), one);
     assert_eq!((store.in_use(), store.cache.count()), (1, 1));
-    // And again one that finds nothing and is found afterwards.
+    // Store a third block, which finds no equal one and is found afterwards.
     let third = store.put(3);
     assert_eq!(store.change_in_place(third, 4), third);
     assert_eq!(store.put(4), third);
     assert_eq!(store.put(3), store.put(3));
 }
 
-/// Trap T38: the changed block is entered first and looked for then.
+/// Trap T38: the changed block is entered into the index before the search, so it finds itself.
 #[test]
 fn control_block_that_is_entered_first_finds_itself() {
     let store = Store::new(8, Tell::Users);
@@ -231,7 +233,8 @@ fn control_block_that_is_entered_first_finds_itself() {
     assert_eq!(store.in_use(), 2);
 }
 
-/// Sets the content of 20,000 files to one of 5, and again at random; returns the store.
+/// Gives each of 20,000 files one of 5 contents, and changes them at random afterwards. Returns the
+/// store.
 fn many_files(tell: Tell) -> Store {
     const FILES: usize = 20_000;
     let store = Store::new(1024, tell);
@@ -242,12 +245,13 @@ fn many_files(tell: Tell) -> Store {
         store.release(files[file]);
         files[file] = store.put(rng.below(5));
     }
-    // 4000 files per content need 4 blocks; a few more come and go as the numbers vary.
+    // 4000 files per content need 4 blocks. The random changes may need a few blocks more.
     assert!((20..=26).contains(&store.in_use()), "{} blocks", store.in_use());
     store
 }
 
-/// Trap T39: no full block is handed out, however many there are.
+/// Trap T39: full blocks must not lengthen a search. No search returns a full block, however many
+/// there are.
 #[test]
 fn finds_among_full_blocks_meet_none_of_them() {
     let (looks, hits) = many_files(Tell::Users).looks_and_hits();
@@ -255,14 +259,14 @@ fn finds_among_full_blocks_meet_none_of_them() {
     assert_eq!(looks, hits, "T39: a full block was looked at");
 }
 
-/// Trap T39: without the flag full blocks are looked at for nothing.
+/// Trap T39: without the reusable flag, searches examine full blocks in vain.
 #[test]
 fn control_finds_without_the_flag_meet_full_blocks() {
     let (looks, hits) = many_files(Tell::Nothing).looks_and_hits();
     assert!(looks > hits + hits / 4, "{looks} looks for {hits} hits");
 }
 
-/// Space: 1000 files and 10 contents take 10 blocks per 1024 users of each.
+/// Files with 10 contents take 10 blocks, as long as each content has at most 1024 users.
 #[test]
 fn files_of_few_contents_take_a_block_per_content() {
     let store = Store::new(1024, Tell::Users);

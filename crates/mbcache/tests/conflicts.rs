@@ -1,8 +1,8 @@
-//! Operations on keys with different home lines write no common line (guarantee G.7): recorded, not
-//! argued.
+//! Guarantee G.7: operations on keys with different home lines write no common cache line.
 //!
-//! Each operation is done on keys of its own, and its loads and stores are noted by the line. Then
-//! each is compared with each, those of one thread with those of another. The table is printed.
+//! The test runs each operation on keys of its own, and records the cache lines that it loads and
+//! stores. Then it compares each operation of one thread with each operation of another, and prints
+//! a table.
 #![cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
 
 use corewalk_base::primitives::thread;
@@ -17,14 +17,15 @@ use std::sync::mpsc;
 #[global_allocator]
 static SEAL: Seal = Seal::new();
 
-/// Keys; more than are used, since some share a bucket.
+/// Number of keys to choose from. It is more than the test uses, since some keys share a home line.
 const KEYS: u64 = 300;
-/// Keys that each operation is done on, by each thread.
+/// Number of keys on which each thread runs each operation.
 const SAMPLES: u64 = 8;
 
 type Op = (&'static str, fn(&System, u64));
 
-/// Operations on a key with the values 0, which was used, and 1, which is held.
+/// Operations on a key with two values: 0, whose referenced bit is set, and 1, of which a handle
+/// exists.
 const OPS: [Op; 8] = [
     ("get", |system, key| assert!(system.cache.get(key, 0))),
     ("first get", |system, key| assert!(system.cache.get(key, 1))),
@@ -49,11 +50,11 @@ const OPS: [Op; 8] = [
     }),
 ];
 
-/// A cache, and a counter that all operations of a bad design would share. Leaked: it outlives the
-/// phase.
+/// A cache, and a counter that all operations of a bad design would share. It is leaked, so that it
+/// outlives the phase of allocation.
 struct System {
     cache: Mbcache,
-    /// Writes of the control, on a line that it has for itself.
+    /// The counter to which the control writes. It has a cache line of its own.
     operations: Box<Alone>,
 }
 
@@ -61,8 +62,7 @@ struct System {
 struct Alone(AtomicU64);
 
 fn build() -> (&'static System, Vec<Entry<'static>>) {
-    let options =
-        MbcacheOptions { budget_bytes: 4 << 20, hash_seed: Some(1), ..MbcacheOptions::default() };
+    let options = MbcacheOptions::default().with_budget_bytes(4 << 20).with_hash_seed(1);
     let system: &'static System = Box::leak(Box::new(System {
         cache: Mbcache::new(options).unwrap(),
         operations: Box::new(Alone(AtomicU64::new(0))),
@@ -79,8 +79,8 @@ fn build() -> (&'static System, Vec<Entry<'static>>) {
     (system, held)
 }
 
-/// Returns keys whose entries are alone in their home lines. A look at a missing pair of such a key
-/// touches no line that the look of another key touches, but the cache's own.
+/// Returns keys whose entries are alone in their home lines. The searches for missing pairs of two
+/// such keys touch no common line, except the lines of the `Mbcache` itself.
 fn keys_apart(watched: &Watched, system: &'static System) -> Vec<u64> {
     let look = |key| watched.record(|| assert!(black_box(!system.cache.get(key, 9)))).read;
     let common: BTreeSet<usize> = look(0).intersection(&look(1)).copied().collect();
@@ -94,10 +94,11 @@ fn keys_apart(watched: &Watched, system: &'static System) -> Vec<u64> {
         .collect()
 }
 
-/// The lines that each operation touched, key by key.
+/// The cache lines that each operation touched, for each key.
 type Recorded = Vec<(&'static str, Vec<Lines>)>;
 
-/// Prints how many pairs of each two operations are without a conflict; returns how many are not.
+/// Prints, for each two operations, how many pairs of keys have no conflict. Returns how many pairs
+/// have one.
 fn compare(one: &Recorded, other: &Recorded) -> usize {
     let mut conflicts = 0;
     for (name, lines) in one {
@@ -115,7 +116,8 @@ fn compare(one: &Recorded, other: &Recorded) -> usize {
     conflicts
 }
 
-/// Guarantee G.7, and its controls: operations of one key, and a counter that all share.
+/// Guarantee G.7, with two controls: operations on one key, and a counter that all operations
+/// write, have conflicts.
 #[test]
 fn operations_on_different_homes_write_no_common_line() {
     let phase = SEAL.begin();
@@ -154,13 +156,15 @@ fn operations_on_different_homes_write_no_common_line() {
             one.iter().all(|(_, lines)| lines.iter().all(|l| !l.read.is_empty())),
             "nothing seen"
         );
-        // All but a get of a used pair (G.6) and a refused deletion write.
+        // All operations write, except a get of a pair whose referenced bit is set (G.6) and a
+        // refused deletion.
         for (name, lines) in &one {
             let is_read = ["get", "delete what is held"].contains(name);
             assert!(lines.iter().all(|l| l.written.is_empty() == is_read), "{name}");
         }
 
-        // Control: on one key a writer meets other writers, and readers.
+        // Control: on the same key, a writing operation conflicts with writing and with reading
+        // ones.
         let (a, b) = (here(OPS[2].1, key), there(OPS[0].1, key));
         assert_eq!((a.conflicts(&b).len(), b.conflicts(&a).len()), (1, 1), "control: one key");
         let twice = (here(OPS[0].1, key), there(OPS[0].1, key));

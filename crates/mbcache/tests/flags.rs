@@ -7,14 +7,14 @@ use corewalk_base::primitives::unmodelled::{AtomicBool, AtomicU64, Ordering};
 #[expect(dead_code, reason = "the example's own main")]
 mod flags;
 
-/// Trap T33: also beside reclaim, no flag is lost. The control is a model in the crate.
+/// Trap T33: two flags of one word that change at once are both kept, also beside reclaim.
 #[test]
 fn flags_of_one_entry_under_two_threads_are_kept() {
     assert_eq!(flags::lost_of(400_000), 0, "T33: a flag was lost");
 }
 
-/// Trap T33: two flags of one word that are changed in two steps, as those of a bit field are, do
-/// get lost.
+/// Trap T33: two flags of one word get lost if they are changed by a load and a store, as bit
+/// fields of C are.
 #[test]
 fn control_flags_that_are_changed_in_two_steps_are_lost() {
     const CHANGES_MAX: u64 = 1 << 32;
@@ -22,7 +22,7 @@ fn control_flags_that_are_changed_in_two_steps_are_lost() {
     let is_lost = AtomicBool::new(false);
     let change = |flag: u64| {
         for change in 1..CHANGES_MAX {
-            // ORDERING: Relaxed. It is the second step that is wrong.
+            // ORDERING: Relaxed. Strong enough; the fault is the second step.
             let before = word.load(Ordering::Relaxed);
             if is_lost.load(Ordering::Relaxed) {
                 return;

@@ -1,7 +1,7 @@
-//! Searches and reclaim beside threads that create and delete.
+//! Searches and reclaim beside threads that create and delete entries.
 //!
-//! The tests use small indexes, so that entries stand far behind their homes and slots are used
-//! again at once.
+//! The indexes are small, so that entries are far behind their home lines and slots are used again
+//! at once.
 
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
@@ -14,10 +14,11 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(120);
 
 fn cache(budget_bytes: u64) -> Mbcache {
-    Mbcache::new(MbcacheOptions { budget_bytes, ..MbcacheOptions::default() }).unwrap()
+    Mbcache::new(MbcacheOptions::default().with_budget_bytes(budget_bytes)).unwrap()
 }
 
-/// Guarantee G.1: entries far behind their home are found while entries before them come and go.
+/// Guarantee G.1: entries far behind their home line are found while entries before them come and
+/// go.
 #[test]
 fn entries_that_stay_are_found_while_others_of_their_home_come_and_go() {
     const CHURNED: u64 = 60;
@@ -31,7 +32,7 @@ fn entries_that_stay_are_found_while_others_of_their_home_come_and_go() {
         for _ in 0..ROUNDS {
             if racer.thread > 0 {
                 let value = racer.rng.below(CHURNED);
-                // Another thread may have deleted it, or may hold it.
+                // Another thread may have deleted the entry, or may have a handle of it.
                 if cache.delete_or_get(1, value).is_none() {
                     let created = cache.create(1, value);
                     assert_ne!(created, Err(CreateError::Full));
@@ -54,7 +55,8 @@ fn entries_that_stay_are_found_while_others_of_their_home_come_and_go() {
     });
 }
 
-/// Trap T35: a shrinker beside creators and holders ends no entry that is held. The counts agree.
+/// Trap T35: reclaim must not remove an entry in use. It runs beside threads that create and hold
+/// entries. At the end the counts are right.
 #[test]
 fn shrinker_under_load_keeps_held_entries_and_counts() {
     const CREATORS: usize = 2;

@@ -1,8 +1,8 @@
-//! Any sequence of calls, against a multimap.
+//! Random sequences of calls, compared with a multimap.
 //!
-//! The model knows which pairs there are, which may be found, which were used and which are held.
-//! The cache may forget only where it is asked to (`scan`), and then only what is neither held nor
-//! used.
+//! The model knows which pairs exist, which may be found, which have the referenced bit and which
+//! have handles. The cache may drop pairs only in `scan`, and there only pairs without handles and
+//! without the bit.
 
 use corewalk_mbcache::{CreateError, Entry, Mbcache, MbcacheOptions};
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 enum Call {
     Create(u64, u64),
     Get(u64, u64),
-    /// Finds all values of a key, and holds the one of this number.
+    /// Finds all values of a key, and keeps the handle of the one with this number.
     Find(u64, usize),
     Put(usize),
     Touch(usize),
@@ -21,7 +21,7 @@ enum Call {
     Scan(u64),
 }
 
-/// A pair, as far as the model knows it.
+/// The model's knowledge of a pair.
 #[derive(Clone, Copy, Debug)]
 struct Pair {
     is_reusable: bool,
@@ -96,7 +96,7 @@ impl Run<'_> {
         assert_eq!(self.cache.count(), self.model.len() as u64);
     }
 
-    /// A pair whose value may have no more users goes with its last handle.
+    /// Removes a pair without handles whose value may have no more users.
     fn drop_if_full(&mut self, pair: (u64, u64)) {
         if self.model.get(&pair).is_some_and(|pair| !pair.is_reusable && pair.handles == 0) {
             self.model.remove(&pair);
@@ -134,12 +134,14 @@ impl Run<'_> {
         assert_eq!(met, expected);
     }
 
-    /// The hand decides which entries are looked at; all in a full turn.
+    /// The model does not know the position of the clock hand. So only a scan of at least all
+    /// entries has a known result.
     fn scan(&mut self, entries: u64) {
         let dropped = self.cache.scan(entries);
         assert!(dropped <= entries);
         let mut gone = 0;
-        // A look through the flag that it sets: those that are left count as used from here on.
+        // Read the state of each pair by `get`, which sets the referenced bit. So the remaining
+        // pairs count as used from here on.
         self.model.retain(|&(key, value), pair| {
             let is_there = self.cache.get(key, value);
             assert!(is_there || (pair.handles == 0 && !pair.is_used), "{key} {value} {pair:?}");
@@ -171,12 +173,12 @@ proptest! {
 
     #[test]
     fn cache_answers_as_the_multimap(calls in prop::collection::vec(call(), 1..120), seed in 0..4_u64) {
-        let options = MbcacheOptions {
-            // So few lines that entries of all keys stand in each other's way.
-            budget_bytes: if seed == 0 { 18 * 64 } else { 1_500 * 64 },
-            users_max: USERS_MAX,
-            hash_seed: Some(seed),
-        };
+        // With the seed 0 there are so few lines that entries of all keys share them.
+        let lines = if seed == 0 { 18 } else { 1_500 };
+        let options = MbcacheOptions::default()
+            .with_budget_bytes(lines * 64)
+            .with_users_max(USERS_MAX)
+            .with_hash_seed(seed);
         let cache = Mbcache::new(options).unwrap();
         let mut run = Run { cache: &cache, model: BTreeMap::new(), held: Vec::new() };
         for call in &calls {

@@ -1,8 +1,8 @@
-//! A get of a pair that is marked as used stores nothing (guarantee G.6): proved, not argued.
+//! Guarantee G.6: a `get` of a pair whose referenced bit is set stores nothing.
 //!
-//! The memory of a cache is made read-only, and its pairs, and some that are missing, are asked
-//! for. The controls are the smallest stores there are: a get that has a bit to set, and a find,
-//! which counts.
+//! The test makes the memory of a cache read-only, and calls `get` for its pairs and for missing
+//! ones. The controls make the smallest possible store: a `get` that sets the bit, and a find,
+//! which counts a handle.
 #![cfg(not(miri))]
 
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
@@ -16,9 +16,10 @@ const PAIRS: u64 = 10_000;
 /// A pair that was never asked for.
 const UNUSED: u64 = PAIRS;
 
-/// Two values per key, all used but one. Leaked: it outlives the seal.
+/// Returns a cache with two values per key, all with the referenced bit except one. The cache is
+/// leaked, so that it outlives the seal.
 fn build() -> &'static Mbcache {
-    let options = MbcacheOptions { hash_seed: Some(1), ..MbcacheOptions::default() };
+    let options = MbcacheOptions::default().with_hash_seed(1);
     let cache: &'static Mbcache = Box::leak(Box::new(Mbcache::new(options).unwrap()));
     for value in 0..=PAIRS {
         cache.create(value / 2, value).unwrap();

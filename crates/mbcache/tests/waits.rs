@@ -41,7 +41,8 @@ fn threads_that_wait_go_on_when_the_last_handle_is_put() {
     assert!(cache.delete_or_get(1, 5).is_none());
 }
 
-/// Trap T34: finders and a freer, until it had to wait a few times; it never waits for ever.
+/// Trap T34: a thread that frees a value waits for the threads that found it. Some threads search
+/// and one frees, until it had to wait a few times. No wait lasts for ever.
 #[test]
 fn waits_beside_finders_all_end() {
     const ROUNDS_MAX: u64 = 50_000_000;
@@ -80,7 +81,8 @@ fn waits_beside_finders_all_end() {
     assert!(waited[0] >= WAITS, "no deletion had to wait");
 }
 
-/// G.1: a thread waits for the handles that there are, not for those that are taken later.
+/// G.1: a thread waits for the handles that exist when it starts to wait, not for those that are
+///   taken later.
 #[test]
 fn thread_that_waits_is_not_kept_by_a_finder_that_came_later() {
     let _watchdog = Watchdog::start("a thread beside a later finder", LIMIT / 4);
@@ -90,7 +92,7 @@ fn thread_that_waits_is_not_kept_by_a_finder_that_came_later() {
         let _second = thread::scope(|scope| {
             let busy = cache.delete_or_get(1, 5).expect("it is held");
             let waiter = scope.spawn(move || busy.wait());
-            // Nothing is found from when it waits.
+            // Wait until the thread waits. From then on no search returns the entry.
             while cache.find_first(1).is_some() {
                 thread::yield_now();
             }

@@ -21,11 +21,12 @@ use std::collections::BTreeMap;
 use corewalk_base::primitives::{SHARDS, shard_index};
 use corewalk_base::{Mutex, OwnLine};
 
-/// Blocks that a window is filled with: 1 MiB.
+/// Number of blocks that an empty window gets from the tree: 1 MiB.
 const WINDOW_BLOCKS: u64 = 256;
 /// Requests for at least this many blocks go to the tree.
 const LARGE_BLOCKS: u64 = 64;
-/// Free runs that a request examines before it takes the largest or grows the device.
+/// Maximum number of free runs that a request examines. Then it takes the largest of them or grows
+/// the device.
 const EXAMINED_RUNS: usize = 8;
 
 /// A run of adjacent blocks.
@@ -37,12 +38,17 @@ pub(crate) struct Run {
 
 /// The free blocks. The module's documentation describes the rules.
 pub(crate) struct Allocator {
+    /// The window of each shard of threads. Each is protected by its own mutex.
     windows: Box<[OwnLine<Mutex<Run>>]>,
+    /// The free runs outside of windows. Protected by its own mutex, which is taken inside that of
+    /// a window.
     tree: Mutex<Tree>,
 }
 
+/// The free runs. All fields are protected by `Allocator::tree`.
 #[derive(Default)]
 struct Tree {
+    /// The length of each free run, by its first block.
     free: BTreeMap<u64, u64>,
     /// Number of blocks in `free`.
     count: u64,
@@ -106,7 +112,8 @@ impl Tree {
                 self.cut(start, len, start, wanted)
             }
             _ => {
-                // The next search starts behind these runs, and finally at the first run again.
+                // The next search starts behind the examined runs, and after the last run at the
+                // first one again.
                 self.rover = best.map_or(0, |(start, len)| start + len);
                 let run = Run { start: self.end, len: wanted };
                 self.end += wanted;

@@ -6,8 +6,9 @@
 //! de-duplication frees blocks and makes none.
 //!
 //! # Invariants
-//! - U.1: an id is in one list, or of one block, or held by one thread, or was never used.
-//! - U.2: no new id is drawn while a list that no thread is changing has a free one.
+//! - U.1: an id is in one list, belongs to one block, is held by one thread, or was never used.
+//! - U.2: no new id is drawn while any list has a free id, except a list that a thread changes at
+//!   the moment.
 //!
 //! # Locks
 //! One list at a time. They are leaves.
@@ -25,8 +26,9 @@ pub(crate) struct BlockIds {
 /// Free ids of one shard of threads.
 #[derive(Default)]
 struct List {
+    /// Protected by its own mutex.
     numbers: Mutex<Vec<u64>>,
-    /// Length of `numbers`.
+    /// Length of `numbers`. Stored under `numbers`.
     len: AtomicU64,
 }
 
@@ -64,7 +66,8 @@ impl List {
     fn change<R>(&self, change: impl FnOnce(&mut Vec<u64>) -> R) -> R {
         let mut numbers = self.numbers.lock();
         let done = change(&mut numbers);
-        // ORDERING: Relaxed. It changes under the lock. Without the lock it is a hint.
+        // ORDERING: Relaxed. The length changes under the lock of the list. A thread without the
+        // lock uses it as a hint.
         self.len.store(numbers.len() as u64, Ordering::Relaxed);
         done
     }
@@ -76,7 +79,7 @@ mod tests {
 
     use super::*;
 
-    /// U.2: one thread makes blocks, and others free them.
+    /// U.2: a thread that makes blocks reuses the ids of blocks that other threads have freed.
     #[test]
     fn numbers_that_others_have_freed_are_given_out_again() {
         const BLOCKS: u64 = 100;
@@ -94,7 +97,7 @@ mod tests {
         }
     }
 
-    /// U.1.
+    /// U.1: no id is given out twice, by any number of threads.
     #[test]
     fn no_number_is_given_out_twice() {
         let numbers = BlockIds::from(1);

@@ -8,8 +8,8 @@
 //!
 //! A *private* block has one user, and only that inode refers to it in memory. Its record has no
 //! hash ([`UNHASHED`]), and it is in neither table nor index. So a change takes no lock but the
-//! inode's. Private are sets that change often, until a commit (`late`); sets above
-//! [`SHARED_BYTES_MAX`]; and all sets in a store without sharing.
+//! inode's. Three kinds of attribute sets are private: those that change often, until a commit
+//! (`late`); those above [`SHARED_BYTES_MAX`]; and all in a store without sharing.
 //!
 //! The index key of a block is the hash of its content, for a long content a hash of samples
 //! (`hash`). After [`COMPARISONS_MAX`] comparisons of different contents with one key, the hash of
@@ -19,15 +19,16 @@
 //! # Invariants
 //! - K.1: the users of a block are the inodes that name it.
 //! - K.2: a block has at most as many users as the index allows.
-//! - K.3: a block without users has no records, and is never in the index (trap T34).
+//! - K.3: a block without users has no records, and is never in the index. Trap T34 is a block that
+//!   is found for reuse while its last user frees it.
 //! - K.4: a change in place first looks up the new content. The block is out of the index while it
-//!   changes, so that it does not find itself (trap T38).
+//!   changes, so that it does not find itself, which is trap T38.
 //! - K.5: a block is in memory once. It is in the table before its id is visible, and until its
 //!   records are gone. Free ids are used again first, so a block that comes and goes in one
 //!   transaction leaves no record.
 //! - K.6: a block is locked before it is in the table, until it is in the index. So the index gets
 //!   no update about a block that it does not know (H.5), and a freed block is not entered.
-//! - K.7: unused blocks in memory take no more room than used ones, or [`SHARD_BYTES`] per shard. A
+//! - K.7: unused blocks take no more memory than used ones, or than [`SHARD_BYTES`] per shard. A
 //!   shard is scanned again after at most [`SHARD_BLOCKS`] new blocks.
 //! - K.8: a private block is reached from its inode only. A stale id from the index leads to no
 //!   such block: the table lacks it, and a record without a hash is used for an inode only. A
@@ -53,17 +54,19 @@ use crate::share::{Removal, ShareIndex};
 
 /// Number of shards of the table.
 const SHARDS: usize = 64;
-/// Blocks of a shard from which on unused ones are dropped.
+/// A shard with more blocks than this drops unused ones.
 const SHARD_BLOCKS: usize = 1024;
-/// Bytes of content of a shard from which on unused blocks are dropped.
+/// A shard with more bytes of content than this drops unused blocks.
 const SHARD_BYTES: usize = 512 << 10;
 /// The longest content that is shared. Longer ones are rarely equal and slow to compare.
 const SHARED_BYTES_MAX: usize = 128 << 10;
-/// Different contents with one key that are compared before the hash of all bytes is used.
+/// Maximum number of different contents with one key that are compared. Then the hash of all bytes
+/// is the key.
 const COMPARISONS_MAX: u32 = 4;
 
 /// The attribute blocks of a store. The module's documentation describes the rules.
 pub(crate) struct Blocks {
+    /// The table of shared blocks, by id. Each shard is protected by its own mutex.
     shards: Box<[OwnLine<Mutex<Shard>>]>,
     ids: BlockIds,
     pub(crate) index: Arc<dyn ShareIndex>,
@@ -72,6 +75,23 @@ pub(crate) struct Blocks {
     is_sharing: bool,
     blocks: ShardedCounter,
     users: ShardedCounter,
+}
+
+/// The attribute blocks of a store, as a mount finds them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BlockTotals {
+    pub(crate) blocks: u64,
+    /// The sum of the users of all blocks.
+    pub(crate) users: u64,
+    /// The largest id of a block.
+    pub(crate) last_id: u64,
+}
+
+/// The locked users of a block, for a user that leaves.
+struct LockedUsers<'a> {
+    users: MutexGuard<'a, u32>,
+    /// True if the leaving user is the only one.
+    is_last: bool,
 }
 
 /// When a new attribute set of an inode is de-duplicated.
@@ -90,12 +110,14 @@ enum LookupOrigin {
     Index,
 }
 
+/// Blocks of the table. All fields are protected by the mutex of the shard.
 #[derive(Default)]
 struct Shard {
     blocks: HashMap<u64, Arc<Block>, foldhash::fast::FixedState>,
     /// Bytes of the contents of `blocks`.
     bytes: usize,
-    /// Blocks, and bytes, from which on the shard is scanned for unused blocks.
+    /// If the shard has more blocks, or more bytes, than these bounds, it is scanned for unused
+    /// blocks.
     bound: usize,
     bytes_bound: usize,
     /// Blocks added since the last scan.
@@ -108,7 +130,8 @@ pub(crate) struct Block {
     content: Arc<[u8]>,
     hash: Hash,
     is_private: bool,
-    /// 0 once the block is freed.
+    /// The number of users, 0 once the block is freed. Protected by its own mutex, the lock of the
+    /// block. It also protects the records of the block and its entry in the index.
     users: Mutex<u32>,
 }
 
@@ -177,24 +200,19 @@ impl Block {
 }
 
 impl Blocks {
-    /// Returns the table of a store with this number of blocks and users, and with `last` as the
-    /// largest id.
-    pub(crate) fn new(
-        index: Arc<dyn ShareIndex>,
-        secret: Secret,
-        (blocks, users, last): (u64, u64, u64),
-    ) -> Blocks {
+    /// Returns the table of a store with the blocks that the mount found.
+    pub(crate) fn new(index: Arc<dyn ShareIndex>, secret: Secret, found: BlockTotals) -> Blocks {
         let table = Blocks {
             is_sharing: index.users_max() > 1,
             shards: (0..SHARDS).map(|_| OwnLine::new(Mutex::default())).collect(),
-            ids: BlockIds::from(last + 1),
+            ids: BlockIds::from(found.last_id + 1),
             index,
             secret,
             blocks: ShardedCounter::new(),
             users: ShardedCounter::new(),
         };
-        table.blocks.add(blocks as i64);
-        table.users.add(users as i64);
+        table.blocks.add(found.blocks as i64);
+        table.users.add(found.users as i64);
         table
     }
 
@@ -218,11 +236,11 @@ impl Blocks {
         if let Some(block) = shard.blocks.get(&id) {
             return Ok(block.clone());
         }
-        // Read under the lock of the shard: a block is dropped from memory under it, so the record
-        // is current.
+        // Read the record under the lock of the shard. A block is dropped from memory under that
+        // lock, so the record is current.
         let users = view.get(&Key::of(Kind::XattrUsers, id))?.ok_or(Errno::IO)?;
         let UsersRecord { hash, users, len } = UsersRecord::decode(&users)?;
-        // K.8.
+        // K.8: a record without a hash is private, so a stale id of the index must not reach it.
         if hash == UNHASHED && origin == LookupOrigin::Index {
             return Err(Errno::IO);
         }
@@ -236,7 +254,7 @@ impl Blocks {
         };
         let hash = Hash { stored: hash, key };
         let block = Block::new(id, content, hash, users);
-        // K.6.
+        // K.6: lock the block before it is in the table, until it is in the index.
         let users = block.users.lock();
         shard.keep(&block);
         drop(shard);
@@ -245,7 +263,7 @@ impl Blocks {
         Ok(block)
     }
 
-    /// Returns a block with this content, for one user more.
+    /// Returns a block with this content and counts one more user of it.
     ///
     /// # Errors
     /// `ENOSPC`.
@@ -267,8 +285,8 @@ impl Blocks {
         Ok(self.make(hash, content, view))
     }
 
-    /// De-duplicates a private block. Returns true if the inode has to name another block now. It
-    /// takes no room.
+    /// De-duplicates a private block. Returns true if the inode has to name another block now. The
+    /// call never needs space.
     pub(crate) fn share_late(&self, own: &mut Arc<Block>, view: &View, space: &Budget) -> bool {
         if own.is_hashed() || !self.can_share(&own.content) {
             return false;
@@ -289,7 +307,7 @@ impl Blocks {
     /// Removes a user from a block. Frees the block if it was the last user. A block with a damaged
     /// count of users is left alone.
     pub(crate) fn release(&self, block: &Block, view: &View, space: &Budget) {
-        let Ok((mut users, is_last)) = self.lock_to_leave(block) else { return };
+        let Ok(LockedUsers { mut users, is_last }) = self.lock_to_leave(block) else { return };
         if !is_last {
             return self.leave(block, users, view);
         }
@@ -321,7 +339,7 @@ impl Blocks {
         let can_share = self.can_share(content);
         if when == When::Late || !can_share {
             match self.keep_private(own, content, view, space) {
-                // A shared block with an equal content takes no room.
+                // The space is not needed if a shared block has an equal content, so look for one.
                 Err(Errno::NOSPC) if can_share => {}
                 done => return done,
             }
@@ -331,7 +349,7 @@ impl Blocks {
                 self.release(own, view, space);
                 *own = block;
             }
-            Err(hash) => *own = self.replace_with_new(own, (content, hash), view, space)?,
+            Err(hash) => *own = self.replace_with_new(own, content, hash, view, space)?,
         }
         Ok(())
     }
@@ -340,14 +358,15 @@ impl Blocks {
     fn replace_with_new(
         &self,
         old: &Arc<Block>,
-        (content, hash): (&[u8], Hash),
+        content: &[u8],
+        hash: Hash,
         view: &View,
         space: &Budget,
     ) -> Result<Arc<Block>, Errno> {
-        let (mut users, is_last) = self.lock_to_leave(old)?;
+        let LockedUsers { mut users, is_last } = self.lock_to_leave(old)?;
         let before = if is_last { charge(&old.content) } else { 0 };
         if let Err(errno) = space.exchange(before, charge(content)) {
-            self.stay(old, (users, is_last));
+            self.stay(old, LockedUsers { users, is_last });
             return Err(errno);
         }
         if !is_last {
@@ -392,10 +411,10 @@ impl Blocks {
             }
             return Ok(());
         }
-        let (mut users, is_last) = self.lock_to_leave(own)?;
+        let LockedUsers { mut users, is_last } = self.lock_to_leave(own)?;
         let before = if is_last { charge(&own.content) } else { 0 };
         if let Err(errno) = space.exchange(before, charge(content)) {
-            self.stay(own, (users, is_last));
+            self.stay(own, LockedUsers { users, is_last });
             return Err(errno);
         }
         if !is_last {
@@ -405,7 +424,7 @@ impl Blocks {
         }
         *users = 0;
         let new = Block::private(own.id, content.into());
-        // K.8.
+        // K.8: record and table entry change together, under the lock of the shard.
         let mut shard = self.shard(own.id).lock();
         new.save(view);
         new.save_users(1, view);
@@ -421,7 +440,7 @@ impl Blocks {
         let block = Block::new(own.id, own.content.clone(), hash, 1);
         let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
-        // K.8.
+        // K.8: record and table entry change together, under the lock of the shard.
         block.save_users(1, view);
         shard.keep(&block);
         drop(shard);
@@ -473,8 +492,8 @@ impl Blocks {
         if others < COMPARISONS_MAX { hash } else { self.secret.hash_whole(content) }
     }
 
-    /// Adds a user to a block if it has this content. Returns None if the block has as many users
-    /// as it may have, false if its content differs.
+    /// Adds a user to a block if it has this content. Returns None if the block has the maximum
+    /// number of users, and false if its content differs.
     fn take(&self, block: &Block, key: u64, content: &[u8], view: &View) -> Option<bool> {
         if block.hash.key != key || *block.content != *content {
             return Some(false);
@@ -489,12 +508,12 @@ impl Blocks {
         Some(true)
     }
 
-    /// Makes a shared block. The caller has taken its room.
+    /// Makes a shared block. The caller has charged its space.
     fn make(&self, hash: Hash, content: &[u8], view: &View) -> Arc<Block> {
         let block = Block::new(self.ids.take(), content.into(), hash, 1);
         let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
-        // K.5: a thread with a stale id finds no block, or this one as a whole.
+        // K.5: a thread with a stale id finds no block, or finds this block complete.
         block.save_new(view);
         shard.keep(&block);
         drop(shard);
@@ -505,7 +524,7 @@ impl Blocks {
         block
     }
 
-    /// Makes a private block. The caller has taken its room.
+    /// Makes a private block. The caller has charged its space.
     fn make_private(&self, content: &[u8], view: &View) -> Arc<Block> {
         let block = Block::private(self.ids.take(), content.into());
         block.save_new(view);
@@ -519,16 +538,16 @@ impl Blocks {
         self.is_sharing && content.len() <= SHARED_BYTES_MAX
     }
 
-    /// Locks the users of a block for a user that leaves. Returns true if it is the only user; then
-    /// the block is out of the index. If false, the caller calls `left` after it has unlocked the
-    /// users. The index does not know private blocks.
+    /// Locks the users of a block for a user that leaves. If it is the only user, the block is out
+    /// of the index. Otherwise the caller calls `left` after it has unlocked the users. The index
+    /// does not know private blocks.
     ///
     /// # Errors
     /// `EIO` for a block without users: more inodes name it than were counted, against K.1. Its
     /// room was given back already.
-    fn lock_to_leave<'a>(&self, block: &'a Block) -> Result<(MutexGuard<'a, u32>, bool), Errno> {
+    fn lock_to_leave<'a>(&self, block: &'a Block) -> Result<LockedUsers<'a>, Errno> {
         if block.is_private {
-            return Ok((block.users.lock(), true));
+            return Ok(LockedUsers { users: block.users.lock(), is_last: true });
         }
         let key = block.hash.key;
         loop {
@@ -540,10 +559,10 @@ impl Blocks {
                 return Err(Errno::IO);
             }
             if *users > 1 {
-                return Ok((users, false));
+                return Ok(LockedUsers { users, is_last: false });
             }
             if self.index.remove(key, block.id) == Removal::Done {
-                return Ok((users, true));
+                return Ok(LockedUsers { users, is_last: true });
             }
             drop(users);
             self.index.left(block.id);
@@ -557,7 +576,8 @@ impl Blocks {
     }
 
     /// Undoes [`Blocks::lock_to_leave`].
-    fn stay(&self, block: &Block, (users, is_last): (MutexGuard<'_, u32>, bool)) {
+    fn stay(&self, block: &Block, locked: LockedUsers<'_>) {
+        let LockedUsers { users, is_last } = locked;
         match (is_last, block.is_private) {
             (true, true) => {}
             (true, false) => self.enter(block, *users),
@@ -594,7 +614,8 @@ impl Shard {
         let old = self.blocks.insert(block.id, block.clone());
         self.bytes -= old.map_or(0, |old| old.content.len());
         self.kept += 1;
-        // The bounds may stem from a time with many more blocks in use; `kept` limits that.
+        // The bounds may date from a time when many more blocks were in use. `kept` limits how long
+        // they apply.
         let has_few =
             self.blocks.len() <= self.bound.max(SHARD_BLOCKS) && self.kept <= SHARD_BLOCKS;
         if has_few && self.bytes <= self.bytes_bound.max(SHARD_BYTES) {

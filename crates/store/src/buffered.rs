@@ -1,4 +1,5 @@
-//! A write-buffering overlay: a device that keeps its writes back until they are released.
+//! A write-buffering overlay: a device that keeps its writes in memory until the mount releases
+//! them.
 //!
 //! Opening a database writes: an unclean database is repaired, a clean one is marked in use. But a
 //! refused mount must leave a store as it was. So the mount opens the database on a
@@ -13,8 +14,8 @@
 //!   So a crash between them leaves the same state.
 //!
 //! # Limits
-//! Pending writes take twice their size in memory. An open of a database writes its header a few
-//! times: 1,600 bytes in all for one of 539 MB that was not closed.
+//! Pending writes take twice their size in memory. Opening a database writes its header a few
+//! times: 1,600 bytes in all for an unclosed database of 539 MB.
 
 use std::io;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ enum Step {
     Sync,
 }
 
-/// The pending calls, and a view of the device with them.
+/// The pending calls, and a view of the device with them. Protected by `BufferedDevice::waiting`.
 #[derive(Debug)]
 struct Waiting {
     overlay: Overlay,
@@ -44,7 +45,7 @@ struct Waiting {
 #[derive(Debug)]
 pub(crate) struct BufferedDevice {
     device: Arc<dyn Device>,
-    /// None once the writes are released.
+    /// None once the writes are released. Protected by its own mutex.
     waiting: Mutex<Option<Waiting>>,
     is_released: AtomicBool,
 }

@@ -36,7 +36,7 @@ use crate::record::Extent;
 pub(crate) const BLOCK_BYTES: u64 = 4096;
 /// The largest size of a file in bytes: the maximum of `off_t`.
 pub(crate) const SIZE_MAX: u64 = i64::MAX as u64;
-/// The most blocks that one fallocate(2) reserves: 1 TiB.
+/// Maximum number of blocks that one fallocate(2) reserves: 1 TiB.
 const RESERVE_BLOCKS_MAX: u64 = (1 << 40) / BLOCK_BYTES;
 /// A block of zeros.
 const ZEROS: [u8; BLOCK_BYTES as usize] = [0; BLOCK_BYTES as usize];
@@ -52,7 +52,8 @@ pub(crate) struct Content {
     has_moved: bool,
 }
 
-/// One file in the running transaction: what a change of it needs.
+/// The state that a change of a file needs: the file's inode number, the running transaction, and
+/// the space budget.
 #[derive(Clone, Copy)]
 pub(crate) struct FileTx<'a> {
     pub(crate) ino: u64,
@@ -131,8 +132,8 @@ impl Content {
         Ok(len)
     }
 
-    /// Returns the next data or hole from `offset` on. The end of the file is a hole. `ENXIO` if
-    /// there is none before the end.
+    /// Returns the offset of the next data or hole at or behind `offset`. The end of the file
+    /// counts as a hole. `ENXIO` if there is none before the end.
     pub(crate) fn seek(&self, offset: u64, what: Seek) -> Result<u64, Errno> {
         if offset >= self.size {
             return Err(Errno::NXIO);
@@ -149,11 +150,12 @@ impl Content {
         Ok(at.clamp(offset, self.size))
     }
 
-    /// Writes `bytes` at `offset`. Returns the count, which is short if room or offsets run out.
+    /// Writes `bytes` at `offset`. Returns the count, which is short if the space or the offsets
+    /// run out.
     ///
     /// # Errors
-    /// `EFBIG` if `offset` is not below the largest size; `ENOSPC` if not one byte has room; `EIO`;
-    /// `ESTALE`.
+    /// `EFBIG` if `offset` is not below the largest size; `ENOSPC` if there is no space for one
+    /// byte; `EIO`; `ESTALE`.
     pub(crate) fn write(
         &mut self,
         tx: FileTx<'_>,
@@ -191,7 +193,7 @@ impl Content {
     }
 
     /// Writes as many of `bytes` as fit into one extent, old or new. Returns their count; 0 if
-    /// there is no room.
+    /// there is no space.
     fn write_span(&mut self, tx: FileTx<'_>, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let (block, within) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
         let wanted = (within + bytes.len() as u64).div_ceil(BLOCK_BYTES);
@@ -232,7 +234,7 @@ impl Content {
         }
     }
 
-    /// The part of a change of size that can fail. It does not change what a reader sees.
+    /// Makes the steps of a change of size that can fail. A reader sees no difference.
     ///
     /// # Errors
     /// `EFBIG` for a size above the maximum; `EIO`, `ESTALE`.
@@ -277,9 +279,9 @@ impl Content {
     /// Changes the allocation as fallocate(2) does.
     ///
     /// # Errors
-    /// `EINVAL` for an empty range, one that is not in whole blocks where it has to be, or one that
-    /// must end before the end of the file and does not; `EFBIG` for a range behind the largest
-    /// size; `ENOSPC`; `EOPNOTSUPP` for flags that exclude each other; `EIO`, `ESTALE`.
+    /// `EINVAL` for an empty range; `EINVAL` for a range that must consist of whole blocks, or must
+    /// end before the end of the file, and does not; `EFBIG` for a range behind the largest size;
+    /// `ENOSPC`; `EOPNOTSUPP` for flags that exclude each other; `EIO`, `ESTALE`.
     pub(crate) fn allocate(
         &mut self,
         tx: FileTx<'_>,
@@ -354,7 +356,7 @@ impl Content {
     }
 
     /// Reserves blocks for the holes in `blocks`. They read as zeros. `ENOSPC` if there is not
-    /// enough room.
+    /// enough space.
     fn reserve(&mut self, tx: FileTx<'_>, blocks: Range<u64>) -> Result<(), Errno> {
         let extents = self.load(tx.ino, tx.view)?;
         let missing = blocks.end - blocks.start - extents.allocated_in(blocks.clone());
@@ -436,8 +438,8 @@ impl Content {
     }
 }
 
-/// Writes to new blocks from `physical` on, starting `within` bytes in, and zeroes the rest of
-/// them.
+/// Writes `bytes` to new blocks from `physical` on, `within` bytes behind the start of the first
+/// one. Zeroes the rest of the blocks.
 fn write_padded(tx: FileTx<'_>, physical: u64, within: u64, bytes: &[u8]) -> Result<(), Errno> {
     let start = physical * BLOCK_BYTES;
     let end = within + bytes.len() as u64;
@@ -445,7 +447,7 @@ fn write_padded(tx: FileTx<'_>, physical: u64, within: u64, bytes: &[u8]) -> Res
     if within == 0 && padding == 0 {
         return tx.journal.write_data(tx.view, start, bytes);
     }
-    // Large writes are nearly always aligned, so this copy is rare or short.
+    // Large writes are nearly always aligned to blocks, so this copy is rare or short.
     let zeros = &ZEROS[..];
     let padded = [&zeros[..within as usize], bytes, &zeros[..padding]].concat();
     tx.journal.write_data(tx.view, start, &padded)
@@ -474,7 +476,7 @@ mod tests {
     use super::*;
     use crate::store::{Store, StoreOptions};
 
-    /// Only blocks that are not allocated yet take room.
+    /// Only blocks that are not allocated yet need space.
     #[test]
     fn missing_blocks_are_those_that_are_not_there() {
         let path = std::env::temp_dir().join(format!("content-missing-{}", std::process::id()));

@@ -6,9 +6,9 @@
 //!
 //! # Damaged pages
 //! redb trusts each page that it reads. Over a damaged page it misses records, panics, or recurses
-//! until the stack overflows. So [`Database::open`] has redb verify the checksums of all pages
-//! first, also of a database that was closed. A damaged page is `InvalidData`, and redb reads no
-//! record then.
+//! until the stack overflows. So [`Database::open`] first lets redb verify the checksums of all
+//! pages, even if the database was closed properly. If a page is damaged, the open fails with
+//! `InvalidData`, and redb reads no record.
 //!
 //! The host may also damage a page later, while the database is open. redb panics at most of these:
 //! - B.1: `Calls::run` makes every call of redb, and turns a panic into `InvalidData`.
@@ -17,9 +17,9 @@
 //!   would abort the process. The objects inside a call of redb cannot be leaked: a commit over a
 //!   damaged page may still abort.
 //!
-//! Rejected: a lookup of each record before it is written. It would find a page that leads to
-//! itself, since redb bounds the depth of a lookup but not that of a write. It makes a commit 1.15
-//! times as long.
+//! Rejected: a lookup of each record before it is written. redb bounds the depth of a lookup but
+//! not that of a write, so the lookup would find a page that leads to itself. But it makes a commit
+//! 1.15 times as long.
 
 use std::io;
 use std::ops::{Deref, DerefMut, RangeInclusive};
@@ -129,8 +129,8 @@ impl Database {
                 };
                 done.map_err(|error| failed(error.into()))
             })?;
-            // Not by `Fragile`, which leaks it if this thread panics: without the drop, the
-            // transaction commits without these changes, and no other one can begin.
+            // Drop the table here. `Fragile` would leak it if this thread panics. Then the
+            // transaction would commit without these changes, and no other one could begin.
             drop(table.into_inner());
             transaction.into_inner().commit().map_err(|error| failed(error.into()))
         })
@@ -192,7 +192,7 @@ impl Snapshot {
         self.has_failed_read.load(Ordering::Relaxed)
     }
 
-    /// Returns true if the reads succeeded and the content was invalid (corruption, not I/O).
+    /// Returns true if the device returned all bytes but the database is damaged.
     pub(crate) fn is_damaged(&self) -> bool {
         // ORDERING: Relaxed, both. Set by calls of this thread.
         self.is_damaged.load(Ordering::Relaxed) || !self.has_failed_read.load(Ordering::Relaxed)
@@ -281,7 +281,7 @@ struct Calls {
 }
 
 impl Calls {
-    /// Calls redb (B.1).
+    /// Runs `call`, which calls redb, and catches its panic (B.1).
     ///
     /// # Errors
     /// The error of `call`; `InvalidData` if it panics, or an earlier call has panicked.
@@ -397,7 +397,8 @@ mod tests {
         bytes(&*device)
     }
 
-    /// Damages a page: zeros, an unknown kind, or other numbers behind its kind.
+    /// Damages a random page: overwrites it with zeros, gives it an unknown kind, or changes
+    /// numbers behind the kind.
     fn damage(device: &dyn Device, rng: &mut Rng) -> String {
         let bytes = bytes(device);
         let used = |page: &usize| bytes[page * PAGE..][..PAGE].iter().any(|&byte| byte != 0);
@@ -413,7 +414,7 @@ mod tests {
     }
 
     /// A destructor that runs during a panic of its thread may commit. redb learns of the changes
-    /// of a table only when the table is dropped, so that one is not leaked.
+    /// of a table only when the table is dropped, so the table must not be leaked.
     #[test]
     fn write_during_a_panic_of_the_caller_is_whole() {
         struct WriteOnDrop<'a>(&'a Database);
@@ -437,7 +438,7 @@ mod tests {
 
     /// A panic of redb, in a call or in a destructor, becomes an error.
     ///
-    /// Trap X3.
+    /// Trap X3: a panic in a destructor during another panic aborts the process.
     #[test]
     fn pages_that_are_damaged_while_the_database_is_open_abort_nothing() {
         let closed = closed();

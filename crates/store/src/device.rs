@@ -52,7 +52,8 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// The error of the host.
     fn set_len(&self, len: u64) -> io::Result<()>;
 
-    /// Allocates room for the first `len` bytes on the host, so that a write to them needs no more.
+    /// Allocates space on the host for the first `len` bytes, so that a write to them needs no
+    /// more.
     ///
     /// # Errors
     /// `StorageFull` (ENOSPC) and other errors of the host.
@@ -77,11 +78,11 @@ pub trait Device: Debug + Send + Sync + 'static {
     fn sync(&self) -> io::Result<()>;
 }
 
-/// Bytes that a small write at the end fills with zeros ahead of it.
+/// Number of zero bytes that a small write at the end of the file adds behind its own bytes.
 const AHEAD_BYTES: u64 = 1 << 20;
 /// Writes of at least this many bytes are not small.
 const LARGE_BYTES: usize = 256 << 10;
-/// The most bytes of an extension that are filled with zeros.
+/// Maximum number of bytes that are filled with zeros when the file is extended.
 const FILLED_BYTES_MAX: u64 = 32 << 20;
 
 /// A file of the host.
@@ -91,7 +92,8 @@ const FILLED_BYTES_MAX: u64 = 32 << 20;
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
-    /// Bytes from here on were never written.
+    /// Bytes from here on were never written. Protected by its own mutex, under which the file
+    /// grows.
     end: Mutex<u64>,
 }
 
@@ -138,7 +140,7 @@ impl Device for FileDevice {
             return self.file.write_all_at(bytes, offset);
         }
         *end = behind;
-        // The bytes come first: there may be no room for the zeros.
+        // Write the bytes first, because the host may have no space for the zeros.
         self.file.write_all_at(bytes, offset)?;
         if bytes.len() < LARGE_BYTES && self.fill(behind, offset + AHEAD_BYTES).is_ok() {
             *end = offset + AHEAD_BYTES;
@@ -148,9 +150,9 @@ impl Device for FileDevice {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut end = self.end.lock();
-        // The length comes first, in one step: redb compares the file's length with its header, and
-        // refuses a length that it has not set. A kill before the zeros leaves holes, which
-        // `reserve` allocates.
+        // Set the length first, in one step. redb compares the file's length with its header, and
+        // refuses a length that it has not set. A kill before the zeros are written leaves holes,
+        // which `reserve` allocates.
         self.file.set_len(len)?;
         if let Err(error) = self.fill(*end, len.min(*end + FILLED_BYTES_MAX)) {
             self.file.set_len(*end)?;
@@ -170,7 +172,7 @@ impl Device for FileDevice {
     }
 
     fn drop_cached(&self) {
-        // A host that ignores the advice keeps its cache.
+        // The host may ignore the advice, so an error changes nothing.
         let _ = rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed);
     }
 
@@ -179,17 +181,17 @@ impl Device for FileDevice {
     }
 }
 
-/// Whether a device may have lost written bytes. A write has failed for a reason other than lack of
-/// room, or a sync has failed. After that a read may show bytes that are not on disk, and the next
-/// sync may succeed.
+/// Tells whether a device may have lost written bytes. A write has failed for a reason other than
+/// lack of room, or a sync has failed. After that a read may show bytes that are not on disk, and
+/// the next sync may succeed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Loss(Arc<AtomicBool>);
 
 impl Loss {
     /// Records that bytes may be lost.
     pub(crate) fn note(&self) {
-        // ORDERING: Relaxed. The reader holds the lock of the database, as the thread that got the
-        // error did.
+        // ORDERING: Relaxed. The thread that reads the flag holds the lock of the database, and so
+        // did the thread that set it.
         self.0.store(true, Ordering::Relaxed);
     }
 
@@ -243,14 +245,14 @@ impl redb::StorageBackend for Backend {
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), io::Error> {
         self.device.write_at(offset, data).inspect_err(|error| {
-            if errno_of(error) != Errno::NOSPC {
+            if full_or_io(error) != Errno::NOSPC {
                 self.loss.note();
             }
         })
     }
 }
 
-/// Extends a device to `len` bytes, if it is shorter, and allocates room for all of them, so that a
+/// Extends a device to `len` bytes, if it is shorter. Allocates space for all of them, so that a
 /// write to them needs no more.
 ///
 /// # Errors
@@ -258,13 +260,13 @@ impl redb::StorageBackend for Backend {
 pub(crate) fn take_room(device: &dyn Device, len: u64) -> io::Result<()> {
     let mut end = device.len()?;
     while end < len {
-        // Extend by no more than `set_len` fills with zeros.
+        // Extend in steps, because `set_len` fills no more than this with zeros.
         end = len.min(end + FILLED_BYTES_MAX);
         device.set_len(end)?;
     }
     // A copied file may have holes in place of zeros.
     match device.reserve(len) {
-        Err(error) if errno_of(&error) == Errno::NOSPC => Err(error),
+        Err(error) if full_or_io(&error) == Errno::NOSPC => Err(error),
         // The host cannot allocate ahead.
         _ => Ok(()),
     }
@@ -276,14 +278,14 @@ pub(crate) fn take_room(device: &dyn Device, len: u64) -> io::Result<()> {
 /// failure once, perhaps to a process that has ended. A read of such pages shows bytes that are
 /// lost later, though a sync succeeds.
 pub(crate) fn read_anew(device: &dyn Device) {
-    // Write dirty pages first, since only clean ones can be dropped. A failure shows when they are
-    // read.
+    // Write dirty pages first, since only clean ones can be dropped. If the sync fails, the later
+    // reads show it.
     let _ = device.sync();
     device.drop_cached();
 }
 
 /// Returns the errno for a caller of the file system: `ENOSPC` for a full host, `EIO` otherwise.
-pub(crate) fn errno_of(error: &io::Error) -> Errno {
+pub(crate) fn full_or_io(error: &io::Error) -> Errno {
     let is_full = matches!(
         error.kind(),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
@@ -298,7 +300,7 @@ mod tests {
     use super::*;
 
     /// A kill while zeros are written must not leave a file of a length that the database has not
-    /// set. Here no zero can be written and the file cannot shrink. So the length that remains was
+    /// set. In this test no zero can be written and the file cannot shrink. So the final length was
     /// set before the first zero.
     #[test]
     fn device_has_its_whole_length_before_its_first_zero() {
@@ -333,7 +335,8 @@ mod tests {
         device.write_at(0, b"12").unwrap();
     }
 
-    /// Room is allocated for every byte, of a device above the fill limit and of one with holes.
+    /// `take_room` allocates space for every byte, also of a device longer than `FILLED_BYTES_MAX`
+    /// and of one with holes.
     #[test]
     fn room_is_taken_for_every_byte() {
         let path = std::env::temp_dir().join(format!("device-room-{}", std::process::id()));

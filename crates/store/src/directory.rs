@@ -3,14 +3,15 @@
 //! As in ext4, entries are kept by the hash of their name. The record of a hash has all entries
 //! with that hash, each in a slot of its own. Hash and slot form the cookie of an entry. So a
 //! listing proceeds in order of hashes, and an entry that stays is reported exactly once, however
-//! others come and go (traps T48, P13).
+//! others come and go. Traps T48 and P13 are listings that skip or repeat entries.
 //!
 //! # Invariants
 //! - C.1: a cookie is never 0 and below 2^62, so that it fits an offset with room for what servers
 //!   add.
 //!
 //! # Limits
-//! A seventeenth name with the same 58-bit hash is `ENOSPC`. The hash is keyed (trap T54).
+//! A seventeenth name with the same 58-bit hash is `ENOSPC`. The hash is keyed, so that an attacker
+//! cannot craft names that collide (trap T54).
 //!
 //! The caller holds the lock of the directory.
 //!
@@ -159,7 +160,7 @@ pub(crate) fn check_empty(dir: u64, state: &State, view: &View) -> Result<(), Er
     }
     let (mut records, mut from) = (Vec::new(), Some(0));
     while let Some(next) = from.filter(|_| records.is_empty()) {
-        from = view.collect_from((Kind::Name, dir), next, &mut records)?;
+        from = view.collect_from(Kind::Name, dir, next, &mut records)?;
     }
     if records.is_empty() { Ok(()) } else { Err(Errno::IO) }
 }
@@ -175,7 +176,7 @@ impl Batch {
     /// None at the end. `EIO` if they cannot be read.
     pub(crate) fn fill(&mut self, dir: u64, from: u64, view: &View) -> Result<Option<u64>, Errno> {
         self.records.clear();
-        view.collect_from((Kind::Name, dir), from, &mut self.records)
+        view.collect_from(Kind::Name, dir, from, &mut self.records)
     }
 
     /// Reports the entries behind `cookie`. `EIO` for an invalid entry.
@@ -204,7 +205,7 @@ impl Batch {
 /// Returns the hash under which a name is stored.
 pub(crate) fn hash_of_name(name: Name<'_>, secret: &Secret) -> u64 {
     let hash = secret.hash(name.as_bytes()) >> (u64::BITS - HASH_BITS);
-    // C.1.
+    // C.1: a cookie, and so a hash, is never 0.
     hash.max(1)
 }
 

@@ -1,8 +1,8 @@
-//! The ranges of the data device that the running transaction has written, while they are few.
+//! The ranges of the data device that the running transaction has written, as long as they are few.
 //!
 //! A small transaction puts its file data into the log, so it must know where that data is. Beyond
-//! [`LOGGED_BYTES_MAX`] it is cheaper to sync the device than to write the bytes twice. Then only
-//! the fact that there are many is kept.
+//! [`LOGGED_BYTES_MAX`] it is cheaper to sync the device than to write the bytes twice. Then the
+//! ranges are dropped, and only the fact that they are many is kept.
 //!
 //! # Locks
 //! `written` is a leaf.
@@ -10,18 +10,21 @@
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 
-/// The most bytes of file data in one log entry.
+/// Maximum number of bytes of file data in one log entry.
 const LOGGED_BYTES_MAX: u64 = 64 << 10;
-/// The most ranges in one log entry.
+/// Maximum number of ranges in one log entry.
 const RANGES_MAX: usize = 64;
 
 /// The ranges written since [`Dirty::take`]. The module's documentation describes it.
 #[derive(Default)]
 pub(crate) struct Dirty {
+    /// Protected by its own mutex.
     written: Mutex<Written>,
+    /// True if the ranges are too many or too long for the log. Stored under `written`.
     is_large: AtomicBool,
 }
 
+/// The ranges. All fields are protected by `Dirty::written`.
 #[derive(Default)]
 struct Written {
     /// Offset and length in bytes.

@@ -31,7 +31,7 @@ pub(crate) struct ExtentMap {
     touched: Vec<u64>,
 }
 
-/// The extent or the hole that a block is in, from that block on.
+/// The part of an extent or a hole from a given block to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     /// The block of the device, and whether it is written; None in a hole.
@@ -45,7 +45,7 @@ impl ExtentMap {
     pub(crate) fn load(ino: u64, view: &View) -> Result<ExtentMap, Errno> {
         let (mut map, mut records, mut from) = (ExtentMap::default(), Vec::new(), Some(0));
         while let Some(next) = from {
-            from = view.collect_from((Kind::Extent, ino), next, &mut records)?;
+            from = view.collect_from(Kind::Extent, ino, next, &mut records)?;
             for (logical, value) in records.drain(..) {
                 let extent = Extent::decode(&value)?;
                 let last = map.map.last_key_value().map_or(0, |(at, last)| at + last.len);
@@ -105,8 +105,8 @@ impl ExtentMap {
         count
     }
 
-    /// Returns the first block from `block` on that is written, or that is not, as `is_written`
-    /// says.
+    /// Returns the first block at or behind `block` that is written if `is_written` is true,
+    /// otherwise the first that is not.
     pub(crate) fn next(&self, mut block: u64, is_written: bool) -> Option<u64> {
         loop {
             let span = self.look(block);
@@ -258,7 +258,7 @@ mod tests {
                     model[block as usize] = Some((*next, w));
                     *next += 1;
                 }
-                // Not always beside each other.
+                // Leave a gap now and then, so that not all blocks are adjacent on the device.
                 *next += *next % 2;
             }
             at += len;
@@ -316,7 +316,7 @@ mod tests {
                 }
                 let count = model.iter().flatten().count() as u64;
                 prop_assert_eq!((map.blocks(), map.allocated_in(0..40)), (count, count));
-                // E.1.
+                // E.1: extents do not overlap, and extents that continue each other are merged.
                 let all: Vec<_> = map.map.iter().collect();
                 for pair in all.windows(2) {
                     let ((a, x), (b, y)) = (pair[0], pair[1]);

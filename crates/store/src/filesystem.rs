@@ -93,7 +93,8 @@ impl Store {
         if self.is_dirsync { self.journal.commit_running() } else { Ok(()) }
     }
 
-    /// Checks that the host has room for `blocks` more, if the host tells its free space. `ENOSPC`.
+    /// Checks that the host has space for `blocks` more blocks, if the host tells its free space.
+    /// `ENOSPC`.
     fn check_host(&self, blocks: u64) -> Result<(), Errno> {
         let Some(store_dir) = self.store_dir.as_ref().filter(|_| blocks > 0) else { return Ok(()) };
         let host = store_dir.host()?;
@@ -134,8 +135,8 @@ impl Store {
     }
 
     /// Returns how many blocks can be written while the host has `host_free` blocks free. These and
-    /// the unused blocks of the data device count. 0 while the host has no room for the reserve,
-    /// since no file can grow then.
+    /// the unused blocks of the data device count. Returns 0 while the host has no space for the
+    /// reserve, since no file can grow then.
     fn room(&self, host_free: u64) -> Result<u64, Errno> {
         let missing = if self.journal.has_reserve() { 0 } else { RESERVE_BYTES / BLOCK_BYTES };
         match host_free.checked_sub(missing) {
@@ -166,8 +167,8 @@ impl Store {
             }
             // All steps that can fail come first: the zeroing for the size, then the room for an
             // ACL.
-            let mode = set.mode.map(|mode| SetAttr { mode: Some(mode), ..SetAttr::default() });
-            let set = &SetAttr { mode: None, ..*set };
+            let mode = set.mode.map(|mode| SetAttr::default().with_mode(mode));
+            let set = &set.with_mode(None);
             let cut = |content: &mut Content, tx: FileTx<'_>| {
                 content.prepare_size(tx, size)?;
                 if let Some(mode) = &mode {
@@ -206,7 +207,7 @@ impl Store {
             (_, AclKind::Default) => return Err(Errno::ACCESS),
         }
         self.change_attributes(node, view, |state, set| {
-            let set_mode = SetAttr { mode, ..SetAttr::default() };
+            let set_mode = SetAttr::default().with_mode(mode);
             state.change(&set_mode, now());
             Ok(xattr::with_acl(set, kind, state.kept_acl(kind, acl)))
         })
@@ -252,7 +253,7 @@ impl FileSystem for Store {
         state.check_alive().map_err(|_| Errno::STALE)?;
         match (dir.ino(), state.record.parent) {
             (ROOT_INO, _) => Ok(ROOT_INO),
-            // An earlier build, which did not record parents, has made this directory.
+            // An earlier version, which did not store the parent of a directory, has made this one.
             (_, 0) => Err(Errno::STALE),
             (_, parent) => Ok(parent),
         }
@@ -364,7 +365,7 @@ impl FileSystem for Store {
     }
 
     fn fsync(&self, node: Node<'_>, _: u64, data_only: bool) -> Result<(), Errno> {
-        // An inode that is not in memory has no change that its record lacks.
+        // If the inode is not in memory, its record has all its changes. Load it.
         let inode = self.inode(node)?;
         let tid = inode.dirty_tid(data_only);
         if self.journal.is_running(tid.max(inode.data_tid())) {
@@ -386,15 +387,14 @@ impl FileSystem for Store {
             None => (used.saturating_add(room), room),
         };
         let files = self.inodes.limit().unwrap_or(UNLIMITED_INODES);
-        Ok(StatFs {
-            bsize: BLOCK_BYTES as u32,
-            blocks,
-            bfree,
-            bavail: bfree,
-            files,
-            ffree: files.saturating_sub(self.inodes.used()),
-            namelen: NAME_MAX as u32,
-        })
+        Ok(StatFs::default()
+            .with_bsize(BLOCK_BYTES as u32)
+            .with_blocks(blocks)
+            .with_bfree(bfree)
+            .with_bavail(bfree)
+            .with_files(files)
+            .with_ffree(files.saturating_sub(self.inodes.used()))
+            .with_namelen(NAME_MAX as u32))
     }
 
     fn fallocate(
@@ -532,9 +532,7 @@ mod tests {
         let changes: [Change; 4] = [
             |store, file| store.write(file, 0, 0, &[2; 5000]).map(drop),
             |store, file| store.fallocate(file, 0, 0, 1 << 20, Fallocate::empty()),
-            |store, file| {
-                store.setattr(file, &SetAttr { size: Some(1), ..SetAttr::default() }).map(drop)
-            },
+            |store, file| store.setattr(file, &SetAttr::default().with_size(1)).map(drop),
             |store, file| store.setxattr(file, b"user.a", b"1", XattrMode::Set),
         ];
         let name = Name::new(b"file").unwrap();
@@ -546,7 +544,7 @@ mod tests {
             let inode = store.table.find(attr.ino).unwrap();
             store.remove(root, name, file).unwrap();
             store.forget(attr.ino);
-            // The inode that the change would have found just before.
+            // Put back the inode, as a thread sees it that looked it up before the forget.
             store.table.insert(inode);
             assert_eq!(change(&store, file), Err(Errno::STALE));
             store.table.remove(attr.ino);
@@ -557,8 +555,8 @@ mod tests {
         std::fs::remove_dir_all(&path).unwrap();
     }
 
-    /// The blocks of a removed file are room for others, and df(1) says so, though the host does
-    /// not get them back.
+    /// The blocks of a removed file count as free in df(1), although the host does not get them
+    /// back.
     #[test]
     fn room_of_what_was_removed_is_counted() {
         let path = std::env::temp_dir().join(format!("filesystem-room-{}", std::process::id()));
@@ -591,13 +589,14 @@ mod tests {
         remove(b"kept", file);
         assert_eq!(store.room(host), Ok(host + blocks));
 
-        // Without the reserve no file can grow, so the host's room counts for the reserve first.
+        // Give up the reserve. Without it no file can grow, so the host's free space counts for the
+        // reserve first.
         store.journal.give_up_reserve();
         let reserve = RESERVE_BYTES / BLOCK_BYTES;
         assert_eq!(store.room(reserve - 1), Ok(0));
         assert_eq!(store.room(reserve + 1), Ok(blocks + 1));
         drop(store);
-        // After the remount no extent covers the blocks, but they still count.
+        // After the remount no extent has the blocks, but they still count as free.
         let store = Store::open(&path, &options).unwrap();
         assert_eq!(store.room(host), Ok(host + blocks));
         drop(store);

@@ -54,8 +54,8 @@ pub enum Finding {
     Log(u64),
     /// The entry of the log at this byte has the right hash but does not parse. As above.
     LogEntry(u64),
-    /// The log of an unclosed store is missing or shorter than before: its length, and the one that
-    /// it had. As above.
+    /// The log of an unclosed store is missing or shorter than before: its length now, and its
+    /// length before. As above.
     LogShort(u64, u64),
     /// The log cannot be read at this byte. As above.
     LogRead(u64),
@@ -97,7 +97,8 @@ pub enum Finding {
     BlockCount(u64, u64, u64),
     /// A wrong count of users of an attribute block: block, stored, counted.
     Users(u64, u32, u32),
-    /// A symbolic link whose target has not its size, or another inode with a target: inode.
+    /// A symbolic link whose size is not the length of its target, or another inode with a target:
+    /// inode.
     Target(u64),
     /// An attribute block whose hash or length is wrong, or that is no valid set: block.
     Attributes(u64),
@@ -224,7 +225,7 @@ pub fn fsck(path: &Path) -> Result<Report, OpenError> {
 pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
     devices.read_anew();
     match check_devices(&devices.overlaid()?) {
-        // Other findings would only follow from this one.
+        // This finding alone is reported, because all others would be its consequences.
         Err(OpenError::Damaged) => {
             Ok(Report { findings: vec![Finding::Database], ..Report::default() })
         }
@@ -237,7 +238,7 @@ fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     let database = open_database(devices, CACHE_BYTES)?;
     let snapshot = database.snapshot()?;
     let superblock = read_super(&snapshot)?;
-    // A replay may extend `data` over lost blocks. They count as lost even so.
+    // Compare before the replay, which may extend `data` over lost blocks.
     let blocks = devices.data.len()? / BLOCK_BYTES;
     let is_short = find_end(&snapshot).map_err(|errno| refusal(&snapshot, errno))? > blocks;
     drop(snapshot);
@@ -285,11 +286,13 @@ struct Check {
     entries: HashMap<u64, Vec<(u64, FileKind)>>,
     /// The logical end and the number of blocks so far, by file.
     extents: HashMap<u64, (u64, u64)>,
-    /// All used runs of the device: first block, block behind the last, inode.
+    /// All used runs of the device, each as its first block, the block behind its last one, and its
+    /// inode.
     used: Vec<(u64, u64, u64)>,
     users: BTreeMap<u64, UsersRecord>,
     contents: HashSet<u64>,
-    /// Blocks with an access ACL, with the mode of the ACL; None if it says no more than the mode.
+    /// Blocks with an access ACL, with the mode that the ACL gives. None if the ACL says no more
+    /// than the mode.
     with_acl: HashMap<u64, Option<u32>>,
 }
 

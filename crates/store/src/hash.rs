@@ -3,7 +3,7 @@
 //! The hashes are stored: the place of a name in its directory, the key of an attribute block. So
 //! the algorithm is part of the format and changes only with the format version. The secret is
 //! drawn when a store is made, and its seed is in the superblock. So an attacker cannot craft names
-//! that collide (trap T54).
+//! that collide, which is trap T54.
 //!
 //! A step multiplies two words, each mixed with a secret word, to 128 bits and folds the halves
 //! together, as wyhash does. Four chains run side by side, since a set may have 64 KiB.

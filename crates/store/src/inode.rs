@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use corewalk::acl::Acl;
 use corewalk::attr::mode;
-use corewalk::{AclKind, Atime, Attr, Errno, FileKind, SetAttr, SetTime, Timespec, Ttl};
+use corewalk::{AclKind, Atime, Attr, Errno, FileKind, SetAttr, SetTime, Timespec};
 use corewalk_base::RwLock;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use rustix::time::{ClockId, clock_gettime};
@@ -34,7 +34,7 @@ use crate::record::{InodeRecord, Key, Kind};
 
 /// The bits of the mode that chmod(2) changes.
 pub(crate) const PERMISSION_BITS: u32 = 0o7777;
-/// The share of one entry in the reported size of a directory, in bytes, as in tmpfs.
+/// Number of bytes that each entry adds to the reported size of a directory, as in tmpfs.
 const ENTRY_BYTES: u64 = 20;
 
 /// Returns the current time of the kernel's coarse clock, as the kernel's file systems use it.
@@ -44,12 +44,14 @@ pub(crate) fn now() -> Timespec {
     Timespec { secs: now.tv_sec, nanos: now.tv_nsec as u32 }
 }
 
-/// An inode in memory.
+/// An inode in memory. Analogous to Linux's `struct ext4_inode_info`.
 pub(crate) struct Inode {
     pub(crate) ino: u64,
     pub(crate) kind: FileKind,
+    /// Protected by its own lock.
     pub(crate) state: RwLock<State>,
-    /// The content of a regular file; empty for other kinds.
+    /// The content of a regular file; empty for other kinds. Protected by its own lock, which is
+    /// taken before `state`.
     pub(crate) content: RwLock<Content>,
     /// The last transaction that changed the inode.
     dirty: AtomicU64,
@@ -59,18 +61,20 @@ pub(crate) struct Inode {
     dirty_data: AtomicU64,
 }
 
-/// The state of an inode except its content.
+/// The state of an inode except its content. All fields are protected by `Inode::state`.
 pub(crate) struct State {
     pub(crate) record: InodeRecord,
     /// The target of a symbolic link.
     pub(crate) target: Box<[u8]>,
     /// The attribute block, if it is in memory.
     pub(crate) block: Option<Arc<Block>>,
-    /// The last transaction in which a new attribute set of it was de-duplicated at once (`late`).
+    /// The last transaction in which a new attribute set of this inode was de-duplicated at once
+    /// (see `late`).
     pub(crate) changed_at: u64,
     /// True while it waits for deferred de-duplication (`late`).
     pub(crate) is_waiting: bool,
-    /// True if its attributes changed more than once in a transaction while it waited (`late`).
+    /// True if the attributes changed more than once in a transaction while the inode was queued
+    /// (see `late`).
     pub(crate) is_busy: bool,
     /// The transaction that made it; 0 for an inode that was read from its record.
     pub(crate) born: u64,
@@ -105,12 +109,13 @@ impl Inode {
         }
     }
 
-    /// Returns the last transaction that fsync has to commit; for fdatasync, the last that changed
-    /// extents or size.
+    /// Returns the last transaction that fsync(2) has to commit. With `is_content_only`, for
+    /// fdatasync(2), returns the last that changed extents or size.
     pub(crate) fn dirty_tid(&self, is_content_only: bool) -> u64 {
         let is_file = self.kind == FileKind::Regular;
         let word = if is_content_only && is_file { &self.dirty_content } else { &self.dirty };
-        // ORDERING: Relaxed. A caller asks about its own changes, which it has already ordered.
+        // ORDERING: Relaxed. The answer must cover the caller's own earlier changes only, and these
+        // are ordered before this call.
         word.load(Ordering::Relaxed)
     }
 
@@ -181,25 +186,20 @@ impl State {
             Some(FileKind::Directory) => (record.size + 2) * ENTRY_BYTES,
             _ => record.size,
         };
-        Attr {
-            ino,
-            // Inode numbers are not used again within a mount (trap P11).
-            generation: 0,
-            mode: record.mode,
-            nlink: record.nlink,
-            uid: record.uid,
-            gid: record.gid,
-            rdev: record.rdev,
-            size,
-            blocks: record.blocks * (BLOCK_BYTES / 512),
-            blksize: BLOCK_BYTES as u32,
-            atime: record.atime,
-            mtime: record.mtime,
-            ctime: record.ctime,
-            btime: record.btime,
-            has_acl: record.has_acl,
-            ttl: Ttl::default(),
-        }
+        // The generation is 0: a mount never uses an inode number again (trap P11).
+        Attr::new(ino, record.mode)
+            .with_nlink(record.nlink)
+            .with_uid(record.uid)
+            .with_gid(record.gid)
+            .with_rdev(record.rdev)
+            .with_size(size)
+            .with_blocks(record.blocks * (BLOCK_BYTES / 512))
+            .with_blksize(BLOCK_BYTES as u32)
+            .with_atime(record.atime)
+            .with_mtime(record.mtime)
+            .with_ctime(record.ctime)
+            .with_btime(record.btime)
+            .with_has_acl(record.has_acl)
     }
 
     /// Checks that the inode was not freed: `ESTALE`.
@@ -245,7 +245,8 @@ impl State {
         record.ctime = set.ctime.unwrap_or(now);
     }
 
-    /// Returns the ACL if it has to be stored: not an access ACL that the mode expresses (N.3).
+    /// Returns the ACL if it has to be stored. An access ACL that the mode expresses completely is
+    /// not stored (N.3).
     pub(crate) fn kept_acl<'a>(&self, kind: AclKind, acl: Option<&'a Acl>) -> Option<&'a Acl> {
         let permissions = self.record.mode & 0o777;
         let says_more = |acl: &&Acl| acl.equivalent_mode() != Some(permissions);

@@ -22,7 +22,8 @@ use crate::record::{Key, Kind};
 /// Number of shards.
 const SHARDS: usize = 256;
 
-/// Inodes by number, and the numbers of those whose drop is deferred.
+/// Inodes by number, and the numbers of those whose drop is deferred. All fields are protected by
+/// the lock of the shard.
 #[derive(Default)]
 struct Shard {
     inodes: HashMap<u64, Arc<Inode>, foldhash::fast::FixedState>,
@@ -35,7 +36,7 @@ impl Shard {
     fn drop_deferred(&mut self) {
         let Shard { inodes, deferred } = self;
         deferred.retain(|ino| match inodes.get(ino) {
-            // Only the table refers to it.
+            // Only the table refers to the inode.
             Some(inode) if Arc::strong_count(inode) == 1 => {
                 inodes.remove(ino);
                 false
@@ -45,8 +46,10 @@ impl Shard {
     }
 }
 
-/// The inodes in memory. The module's documentation describes the rules.
+/// The inodes in memory. The module's documentation describes the rules. Analogous to Linux's
+/// `inode_hashtable`.
 pub(crate) struct InodeTable {
+    /// The inodes, by number. Each shard is protected by its own lock.
     shards: Box<[OwnLine<RwLock<Shard>>]>,
 }
 
@@ -92,7 +95,7 @@ impl InodeTable {
     pub(crate) fn release(&self, inode: Arc<Inode>) {
         let mut shard = self.shard(inode.ino).write();
         shard.drop_deferred();
-        // Only the table and the caller refer to it.
+        // Only the table and the caller refer to the inode.
         if Arc::strong_count(&inode) <= 2 {
             shard.inodes.remove(&inode.ino);
         } else if !shard.deferred.contains(&inode.ino) {
@@ -143,7 +146,7 @@ mod tests {
         drop(used);
         store.forget(second);
         assert!(!is_there(first) && !is_there(second));
-        // An inode that was used again meanwhile is dropped as well, and read anew.
+        // An inode that was used again after the forget is dropped too. The next use reads it anew.
         assert_eq!(
             store.getattr(Node::detached(first, corewalk::FileKind::Regular)).unwrap().ino,
             first

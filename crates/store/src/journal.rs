@@ -22,8 +22,8 @@
 //!
 //! # Failures
 //! - Full host: a commit that meets `ENOSPC` gives up the reserve of [`RESERVE_BYTES`], reopens the
-//!   database and tries again. Until the host has room for the reserve, calls that need room are
-//!   `ENOSPC`.
+//!   database and tries again. Until the host has space for the reserve, calls that need space fail
+//!   with `ENOSPC`.
 //! - Failed read: the database refuses all calls until it is reopened. The next sync or commit
 //!   reopens it (`reopen_if_failed`). A database that may be older than the last commit is not
 //!   used (`opened`).
@@ -55,7 +55,7 @@ use self::opened::Opened;
 use crate::alloc::Allocator;
 use crate::content::BLOCK_BYTES;
 use crate::database::{Database, Snapshot};
-use crate::device::{Device, errno_of, read_anew};
+use crate::device::{Device, full_or_io, read_anew};
 use crate::dirty::Dirty;
 use crate::layer::{Layer, Record};
 use crate::log::Log;
@@ -65,9 +65,9 @@ use crate::store::StoreStats;
 
 /// Length in bytes of the reserve, a file that a commit on a full host gives up.
 pub(crate) const RESERVE_BYTES: u64 = 32 << 20;
-/// The longest time that a thread waits for others to share its commit.
+/// Maximum time that a thread waits for others to share its commit.
 const PATIENCE_MAX: Duration = Duration::from_millis(10);
-/// The most records that one step of a range read takes from a layer.
+/// Maximum number of records that one step of a range read takes from a layer.
 const RANGE_RECORDS: usize = 512;
 
 /// The files of a store.
@@ -77,7 +77,7 @@ pub struct Devices {
     pub meta: Arc<dyn Device>,
     /// The blocks of files and nothing else.
     pub data: Arc<dyn Device>,
-    /// A file that occupies room of the host until a commit needs that room.
+    /// A file that occupies space on the host until a commit needs that space.
     pub reserve: Arc<dyn Device>,
     /// The write-ahead log: small transactions that are not in the database yet.
     pub log: Arc<dyn Device>,
@@ -101,7 +101,8 @@ impl Devices {
         Ok(Devices { meta, data, reserve: over(&self.reserve)?, log: over(&self.log)? })
     }
 
-    /// Allocates the reserve. Returns true if it is there or the host cannot allocate room ahead.
+    /// Allocates the reserve. Returns true if the reserve is allocated, or if the host cannot
+    /// allocate space in advance.
     pub(crate) fn take_reserve(&self) -> bool {
         match self.reserve.reserve(RESERVE_BYTES) {
             // The file system cannot allocate ahead, or `ulimit -f` is below the reserve. A commit
@@ -115,6 +116,7 @@ impl Devices {
 }
 
 /// The records that an operation sees: the layers in memory above a snapshot of the database.
+/// Protected by `Journal::barrier`.
 pub(crate) struct View {
     running: Arc<Layer>,
     frozen: Option<Arc<Layer>>,
@@ -131,29 +133,40 @@ pub(crate) struct View {
 /// freezes the running transaction.
 pub(crate) type Handle<'a> = RwLockReadGuard<'a, View>;
 
-/// The journal of a store. The module's documentation describes it.
+/// The journal of a store. The module's documentation describes it. Analogous to Linux's
+/// `struct journal_s`.
 pub(crate) struct Journal {
+    /// One copy of the view per shard of threads, protected by its own lock. An operation reads the
+    /// copy of its shard. A commit holds all locks exclusively while it freezes the running layer.
     barrier: Box<[OwnLine<RwLock<View>>]>,
+    /// Protected by its own mutex.
     state: Mutex<State>,
+    /// Notified when `state` changes. Waited on under `state`.
     changed: Condvar,
+    /// The open database. Protected by its own mutex.
     opened: Mutex<Opened>,
     devices: Devices,
-    /// Bytes of records from which on the running layer counts as heavy.
+    /// If the records of the running layer have more bytes than this, the layer counts as heavy.
     running_max: u64,
+    /// Protected by its own mutex.
     log: Mutex<Log>,
     log_bytes: u64,
     pub(crate) allocator: Allocator,
     dirty: Dirty,
     is_data_dirty: AtomicBool,
+    /// Held during a sync of the data device. Protects no data: it orders the syncs, so that no
+    /// sync succeeds after one that failed.
     data_sync: Mutex<()>,
     is_failed: AtomicBool,
     is_full: AtomicBool,
     is_read_only: bool,
     counts: Counts,
+    /// The channel that wakes the committer. Protected by its own mutex.
     poke: Mutex<Option<Sender<()>>>,
     is_poked: AtomicBool,
 }
 
+/// The progress of commits. All fields are protected by `Journal::state`.
 #[derive(Default)]
 struct State {
     /// The last transaction that is durable, and the last that is in the database.
@@ -162,7 +175,7 @@ struct State {
     /// True if the log holds file data, or a commit is about to append some (J.6).
     has_logged_data: bool,
     is_committing: bool,
-    /// Threads inside `commit_up_to` now, and their number when the last commit ended.
+    /// The number of threads inside `commit_up_to` now, and the number when the last commit ended.
     callers: u32,
     companions: u32,
     /// Duration of the last commit.
@@ -265,7 +278,8 @@ impl View {
     /// `EIO` if they cannot be read.
     pub(crate) fn collect_from(
         &self,
-        (kind, major): (Kind, u64),
+        kind: Kind,
+        major: u64,
         from: u64,
         out: &mut Vec<(u64, Arc<[u8]>)>,
     ) -> Result<Option<u64>, Errno> {
@@ -273,7 +287,7 @@ impl View {
         let mut above = std::collections::BTreeMap::new();
         // The running layer comes last: its records override the older ones.
         for layer in self.logged.iter().chain(&self.frozen).chain([&self.running]) {
-            let records = layer.collect_from((kind, major), from, RANGE_RECORDS);
+            let records = layer.collect_from(kind, major, from, RANGE_RECORDS);
             if let (RANGE_RECORDS, Some(&(last, _))) = (records.len(), records.last()) {
                 end = end.min(last);
             }
@@ -322,11 +336,12 @@ impl Journal {
     pub(crate) fn new(
         database: Database,
         devices: Devices,
-        (cache_bytes, running_max): (usize, u64),
+        cache_bytes: usize,
+        running_max: u64,
         log: Log,
         allocator: Allocator,
     ) -> Result<Journal, Errno> {
-        let base = Arc::new(database.snapshot().map_err(|error| errno_of(&error))?);
+        let base = Arc::new(database.snapshot().map_err(|error| full_or_io(&error))?);
         let meta = devices.meta.clone();
         let opened = Opened::new(database, log.generation(), meta, cache_bytes);
         let running = Arc::new(Layer::new(running_max));
@@ -396,7 +411,8 @@ impl Journal {
         }
         let mut handle = self.view();
         if handle.running.is_heavy() {
-            // Operations make records faster than the database takes them.
+            // The running layer is heavy: operations make records faster than the database takes
+            // them. Wait for a commit.
             drop(handle);
             // ORDERING: Relaxed. A statistic.
             self.counts.waits.fetch_add(1, Ordering::Relaxed);
@@ -416,8 +432,8 @@ impl Journal {
 
     /// Wakes the committer, unless it is already awake.
     pub(crate) fn poke(&self) {
-        // ORDERING(poke): AcqRel. Either the swap in `forget_poke` comes later and sees the new
-        // transaction, or this swap sees that one and sends the wake-up.
+        // ORDERING(poke): AcqRel. Either the swap in `forget_poke` comes later and its thread sees
+        // the new transaction, or this swap sees that of `forget_poke` and sends the wake-up.
         if self.is_poked.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -439,16 +455,17 @@ impl Journal {
         }
     }
 
-    /// Returns a handle for a change that needs room on the host. As [`Journal::change`].
+    /// Returns a handle for a change that needs space on the host. As [`Journal::change`].
     ///
     /// # Errors
     /// `ENOSPC` while the host is full; those of [`Journal::change`].
     #[inline]
     pub(crate) fn grow(&self) -> Result<Handle<'_>, Errno> {
-        // ORDERING: Relaxed, both. A stale value is met at the commit, which has the reserve.
+        // ORDERING: Relaxed, both. A caller that reads a stale value may fill the host. The commit
+        // then still has the reserve.
         let is_failed = self.is_failed.load(Ordering::Relaxed);
         if !is_failed && !self.is_read_only && self.is_full.load(Ordering::Relaxed) {
-            // A commit holds `opened` while it uses the room of the reserve. Do not allocate the
+            // A commit holds `opened` while it uses the space of the reserve. Do not allocate the
             // reserve meanwhile.
             let is_renewed = self.opened.try_lock().is_some_and(|_idle| self.renew_reserve());
             if !is_renewed {
@@ -477,7 +494,7 @@ impl Journal {
             // `data` would exceed the limit on file sizes of this process (`ulimit -f`) or of the
             // host.
             io::ErrorKind::FileTooLarge => Errno::FBIG,
-            _ => errno_of(&error),
+            _ => full_or_io(&error),
         })
     }
 

@@ -52,15 +52,18 @@ use crate::inode::State;
 use crate::inode_table::InodeTable;
 use crate::journal::{Journal, View};
 
-/// The most queued inodes: 32 MiB of sets, as much as a transaction has by default.
+/// Maximum number of queued inodes: 32 MiB of attribute sets, as much as a transaction has by
+/// default.
 const WAITING_MAX: u64 = 8192;
-/// The most inodes that one thread queues without regard to their users: 1 MiB of sets, as much as
-/// a second-level cache holds. For all threads together it is this number per processor.
+/// Maximum number of inodes that one thread queues even if their blocks have many users. It is 1
+/// MiB of attribute sets, as much as a second-level cache holds. For all threads together the
+/// maximum is this number per processor.
 const CACHED_MAX: u64 = 256;
 /// A block with at most this many users saves little. With 8, its last users soon all have private
 /// blocks.
 const FEW_USERS: u32 = 4;
-/// Inodes per step. A commit of another thread waits for one step.
+/// Number of inodes that `share` handles under one handle of the journal. A commit of another
+/// thread waits for such a step.
 const BATCH: usize = 32;
 
 /// The queue of inodes whose sets are to be de-duplicated. The module's documentation describes it.
@@ -73,18 +76,21 @@ pub(crate) struct Late {
     lists: Box<[OwnLine<List>]>,
     /// Number of queued inodes, including those that the thread with the turn has taken.
     count: AtomicU64,
-    /// The most queued inodes whose attribute sets fit into the second-level caches of all
+    /// Maximum number of queued inodes whose attribute sets fit into the second-level caches of all
     /// processors.
     cached_max: u64,
+    /// Held by the thread that de-duplicates queued sets. Protects no data: one thread at a time
+    /// has the turn.
     turn: Mutex<()>,
 }
 
 /// The inodes queued by one shard of threads.
 #[derive(Default)]
 struct List {
-    /// The id of the inode's block when it was queued, and the inode number.
+    /// The id of the inode's block when it was queued, and the inode number. Protected by its own
+    /// mutex.
     inos: Mutex<Vec<(u64, u64)>>,
-    /// Length of `inos`.
+    /// Length of `inos`. Stored under `inos`.
     len: AtomicU64,
 }
 
@@ -93,7 +99,9 @@ impl Late {
     pub(crate) fn new(
         is_on: bool,
         journal: Arc<Journal>,
-        (table, blocks, space): (Arc<InodeTable>, Arc<Blocks>, Arc<Budget>),
+        table: Arc<InodeTable>,
+        blocks: Arc<Blocks>,
+        space: Arc<Budget>,
     ) -> Late {
         let processors = available_parallelism().map_or(1, |processors| processors.get() as u64);
         Late {
@@ -109,7 +117,7 @@ impl Late {
         }
     }
 
-    /// Returns when the set of an inode is to be de-duplicated if it becomes `set`.
+    /// Returns when an inode that gets the attributes `set` is to be de-duplicated.
     pub(crate) fn when(&self, state: &State, set: &[u8], view: &View) -> When {
         if !self.is_on || set.len() as u64 > BLOCK_BYTES {
             return When::AtOnce;
@@ -124,16 +132,19 @@ impl Late {
         if can_wait && is_better() { When::Late } else { When::AtOnce }
     }
 
-    /// Returns true if one more set of this thread fits into the processors' caches.
+    /// Returns true if one more attribute set, queued by this thread, fits into the processors'
+    /// caches.
     fn has_cache(&self) -> bool {
         // ORDERING: Relaxed. A hint: another thread may queue an inode meanwhile.
         let of_thread = self.lists[shard_index()].len.load(Ordering::Relaxed);
         of_thread < CACHED_MAX && self.len() < self.cached_max
     }
 
-    /// Notes that the set of inode `ino` was replaced. Its `state` is locked.
+    /// Records that the attribute set of inode `ino` was replaced. The caller has locked its
+    /// `state`.
     pub(crate) fn note(&self, ino: u64, state: &mut State, view: &View) {
-        // For an inode queued in an earlier transaction this is the first change in this one.
+        // If the inode was queued in an earlier transaction, this may be its first change in the
+        // running one.
         let is_again = std::mem::replace(&mut state.changed_at, view.tid) == view.tid;
         if state.block.as_ref().is_some_and(|block| block.is_private()) {
             match state.is_waiting {
@@ -143,7 +154,8 @@ impl Late {
         }
     }
 
-    /// Queues inode `ino`, whose set is private, unless that set is not to be shared.
+    /// Queues inode `ino`, whose attribute set is private. Does nothing if the set cannot be
+    /// shared.
     fn push(&self, ino: u64, state: &mut State) {
         let is_short = |block: &&Arc<Block>| block.content().len() as u64 <= BLOCK_BYTES;
         let can_wait = self.is_on && self.blocks.is_sharing();
@@ -152,13 +164,14 @@ impl Late {
         };
         let id = block.id();
         (state.is_waiting, state.is_busy) = (true, false);
-        // ORDERING: Relaxed. A thread that relies on this inode being queued has that order from
-        // elsewhere.
+        // ORDERING: Relaxed. A thread that relies on the queueing of this inode is ordered after it
+        // by other means, such as the inode's lock.
         self.count.fetch_add(1, Ordering::Relaxed);
         let list = &self.lists[shard_index()];
         let mut inos = list.inos.lock();
         inos.push((id, ino));
-        // ORDERING: Relaxed. It changes under the lock. Without the lock it is a hint.
+        // ORDERING: Relaxed. The length changes under the lock of the list. A thread without the
+        // lock uses it as a hint.
         list.len.store(inos.len() as u64, Ordering::Relaxed);
     }
 
@@ -169,7 +182,8 @@ impl Late {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// De-duplicates the sets queued before this call. The caller holds no lock and no handle.
+    /// De-duplicates the attribute sets that were queued before this call. The caller holds no lock
+    /// and no handle.
     pub(crate) fn share(&self) {
         if self.len() == 0 {
             return;
@@ -178,7 +192,8 @@ impl Late {
         let mut inos: Vec<_> = self.lists.iter().flat_map(|list| list.take()).collect();
         inos.sort_unstable();
         for inos in inos.chunks(BATCH) {
-            // If changes are refused, nothing becomes durable, so nothing has to be de-duplicated.
+            // If the journal refuses changes, nothing becomes durable any more, so nothing has to
+            // be de-duplicated.
             if let Ok(view) = self.journal.change() {
                 inos.iter().for_each(|(_, ino)| self.share_one(*ino, &view));
             }

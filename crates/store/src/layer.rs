@@ -27,7 +27,7 @@ use crate::record::{Key, Kind};
 
 /// Number of shards; a power of two.
 const SHARDS: usize = 64;
-/// Growth of a shard in bytes after which the size of the layer is checked.
+/// Number of bytes by which a shard may grow before the size of the whole layer is checked.
 const ADD_UP_BYTES: i64 = 64 << 10;
 /// Estimated size of a record without its value, in bytes.
 const RECORD_BYTES: i64 = 96;
@@ -41,16 +41,19 @@ struct Slot {
     is_new: bool,
 }
 
-/// A transaction in memory. The module's documentation describes it.
+/// A transaction in memory. The module's documentation describes it. Analogous to Linux's
+/// `struct transaction_s` of jbd2.
 pub(crate) struct Layer {
+    /// The records, by the first number of their keys. Each shard is protected by its own mutex.
     shards: Box<[OwnLine<Mutex<Shard>>]>,
     bytes: ShardedCounter,
-    /// Size in bytes from which on the layer is heavy.
+    /// A layer with more bytes than this is heavy.
     bytes_max: u64,
     is_heavy: AtomicBool,
     has_begun: AtomicBool,
 }
 
+/// Records of a layer. All fields are protected by the mutex of the shard.
 #[derive(Default)]
 struct Shard {
     points: HashMap<Key, Slot, foldhash::fast::FixedState>,
@@ -83,7 +86,7 @@ impl Layer {
         self.put_slot(key, Slot { record, is_new: false });
     }
 
-    /// Puts a record in that is new (Y.1), as far as the caller knows.
+    /// Puts in a record that is new (Y.1) as far as the caller knows.
     pub(crate) fn put_new(&self, key: Key, value: Arc<[u8]>) {
         self.put_slot(key, Slot { record: Some(value), is_new: true });
     }
@@ -92,8 +95,8 @@ impl Layer {
         let mut shard = self.shard(key.major).lock();
         let old = shard.get(&key);
         let old_bytes = old.map_or(0, Slot::bytes);
-        // An existing slot knows better: the caller may take a removed record for one that never
-        // was.
+        // Keep the flag of an existing slot. The caller's flag is wrong if an older layer has the
+        // record and this layer removed it.
         slot.is_new = old.map_or(slot.is_new, |old| old.is_new);
         let is_nothing = slot.is_new && slot.record.is_none();
         let bytes = if is_nothing { 0 } else { slot.bytes() };
@@ -132,7 +135,8 @@ impl Layer {
     /// `from`.
     pub(crate) fn collect_from(
         &self,
-        (kind, major): (Kind, u64),
+        kind: Kind,
+        major: u64,
         from: u64,
         count_max: usize,
     ) -> Vec<(u64, Record)> {
@@ -182,14 +186,16 @@ impl Layer {
 
     /// Returns true if an operation has changed something, or is about to.
     pub(crate) fn has_begun(&self) -> bool {
-        // ORDERING: Relaxed. A caller asks about its own changes, which it has already ordered.
+        // ORDERING: Relaxed. The answer must cover the caller's own earlier changes only, and these
+        // are ordered before this call.
         self.has_begun.load(Ordering::Relaxed)
     }
 
     /// Notes that an operation is about to change something. Returns true for the first one.
     #[inline]
     pub(crate) fn begin(&self) -> bool {
-        // ORDERING: Relaxed, both. It wakes the committer, which looks again later.
+        // ORDERING: Relaxed, both. The flag only wakes the committer, which checks for new
+        // transactions later too.
         !self.has_begun.load(Ordering::Relaxed) && !self.has_begun.swap(true, Ordering::Relaxed)
     }
 
@@ -240,7 +246,8 @@ mod tests {
         }
     }
 
-    /// A later layer removes a record that an earlier layer has made, or that existed before both.
+    /// A later layer removes a record. If an earlier layer has made it, no trace remains. If it
+    /// existed before both, the removal remains.
     #[test]
     fn absorbed_removals_leave_a_trace_of_what_was_before() {
         let (old, new, again) =

@@ -1,10 +1,10 @@
 //! The write-ahead log: makes a small transaction durable with one write and one sync.
 //!
-//! A commit of the database writes several pages, and file data lies elsewhere again. So a small
-//! transaction is appended to the log as one *entry*: its records, and the bytes that it wrote to
-//! files. The same records stay in memory ([`crate::journal`]) until a later commit writes them to
-//! the database. Each commit of the database increments the *generation*, which makes all entries
-//! in the log void. The log is read only by a mount after a crash, or by a check.
+//! A commit of the database writes several pages, and file data lies in yet another place. So a
+//! small transaction is appended to the log as one *entry*: its records, and the bytes that it
+//! wrote to files. The same records stay in memory ([`crate::journal`]) until a later commit writes
+//! them to the database. Each commit of the database increments the *generation*, which makes all
+//! entries in the log void. The log is read only by a mount after a crash, or by a check.
 //!
 //! # Guarantees
 //! - I.1: an entry is valid if its generation, number and hash are right and all entries before it
@@ -28,9 +28,9 @@
 //!
 //! # Length
 //! The superblock records the length of a log in use ([`SuperRecord::log_bytes`]), and 0 once the
-//! store is closed. A shorter log is refused ([`crate::OpenError::LogShort`]). The room of the log
-//! is filled with zeros at the mount, so that a sync is one write for the host and cannot fail for
-//! lack of room.
+//! store is closed. A shorter log is refused ([`crate::OpenError::LogShort`]). The mount fills the
+//! whole log with zeros, so that a sync is one write for the host and cannot fail for lack of
+//! space.
 //!
 //! Source: the ZFS intent log; Linux `fs/jbd2/recovery.c`, and its revoke records for I.4.
 
@@ -54,8 +54,8 @@ const BLOCK_BYTES: usize = 4096;
 /// Length of the hash, and of the whole header, in bytes.
 const HASH_BYTES: usize = 8;
 const HEADER_BYTES: usize = 32;
-/// The most bytes of an entry, which is read into memory as a whole. A logged transaction has less
-/// than half of it.
+/// Maximum number of bytes of an entry, which is read into memory as a whole. A logged transaction
+/// has less than half of that.
 const ENTRY_BYTES_MAX: usize = 1 << 20;
 /// The number of an end mark, and the length of the area whose blocks each have one.
 const END: u64 = u64::MAX;
@@ -81,7 +81,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Returns the empty log of a store, with `capacity` bytes. If the host has no room or fails,
+    /// Returns the empty log of a store, with `capacity` bytes. If the host has no space or fails,
     /// the capacity is 0 and all transactions go to the database.
     pub(crate) fn new(device: Arc<dyn Device>, superblock: SuperRecord, capacity: u64) -> Log {
         let mut capacity = capacity - capacity % BLOCK_BYTES as u64;
@@ -91,7 +91,7 @@ impl Log {
         }
         if take_room(&*device, capacity).and_then(|()| device.sync()).is_err() {
             capacity = 0;
-            // Its entries are not needed. They are void even if the log cannot be truncated.
+            // Truncate the log, since its entries are void. If that fails, they are void anyway.
             let _ = device.set_len(0);
         }
         let secret = Secret::new(superblock.seed);
@@ -103,7 +103,7 @@ impl Log {
         self.capacity
     }
 
-    /// Starts an entry. Drops one that was started and not appended.
+    /// Starts an entry. An entry that was started before and not appended is dropped.
     pub(crate) fn begin(&mut self) -> Entry<'_> {
         self.buffer.clear();
         self.buffer.resize(HEADER_BYTES, 0);
@@ -151,8 +151,8 @@ impl Log {
         }
     }
 
-    /// Writes the end marks over entries of an earlier generation. After a torn write one mark says
-    /// the same as both.
+    /// Writes the end marks over entries of an earlier generation. After a torn write one of the
+    /// two marks is enough.
     fn mark(&mut self) -> io::Result<()> {
         if self.capacity == 0 {
             return Ok(());
@@ -215,7 +215,8 @@ impl Entry<'_> {
     /// The error of `read`.
     pub(crate) fn put_data<E>(
         &mut self,
-        (offset, len): (u64, u32),
+        offset: u64,
+        len: u32,
         read: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let buffer = &mut self.log.buffer;
@@ -227,7 +228,7 @@ impl Entry<'_> {
         read(&mut buffer[at..])
     }
 
-    /// Makes the entry durable. Returns its length in bytes; None if the log has no room for it.
+    /// Makes the entry durable. Returns its length in bytes; None if the log has no space for it.
     ///
     /// # Errors
     /// The error of the device. The log then takes no more entries until it is restarted, since the
@@ -241,7 +242,8 @@ impl Entry<'_> {
             return Ok(None);
         }
         log.seal(log.number, payload);
-        // File data that looks like the second end mark: the database has to take this transaction.
+        // The file data of this entry looks like the second end mark. So the transaction has to go
+        // to the database.
         let words = [log.superblock.generation, END].map(u64::to_le_bytes);
         if log.end == 0
             && log.buffer.get(MARK_WORDS).is_some_and(|bytes| bytes == words.as_flattened())

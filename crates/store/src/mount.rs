@@ -18,14 +18,15 @@
 //! in the database. Only then the buffered writes are released, the log is replayed, and missing
 //! files are made.
 //!
-//! Rejected: a replay in memory, as in a check of a store, and a second one on disk. The first
-//! would keep all changed pages in memory, at worst some hundred MiB.
+//! Rejected: a replay in memory, as a check of a store does it, and then a second replay on disk.
+//! The replay in memory would keep all changed pages, at worst some hundred MiB.
 
 use std::sync::Arc;
 
 use corewalk::Errno;
 
 use crate::alloc::Run;
+use crate::blocks::BlockTotals;
 use crate::buffered::BufferedDevice;
 use crate::content::BLOCK_BYTES;
 use crate::database::{Database, Snapshot, is_ours};
@@ -134,7 +135,7 @@ pub(crate) fn open_database(devices: &Devices, cache_bytes: usize) -> Result<Dat
     }
 }
 
-/// Returns the reason to refuse a store after `errno`, the result of a failed read of `snapshot`.
+/// Returns the reason to refuse a store, after a read of `snapshot` has failed with `errno`.
 pub(crate) fn refusal(snapshot: &Snapshot, errno: Errno) -> OpenError {
     if snapshot.is_damaged() { OpenError::Damaged } else { errno.into() }
 }
@@ -173,12 +174,12 @@ pub(crate) struct Scan {
     pub(crate) inodes: u64,
     pub(crate) last_ino: u64,
     pub(crate) runs: Vec<Run>,
-    /// The block behind the last written one. `based_end` leaves the extents in the log out.
+    /// The block behind the last block that a written extent has. `based_end` does not count the
+    /// extents in the log.
     data_end: u64,
     based_end: u64,
     pub(crate) blocks: u64,
-    /// Attribute blocks, the sum of their users, the largest id.
-    pub(crate) xattrs: (u64, u64, u64),
+    pub(crate) xattrs: BlockTotals,
 }
 
 impl Scan {
@@ -213,9 +214,9 @@ impl Scan {
             key.check_number()?;
             let record = UsersRecord::decode(value)?;
             found.add_blocks(u64::from(record.len).div_ceil(BLOCK_BYTES))?;
-            found.xattrs.0 += 1;
-            found.xattrs.1 += u64::from(record.users);
-            found.xattrs.2 = key.major;
+            found.xattrs.blocks += 1;
+            found.xattrs.users += u64::from(record.users);
+            found.xattrs.last_id = key.major;
             Ok(())
         })?;
         for key in changes.keys().filter(|key| key.kind == Kind::Extent) {

@@ -15,7 +15,8 @@
 //! 5. An attribute block; then the leaves: shards of tables and layers, free blocks.
 //!
 //! Only the entries tell which directories are needed. If the locks lack one, all are released and
-//! taken again with it, and the entries are looked up again (trap P9).
+//! taken again with it, and the entries are looked up again. Trap P9 is a rename that deadlocks
+//! with others.
 //!
 //! The caller, not this module, excludes loops through further directories.
 //!
@@ -56,7 +57,7 @@ impl Store {
         let mut record = state.record;
         record.count((1, u32::from(is_directory)), (0, 0))?;
         let nlink = if is_directory { 2 } else { 1 };
-        let attr = self.insert_new(what, kind, (nlink, dir), view)?;
+        let attr = self.insert_new(what, kind, nlink, dir, view)?;
         name_record.set(Link { ino: attr.ino, kind }, view)?;
         state.record = record;
         state.touch_content(now());
@@ -70,7 +71,7 @@ impl Store {
         let parent = self.table.get(dir, view)?;
         check_directory(&parent)?;
         parent.state.read().check_alive()?;
-        self.insert_new(what, FileKind::Regular, (0, dir), view)
+        self.insert_new(what, FileKind::Regular, 0, dir, view)
     }
 
     /// Removes the name of the inode `node`.
@@ -137,7 +138,7 @@ impl Store {
         mode: RenameMode,
     ) -> Result<(), Errno> {
         let view = &*match mode {
-            // The new name needs room; that of the old name is free only after the commit.
+            // The new name needs space. That of the old name is free only after the commit.
             RenameMode::Replace | RenameMode::NoReplace => self.journal.grow()?,
             RenameMode::Exchange => self.journal.change()?,
         };
@@ -205,7 +206,8 @@ impl Store {
         &self,
         what: &Make<'_>,
         kind: FileKind,
-        (nlink, dir): (u32, u64),
+        nlink: u32,
+        dir: u64,
         view: &View,
     ) -> Result<Attr, Errno> {
         self.inodes.take(1)?;
@@ -244,7 +246,8 @@ impl Store {
             let changed = self.change_set(inode.ino, &mut state, &set, view);
             changed.inspect_err(|_| self.inodes.give_back(1))?;
         }
-        // `true`: a new inode has no orphan record so far.
+        // `true` is for `had_links`: a new inode has no orphan record that would have to be
+        // removed.
         inode.save_links(&state, true, view);
         let attr = state.attr(inode.ino);
         drop(state);
@@ -351,8 +354,8 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Returns the result of the steps after the change of names. They fail only if a lock is
-    /// missing. Then the journal aborts, so that half a rename never becomes durable.
+    /// Returns `rest`, the result of the steps after the change of names. These fail only if a lock
+    /// is missing. Then the journal aborts, so that half a rename never becomes durable.
     fn whole(&self, rest: Result<(), Errno>) -> Result<(), Errno> {
         rest.inspect_err(|_| self.store.journal.abort())
     }
@@ -371,7 +374,8 @@ impl Rename<'_, '_> {
     fn set_names(&mut self, other: Option<Link>) -> Result<(), Errno> {
         let (new, old) = (self.name_record(self.new)?, self.name_record(self.old)?);
         new.set(self.moved, self.view)?;
-        // If both names are in one record, `set` has just replaced it: look it up again.
+        // If both names are in one record, `set` has just replaced that record, so it is looked up
+        // again.
         let old = if old.is_beside(&new) { self.name_record(self.old)? } else { old };
         match other {
             Some(other) => old.set(other, self.view),
@@ -387,7 +391,7 @@ impl Rename<'_, '_> {
     }
 
     /// Returns the records of the two directories, the new one first, with their counts changed.
-    /// Each pair is gained and lost. `EIO`, `EMLINK`.
+    /// For each directory, a pair tells which entries it gains and which it loses. `EIO`, `EMLINK`.
     fn count(
         &mut self,
         of_new: (Entries, Entries),

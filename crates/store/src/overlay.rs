@@ -6,10 +6,10 @@
 //! file may be open for reading only.
 //!
 //! # Invariants
-//! - V.1: bytes below are visible up to the smallest length so far. Truncated bytes come back as
-//!   zeros.
-//! - V.2: a read below covers the bytes asked for, or the rest of a block that is partly written.
-//!   So an error belongs to one of these bytes.
+//! - V.1: bytes of the device below are visible up to the smallest length that the overlay has had.
+//!   Truncated bytes come back as zeros.
+//! - V.2: a read of the device below covers the bytes asked for, or the rest of a block that is
+//!   partly written. So a read error belongs to one of these bytes.
 //!
 //! # Limits
 //! Each written block of 4096 bytes stays in memory. A check writes the contents of the log, 16 MiB
@@ -33,14 +33,15 @@ const BLOCK_BYTES: u64 = 4096;
 #[derive(Debug)]
 pub(crate) struct Overlay {
     below: Option<Arc<dyn Device>>,
+    /// Protected by its own mutex.
     written: Mutex<Written>,
 }
 
-/// The changes.
+/// The changes. All fields are protected by `Overlay::written`.
 #[derive(Debug, Default)]
 struct Written {
     len: u64,
-    /// Bytes of the device below that are visible (V.1).
+    /// Number of bytes of the device below that are visible (V.1).
     shown: u64,
     blocks: HashMap<u64, Vec<u8>>,
 }

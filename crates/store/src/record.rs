@@ -27,7 +27,7 @@ pub(crate) const KEY_BYTES: usize = 17;
 const INODE_BYTES: usize = 108;
 /// Length of an entry before its name, in bytes.
 const ENTRY_BYTES: usize = 11;
-/// The most names with one hash in a directory, as many as a cookie can tell apart.
+/// Maximum number of names with one hash in a directory. A cookie can tell this many apart.
 pub(crate) const SLOTS: u8 = 16;
 /// Flag of an inode without links that may still be linked.
 const LINKABLE: u32 = 1;
@@ -35,11 +35,12 @@ const LINKABLE: u32 = 1;
 const HAS_ACL: u32 = 2;
 
 /// The largest inode number, id of an attribute block, and generation. Numbers start at 1, so a
-/// store never reaches it. A larger number is damage, and the one after it might wrap around to one
-/// in use.
+/// store never reaches the maximum. A larger number is damage, and the number drawn after it might
+/// wrap around to a number in use.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 
-/// The most entries of a directory. With more, the size that stat(2) reports could overflow.
+/// Maximum number of entries of a directory. With more, the size that stat(2) reports could
+/// overflow.
 const ENTRIES_MAX: u64 = 1 << 56;
 
 /// The kind of a record.
@@ -112,9 +113,9 @@ pub(crate) struct SuperRecord {
     pub(crate) seed: u64,
     /// The log's entries of this generation are not in the database yet.
     pub(crate) generation: u64,
-    /// Length of the log in bytes while it may hold entries that are not in the database. A
-    /// shorter log has lost some of them. 0 if the store was closed or has no log: then no entry
-    /// of the log is needed.
+    /// Length of the log in bytes, if the log may hold entries that are not in the database. A
+    /// shorter log has lost some of them. The length is 0 if the store was closed or has no log.
+    /// Then no entry of the log is needed.
     pub(crate) log_bytes: u64,
 }
 
@@ -239,7 +240,8 @@ impl InodeRecord {
         let size = self.size.checked_add(got.0).filter(|&size| size <= ENTRIES_MAX);
         let nlink = self.nlink.checked_add(got.1).ok_or(Errno::MLINK)?;
         let size = size.ok_or(Errno::MLINK)?.checked_sub(lost.0).ok_or(Errno::IO)?;
-        // The directory's own name, and its entry for itself.
+        // A directory that has a subdirectory has at least two more links: its own name and its
+        // entry `.`.
         let least = if lost.1 > 0 { 2 } else { 0 };
         let nlink = nlink.checked_sub(lost.1).filter(|&nlink| nlink >= least).ok_or(Errno::IO)?;
         (self.size, self.nlink) = (size, nlink);
@@ -304,7 +306,7 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// The most blocks of a device. Sums of larger numbers could overflow.
+/// Maximum number of blocks of a device. Sums of larger numbers could overflow.
 pub(crate) const BLOCKS_MAX: u64 = 1 << 51;
 
 /// A run of adjacent blocks of a file.

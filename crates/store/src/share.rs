@@ -26,7 +26,7 @@ pub enum Removal {
 /// - H.1: `find` calls `take` without holding a lock that `insert`, `note_users` or `remove` needs.
 /// - H.2: while `find` is inside `take` for a pair, `remove` of that pair returns
 ///   [`Removal::Busy`]. After [`Removal::Done`], `take` is not called for the pair until it is
-///   inserted again (trap T34).
+///   inserted again. Trap T34 is a block that is found while its last user frees it.
 /// - H.3: an index may forget pairs. A missed pair costs a second block, no more.
 /// - H.4: a thread that removes a user from a block calls `leave` before it locks the block. It
 ///   makes no `find` and no `insert` until [`Removal::Done`] or `left`. So an index may make
@@ -72,7 +72,7 @@ pub enum Removal {
 /// # let dir = std::env::temp_dir().join(format!("store-doc6-{}", std::process::id()));
 /// let index = MbcacheIndex::new(Default::default())?;
 /// let counted = Arc::new(Counted { index, finds: AtomicU64::new(0) });
-/// let options = StoreOptions { share: Some(counted.clone()), ..StoreOptions::default() };
+/// let options = StoreOptions::default().with_share(Some(counted.clone()));
 /// let store = Store::open(&dir, &options)?;
 /// let root = Node::detached(store.root()?.ino, FileKind::Directory);
 /// store.setxattr(root, b"user.label", b"public", XattrMode::Set)?;
@@ -83,8 +83,8 @@ pub enum Removal {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait ShareIndex: Send + Sync + 'static {
-    /// Calls `take` with blocks under `key` until it returns true. Returns that block: it was
-    /// taken, or the caller stops the search.
+    /// Calls `take` with blocks under `key` until it returns true, and returns the last block.
+    /// `take` returns true if it has taken the block or wants to stop the search.
     fn find(&self, key: u64, take: &mut dyn FnMut(u64) -> bool) -> Option<u64>;
 
     /// Inserts a block that has `users`. An existing pair stays.
@@ -145,13 +145,13 @@ impl ShareIndex for MbcacheIndex {
 
     fn insert(&self, key: u64, block: u64, users: u32) {
         if users < self.0.users_max() {
-            // H.3.
+            // Ignore an error: by H.3 an index may forget pairs.
             let _ = self.0.create(key, block);
         }
     }
 
     fn note_users(&self, key: u64, block: u64, users: u32) {
-        // The cache needs the count only near the limit.
+        // The cache must be told the number of users only when it reaches or leaves the maximum.
         if users + 1 >= self.0.users_max() {
             self.0.note_users(key, block, users);
         }
@@ -162,8 +162,8 @@ impl ShareIndex for MbcacheIndex {
     }
 
     fn wait(&self, key: u64, block: u64) {
-        // The pair may be removable by now, and then this removes it. The caller decides again and
-        // inserts it if necessary.
+        // If the other thread has dropped its handle by now, this call removes the pair. The caller
+        // decides again, and inserts the pair if necessary.
         if let Some(busy) = self.0.delete_or_get(key, block) {
             busy.wait();
         }
@@ -214,7 +214,8 @@ mod tests {
     use super::*;
     use crate::{Store, StoreOptions, fsck};
 
-    /// The default index, with counters and checks of the rules.
+    /// The default index, with counters and checks of the rules. Each field under a mutex is
+    /// protected by that mutex.
     struct Watched {
         index: MbcacheIndex,
         looks: Mutex<u64>,
@@ -325,7 +326,8 @@ mod tests {
         store.setxattr(file, b"user.a", value, XattrMode::Set).unwrap();
     }
 
-    /// Values that differ only outside of the hashed samples (trap T54).
+    /// Returns a value for each number. The values differ only outside of the hashed samples, so
+    /// that their hashes collide as in trap T54.
     fn value(number: usize) -> Vec<u8> {
         let mut value = vec![7; 4000];
         value[200..208].copy_from_slice(&number.to_le_bytes());
@@ -333,7 +335,7 @@ mod tests {
     }
 
     const CONTENTS: usize = 200;
-    /// The most blocks compared with one content, for both keys.
+    /// Maximum number of blocks that are compared with one content: four for each of its two keys.
     const LOOKS_MAX: u64 = 2 * 4;
 
     #[test]
@@ -351,7 +353,8 @@ mod tests {
         assert_eq!((stats.xattr_blocks, stats.xattr_users), (200, 400));
         drop(store);
 
-        // The same holds for blocks read from disk, which are inserted as they are read.
+        // After a remount the blocks are read from disk and inserted as they are read. The bound
+        // holds for them too.
         let share = Watched::new();
         let store = folder.open(&share);
         for (number, file) in files.iter().enumerate() {
@@ -389,7 +392,7 @@ mod tests {
                     for step in 0..2_000 {
                         let file = files[(step * (worker + 1)) % files.len()];
                         match step % 7 {
-                            // Another thread may have removed it.
+                            // Ignore an error, since another thread may have removed the attribute.
                             0 => drop(store.removexattr(file, b"user.a")),
                             _ => set(store, file, &[(step / 3 % 3) as u8; 300]),
                         }
@@ -473,7 +476,7 @@ mod tests {
         assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (1, 2));
         let three = [make_with("c", 3), make_with("d", 3)];
         assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (3, 4));
-        // They can change, and are shared again once they are short enough.
+        // The long sets can change. Once they are short enough, they are shared.
         store.removexattr(three[0], b"user.2").unwrap();
         store.setxattr(three[1], b"user.3", b"x", XattrMode::Set).unwrap();
         store.removexattr(three[1], b"user.3").unwrap();

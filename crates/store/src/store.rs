@@ -37,21 +37,32 @@ use crate::xattr;
 pub(crate) const ROOT_INO: u64 = 1;
 /// Interval at which the committer checks the size of the running transaction.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Memory budget of the de-duplication index of attribute sets.
+/// Memory of the de-duplication index of attribute sets, in bytes.
 const INDEX_BYTES: u64 = 4 << 20;
 
 /// The options of a mount.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use corewalk_store::StoreOptions;
+///
+/// let every = Duration::from_secs(30);
+/// let options = StoreOptions::default().with_size_bytes(1 << 30).with_commit_every(every);
+/// assert!(options.is_made && !options.is_read_only);
+/// ```
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct StoreOptions {
-    /// The most bytes of file data and extended attributes, rounded up to blocks of 4096 bytes.
-    /// None: the free space of the host is the only limit (`size=`).
+    /// Maximum number of bytes of file data and extended attributes, rounded up to blocks of 4096
+    /// bytes (`size=`). With None the free space of the host is the only limit.
     pub size_bytes: Option<u64>,
-    /// The most inodes, including the root directory. None: no limit (`nr_inodes=`).
+    /// Maximum number of inodes, including the root directory (`nr_inodes=`). None is no limit.
     pub inodes_max: Option<u64>,
-    /// Interval of the periodic commits. None: only a sync commits (`commit=`).
+    /// Interval of the periodic commits (`commit=`). With None only a sync commits.
     pub commit_every: Option<Duration>,
-    /// Size of the running transaction's records, in bytes, from which the committer commits early.
-    /// From twice that size on, operations wait for a commit.
+    /// If the records of the running transaction have more bytes than this, the committer commits
+    /// early. Above twice this size, operations wait for a commit.
     pub transaction_bytes: u64,
     /// Length of the write-ahead log in bytes. The store has no log if this is below 8192.
     pub log_bytes: u64,
@@ -63,20 +74,21 @@ pub struct StoreOptions {
     pub root_uid: u32,
     /// The group of the root directory of a new store.
     pub root_gid: u32,
-    /// The de-duplication index of attribute sets. None: `corewalk-mbcache` with a budget of 4 MiB.
+    /// The de-duplication index of attribute sets. None is `corewalk-mbcache` with a budget of 4
+    /// MiB.
     pub share: Option<Arc<dyn ShareIndex>>,
     /// When a read updates the access time (`relatime`, `noatime`, `strictatime`, `nodiratime`).
     pub atime: AtimePolicy,
-    /// Whether a change of a directory is durable when its call returns (`dirsync`).
+    /// True if a change of a directory is durable when its call returns (`dirsync`).
     pub is_dirsync: bool,
-    /// Whether a mount makes a new store if there is none (`create`, `no_create`).
+    /// True if a mount makes a new store where there is none (`create`, `no_create`).
     pub is_made: bool,
-    /// Whether the mount is read-only (`ro`). Changes are `EROFS`, no new store is made, and inodes
-    /// without links stay. As in ext4, the mount still replays the log. If the host's file system
-    /// is mounted read-only, the replay happens in memory.
+    /// True for a read-only mount (`ro`). Changes fail with `EROFS`, no new store is made, and
+    /// inodes without links stay. As in ext4, the mount still replays the log. If the host's file
+    /// system is mounted read-only, the replay happens in memory.
     pub is_read_only: bool,
-    /// Whether a file whose attributes change often gets a private block until the next commit. If
-    /// false, every change looks for an equal set at once.
+    /// True if a file whose attributes change often gets a private attribute block until the next
+    /// commit. If false, every change looks for an equal attribute set at once.
     pub is_sharing_late: bool,
 }
 
@@ -107,6 +119,24 @@ impl Default for StoreOptions {
 }
 
 impl StoreOptions {
+    corewalk_base::setters! {
+        with_size_bytes: size_bytes = impl Into<Option<u64>>;
+        with_inodes_max: inodes_max = impl Into<Option<u64>>;
+        with_commit_every: commit_every = impl Into<Option<Duration>>;
+        with_transaction_bytes: transaction_bytes = u64;
+        with_log_bytes: log_bytes = u64;
+        with_cache_bytes: cache_bytes = usize;
+        with_root_mode: root_mode = u32;
+        with_root_uid: root_uid = u32;
+        with_root_gid: root_gid = u32;
+        with_share: share = Option<Arc<dyn ShareIndex>>;
+        with_atime: atime = AtimePolicy;
+        with_dirsync: is_dirsync = bool;
+        with_made: is_made = bool;
+        with_read_only: is_read_only = bool;
+        with_sharing_late: is_sharing_late = bool;
+    }
+
     /// Returns true if the mount may make a new store.
     fn may_make(&self) -> bool {
         self.is_made && !self.is_read_only
@@ -150,7 +180,8 @@ pub struct StoreStats {
     pub running_bytes: u64,
     /// Estimated bytes of records that are in the log but not in the database.
     pub logged_running_bytes: u64,
-    /// Length of the log in bytes. 0 if the host had no room for it, or failed, at the mount.
+    /// Length of the log in bytes. It is 0 if the host had no space for the log at the mount, or
+    /// failed.
     pub log_bytes: u64,
     /// True if the reserve for commits on a full host is allocated.
     pub has_reserve: bool,
@@ -163,11 +194,10 @@ impl StoreStats {
     ///
     /// # Examples
     /// ```
-    /// let fields = corewalk_store::StoreStats::default().fields();
-    /// assert_eq!(fields[0], ("store_inodes", 0));
+    /// let stats = corewalk_store::StoreStats::default();
+    /// assert_eq!(stats.fields().next(), Some(("store_inodes", 0)));
     /// ```
-    #[must_use]
-    pub fn fields(&self) -> [(&'static str, u64); 19] {
+    pub fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         [
             ("store_inodes", self.inodes),
             ("store_used_bytes", self.blocks.saturating_mul(BLOCK_BYTES)),
@@ -189,6 +219,7 @@ impl StoreStats {
             ("store_has_reserve", u64::from(self.has_reserve)),
             ("store_is_read_only", u64::from(self.is_read_only)),
         ]
+        .into_iter()
     }
 }
 
@@ -222,7 +253,7 @@ impl Store {
     /// use corewalk_store::{OpenError, Store, StoreOptions};
     ///
     /// # let dir = std::env::temp_dir().join(format!("store-doc1-{}", std::process::id()));
-    /// let options = StoreOptions { size_bytes: Some(1 << 30), ..StoreOptions::default() };
+    /// let options = StoreOptions::default().with_size_bytes(1 << 30);
     /// let store = Store::open(&dir, &options)?;
     /// assert!(matches!(Store::open(&dir, &options), Err(OpenError::Busy)));
     /// # drop(store);
@@ -296,26 +327,27 @@ impl Store {
         let share = match &options.share {
             Some(share) => share.clone(),
             None => {
-                let budget = MbcacheOptions { budget_bytes: INDEX_BYTES, ..Default::default() };
+                let budget = MbcacheOptions::default().with_budget_bytes(INDEX_BYTES);
                 Arc::new(MbcacheIndex::new(budget)?)
             }
         };
         // The first change of the store on disk.
         let (database, devices, superblock, found) = mount.settle(make)?;
-        // The reserve comes first: without it no file can grow, without the log only fsync is
-        // slower.
+        // Allocate the reserve before the log. Without the reserve no file can grow. Without the
+        // log only fsync is slower.
         let has_reserve = devices.take_reserve() || {
             let _ = devices.log.set_len(0);
             devices.take_reserve()
         };
-        // Room that the log gave up stays free, for commits on a full host.
+        // Without a reserve the space of the log stays free, for commits on a full host.
         let log_bytes = if has_reserve { options.log_bytes } else { 0 };
         let log = Log::new(devices.log.clone(), superblock, log_bytes);
         let secret = Secret::new(superblock.seed);
         let allocator = Allocator::new(found.runs);
-        let memory = (options.cache_bytes, options.transaction_bytes.saturating_mul(2));
-        let log_bytes = log.capacity();
-        let mut journal = Journal::new(database, devices, memory, log, allocator)?;
+        let running_max = options.transaction_bytes.saturating_mul(2);
+        let (log_bytes, cache_bytes) = (log.capacity(), options.cache_bytes);
+        let mut journal =
+            Journal::new(database, devices, cache_bytes, running_max, log, allocator)?;
         if options.is_read_only {
             journal.refuse_changes();
         }
@@ -324,9 +356,15 @@ impl Store {
         let table = Arc::new(InodeTable::new());
         let blocks = Arc::new(Blocks::new(share, secret.clone(), found.xattrs));
         let space = Arc::new(Budget::new(size_blocks, found.blocks));
-        let parts = (table.clone(), blocks.clone(), space.clone());
+        let late = Late::new(
+            options.is_sharing_late,
+            journal.clone(),
+            table.clone(),
+            blocks.clone(),
+            space.clone(),
+        );
         let mut store = Store {
-            late: Arc::new(Late::new(options.is_sharing_late, journal.clone(), parts)),
+            late: Arc::new(late),
             table,
             blocks,
             space,
@@ -354,7 +392,7 @@ impl Store {
             let (journal, late) = (store.journal.clone(), store.late.clone());
             let bytes_max = options.transaction_bytes;
             store.flusher = Some(thread::spawn(move || {
-                commit_in_time((&journal, &late), &poked, every, bytes_max);
+                commit_in_time(&journal, &late, &poked, every, bytes_max);
             }));
         }
         Ok(store)
@@ -417,8 +455,9 @@ impl Store {
     }
 
     /// Calls `change`. If the block budget refuses it while attribute sets wait for de-duplication,
-    /// de-duplicates them and calls `change` once more. Only the budget gains room by that, not the
-    /// host and not the number of inodes. The caller holds no lock and no handle of the journal.
+    /// de-duplicates them and calls `change` once more. That gives space back to the budget only,
+    /// not to the host and not to the number of inodes. The caller holds no lock and no handle of
+    /// the journal.
     pub(crate) fn with_room<R>(&self, change: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
         // Another thread may de-duplicate between the refusal and the second reading of the length.
         let (refusals, waited) = (self.space.refusals(), self.late.len());
@@ -546,11 +585,11 @@ impl Drop for Store {
     fn drop(&mut self) {
         self.journal.set_poke(None);
         if let Some(flusher) = self.flusher.take() {
-            // An error means that the committer has panicked. It has ended all the same.
+            // An error means that the committer has panicked. It has ended in that case too.
             let _ = flusher.join();
         }
         self.late.share();
-        // A caller that needs the result has called `sync`.
+        // Ignore an error, since a caller that needs the result has called `sync`.
         let _ = self.journal.checkpoint();
         self.journal.end();
     }
@@ -565,7 +604,8 @@ impl From<Errno> for OpenError {
 /// Commits after `every` while there is something to commit, and earlier if the running transaction
 /// exceeds `bytes_max` bytes.
 fn commit_in_time(
-    (journal, late): (&Journal, &Late),
+    journal: &Journal,
+    late: &Late,
     poked: &Receiver<()>,
     every: Duration,
     bytes_max: u64,
@@ -583,11 +623,12 @@ fn commit_in_time(
             }
         }
         late.share();
-        // `sync` and fsync report failures. `forget_poke` notices transactions that reach the log
-        // after this checkpoint.
+        // Ignore an error, since `sync` and fsync report it. `forget_poke` notices transactions
+        // that reach the log after this checkpoint.
         let _ = journal.checkpoint();
         journal.forget_poke();
-        // Attribute sets that were queued between `share` and the freeze of the running layer.
+        // The queue may have got attribute sets after `share` and before the freeze of the running
+        // layer.
         if late.len() > 0 {
             journal.poke();
         }

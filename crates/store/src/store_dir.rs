@@ -5,7 +5,7 @@
 //! | `lock` | empty; the process that has the store open holds a flock(2) lock on it |
 //! | `meta` | the database |
 //! | `data` | blocks of files |
-//! | `reserve` | room for commits on a full host, see `journal` |
+//! | `reserve` | space for commits on a full host, see `journal` |
 //! | `log` | small transactions that are not in the database yet, see `log` |
 //! | `meta.new` | a database that is being made; it is renamed to `meta` once it is complete |
 //!
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fmt, io};
 
-use corewalk::{Errno, StatFs};
+use corewalk::{Errno, StatFs, errno_of};
 use rustix::fs::{FlockOperation, OFlags, flock, fstatvfs};
 
 use crate::database::Snapshot;
@@ -117,7 +117,7 @@ impl OpenError {
     /// use corewalk_store::{OpenError, Store, StoreOptions};
     ///
     /// let missing = std::env::temp_dir().join("no-such-store");
-    /// let options = StoreOptions { is_read_only: true, ..StoreOptions::default() };
+    /// let options = StoreOptions::default().with_read_only(true);
     /// let error = Store::open(&missing, &options).err().expect("there is none");
     /// assert_eq!(error.errno(), Errno::NOENT);
     /// assert_eq!(OpenError::Damaged.errno(), Errno::UCLEAN);
@@ -135,9 +135,7 @@ impl OpenError {
             | OpenError::LogDamaged { .. }
             | OpenError::LogShort { .. }
             | OpenError::DatabaseBehind { .. } => Errno::UCLEAN,
-            OpenError::LogRead { error, .. } | OpenError::Io(error) => {
-                Errno::from_io_error(error).unwrap_or(Errno::IO)
-            }
+            OpenError::LogRead { error, .. } | OpenError::Io(error) => errno_of(error),
         }
     }
 }
@@ -245,8 +243,7 @@ impl StoreDir {
         // Check before `lock` is made, so that other directories are not changed.
         is_missing(path)?;
         let lock = open_file(&path.join(LOCK), true)?;
-        let store_dir =
-            StoreDir::lock(path, (lock, false), FlockOperation::NonBlockingLockExclusive)?;
+        let store_dir = StoreDir::lock(path, lock, FlockOperation::NonBlockingLockExclusive)?;
         if is_missing(path)? {
             let new = path.join(META_NEW);
             let device = open_file(&new, true)?;
@@ -266,7 +263,7 @@ impl StoreDir {
     pub(crate) fn open(path: &Path) -> Result<StoreDir, OpenError> {
         StoreDir::check_there(path)?;
         let lock = open_file(&path.join(LOCK), false).map_err(lock_error)?;
-        StoreDir::lock(path, (lock, false), FlockOperation::NonBlockingLockExclusive)
+        StoreDir::lock(path, lock, FlockOperation::NonBlockingLockExclusive)
     }
 
     /// As [`StoreDir::open`], for a read-only mount. If the host's file system is mounted
@@ -283,7 +280,7 @@ impl StoreDir {
     pub(crate) fn open_to_read(path: &Path) -> Result<StoreDir, OpenError> {
         StoreDir::check_there(path)?;
         let lock = open_file_to_read(&path.join(LOCK)).map_err(lock_error)?;
-        StoreDir::lock(path, (lock, true), FlockOperation::NonBlockingLockShared)
+        StoreDir::lock(path, lock, FlockOperation::NonBlockingLockShared)
     }
 
     fn check_there(path: &Path) -> Result<(), OpenError> {
@@ -296,11 +293,9 @@ impl StoreDir {
         if is_missing(path)? { Err(OpenError::Missing) } else { Ok(()) }
     }
 
-    fn lock(
-        path: &Path,
-        (lock, is_overlaid): (File, bool),
-        how: FlockOperation,
-    ) -> Result<StoreDir, OpenError> {
+    /// Locks the directory. With a shared lock the devices keep changes in memory.
+    fn lock(path: &Path, lock: File, how: FlockOperation) -> Result<StoreDir, OpenError> {
+        let is_overlaid = matches!(how, FlockOperation::NonBlockingLockShared);
         match flock(&lock, how) {
             Ok(()) => Ok(StoreDir { path: path.to_owned(), lock, is_overlaid }),
             Err(Errno::WOULDBLOCK) => Err(OpenError::Busy),
@@ -364,21 +359,20 @@ impl StoreDir {
     pub(crate) fn host(&self) -> Result<StatFs, Errno> {
         let host = fstatvfs(&self.lock)?;
         let bytes = |blocks: u64| blocks.saturating_mul(host.f_frsize);
-        Ok(StatFs {
-            bsize: 1,
-            blocks: bytes(host.f_blocks),
-            bfree: bytes(host.f_bfree),
-            bavail: bytes(host.f_bavail),
-            files: host.f_files,
-            ffree: host.f_ffree,
-            namelen: host.f_namemax as u32,
-        })
+        Ok(StatFs::default()
+            .with_bsize(1)
+            .with_blocks(bytes(host.f_blocks))
+            .with_bfree(bytes(host.f_bfree))
+            .with_bavail(bytes(host.f_bavail))
+            .with_files(host.f_files)
+            .with_ffree(host.f_ffree)
+            .with_namelen(host.f_namemax as u32))
     }
 }
 
 /// Returns the process that has the store in the directory `path` open. None if there is none or it
-/// cannot be seen. It is not seen from another pid namespace, or if the host reports no locks, or
-/// another device than stat(2) (btrfs).
+/// cannot be seen. The process cannot be seen from another pid namespace, or if the host reports no
+/// locks. Nor can it on btrfs, where the host reports another device number than stat(2).
 ///
 /// # Examples
 /// ```
@@ -397,21 +391,21 @@ impl StoreDir {
 #[must_use]
 pub fn holder(path: &Path) -> Option<u32> {
     let lock = fs::symlink_metadata(path.join(LOCK)).ok()?;
-    let device = (rustix::fs::major(lock.dev()), rustix::fs::minor(lock.dev()));
-    find_holder(&fs::read_to_string("/proc/locks").ok()?, device, lock.ino())
+    find_holder(&fs::read_to_string("/proc/locks").ok()?, lock.dev(), lock.ino())
 }
 
 /// Returns the pid that holds a flock(2) lock on a file, according to `/proc/locks`
 /// (proc_locks(5)).
-fn find_holder(locks: &str, (major, minor): (u32, u32), ino: u64) -> Option<u32> {
+fn find_holder(locks: &str, dev: u64, ino: u64) -> Option<u32> {
+    let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
     let file = format!("{major:02x}:{minor:02x}:{ino}");
     locks.lines().find_map(|line| {
-        // A line of a waiting process has an arrow here.
+        // For a process that waits for a lock, `/proc/locks` has an arrow in this field.
         let [_, "FLOCK", _, _, pid, at, ..] = line.split_whitespace().collect::<Vec<_>>()[..]
         else {
             return None;
         };
-        // 0 or less stands for a process of another pid namespace.
+        // A pid of 0 or less stands for a process of another pid namespace.
         if at == file { pid.parse().ok().filter(|&pid| pid > 0) } else { None }
     })
 }
@@ -484,10 +478,10 @@ mod tests {
 6: FLOCK  ADVISORY  WRITE 14 fe:10:77 0 EOF
 6: -> FLOCK  ADVISORY  WRITE 15 fe:10:79 0 EOF
 ";
-        let find = |device, ino| find_holder(locks, device, ino);
-        assert_eq!(find((0xfe, 0x10), 77), Some(14));
-        assert_eq!(find((0xfe, 1), 77), Some(13));
-        assert_eq!((find((0xfe, 0x10), 79), find((0xfe, 2), 77)), (None, None));
-        assert_eq!(find_holder("nonsense\n2: FLOCK\n", (0, 0), 0), None);
+        let find = |major, minor, ino| find_holder(locks, rustix::fs::makedev(major, minor), ino);
+        assert_eq!(find(0xfe, 0x10, 77), Some(14));
+        assert_eq!(find(0xfe, 1, 77), Some(13));
+        assert_eq!((find(0xfe, 0x10, 79), find(0xfe, 2, 77)), (None, None));
+        assert_eq!(find_holder("nonsense\n2: FLOCK\n", 0, 0), None);
     }
 }

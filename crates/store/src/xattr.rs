@@ -8,9 +8,10 @@
 //! little-endian), name, value.
 //!
 //! # Limits
-//! Those of xattr(7): a name has at most 255 bytes, a value 64 KiB, all names with their NULs 64
-//! KiB. All names and values of an inode have at most 1 MiB, as in tmpfs. (ext4 has 4 KiB without
-//! `ea_inode`, XFS no bound.) A larger set of an older store is kept, and may shrink.
+//! The limits of xattr(7) hold: a name has at most 255 bytes, a value 64 KiB, all names with their
+//! NULs 64 KiB. All names and values of an inode have at most 1 MiB, as in tmpfs. (ext4 has 4 KiB
+//! without `ea_inode`, XFS no bound.) An older store may have a larger set, which is kept and may
+//! shrink.
 //!
 //! Names of an unknown class, or of only a class, are refused. So are `user` attributes of inodes
 //! other than regular files and directories.
@@ -24,10 +25,10 @@ use corewalk::{AclKind, Errno, FileKind, XattrMode};
 const NAME_BYTES_MAX: usize = 255;
 /// The longest value in bytes (`XATTR_SIZE_MAX`).
 const VALUE_BYTES_MAX: usize = 65536;
-/// The longest list of names with their NULs, in bytes (`XATTR_LIST_MAX`).
+/// Maximum length of all names of an inode with their NULs, in bytes (`XATTR_LIST_MAX`).
 const LIST_BYTES_MAX: usize = 65536;
-/// The most bytes of all names and values of a set, except ACLs: 16 values of the greatest length.
-/// A set is one value of the database, and every change copies it.
+/// Maximum number of bytes of all names and values of an attribute set, except ACLs: 16 values of
+/// the greatest length. A set is one value of the database, and every change copies it.
 const SET_BYTES_MAX: usize = 1 << 20;
 /// The name classes of attributes that are stored.
 const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
@@ -153,7 +154,7 @@ pub(crate) fn acl(set: &[u8], kind: AclKind) -> Result<Option<Acl>, Errno> {
     }
 }
 
-/// Returns `set` with this ACL; without one for None.
+/// Returns `set` with this ACL, or without an ACL if `acl` is None.
 pub(crate) fn with_acl(set: &[u8], kind: AclKind, acl: Option<&Acl>) -> Vec<u8> {
     with(set, acl_name(kind), acl.map(Acl::to_xattr).as_deref())
 }

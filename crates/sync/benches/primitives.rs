@@ -1,8 +1,8 @@
 //! The cost of one use of each primitive for a single thread, beside its competitors.
 //!
-//! The rows run interleaved, a slice of each per round, so that a change of the machine's speed
-//! affects all of them. Each row prints the minimum and the median over rounds. The ratio compares
-//! a row with its yardstick row, round by round. Contention is measured by the lab.
+//! Each round runs a slice of every row, so that a change of the machine's speed affects all rows.
+//! Each row prints the minimum and the median over rounds. The ratio compares a row with its
+//! yardstick row, round by round. Contention is measured by the lab.
 //!
 //! `cargo bench -p corewalk-sync` measures; `cargo test --benches` runs every row a few times and
 //! only checks the results.
@@ -11,7 +11,7 @@ use corewalk_base::{Mutex, RwLock, ShardedCounter};
 use corewalk_sync::{Lockref, RcuCell, SeqCount, SeqLock, SeqRwLock, SlotArena, rcu};
 use std::{hint::black_box, time::Instant};
 
-/// A row: its name, the row it is compared with, and one use.
+/// A row of the table: its name, the row that it is compared with, and one use of the primitive.
 struct Row<'a> {
     name: &'static str,
     yardstick: &'static str,

@@ -1,4 +1,4 @@
-//! Type-stable memory: slots that stay slots of words for as long as the arena lives.
+//! Type-stable memory: a slot consists of atomic words for as long as the arena lives.
 //!
 //! A lock-free reader may follow a link to an object that is freed and reused meanwhile. If that
 //! memory could change its type, every reader would need a guard that delays the freeing. Such a
@@ -17,7 +17,8 @@
 //!
 //! - A.1: a slot's words are valid to load and store from `new` until the arena is dropped.
 //! - A.2: a slot that was never allocated holds zeroes. Neither `alloc` nor `free` changes a word
-//!   of a slot, so no free list runs through a slot (trap T7).
+//!   of a slot, so no free list runs through a slot. Trap T7 is a link that overwrites a count
+//!   which late readers still use.
 //! - A.3: slot 0 is never handed out, so index 0 can mean "none".
 //! - A.4: the arena prefers freed slots to fresh ones. A shard takes fresh slots only if shard and
 //!   depot have none of the group, and the depot has under [`SPARE`] of the other. The touched
@@ -51,15 +52,17 @@ use crossbeam_utils::CachePadded;
 use memory::SlotMemory;
 use std::{fmt, io, sync::OnceLock};
 
-/// Slots that a shard trades with the depot, or takes from fresh memory, at once.
+/// Number of slots that a shard gives to the depot, gets from it, or takes from fresh memory in one
+/// step.
 const BATCH: usize = if corewalk_base::primitives::IS_MODEL { 2 } else { 64 };
 
-/// Distance between two successive slots of [`Group::Few`]. Words that belong to a slot elsewhere,
-/// such as counts, may lie four to a cache line. The distance puts the words of two successive
-/// slots on different lines.
+/// Distance between two slots of [`Group::Few`] that are handed out one after the other.
+///
+/// The owner of an arena may keep more words per slot in an array of its own, such as counts, four
+/// to a cache line. With this distance the words of two such slots lie on different cache lines.
 const STRIDE: u64 = 4;
 
-/// Free slots of one group in the depot from which on the other group may take some.
+/// If the depot has at least this many free slots of one group, the other group may take some.
 const SPARE: usize = 16 * BATCH;
 
 /// An arena of slots of `WORDS` words each. With eight words a slot is one 64-byte cache line.
@@ -67,11 +70,6 @@ const SPARE: usize = 16 * BATCH;
 /// A growing array, such as the buckets of a hash table, needs no `alloc`: `get` reaches every slot
 /// from the beginning. The array's owner calls `extend_to` for each new length, so that
 /// `bytes_committed` and huge pages follow it.
-///
-/// - `memory`: immutable, shared by all threads.
-/// - `next_fresh`: atomic; only grows.
-/// - `depot`: protected by its own mutex.
-/// - `few`: bits are set before a slot of their batch is handed out, and never cleared.
 ///
 /// # Examples
 ///
@@ -88,14 +86,18 @@ const SPARE: usize = 16 * BATCH;
 /// ```
 #[repr(C)]
 pub struct SlotArena<const WORDS: usize> {
-    /// All that readers need. It starts a cache line, apart from the words that allocation writes.
+    /// All that readers need. It is immutable, and starts a cache line, apart from the words that
+    /// allocation writes.
     memory: SlotMemory<WORDS>,
     name: &'static str,
-    /// First index that was never handed to a shard.
+    /// First index that was never handed to a shard. Atomic; it only grows.
     next_fresh: CachePadded<AtomicU64>,
+    /// Free slots that no shard has. Protected by its own mutex, which is taken inside that of a
+    /// shard.
     depot: CachePadded<Mutex<Free>>,
     shards: [OwnLine<Shard>; SHARDS],
-    /// One bit per batch of slots, set for [`Group::Few`]. Allocated with the first such batch.
+    /// One bit per batch of slots, set for [`Group::Few`]. Allocated with the first such batch. A
+    /// bit is set before a slot of its batch is handed out, and never cleared.
     few: OnceLock<Box<[AtomicU64]>>,
 }
 
@@ -139,12 +141,11 @@ impl Group {
 struct Free([Vec<u32>; 2]);
 
 /// The free slots of some threads.
-///
-/// - `free`: protected by its own mutex.
-/// - `in_use`: written under the lock of `free`, read by any thread.
 struct Shard {
+    /// Protected by its own mutex.
     free: Mutex<Free>,
-    /// Allocations minus frees of this shard. Negative if it frees slots of other shards.
+    /// Allocations minus frees of this shard. Negative if it frees slots of other shards. Written
+    /// under `free`. Any thread reads it.
     in_use: AtomicI64,
 }
 
@@ -201,8 +202,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// A scan over all objects needs no index at or above this number.
     #[must_use]
     pub fn len_touched(&self) -> u32 {
-        // ORDERING: Relaxed. The number never passes `max_slots`. A scan that misses a slot handed
-        // out meanwhile equals a scan that ran a moment earlier.
+        // ORDERING: Relaxed. The number never passes `max_slots`. A scan may miss a slot that is
+        // handed out meanwhile. It then returns the same as a scan that ran a moment earlier.
         let next = self.next_fresh.load(Ordering::Relaxed);
         u32::try_from(next).expect("next_fresh never passes max_slots")
     }
@@ -236,8 +237,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     pub fn extend_to(&self, index: u32) {
         assert!(index < self.max_slots(), "slot {index} is out of range");
         let now = u64::from(index) + 1;
-        // ORDERING: Relaxed. As in `take_fresh`. The load comes first so that a known index writes
-        // nothing.
+        // ORDERING: Relaxed. As in `take_fresh`. The load comes first so that a call with a lower
+        // or repeated index stores nothing.
         if self.next_fresh.load(Ordering::Relaxed) >= now {
             return;
         }
@@ -305,12 +306,12 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         }
     }
 
-    /// Returns the group of a slot that was handed out.
+    /// Returns the group in which slot `index`, which was handed out, was allocated.
     fn group_of(&self, index: u32) -> Group {
         let batch = index as usize / BATCH;
         let is_few = self.few.get().is_some_and(|few| {
-            // ORDERING: Relaxed. The bit is set before the slot is first handed out, which happened
-            // before.
+            // ORDERING: Relaxed. The bit is set before the slot is first handed out, and that
+            // happened before the caller got its number.
             few[batch / 64].load(Ordering::Relaxed) >> (batch % 64) & 1 != 0
         });
         if is_few { Group::Few } else { Group::Many }
@@ -327,8 +328,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
 
     /// Fills a shard's empty list from the depot, else with fresh slots.
     ///
-    /// If the depot has no slot of `group` but many of the other group, that group has shrunk. Then
-    /// its slots are used before fresh ones.
+    /// If the depot has no slot of `group` but many of the other group, the other group has shrunk.
+    /// Then its slots are used before fresh ones.
     fn refill(&self, group: Group, free: &mut Free) {
         let slots = free.of(group);
         {
@@ -349,8 +350,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// Moves a batch of fresh slots, or the rest of one, to `free`.
     fn take_fresh(&self, group: Group, free: &mut Vec<u32>) {
         let max = u64::from(self.max_slots());
-        // ORDERING: Relaxed. The counter only hands out numbers. The words of a slot are zero since
-        // before the arena was shared.
+        // ORDERING: Relaxed. The counter only hands out numbers. The words of a fresh slot were
+        // zero before any thread shared the arena.
         let mut start = self.next_fresh.load(Ordering::Relaxed);
         while start < max {
             let end = max.min(end_of_batch(start));

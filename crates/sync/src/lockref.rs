@@ -16,7 +16,7 @@
 //!   (trap T51). Each method says whether it fails or panics at an end.
 //! - A.4: a thread that finds the lock held waits until it is free and then counts by
 //!   compare-exchange again. It takes the lock itself only after `CAS_TRIES` lost races. A short
-//!   lock holder therefore does not turn every later user into a lock holder (trap T52).
+//!   lock holder therefore does not turn every later user into a lock holder. That is trap T52.
 //! - A.5: a waiting thread spins a bounded number of rounds and then sleeps.
 //! - A.6: an owner's work before `put_return` or before unlocking happens before the thread that
 //!   sees the count reach zero. It also happens before the next lock holder.
@@ -25,7 +25,7 @@
 //!
 //! - A lockref in a reused slot does not say which object it counts. Compare the slot's generation
 //!   after the get.
-//! - The word stays a lockref forever. No field of a freed object may share it (trap T7): late
+//! - The word stays a lockref forever. No field of a freed object may share it, as in trap T7: late
 //!   readers still try to count it and must find it dead.
 //! - A guard is not reentrant. `get` and `put_return` under the thread's own guard wait forever;
 //!   use the guard's `add` and `sub`.
@@ -51,13 +51,15 @@ const DEAD: u64 = 1 << 2;
 const COUNT_SHIFT: u32 = 3;
 const ONE: u64 = 1 << COUNT_SHIFT;
 
-/// Lost compare-exchange races after which a thread takes the lock. Linux uses the same bound.
+/// Number of lost compare-exchange races after which a thread takes the lock. Linux uses the same
+/// bound.
 const CAS_TRIES: u32 = if IS_MODEL { 2 } else { 100 };
 
 /// Rounds that a thread spins on a held lock before it sleeps.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 64 };
 
-/// A lock, a dead bit and a 61-bit reference count in one word.
+/// A lock, a dead bit and a 61-bit reference count in one word. The lock protects the count and the
+/// dead bit, and the fields that the owner of the lockref names.
 ///
 /// # Examples
 ///
@@ -163,7 +165,8 @@ impl Lockref {
         self.word.load(Ordering::Acquire) & DEAD != 0
     }
 
-    /// Returns true if the lock is held at this moment. A hint for assertions and `Debug`.
+    /// Returns true if the lock is held at this moment. The answer may be stale at once. It is
+    /// meant for assertions and `Debug`.
     #[inline]
     #[must_use]
     pub fn is_locked(&self) -> bool {
@@ -231,6 +234,17 @@ impl Lockref {
     ///
     /// With `None` the reference is dropped and the count stayed above zero. With `Some` nothing is
     /// dropped, the count is at most 1, and the caller holds the lock.
+    ///
+    /// # Examples
+    /// ```
+    /// let lockref = corewalk_sync::Lockref::new(2);
+    /// assert!(lockref.put_or_lock().is_none());
+    /// // The last reference. Under the lock the owner may keep the object, as a cache does.
+    /// let mut last = lockref.put_or_lock().expect("one reference is left");
+    /// last.sub(1);
+    /// drop(last);
+    /// assert_eq!((lockref.count(), lockref.is_dead()), (0, false));
+    /// ```
     #[doc(alias = "lockref_put_or_lock")]
     #[inline]
     #[must_use = "if the lock was taken, the reference is still the caller's"]
@@ -326,7 +340,8 @@ impl Lockref {
         }
     }
 
-    /// Returns a word that was read unlocked. Spins first and then sleeps.
+    /// Waits until the word is unlocked, and returns the word as read then. Spins first and then
+    /// sleeps.
     fn wait_unlocked(&self, sleeper: Sleeper) -> u64 {
         let mut rounds = 0;
         loop {
@@ -344,7 +359,8 @@ impl Lockref {
         }
     }
 
-    /// Sleeps unless the lock, which was held when `word` was read, is free by now.
+    /// Sleeps until the lock is free. The lock was held when `word` was read. Returns at once if it
+    /// is free by now.
     fn sleep(&self, word: u64, sleeper: Sleeper) {
         // ORDERING: Relaxed. The bit asks the holder for a wake-up and publishes nothing.
         let asked =

@@ -1,4 +1,5 @@
-//! Read-copy update: readers that never wait, and memory that outlives them.
+//! Read-copy update: readers never wait, and a replaced value lives until its last reader has
+//! ended.
 //!
 //! A reader opens a section with [`read_lock`] and may use every published value that it finds
 //! until it drops the guard. A writer publishes a new version with `RcuCell` and hands the old one
@@ -7,9 +8,9 @@
 //! words and ties every borrow to a guard.
 //!
 //! The weak spot of every epoch scheme is a section that stays open: it delays the freeing of all
-//! garbage of the process (trap T57). The guard therefore cannot leave its thread, so a future
-//! that holds it across an await is not `Send`. A thread that retires memory faster than it is
-//! freed has to help.
+//! garbage of the process. That is trap T57. The guard therefore cannot leave its thread, so a
+//! future that holds it across an await is not `Send`. A thread that retires memory faster than it
+//! is freed has to help.
 //!
 //! # Guarantees
 //!
@@ -74,6 +75,17 @@ pub fn read_lock() -> ReadGuard {
 /// # Panics
 ///
 /// Panics inside a section, which would wait for itself.
+///
+/// # Examples
+/// ```
+/// use corewalk_sync::{RcuCell, rcu};
+///
+/// let limit = RcuCell::new(10);
+/// limit.replace(20);
+/// rcu::synchronize();
+/// // No reader has the 10 any more.
+/// assert_eq!(*limit.read(&rcu::read_lock()), 20);
+/// ```
 #[doc(alias = "synchronize_rcu")]
 pub fn synchronize() {
     domain::synchronize();

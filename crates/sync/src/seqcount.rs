@@ -6,9 +6,9 @@
 //! therefore bound the retries and then take the writers' lock, as `SeqLock` does.
 //!
 //! The counter has 64 bits on every machine. With one write section per nanosecond it wraps after
-//! 292 years. A reader that sleeps between begin and retry cannot meet its own count again (trap
-//! T32). The type is a transparent newtype of one word, so a word of a `SlotArena` slot can be a
-//! counter (`SeqCount::from_word`).
+//! 292 years. A reader that sleeps between begin and retry cannot meet its own count again. With 32
+//! bits it can, which is trap T32. The type is a transparent newtype of one word, so a word of a
+//! `SlotArena` slot can be a counter (`SeqCount::from_word`).
 //!
 //! Analogous to Linux's `seqcount_t`.
 //!
@@ -17,14 +17,14 @@
 //! - A.1: if `read_retry` returns false, the words read since `read_begin` come from one finished
 //!   write section. The reader sees no section in part.
 //! - A.2: that section is the one that `start` counts, not an older one.
-//! - A.3: a panic inside a section opened by `write` makes the count even again (trap T30). The
-//!   stores that the section had made by then stay.
+//! - A.3: a panic inside a section opened by `write` makes the count even again. Trap T30 is an odd
+//!   count that makes readers spin. The stores that the section had made by then stay.
 //!
 //! # Rules
 //!
 //! - The caller excludes other writers with its own lock. This type has no lock and never blocks.
 //! - Words read inside a section are atomics read with `Relaxed`. Plain or volatile fields are a
-//!   data race, even if the value is thrown away (trap T31).
+//!   data race, even if the value is thrown away. That is trap T31.
 //! - Pointers read inside a section may be stale. Only RCU or type-stable memory makes it safe to
 //!   follow them.
 //!
@@ -68,8 +68,8 @@ const SPIN_ROUNDS: u32 = if corewalk_base::primitives::IS_MODEL { 1 } else { 128
 #[doc(alias = "seqcount_t")]
 #[repr(transparent)]
 pub struct SeqCount {
-    /// Number of `write_begin` and `write_end` calls so far. Written under the caller's writers'
-    /// lock.
+    /// Number of `write_begin` and `write_end` calls so far. Protected by the writers' lock, which
+    /// the caller owns.
     count: AtomicU64,
 }
 
@@ -88,7 +88,7 @@ impl SeqCount {
         Self { count: AtomicU64::new(0) }
     }
 
-    /// Returns a view of `word` as a counter. An even word has no writer inside.
+    /// Returns a view of `word` as a counter. If the word is even, no writer is inside.
     #[inline]
     #[must_use]
     pub fn from_word(word: &AtomicU64) -> &Self {
@@ -130,7 +130,7 @@ impl SeqCount {
         self.count.load(Ordering::Relaxed) != start || Self::is_write_in_progress(start)
     }
 
-    /// Orders the section's reads before the counts that are compared afterwards.
+    /// Orders the reads of the section before the loads of the counts that `difference` compares.
     ///
     /// This is the first half of `read_retry`. A reader that validates many counts calls it once
     /// and then calls `difference` for each count.
@@ -197,8 +197,8 @@ impl SeqCount {
         !count.is_multiple_of(2)
     }
 
-    /// Returns an even count. It calls `pause` between two reads of the count after `SPIN_ROUNDS`
-    /// spins.
+    /// Returns an even count. After `SPIN_ROUNDS` spins it calls `pause` before each further read
+    /// of the count.
     #[inline]
     pub(crate) fn read_begin_or(&self, pause: impl Fn()) -> u64 {
         let count = self.raw_begin();
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(reader.join().unwrap(), 2);
     }
 
-    /// Trap T30.
+    /// Trap T30: readers must not wait for ever after a panic in a write section.
     #[test]
     fn panic_in_a_section_makes_the_count_even() {
         let seq = SeqCount::new();
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(seq.read_begin(), 2);
     }
 
-    /// Trap T30: without the guard the count stays odd.
+    /// Trap T30: without the guard, a panic in a write section leaves the count odd.
     #[test]
     fn control_panic_between_begin_and_end_leaves_the_count_odd() {
         let seq = SeqCount::new();

@@ -2,12 +2,12 @@
 //!
 //! A `SeqLock` is a `SeqCount` together with the writers' lock. The lock makes three things
 //! possible. Writers need no other lock. A reader that meets a writer can sleep until the writer is
-//! done, so a preempted writer does not make readers spin (trap T30). A reader that lost too many
-//! passes can exclude writers and read undisturbed.
+//! done. So a preempted writer does not make readers spin, which is trap T30. A reader that lost
+//! too many passes can exclude writers and read undisturbed.
 //!
 //! The retry loop is one function with a closure, `read_or_lock`. Linux has a pair of calls instead
 //! (`read_seqbegin_or_lock`, `need_seqretry`). There the caller must make the sequence odd for the
-//! second pass. Code that forgets to do so retries without ever taking the lock (trap T29).
+//! second pass. Code that forgets to do so retries without ever taking the lock. That is trap T29.
 //!
 //! Analogous to Linux's `seqlock_t`.
 //!
@@ -21,8 +21,9 @@
 //!
 //! # Rules
 //!
-//! - Words read in a section are atomics, read with `Relaxed` (trap T31).
-//! - The closure starts afresh in every pass. State kept from a failed pass is garbage (trap T8).
+//! - Words read in a section are atomics, read with `Relaxed`. Plain reads are a data race, trap
+//!   T31.
+//! - The closure starts afresh in every pass. State kept from a failed pass is garbage, trap T8.
 //! - No recursion: a thread inside `write` or `read_excl` must not enter either again. Inside
 //!   `write` it must not call `read_begin`.
 //!
@@ -58,8 +59,6 @@ impl Pass {
 
 /// A sequence count with a lock for its writers.
 ///
-/// - `seq`: written under `writers`, read by any thread.
-///
 /// # Examples
 ///
 /// ```
@@ -79,7 +78,9 @@ impl Pass {
 #[doc(alias = "seqlock_t")]
 #[derive(Debug, Default)]
 pub struct SeqLock {
+    /// Written under `writers`. Any thread reads it.
     seq: SeqCount,
+    /// Protects the stores to `seq`, and the data that the user of this lock covers with it.
     writers: Mutex<()>,
 }
 
@@ -117,6 +118,19 @@ impl SeqLock {
     /// Returns the result of the first pass of `read` that no writer disturbed.
     ///
     /// The first passes are optimistic. The last pass holds the lock.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk_sync::{Pass, SeqLock};
+    ///
+    /// let lock = SeqLock::new();
+    /// let mut passes = vec![];
+    /// let answer = lock.read_or_lock(|pass| {
+    ///     passes.push(pass);
+    ///     42
+    /// });
+    /// assert_eq!((answer, passes), (42, vec![Pass::Optimistic]));
+    /// ```
     #[doc(alias = "read_seqbegin_or_lock")]
     pub fn read_or_lock<R>(&self, mut read: impl FnMut(Pass) -> R) -> R {
         for _ in 0..OPTIMISTIC_PASSES {
@@ -211,7 +225,7 @@ mod tests {
         assert!(passes.iter().rev().skip(1).all(|pass| !pass.is_locked()));
     }
 
-    /// Trap T30.
+    /// Trap T30: readers must not wait for ever after a panic in a write section.
     #[test]
     fn panic_in_a_write_section_releases_the_lock() {
         let lock = Arc::new(SeqLock::new());

@@ -3,8 +3,8 @@
 //! A long reader cannot win against a steady stream of writers by retrying. An example is a walk
 //! from a dentry up to the root. Such a reader has to exclude the writers. On a plain seqlock it
 //! takes the writers' lock, and readers that could run in parallel queue behind each other. In 2013
-//! that lock took up to two thirds of the processor time of a database that asked for many paths.
-//! Here the fallback side is shared.
+//! a database that asked Linux for many paths spent up to two thirds of its processor time on that
+//! lock. Here the fallback side is shared.
 //!
 //! | | optimistic reader | shared reader | writer |
 //! |---|---|---|---|
@@ -42,8 +42,6 @@ use corewalk_base::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A sequence count whose writers can be excluded by readers that share.
 ///
-/// - `seq`: written under the write side of `lock`, read by any thread.
-///
 /// # Examples
 ///
 /// ```
@@ -63,7 +61,9 @@ use corewalk_base::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 /// ```
 #[derive(Debug, Default)]
 pub struct SeqRwLock {
+    /// Written under the write side of `lock`. Any thread reads it.
     seq: SeqCount,
+    /// Protects the stores to `seq`, and the data that the user of this lock covers with it.
     lock: RwLock<()>,
 }
 
@@ -190,7 +190,7 @@ mod tests {
         assert!(passes.iter().rev().skip(1).all(|pass| !pass.is_locked()));
     }
 
-    /// Trap T30.
+    /// Trap T30: readers must not wait for ever after a panic in a write section.
     #[test]
     fn panic_in_a_write_section_releases_the_lock() {
         let lock = Arc::new(SeqRwLock::new());
@@ -240,7 +240,8 @@ mod tests {
         let theirs = thread::spawn({
             let lock = Arc::clone(&lock);
             move || {
-                // A lock that does not share fails here, and does not hang.
+                // `try_read` and not `read`, so that a lock without sharing fails the test and does
+                // not hang it.
                 assert!(lock.lock.try_read().is_some());
                 let _theirs = lock.read_shared();
                 lock.lock.try_write().is_none()

@@ -1,6 +1,6 @@
 //! Grace periods of a whole process: open sections, and garbage that stays bounded.
 //!
-//! There is one domain per process, so these tests take turns.
+//! A process has one set of grace periods for all its threads, so these tests run one at a time.
 #![cfg(not(any(miri, corewalk_loom, corewalk_shuttle)))]
 
 use corewalk_base::{
@@ -18,7 +18,8 @@ static TURN: Mutex<()> = Mutex::new(());
 /// Versions that were made and not dropped yet.
 static ALIVE: ShardedCounter = ShardedCounter::new();
 
-/// Replacements that free every version that is due. A shard of garbage holds some hundred.
+/// Number of replacements after which every version whose grace period has ended is freed. A thread
+/// keeps some hundred versions as garbage before it frees any.
 const CHURN: u64 = 10_000;
 
 /// A value of several words, counted in `ALIVE`.
@@ -37,7 +38,7 @@ impl Drop for Version {
     }
 }
 
-/// Replaces the value of a cell of its own `CHURN` times, which frees garbage as a side effect.
+/// Makes a cell and replaces its value `CHURN` times, which frees garbage as a side effect.
 fn churn() {
     let cell = RcuCell::new(0);
     (0..CHURN).for_each(|round| cell.replace(round));
@@ -62,7 +63,7 @@ enum Step {
     MayLeave,
 }
 
-/// A thread that stays in a read section until the test tells it to leave.
+/// A reader thread that stays in a read section until the test tells it to leave.
 struct SittingReader {
     step: Arc<(Mutex<Step>, Condvar)>,
     thread: thread::JoinHandle<()>,
@@ -168,8 +169,8 @@ fn synchronize_inside_a_section_panics() {
 /// Trap T57: sections that come and go keep the garbage bounded, however fast a writer is.
 #[test]
 fn garbage_under_churn_is_bounded() {
-    // A reader that loses its processor inside a section keeps the versions of a time slice, some
-    // ten thousand. A reader that stayed would keep all.
+    // A reader that is preempted inside a section keeps all versions of one time slice, some ten
+    // thousand. A reader that never left its section would keep all.
     const ROUNDS: u64 = 1_500_000;
     const GARBAGE_MAX: i64 = ROUNDS as i64 / 4;
     let _turn = TURN.lock();
@@ -205,7 +206,8 @@ fn garbage_under_churn_is_bounded() {
     churn_down_to(0);
 }
 
-/// Trap T57: the bound holds because sections end. One section that stays open breaks it.
+/// Trap T57: one section that stays open keeps all garbage. The bound of the test above holds
+/// because sections end.
 #[test]
 fn control_garbage_behind_an_open_section_grows() {
     const ROUNDS: u64 = 100_000;

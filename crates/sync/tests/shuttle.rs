@@ -1,7 +1,7 @@
 //! Random schedules of programs that are too large for loom.
 //!
-//! Shuttle runs sequentially consistent schedules only, so it finds wrong steps and not weak
-//! orderings; those are loom's. A failure prints the schedule to replay. Run with
+//! Shuttle runs sequentially consistent schedules only. It therefore finds wrong steps, and loom
+//! finds orderings that are too weak. A failure prints the schedule to replay. Run with
 //! `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p corewalk-sync --release --test shuttle`.
 #![cfg(corewalk_shuttle)]
 
@@ -56,7 +56,8 @@ fn lockref_with_four_owners_is_freed_once() {
     shuttle::check_pct(|| four_owners(put_last), SCHEDULES, 3);
 }
 
-/// The count is read and dropped in two steps, so no owner may see itself as the last one.
+/// The owner drops its reference in one step and reads the count in another. Then perhaps no owner
+/// finds itself the last one.
 #[test]
 #[should_panic(expected = "the last owner freed it")]
 fn control_put_and_look_in_two_steps_is_caught() {
@@ -68,7 +69,8 @@ fn control_put_and_look_in_two_steps_is_caught() {
     shuttle::check_pct(|| four_owners(put), SCHEDULES, 3);
 }
 
-/// Two writers, two readers that fall back, one that locks shared.
+/// Runs two writers, two readers that fall back to the lock, and a reader that takes the shared
+/// lock.
 fn readers_and_writers(is_written_whole: fn(&SeqRwLock, &[AtomicU64; 2], u64)) {
     let shared = Arc::new((SeqRwLock::new(), [AtomicU64::new(0), AtomicU64::new(0)]));
     let read = |words: &[AtomicU64; 2]| {

@@ -1,4 +1,4 @@
-//! A preempted writer must not make readers spin (trap T30).
+//! Trap T30: a preempted writer must not make readers spin.
 //!
 //! The trap is about time, so these tests measure time. A writer stays in its section for
 //! `SECTION`, and each test measures the reader's own processor time.
@@ -64,8 +64,8 @@ fn lockref_user_sleeps_while_the_locker_is_away() {
     assert!(burnt < BURN_MAX, "the user burnt {burnt:?}");
 }
 
-/// A bare count has no lock to sleep on. This control shows that the measure above tells spinning
-/// from sleeping.
+/// A `SeqCount` has no lock to sleep on, so its reader spins. This control shows that the tests
+/// above tell spinning from sleeping.
 #[test]
 fn control_seqcount_reader_burns_time_while_the_writer_is_away() {
     let seq = Arc::new(SeqCount::new());

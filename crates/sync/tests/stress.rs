@@ -1,4 +1,4 @@
-//! Seeded stress on the machine: many threads, real sleeping, real reuse of slots.
+//! Stress tests from a seed, without a model checker: many threads that sleep and reuse slots.
 //!
 //! Each test stops by count, and its assertions print the seed. `COREWALK_SEED` chooses another
 //! one: `COREWALK_SEED=7 cargo test -p corewalk-sync --test stress`.
@@ -15,7 +15,7 @@ use std::sync::Barrier;
 const THREADS: u64 = 4;
 const ROUNDS: u64 = if cfg!(miri) { 40 } else { 200_000 };
 
-/// Steps that each side of a test makes while the other is at work.
+/// Number of steps that each side of a test makes at least, while the other side runs.
 const PROGRESS: u64 = if cfg!(miri) { 3 } else { 1_000 };
 
 /// The seed of this run.
@@ -88,7 +88,7 @@ impl Objects {
     }
 
     fn word(&self, index: u32, at: usize) -> u64 {
-        // ORDERING: Relaxed. A reference taken before orders it.
+        // ORDERING: Relaxed. The reference that the thread has taken before orders it.
         self.arena.get(index)[at].load(Ordering::Relaxed)
     }
 
@@ -216,10 +216,12 @@ fn lockref_locked_and_counted_by_many_keeps_the_sum() {
     assert!(!lockref.is_locked());
 }
 
-/// Trap T52: after a locker has left, users no longer find the lock held.
+/// Trap T52: one short lock must not make all later users lock. After the locker has left, no user
+/// finds the lock held.
 #[test]
 fn transient_locker_leaves_users_lock_free() {
-    /// Few, because each may cost a time slice: the locker yields while it holds the lock.
+    /// The number is small, because the locker yields while it holds the lock, and each yield may
+    /// cost a time slice.
     const LOCKS: u64 = if cfg!(miri) { 5 } else { 100 };
     let lockref = Arc::new(Lockref::new(1));
     let has_gone = Arc::new(AtomicBool::new(false));
@@ -293,7 +295,7 @@ fn seqcount_readers_beside_a_writer_see_whole_sections() {
                 let section = seq.write();
                 words.store(words.load()[0] + 1);
                 drop(section);
-                // A gap between sections, so that readers get through.
+                // Pause between two sections, so that a reader can finish a pass.
                 (0..random.below(100)).for_each(|_| hint::spin_loop());
             }
             return;
@@ -313,7 +315,7 @@ fn seqcount_readers_beside_a_writer_see_whole_sections() {
     });
 }
 
-/// Traps T29 and T31.
+/// Traps T29 and T31: a reader must neither retry for ever nor race with the writer's stores.
 #[test]
 fn seqlock_under_writers_gives_whole_sections_in_bounded_passes() {
     let shared = Arc::new((SeqLock::new(), Words::new()));
@@ -341,7 +343,7 @@ fn seqlock_under_writers_gives_whole_sections_in_bounded_passes() {
     });
 }
 
-/// Traps T29 and T31.
+/// Traps T29 and T31: a reader must neither retry for ever nor race with the writer's stores.
 #[test]
 fn seqrwlock_under_writers_gives_whole_sections_in_bounded_passes() {
     let shared = Arc::new((SeqRwLock::new(), Words::new()));

@@ -3,8 +3,8 @@
 //! A test binary makes a [`Counting`] its global allocator, and compares counts before and after an
 //! operation. There are two scopes, because other threads of the binary allocate at any time:
 //!
-//! - the process: bytes and blocks that are allocated now ([`Counting::live`]), for bounds on
-//!   memory;
+//! - the process: bytes and blocks that are allocated and not freed ([`Counting::live`]), for
+//!   bounds on memory;
 //! - the calling thread: its allocations so far ([`thread_allocations`]), for exact numbers.
 //!
 //! Sizes are the requested ones, not those to which malloc rounds them.

@@ -104,7 +104,8 @@ impl Forked {
 
     fn end(&mut self) -> io::Result<Option<WaitStatus>> {
         let Some(pid) = self.pid.take() else { return Ok(None) };
-        // Also correct if the child has ended: its pid is not reused before waitpid(2).
+        // The signal reaches no other process, since the pid of an ended child is not reused before
+        // waitpid(2).
         let _killed = kill_process(pid, Signal::KILL);
         wait(Some(pid))
     }

@@ -1,4 +1,5 @@
-//! Fuzz tests: a target runs the inputs of a corpus and random changes of them.
+//! Fuzz tests: they run a target, the code under test, with the inputs of a corpus and with random
+//! changes of them.
 //!
 //! A fuzz test has a directory of inputs, its corpus, in `fuzz/` below the root of the repository.
 //! It first runs all of them. Then it repeatedly takes an input, changes a few bytes, and runs the
@@ -44,7 +45,7 @@ const TIMES: &str = "COREWALK_FUZZ_TIMES";
 /// The longest input in bytes; a longer one is truncated.
 const LEN_MAX: usize = 1 << 16;
 
-/// Numbers that are often bounds, such as the largest value of a type.
+/// Numbers that code often has as a limit, such as the largest value of a type.
 const EDGES: [u64; 10] =
     [0, 1, 0x7f, 0xff, 0x7fff, 0xffff, i32::MAX as u64, u32::MAX as u64, i64::MAX as u64, u64::MAX];
 
@@ -142,7 +143,8 @@ impl Fuzz {
             }
             4 if !self.words.is_empty() => insert(input, at, rng.pick::<Vec<u8>>(&self.words)),
             5 => {
-                // Overwrite one to eight bytes with a bound, or with a bound plus or minus 1.
+                // Overwrite one to eight bytes with a number of `EDGES`, or with such a number plus
+                // or minus 1.
                 let number = rng.pick(&EDGES).wrapping_add(rng.below(3)).wrapping_sub(1);
                 let width = 1 << rng.below(4);
                 let end = (at + width).min(input.len());
@@ -192,9 +194,9 @@ mod tests {
     use super::*;
     use std::panic::catch_unwind;
 
-    /// The search reaches an input that passes three checks only because it keeps inputs with new
-    /// answers.
-    // Not under miri: it would take long, and this code is not unsafe.
+    /// The target checks three bytes one after the other. The search passes all three only because
+    /// it keeps inputs with new answers.
+    // Do not run this test under Miri: it would take long, and this code is not unsafe.
     #[cfg(not(miri))]
     #[test]
     fn inputs_with_new_answers_lead_past_checks() {

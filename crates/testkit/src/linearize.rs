@@ -44,7 +44,7 @@ use std::{
     mem,
 };
 
-/// The number of calls that the report shows of the explanation.
+/// The number of calls before the wrong one that a report shows.
 const SHOWN_BEFORE: usize = 12;
 
 /// A sequential model, which computes the correct results.
@@ -112,7 +112,8 @@ impl Default for Limit {
 /// The result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The history is linearizable. The explanation: indices into [`History::calls`], in sequence.
+    /// The history is linearizable. The indices into [`History::calls`] give a sequence that
+    /// explains it.
     Linearizable(Vec<usize>),
     /// No sequence explains the results.
     Violated,
@@ -146,7 +147,8 @@ pub fn assert_linearizable<S: Spec + Debug>(
     }
 }
 
-/// Returns the report on a history that is not linearizable. The text of the module describes it.
+/// Returns a report on a history that is not linearizable. The module's documentation describes the
+/// report.
 pub fn report<S: Spec + Debug>(
     initial: &S,
     history: &History<S::Op, S::Ret>,
@@ -160,7 +162,8 @@ pub fn report<S: Spec + Debug>(
         .map(|(index, call)| (call.returned, index))
         .collect();
     returns.sort_unstable();
-    // The number of returns in the longest prefix that is not wrong. The whole history is wrong.
+    // Number of returns in the longest prefix that is linearizable. The search may assume that the
+    // whole history is not.
     let first_failing = returns.partition_point(|&(until, _)| {
         Search::new(initial, calls, until, limit).run() != Verdict::Violated
     });
@@ -214,7 +217,7 @@ fn describe<S: Spec + Debug>(
 /// The search over one prefix of a history.
 struct Search<'h, S: Spec> {
     calls: &'h [Call<S::Op, S::Ret>],
-    /// For each call, whether it returned within the prefix. Other calls count as pending.
+    /// True for each call that returned within the prefix. Other calls count as pending.
     is_answered: Vec<bool>,
     limit: Limit,
     events: EventList,
@@ -234,7 +237,7 @@ impl<'h, S: Spec> Search<'h, S> {
             calls.iter().map(|call| call.ret.is_some() && call.returned <= until).collect();
         let mut events = Vec::with_capacity(calls.len() * 2);
         for (index, call) in calls.iter().enumerate().filter(|(_, call)| call.invoked <= until) {
-            // At equal times the invocation comes first, which makes the two calls overlap.
+            // Sort an invocation before a return at the same time, so that the two calls overlap.
             events.push((call.invoked, 0, EventList::invocation(index)));
             if is_answered[index] {
                 events.push((call.returned, 1, EventList::answer(index)));
@@ -319,7 +322,7 @@ enum Step {
     Taken,
     /// The result does not fit, or the pair of taken calls and state was seen before.
     Refused,
-    /// The next event is the return of a call that is not taken: an earlier choice was wrong.
+    /// The next event is the return of a call that is not taken, so an earlier choice was wrong.
     Blocked,
     /// The search reached its limit.
     Exhausted,
@@ -540,7 +543,8 @@ mod tests {
             calls.push(Call::finished(0, at, at + 2, Op::Write(value), 0));
             calls.push(Call::finished(1, at + 1, at + 3, Op::Read, value));
         }
-        // In parts: each step of the search copies a set with one bit per call.
+        // Check the calls in parts, because each step of the search copies a set with one bit per
+        // call.
         for part in calls.chunks(2_000) {
             assert!(is_linearizable(part.to_vec()));
         }

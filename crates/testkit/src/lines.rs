@@ -2,7 +2,7 @@
 //! share written lines.
 //!
 //! Two threads scale if neither writes a cache line that the other touches. A machine with two
-//! processors cannot measure that for eighty, but it can record the lines. Each operation is
+//! processors cannot measure how eighty would scale, but it can record the lines. Each operation is
 //! recorded by itself, and the lines of two recordings are compared. A line that one operation
 //! writes and the other reads or writes is a *conflict*.
 //!
@@ -40,9 +40,9 @@ use std::{collections::BTreeSet, ffi::c_void, mem::MaybeUninit, ptr};
 const LINE: usize = 64;
 /// Size of a page in bytes.
 const PAGE: usize = 4_096;
-/// The most accesses of one recording.
+/// Maximum number of accesses in one recording.
 const ACCESSES_MAX: usize = 1 << 14;
-/// The most pages that one instruction touches.
+/// Maximum number of pages that one instruction touches.
 const OPEN_MAX: usize = 8;
 /// The bit in the error code of a page fault that is set for a store.
 const FAULT_STORE: i64 = 1 << 1;
@@ -161,7 +161,8 @@ fn handle(signal: i32, handler: *const ()) -> libc::sigaction {
     // SAFETY: all zeroes is a valid `sigaction`: no flags, an empty mask.
     let mut new: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     new.sa_sigaction = handler as usize;
-    // Without `SA_NODEFER`: a fault in the handler ends the process instead of recursing for ever.
+    // `SA_NODEFER` is not set, so a fault in the handler ends the process instead of recursing for
+    // ever.
     new.sa_flags = libc::SA_SIGINFO;
     // SAFETY: both pointers are to a `sigaction`, and the handler has the arguments of
     // `SA_SIGINFO`.
@@ -188,7 +189,8 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     // SAFETY: it is null or points into the `Watched` that is being recorded.
     let is_watched = unsafe { ranges.as_ref() }.is_some_and(|ranges| ranges.contains(address));
     if !is_watched {
-        // A fault elsewhere: with the default disposition, it recurs and ends the process.
+        // The fault is not in watched memory. Restore the default disposition: the fault recurs and
+        // ends the process.
         // SAFETY: `SIG_DFL` is a valid handler.
         unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
         return;
@@ -197,7 +199,7 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     let is_store = registers[libc::REG_ERR as usize] & FAULT_STORE != 0;
     note(&RECORDER.accesses, &RECORDER.len, (address & !1) | usize::from(is_store));
-    // After a load, access for reading only: a store of the same instruction must fault too.
+    // After a load, permit reads only, because a store of the same instruction must fault too.
     let access =
         if is_store { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
     note(&RECORDER.open, &RECORDER.open_len, address & !(PAGE - 1));

@@ -17,7 +17,8 @@
 //! There is no function to sleep until another thread is probably ready. A test that needs an order
 //! uses a channel or a barrier.
 //!
-//! Source: the traps T22 and P9 of `docs/developing/traps.md`, which need bounded time.
+//! Source: the traps T22 (a livelock) and P9 (deadlocks of rename) of `docs/developing/traps.md`.
+//! Their tests must end in bounded time.
 
 use crate::{
     real::{
@@ -170,9 +171,12 @@ pub struct Watchdog {
     thread: Option<thread::JoinHandle<()>>,
 }
 
+/// The part of a watchdog that its thread shares.
 #[derive(Debug, Default)]
 struct WatchdogState {
+    /// Protected by its own mutex.
     is_done: Mutex<bool>,
+    /// Notified when `is_done` is set. Waited on under `is_done`.
     changed: Condvar,
 }
 
@@ -229,8 +233,8 @@ impl Drop for Watchdog {
     }
 }
 
-/// Returns a line for each thread of this process: tid, name, state, and the kernel function in
-/// which it sleeps.
+/// Returns a line of text for each thread of this process: tid, name, state, and the kernel
+/// function in which the thread sleeps.
 pub fn threads_text() -> String {
     let mut text = String::new();
     let Ok(tasks) = fs::read_dir("/proc/self/task") else { return text };

@@ -29,7 +29,8 @@
 //! - A.1: a child does not outlive its timeout or the call. The child and its process group are
 //!   killed.
 //! - A.2: [`Reexec::run`] panics if no test has the name. For libtest, a run without tests is a
-//!   success, so a test that was renamed without its string would pass without its child.
+//!   success. After the renaming of a test, its old name in a string would otherwise start a child
+//!   that runs nothing and passes.
 //! - A.3: a child that dies leaves no core file.
 //!
 //! Source: libtest's `--exact`; `pidfd_open(2)`, `setrlimit(2)`, `sched_setaffinity(2)`.

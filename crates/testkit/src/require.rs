@@ -28,7 +28,7 @@ pub enum Need {
     /// The kernel permits calls that a container may forbid even to root: new namespaces,
     /// ptrace(2).
     Kernel,
-    /// Properties that no installation changes: processors, huge pages, the file system of the
+    /// A property that no installation changes: processors, huge pages, the file system of the
     /// disk, the version of the kernel.
     Machine,
 }

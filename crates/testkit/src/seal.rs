@@ -62,7 +62,7 @@ const REGION_BYTES: usize = 16 << 30;
 /// The largest alignment of a block in the region.
 const REGION_ALIGN_MAX: usize = 4_096;
 
-/// The most address ranges of a process.
+/// Maximum number of address ranges of a process.
 const RANGES_MAX: usize = 1_024;
 
 /// The largest `/proc/self/maps`, in bytes.
@@ -173,7 +173,8 @@ impl Default for Seal {
 pub enum Reach {
     /// The memory that was allocated or mapped during the phase.
     Built,
-    /// As `Built`, and `.data` and `.bss` of the program, where a global counter would be.
+    /// The memory of `Built`, and the program's `.data` and `.bss`. A global counter would be
+    /// there.
     WithStatics,
 }
 
@@ -281,7 +282,7 @@ pub fn prove<S>(
     let phase = seal.begin();
     // Boxed, because the stack stays writable.
     let system = Box::new(build());
-    // By write(2), not through the buffer of standard output, which may be sealed.
+    // Print with write(2), because the buffer of standard output may be sealed.
     write(stdout(), SEALED_LINE.as_bytes()).expect("stdout is open");
     let sealed = phase.protect(Reach::WithStatics);
     match role.as_str() {

@@ -114,7 +114,8 @@ fn entered(thread: i32) -> Option<u64> {
 fn wait(thread: i32) -> io::Result<(i32, i32)> {
     let mut status = 0;
     loop {
-        // `__WNOTHREAD`: only children of this thread, because other tests have children too.
+        // `__WNOTHREAD` waits only for children of this thread, because other tests have children
+        // too.
         // SAFETY: the status is written to a local variable.
         let waited =
             unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL | libc::__WNOTHREAD) };

@@ -82,7 +82,8 @@ fn check_hang(site: &Site) -> Result<Outcome, Outcome> {
     command.arg(mount.path.join("never"));
     let (ended, output) = mount.run_to_end("hang", &mut command, Duration::from_secs(2));
     match ended {
-        // The abort ended the client's call, so that SIGKILL could end the client.
+        // The client was killed after the time limit. That worked because the abort had ended its
+        // call.
         Ended::TimedOut => {}
         Ended::Stuck => {
             return Err(Outcome::Failed("the abort did not free the client".to_owned()));

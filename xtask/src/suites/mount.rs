@@ -45,7 +45,7 @@ pub(super) enum Source {
     Tmpfs,
     /// A directory of the machine's file system.
     Host,
-    /// A store in such a directory. `fsck` checks it at the end.
+    /// A store in a directory of the host. `fsck` checks it at the end.
     Store,
 }
 
@@ -209,7 +209,7 @@ impl Mount {
     /// As [`Mount::run`].
     pub(super) fn shell(&mut self, what: &str, script: &str) -> Result<String, Outcome> {
         let mut command = Command::new("sh");
-        // By `cd` in the script: this process must not access the mount.
+        // Change the directory in the script, because this process must not access the mount.
         command.args(["-euc", &format!("cd \"$MNT\"\n{script}")]).env("MNT", &self.path);
         command.env("WORK", self.folder.join("work"));
         self.run(what, &mut command, Duration::from_secs(10 * 60))
@@ -260,7 +260,7 @@ impl Mount {
         let Some(connection) = &self.connection else { return };
         let folder = Path::new(CONNECTIONS);
         if !folder.join(connection).exists() {
-            // In this mount namespace only, if fusectl is not mounted already.
+            // Mount fusectl, in this mount namespace only, unless it is mounted already.
             let _ = Command::new("mount").args(["-t", "fusectl", "fusectl", CONNECTIONS]).status();
         }
         if let Err(error) = fs::write(folder.join(connection).join("abort"), "1") {

@@ -14,18 +14,20 @@ use crate::{
     Outcome,
     process::{self, Ended},
 };
-use std::{fs, path::PathBuf, process::Command};
+use std::{env, fs, path::PathBuf, process::Command};
 
 const PJDFSTEST_VERSION: &str = "0.2.2";
 const FSX_VERSION: &str = "0.3.2";
-const FSX_OPERATIONS: &str = "100000";
-/// Operations of fsx in less important modes.
-const FSX_OPERATIONS_SHORT: &str = "20000";
+/// The variable that sets the number of operations of each run of fsx.
+const FSX_OPERATIONS: &str = "COREWALK_FSX_OPERATIONS";
+/// The number of operations if the variable is not set.
+const FSX_OPERATIONS_DEFAULT: &str = "20000";
 
 /// The user that pjdfstest switches to besides `nobody`.
 const TESTS_USER: &str = "tests";
 
-/// The fewest passed tests of pjdfstest. On tmpfs, 384 of 398 pass and the others are skipped.
+/// Minimum number of tests of pjdfstest that must pass. On tmpfs, 384 of 398 pass and the others
+/// are skipped.
 const PJDFSTEST_PASSED_MIN: u64 = 370;
 
 const PJDFSTEST_CONFIG: &str = r#"
@@ -105,7 +107,7 @@ fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome
     let config = site.folder.join("pjdfstest.toml");
     write(&config, PJDFSTEST_CONFIG)?;
     let mut mount = Mount::start_with(site, source, options)?;
-    // A short name, because the path of a socket is limited to 107 bytes.
+    // Use a short name, because the path of a socket is limited to 107 bytes.
     mount.shell("pjdfstest-folder", "mkdir -m 0755 t")?;
     let mut command = Command::new(program);
     command.arg("-c").arg(config).arg("-p").arg(mount.path.join("t"));
@@ -159,38 +161,35 @@ fn without_colours(text: &str) -> String {
     parts.fold(first, |plain, part| plain + part.split_once('m').map_or("", |(_, rest)| rest))
 }
 
-/// Runs fsx with and without mappings.
+/// Runs fsx on a tmpfs.
 pub(super) fn fsx(site: &Site) -> Outcome {
-    check_fsx(site, (Source::Tmpfs, OPTIONS), FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
+    check_fsx(site, Source::Tmpfs, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs fsx, with fewer operations, where the server checks permissions.
+/// Runs fsx where the server checks permissions.
 pub(super) fn fsx_server(site: &Site) -> Outcome {
-    check_fsx(site, (Source::Tmpfs, SERVER_PERMISSIONS), FSX_OPERATIONS_SHORT)
-        .unwrap_or_else(|outcome| outcome)
+    check_fsx(site, Source::Tmpfs, SERVER_PERMISSIONS).unwrap_or_else(|outcome| outcome)
 }
 
 /// Runs fsx where the kernel collects writes and times.
 pub(super) fn fsx_writeback(site: &Site) -> Outcome {
-    check_fsx(site, (Source::Tmpfs, WRITEBACK), FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
+    check_fsx(site, Source::Tmpfs, WRITEBACK).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs fsx, with fewer operations, on a directory of the host.
+/// Runs fsx on a directory of the host.
 pub(super) fn fsx_host(site: &Site) -> Outcome {
-    check_fsx(site, (Source::Host, OPTIONS), FSX_OPERATIONS_SHORT).unwrap_or_else(|outcome| outcome)
+    check_fsx(site, Source::Host, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
 /// Runs fsx on a store.
 pub(super) fn fsx_store(site: &Site) -> Outcome {
-    check_fsx(site, (Source::Store, OPTIONS), FSX_OPERATIONS).unwrap_or_else(|outcome| outcome)
+    check_fsx(site, Source::Store, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-fn check_fsx(
-    site: &Site,
-    (source, options): (Source, &str),
-    operations: &str,
-) -> Result<Outcome, Outcome> {
+/// Runs fsx on a new mount, once with mappings and once without.
+fn check_fsx(site: &Site, source: Source, options: &str) -> Result<Outcome, Outcome> {
     let program = installed(site, "fsx", FSX_VERSION)?;
+    let operations = env::var(FSX_OPERATIONS).unwrap_or(FSX_OPERATIONS_DEFAULT.to_owned());
     let seed = format!("{}", std::process::id() ^ seconds_now());
     println!("fsx: seed {seed}");
     let mut mount = Mount::start_with(site, source, options)?;
@@ -201,7 +200,7 @@ fn check_fsx(
         let path = site.folder.join(format!("{name}.toml"));
         write(&path, config)?;
         let mut command = Command::new(&program);
-        command.args(["-q", "-N", operations, "-S", &seed, "-P"]).arg(site.work());
+        command.args(["-q", "-N", &operations, "-S", &seed, "-P"]).arg(site.work());
         command.arg("-f").arg(path).arg(mount.path.join(name));
         let output = mount.run(name, &mut command, minutes(6))?;
         if !output.contains("All operations completed") {
@@ -238,7 +237,7 @@ fn installed(site: &Site, name: &str, version: &str) -> Result<PathBuf, Outcome>
     command.args(["install", name, "--locked", "--version", version, "--root"]).arg(&site.tools);
     command.env("CARGO_TARGET_DIR", site.tools.join("build"));
     let log = site.folder.join("install.log");
-    // Several tries: the registry may not answer for a moment.
+    // Try several times, since the registry may not answer for a moment.
     for _ in 0..INSTALL_TRIES {
         if process::run_logged(&mut command, &log, minutes(10)).0 == Ended::Well {
             return Ok(program);

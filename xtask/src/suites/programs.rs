@@ -3,7 +3,8 @@
 //! | program | test |
 //! |---|---|
 //! | `sysv_ipc` 1.2.0 of PyPI | its own tests |
-//! | stress-ng | `--sem-sysv --msg --verify`, for `COREWALK_STRESS_SECONDS` (20; at most 600) |
+//! | `ctypes` of Python | a set and a queue through `ctypes.CDLL("libc.so.6")` |
+//! | stress-ng | `--sem-sysv --msg --verify`, for `COREWALK_STRESS_SECONDS` (10; at most 600) |
 //! | fakeroot | an archive of 5,000 files with owners equals that of a run without corewalk |
 //! | `IPC::SysV` of Perl | its own tests, or `sysv.pl` if they cannot be downloaded |
 //! | Perl under strace(1) | no call is a system call: 100,000 semop(2), 500 or more of the others |
@@ -31,11 +32,12 @@ use std::{
 };
 
 const SYSV_IPC: &str = "sysv_ipc==1.2.0";
-/// The fewest passed tests of that version. One more is skipped.
+/// Minimum number of tests of that version that must pass. One more test is skipped.
 const SYSV_IPC_TESTS_MIN: u32 = 136;
 
 const IPC_SYSV: &str = "https://github.com/mhx/IPC-SysV";
-/// The variable with the path of a copy of that repository. Without it the suite clones it.
+/// The variable with the path of a copy of that repository. If it is not set, the suite clones the
+/// repository.
 const IPC_SYSV_ENV: &str = "COREWALK_PERL_IPC_SYSV";
 const IPC_SYSV_TESTS_MIN: u32 = 70;
 const OWN_PERL: &str = include_str!("programs/sysv.pl");
@@ -83,8 +85,9 @@ for my $round (1 .. $rounds) {
 semctl($set, 0, 0, 0) && msgctl($queue, 0, 0) && shmctl($segment, 0, 0) or die $!;
 "#;
 
-/// How many more pages of the heap a long run may use than a short one. Before the library writes
-/// to a page of the caller for the first time, it checks the page by one futex(2).
+/// Maximum number of heap pages that a long run uses in addition to those of a short one. Before
+/// the library writes to a page of the caller for the first time, it checks the page by one
+/// futex(2).
 const PAGES_MAX: usize = 8;
 
 /// The option of strace(1): the calls that must not reach the kernel, and futex(2).
@@ -96,12 +99,13 @@ pub(super) fn programs(site: &Site) -> Outcome {
     let closed = Closed::new(site);
     let mut tally = Tally::new();
     type Part = fn(&Closed<'_>) -> Result<Outcome, Outcome>;
-    let parts: [(&str, Part); 6] = [
+    let parts: [(&str, Part); 7] = [
         ("closed namespace", control),
         ("system calls", system_calls),
         ("perl IPC::SysV", perl),
         ("fakeroot", fakeroot),
         ("python sysv_ipc", sysv_ipc),
+        ("python ctypes", ctypes),
         ("stress-ng", stress_ng),
     ];
     for (name, part) in parts {
@@ -156,7 +160,8 @@ fn open() -> Command {
     command
 }
 
-/// A program that creates a set and a queue fails without corewalk, and succeeds with it.
+/// Runs a program that creates a semaphore set and a message queue. It must fail without corewalk,
+/// and succeed with it.
 fn control(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = "defined semget(0, 1, 0600) or exit 3; defined msgget(0, 0600) or exit 4;";
     let log = closed.site.folder.join("closed.log");
@@ -191,7 +196,8 @@ fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     if semops < SEMOPS || !CALLS.iter().all(|name| is_seen(name)) {
         return Err(Outcome::Failed("strace did not show the calls without corewalk".to_owned()));
     }
-    // Without `--shm`, programs use the kernel's shared memory.
+    // Leave out the calls of shared memory if the program has no `--shm`, since these calls reach
+    // the kernel.
     let ours = CALLS.iter().filter(|name| closed.has_shm || !name.starts_with("shm"));
     let is_more = seen(&many, "futex") > seen(&few, "futex") + PAGES_MAX;
     if ours.into_iter().any(|name| seen(&many, name) > 0) || is_more {
@@ -331,6 +337,34 @@ fn sysv_ipc(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
+/// Runs a Python program that looks up the calls in the C library by itself.
+fn ctypes(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
+    const SCRIPT: &str = r#"
+import ctypes
+libc = ctypes.CDLL("libc.so.6", use_errno=True)
+def check(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "call of ctypes")
+    return result
+set = check(libc.semget(0, 1, 0o600))
+up = (ctypes.c_short * 3)(0, 1, 0)
+for _ in range(1000):
+    check(libc.semop(set, up, 1))
+assert check(libc.semctl(set, 0, 12, 0)) == 1000
+queue = check(libc.msgget(0, 0o600))
+message = ctypes.create_string_buffer(b"\1\0\0\0\0\0\0\0hello", 13)
+check(libc.msgsnd(queue, message, 5, 0))
+received = ctypes.create_string_buffer(13)
+assert check(libc.msgrcv(queue, received, 5, 0, 0)) == 5
+assert received.raw == message.raw
+check(libc.semctl(set, 0, 0, 0))
+check(libc.msgctl(queue, 0, 0))
+"#;
+    needed("python3")?;
+    closed.site.run("ctypes", closed.with_corewalk().args(["python3", "-c", SCRIPT]))?;
+    Ok(Outcome::Passed)
+}
+
 /// Returns a directory with the source of the module and a virtual environment that has it
 /// installed.
 fn python_tests(site: &Site) -> Result<PathBuf, Outcome> {
@@ -377,7 +411,7 @@ touch complete
 fn stress_ng(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     needed("stress-ng")?;
     let asked = std::env::var("COREWALK_STRESS_SECONDS").ok();
-    let seconds = asked.unwrap_or_else(|| "20".to_owned());
+    let seconds = asked.unwrap_or_else(|| "10".to_owned());
     let mut command = closed.with_corewalk();
     // Status 7 says only that a stressor was ended while it counted an operation, which is likely
     // with a million of them a second. The line "successful run completed" must still be there.

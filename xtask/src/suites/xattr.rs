@@ -23,9 +23,9 @@ use std::{
 
 /// The size of the ext4 in bytes.
 const EXT4_BYTES: u64 = 64 << 20;
-/// The fewest lines of a transcript. A complete one has about 800.
+/// Minimum number of lines of a transcript. A complete one has about 800.
 const LINES_MIN: usize = 600;
-/// The most differences that are printed.
+/// Maximum number of differences that are printed.
 const SHOWN_MAX: usize = 40;
 
 /// Compares a tmpfs with ext4.

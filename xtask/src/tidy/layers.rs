@@ -1,4 +1,5 @@
-//! Rules about crates: dependencies between them, and which may have unsafe code.
+//! Rules about crates: dependencies between them and between the modules of `corewalk-ipc`, and
+//! which crates may have unsafe code.
 //!
 //! A crate depends only on crates of lower layers, never on one of its own layer. Code that two
 //! crates of a layer share is in a lower layer. The test kit has no layer: it depends on none of
@@ -26,6 +27,16 @@ const LAYERS: [(&str, u32); 12] = [
     ("corewalk-cli", 5),
     ("corewalk-lab", 5),
     ("xtask", 0),
+];
+
+/// The modules of the lower layers of `corewalk-ipc`, lowest first. All others are in the highest
+/// layer.
+const IPC_MODULES: [&str; 3] = [
+    "backing contention field flags handle ids ids/recover layout limits list lock perm pool \
+     pool/join process shared spin status task_line",
+    "msg/filter msg/handover msg/message msg/node msg/queue msg/rebuild sem/freeze sem/log \
+     sem/node sem/queue sem/recover sem/set sem/txn sem/undo sem/word shm/segment",
+    "msg msg/watched recover sem sem/reap sem/watched shm watch",
 ];
 
 const TESTKIT: &str = "corewalk-testkit";
@@ -82,6 +93,36 @@ fn package_name(text: &str) -> Option<&str> {
     let (_, package) = text.split_once("[package]")?;
     let line = package.lines().find(|line| line.trim_start().starts_with("name"))?;
     line.split('"').nth(1)
+}
+
+/// Returns a finding for each `use` of a module of a higher layer in `corewalk-ipc`.
+pub(super) fn ipc_modules(file: &RustFile) -> Vec<Finding> {
+    let module =
+        file.path.strip_prefix("crates/ipc/src/").and_then(|path| path.strip_suffix(".rs"));
+    let Some(module) = module else { return Vec::new() };
+    let is_in = |layer: &&str, module: &str| layer.split_whitespace().any(|known| known == module);
+    let layer_of = |module: &str| {
+        IPC_MODULES.iter().position(|layer| is_in(layer, module)).unwrap_or(IPC_MODULES.len())
+    };
+    let folder = module.rsplit_once('/').map_or(String::new(), |(folder, _)| format!("{folder}/"));
+    let mut findings = Vec::new();
+    for (at, line) in file.lines.iter().enumerate() {
+        let (folder, used) = match line.code.strip_prefix("use super::") {
+            Some(used) => (folder.as_str(), used),
+            None => ("", line.code.strip_prefix("use crate::").unwrap_or_default()),
+        };
+        let names = used.split(|c: char| c != '_' && !c.is_alphanumeric());
+        // Without braces, the names after the first are items of the module.
+        let count = if used.starts_with('{') { usize::MAX } else { 1 };
+        let modules = names.take(count).filter(|name| name.starts_with(char::is_lowercase));
+        for used in modules.map(|name| format!("{folder}{name}")) {
+            if layer_of(&used) > layer_of(module) {
+                let instead = format!("{module} may not use {used}, a module of a higher layer");
+                findings.push(Finding::new(&file.path, at + 1, "layers", instead));
+            }
+        }
+    }
+    findings
 }
 
 /// Returns a finding for each crate root that should forbid unsafe code and does not.
@@ -142,5 +183,15 @@ mod tests {
         let may = RustFile::parse("crates/sync/src/lib.rs", "//! x\n");
         let good = RustFile::parse("crates/ipc/src/lib.rs", "#![forbid(unsafe_code)]\n");
         assert_eq!(unsafe_crates(&[bare, may, good]).len(), 1);
+    }
+
+    #[test]
+    fn use_of_a_module_of_a_higher_layer_is_found() {
+        let found = |path, text| super::super::lines_found(ipc_modules, path, text);
+        let text = "use crate::recover;\nuse super::txn::Txn;\nuse crate::{field, sem};\n";
+        assert_eq!(found("crates/ipc/src/sem/set.rs", text), [1, 3]);
+        assert_eq!(found("crates/ipc/src/pool.rs", "use crate::task::Task;\n"), [1]);
+        assert!(found("crates/ipc/src/sem/reap.rs", text).is_empty());
+        assert!(found("crates/fuse/src/field.rs", "use crate::task::Task;\n").is_empty());
     }
 }

@@ -26,7 +26,7 @@ const BANNED_FILES: [&str; 6] =
 
 /// Returns a finding if the file is too long.
 pub(super) fn length(file: &RustFile) -> Vec<Finding> {
-    // The text after the last line break is not a line.
+    // The text after the last line break does not count as a line.
     let count = file.lines.len().saturating_sub(1);
     if count <= LINES_MAX {
         return Vec::new();

@@ -1,13 +1,13 @@
-//! A word that stops its thread before a chosen store, to test the remains of a killed process.
+//! An atomic word that stops its thread before a chosen store. Tests then check the memory that a
+//! killed process leaves behind.
 //!
 //! Under `--cfg corewalk_crash` this is the `AtomicU64` of all protocols. [`run`] gives the calling
 //! thread a number of stores. Before the next store the thread unwinds. Until `run` returns, none
 //! of its stores takes effect. Destructors therefore change nothing, as if the process had been
 //! killed. Other threads go on unchanged. A failed exchange is no store.
 //!
-//! A process is killed between two instructions, and other processes see its earlier stores.
-//! Stopping before each store in turn therefore covers every instruction at which a kill can be
-//! told apart.
+//! A process is killed between two instructions, and other processes see its earlier stores. A test
+//! that stops before each store in turn therefore covers every state that a kill can leave.
 //!
 //! Source: the same idea as the crash points of the tests of `ext4` and `SQLite`.
 
@@ -17,7 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64 as Word, Ordering};
 
 thread_local! {
-    /// The number of stores left, if stores are counted.
+    /// The number of stores that the thread may still make; None outside of `run`.
     static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
     static IS_STOPPED: Cell<bool> = const { Cell::new(false) };
 }
@@ -61,7 +61,7 @@ fn arrives() -> bool {
         None => true,
         Some(0) => {
             IS_STOPPED.set(true);
-            // Not `panic_any`, which would print a message.
+            // Do not call `panic_any`, which would print a message.
             resume_unwind(Box::new(Stopped))
         }
         Some(left) => {
@@ -130,7 +130,7 @@ impl AtomicU64 {
         self.compare_exchange(current, new, success, failure)
     }
 
-    /// Like the standard library's method. Each round is a store of its own.
+    /// As the standard library's method. Each try counts as one store.
     #[inline]
     pub fn fetch_update(
         &self,

@@ -1,18 +1,17 @@
 //! `corewalk ipc exec`: runs a command in a namespace.
 //!
-//! The command gets the preload library and the namespace in its environment, and descriptors of
-//! the namespace's file and of the folder of segments; all that it starts inherits them. This
-//! process waits for it, passes on signals that were sent to it, and ends as the command does. (A
-//! signal of the terminal has reached the command already.)
+//! The command finds the preload library and the namespace by its environment. It gets descriptors
+//! of the namespace's file and of the folder of segments. Programs that the command starts inherit
+//! all of this. `exec` waits for the command and ends as the command does.
 //!
-//! `exec` passes on each signal that a process sends to it. It does not pass on signals of the
-//! terminal, which the command gets from the kernel as well.
+//! `exec` passes on to the command each signal that a process sends to `exec`. It does not pass on
+//! signals of the terminal, which the command gets from the kernel as well.
 //!
 //! # Exit status
 //!
-//! The status of the command. 126 if the command cannot be run in a namespace, 127 if it does not
-//! exist. 1 and 2, as in other subcommands, if `exec` itself fails. If a signal kills the command,
-//! `exec` dies of the same signal.
+//! `exec` has the status of the command. It is 126 if the command cannot be run in a namespace, and
+//! 127 if the command does not exist. It is 1 or 2, as in other subcommands, if `exec` itself
+//! fails. If a signal kills the command, `exec` dies of the same signal.
 //!
 //! Source: env(1), timeout(1).
 
@@ -78,11 +77,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .args(&arguments.command[1..])
         .env("LD_PRELOAD", preload::value(&preload, before.as_deref()))
         .env(NAMESPACE_ENV, &place.path);
-    // Inside of another namespace these may be set.
+    // These are set if this command itself runs in a namespace.
     for name in [FD_ENV, SHM_ENV, SHM_FD_ENV] {
         command.env_remove(name);
     }
-    // Both are kept until the command has inherited them.
+    // Keep both descriptors until the command has inherited them.
     let handed = place.hand_on();
     let mut handed_shm = None;
     if arguments.shm {
@@ -95,7 +94,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             command.env(name, word);
         }
     }
-    // Before the start of the command: a signal must not end `exec` and leave the command alone.
+    // Install the handlers before the command starts. Otherwise a signal could end `exec` and leave
+    // the command running.
     let signals =
         SignalsInfo::<WithOrigin>::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2]);
     let signals = signals.map_err(|error| Failure::of("signals", error))?;
@@ -125,7 +125,7 @@ fn supervise(
     place: &Place,
 ) -> Result<ExitStatus, Failure> {
     let failed = |error| Failure::of("waiting for the command", error);
-    // A pidfd, because another process could have the pid by the time of a signal.
+    // Use a pidfd, because the pid could belong to another process by the time of a signal.
     let pid = Pid::from_raw(child.id().cast_signed()).expect("a process has a number");
     let open = || pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.into()));
     pass_on(signals, open()?);
@@ -146,7 +146,8 @@ fn pass_on(mut signals: SignalsInfo<WithOrigin>, process: OwnedFd) {
         for origin in &mut signals {
             let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
             if origin.process.is_some() {
-                // Fails if the command has ended, which its status tells.
+                // The call fails if the command has ended. `supervise` learns of that by the
+                // command's status.
                 let _sent = pidfd_send_signal(&process, signal);
             }
         }
@@ -156,7 +157,7 @@ fn pass_on(mut signals: SignalsInfo<WithOrigin>, process: OwnedFd) {
 /// Turns the status of the command into the result of `exec`, or dies of the command's signal.
 fn ended_as(status: ExitStatus) -> Result<(), Failure> {
     if let Some(signal) = status.signal() {
-        // Returns only for a signal that does not end a process by default.
+        // The call returns only for a signal that does not end a process by default.
         let _alive = signal_hook::low_level::emulate_default_handler(signal);
         return Err(Failure::Reported(128u8.wrapping_add(signal as u8)));
     }

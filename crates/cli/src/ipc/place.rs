@@ -6,24 +6,24 @@
 //! | PATH, with a slash | PATH | until `rm --purge` |
 //! | none | a memfd | until the last process that has it ends |
 //!
-//! A file is the user's own, or refused; see `open_file`. The command inherits a descriptor of it,
-//! which serves also a program that may not open the file any more.
+//! The file must belong to the user; see `open_file`. The command inherits a descriptor of it. So a
+//! program that may not open the file, for example after setuid(2), still reaches the namespace.
 //!
 //! # Shared memory
 //!
-//! The memory of segments is files in the folder `segments` of an outer folder. The outer folder
-//! has the name of the namespace's file with `.shm` behind it, or is one in `/dev/shm` that goes
-//! with the command. It has the permissions of the namespace's file. A user who may read the file
-//! may enter the folder.
+//! The memory of each segment is a file in the folder `segments`, which lies in an *outer folder*.
+//! The outer folder has the name of the namespace's file with `.shm` behind it. For a namespace
+//! without a name it is a folder in `/dev/shm` that is removed after the command. It has the
+//! permissions of the namespace's file. A user who may read the file may enter the folder.
 //!
 //! All users may write in `segments`, but the outer folder keeps strangers out. The command
-//! inherits a descriptor of `segments`, and so a program that has changed its user can make and
-//! attach segments, as far as the permissions of each segment go.
+//! inherits a descriptor of `segments`. So a program that has changed its user can make segments,
+//! and can attach each segment whose permissions allow it.
 //!
 //! An outer folder without a name is locked (flock(2)) by its `exec` for as long as that runs. The
 //! next `exec`, `ls`, `rm` or `serve` of the same user removes a folder that a killed `exec` has
-//! left: its lock is free, and no process has a segment of it attached. Pids cannot tell that,
-//! because pid namespaces may share `/dev/shm`.
+//! left. The lock of such a folder is free, and no process has a segment of it attached. Pids
+//! cannot tell that, because pid namespaces may share `/dev/shm`.
 //!
 //! Source: shm_overview(7), memfd_create(2), flock(2), pid_namespaces(7).
 
@@ -54,7 +54,7 @@ pub(super) const FD_ENV: &str = "COREWALK_IPC_FD";
 /// Where the preload library finds the descriptor of the folder of segments.
 pub(super) const SHM_FD_ENV: &str = "COREWALK_IPC_SHM_FD";
 
-/// Numbers of descriptors among which the one that is handed on has a high one: the usual limit.
+/// The usual limit on open files. The inherited descriptor gets a high number below it.
 const NUMBERS: u64 = 1024;
 
 /// Where folders without a name lie.
@@ -63,7 +63,8 @@ const SHM_FOLDER: &str = "/dev/shm";
 /// The folder of segments in its outer folder.
 const SEGMENTS: &str = "segments";
 
-/// Permissions of the folder of segments: the outer folder decides which users reach it.
+/// Permissions of the folder of segments. All users may write there, because the outer folder
+/// decides which users reach it.
 const SEGMENTS_MODE: u32 = 0o777;
 
 /// Names that are tried for a folder.
@@ -72,15 +73,17 @@ const NAMES_TRIED: u32 = 1000;
 /// The longest name of a namespace in bytes. The name of its file is longer, at most 255 bytes.
 const NAME_MAX: usize = 200;
 
-/// Opens the file at `path`, which a word leads to; it is made if `flags` say so.
+/// Opens the file at `path`, to which the argument `word` leads. Creates it if `flags` contain
+/// `CREATE`.
 ///
-/// It has to be the user's own: its owner has all that is in it. Root may use any file by its path,
-/// but not by a name: any user may make a file of any name in `/dev/shm`.
+/// The file must belong to the user, because the owner of the file can read and change the whole
+/// namespace. Root may use any user's file by its path. By a name root may not, because any user
+/// may create a file of any name in `/dev/shm`.
 fn open_file(path: &Path, word: &str, flags: OFlags) -> Result<OwnedFd, OpenError> {
     let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = loop {
-        // First without CREATE: with CREATE and `fs.protected_regular`, open(2) of another user's
-        // file fails with `EACCES`, a less clear error than `OtherUser`.
+        // Try without CREATE first. With CREATE and `fs.protected_regular`, open(2) of another
+        // user's file fails with `EACCES`, a less clear error than `OtherUser`.
         match open(path, flags - OFlags::CREATE, Mode::empty()) {
             Err(Errno::NOENT) if flags.contains(OFlags::CREATE) => {}
             opened => break opened?,
@@ -120,9 +123,10 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     Ok(PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{word}")))
 }
 
-/// Returns the path of the namespace `word`, for its removal. The file under a name may hold
-/// anything. The one under a path has to be a namespace, or to have been one: damaged, cut short,
-/// or of an earlier start of the machine.
+/// Returns the path of the file of the namespace `word`, for its removal.
+///
+/// If `word` is a name, the file may hold anything. If `word` is a path, the file must be a
+/// namespace. It may be damaged or truncated, or from before the last start of the machine.
 pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
     let path = path(word)?;
     let failed = |error: OpenError| Failure::of(path.display(), error);
@@ -141,11 +145,11 @@ pub(super) struct Place {
     pub(super) namespace: Namespace,
     /// The file of the namespace; for a memfd a path in `/proc/PID/fd`.
     pub(super) path: PathBuf,
-    /// The folder of segments, if the namespace answers for them.
+    /// The folder of segments, if the namespace has shared memory.
     pub(super) shm: PathBuf,
-    /// The file. The path of a namespace without a name leads through it.
+    /// The open file of the namespace. For a memfd, `path` leads through this descriptor.
     file: OwnedFd,
-    /// Goes with this.
+    /// The directory of the segments of a namespace without a name. It is dropped with this value.
     folder: Option<Folder>,
 }
 
@@ -218,7 +222,8 @@ impl Place {
         Ok(Self { namespace, path, shm, file, folder: None })
     }
 
-    /// Opens the existing namespace `word`, or without a word the one that this process runs in.
+    /// Opens the existing namespace `word`. Without `word`, opens the namespace that this process
+    /// runs in.
     pub(super) fn existing(word: Option<&str>) -> Result<Self, Failure> {
         let shm = std::env::var_os(SHM_ENV).filter(|_| word.is_none());
         let path = match (word, std::env::var_os(NAMESPACE_ENV)) {
@@ -231,11 +236,11 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = match word {
             Some(word) if !is_path(word) => open_file(&path, word, OFlags::empty()),
-            // The one that this process runs in is a path as well.
+            // The namespace that this process runs in is given as a path.
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
         let file = file.map_err(|error| failed(&error))?;
-        // A memfd has no directory beside it.
+        // For a memfd there can be no directory beside the file.
         let is_elsewhere = shm.is_none() && path.starts_with("/proc");
         let shm = shm.map_or_else(|| beside(&path).join(SEGMENTS), PathBuf::from);
         let options = if is_elsewhere { without_shm() } else { options(&shm) };
@@ -244,8 +249,8 @@ impl Place {
         Ok(Self { namespace, path, shm, file, folder: None })
     }
 
-    /// Returns a descriptor of the file that the command inherits, and the word that tells the
-    /// preload library of it; or none if there is no descriptor left.
+    /// Returns a descriptor of the file for the command to inherit, and the value of the variable
+    /// that names it to the preload library. Returns None if the process has no descriptor left.
     pub(super) fn hand_on(&self) -> Option<(OwnedFd, String)> {
         hand_on(&self.file)
     }
@@ -293,7 +298,7 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(outer.display(), error);
         let status = fs::metadata(&self.path).map_err(|error| failed(&error))?;
         let bits = status.mode() & 0o666;
-        // A user who may read the namespace may enter.
+        // A user who may read the namespace's file may enter the folder.
         let mode = bits | (bits & 0o444) >> 2;
         match DirBuilder::new().mode(0o700).create(&outer) {
             Ok(()) => {
@@ -326,10 +331,10 @@ impl Place {
     }
 }
 
-/// Returns a descriptor of `file` that a command inherits, and the word that tells the preload
-/// library of it; or none if there is no descriptor left.
+/// Returns a descriptor of `file` for a command to inherit, and the value of the variable that
+/// names it to the preload library. Returns None if the process has no descriptor left.
 ///
-/// Its number is high: programs count on the low ones.
+/// The number of the descriptor is high, because programs expect to get low numbers.
 fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(NUMBERS).min(NUMBERS);
     let least = i32::try_from(limit / 8 * 7).ok()?;
@@ -341,7 +346,7 @@ fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
 }
 
 /// Checks that an outer folder has the owner of the namespace, and lets in no other users than the
-/// namespace's file: a user who reaches the folder reaches the memory of all segments.
+/// namespace's file. A user who reaches the folder reaches the memory of all segments.
 fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::of(outer.display(), error);
     let status = fs::symlink_metadata(outer).map_err(|error| failed(&error))?;
@@ -367,7 +372,7 @@ fn make_segments(outer: &Path) -> std::io::Result<()> {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // Only a user whom the outer folder lets in can have made it, or a link of this name.
+    // Do not follow a link: any user whom the outer folder lets in can have made one of this name.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = open(&segments, flags, Mode::empty())?;
     let owner = fs::metadata(outer)?;
@@ -394,7 +399,8 @@ pub(super) fn beside(path: &Path) -> PathBuf {
     folder.into()
 }
 
-/// Returns the name of a directory for a process; `number` others are taken.
+/// Returns the name of a directory for the process `pid`. `number` tells how many of its names
+/// other directories have already.
 fn unnamed(pid: u32, number: u32) -> String {
     let prefix = unnamed_prefix();
     if number == 0 { format!("{prefix}{pid}") } else { format!("{prefix}{pid}-{number}") }
@@ -413,8 +419,8 @@ fn has_ended(pid: Pid) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Removes the directories that killed `exec`s without a named namespace have left: each directory
-/// of the user whose lock is free and of which no process has a segment attached.
+/// Removes the directories of the user that killed `exec`s without a named namespace have left. The
+/// lock of such a directory is free, and no process has a segment of it attached.
 pub(super) fn remove_orphans() {
     remove_orphans_in(Path::new(SHM_FOLDER));
 }
@@ -428,7 +434,8 @@ fn remove_orphans_in(folder: &Path) {
         let path = entry.path();
         let is_own = fs::symlink_metadata(&path)
             .is_ok_and(|status| status.is_dir() && status.uid() == geteuid().as_raw());
-        // Locked until it is removed, so that no `exec` can create the same name and lose it.
+        // Hold the lock until the directory is removed. Otherwise a new `exec` could take the same
+        // name and lose its directory.
         let lock = if is_own { locked(&path) } else { None };
         if lock.is_some() && !is_attached(&path) {
             let _gone = remove_shm(&path);
@@ -447,12 +454,12 @@ fn is_attached(outer: &Path) -> bool {
     tasks.into_iter().any(|task| files.is_held(task))
 }
 
-/// Removes an outer folder with its folder of segments and the files that the library makes there;
-/// no other file.
+/// Removes an outer folder with its folder of segments and the files that the library makes there.
+/// Removes no other file.
 ///
 /// # Errors
 ///
-/// That of the folder, if it cannot be read or is not empty then.
+/// The error of the folder, if it cannot be read or is not empty then.
 pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
     let folder = outer.join(SEGMENTS);
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
@@ -465,7 +472,7 @@ pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
             let _gone = fs::remove_file(entry.path());
         }
     }
-    // Where this fails, the outer folder is not empty either, and says so.
+    // If this fails, the removal of the outer folder fails too, and reports the error.
     let _gone = fs::remove_dir(&folder);
     fs::remove_dir(outer)
 }
@@ -506,10 +513,10 @@ mod tests {
     #[test]
     fn folders_that_nobody_has_are_removed_and_others_are_not() {
         let parent = Parent::new("orphans");
-        // No process here has one of the first four pids. Pid 1 always exists.
+        // No process has one of the first four pids, since they are too high. Pid 1 always exists.
         let high = i32::MAX as u32;
         let paths = [high, high - 1, high - 2, high - 3, 1].map(|pid| parent.folder(pid));
-        // A file that `exec` did not make keeps its folder.
+        // A folder with a file that `exec` did not make is not removed.
         fs::write(paths[1].join(SEGMENTS).join("letter"), "").expect("a folder of ours");
         let lock = locked(&paths[2]).expect("nobody has it");
         let hold = SegmentFiles::new(paths[3].join(SEGMENTS)).hold(26).expect("nobody has it");

@@ -109,7 +109,7 @@ fn interpreter(start: &[u8]) -> Option<PathBuf> {
 }
 
 fn check_elf(file: &File, start: &[u8]) -> Result<(), Refusal> {
-    // Not an ELF file: execve(2) fails, or a shell runs it as a script.
+    // The file is no ELF file: execve(2) fails, or a shell runs it as a script.
     if !is_elf(start) {
         return Ok(());
     }
@@ -230,7 +230,8 @@ mod tests {
         assert!(reason(&header).contains("static"));
         header[18] = 0;
         assert!(reason(&header).contains("another machine"));
-        // A truncated header and a file that is no program: execve(2) reports the error.
+        // A truncated header and a file that is no program are accepted here, since execve(2)
+        // reports the error.
         assert_eq!(judged(&header[..40]), Ok(()));
         assert_eq!(judged(b"echo hello\n"), Ok(()));
         fs::remove_dir_all(&folder).expect("it is ours");

@@ -124,7 +124,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             if arguments.verbose {
                 println!("removing {} id '{}'", kind.word(), object.id);
             }
-            // Another process may have removed the object meanwhile.
+            // Ignore a missing object, since another process may have removed it meanwhile.
             if let Err(errno) = remove(&task, kind, object.id)
                 && !matches!(errno, Errno::INVAL | Errno::IDRM)
             {

@@ -66,7 +66,7 @@ enum At {
         ino: u64,
     },
     Nothing,
-    /// stat(2) failed otherwise, for example for lack of permission. `serve` goes on.
+    /// stat(2) failed with another error, for example for lack of permission. `serve` goes on.
     Unknown,
 }
 

@@ -14,10 +14,10 @@ use corewalk_ipc::Namespace;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// Time between two looks for new processes, in milliseconds.
+/// Time between two searches for new processes, in milliseconds.
 pub(super) const LOOK_MS: i64 = 50;
 
-/// The most pidfds. Waiting calls clean up after processes beyond that.
+/// Maximum number of pidfds. If there are more processes, waiting calls clean up after the others.
 const WATCHED_MAX: usize = 512;
 
 /// The processes of a namespace.
@@ -56,7 +56,7 @@ impl Watch {
 
     /// Cleans up after dead processes.
     pub(super) fn recover(&mut self, namespace: &Namespace) {
-        // After an error the next turn tries again.
+        // Ignore an error, since the next call of `turn` tries again.
         self.recovered += namespace.recover().unwrap_or(0);
     }
 

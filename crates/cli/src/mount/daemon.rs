@@ -50,7 +50,7 @@ pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result
 /// Leaves the terminal's session, so that the terminal's signals do not reach the server.
 pub(super) fn leave_terminal() {
     if let Err(error) = rustix::process::setsid() {
-        // The process leads a session or a process group already.
+        // The call fails if the process already leads a session or a process group.
         log::debug!("setsid: {error}");
     }
 }
@@ -58,12 +58,12 @@ pub(super) fn leave_terminal() {
 /// Closes all descriptors except the standard streams. To be called at the start, before the
 /// process opens descriptors of its own.
 pub(super) fn close_inherited() {
-    // Serving needs /proc too: without it, the mount fails later with a message.
+    // Without /proc the mount fails later with a message.
     let Ok(open) = std::fs::read_dir("/proc/self/fd") else { return };
     let number = |entry: std::io::Result<DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     let open: Vec<RawFd> = open.filter_map(number).collect();
     for fd in open.into_iter().filter(|fd| *fd > 2) {
-        // Fails for the descriptor of the listing itself, which is closed already.
+        // The call fails for the descriptor of the listing itself, which is closed already.
         let _ = nix::unistd::close(fd);
     }
 }

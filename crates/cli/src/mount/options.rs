@@ -7,7 +7,7 @@
 //! - Options that mount(8) itself uses in a line of fstab(5): `noauto`, `nofail`, `_netdev`, `x-*`.
 //!   (`user` and its like imply `nosuid` and others, as in mount(8).)
 //! - Options for behaviour that corewalk always has: `acl`, `user_xattr`.
-//! - `lazytime`, which permits the server to delay updates of times. It never does.
+//! - `lazytime`, which permits the server to delay updates of times. The server never delays them.
 //!
 //! # Options that are refused
 //! An option is refused if the source cannot obey it. `noacl` is always refused. A directory of the
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use corewalk::tmpfs::TmpfsOptions;
 use corewalk::{Atime, AtimePolicy};
-use corewalk_fuse::{Access, MountFlags, MountOptions, Options, ReaddirPlus, WriteCache};
+use corewalk_fuse::{AllowedUsers, MountFlags, MountOptions, Options, ReaddirPlus, WriteCache};
 use corewalk_hostfs::HostFsOptions;
 use corewalk_store::{NoSharing, StoreOptions};
 
@@ -33,7 +33,8 @@ const SIZE_PERCENT: u64 = 50;
 /// Size of a page. The default of `nr_inodes=` is one inode per page of `size=`, as in tmpfs(5).
 const PAGE_BYTES: u64 = 4096;
 const THREADS_MAX: u64 = 1024;
-/// Default of `threads=` where every change waits for a disk: per processor, and the minimum.
+/// Default of `threads=` if every change waits for a disk: the threads per processor, and the
+/// minimum.
 const WAITING_THREADS: (usize, usize) = (4, 8);
 
 /// The result of parsing: the options of the mount, of the server and of each back end.
@@ -129,10 +130,10 @@ impl Plan {
                 let (each, least) = WAITING_THREADS;
                 (processors * each).max(least)
             }
-            // One per processor: with more, the threads compete for the processors. Eight threads
-            // on two processors serve two clients at half the speed or less. At least two: one
-            // thread saves a fifth of the processor time with one client. But on a machine with
-            // other load, two busy clients then waited up to four times as long.
+            // One thread per processor. With more, the threads compete for the processors: eight
+            // threads on two processors serve two clients at half the speed or less. At least two
+            // threads. One thread saves a fifth of the processor time with one client. But on a
+            // machine with other load, two busy clients then waited up to four times as long.
             Source::Store(_) | Source::Host(_) | Source::Tmpfs => processors.max(2),
         }
     }
@@ -184,23 +185,19 @@ impl Plan {
     /// programs. A mount by another user is for that user alone, as fusermount3(1) permits.
     fn new(source: Source) -> Plan {
         let is_root = rustix::process::geteuid().is_root();
-        let mut mount = MountOptions { source: source.name(), ..MountOptions::default() };
+        let mut mount = MountOptions::default().with_source(source.name());
         if is_root {
-            mount.access = Access::Everyone;
+            mount.users = AllowedUsers::Everyone;
             mount.flags = MountFlags::empty();
         }
-        let tmpfs = TmpfsOptions {
-            size_bytes: Some(memory_bytes() / 100 * SIZE_PERCENT),
-            inodes_max: Some(memory_bytes() / 100 * SIZE_PERCENT / PAGE_BYTES),
-            root_uid: rustix::process::geteuid().as_raw(),
-            root_gid: rustix::process::getegid().as_raw(),
-            ..TmpfsOptions::default()
-        };
-        let store = StoreOptions {
-            root_uid: tmpfs.root_uid,
-            root_gid: tmpfs.root_gid,
-            ..StoreOptions::default()
-        };
+        let size_bytes = memory_bytes() / 100 * SIZE_PERCENT;
+        let tmpfs = TmpfsOptions::default()
+            .with_size_bytes(size_bytes)
+            .with_inodes_max(size_bytes / PAGE_BYTES)
+            .with_root_uid(rustix::process::geteuid().as_raw())
+            .with_root_gid(rustix::process::getegid().as_raw());
+        let store =
+            StoreOptions::default().with_root_uid(tmpfs.root_uid).with_root_gid(tmpfs.root_gid);
         let host = HostFsOptions::default();
         Plan { mount, server: source.server_options(), tmpfs, store, host }
     }
@@ -261,7 +258,7 @@ impl Plan {
             "sync" => flags.insert(MountFlags::SYNC),
             "async" => flags.remove(MountFlags::SYNC),
             "dirsync" => flags.insert(MountFlags::DIRSYNC),
-            "allow_other" => self.mount.access = Access::Everyone,
+            "allow_other" => self.mount.users = AllowedUsers::Everyone,
             "default_permissions" => pending.server_permissions = false,
             "no_default_permissions" => pending.server_permissions = true,
             "mbcache" => (self.tmpfs.share_xattrs, self.store.share) = (true, None),
@@ -698,7 +695,7 @@ mod tests {
                 };
                 let Failure::Usage(line) = refused else { panic!("{refused:?}") };
                 assert!(!line.is_empty());
-                // The kind of mistake: the message up to the option that it names.
+                // Take the message up to the option that it names, as the kind of the mistake.
                 line.split(['\'', ':']).next().unwrap_or_default().to_owned()
             });
             answers.sort();

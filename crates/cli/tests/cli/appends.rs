@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use corewalk_fuse::{Caller, New, Options, WriteCache, WriteOrigin};
+use corewalk_fuse::{Caller, NewFile, Options, WriteCache, WriteOrigin};
 use corewalk_hostfs::{HostFs, HostFsOptions};
 
 use crate::fixtures::{Folder, Server, can_mount};
@@ -70,7 +70,7 @@ fn written_at_3_of_6(options: Options, origin: WriteOrigin) -> String {
     let fs = HostFs::new(&folder.0, HostFsOptions::default()).expect("the directory can be opened");
     let server = corewalk_fuse::Server::new(Arc::new(fs), options).expect("the server starts");
     let caller = Caller { uid: 0, gid: 0, pid: std::process::id() };
-    let new = New { mode: 0o644, ..New::default() };
+    let new = NewFile::new(0o644);
     let (file, handle) =
         server.create(caller, ROOT, b"f", &new, O_WRONLY | O_APPEND).expect("the file is created");
     append(&folder.path("f")).write_all(b"123456").expect("the write succeeds");
@@ -84,11 +84,11 @@ fn append_finds_the_end_unless_the_kernel_collects_writes() {
     assert_eq!(written_at_3_of_6(Options::shared(), WriteOrigin::Append), "123456ab");
     let server_checks = Options::shared().with_server_permissions();
     assert_eq!(written_at_3_of_6(server_checks, WriteOrigin::Append), "123456ab");
-    let back = Options { write_cache: WriteCache::Back, ..Options::shared() };
+    let back = Options::shared().with_write_cache(WriteCache::Back);
     assert_eq!(written_at_3_of_6(back, WriteOrigin::Append), "123ab6");
 }
 
-/// Writeback of pages and pwrite(2) write at the offset of the request.
+/// Control: the writeback of pages and a pwrite(2) write at the offset of the request.
 #[test]
 fn control_other_writes_keep_their_offset() {
     for origin in [WriteOrigin::Cache, WriteOrigin::Call] {

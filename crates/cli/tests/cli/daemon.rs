@@ -22,7 +22,8 @@ const FOUND: &str = "COREWALK_TEST_FOUND";
 /// The start of the line that names the directory of the segments.
 const ATTACHED: &str = "attached below ";
 
-/// Not a test of its own: runs the command, or the process that stays.
+/// Runs in a child process: as the command, or as the process that stays. Without a role in the
+/// environment it does nothing.
 #[test]
 fn process() {
     match std::env::var(ROLE).as_deref() {
@@ -30,7 +31,7 @@ fn process() {
         Ok("stays") => stay(),
         _ => return,
     }
-    // Without the output of the test harness.
+    // Exit here, so that the test harness prints nothing more.
     std::process::exit(0);
 }
 

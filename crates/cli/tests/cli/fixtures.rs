@@ -179,7 +179,7 @@ pub(crate) fn run(mut command: Command) -> Output {
 
 /// Returns the mount table, `/proc/self/mountinfo`.
 pub(crate) fn mount_table() -> String {
-    // A path in it need not be UTF-8.
+    // The paths in the table need not be UTF-8.
     let table = fs::read("/proc/self/mountinfo").expect("the mount table can be read");
     String::from_utf8_lossy(&table).into_owned()
 }

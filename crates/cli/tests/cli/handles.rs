@@ -39,7 +39,7 @@ enum Forgotten {
 /// the whole machine.
 fn forget(mount: &Path, what: Forgotten) {
     for _ in 0..2 {
-        // Twice: the server can evict a directory only after its entries.
+        // Drop the caches twice, because the server can evict a directory only after its entries.
         mount_remount(mount, MountFlags::empty(), c"").expect("root is permitted to");
         if what == Forgotten::ByBoth {
             rustix::fs::setxattr(mount, PRUNE, b"1", XattrFlags::empty())
@@ -145,7 +145,8 @@ fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<
     let mut all = vec![];
     let mut look = || {
         for handle in handles.iter().chain([&root]) {
-            // Before each: opening one handle loads the entries that lead to others.
+            // Drop the caches before each handle, because opening one loads the entries that lead
+            // to others.
             site.forget(what);
             all.push(resolve(at, handle));
         }
@@ -200,14 +201,14 @@ fn handles_of_a_host_directory_lead_to_their_files_when_all_is_forgotten() {
     assert_as_oracle("host", "no_default_permissions");
 }
 
-/// Trap P11. The host reuses the inode number of a removed file at once. The two files may have the
-/// same times, because file clocks tick slowly.
+/// Trap P11: a stale handle must not reach a new file. The host reuses the inode number of a
+/// removed file at once. The two files may have the same times, because file clocks tick slowly.
 #[test]
 fn handle_of_a_removed_file_never_leads_to_one_with_its_number() {
     if !can_mount() {
         return;
     }
-    // No timeouts: the kernel must ask for the name each time, because the host replaces the file.
+    // Set no timeouts. The host replaces the file, so the kernel must ask for the name each time.
     let site = Site::new("host", "entry_timeout=0,attr_timeout=0");
     let (mount, host) = (site.at.join("f"), site.folder.path("source").join("f"));
     let root = File::open(&site.at).expect("the root can be opened");
@@ -264,7 +265,8 @@ fn handle_with_a_number_from_outside_of_the_root_is_stale() {
         let opened = own.with_bytes(&forged).open(root.as_fd(), OFlags::PATH);
         assert_eq!(opened.err(), Some(Errno::STALE), "{path:?}");
     }
-    // Control: a handle that is built this way for a file inside equals the kernel's handle.
+    // Control: for a file inside of the root, a handle that is built in this way equals the
+    // kernel's handle.
     let ino = fs::metadata(site.at.join("inside")).expect("the file exists").ino();
     let words = [(ino >> 32) as u32, ino as u32].map(u32::to_ne_bytes).concat();
     assert_eq!([&words, &host.bytes()[4..8]].concat(), own.bytes());

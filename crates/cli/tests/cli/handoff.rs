@@ -12,14 +12,14 @@ use crate::fixtures::{Folder, PROGRAM, corewalk, run};
 
 const LIBRARY: &str = "libcorewalk_ipc_preload.so";
 
-/// The program and the library where every user may read them.
+/// Copies of the program and the library, in a directory that every user may read.
 struct Shared {
     folder: Folder,
 }
 
 impl Shared {
-    /// Returns copies of both; None, after saying so, for a user who is not root or without a
-    /// program that is needed.
+    /// Makes the copies. Prints a message and returns None if the test does not run as root, or if
+    /// one of `programs` is missing.
     fn new(programs: &[&str]) -> Option<Self> {
         if !has_root() || !programs.iter().all(|program| has_program(program)) {
             return None;
@@ -42,7 +42,8 @@ impl Shared {
         run(exec)
     }
 
-    /// Runs a command, which has to end well and say nothing on standard error; returns its output.
+    /// Runs a command, asserts that it succeeds and prints nothing on standard error, and returns
+    /// its output.
     fn said(&self, command: &[&str]) -> String {
         let output = self.exec(&[], command);
         let error = String::from_utf8_lossy(&output.stderr);
@@ -51,13 +52,14 @@ impl Shared {
     }
 }
 
-/// The rows of objects of a table of ipcs(1): owner and permissions.
+/// Returns owner and permissions of each object in a table of ipcs(1).
 fn rows(shown: &str) -> Vec<String> {
     let rows = shown.lines().filter(|line| line.starts_with("0x"));
     rows.map(|row| row.split_whitespace().skip(2).take(2).collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// Trap X4. su(1), setpriv(1) and dropped capabilities.
+/// Trap X4: the namespace must still work after a program has changed its user. The programs are
+/// su(1), setpriv(1) and one that drops capabilities.
 #[test]
 fn program_that_changes_its_user_stays_in_the_namespace() {
     let Some(shared) = Shared::new(&["ipcmk", "setpriv", "su"]) else { return };
@@ -69,13 +71,14 @@ fn program_that_changes_its_user_stays_in_the_namespace() {
     for command in [&setpriv[..], &dropped, &su] {
         assert_eq!(rows(&shared.said(command)), ["nobody 644"], "{command:?}");
     }
-    // Root has made the set, and the user may not write.
+    // Root has made the semaphore set, and the other user may not write to it.
     let script = "ipcmk -S 1 -p 600 > /dev/null; setpriv --reuid 65534 --clear-groups ipcrm -s 0";
     let output = shared.exec(&[], &["sh", "-c", script]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("ermission denied"), "{output:?}");
 }
 
-/// The folder of segments is in one that lets in root alone.
+/// Only root may enter the outer folder, and the folder of segments lies in it. A program reaches
+/// it by the inherited descriptor.
 #[test]
 fn program_that_changes_its_user_makes_and_attaches_segments() {
     let Some(shared) = Shared::new(&["perl", "setpriv"]) else { return };
@@ -95,7 +98,7 @@ fn program_that_changes_its_user_makes_and_attaches_segments() {
         let output = shared.exec(options, &["sh", "-c", both, "sh", make, read]);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        // The third user may read the segment, and not write or remove it.
+        // The third user may read the segment, but not write or remove it.
         let wanted = "AAAAAAAAAA\nwrite: Permission denied\nremove: Operation not permitted\n";
         assert_eq!((said.as_str(), error.as_str()), (wanted, ""), "{options:?}");
     }
@@ -119,7 +122,8 @@ fn program_in_a_user_namespace_stays_in_the_namespace() {
     assert_eq!(rows(&made), ["root 644"]);
 }
 
-/// Pids mean nothing across pid namespaces, so there is an error, and the program goes on.
+/// A pid has no meaning in another pid namespace. So the calls return an error, and the program
+/// goes on.
 #[test]
 fn program_in_a_pid_namespace_is_told_so_and_goes_on() {
     let Some(shared) = Shared::new(&["ipcmk", "unshare"]) else { return };
@@ -144,7 +148,7 @@ fn program_whose_parent_closes_descriptors_stays_in_the_namespace() {
     assert_eq!(shared.said(&["python3", "-c", script]), "Message queue id: 0\n");
 }
 
-/// A file that every user may write is still one user's: it is said at the start.
+/// `exec` refuses a file of another user at the start, even if every user may write to it.
 #[test]
 fn file_of_another_user_is_refused_at_the_start() {
     let Some(shared) = Shared::new(&["setpriv"]) else { return };
@@ -158,7 +162,8 @@ fn file_of_another_user_is_refused_at_the_start() {
     shared.folder.assert_refused(other, 1, "belongs to another user");
 }
 
-/// As in a container, whose `/dev/shm` has 64 MiB.
+/// A full `/dev/shm`, as in a container where it has 64 MiB, makes calls fail and does not kill the
+/// program.
 #[test]
 fn full_file_system_is_an_error() {
     let Some(shared) = Shared::new(&["ipcmk", "unshare", "mount"]) else { return };
@@ -200,13 +205,15 @@ fn full_file_system_is_an_error() {
         assert!(said.contains(part), "{part} in {said}{error}");
     }
     assert!(!said.contains("failed: 1"), "{said}");
-    // A call that fails ends ipcmk with status 1. A signal would be 128 and its number.
+    // If a call fails, ipcmk(1) ends with status 1. If a signal killed it, the status would be 128
+    // plus the signal's number.
     let statuses: Vec<&str> =
         said.lines().filter_map(|line| line.strip_prefix("status ")).collect();
     assert!(!statuses.is_empty() && statuses.iter().all(|status| *status == "1"), "{said}");
 }
 
-/// A namespace that cannot be joined any more is removed, and listed until then.
+/// A damaged namespace, which no process can join any more, is listed until `rm --purge` removes
+/// it.
 #[test]
 fn damaged_namespace_is_listed_and_purged() {
     let folder = Folder::new();
@@ -233,7 +240,8 @@ fn damaged_namespace_is_listed_and_purged() {
             assert_eq!(listed.contains(&name), word == name, "{listed}");
             let purged = run(corewalk(&["ipc", "rm", "--namespace", word, "--purge"]));
             if word != name && at == 3 {
-                // It might be any file.
+                // The file under the path might be any file of the user, so `rm --purge` refuses
+                // it.
                 assert_eq!(purged.status.code(), Some(1));
                 fs::remove_file(path).expect("it is ours");
                 fs::remove_dir_all(path.with_extension("shm")).expect("it is ours");

@@ -92,7 +92,7 @@ fn directories_come_and_go(host: &Path, mount: &Path) {
 }
 
 /// On the host another file system is mounted on the directory `m`, so the server refuses to look
-/// it up. A listing of the parent still shows `m` and the names after it.
+/// `m` up. A listing of the parent still shows `m` and the names after it.
 #[test]
 fn directory_with_another_file_system_in_it_is_listed() {
     if !can_mount() {
@@ -194,7 +194,7 @@ fn directory_on_another_mount_shows_its_current_attributes() {
         return;
     }
     let folder = Folder::new();
-    // A long entry timeout: a lookup would renew the attributes as well.
+    // The long entry timeout avoids new lookups. A lookup would renew the attributes as well.
     let _below = mounted(&folder, "entry_timeout=600,attr_timeout=0");
     let (host, below, above) = (folder.path("host"), folder.path("m"), folder.path("above"));
     fs::write(host.join("file"), "").expect("the file is created");
@@ -206,8 +206,9 @@ fn directory_on_another_mount_shows_its_current_attributes() {
     }
 }
 
-/// Trap X10. The server may have 64 descriptors, and a client opens files until open(2) fails with
-/// `ENFILE`. All other calls still succeed.
+/// Trap X10: a client with many open files must not stop other clients. The server may have 64
+/// descriptors, and a client opens files until open(2) fails with `ENFILE`. All other calls still
+/// succeed.
 #[test]
 fn client_with_many_open_files_does_not_stop_other_calls() {
     if !can_mount() {
@@ -263,7 +264,7 @@ fn working_directory_that_the_host_renames_can_be_used() {
     let mut server = mounted(&folder, KEEP_NOTHING);
     fs::create_dir_all(host.join("a/held")).expect("the directories are created");
     fs::write(host.join("a/held/file"), "text").expect("the file is created");
-    // Further directories, so that the server keeps no descriptor of the first.
+    // Use further directories, so that the server keeps no descriptor of the first.
     for i in 0..200 {
         fs::create_dir(host.join(format!("d{i}"))).expect("the directory is created");
     }

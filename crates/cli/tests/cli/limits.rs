@@ -25,7 +25,8 @@ fn limited<S: AsRef<OsStr>>(limit: &str, arguments: impl IntoIterator<Item = S>)
     command
 }
 
-/// Trap X10. A write over the limit fails with `EFBIG` for the client, and the server continues.
+/// Trap X10: a limit of the server must not become an error of other calls. A write over the limit
+/// fails with `EFBIG` for the client, and the server continues.
 #[test]
 fn write_over_the_file_limit_of_the_server_is_efbig() {
     if !can_mount() {
@@ -64,7 +65,8 @@ fn write_over_the_file_limit_of_the_server_is_efbig() {
     }
 }
 
-/// Trap X10. The file of a namespace is larger than the limit. The program reports that.
+/// Trap X10: a limit of the process must not kill it. The file of a namespace is larger than the
+/// limit, and the program reports that.
 #[test]
 fn namespace_over_the_file_limit_is_reported() {
     let folder = Folder::new();
@@ -76,8 +78,8 @@ fn namespace_over_the_file_limit_is_reported() {
     }
 }
 
-/// Trap X10. A segment is larger than the limit of the program that makes it. The call fails, and
-/// the program goes on.
+/// Trap X10: a limit of the process must not kill it. A segment is larger than the limit of the
+/// program that makes it. The call fails, and the program goes on.
 #[test]
 fn segment_over_the_file_limit_is_an_error() {
     if !has_program("ipcmk") {
@@ -106,7 +108,7 @@ fn command_of_exec_inherits_the_disposition_of_sigxfsz() {
     assert_eq!((status.signal(), status.code()), (None, Some(1)), "{status}");
 }
 
-/// Trap X10. The program works with a stack limit of 64 KiB.
+/// Trap X10: a small limit must not stop the program. It works with a stack limit of 64 KiB.
 #[test]
 fn small_stack_is_enough() {
     const STACK_LIMIT: &str = "ulimit -s 64";

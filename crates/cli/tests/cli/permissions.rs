@@ -82,7 +82,7 @@ fn new_files_inherit_from_the_current_attributes_of_their_directory() {
         assert_eq!(mode_and_group(&site.host.join(name)).1, GROUP, "{name}");
     }
     assert_eq!(mode_and_group(&site.host.join("dir")).0 & 0o7000, 0o2000);
-    // Not any more after the host has cleared the bit.
+    // After the host has cleared the bit, new files do not inherit the group any more.
     set_mode(&site.host, 0o755);
     fs::create_dir(path("later")).expect("the directory is created");
     assert_eq!(mode_and_group(&site.host.join("later")), (0o755, 0));

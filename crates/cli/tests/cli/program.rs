@@ -138,7 +138,7 @@ fn static_program_is_refused() {
     assert!(is_built, "{printed}");
     assert_eq!(run(exec(&shared)).status.code(), Some(0));
     const LINE: &str = "a static program loads no library of ours";
-    // Without the C library, whose static form may not be installed.
+    // Link without the C library, whose static form may not be installed.
     for words in [&["-static", "-nostdlib"][..], &["-static-pie", "-nostdlib", "-fPIE"]] {
         let (program, is_built, printed) = build("bare", BARE, words);
         assert!(is_built, "{printed}");

@@ -83,7 +83,8 @@ fn start_holder(path: &Path) -> Running {
     Running::start(command, "taken")
 }
 
-/// Not a test of its own: the process that the tests kill.
+/// Runs in a child process that the tests kill. Without the variable in its environment it does
+/// nothing.
 #[test]
 fn holder() {
     let Some(path) = std::env::var_os(NAMESPACE) else { return };

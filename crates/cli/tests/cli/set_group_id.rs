@@ -96,8 +96,8 @@ fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
             chown(&file, Some(owner), Some(GROUP)).expect("root is permitted to");
             fs::set_permissions(&file, Permissions::from_mode(mode)).expect("root is permitted to");
             let done = change_as(caller, || change(at)).map_err(|error| error.kind());
-            // Only mode and group: with times or size, the kernel would fetch all attributes anew
-            // and hide that its cached mode is out of date.
+            // Ask for mode and group only. If the call asked for times or size, the kernel would
+            // fetch all attributes anew and hide that its cached mode is out of date.
             let wanted = StatxFlags::MODE | StatxFlags::GID;
             let now = statx(CWD, &file, AtFlags::empty(), wanted).expect("the file exists");
             let (now, gid) = (now.stx_mode & 0o7777, now.stx_gid);
@@ -162,7 +162,7 @@ fn assert_as_host(source: &str, options: &str) {
     }
 }
 
-/// Trap X9.
+/// Trap X9: a rule that depends on the caller's capabilities must not be skipped.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
     for source in ["tmpfs", "host", "store"] {
@@ -170,7 +170,7 @@ fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
     }
 }
 
-/// Trap X9.
+/// Trap X9: a rule that depends on the caller's capabilities must not be skipped.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_server_checks_permissions() {
     for source in ["tmpfs", "host"] {

@@ -41,7 +41,7 @@ fn store_keeps_what_was_written() {
     assert_eq!(server.line, format!("mounted {source} on {}\n", path.display()));
     fs::create_dir(path.join("dir")).expect("the directory exists");
     fs::write(path.join("dir/file"), b"kept").expect("the file is created");
-    // Not each host file system tells which process holds the lock.
+    // Some host file systems do not tell which process holds the lock. Then the message has no pid.
     let by = corewalk_store::holder(&folder.path("store")).map(|_| server.pid());
     let held = by.map_or("the store is in use".to_owned(), |pid| {
         format!("the store is in use by process {pid}")
@@ -53,7 +53,7 @@ fn store_keeps_what_was_written() {
     let (status, printed) = fsck(&folder);
     assert_eq!(status, Some(0), "{printed}");
     assert!(printed.starts_with("0 errors, 3 inodes"), "{printed}");
-    // Not status 1, which means "errors corrected" in fsck(8).
+    // The status must not be 1, which means "errors corrected" in fsck(8).
     folder.assert_refused(with_full_stdout(&["fsck", &source]), 8, "standard output: No space");
     let server = Server::of(&source, &["-o", "ro"], &path);
     assert_eq!(fs::read(path.join("dir/file")).expect("the file exists"), b"kept");
@@ -113,13 +113,13 @@ fn store_on_a_read_only_disk_is_mounted_read_only() {
         assert!(server.line.starts_with("mounted "), "{number}: {:?}", server.line);
         assert_eq!(fs::read(path.join("file")).expect("the file exists"), expected);
         assert!(fs::write(path.join("new"), b"").is_err());
-        // A check may read it at the same time.
+        // A check may read the store while it is mounted read-only.
         assert_eq!(fsck(&folder).0, Some(0));
         server.signal(Signal::TERM);
         assert_eq!(server.wait().code(), Some(0));
     }
     assert!(read() == before, "a read-only mount changed the store");
-    // Control: a mount that may write puts the log into the database.
+    // Control: a mount that may write replays the log into the database.
     remount("rw", "100m");
     drop(Server::of(&source, &[], &path));
     assert!(read() != before);
@@ -241,7 +241,8 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
             fs::write(&meta, damaged).expect("the database is overwritten");
         };
         damage();
-        // An invalid mount point: the mount always fails, and after it has opened the store.
+        // Use an invalid mount point, so that the mount always fails, but only after it has opened
+        // the store.
         let output = run(corewalk(&["mount", &source(&folder), "/dev/null/x"]));
         let printed = String::from_utf8_lossy(&output.stderr);
         assert_eq!(

@@ -11,6 +11,7 @@ use crate::dentry::{
     kind_flags,
 };
 use crate::key_lock::KeyGuard;
+use crate::slot::{DentrySlot, InodeSlot, OfDentry, Seq};
 use crate::table::Stripe;
 
 /// A name that is about to be entered. The caller holds its in-lookup lock.
@@ -24,14 +25,14 @@ struct NewName<'a> {
 /// The inode that a dentry is to refer to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DentryInode {
-    pub(crate) inode: u32,
+    pub(crate) inode: InodeSlot,
     pub(crate) kind: FileKind,
 }
 
 impl Dcache {
     /// Makes `slot` a root: a directory without a name or a parent. The dentry takes over the
     /// caller's reference on the inode.
-    pub(crate) fn publish_root(&self, inode: u32) -> Result<u32, Errno> {
+    pub(crate) fn publish_root(&self, inode: InodeSlot) -> Result<DentrySlot, Errno> {
         let slot = full(self.dentries.alloc(inode, Group::Few))?;
         let flags = Flags::ROOT | Flags::DIRECTORY;
         let key = ParentKey::new(slot, 0);
@@ -58,7 +59,7 @@ impl Dcache {
         lookup_key: &LookupKey<'_>,
         node: Option<DentryInode>,
         in_lookup: &KeyGuard<'_>,
-    ) -> Result<u32, Errno> {
+    ) -> Result<DentrySlot, Errno> {
         let (parent, hash) = (key.parent(), self.hash(key.parent(), lookup_key.hash));
         // A dentry may change between the lookup and the reference, as when it is mounted on. Then
         // repeat the lookup: a name must not get a second dentry.
@@ -82,7 +83,7 @@ impl Dcache {
                     }
                     self.turn_positive((slot, seen.seq), lookup_key, node)?
                 }
-                node if seen.body.inode() == node.map_or(0, |node| node.inode) => {
+                node if seen.body.inode() == node.map_or(InodeSlot::NONE, |node| node.inode) => {
                     self.get(slot, seen.seq)
                 }
                 // The name was missed before the back end was asked, and is another inode there.
@@ -124,10 +125,14 @@ impl Dcache {
 
     /// Enters a name without a dentry. The new dentry takes over the caller's reference on the
     /// parent.
-    fn publish_new(&self, entry: &NewName<'_>, node: Option<DentryInode>) -> Result<u32, Errno> {
+    fn publish_new(
+        &self,
+        entry: &NewName<'_>,
+        node: Option<DentryInode>,
+    ) -> Result<DentrySlot, Errno> {
         let &NewName { hash, key, lookup_key, in_lookup } = entry;
         let kind = node.map_or(Flags::empty(), |node| kind_flags(node.kind));
-        let inode = node.map_or(0, |node| node.inode);
+        let inode = node.map_or(InodeSlot::NONE, |node| node.inode);
         let group = node.map_or(Group::Many, |node| group_of(node.kind));
         let slot = full(self.dentries.alloc(inode, group).or_else(|| {
             self.prune();
@@ -161,16 +166,16 @@ impl Dcache {
             drop(guard);
             self.table.insert(hash, slot);
         }
-        if slot.is_multiple_of(Self::RECLAIM_EVERY) {
+        if slot.get().is_multiple_of(Self::RECLAIM_EVERY) {
             self.reclaim_over_budget();
         }
         Ok(slot)
     }
 
     /// Returns the superblock and slot of an inode, and the directory words of its dentry.
-    fn place_of(&self, inode: u32) -> ((u32, u32), DirectoryWords) {
-        if inode == 0 {
-            return ((0, 0), DirectoryWords::default());
+    fn place_of(&self, inode: InodeSlot) -> ((u32, InodeSlot), DirectoryWords) {
+        if inode.is_none() {
+            return ((0, InodeSlot::NONE), DirectoryWords::default());
         }
         let words = DirectoryWords { ino: self.inodes.ino(inode), child_generation: 1 };
         ((self.inodes.superblock(inode), inode), words)
@@ -180,18 +185,18 @@ impl Dcache {
     /// back under `key` and returned, with a reference for the caller. Unused others are evicted.
     /// So a name has one dentry per inode in use, however often it is invalidated. The caller holds
     /// the in-lookup lock of the name.
-    fn take_back(&self, entry: &NewName<'_>, node: Option<DentryInode>) -> Option<u32> {
+    fn take_back(&self, entry: &NewName<'_>, node: Option<DentryInode>) -> Option<DentrySlot> {
         let &NewName { hash, key, lookup_key, in_lookup } = entry;
         'look: loop {
             for (slot, seen) in self.collect_stale(hash, key, lookup_key) {
                 let inode = seen.body.inode();
-                if inode != 0 && node.is_some_and(|node| node.inode == inode) {
+                if !inode.is_none() && node.is_some_and(|node| node.inode == inode) {
                     if self.set_key(slot, seen.seq, key, in_lookup) {
                         self.inodes.prefer_alias(inode, slot, &self.dentries);
                         return Some(slot);
                     }
-                    // Another field changed, as when the dentry is mounted on. The dentry is still
-                    // the one.
+                    // Another field of the dentry changed, as when it becomes a mount point. It
+                    // still has the name, so look again.
                     continue 'look;
                 }
                 if !key.is_stale()
@@ -210,7 +215,7 @@ impl Dcache {
         hash: u32,
         key: ParentKey,
         lookup_key: &LookupKey<'_>,
-    ) -> Vec<(u32, Snapshot)> {
+    ) -> Vec<(DentrySlot, Snapshot)> {
         let mut stale = Vec::new();
         let _: Option<()> = self.table.lock(hash).find(|slot| {
             let seen = self.snapshot_as(slot, key.parent(), lookup_key)?;
@@ -223,13 +228,18 @@ impl Dcache {
     }
 
     /// Returns true if a name has a dentry, under any key.
-    fn is_known(&self, hash: u32, parent: u32, lookup_key: &LookupKey<'_>) -> bool {
+    fn is_known(&self, hash: u32, parent: DentrySlot, lookup_key: &LookupKey<'_>) -> bool {
         let seen = self.table.lock(hash).find(|slot| self.snapshot_as(slot, parent, lookup_key));
         seen.is_some()
     }
 
     /// Returns a validated snapshot of a dentry if it has that name below `parent`, under any key.
-    fn snapshot_as(&self, slot: u32, parent: u32, lookup_key: &LookupKey<'_>) -> Option<Snapshot> {
+    fn snapshot_as(
+        &self,
+        slot: DentrySlot,
+        parent: DentrySlot,
+        lookup_key: &LookupKey<'_>,
+    ) -> Option<Snapshot> {
         // Read a dentry that changes meanwhile again: a dentry that is missed here would stay
         // beside the new one.
         loop {
@@ -243,7 +253,13 @@ impl Dcache {
 
     /// Moves a dentry to another key, or to a stale key if the fill is cancelled. Takes a reference
     /// on it for the caller. False if it has changed since `seq`.
-    fn set_key(&self, slot: u32, seq: u64, key: ParentKey, in_lookup: &KeyGuard<'_>) -> bool {
+    fn set_key(
+        &self,
+        slot: DentrySlot,
+        seq: Seq,
+        key: ParentKey,
+        in_lookup: &KeyGuard<'_>,
+    ) -> bool {
         let mut guard = self.dentries.lockref(slot).lock();
         if guard.is_dead() || !self.dentries.is_unchanged(slot, seq) {
             return false;
@@ -259,7 +275,7 @@ impl Dcache {
     /// if it has changed since `seq`.
     fn turn_positive(
         &self,
-        (slot, seq): (u32, u64),
+        (slot, seq): (DentrySlot, Seq),
         lookup_key: &LookupKey<'_>,
         node: DentryInode,
     ) -> Result<bool, Errno> {
@@ -287,14 +303,14 @@ impl Dcache {
     }
 
     /// Takes the dentry's reference on its inode, and makes the dentry an alias.
-    fn adopt(&self, slot: u32, node: DentryInode) {
+    fn adopt(&self, slot: DentrySlot, node: DentryInode) {
         self.inodes.lockref(node.inode).get();
         self.inodes.add_alias(node.inode, slot, &self.dentries);
     }
 
     /// Removes the dentry of a removed name. The caller holds the in-lookup lock of the name, and a
     /// reference on the dentry, which this drops.
-    pub(crate) fn remove(&self, slot: u32) {
+    pub(crate) fn remove(&self, slot: DentrySlot) {
         let guard = self.dentries.lockref(slot).lock();
         let image = self.dentries.image(slot);
         if !image.body.is_hashed() {
@@ -302,12 +318,14 @@ impl Dcache {
             return self.put(slot);
         }
         let inode = image.body.inode();
-        if guard.count() == 1 && inode != 0 {
+        if guard.count() == 1 && !inode.is_none() {
             // There is no other user, so the dentry stays as a negative one.
             let flags = image.body.flags() & (Flags::HASHED | Flags::LONG);
             if !image.body.is_directory() {
                 self.write(slot, &guard, |dcache| {
-                    dcache.dentries.store_body(slot, image.body.with_inode(0).with_flags(flags));
+                    dcache
+                        .dentries
+                        .store_body(slot, image.body.with_inode(InodeSlot::NONE).with_flags(flags));
                 });
                 self.inodes.remove_alias(inode, slot, &self.dentries);
                 drop(guard);
@@ -320,7 +338,7 @@ impl Dcache {
     }
 
     /// Unhashes a dentry and drops the caller's reference on it.
-    fn unhash(&self, slot: u32, guard: LockrefGuard<'_>, image: &Image) {
+    fn unhash(&self, slot: DentrySlot, guard: LockrefGuard<'_>, image: &Image) {
         let inode = image.body.inode();
         let hash = self.hash_of(slot, image);
         // All references but the caller's, so other users of the directory are counted too.
@@ -328,7 +346,7 @@ impl Dcache {
         self.write(slot, &guard, |dcache| {
             dcache.store_unhashed(slot, image);
         });
-        if inode != 0 {
+        if !inode.is_none() {
             self.inodes.remove_alias(inode, slot, &self.dentries);
         }
         drop(guard);
@@ -341,9 +359,9 @@ impl Dcache {
     /// Counts an unhashed dentry, and drops its reference on its inode. Users of a removed file
     /// hold references of their own. A removed directory must not live on for the negative entries
     /// below it.
-    fn release_unhashed(&self, inode: u32) {
+    fn release_unhashed(&self, inode: InodeSlot) {
         self.counters.unhashed.add(1);
-        if inode == 0 {
+        if inode.is_none() {
             self.counters.negatives.add(-1);
         } else {
             self.put_inode(inode, 1);
@@ -353,7 +371,7 @@ impl Dcache {
     /// Invalidates a name: its dentry gets a stale key, so lookups miss it. Users of the inode
     /// still know the last name, and for a directory the entries below. The caller holds a
     /// reference on the dentry, which this drops.
-    pub(crate) fn make_stale(&self, slot: u32) {
+    pub(crate) fn make_stale(&self, slot: DentrySlot) {
         let guard = self.dentries.lockref(slot).lock();
         let before = self.dentries.image(slot);
         if !before.body.is_hashed() || before.key.is_stale() {
@@ -371,7 +389,7 @@ impl Dcache {
     }
 
     /// Moves a dentry from the name `from` to `to`, and replaces `target`, or the negative dentry
-    /// of the name. Returns the parent whose reference the caller now has to drop, or 0.
+    /// of the name. Returns the parent whose reference the caller drops next, which may be none.
     ///
     /// The caller holds the in-lookup locks of both names, and references on both dentries. If the
     /// parent changes, the caller also holds a reference on the new parent, which the moved dentry
@@ -382,12 +400,12 @@ impl Dcache {
     /// nothing has changed.
     pub(crate) fn d_move(
         &self,
-        (moved, from): (u32, &LookupKey<'_>),
+        (moved, from): (DentrySlot, &LookupKey<'_>),
         to: ParentKey,
         lookup_key: &LookupKey<'_>,
-        target: Option<u32>,
+        target: Option<DentrySlot>,
         in_lookup: &KeyGuard<'_>,
-    ) -> Result<u32, Errno> {
+    ) -> Result<DentrySlot, Errno> {
         let hash = self.hash(to.parent(), lookup_key.hash);
         let negative = self.insert_over_negative((hash, to, lookup_key), moved, target);
         let entry = NewName { hash, key: to, lookup_key, in_lookup };
@@ -402,17 +420,17 @@ impl Dcache {
     fn insert_over_negative(
         &self,
         (hash, key, lookup_key): (u32, ParentKey, &LookupKey<'_>),
-        slot: u32,
-        target: Option<u32>,
-    ) -> Option<u32> {
-        let another = |stripe: &Stripe<'_>, negative: Option<u32>| {
+        slot: DentrySlot,
+        target: Option<DentrySlot>,
+    ) -> Option<DentrySlot> {
+        let another = |stripe: &Stripe<'_, OfDentry>, negative: Option<DentrySlot>| {
             let known = [Some(slot), target, negative];
             stripe.find(|other| {
                 let seen = self.dentries.compare(other, key, lookup_key)?;
                 (!known.contains(&Some(other))).then_some((other, seen))
             })
         };
-        let look = |stripe: &Stripe<'_>| Some(another(stripe, None));
+        let look = |stripe: &Stripe<'_, OfDentry>| Some(another(stripe, None));
         let mut found = self.table.insert_if(hash, slot, look).flatten();
         let mut negative = None;
         while !key.is_stale()
@@ -435,10 +453,10 @@ impl Dcache {
     /// As [`Dcache::d_move`], for a dentry that is already in the table under its new name.
     fn d_move_listed(
         &self,
-        (moved, from): (u32, &LookupKey<'_>),
+        (moved, from): (DentrySlot, &LookupKey<'_>),
         entry: &NewName<'_>,
-        target: Option<u32>,
-    ) -> Result<u32, Errno> {
+        target: Option<DentrySlot>,
+    ) -> Result<DentrySlot, Errno> {
         let &NewName { hash, key: to, lookup_key, in_lookup } = entry;
         let (guard, target_guard) = self.lock_two(moved, target);
         let before = self.dentries.image(moved);
@@ -461,7 +479,7 @@ impl Dcache {
         debug_assert_eq!(old_hash, self.hash_of(moved, &before), "not the name it has");
         let victim = target.map(|slot| {
             let victim = self.dentries.image(slot);
-            // Not `hash`: an invalidated victim has a stale key.
+            // Compute the hash of the victim anew, because an invalidated victim has a stale key.
             let victim_hash = victim.body.is_hashed().then(|| self.hash_of(slot, &victim));
             (slot, victim, victim_hash)
         });
@@ -492,7 +510,7 @@ impl Dcache {
         }
         self.counters.renames.add(1);
         let old_parent = before.key.parent();
-        Ok(if old_parent == to.parent() { 0 } else { old_parent })
+        Ok(if old_parent == to.parent() { DentrySlot::NONE } else { old_parent })
     }
 
     /// Swaps the names of two dentries. The caller holds both in-lookup locks and references on
@@ -502,7 +520,12 @@ impl Dcache {
     /// # Errors
     /// `ENOMEM` if no slot is left for a long name, `ESTALE` if one name was invalidated. Then
     /// nothing has changed.
-    pub(crate) fn exchange(&self, a: u32, b: u32, in_lookup: &KeyGuard<'_>) -> Result<(), Errno> {
+    pub(crate) fn exchange(
+        &self,
+        a: DentrySlot,
+        b: DentrySlot,
+        in_lookup: &KeyGuard<'_>,
+    ) -> Result<(), Errno> {
         let hash_a = self.hash_now(a);
         let hash_b = self.hash_now(b);
         self.table.insert(hash_b, a);
@@ -546,7 +569,7 @@ impl Dcache {
     }
 
     /// Returns the image of `this` under the name of `other`, whose slot is `slot`.
-    fn renamed_as(&self, this: &Image, slot: u32, other: &Image) -> Option<Image> {
+    fn renamed_as(&self, this: &Image, slot: DentrySlot, other: &Image) -> Option<Image> {
         let mut name = NameCopy::new();
         self.dentries.copy_name(slot, other.body, &mut name);
         let (body, words) = (this.body, this.directory_words());
@@ -558,7 +581,7 @@ impl Dcache {
         self.dentries.new_image(key, place, name.as_bytes(), body.flags(), words)
     }
 
-    fn hash_now(&self, slot: u32) -> u32 {
+    fn hash_now(&self, slot: DentrySlot) -> u32 {
         let guard = self.dentries.lockref(slot).lock();
         let hash = self.hash_of(slot, &self.dentries.image(slot));
         drop(guard);
@@ -566,7 +589,7 @@ impl Dcache {
     }
 
     /// Invalidates every cached name in a directory with one increment (trap T45).
-    pub(crate) fn invalidate_directory(&self, slot: u32) {
+    pub(crate) fn invalidate_directory(&self, slot: DentrySlot) {
         let mut are_retired = false;
         loop {
             let guard = self.dentries.lockref(slot).lock();
@@ -592,8 +615,8 @@ impl Dcache {
     /// Makes the keys of a directory's children stale, before the half of its generation that keys
     /// hold wraps around. Otherwise lookups would find children with an old key again (trap T32).
     #[cold]
-    fn retire_children(&self, slot: u32) {
-        for child in 1..self.dentries.slots_touched() {
+    fn retire_children(&self, slot: DentrySlot) {
+        for child in (1..self.dentries.slots_touched()).map(DentrySlot::new) {
             if self.dentries.snapshot(child).key.parent() != slot || child == slot {
                 continue;
             }
@@ -609,7 +632,7 @@ impl Dcache {
     }
 
     /// Invalidates one name, and cancels its fill.
-    pub(crate) fn invalidate_name(&self, directory: u32, lookup_key: &LookupKey<'_>) {
+    pub(crate) fn invalidate_name(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
         // Before the cancellation (L.2).
         drop(self.listings.change(directory));
         self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
@@ -633,9 +656,9 @@ impl Dcache {
 
     /// Updates the flag [`Flags::SEARCHABLE`] of the dentry from the permission record of the
     /// inode.
-    pub(crate) fn sync_searchable(&self, inode: u32) {
+    pub(crate) fn sync_searchable(&self, inode: InodeSlot) {
         let slot = self.inodes.alias(inode);
-        if slot == 0 {
+        if slot.is_none() {
             return;
         }
         let guard = self.dentries.lockref(slot).lock();
@@ -655,7 +678,7 @@ impl Dcache {
     }
 
     /// Sets or clears [`Flags::MOUNTED`] of a dentry. The caller holds a reference on it.
-    pub(crate) fn set_mounted(&self, slot: u32, mounted: Mounted) {
+    pub(crate) fn set_mounted(&self, slot: DentrySlot, mounted: Mounted) {
         let guard = self.dentries.lockref(slot).lock();
         let body = self.dentries.image(slot).body;
         let mut flags = body.flags();
@@ -667,17 +690,17 @@ impl Dcache {
 
     /// Marks a dentry without references dead. The caller removes its entry from the table, calls
     /// [`Dcache::end_life`], and drops the references that the dentry held.
-    pub(super) fn kill(&self, slot: u32, mut guard: LockrefGuard<'_>) -> Dead {
+    pub(super) fn kill(&self, slot: DentrySlot, mut guard: LockrefGuard<'_>) -> Dead {
         debug_assert_eq!(guard.count(), 0);
         let image = self.dentries.image(slot);
         guard.mark_dead();
         self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, Body(0)));
         let parent = image.key.parent();
-        Dead { parent: if parent == slot { 0 } else { parent }, image }
+        Dead { parent: if parent == slot { DentrySlot::NONE } else { parent }, image }
     }
 
     /// Frees the slot of a dead dentry, after its last use.
-    pub(super) fn end_life(&self, slot: u32, dead: &Dead) {
+    pub(super) fn end_life(&self, slot: DentrySlot, dead: &Dead) {
         self.dentries.drop_image(&dead.image);
         // A slot without unused generations is never used again.
         if self.dentries.cold(slot).next_generation() {
@@ -687,7 +710,7 @@ impl Dcache {
 
     /// Unhashes a dentry. The caller is inside a write section. A removed directory also gets a new
     /// child generation, so no lookup finds the negative entries below it.
-    fn store_unhashed(&self, slot: u32, image: &Image) {
+    fn store_unhashed(&self, slot: DentrySlot, image: &Image) {
         self.dentries.store_body(slot, unhashed(image.body));
         if image.body.is_directory() {
             self.dentries.store_child_generation(slot, next_generation(image));
@@ -695,7 +718,7 @@ impl Dcache {
     }
 
     /// Fills a slot that no other thread can find, with one reference for the caller.
-    fn begin_life(&self, slot: u32, image: &Image) {
+    fn begin_life(&self, slot: DentrySlot, image: &Image) {
         let mut guard = self.dentries.lockref(slot).lock();
         guard.revive();
         guard.add(1);
@@ -705,7 +728,11 @@ impl Dcache {
     }
 
     /// Locks one or two dentries, in the order of their slots (trap P9).
-    fn lock_two(&self, a: u32, b: Option<u32>) -> (LockrefGuard<'_>, Option<LockrefGuard<'_>>) {
+    fn lock_two(
+        &self,
+        a: DentrySlot,
+        b: Option<DentrySlot>,
+    ) -> (LockrefGuard<'_>, Option<LockrefGuard<'_>>) {
         let lock = |slot| self.dentries.lockref(slot).lock();
         match b {
             Some(b) if b < a => {
@@ -721,7 +748,7 @@ impl Dcache {
     /// also ends when `change` panics (trap T30).
     pub(super) fn write<R>(
         &self,
-        slot: u32,
+        slot: DentrySlot,
         _guard: &LockrefGuard<'_>,
         change: impl FnOnce(&Dcache) -> R,
     ) -> R {
@@ -732,14 +759,14 @@ impl Dcache {
 
 /// A dead dentry, and the references that it held.
 pub(super) struct Dead {
-    pub(super) parent: u32,
+    pub(super) parent: DentrySlot,
     image: Image,
 }
 
 /// Returns the next child generation of a directory. The half that keys hold is never 0.
 fn next_generation(image: &Image) -> u64 {
     let next = image.child_generation() + 1;
-    next + u64::from(ParentKey::new(0, next).is_stale())
+    next + u64::from(ParentKey::new(DentrySlot::NONE, next).is_stale())
 }
 
 /// Whether something is mounted on a dentry.

@@ -27,6 +27,8 @@ use corewalk_base::OwnLine;
 use corewalk_base::primitives::IS_MODEL;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
+use crate::slot::DentrySlot;
+
 /// The number of words.
 const WORDS: usize = if IS_MODEL { 1 } else { 64 };
 /// A word is `changes << 32 | listings`. The changes wrap around.
@@ -57,7 +59,7 @@ impl Listings {
     }
 
     /// Begins a listing of the directory in the slot `directory`.
-    pub(crate) fn begin(&self, directory: u32) -> ListingMark<'_> {
+    pub(crate) fn begin(&self, directory: DentrySlot) -> ListingMark<'_> {
         let word = self.word(directory);
         // ORDERING: Relaxed. The back end orders it: it answers this listing before it makes a
         // change that this listing must see.
@@ -68,12 +70,12 @@ impl Listings {
     /// Returns a change of names in the directory in the slot `directory`. The caller holds the
     /// in-lookup locks of the names, and drops the change before it releases them.
     #[inline]
-    pub(crate) fn change(&self, directory: u32) -> NameChange<'_> {
+    pub(crate) fn change(&self, directory: DentrySlot) -> NameChange<'_> {
         NameChange { word: self.word(directory) }
     }
 
-    fn word(&self, directory: u32) -> &AtomicU64 {
-        &self.words[directory as usize % WORDS]
+    fn word(&self, directory: DentrySlot) -> &AtomicU64 {
+        &self.words[directory.get() as usize % WORDS]
     }
 }
 

@@ -1,8 +1,8 @@
 //! Models of the dentry cache: names are entered, renamed and replaced beside a reader.
 //!
 //! A model makes the changes of the cache itself, on three slots. Its control makes the same change
-//! in other steps. The reader is the spawned thread; see `tally` in the sync crate. Schedules have
-//! at most [`PREEMPTIONS`], within which every control is caught.
+//! in other steps. The reader is the spawned thread; see `tally` in the base crate. Schedules have
+//! at most [`PREEMPTIONS`] preemptions, which is enough to catch every control.
 
 mod count;
 
@@ -15,8 +15,8 @@ use crate::dentry::{DirectoryWords, kind_flags};
 use crate::key_lock::KeyGuard;
 
 /// Preemptions of a schedule, without those at waits.
-pub(super) const PREEMPTIONS: usize = 3;
-/// Names of two words, so they can be torn.
+pub(super) const PREEMPTIONS: usize = 2;
+/// Names of two words, so that a reader could see a word of each of two names.
 pub(super) const A: &[u8] = b"aaaaaaaaaaaa";
 pub(super) const B: &[u8] = b"bbbbbbbbbbbbbb";
 
@@ -24,7 +24,7 @@ pub(super) const B: &[u8] = b"bbbbbbbbbbbbbb";
 struct SilentHost;
 
 impl Host for SilentHost {
-    fn forget(&self, _superblock: u32, _ino: u64, _slot: u32) {}
+    fn forget(&self, _superblock: u32, _ino: u64, _slot: InodeSlot) {}
 
     fn ask_to_forget(&self, _superblock: u32, _parent: u64, _name: Name<'_>) {}
 }
@@ -63,12 +63,20 @@ pub(super) fn cache() -> (Dcache, ParentKey) {
 /// Enters an inode, with one reference for the caller.
 pub(super) fn enter(dcache: &Dcache, ino: u64, mode: u32) -> DentryInode {
     let attr = attr(ino, mode);
-    let entered = dcache.inodes.get_or_insert(&dcache.dentries, (0, 0), &attr, false, 0).unwrap();
+    let entered = dcache
+        .inodes
+        .get_or_insert(&dcache.dentries, (0, DentrySlot::NONE), &attr, false, 0)
+        .unwrap();
     DentryInode { inode: entered.slot, kind: attr.kind() }
 }
 
 /// Enters a file. Returns its unused dentry, and its inode, which only the dentry uses.
-pub(super) fn file(dcache: &Dcache, key: ParentKey, name: &[u8], ino: u64) -> (u32, DentryInode) {
+pub(super) fn file(
+    dcache: &Dcache,
+    key: ParentKey,
+    name: &[u8],
+    ino: u64,
+) -> (DentrySlot, DentryInode) {
     let node = enter(dcache, ino, mode::S_IFREG | 0o600);
     let lookup_key = dcache.lookup_key(Name::new(name).unwrap());
     let in_lookup = dcache.in_lookup.lock(dcache.in_lookup_key(key.parent(), &lookup_key));
@@ -79,7 +87,8 @@ pub(super) fn file(dcache: &Dcache, key: ParentKey, name: &[u8], ino: u64) -> (u
     (slot, node)
 }
 
-/// Looks a name up without a lock. Returns the number of its inode, if both are there.
+/// Looks a name up without a lock. Returns the number of its inode. Returns None for a missing name
+/// and a negative dentry.
 pub(super) fn lookup(dcache: &Dcache, key: ParentKey, name: &[u8]) -> Option<u64> {
     let (slot, seen) = dcache.find(key, &dcache.lookup_key(Name::new(name).unwrap()))?;
     let inode = seen.body.inode();
@@ -91,7 +100,8 @@ pub(super) fn lookup(dcache: &Dcache, key: ParentKey, name: &[u8]) -> Option<u64
     Some(ino)
 }
 
-/// Enters a name with `publish`, beside a reader. Returns how often the reader (missed, found) it.
+/// Enters a name with `publish`, beside a reader. Returns how often the reader missed it, and how
+/// often it found it.
 fn publish_against_find(
     prepare: fn(&Dcache, ParentKey),
     publish: fn(&Dcache, ParentKey),
@@ -138,7 +148,8 @@ fn name_that_is_entered_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(|_, _| (), publish_a));
 }
 
-/// Traps T3, T16: the same for a negative dentry that turns positive.
+/// Traps T3, T16: a reader must not see a pointer before its target. As above, for a negative
+/// dentry that turns positive.
 #[test]
 fn name_that_turns_positive_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_a));
@@ -152,7 +163,8 @@ fn publish_directory_a(dcache: &Dcache, key: ParentKey) {
     dcache.put_inode(node.inode, 1);
 }
 
-/// Traps T3, T16: the same for a negative dentry that a directory in another slot replaces.
+/// Traps T3, T16: a reader must not see a pointer before its target. As above, for a negative
+/// dentry that a directory in another slot replaces.
 #[test]
 fn directory_in_place_of_a_negative_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_directory_a));
@@ -165,16 +177,16 @@ fn control_inode_before_its_number_is_caught() {
     publish_against_find(publish_negative_a, |dcache, key| {
         let (slot, seen) = dcache.find_exact(key, &lookup_key_a(dcache)).unwrap();
         // The first free inode: live, but without a number.
-        dcache.dentries.store_body(slot, seen.body.with_inode(3));
+        dcache.dentries.store_body(slot, seen.body.with_inode(InodeSlot::new(3)));
         let node = enter(dcache, 7, mode::S_IFREG | 0o600);
-        assert_eq!(node.inode, 3);
+        assert_eq!(node.inode, InodeSlot::new(3));
         dcache.inodes.lockref(node.inode).get();
     });
 }
 
 /// Renames a file from `A` to `B` with `rename`, beside a reader of the dentry. Returns how often
 /// the name was (`A`, `B`).
-fn rename_against_name(rename: fn(&Dcache, u32, ParentKey)) -> [usize; 2] {
+fn rename_against_name(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (slot, _) = file(&dcache, key, A, 7);
@@ -194,14 +206,17 @@ fn rename_against_name(rename: fn(&Dcache, u32, ParentKey)) -> [usize; 2] {
     })
 }
 
-fn rename_to_b(dcache: &Dcache, slot: u32, key: ParentKey) {
+fn rename_to_b(dcache: &Dcache, slot: DentrySlot, key: ParentKey) {
     let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
     let moved = (slot, &lookup_key_a(dcache));
-    assert_eq!(dcache.d_move(moved, key, &lookup_key, None, &lock_name_a(dcache, key)), Ok(0));
+    assert_eq!(
+        dcache.d_move(moved, key, &lookup_key, None, &lock_name_a(dcache, key)),
+        Ok(DentrySlot::NONE)
+    );
 }
 
 /// Returns the image of the dentry under the name `B`.
-fn image_b(dcache: &Dcache, slot: u32, key: ParentKey) -> Image {
+fn image_b(dcache: &Dcache, slot: DentrySlot, key: ParentKey) -> Image {
     let (body, words) = (dcache.dentries.image(slot).body, DirectoryWords::default());
     dcache.dentries.new_image(key, (0, body.inode()), B, body.flags(), words).unwrap()
 }
@@ -212,7 +227,8 @@ fn name_beside_a_rename_is_the_old_or_the_new() {
     assert_all_reached(&rename_against_name(rename_to_b));
 }
 
-/// Trap T1: the name is stored outside of a write section.
+/// Trap T1: the name is stored outside of a write section, so a reader may take length and bytes of
+/// two names.
 #[test]
 #[should_panic(expected = "T1: a torn name")]
 fn control_rename_without_a_section_is_caught() {
@@ -223,7 +239,7 @@ fn control_rename_without_a_section_is_caught() {
 
 /// Renames a file from `A` to `B` with `rename`, beside a reader that looks for `A`, and for `B` if
 /// that is missing. Returns how often it was found as (`A`, `B`).
-fn rename_against_lookups(rename: fn(&Dcache, u32, ParentKey)) -> [usize; 2] {
+fn rename_against_lookups(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (slot, _) = file(&dcache, key, A, 7);
@@ -269,7 +285,7 @@ fn control_rename_that_takes_out_first_is_caught() {
 
 /// Renames `A` over `B` with `rename`, beside a reader that looks for `B`. Returns how often that
 /// was the (replaced, moved) file.
-fn replace_against_lookup(rename: fn(&Dcache, u32, u32, ParentKey)) -> [usize; 2] {
+fn replace_against_lookup(rename: fn(&Dcache, DentrySlot, DentrySlot, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (moved, _) = file(&dcache, key, A, 7);
@@ -298,11 +314,14 @@ fn target_of_a_rename_is_always_there() {
     assert_all_reached(&replace_against_lookup(|dcache, moved, victim, key| {
         let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
         let (moved, in_lookup) = ((moved, &lookup_key_a(dcache)), lock_name_a(dcache, key));
-        assert_eq!(dcache.d_move(moved, key, &lookup_key, Some(victim), &in_lookup), Ok(0));
+        assert_eq!(
+            dcache.d_move(moved, key, &lookup_key, Some(victim), &in_lookup),
+            Ok(DentrySlot::NONE)
+        );
     }));
 }
 
-/// Trap T13: the target is removed first.
+/// Trap T13: the target is removed before the file moves, so for a moment no file has the name.
 #[test]
 #[should_panic(expected = "T13: the target was missing")]
 fn control_rename_in_two_sections_is_caught() {
@@ -313,13 +332,13 @@ fn control_rename_in_two_sections_is_caught() {
         drop(guard);
         let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
         let (moved, in_lookup) = ((moved, &lookup_key_a(dcache)), lock_name_a(dcache, key));
-        assert_eq!(dcache.d_move(moved, key, &lookup_key, None, &in_lookup), Ok(0));
+        assert_eq!(dcache.d_move(moved, key, &lookup_key, None, &in_lookup), Ok(DentrySlot::NONE));
     });
 }
 
 /// A name changes from a file to a directory with `change`. Returns how often a reader saw a (file,
 /// directory).
-fn kind_against_lookup(change: fn(&Dcache, u32, u32)) -> [usize; 2] {
+fn kind_against_lookup(change: fn(&Dcache, DentrySlot, InodeSlot)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (slot, file) = file(&dcache, key, A, 7);
@@ -346,7 +365,7 @@ fn kind_against_lookup(change: fn(&Dcache, u32, u32)) -> [usize; 2] {
     })
 }
 
-/// Trap T16: the flag and the inode are in one word.
+/// Trap T16: the type flag and the inode of a dentry must change together. They are in one word.
 #[test]
 fn kind_and_inode_of_a_dentry_belong_together() {
     assert_all_reached(&kind_against_lookup(|dcache, slot, inode| {
@@ -356,7 +375,7 @@ fn kind_and_inode_of_a_dentry_belong_together() {
     }));
 }
 
-/// Trap T16: the flag is stored before the inode.
+/// Trap T16: the type flag is stored before the inode, so a reader may see a mix.
 #[test]
 #[should_panic(expected = "T16: another's flag")]
 fn control_flag_and_inode_in_two_steps_is_caught() {

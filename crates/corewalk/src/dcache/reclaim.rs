@@ -3,7 +3,8 @@
 //! A clock hand moves over the slots. An unused dentry gets a second chance if it was looked up
 //! since the hand last passed; otherwise it is evicted. A parent without children is next, so one
 //! pass evicts a deep tree (trap T44). No list and no lock is shared by all evictions. Several
-//! threads share the hand, and never look at the same slot in one pass (trap T45).
+//! threads share the hand, and never look at the same slot in one pass. In trap T45 they skip each
+//! other's entries again and again.
 //!
 //! A dentry stays while it has references, while it has children, and while it is the only name of
 //! an inode in use. (A back end by path needs that name.) If only such entries are left, the cache
@@ -30,8 +31,9 @@ use super::{Dcache, unhashed};
 use crate::dentry::{NameCopy, Snapshot};
 use crate::key_lock::KeyGuard;
 use crate::name::Name;
+use crate::slot::{DentrySlot, InodeSlot};
 
-/// The most slots that a thread scans for entries to evict when it adds an entry (a fill) to a
+/// Maximum number of slots that a thread scans for entries to evict, when it adds an entry to a
 /// cache over its budget.
 const SCAN_MAX: u32 = 512;
 /// Slots scanned between two checks of the progress.
@@ -40,11 +42,12 @@ const SCAN_STEP: u32 = 64;
 /// lookup finds any more. So the scan has covered the whole cache when such entries fill 1 slot of
 /// 32.
 const ORPHAN_SCAN: u64 = 32;
-/// The fewest slots that one removal scans, if it leaves an entry behind: about a microsecond.
+/// Minimum number of slots that one removal scans if it leaves an entry behind. It takes about a
+/// microsecond.
 const ORPHAN_SCAN_MIN: u64 = 256;
-/// The most slots that one removal scans. Later removals scan the rest.
+/// Maximum number of slots that one removal scans. Later removals scan the rest.
 const ORPHAN_SCAN_MAX: u64 = 4096;
-/// The most entries that the host is asked to drop at a time.
+/// Maximum number of entries that the host is asked to drop at a time.
 const ASK_MAX: u32 = 16;
 /// The divisor of the budget that gives the share of negative entries.
 const NEGATIVE_SHARE: u64 = 8;
@@ -55,7 +58,7 @@ const ENTRY_BYTES: u64 = 96;
 pub(crate) struct Hand {
     at: AtomicU32,
     budget_bytes: AtomicU64,
-    /// The position of the scan for entries below removed directories.
+    /// The slot at which the next scan for entries below removed directories starts.
     orphans_at: AtomicU32,
     /// Slots that this scan still has to visit.
     orphans_owed: AtomicU64,
@@ -88,7 +91,7 @@ enum Chance {
 /// The result for one slot.
 pub(super) enum Outcome {
     /// The dentry was evicted. Holds the slot of its parent.
-    Evicted(u32),
+    Evicted(DentrySlot),
     /// Only the users of its inode keep the dentry.
     Pinned,
     /// The dentry stays.
@@ -138,7 +141,7 @@ impl Dcache {
     pub(crate) fn reclaim(
         &self,
         want: u64,
-        pinned: &mut dyn FnMut(u32, u32, u32, Name<'_>),
+        pinned: &mut dyn FnMut(DentrySlot, InodeSlot, InodeSlot, Name<'_>),
     ) -> u64 {
         let mut left = self.dentries.slots_touched();
         let mut evicted = 0;
@@ -164,13 +167,13 @@ impl Dcache {
     /// Evicts the entry in `slot` and its parents without children, unless they are in use. Returns
     /// the number of evictions. The referenced bit does not count: the user has just dropped the
     /// entry on request.
-    pub(crate) fn evict_entry(&self, slot: u32) -> u64 {
+    pub(crate) fn evict_entry(&self, slot: DentrySlot) -> u64 {
         let evicted = self.evict_upwards(slot, Chance::None, &mut |_| {});
         self.counters.reclaimed.add(evicted as i64);
         evicted
     }
 
-    /// Returns the most negative entries that the budget allows.
+    /// Returns the maximum number of negative entries that the budget allows.
     fn negatives_max(&self) -> i64 {
         (self.budget() / NEGATIVE_SHARE / ENTRY_BYTES).max(1) as i64
     }
@@ -207,35 +210,41 @@ impl Dcache {
         for _ in 0..scan {
             // ORDERING: Relaxed. Each value goes to one thread; nothing else is implied.
             let at = self.hand.orphans_at.fetch_add(1, Ordering::Relaxed);
-            evicted += self.evict_upwards(at % slots as u32, Chance::OrphansOnly, &mut |_| {});
+            let slot = DentrySlot::new(at % slots as u32);
+            evicted += self.evict_upwards(slot, Chance::OrphansOnly, &mut |_| {});
         }
         self.counters.reclaimed.add(evicted as i64);
     }
 
     /// Scans `scan` slots and returns the number of evictions. `pinned` gets the slots of pinned
     /// entries.
-    fn sweep(&self, scan: u32, chance: Chance, pinned: &mut dyn FnMut(u32)) -> u64 {
+    fn sweep(&self, scan: u32, chance: Chance, pinned: &mut dyn FnMut(DentrySlot)) -> u64 {
         let mut evicted = 0;
         for _ in 0..scan {
             let end = self.dentries.slots_touched().max(2);
             // ORDERING: Relaxed. Each value goes to one thread; nothing else is implied.
-            let slot = self.hand.at.fetch_add(1, Ordering::Relaxed) % end;
-            evicted += self.evict_upwards(slot, chance, pinned);
+            let at = self.hand.at.fetch_add(1, Ordering::Relaxed);
+            evicted += self.evict_upwards(DentrySlot::new(at % end), chance, pinned);
         }
         self.counters.reclaimed.add(evicted as i64);
         evicted
     }
 
     /// Evicts the dentry in `slot`, and then each parent that is unused.
-    fn evict_upwards(&self, slot: u32, chance: Chance, pinned: &mut dyn FnMut(u32)) -> u64 {
+    fn evict_upwards(
+        &self,
+        slot: DentrySlot,
+        chance: Chance,
+        pinned: &mut dyn FnMut(DentrySlot),
+    ) -> u64 {
         let (mut slot, mut evicted) = (slot, 0);
-        while slot != 0 {
+        while !slot.is_none() {
             match self.evict(slot, chance) {
                 Outcome::Evicted(parent) => {
                     evicted += 1;
-                    let is_free = parent != 0 && self.dentries.lockref(parent).count() == 1;
+                    let is_free = !parent.is_none() && self.dentries.lockref(parent).count() == 1;
                     self.put(parent);
-                    slot = if is_free { parent } else { 0 };
+                    slot = if is_free { parent } else { DentrySlot::NONE };
                 }
                 Outcome::Pinned => {
                     pinned(slot);
@@ -248,7 +257,7 @@ impl Dcache {
     }
 
     /// Evicts the dentry in `slot` if it is unused.
-    fn evict(&self, slot: u32, chance: Chance) -> Outcome {
+    fn evict(&self, slot: DentrySlot, chance: Chance) -> Outcome {
         let seen = self.dentries.snapshot(slot);
         let body = seen.body;
         let is_meant = chance != Chance::OrphansOnly || body.is_negative();
@@ -273,12 +282,14 @@ impl Dcache {
         if !body.is_negative()
             && self.inodes.is_only_alias_in_use(body.inode(), slot, &self.dentries)
         {
-            // Checked again below. Beside a caching kernel most entries are pinned, and hiding a
-            // name for a moment would delay its lookups.
+            // Return before the name is hidden; `evict_locked` checks again. Beside a caching
+            // kernel most entries are pinned, and hiding a name for a moment would delay its
+            // lookups.
             return Outcome::Pinned;
         }
         let lookup_key = self.lookup_key(name);
-        // With the in-lookup lock, a lookup that misses waits for the decision.
+        // Take the in-lookup lock of the name. A lookup that does not find the name meanwhile waits
+        // for the result.
         let Some(in_lookup) =
             self.in_lookup.try_lock(self.in_lookup_key(seen.key.parent(), &lookup_key))
         else {
@@ -289,7 +300,7 @@ impl Dcache {
         drop(in_lookup);
         match outcome {
             Ok((parent, inode)) => {
-                if inode != 0 {
+                if !inode.is_none() {
                     self.put_inode(inode, 1);
                 }
                 Outcome::Evicted(parent)
@@ -302,11 +313,11 @@ impl Dcache {
     /// inode, whose references the caller drops.
     pub(super) fn evict_locked(
         &self,
-        slot: u32,
+        slot: DentrySlot,
         seen: Snapshot,
         hash: u32,
         in_lookup: &KeyGuard<'_>,
-    ) -> Result<(u32, u32), Outcome> {
+    ) -> Result<(DentrySlot, InodeSlot), Outcome> {
         let guard = self.dentries.lockref(slot).lock();
         if guard.is_dead() || guard.count() > 0 || !self.dentries.is_unchanged(slot, seen.seq) {
             return Err(Outcome::Kept);
@@ -317,7 +328,7 @@ impl Dcache {
         // one finds the dentry changed. Both go through the inode's lockref (see
         // `Dcache::get_inode`).
         let is_free =
-            inode == 0 || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
+            inode.is_none() || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {
             self.write(slot, &guard, |dcache| {
                 // An invalidation may have missed the name while it was hidden.
@@ -326,7 +337,7 @@ impl Dcache {
             });
             return Err(Outcome::Pinned);
         }
-        if inode == 0 {
+        if inode.is_none() {
             self.counters.negatives.add(-1);
         }
         let dead = self.kill(slot, guard);
@@ -336,15 +347,15 @@ impl Dcache {
     }
 
     /// Drops the references that an evicted dentry held.
-    pub(super) fn put_evicted(&self, parent: u32, inode: u32) {
-        if inode != 0 {
+    pub(super) fn put_evicted(&self, parent: DentrySlot, inode: InodeSlot) {
+        if !inode.is_none() {
             self.put_inode(inode, 1);
         }
         self.put(parent);
     }
 
     /// Asks the host to drop its references on the inode of a dentry.
-    fn ask_to_forget(&self, slot: u32) {
+    fn ask_to_forget(&self, slot: DentrySlot) {
         self.describe(slot, &mut |_, parent, name| {
             let superblock = self.inodes.superblock(parent);
             self.host.ask_to_forget(superblock, self.inodes.ino(parent), name);
@@ -353,7 +364,7 @@ impl Dcache {
 
     /// Calls `then` with the inode of a dentry, its parent's inode and its name, if all were valid
     /// at one instant.
-    fn describe(&self, slot: u32, then: &mut dyn FnMut(u32, u32, Name<'_>)) {
+    fn describe(&self, slot: DentrySlot, then: &mut dyn FnMut(InodeSlot, InodeSlot, Name<'_>)) {
         let seen = self.dentries.snapshot(slot);
         let mut copy = NameCopy::new();
         self.dentries.copy_name(slot, seen.body, &mut copy);

@@ -5,6 +5,8 @@
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
+use crate::slot::DentrySlot;
+
 pub(super) const GENERATION_SHIFT: u32 = 33;
 const REFERENCED: u64 = 1 << 31;
 const NEXT_MASK: u64 = (1 << 30) - 1;
@@ -67,16 +69,16 @@ impl<'a> Cold<'a> {
         before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64
     }
 
-    pub(crate) fn next_alias(&self) -> u32 {
+    pub(crate) fn next_alias(&self) -> DentrySlot {
         // ORDERING: Relaxed. Protected by the inode's lock.
-        (self.0.load(Ordering::Relaxed) & NEXT_MASK) as u32
+        DentrySlot::new((self.0.load(Ordering::Relaxed) & NEXT_MASK) as u32)
     }
 
-    pub(crate) fn set_next_alias(&self, next: u32) {
+    pub(crate) fn set_next_alias(&self, next: DentrySlot) {
         // ORDERING: Relaxed. Protected by the inode's lock; the update keeps bits that other
         // threads set.
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
-            Some((word & !NEXT_MASK) | u64::from(next))
+            Some((word & !NEXT_MASK) | u64::from(next.get()))
         });
     }
 

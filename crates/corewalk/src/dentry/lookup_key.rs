@@ -70,7 +70,7 @@ pub(crate) struct LookupKey<'a> {
     pub(crate) hash: NameHash,
     /// The words of a matching file's dentry from the body on.
     pub(super) pairs: [WordPair; PAIRS],
-    /// The bits of the last pair that count.
+    /// A mask: the bits of the last pair that are compared.
     pub(super) last: WordPair,
 }
 

@@ -1,7 +1,7 @@
 //! Models of the two halves of a slot, which live and die separately, and of long names.
 //!
-//! The thread that checks the outcome is the spawned one where there is one; see `tally` in the
-//! sync crate.
+//! In models with a thread that checks the outcome, that thread is the spawned one; see `tally` in
+//! the base crate.
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -13,9 +13,10 @@ use crate::name::padded;
 /// Returns dentries with one slot whose two halves are in use, and the slot.
 fn one_slot() -> (Arc<Dentries>, u32) {
     let dentries = Dentries::new(4).unwrap();
-    let slot = dentries.alloc_inode(0, Group::Many).unwrap();
-    assert_eq!(dentries.alloc(slot, Group::Many), Some(slot), "the dentry lies beside its inode");
-    (Arc::new(dentries), slot)
+    let slot = dentries.alloc_inode(DentrySlot::NONE, Group::Many).unwrap();
+    let dentry = dentries.alloc(slot, Group::Many);
+    assert_eq!(dentry, Some(slot.dentry_half()), "the dentry lies beside its inode");
+    (Arc::new(dentries), slot.get())
 }
 
 /// Returns the word of a slot that stands for the content of a half.
@@ -27,9 +28,10 @@ fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
 }
 
 /// Two threads store a last word in the halves of one slot, free them with `free`, and allocate
-/// again. Returns how often the thread of the (dentry, inode) half got the slot again.
+/// again. Returns how often the thread of the dentry half got the slot again, and how often that of
+/// the inode half.
 fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let (dentries, slot) = one_slot();
         let end = move |dentries: &Dentries, half| {
             // ORDERING: Relaxed. The halves have to order it.
@@ -62,18 +64,19 @@ fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
 fn slot_whose_halves_die_at_once_is_given_back_once() {
     assert_all_reached(&free_against_free(|dentries, half, slot| {
         if let Half::Dentry = half {
-            assert!(dentries.cold(slot).next_generation());
+            assert!(dentries.cold_of(slot).next_generation());
         }
         dentries.free_half(half, slot);
     }));
 }
 
-/// Trap T33: a half is freed with a load and a store.
+/// Trap T33: a half is freed with a load and a store, so the other thread's change of the word is
+/// lost.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_half_in_two_steps_is_caught() {
     free_against_free(|dentries, half, slot| {
-        let word = dentries.cold(slot).0;
+        let word = dentries.cold_of(slot).0;
         // ORDERING: Acquire. Strong enough; it is the two steps that are wrong.
         let before = word.load(Ordering::Acquire);
         // ORDERING: Release. As above.
@@ -84,13 +87,14 @@ fn control_half_in_two_steps_is_caught() {
     });
 }
 
-/// Trap T33: the next generation is stored with an old value of the other half.
+/// Trap T33: the next generation is stored together with an old value of the other half, so that
+/// half's change is lost.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_generation_that_is_stored_is_caught() {
     free_against_free(|dentries, half, slot| {
         if let Half::Dentry = half {
-            let word = dentries.cold(slot).0;
+            let word = dentries.cold_of(slot).0;
             // ORDERING: Acquire. Strong enough; it is the two steps that are wrong.
             let before = word.load(Ordering::Acquire);
             // ORDERING: Release. As above.
@@ -100,13 +104,14 @@ fn control_generation_that_is_stored_is_caught() {
     });
 }
 
-/// Trap T7: freeing a half does not order the stores before it.
+/// Trap T7: a slot is reused while a last user still stores to it. Here freeing a half does not
+/// order the stores before it.
 #[test]
 #[should_panic(expected = "half was not seen")]
 fn control_relaxed_release_of_a_half_is_caught() {
     free_against_free(|dentries, half, slot| {
         // ORDERING: Relaxed. Wrong on purpose.
-        let before = dentries.cold(slot).0.fetch_and(!(half as u64), Ordering::Relaxed);
+        let before = dentries.cold_of(slot).0.fetch_and(!(half as u64), Ordering::Relaxed);
         if before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64 {
             dentries.hot.free(slot);
         }
@@ -114,9 +119,10 @@ fn control_relaxed_release_of_a_half_is_caught() {
 }
 
 /// The dentry half of a slot is freed, beside a thread that holds the inode there and allocates its
-/// next dentry with `take`. Returns how often that dentry got (another slot, this slot).
+/// next dentry with `take`. Returns how often that dentry got another slot, and how often this
+/// slot.
 fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let (dentries, slot) = one_slot();
         let taker = thread::spawn({
             let dentries = Arc::clone(&dentries);
@@ -132,13 +138,13 @@ fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
         });
         // ORDERING: Relaxed. As above.
         word_of(&dentries, slot, Half::Dentry).store(7, Ordering::Relaxed);
-        dentries.free(slot);
+        dentries.free(DentrySlot::new(slot));
         taker.join().unwrap();
         let before = dentries.hot.in_use();
-        dentries.free_inode(slot);
+        dentries.free_inode(InodeSlot::new(slot));
         let is_given_back = dentries.hot.in_use() < before;
         // ORDERING: Relaxed. Both threads are done.
-        let is_used = dentries.cold(slot).0.load(Ordering::Relaxed) & Half::Dentry as u64 != 0;
+        let is_used = dentries.cold_of(slot).0.load(Ordering::Relaxed) & Half::Dentry as u64 != 0;
         assert_eq!(is_given_back, !is_used, "a slot is free when neither half is in use");
     })
 }
@@ -147,17 +153,19 @@ fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
 #[test]
 fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
     assert_all_reached(&free_against_take(|dentries, slot| {
-        dentries.alloc(slot, Group::Many) == Some(slot)
+        dentries.alloc(InodeSlot::new(slot), Group::Many) == Some(DentrySlot::new(slot))
     }));
 }
 
-/// Trap T7: the half is allocated without an order.
+/// Trap T7: the half is allocated with `Relaxed`, so its new owner may not see the last user's
+/// stores.
 #[test]
 #[should_panic(expected = "the last word of the half was not seen")]
 fn control_relaxed_take_of_a_half_is_caught() {
     free_against_take(|dentries, slot| {
         // ORDERING: Relaxed. Wrong on purpose.
-        dentries.cold(slot).0.fetch_or(Half::Dentry as u64, Ordering::Relaxed) & Half::Dentry as u64
+        dentries.cold_of(slot).0.fetch_or(Half::Dentry as u64, Ordering::Relaxed)
+            & Half::Dentry as u64
             == 0
     });
 }
@@ -167,16 +175,16 @@ const OLD: &[u8] = &[b'o'; 30];
 const NEW: &[u8] = &[b'n'; 29];
 
 fn image(dentries: &Dentries, name: &[u8]) -> Image {
-    let (key, words) = (ParentKey::new(1, 1), DirectoryWords::default());
-    dentries.new_image(key, (0, 0), name, Flags::HASHED, words).unwrap()
+    let (key, words) = (ParentKey::new(DentrySlot::new(1), 1), DirectoryWords::default());
+    dentries.new_image(key, (0, InodeSlot::NONE), name, Flags::HASHED, words).unwrap()
 }
 
 /// A dentry gets another long name, and `reuse` uses the long slot of the old name again, beside a
-/// reader of the name. Returns how often the reader saw (a change, the old name, the new name).
+/// reader of the name. Returns how often the reader saw a change, the old name, and the new name.
 fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let dentries = Arc::new(Dentries::new(4).unwrap());
-        let slot = dentries.alloc(0, Group::Many).unwrap();
+        let slot = dentries.alloc(InodeSlot::NONE, Group::Many).unwrap();
         dentries.store(slot, &image(&dentries, OLD));
         let reader = thread::spawn({
             let dentries = Arc::clone(&dentries);
@@ -202,8 +210,8 @@ fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
                 dentries.drop_image(&before);
             }
         });
-        // Another thread than the renamer reuses the slot: the renamer's own stores follow its
-        // section.
+        // Another thread than the renamer reuses the slot, because the renamer's own stores would
+        // be ordered after its section anyway.
         renamer.join().unwrap();
         reuse(&dentries);
         reader.join().unwrap();

@@ -1,6 +1,7 @@
 //! The parent key of a dentry: its directory, and the child generation of that directory.
 
 use crate::key_lock::KeyGuard;
+use crate::slot::DentrySlot;
 
 /// The key under which the children of a directory are entered: slot and child generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,13 +9,13 @@ pub(crate) struct ParentKey(pub(crate) u64);
 
 impl ParentKey {
     #[inline]
-    pub(crate) fn new(parent: u32, child_generation: u64) -> ParentKey {
-        ParentKey((u64::from(parent) << 32) | (child_generation & 0xffff_ffff))
+    pub(crate) fn new(parent: DentrySlot, child_generation: u64) -> ParentKey {
+        ParentKey((u64::from(parent.get()) << 32) | (child_generation & 0xffff_ffff))
     }
 
     /// Returns a stale key, which no lookup has. Child generations start at 1, and skip 0 when the
     /// half that keys hold wraps around.
-    pub(crate) fn stale(parent: u32) -> ParentKey {
+    pub(crate) fn stale(parent: DentrySlot) -> ParentKey {
         ParentKey::new(parent, 0)
     }
 
@@ -29,7 +30,7 @@ impl ParentKey {
     }
 
     #[inline]
-    pub(crate) fn parent(self) -> u32 {
-        (self.0 >> 32) as u32
+    pub(crate) fn parent(self) -> DentrySlot {
+        DentrySlot::new((self.0 >> 32) as u32)
     }
 }

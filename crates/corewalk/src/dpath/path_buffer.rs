@@ -14,6 +14,7 @@ use crate::dcache::Dcache;
 use crate::dentry::{Body, DIRECTORY_ROOM, Flags, INLINE_WORDS, Line, NameCopy};
 use crate::mount::Mount;
 use crate::read_set::{Growth, ReadSet, STEPS};
+use crate::slot::DentrySlot;
 
 /// Bytes on the stack: those for a path, and [`WINDOW`].
 const BYTES: usize = 256 + WINDOW;
@@ -29,14 +30,14 @@ pub(crate) struct PathBuffer<'b, const N: usize = STEPS> {
     read_set: ReadSet<N>,
     first: [u8; BYTES],
     storage: Storage<'b>,
-    /// Whether the path has left `first`.
+    /// True if the path did not fit into `first`.
     has_left_stack: bool,
     /// Where in the bytes the path begins; it ends with them.
     start: usize,
     is_too_long: bool,
     pub(crate) kind: PathKind,
     /// The dentry at which the pass ended.
-    pub(crate) top: u32,
+    pub(crate) top: DentrySlot,
 }
 
 /// Where the bytes of a path are.
@@ -71,21 +72,28 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
             start: BYTES,
             is_too_long: false,
             kind: PathKind::Linked,
-            top: 0,
+            top: DentrySlot::NONE,
         }
     }
 
-    /// Forgets everything: a pass starts as if it were the first (trap T8).
+    /// Resets the buffer, so that the next pass starts as if it were the first. Trap T8 is a pass
+    /// that keeps state of an earlier one.
     pub(crate) fn clear(&mut self) {
         self.read_set.clear();
         self.start = self.bytes().len();
         self.is_too_long = false;
         self.kind = PathKind::Linked;
-        self.top = 0;
+        self.top = DentrySlot::NONE;
     }
 
     /// Collects the names from `slot` up to `root` (or the root of the file system).
-    pub(crate) fn prepend(&mut self, dcache: &Dcache, slot: u32, root: u32, pass: Pass) {
+    pub(crate) fn prepend(
+        &mut self,
+        dcache: &Dcache,
+        slot: DentrySlot,
+        root: DentrySlot,
+        pass: Pass,
+    ) {
         match pass {
             Pass::Optimistic => self.prepend_names(dcache, slot, root, Pass::Optimistic),
             Pass::Locked => self.prepend_names(dcache, slot, root, Pass::Locked),
@@ -98,8 +106,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
     pub(crate) fn prepend_mounts(
         &mut self,
         dcache: &Dcache,
-        (mount, slot): (&Mount, u32),
-        root: Option<(u64, u32)>,
+        (mount, slot): (&Mount, DentrySlot),
+        root: Option<(u64, DentrySlot)>,
         pass: Pass,
     ) {
         let (mut mount, mut slot) = (mount, slot);
@@ -121,13 +129,13 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
     }
 
     #[inline(always)]
-    fn prepend_names(&mut self, dcache: &Dcache, slot: u32, root: u32, pass: Pass) {
+    fn prepend_names(&mut self, dcache: &Dcache, slot: DentrySlot, root: DentrySlot, pass: Pass) {
         let mut at = slot;
         let mut common = Flags::HASHED;
         loop {
             let line = dcache.dentries.line(at);
             let mut seen = line.snapshot_now();
-            if seen.seq & 1 != 0 {
+            if seen.seq.is_odd() {
                 seen = dcache.dentries.snapshot(at);
             }
             let flags = seen.body.flags();
@@ -148,11 +156,11 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
                 continue;
             }
             common &= flags;
-            // The names may be of different instants and form a loop. A loop ends when a sequence
-            // has moved, or when the buffer is full.
+            // The names may be of different instants and form a loop. The walk along a loop ends
+            // when a sequence has changed, or when the buffer is full.
             let len = self.read_set.len();
             let must_stop = len > N && self.must_stop(dcache, len);
-            if seen.key.parent() == 0 || must_stop || self.is_too_long {
+            if seen.key.parent().is_none() || must_stop || self.is_too_long {
                 break;
             }
             at = seen.key.parent();
@@ -187,7 +195,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
 
     /// Puts a `/` and a name in front of the path, and nothing before them.
     #[cold]
-    fn prepend_copy(&mut self, dcache: &Dcache, slot: u32, body: Body) {
+    fn prepend_copy(&mut self, dcache: &Dcache, slot: DentrySlot, body: Body) {
         let mut copy = NameCopy::new();
         dcache.dentries.copy_name(slot, body, &mut copy);
         let name = copy.as_bytes();
@@ -204,7 +212,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         bytes[start + 1..end].copy_from_slice(name);
     }
 
-    /// Makes room for `wanted` bytes more; false if there is none to be had.
+    /// Makes space for `wanted` more bytes. Returns false if the lent buffer is too small.
     #[cold]
     fn grow(&mut self, wanted: usize) -> bool {
         let len = self.path().len();
@@ -283,7 +291,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
     }
 
     /// Returns the dentries that were collected, the leaf first.
-    pub(super) fn slots(&self) -> impl Iterator<Item = u32> + '_ {
+    pub(super) fn slots(&self) -> impl Iterator<Item = DentrySlot> + '_ {
         self.read_set.slots()
     }
 
@@ -319,7 +327,7 @@ fn prepend_words(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     window[WINDOW - 1 - len] = b'/';
 }
 
-/// As [`prepend_words`], for the few paths that have outgrown the room of their own.
+/// As [`prepend_words`], for the few paths that do not fit on the stack.
 #[inline(never)]
 fn prepend_words_off_stack(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     prepend_words(bytes, line, body);

@@ -1,4 +1,5 @@
-//! Passes of a translation that are disturbed at each step: traps T8 and T9.
+//! Passes of a translation that a rename disturbs at each step in turn. Trap T8 is a pass with
+//! state of an earlier one, and trap T9 a translation that retries for ever.
 
 use std::sync::Arc;
 
@@ -52,12 +53,13 @@ fn rename(vfs: &Vfs, dir: &PathRef<'_>, from: &str, to: &str) {
 }
 
 /// The result of a pass, and where it ended.
-fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, u32, usize) {
+fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, DentrySlot, usize) {
     (buffer.path().to_vec(), buffer.kind, buffer.top, buffer.steps())
 }
 
-/// Trap T8: a pass is refused whichever name on the way changed, and the next says what a fresh
-/// translation does; a name beside the way changes nothing.
+/// Trap T8: a new pass must start without state of the last one. A pass fails if any name on the
+/// path changes, and the next pass equals a fresh translation. A change of another name has no
+/// effect.
 #[test]
 fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     let vfs = chain();
@@ -66,7 +68,7 @@ fn pass_that_was_disturbed_at_any_step_starts_afresh() {
         let dir = place(&vfs, depth);
         let (name, neighbour) = (format!("d{depth}"), format!("neighbour{depth}"));
         let mut buffer = PathBuffer::new();
-        buffer.prepend(dcache, leaf.dentry, 0, Pass::Optimistic);
+        buffer.prepend(dcache, leaf.dentry, DentrySlot::NONE, Pass::Optimistic);
         rename(&vfs, &dir, &neighbour, "aside");
         assert!(buffer.is_unchanged(dcache), "a name beside the route");
         rename(&vfs, &dir, &name, "renamed");
@@ -91,9 +93,9 @@ fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     for depth in [DEPTH, 0, 3, 1, DEPTH] {
         for dentry in [place(&vfs, depth).dentry, removed.dentry, place(&vfs, 1).dentry] {
             clear(&mut buffer);
-            buffer.prepend(&vfs.dcache, dentry, 0, Pass::Optimistic);
+            buffer.prepend(&vfs.dcache, dentry, DentrySlot::NONE, Pass::Optimistic);
             let mut fresh = PathBuffer::new();
-            fresh.prepend(&vfs.dcache, dentry, 0, Pass::Optimistic);
+            fresh.prepend(&vfs.dcache, dentry, DentrySlot::NONE, Pass::Optimistic);
             assert_eq!(
                 result_of(&buffer),
                 result_of(&fresh),
@@ -103,13 +105,14 @@ fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     }
 }
 
-/// Trap T8: all that a pass leaves is reset.
+/// Trap T8: a new pass must start without state of the last one. `clear` resets everything.
 #[test]
 fn path_buffer_that_is_cleared_keeps_nothing() {
     translate_in_turn(PathBuffer::clear);
 }
 
-/// Trap T8: the names are forgotten, but not what kind of path they made.
+/// Trap T8: `clear` resets the names, but not the kind of the path, so the next pass has a wrong
+/// kind.
 #[test]
 #[should_panic(expected = "T8: something is left")]
 fn control_path_buffer_that_keeps_its_kind_is_caught() {
@@ -120,7 +123,8 @@ fn control_path_buffer_that_keeps_its_kind_is_caught() {
     });
 }
 
-/// Trap T8: a path that did not fit is forgotten with the rest.
+/// Trap T8: a new pass must start without state of the last one. `clear` also resets the error of a
+/// path that did not fit.
 #[test]
 fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -133,10 +137,10 @@ fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     }
     let mut buf = [0; 300];
     let mut buffer = PathBuffer::<STEPS>::lent(&mut buf);
-    buffer.prepend(&vfs.dcache, slots[1], 0, Pass::Optimistic);
+    buffer.prepend(&vfs.dcache, slots[1], DentrySlot::NONE, Pass::Optimistic);
     assert_eq!(buffer.steps(), 2, "it was left where it did not fit");
     buffer.clear();
-    buffer.prepend(&vfs.dcache, slots[0], 0, Pass::Optimistic);
+    buffer.prepend(&vfs.dcache, slots[0], DentrySlot::NONE, Pass::Optimistic);
     assert_eq!(buffer.into_buffer(), Ok(300 - 251));
 }
 
@@ -187,13 +191,13 @@ fn optimistic_passes_alone_never_end_under_a_storm() {
     for pass in 0..1000 {
         let (from, to) = if pass % 2 == 0 { ("d0", "D0") } else { ("D0", "d0") };
         let mut buffer = PathBuffer::new();
-        buffer.prepend(dcache, leaf.dentry, 0, Pass::Optimistic);
+        buffer.prepend(dcache, leaf.dentry, DentrySlot::NONE, Pass::Optimistic);
         rename(&vfs, &root, from, to);
         assert!(!buffer.is_unchanged(dcache));
     }
     let still = dcache.topology.read_shared();
     let mut buffer = PathBuffer::new();
-    buffer.prepend(dcache, leaf.dentry, 0, Pass::Locked);
+    buffer.prepend(dcache, leaf.dentry, DentrySlot::NONE, Pass::Locked);
     assert!(buffer.is_unchanged(dcache));
     drop(still);
 }
@@ -264,7 +268,7 @@ fn locked_pass_beside_marks_grows_and_stays_whole() {
         let wrong = (0..PASSES).find_map(|_| {
             let mut buffer = PathBuffer::new();
             let _still = vfs.dcache.topology.read_shared();
-            buffer.prepend(&vfs.dcache, leaf, 0, Pass::Locked);
+            buffer.prepend(&vfs.dcache, leaf, DentrySlot::NONE, Pass::Locked);
             (buffer.path() != expected.as_bytes()).then(|| buffer.path().len())
         });
         // ORDERING: Relaxed. As above.

@@ -1,6 +1,6 @@
 //! Models of the permission record: a reader beside a change, and late answers.
 //!
-//! The reader is the spawned thread; see `tally` in the sync crate.
+//! The reader is the spawned thread; see `tally` in the base crate.
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -10,22 +10,24 @@ use super::*;
 const OLD: Perm = Perm { mode: mode::S_IFDIR | 0o711, uid: 1, gid: 1, has_acl: false };
 const NEW: Perm = Perm { mode: mode::S_IFDIR | 0o722, uid: 2, gid: 2, has_acl: true };
 
-/// Returns inodes with one in slot 1, whose permissions are known to be [`OLD`].
+const SLOT: InodeSlot = InodeSlot::new(1);
+
+/// Returns inodes with one in [`SLOT`], whose permissions are known to be [`OLD`].
 fn one_inode() -> Arc<Inodes> {
     let inodes = Inodes::new(2, HashKeys::new(Some(1))).unwrap();
-    inodes.store_perm(1, OLD, true);
+    inodes.store_perm(SLOT, OLD, true);
     Arc::new(inodes)
 }
 
-/// Changes the permissions with `change`, beside a reader. Returns how often the reader saw them
-/// (unknown, old, new).
+/// Changes the permissions with `change`, beside a reader. Returns how often the reader saw
+/// unknown, old, and new permissions.
 fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
         let reader = thread::spawn({
             let inodes = Arc::clone(&inodes);
             move || {
-                let seen = inodes.perm(1);
+                let seen = inodes.perm(SLOT);
                 assert!([None, Some(OLD), Some(NEW)].contains(&seen), "a torn record: {seen:?}");
                 tally.hit(match seen {
                     None => 0,
@@ -43,45 +45,46 @@ fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
 #[test]
 fn perm_beside_a_change_is_whole_or_unknown() {
     assert_all_reached(&change_against_perm(|inodes| {
-        let ticket = inodes.begin_change(1);
-        inodes.end_change(1, ticket, Some(NEW));
+        let ticket = inodes.begin_change(SLOT);
+        inodes.end_change(SLOT, ticket, Some(NEW));
     }));
 }
 
-/// Trap T16: the record is not marked unknown.
+/// Trap T16: the record is not marked unknown during the change, so a reader may see a mix of two
+/// states.
 #[test]
 #[should_panic(expected = "a torn record")]
 fn control_change_of_a_known_record_is_caught() {
     change_against_perm(|inodes| {
-        let Ticket(version) = inodes.ticket(1);
-        inodes.store_perm_version(1, NEW, version + 2);
+        let Ticket(version) = inodes.ticket(SLOT);
+        inodes.store_perm_version(SLOT, NEW, version + 2);
     });
 }
 
 /// A reader that finds the permissions unknown asks the back end and installs the answer with
-/// `install`, beside a change. Returns how often the answer was (old, new).
+/// `install`, beside a change. Returns how often the answer was old, and how often new.
 fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
-        let _ = inodes.mark_unknown(1);
+        let _ = inodes.mark_unknown(SLOT);
         // The permissions in the back end: 0 for the old ones, 1 for the new ones.
         let store = Arc::new(AtomicU64::new(0));
         let asker = thread::spawn({
             let (inodes, store) = (Arc::clone(&inodes), Arc::clone(&store));
             move || {
-                let ticket = inodes.ticket(1);
+                let ticket = inodes.ticket(SLOT);
                 // ORDERING: SeqCst. A back end with a lock of its own.
                 let answer = if store.load(Ordering::SeqCst) == 0 { OLD } else { NEW };
                 install(&inodes, ticket, answer);
                 usize::from(answer == NEW)
             }
         });
-        let ticket = inodes.begin_change(1);
+        let ticket = inodes.begin_change(SLOT);
         // ORDERING: SeqCst. As above.
         store.store(1, Ordering::SeqCst);
-        inodes.end_change(1, ticket, Some(NEW));
+        inodes.end_change(SLOT, ticket, Some(NEW));
         let answer = asker.join().unwrap();
-        assert_eq!(inodes.perm(1), Some(NEW), "T25: an answer from before the change stayed");
+        assert_eq!(inodes.perm(SLOT), Some(NEW), "T25: an answer from before the change stayed");
         tally.hit(answer);
     })
 }
@@ -90,29 +93,30 @@ fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
 #[test]
 fn late_answer_beside_a_change_is_refused() {
     assert_all_reached(&install_against_change(|inodes, ticket, perm| {
-        inodes.install(1, ticket, perm);
+        inodes.install(SLOT, ticket, perm);
     }));
 }
 
-/// Trap T25: the answer is installed without a check.
+/// Trap T25: the answer is installed without a check for a change meanwhile, so an old answer
+/// stays.
 #[test]
 #[should_panic(expected = "T25: an answer from before the change stayed")]
 fn control_install_without_a_ticket_is_caught() {
     install_against_change(|inodes, _, perm| {
-        let _guard = inodes.lockref(1).lock();
-        inodes.store_perm(1, perm, true);
+        let _guard = inodes.lockref(SLOT).lock();
+        inodes.store_perm(SLOT, perm, true);
     });
 }
 
-/// Two changes, which the back end makes one after the other. Each ends with `end`. Returns how
-/// often the permissions are (unknown, those of the back end) afterwards.
+/// Runs two changes, which the back end makes one after the other. Each ends with `end`. Returns
+/// how often the permissions are unknown afterwards, and how often they are those of the back end.
 fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
         // The number of changes in the back end.
         let store = Arc::new(AtomicU64::new(0));
         let changer = move |inodes: &Inodes, store: &AtomicU64| {
-            let ticket = inodes.begin_change(1);
+            let ticket = inodes.begin_change(SLOT);
             // ORDERING: SeqCst. A back end with a lock of its own.
             let uid = store.fetch_add(1, Ordering::SeqCst) as u32;
             end(inodes, ticket, Perm { uid, ..NEW });
@@ -123,7 +127,7 @@ fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
         });
         changer(&inodes, &store);
         other.join().unwrap();
-        let known = inodes.perm(1);
+        let known = inodes.perm(SLOT);
         assert!(known.is_none_or(|perm| perm.uid == 1), "T25: the older change stayed");
         tally.hit(usize::from(known.is_some()));
     })
@@ -133,28 +137,30 @@ fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
 #[test]
 fn overlapping_changes_leave_the_last_or_nothing() {
     assert_all_reached(&change_against_change(|inodes, ticket, perm| {
-        inodes.end_change(1, ticket, Some(perm));
+        inodes.end_change(SLOT, ticket, Some(perm));
     }));
 }
 
-/// Trap T25: the change that ends last is taken for the last one.
+/// Trap T25: the change that ends last installs its permissions, although the back end may have
+/// made it first.
 #[test]
 #[should_panic(expected = "T25: the older change stayed")]
 fn control_change_that_ends_last_is_caught() {
     change_against_change(|inodes, _, perm| {
-        let _guard = inodes.lockref(1).lock();
-        inodes.store_perm(1, perm, true);
+        let _guard = inodes.lockref(SLOT).lock();
+        inodes.store_perm(SLOT, perm, true);
     });
 }
 
 /// Gives the slot of a dead inode to another inode, beside a lookup of the first by number with
 /// `get`. Returns how often the lookup (missed, found) it.
-fn reuse_against_get(get: fn(&Inodes, &Dentries) -> Option<u32>) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+fn reuse_against_get(get: fn(&Inodes, &Dentries) -> Option<InodeSlot>) -> [usize; 2] {
+    Tally::of_bounded(2, move |tally| {
         let inodes = Inodes::new(2, HashKeys::new(Some(1))).unwrap();
         let shared = Arc::new((inodes, Dentries::new(2).unwrap()));
         let (inodes, dentries) = &*shared;
-        let first = inodes.get_or_insert(dentries, (0, 0), &attr(7), false, 0).unwrap();
+        let first =
+            inodes.get_or_insert(dentries, (0, DentrySlot::NONE), &attr(7), false, 0).unwrap();
         let reader = thread::spawn({
             let shared = Arc::clone(&shared);
             move || {
@@ -169,7 +175,8 @@ fn reuse_against_get(get: fn(&Inodes, &Dentries) -> Option<u32>) -> [usize; 2] {
         });
         if inodes.put(first.slot, 1) {
             inodes.free(first.slot, dentries);
-            let second = inodes.get_or_insert(dentries, (0, 0), &attr(8), false, 0).unwrap();
+            let second =
+                inodes.get_or_insert(dentries, (0, DentrySlot::NONE), &attr(8), false, 0).unwrap();
             assert_eq!(second.slot, first.slot, "the slot is used again");
             put(inodes, dentries, second.slot);
         }
@@ -200,13 +207,14 @@ fn attr(ino: u64) -> Attr {
 }
 
 /// Drops a reference, and frees the inode with the last one.
-fn put(inodes: &Inodes, dentries: &Dentries, slot: u32) {
+fn put(inodes: &Inodes, dentries: &Dentries, slot: InodeSlot) {
     if inodes.put(slot, 1) {
         inodes.free(slot, dentries);
     }
 }
 
-/// Trap T55: `get` checks the number again under the reference.
+/// Trap T55: a slot may be reused between lookup and reference. `get` checks the number again under
+/// the reference.
 #[test]
 fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     assert_all_reached(&reuse_against_get(|inodes, dentries| {
@@ -214,7 +222,8 @@ fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     }));
 }
 
-/// Trap T55: the number is checked only before the reference is taken.
+/// Trap T55: the number is checked only before the reference is taken, so the slot may have another
+/// inode by then.
 #[test]
 #[should_panic(expected = "T55: a reference on another inode")]
 fn control_get_without_a_second_look_is_caught() {

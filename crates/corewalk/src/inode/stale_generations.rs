@@ -9,10 +9,12 @@ use std::collections::BTreeSet;
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicUsize, Ordering};
 
+use crate::slot::InodeSlot;
+
 /// The live inodes with a stale generation: (superblock, number, slot).
 pub(super) struct StaleGenerations {
     /// Protected by its own mutex, which also serialises [`StaleGenerations::alone`].
-    list: Mutex<BTreeSet<(u32, u64, u32)>>,
+    list: Mutex<BTreeSet<(u32, u64, InodeSlot)>>,
     /// The length of `list`, so a caller rarely takes the lock. Stored under `list`.
     len: AtomicUsize,
 }
@@ -24,7 +26,7 @@ impl StaleGenerations {
 
     /// Enters an inode. The caller holds a reference on it and the lock of its stripe, and enters
     /// the new inode in the table after this.
-    pub(super) fn insert(&self, superblock: u32, ino: u64, slot: u32) {
+    pub(super) fn insert(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.insert((superblock, ino, slot));
         // ORDERING: Relaxed. The table entry of the new inode publishes it.
@@ -32,7 +34,7 @@ impl StaleGenerations {
     }
 
     /// Removes a dead inode.
-    pub(super) fn remove(&self, superblock: u32, ino: u64, slot: u32) {
+    pub(super) fn remove(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.remove(&(superblock, ino, slot));
         // ORDERING: Relaxed. A stale value costs one lookup.
@@ -42,13 +44,20 @@ impl StaleGenerations {
     /// Returns the slots with this number for which `get` returned true. They stay in the list
     /// during `get`.
     #[inline]
-    pub(super) fn get(&self, superblock: u32, ino: u64, get: impl Fn(u32) -> bool) -> Vec<u32> {
+    pub(super) fn get(
+        &self,
+        superblock: u32,
+        ino: u64,
+        get: impl Fn(InodeSlot) -> bool,
+    ) -> Vec<InodeSlot> {
         // ORDERING: Relaxed. See `insert`.
         if self.len.load(Ordering::Relaxed) == 0 {
             return Vec::new();
         }
         let list = self.list.lock();
-        let range = list.range((superblock, ino, 0)..=(superblock, ino, u32::MAX));
+        let range = list.range(
+            (superblock, ino, InodeSlot::NONE)..=(superblock, ino, InodeSlot::new(u32::MAX)),
+        );
         range.map(|&(_, _, slot)| slot).filter(|&slot| get(slot)).collect()
     }
 

@@ -1,6 +1,6 @@
 //! Models of locks by key: one holder at a time, and a change beside an invalidation.
 //!
-//! The thread whose first step is a load is the spawned one; see `tally` in the sync crate.
+//! The thread whose first step is a load is the spawned one; see `tally` in the base crate.
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -59,20 +59,22 @@ fn two_holders(beside: fn(&KeyLocks)) -> [usize; 2] {
     })
 }
 
-/// Trap T24: a lock has one holder, in the word or in the list, and leaves nothing behind.
+/// Trap T24: a lock must not stay locked. It has one holder, in the word or in the list, and leaves
+/// no state behind.
 #[test]
 fn key_lock_has_one_holder_beside_a_lock_in_the_same_shard() {
     assert_all_reached(&two_holders(|locks| drop(locks.lock(NEIGHBOUR))));
 }
 
-/// Trap T24: the same beside a thread that cancels fills.
+/// Trap T24: a lock must not stay locked. As above, beside a thread that cancels fills.
 #[test]
 fn key_lock_has_one_holder_beside_a_cancelled_fill() {
     assert_all_reached(&two_holders(|locks| locks.cancel_fill(KEY)));
 }
 
-/// A holder changes the word and then calls `is_cancelled`, beside a thread that cancels the fill
-/// and then reads the word. Returns how often that thread (missed the change, saw the change).
+/// A holder changes the word and then calls `is_fill_cancelled`, beside a thread that cancels the
+/// fill and then reads the word. Returns how often that thread missed the change, and how often it
+/// saw it.
 fn change_against_cancel(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();

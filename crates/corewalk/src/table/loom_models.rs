@@ -1,11 +1,14 @@
 //! Models of the table: lookups without a lock beside inserts, removals and splits.
 //!
-//! The reader is the spawned thread; see `tally` in the sync crate.
+//! The reader is the spawned thread; see `tally` in the base crate.
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
 
 use super::*;
+use crate::slot::{DentrySlot, OfDentry};
+
+type Table = super::Table<OfDentry>;
 
 /// Hashes of one bucket with different tags. The first tag is that of an empty position.
 const BARE: u32 = 7;
@@ -18,9 +21,9 @@ struct Filled {
 }
 
 /// Fills slot 1 and enters it under `hash` with `insert`, beside a reader. Returns how often the
-/// reader (missed it, found it filled).
+/// reader missed the slot, and how often it found it filled.
 fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 4, 7).unwrap();
         let shared = Arc::new(Filled { table, content: AtomicU64::new(0) });
         let reader = thread::spawn({
@@ -28,7 +31,7 @@ fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
             move || {
                 let found = shared.table.find(hash, |slot| {
                     // ORDERING: Relaxed. The entry has to order it.
-                    (slot == 1).then(|| shared.content.load(Ordering::Relaxed))
+                    (slot == DentrySlot::new(1)).then(|| shared.content.load(Ordering::Relaxed))
                 });
                 assert!(found != Some(0), "T3: found before it was filled");
                 tally.hit(usize::from(found.is_some()));
@@ -44,16 +47,22 @@ fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
 /// Traps T3, T23: an entry that a reader sees leads to a filled slot.
 #[test]
 fn entry_that_is_found_was_filled_before() {
-    assert_all_reached(&insert_against_find(TAGGED, |table, hash| table.insert(hash, 1)));
+    assert_all_reached(&insert_against_find(TAGGED, |table, hash| {
+        table.insert(hash, DentrySlot::new(1))
+    }));
 }
 
-/// Traps T3, T23: the same for a tag of 0, where the slot alone is published.
+/// Traps T3, T23: as above, for a tag of 0. An empty position has this tag too, so only the slot
+/// number publishes the entry.
 #[test]
 fn entry_without_a_tag_that_is_found_was_filled_before() {
-    assert_all_reached(&insert_against_find(BARE, |table, hash| table.insert(hash, 1)));
+    assert_all_reached(&insert_against_find(BARE, |table, hash| {
+        table.insert(hash, DentrySlot::new(1))
+    }));
 }
 
-/// Trap T3: no part of the entry is published.
+/// Trap T3: both parts of the entry are stored with `Relaxed`, so a reader may find the slot before
+/// its content.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_entry_is_caught() {
@@ -66,7 +75,8 @@ fn control_relaxed_entry_is_caught() {
     });
 }
 
-/// Trap T3: the tag is published, but not the slot, which a reader may see first.
+/// Trap T3: only the tag is stored with `Release`. A reader may see the slot number first, and then
+/// not the slot's content.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_slot_is_caught() {
@@ -74,13 +84,13 @@ fn control_relaxed_slot_is_caught() {
         let line = table.buckets.get(0);
         // ORDERING: Relaxed. Wrong on purpose.
         line[SLOTS].store(1, Ordering::Relaxed);
-        // ORDERING: Release. Strong enough; the store of the slot is not ordered.
+        // ORDERING: Release. Strong enough; the fault is that the store of the slot is not ordered.
         line[0].store(u64::from(hash >> 16), Ordering::Release);
     });
 }
 
-/// Slots of a chain: the last of the full first line, the only one of the middle line, and the one
-/// of the last line.
+/// Three slots in a chain of lines. They are the last slot of the full first line, and the only
+/// ones of the middle and the last line.
 const FIRST: u32 = ENTRIES as u32;
 const MIDDLE: u32 = 2 * ENTRIES as u32;
 const LAST: u32 = MIDDLE + 1;
@@ -92,28 +102,28 @@ fn chain(buckets: u32) -> Table {
         assert!(table.split());
     }
     for slot in 1..=LAST {
-        table.lock(0).insert(slot);
+        table.lock(0).insert(DentrySlot::new(slot));
     }
     for slot in FIRST + 1..MIDDLE {
-        table.remove(0, slot);
+        table.remove(0, DentrySlot::new(slot));
     }
     table
 }
 
 /// Removes the middle line of a chain with `change`, beside a reader of the entries before and
-/// behind it. The reader looks for the second entry without the lock and then with it. Returns how
-/// often the first look (missed, found) it.
+/// behind it. The reader looks up the second entry without the lock and then with it. Returns how
+/// often the lookup without the lock missed the entry, and how often it found it.
 fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let shared = Arc::new(chain(buckets));
         let reader = thread::spawn({
             let table = Arc::clone(&shared);
             move || {
                 let is_there =
-                    |wanted| table.find(0, |slot| (slot == wanted).then_some(())).is_some();
+                    |wanted| table.find(0, |slot| (slot.get() == wanted).then_some(())).is_some();
                 assert!(is_there(FIRST), "T.1: a stable entry was missed");
                 tally.hit(usize::from(is_there(LAST)));
-                let exact = table.lock(0).find(|slot| (slot == LAST).then_some(()));
+                let exact = table.lock(0).find(|slot| (slot.get() == LAST).then_some(()));
                 assert!(exact.is_some(), "T.2: an entry was invisible under its lock");
             }
         });
@@ -122,15 +132,16 @@ fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// Trap T12: a freed line keeps its link, for readers that are still in it.
+/// Trap T12: a reader must not be led to another chain. A freed line keeps its link, for readers
+/// that are still in it.
 #[test]
 fn entry_behind_a_line_that_is_unlinked_is_always_found() {
-    let outcomes = unlink_against_find(1, |table| table.remove(0, MIDDLE));
+    let outcomes = unlink_against_find(1, |table| table.remove(0, DentrySlot::new(MIDDLE)));
     println!("outcomes {outcomes:?}");
     assert!(outcomes[0] == 0 && outcomes[1] > 0, "T.1: a stable entry was missed");
 }
 
-/// Trap T12: the freed line loses its link.
+/// Trap T12: the freed line loses its link, so a reader in it misses the entries behind.
 #[test]
 #[should_panic(expected = "T.1: a stable entry was missed")]
 fn control_line_that_loses_its_link_is_caught() {
@@ -140,7 +151,7 @@ fn control_line_that_loses_its_link_is_caught() {
         let middle = table.overflow.get(stripe.link_of(first).unwrap());
         store_slot(middle, ENTRIES - 1, 0);
         stripe.unlink_if_empty(first, middle);
-        // ORDERING: Release. Strong enough; the step itself is wrong.
+        // ORDERING: Release. Strong enough; the fault is the step itself.
         middle[LINK].store(0, Ordering::Release);
     });
     assert!(outcomes[0] == 0, "T.1: a stable entry was missed");
@@ -152,10 +163,10 @@ fn control_line_that_loses_its_link_is_caught() {
 fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
     assert_all_reached(&unlink_against_find(2, |table| {
         for slot in 1..=ENTRIES as u32 {
-            table.lock(1).insert(LAST + slot);
+            table.lock(1).insert(DentrySlot::new(LAST + slot));
         }
-        table.remove(0, MIDDLE);
-        table.lock(1).insert(2 * LAST);
+        table.remove(0, DentrySlot::new(MIDDLE));
+        table.lock(1).insert(DentrySlot::new(2 * LAST));
     }));
 }
 
@@ -164,24 +175,28 @@ const STAYS: u32 = 0x0001_0000;
 const MOVES: u32 = 0x0002_0001;
 
 /// Splits the one bucket of a table with `split`, beside a reader of the entry that moves. The
-/// reader looks without the lock and then with it. Returns how often the first look (missed, found)
-/// it.
+/// reader looks the entry up without the lock and then with it. Returns how often the lookup
+/// without the lock missed it, and how often it found it.
 fn split_against_find(split: fn(&Table)) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 8, 7).unwrap();
-        table.lock(STAYS).insert(1);
-        table.lock(MOVES).insert(2);
+        table.lock(STAYS).insert(DentrySlot::new(1));
+        table.lock(MOVES).insert(DentrySlot::new(2));
         let shared = Arc::new(table);
         let reader = thread::spawn({
             let table = Arc::clone(&shared);
             move || {
-                let in_use = |slot| (slot != 0).then_some(slot);
+                let in_use = DentrySlot::some;
                 let is_found = table.find(MOVES, in_use).is_some_and(|slot| {
-                    assert_eq!(slot, 2, "another's entry");
+                    assert_eq!(slot.get(), 2, "another's entry");
                     true
                 });
                 let exact = table.lock(MOVES).find(in_use);
-                assert_eq!(exact, Some(2), "T.2: an entry was invisible under its lock");
+                assert_eq!(
+                    exact,
+                    Some(DentrySlot::new(2)),
+                    "T.2: an entry was invisible under its lock"
+                );
                 tally.hit(usize::from(is_found));
             }
         });
@@ -190,41 +205,43 @@ fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// Trap T12: a look without the lock may miss an entry that a split moves; one with the lock finds
-/// it.
+/// Trap T12: a lookup without the lock may miss an entry that a split moves to another bucket. A
+/// lookup with the lock finds it.
 #[test]
 fn entry_that_a_split_moves_is_found_under_the_lock() {
     assert_all_reached(&split_against_find(|table| assert!(table.split())));
 }
 
-/// Trap T12: the split does not take the stripe's lock.
+/// Trap T12: the split does not take the stripe's lock, so even a lookup with the lock may miss the
+/// entry.
 #[test]
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_split_without_the_lock_is_caught() {
     split_against_find(|table| {
         store_slot(table.buckets.get(0), 1, 0);
         store_entry(table.buckets.get(1), 0, MOVES, 2);
-        // ORDERING: Release. Strong enough; the lock is missing.
+        // ORDERING: Release. Strong enough; the fault is the missing lock.
         table.size.0.store(Size::word(2), Ordering::Release);
     });
 }
 
 /// Moves an entry from an overflow line to the first line with `change`, beside a lookup under the
-/// lock. Returns how often that found the entry in the (second, first) line.
+/// lock. Returns how often the lookup found the entry in the second line, and how often in the
+/// first.
 fn ranks_against_find(change: fn(&Table)) -> [usize; 2] {
-    Tally::of_bounded(3, move |tally| {
+    Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 64, 7).unwrap();
         let moving = ENTRIES as u32 + 1;
         for slot in 1..=moving {
-            table.lock(0).insert(slot);
+            table.lock(0).insert(DentrySlot::new(slot));
         }
-        table.remove(0, 1);
+        table.remove(0, DentrySlot::new(1));
         let shared = Arc::new(table);
         let reader = thread::spawn({
             let table = Arc::clone(&shared);
             move || {
                 let stripe = table.lock(0);
-                let exact = stripe.find(|slot| (slot == moving).then_some(()));
+                let exact = stripe.find(|slot| (slot.get() == moving).then_some(()));
                 assert!(exact.is_some(), "T.2: an entry was invisible under its lock");
                 tally.hit(usize::from(slot_of(table.buckets.get(0), 0) == moving));
             }

@@ -14,8 +14,8 @@
 //!
 //! # Errors
 //! A call checks and charges before it changes anything. Only a write may do part of its work, as
-//! write(2) says: it writes as many bytes as there is space for, and fails with `ENOSPC` only if
-//! that is none.
+//! write(2) says. It writes as many bytes as there is space for, and fails with `ENOSPC` only if
+//! there is space for none.
 //!
 //! # Limits
 //! Ranges that are shifted must be whole pages (`EINVAL`), as fallocate(2) allows. One call
@@ -34,10 +34,12 @@ use crate::fs::{Fallocate, Seek};
 
 /// The largest size of a file in bytes: the maximum of `off_t`.
 const SIZE_MAX: u64 = i64::MAX as u64;
-/// The most pages that one fallocate(2) reserves, 1 TiB.
+/// Maximum number of pages that one fallocate(2) reserves: 1 TiB.
 const RESERVE_PAGES_MAX: u64 = (1 << 40) / PAGE_BYTES;
 
 /// The content of a regular file.
+///
+/// All fields are protected by the lock of the content (`inode::File::content`).
 ///
 /// # Invariants
 /// D.1 to D.4.

@@ -3,9 +3,9 @@
 //! A directory finds entries by name, and can be read from any position while it changes. The
 //! second is hard because of the cookie. A reader passes the cookie of its last entry, perhaps much
 //! later. It must neither miss nor repeat an entry that exists all the time. A position in a
-//! growing table cannot do that, and a cursor inside the directory would have to be moved (trap
-//! T48). Here each new entry takes its cookie from a counter and keeps it, so "behind cookie c"
-//! never changes its meaning.
+//! growing table cannot do that, and a cursor inside the directory would have to be moved. Trap T48
+//! is a cursor that is moved wrongly, so that entries are skipped. Here each new entry takes its
+//! cookie from a counter and keeps it, so "behind cookie c" never changes its meaning.
 //!
 //! # Mechanism
 //! Entries are in chunks by cookie: chunk n has the cookies 128 n to 128 n + 127, in order. `index`
@@ -13,8 +13,8 @@
 //! chunk. So finding a name needs no search by cookie. Only `readdir` uses `order`, a tree from n
 //! to the chunk. A removed entry leaves a tombstone until a chunk has many; then the chunk is
 //! compacted. The directory is never rehashed or compacted as a whole, so operations on millions of
-//! entries take about as long as on hundreds. The hash is keyed, so crafted names cannot collide
-//! (trap T54).
+//! entries take about as long as on hundreds. The hash is keyed, so crafted names cannot collide,
+//! which is trap T54.
 //!
 //! # Guarantees
 //! - E.1: cookies are never 0, never reused, and ascend in the order of insertion.
@@ -45,9 +45,10 @@ use crate::name::Name;
 const CHUNK_COOKIES: u64 = 1 << CHUNK_BITS;
 /// The bits of a handle that identify the entry within its chunk.
 const CHUNK_BITS: u32 = 7;
-/// The most chunks; the other bits of a handle identify the chunk.
+/// Maximum number of chunks. The bits of a handle that do not identify the entry identify the
+/// chunk.
 const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
-/// The length from which a sparse chunk is compacted.
+/// Minimum length of a sparse chunk that is compacted.
 const SPARSE_MIN: usize = 16;
 /// The longest name that is stored inline, in bytes.
 const INLINE_BYTES: usize = 22;
@@ -86,7 +87,7 @@ pub(super) struct FoundEntry {
     handle: u32,
 }
 
-/// The entries of one directory.
+/// The entries of one directory. Protected by the lock of the directory's slot, except `parent`.
 pub(super) struct Directory {
     is_removed: bool,
     /// The inode number of the parent. Protected by the lock of the parent.
@@ -416,7 +417,7 @@ mod tests {
     use super::*;
 
     fn key(bytes: &[u8]) -> Key<'_> {
-        // Only three bits of hash, so that most names collide.
+        // Use only three bits of the hash, so that most names collide.
         let hash = u32::from(bytes[0] & 7);
         Key { name: Name::new(bytes).unwrap(), hash }
     }

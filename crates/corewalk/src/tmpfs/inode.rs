@@ -61,7 +61,8 @@ pub(super) fn now() -> Timespec {
     Timespec { secs: now.tv_sec, nanos: now.tv_nsec as u32 }
 }
 
-/// A file of any kind, or a vacant slot.
+/// A file of any kind, or a vacant slot. All fields are protected by the lock of the slot.
+/// Analogous to Linux's `struct shmem_inode_info`.
 pub(super) struct Inode {
     ino: u64,
     /// The attributes of an inode except its size.
@@ -88,7 +89,8 @@ enum Body {
 struct File {
     size_bytes: u64,
     pages: u64,
-    /// None until the first change, since many files are empty.
+    /// None until the first change, since many files are empty. The bytes are protected by this
+    /// lock, which is taken before the lock of the slot.
     content: Option<Arc<RwLock<FileContent>>>,
 }
 
@@ -217,7 +219,8 @@ impl Inode {
         let attributes = &self.attributes;
         Attr {
             ino: self.ino,
-            // Inode numbers are never reused, so they need no generation (trap P11).
+            // Inode numbers are never reused, so they need no generation. Trap P11 is a reused
+            // number with an old generation.
             generation: 0,
             mode: attributes.mode,
             nlink: attributes.nlink,

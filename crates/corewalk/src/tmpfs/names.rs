@@ -9,8 +9,8 @@
 //! 2. Directories, exclusive, in ascending order of their slots, all at once ([`Locks`]). These are
 //!    the one or two directories of the names, and each directory that is moved, removed or
 //!    replaced. The latter are locked so that no entry can be made between the check and the
-//!    removal. All threads lock in this order, so there is no deadlock (trap P9). The order is by
-//!    slot, not by number, since an old number leads to the same lock.
+//!    removal. All threads lock in this order, so concurrent renames do not deadlock, which is trap
+//!    P9. The order is by slot, not by number, since an old number leads to the same lock.
 //! 3. One inode that is not a directory. Its holder waits only for 4.
 //! 4. A free list of slots.
 //!
@@ -45,7 +45,7 @@ use crate::attr::{Attr, FileKind, Timespec};
 use crate::fs::{AclKind, Make, RenameMode};
 use crate::name::Name;
 
-/// The most directories that one call locks: two with the names, and two targets.
+/// Maximum number of directories that one call locks: two with the names, and two targets.
 const LOCKS_MAX: usize = 4;
 
 impl Tmpfs {
@@ -114,7 +114,7 @@ impl Tmpfs {
     pub(super) fn add_name(&self, node: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
         let (key, table) = (self.key(name), self.table.enter());
         if rank(node) == rank(dir) {
-            // The numbers share a slot. Either one of them is old, or `node` is the directory
+            // The two numbers share a slot. Either one of them is old, or `node` is the directory
             // itself.
             let kind = table.read(node)?.kind();
             return Err(if kind == FileKind::Directory { Errno::PERM } else { Errno::STALE });
@@ -414,7 +414,7 @@ fn change(
 ) -> Result<(), Errno> {
     match link.kind {
         FileKind::Directory => change(&mut locks.inode(link.ino)?.attributes),
-        // I.1 of `table`: the inode exists. M.2: it is not a directory.
+        // The inode exists by I.1 of `table`, and is not a directory by M.2.
         _ => change(&mut table.write(link.ino)?.attributes),
     }
     Ok(())

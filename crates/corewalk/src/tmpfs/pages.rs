@@ -288,7 +288,7 @@ fn new_page(within: usize, bytes: &[u8]) -> Box<Page> {
     let page: Box<[u8]> = if bytes.len() == PAGE_LEN {
         bytes.into()
     } else {
-        // Zeroed by the allocator, which often has zeroed memory.
+        // Let the allocator zero the page, since it often has zeroed memory.
         let mut page = vec![0; PAGE_LEN].into_boxed_slice();
         page[within..within + bytes.len()].copy_from_slice(bytes);
         page

@@ -6,9 +6,9 @@
 //!
 //! # Mechanism
 //! The lower half of a number is its slot. The upper half counts the earlier uses of the slot. So
-//! slots are reused and numbers are not: (number, generation 0) identifies an inode for ever (trap
-//! P11). A slot whose count is at its maximum is retired. After locking a slot, a caller compares
-//! the number, and gets `ESTALE` for an old one.
+//! slots are reused and numbers are not: (number, generation 0) identifies an inode for ever, and
+//! no stale handle reaches a new file (trap P11). A slot whose count is at its maximum is retired.
+//! After locking a slot, a caller compares the number, and gets `ESTALE` for an old one.
 //!
 //! Slots are allocated in segments of 64, and segments in levels of doubling size, so neither is
 //! ever copied. A thread takes free slots from the list of its shard. The list exchanges batches
@@ -62,8 +62,8 @@ pub(super) const NO_NUMBER: u64 = u64::MAX;
 const SEGMENT_SLOTS: u32 = 64;
 /// Levels of segments. Level n has 2^n segments, so they hold all 32-bit slots.
 const LEVELS: usize = 27;
-/// The most segments. The last one of the 32-bit range is left out, so that `NO_NUMBER` has no
-/// slot.
+/// Maximum number of segments. The last one of the 32-bit range is left out, so that `NO_NUMBER`
+/// has no slot.
 const SEGMENTS_MAX: u64 = (1 << (u32::BITS - SEGMENT_SLOTS.ilog2())) - 1;
 /// The bit where the use count begins in a number.
 const USES_SHIFT: u32 = 32;
@@ -71,25 +71,25 @@ const USES_SHIFT: u32 = 32;
 type Slots = [OwnLine<RwLock<Inode>>; SEGMENT_SLOTS as usize];
 
 /// Slots that are allocated and freed together.
-///
-/// - `slots`: written only by the thread that holds all of them, from the depot or new.
 #[derive(Default)]
 struct Segment {
+    /// Each slot is protected by its own lock. The pointer is written only by the thread that holds
+    /// all slots, from the depot or new.
     slots: RcuOption<Slots>,
     /// An upper bound of the use counts of its slots (I.3).
     uses: AtomicU32,
 }
 
-/// The inodes of a tmpfs, by number.
-///
-/// - `levels`: written once each.
-/// - `free`, `depot`: protected by their own locks.
+/// The inodes of a tmpfs, by number. Analogous to Linux's `inode_hashtable`.
 ///
 /// # Invariants
 /// I.1, I.2, I.3.
 pub(super) struct InodeTable {
+    /// Each level is written once.
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
+    /// Free slots of each shard of threads. Each list is protected by its own mutex.
     free: Box<[OwnLine<Mutex<Vec<u32>>>]>,
+    /// Protected by its own mutex, which is taken inside that of a list in `free`.
     depot: CachePadded<Mutex<Depot>>,
     /// The number of segments ever allocated.
     segments: CachePadded<AtomicU64>,
@@ -200,15 +200,16 @@ impl InodeTable {
         let uses = segment.uses.load(Ordering::Relaxed);
         let slot = |_| OwnLine::new(RwLock::new(Inode::vacant(uses)));
         segment.slots.replace(Some(Box::new(std::array::from_fn(slot))));
-        // The lowest slot is on top. Number 0 is no inode, and slot 1 belongs to the root
-        // directory.
+        // Push the lowest slot last, so that it is used first. Number 0 is no inode, and slot 1
+        // belongs to the root directory.
         let first = start.max(ROOT_INO as u32 + 1);
         free.extend((first..start + SEGMENT_SLOTS).rev());
     }
 }
 
 impl Drop for InodeTable {
-    /// Drops the content of all inodes now, not after a grace period.
+    /// Drops the content of all inodes at once. The memory of the segments is freed after a grace
+    /// period.
     fn drop(&mut self) {
         let section = rcu::read_lock();
         let segments = self.levels.iter().filter_map(OnceLock::get).flat_map(|level| level.iter());
@@ -293,7 +294,7 @@ mod tests {
 
     use super::*;
 
-    /// Trap P11.
+    /// Trap P11: a number that was reused would lead an old handle to a new file.
     #[test]
     fn alloc_never_repeats_a_number() {
         let table = InodeTable::new();
@@ -305,7 +306,8 @@ mod tests {
                 let ino = table.alloc().unwrap().ino();
                 allocated.push(ino);
                 kept.push(ino);
-                // Some stay, some go at once, and some go later, many together.
+                // Some inodes stay, some are removed at once, and some are removed later, many
+                // together.
                 if n % 3 == 0 || n % 1_000 == 500 {
                     let count = if n % 3 == 0 { 1 } else { 300 };
                     for ino in kept.split_off(kept.len() - count) {

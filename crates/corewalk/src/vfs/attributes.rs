@@ -33,6 +33,7 @@ use crate::cred::{Caps, Cred, May};
 use crate::fs::{AclKind, XattrMode};
 use crate::inode::Perm;
 use crate::key_lock::KeyGuard;
+use crate::slot::InodeSlot;
 
 /// The factor that turns a slot number into a key of the attribute lock. It is 2 to the 64th over
 /// the golden ratio, so the products of two slots differ in more than the two bits that a key
@@ -59,6 +60,20 @@ impl Vfs {
     ///
     /// # Errors
     /// `EACCES` if it has not; the errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, May, Name, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let new = Make::new(0o600, 1000, 1000);
+    /// let (file, _) = vfs.make(&Cred::root(), &vfs.root(), Name::new(b"f")?, new)?;
+    /// assert_eq!(vfs.access(&Cred::user(1000, 1000, &[]), &file, May::READ), Ok(()));
+    /// assert_eq!(vfs.access(&Cred::user(1001, 1000, &[]), &file, May::READ), Err(Errno::ACCESS));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn access(&self, cred: &Cred, inode: &InodeRef<'_>, what: May) -> Result<(), Errno> {
         self.awaiting_removal(&[inode.slot], || self.permission(cred, inode.slot, what))
     }
@@ -106,6 +121,22 @@ impl Vfs {
     /// `EINVAL` for an invalid time; `EOPNOTSUPP` for the mode of a symbolic link; `EPERM`,
     /// `EACCES` as chmod(2), chown(2), utimensat(2) and truncate(2) say; `EISDIR` and `EINVAL` for
     /// the size of anything but a regular file; the errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, SetAttr, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let new = Make::new(0o644, 1000, 1000);
+    /// let (file, _) = vfs.make(&Cred::root(), &vfs.root(), Name::new(b"f")?, new)?;
+    /// let chmod = SetAttr::default().with_mode(0o600);
+    /// assert_eq!(vfs.setattr(&Cred::user(1000, 1000, &[]), &file, &chmod)?.mode, 0o100_600);
+    /// assert_eq!(vfs.getattr(&file)?.mode, 0o100_600);
+    /// assert_eq!(vfs.setattr(&Cred::user(7, 7, &[]), &file, &chmod), Err(Errno::PERM));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn setattr(&self, cred: &Cred, inode: &InodeRef<'_>, set: &SetAttr) -> Result<Attr, Errno> {
         self.awaiting_removal(&[inode.slot], || {
             let attr_lock = self.lock_attributes(inode.slot);
@@ -142,8 +173,8 @@ impl Vfs {
 
     /// Takes the attribute lock of an inode (P.1). The caller holds no lock, and no other attribute
     /// lock.
-    fn lock_attributes(&self, slot: u32) -> KeyGuard<'_> {
-        self.attr_locks.lock(u64::from(slot).wrapping_mul(SLOT_SPREAD))
+    fn lock_attributes(&self, slot: InodeSlot) -> KeyGuard<'_> {
+        self.attr_locks.lock(u64::from(slot.get()).wrapping_mul(SLOT_SPREAD))
     }
 
     fn setattr_locked(
@@ -171,7 +202,7 @@ impl Vfs {
     /// overlapped.
     fn change(
         &self,
-        slot: u32,
+        slot: InodeSlot,
         change: impl FnOnce() -> Result<Attr, Errno>,
     ) -> Result<Attr, Errno> {
         let ticket = self.dcache.inodes.begin_change(slot);
@@ -270,7 +301,7 @@ impl Vfs {
     ///
     /// # Errors
     /// `EACCES`, and the errors of the back end.
-    pub(crate) fn permission(&self, cred: &Cred, slot: u32, what: May) -> Result<(), Errno> {
+    pub(crate) fn permission(&self, cred: &Cred, slot: InodeSlot, what: May) -> Result<(), Errno> {
         match self.permission_now(cred, slot, what) {
             Checked::Yes => return Ok(()),
             Checked::No(error) => return Err(error),
@@ -292,7 +323,7 @@ impl Vfs {
     fn permission_locked(
         &self,
         cred: &Cred,
-        slot: u32,
+        slot: InodeSlot,
         what: May,
         _locked: &KeyGuard<'_>,
     ) -> Result<(), Errno> {
@@ -307,7 +338,7 @@ impl Vfs {
     }
 
     /// Returns the permission record and its access ACL, and whether both are surely of one state.
-    fn perm_and_acl(&self, slot: u32) -> Result<(Perm, Option<Acl>, Consistency), Errno> {
+    fn perm_and_acl(&self, slot: InodeSlot) -> Result<(Perm, Option<Acl>, Consistency), Errno> {
         let inodes = &self.dcache.inodes;
         let changes = inodes.changes();
         let perm = self.perm(slot)?;
@@ -324,9 +355,10 @@ impl Vfs {
         Ok((perm, acl, if is_same { Consistency::Proven } else { Consistency::Unproven }))
     }
 
-    /// Checks a permission without blocking and without writing anything (trap T58).
+    /// Checks a permission without blocking and without writing. Trap T58 is a check that blocks
+    /// inside a walk without locks.
     #[inline]
-    pub(crate) fn permission_now(&self, cred: &Cred, slot: u32, what: May) -> Checked {
+    pub(crate) fn permission_now(&self, cred: &Cred, slot: InodeSlot, what: May) -> Checked {
         // `CAP_DAC_OVERRIDE` allows everything with a directory, whatever its mode.
         if cred.has(Caps::DAC_OVERRIDE) && self.dcache.inodes.is_directory(slot) {
             return Checked::Yes;
@@ -342,7 +374,7 @@ impl Vfs {
     }
 
     /// Returns the permission record, from the back end if it is unknown.
-    pub(super) fn perm(&self, slot: u32) -> Result<Perm, Errno> {
+    pub(super) fn perm(&self, slot: InodeSlot) -> Result<Perm, Errno> {
         if let Some(perm) = self.dcache.inodes.perm(slot) {
             return Ok(perm);
         }
@@ -437,7 +469,7 @@ enum Consistency {
 /// Ends an attribute change when dropped, also if the back end fails or panics.
 struct ChangeGuard<'v> {
     vfs: &'v Vfs,
-    slot: u32,
+    slot: InodeSlot,
     ticket: crate::inode::Ticket,
     perm: Option<Perm>,
 }

@@ -23,7 +23,7 @@ use crate::attr::FileKind;
 use crate::cred::Cred;
 use crate::name::Name;
 
-/// The most attempts to connect a directory that is moved meanwhile.
+/// Maximum number of attempts to connect a directory that is moved meanwhile.
 const TRIES_MAX: u32 = 16;
 
 impl Vfs {

@@ -11,6 +11,7 @@ use super::paths::{MoveLock, Nesting, PathLock, Paths};
 use super::{Superblock, Vfs};
 use crate::Errno;
 use crate::fs::{FileSystem, Node, PathSource};
+use crate::slot::InodeSlot;
 
 /// A call of a back end, with the path locks that it has taken so far.
 pub(crate) struct Call<'v> {
@@ -22,7 +23,7 @@ pub(crate) struct Call<'v> {
 /// An inode of a call.
 pub(crate) struct CallNode<'c, 'v> {
     call: &'c Call<'v>,
-    inode: u32,
+    inode: InodeSlot,
     path: OnceLock<Result<Vec<u8>, Errno>>,
 }
 
@@ -36,7 +37,7 @@ impl Vfs {
     #[inline]
     pub(crate) fn with_node<T>(
         &self,
-        inode: u32,
+        inode: InodeSlot,
         question: impl FnOnce(&dyn FileSystem, Node<'_>) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         let call = self.call(inode);
@@ -53,7 +54,7 @@ impl Vfs {
     #[inline]
     pub(crate) fn with_inode<T>(
         &self,
-        inode: u32,
+        inode: InodeSlot,
         question: impl FnOnce(&dyn FileSystem, Node<'_>) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         self.with_node(inode, question).map_err(|error| match error {
@@ -64,19 +65,19 @@ impl Vfs {
 
     /// Starts a call of the back end of `inode`.
     #[inline]
-    pub(crate) fn call(&self, inode: u32) -> Call<'_> {
+    pub(crate) fn call(&self, inode: InodeSlot) -> Call<'_> {
         Call { vfs: self, superblock: self.superblock(inode), locks: Mutex::new(Vec::new()) }
     }
 
-    /// Takes the path locks of a rename or a removal. It moves the inodes `moved` (0 is none) in
+    /// Takes the path locks of a rename or a removal. It moves the inodes `moved` (or none) in
     /// the directories `above`. Returns `None` for a back end by number.
     ///
     /// # Errors
     /// `ENOENT` if one of the directories was removed.
     pub(super) fn lock_move(
         &self,
-        above: &[u32],
-        moved: [u32; 2],
+        above: &[InodeSlot],
+        moved: [InodeSlot; 2],
     ) -> Result<Option<MoveLock<'_>>, Errno> {
         match &self.superblock(above[0]).paths {
             None => Ok(None),
@@ -85,7 +86,7 @@ impl Vfs {
     }
 
     /// Returns an inode of a rename or a removal in the form that the back end takes.
-    pub(super) fn known_node<'a>(&self, inode: u32, path: &'a KnownPath) -> Node<'a> {
+    pub(super) fn known_node<'a>(&self, inode: InodeSlot, path: &'a KnownPath) -> Node<'a> {
         let inodes = &self.dcache.inodes;
         let node = Node::with_source(inodes.ino(inode), inodes.kind(inode), path);
         node.with_generation(inodes.generation(inode))
@@ -101,11 +102,11 @@ impl<'v> Call<'v> {
 
     /// Returns an inode of this call.
     #[inline]
-    pub(crate) fn node(&self, inode: u32) -> CallNode<'_, 'v> {
+    pub(crate) fn node(&self, inode: InodeSlot) -> CallNode<'_, 'v> {
         CallNode { call: self, inode, path: OnceLock::new() }
     }
 
-    fn lock_path(&self, inode: u32) -> Result<Vec<u8>, Errno> {
+    fn lock_path(&self, inode: InodeSlot) -> Result<Vec<u8>, Errno> {
         let paths: &Paths = self.superblock.paths.as_ref().ok_or(Errno::OPNOTSUPP)?;
         let mut locks = self.locks.lock();
         let nesting = if locks.is_empty() { Nesting::First } else { Nesting::Further };

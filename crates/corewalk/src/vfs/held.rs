@@ -3,6 +3,7 @@
 use super::{InodeRef, Vfs};
 use crate::dcache::Directory;
 use crate::dentry::ParentKey;
+use crate::slot::{DentrySlot, InodeSlot};
 
 /// A directory dentry with a reference. The slot of the dentry is not reused while the reference is
 /// held.
@@ -16,14 +17,15 @@ pub(crate) struct Dir<'v> {
 /// name. Without a dentry, it holds a reference on the inode.
 pub(crate) struct FoundName<'v> {
     pub(super) vfs: &'v Vfs,
-    pub(crate) inode: u32,
-    pub(super) dentry: Result<u32, Unattached>,
+    pub(crate) inode: InodeSlot,
+    pub(super) dentry: Result<DentrySlot, Unattached>,
 }
 
 /// The reason that an inode found in the back end has no dentry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unattached {
-    /// Another operation changes the name that the directory is cached under. It soon ends.
+    /// Another operation, which soon ends, changes the name under which the cache has the
+    /// directory.
     Overtaken,
     /// The back end shows a directory below itself.
     Loop,
@@ -34,7 +36,7 @@ pub(crate) enum Unattached {
 /// A dentry slot with a reference.
 pub(crate) struct DentryHold<'v> {
     pub(super) vfs: &'v Vfs,
-    pub(super) slot: u32,
+    pub(super) slot: DentrySlot,
 }
 
 /// References on a dentry and its inode. A reference on the dentry alone does not keep the inode
@@ -83,12 +85,12 @@ impl<'v> FoundName<'v> {
     }
 
     /// Returns the slot of the dentry, if there is one.
-    pub(crate) fn dentry(&self) -> Result<u32, Unattached> {
+    pub(crate) fn dentry(&self) -> Result<DentrySlot, Unattached> {
         self.dentry
     }
 
     /// Returns the slot of the dentry if it is a directory.
-    pub(super) fn directory(&self) -> Option<u32> {
+    pub(super) fn directory(&self) -> Option<DentrySlot> {
         self.dentry.ok().filter(|_| self.is_directory())
     }
 
@@ -122,17 +124,17 @@ impl Drop for FoundName<'_> {
 }
 
 impl<'v> DentryHold<'v> {
-    /// Returns a hold for a reference that the caller has. Slot 0 is none.
-    pub(super) fn adopt(vfs: &'v Vfs, slot: u32) -> DentryHold<'v> {
+    /// Returns a hold for a reference that the caller has. The slot may be none.
+    pub(super) fn adopt(vfs: &'v Vfs, slot: DentrySlot) -> DentryHold<'v> {
         DentryHold { vfs, slot }
     }
 
-    pub(crate) fn slot(&self) -> u32 {
+    pub(crate) fn slot(&self) -> DentrySlot {
         self.slot
     }
 
     /// Returns the slot. The caller takes over its reference.
-    pub(crate) fn into_slot(self) -> u32 {
+    pub(crate) fn into_slot(self) -> DentrySlot {
         let slot = self.slot;
         std::mem::forget(self);
         slot

@@ -32,6 +32,7 @@ use crate::attr::{Attr, FileKind};
 use crate::dpath;
 use crate::fs::{Node, RenameMode};
 use crate::name::Name;
+use crate::slot::InodeSlot;
 
 /// A name in a directory of a back end, which a rename or a removal has locked.
 #[derive(Clone, Copy)]
@@ -100,7 +101,9 @@ impl Vfs {
         if !paths.count_close(inode.slot) {
             return;
         }
-        let Ok(_lock) = paths.lock_move(&self.dcache, &[], [inode.slot, 0]) else { return };
+        let Ok(_lock) = paths.lock_move(&self.dcache, &[], [inode.slot, InodeSlot::NONE]) else {
+            return;
+        };
         // Check again under the lock. A rename or a removal hides the file before it removes the
         // name, and the file may have been opened again.
         let is_named = dpath::chain_of_inode(&self.dcache, inode.slot).is_ok();
@@ -113,7 +116,7 @@ impl Vfs {
     }
 
     /// Returns `attr` with a link count that leaves out the hidden name.
-    pub(super) fn without_hidden_link(&self, inode: u32, attr: Attr) -> Attr {
+    pub(super) fn without_hidden_link(&self, inode: InodeSlot, attr: Attr) -> Attr {
         match &self.superblock(inode).paths {
             Some(paths) if paths.is_hidden(inode) => {
                 Attr { nlink: attr.nlink.saturating_sub(1), ..attr }
@@ -138,7 +141,7 @@ impl Superblock {
     }
 
     /// Renames a file to a hidden name.
-    fn hide(&self, inode: u32, node: Node<'_>, at: LockedName<'_>) -> Result<(), Errno> {
+    fn hide(&self, inode: InodeSlot, node: Node<'_>, at: LockedName<'_>) -> Result<(), Errno> {
         let hidden = self.new_hidden(node)?;
         let root = root_path();
         let dir = Node::with_source(self.root_ino, FileKind::Directory, &root);
@@ -150,7 +153,7 @@ impl Superblock {
     /// Gives the file `node` a hidden name, then runs `rename`, which replaces it.
     fn replace(
         &self,
-        inode: u32,
+        inode: InodeSlot,
         node: Node<'_>,
         to: LockedName<'_>,
         rename: impl Fn() -> Result<(), Errno>,
@@ -176,7 +179,7 @@ impl Superblock {
     }
 
     /// Records the hidden name of a file, and removes the file's previous hidden name.
-    fn note_hidden(&self, inode: u32, hidden: Hidden) {
+    fn note_hidden(&self, inode: InodeSlot, hidden: Hidden) {
         let before = self.paths.as_ref().and_then(|paths| paths.hide(inode, hidden));
         if let Some(before) = before {
             self.remove_hidden(&before);
@@ -190,7 +193,7 @@ impl Superblock {
 }
 
 /// Runs a call of the back end from a destructor. If the thread is already unwinding, catches a
-/// panic of the call, which would abort the process (trap X3).
+/// panic of the call. A second panic would abort the process, which is trap X3.
 pub(super) fn contain_panic(call: impl FnOnce()) {
     if is_panicking() {
         drop(catch_unwind(AssertUnwindSafe(call)));

@@ -24,6 +24,24 @@ impl Vfs {
     ///
     /// # Errors
     /// `EACCES`; `EISDIR` for writing to a directory; the errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Make, May, Name, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let cred = Cred::root();
+    /// let (file, _) = vfs.make(&cred, &vfs.root(), Name::new(b"f")?, Make::new(0o644, 0, 0))?;
+    /// let handle = vfs.open(&cred, &file, 2, May::READ | May::WRITE)?;
+    /// assert_eq!(vfs.write(&cred, &file, handle, 0, b"data")?, 4);
+    /// let mut buf = [0; 8];
+    /// assert_eq!(vfs.read(&file, handle, 2, &mut buf)?, 2);
+    /// assert_eq!(&buf[..2], b"ta");
+    /// vfs.release(&file, handle);
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn open(
         &self,
         cred: &Cred,
@@ -174,7 +192,8 @@ impl Vfs {
         loop {
             let (parent, seq) = self.dcache.parent(dir.now.slot);
             let parent = self.dcache.directory(parent).map(|now| self.dcache.inodes.ino(now.inode));
-            // The child has kept its parent, if the child has not moved since (trap T19).
+            // If the child has not moved since, `parent` is still its parent. Trap T19 is a parent
+            // that is used without this check.
             if self.dcache.dentries.is_unchanged(dir.now.slot, seq) {
                 return parent.ok_or(Errno::NOENT);
             }
@@ -185,6 +204,19 @@ impl Vfs {
     ///
     /// # Errors
     /// `EINVAL` if it is not a symbolic link; the errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Make, Name, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let new = Make::new(0o120_777, 0, 0).with_target(b"to/where");
+    /// let (link, _) = vfs.make(&Cred::root(), &vfs.root(), Name::new(b"link")?, new)?;
+    /// assert_eq!(vfs.readlink(&link)?, b"to/where");
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn readlink(&self, inode: &InodeRef<'_>) -> Result<Vec<u8>, Errno> {
         if inode.kind() != FileKind::Symlink {
             return Err(Errno::INVAL);
@@ -306,6 +338,21 @@ impl Vfs {
     /// `EEXIST`, `ENODATA` as `mode` says; `EPERM`, `EACCES`; `ERANGE` for a name and `E2BIG` for a
     /// value that is too long; `ENOSPC`; `EOPNOTSUPP`; `EINVAL` for an invalid ACL or
     /// `security.capability`.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Make, Name, XattrMode, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let cred = Cred::root();
+    /// let (file, _) = vfs.make(&cred, &vfs.root(), Name::new(b"f")?, Make::new(0o644, 0, 0))?;
+    /// vfs.setxattr(&cred, &file, b"user.color", b"blue", XattrMode::Create)?;
+    /// assert_eq!(vfs.getxattr(&cred, &file, b"user.color")?, b"blue");
+    /// assert_eq!(vfs.listxattr(&cred, &file)?, b"user.color\0");
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn setxattr(
         &self,
         cred: &Cred,
@@ -430,7 +477,8 @@ impl<'a> Opening<'a> {
         if let Some(paths) = &inode.vfs.superblock(inode.slot).paths
             && paths.hides()
         {
-            // Under the path lock: a concurrent removal sees the count, or is over.
+            // Count under the path lock. A concurrent removal then either sees the count or has
+            // ended.
             let _lock = paths.lock(&inode.vfs.dcache, inode.slot, Nesting::First);
             paths.count_open(inode.slot);
         }

@@ -16,6 +16,7 @@ use crate::dcache::ListingMark;
 use crate::dentry::ParentKey;
 use crate::fs::{DirEntry, DirSink};
 use crate::name::Name;
+use crate::slot::InodeSlot;
 
 /// A listing of a directory whose entries may enter the cache.
 ///
@@ -151,7 +152,7 @@ impl Listing<'_> {
     }
 
     /// Returns true if the cached inode is the one that `attr` describes.
-    fn is_inode(&self, inode: u32, attr: &Attr) -> bool {
+    fn is_inode(&self, inode: InodeSlot, attr: &Attr) -> bool {
         let inodes = &self.directory.vfs.dcache.inodes;
         let superblock = inodes.superblock(self.directory.slot);
         inodes.is(inode, superblock, attr.ino) && inodes.generation(inode) == attr.generation

@@ -14,6 +14,7 @@ use crate::dentry::LookupKey;
 use crate::inode::Perm;
 use crate::key_lock::KeyGuard;
 use crate::name::Name;
+use crate::slot::InodeSlot;
 
 /// An inode that a lookup found.
 #[derive(Debug)]
@@ -94,7 +95,7 @@ impl Vfs {
     #[cold]
     pub(super) fn lookup_slow<'v>(
         &'v self,
-        dir: u32,
+        dir: InodeSlot,
         lookup_key: &LookupKey<'_>,
         resolve: impl FnOnce(
             &'v Vfs,

@@ -8,6 +8,7 @@ use crate::dentry::{Flags, LookupKey, ParentKey, Snapshot};
 use crate::fs::{AclKind, Make};
 use crate::key_lock::KeyGuard;
 use crate::name::Name;
+use crate::slot::{DentrySlot, InodeSlot};
 
 use super::call::KnownPath;
 use super::held::{DentryAndInode, DentryHold, Dir, FoundName, Unattached};
@@ -31,7 +32,7 @@ pub enum Removal {
 pub(super) enum Missing {
     /// The fill enters a negative dentry.
     Cached,
-    /// The fill does not cache it: the caller is about to enter the name.
+    /// The fill does not cache a negative answer, because the caller is about to enter the name.
     Dropped,
 }
 
@@ -76,7 +77,7 @@ impl Vfs {
 
     /// Checks search permission. A caller that may search every directory skips the check.
     #[inline]
-    pub(super) fn may_search(&self, cred: &Cred, dir: u32) -> Result<(), Errno> {
+    pub(super) fn may_search(&self, cred: &Cred, dir: InodeSlot) -> Result<(), Errno> {
         if cred.has(Caps::DAC_READ_SEARCH) {
             return Ok(());
         }
@@ -102,7 +103,7 @@ impl Vfs {
     /// Looks the name up in the cache. The only store is the reference that it takes.
     pub(super) fn lookup_cached(
         &self,
-        dir: u32,
+        dir: InodeSlot,
         lookup_key: &LookupKey<'_>,
     ) -> Option<Result<InodeRef<'_>, Errno>> {
         let now = self.dcache.directory(self.dcache.inodes.alias(dir))?;
@@ -110,7 +111,7 @@ impl Vfs {
             return None;
         }
         let (slot, seen) = self.dcache.find(now.key, lookup_key)?;
-        // If the directory was removed, its slot may be reused for another one.
+        // If the directory was removed, another directory may have its slot by now.
         let is_still_parent = || self.dcache.dentries.is_unchanged(now.slot, now.seq);
         if seen.body.is_negative() {
             self.dcache.dentries.cold(slot).touch();
@@ -132,7 +133,7 @@ impl Vfs {
     ///
     /// # Errors
     /// `ENOENT` if it was removed, `ENOTDIR` if the inode is not a directory.
-    pub(crate) fn dir(&self, inode: u32) -> Result<Dir<'_>, Errno> {
+    pub(crate) fn dir(&self, inode: InodeSlot) -> Result<Dir<'_>, Errno> {
         if !self.dcache.inodes.is_directory(inode) {
             return Err(Errno::NOTDIR);
         }
@@ -197,9 +198,9 @@ impl Vfs {
 
     /// Takes references on the dentry of a snapshot and on its inode. Returns None if the dentry
     /// has changed since, or is negative.
-    pub(crate) fn hold(&self, slot: u32, seen: Snapshot) -> Option<DentryAndInode<'_>> {
+    pub(crate) fn hold(&self, slot: DentrySlot, seen: Snapshot) -> Option<DentryAndInode<'_>> {
         let inode = seen.body.inode();
-        if inode == 0 || !self.dcache.get(slot, seen.seq) {
+        if inode.is_none() || !self.dcache.get(slot, seen.seq) {
             return None;
         }
         let dentry = DentryHold { vfs: self, slot };
@@ -293,13 +294,14 @@ impl Vfs {
     /// reference. `beside` is the current negative dentry of the name.
     pub(super) fn enter(
         &self,
-        near: u32,
+        near: InodeSlot,
         attr: &Attr,
         changes: i64,
         beside: Option<&DentryHold<'_>>,
     ) -> Result<InodeRef<'_>, Errno> {
         let (dentries, inodes) = (&self.dcache.dentries, &self.dcache.inodes);
-        let place = (inodes.superblock(near), beside.map_or(0, |dentry| dentry.slot));
+        let place =
+            (inodes.superblock(near), beside.map_or(DentrySlot::NONE, |dentry| dentry.slot));
         let enter = || inodes.get_or_insert(dentries, place, attr, attr.has_acl, changes);
         let entered = enter().or_else(|| {
             self.dcache.prune();
@@ -395,8 +397,8 @@ impl Vfs {
         let _change = self.dcache.listings.change(old_parent);
         let (parent_now, name_now) = self.dcache.name_of(hold.slot);
         if parent_now != old_parent || name_now.as_bytes() != old_name.as_bytes() {
-            // It was moved before this thread took the lock. The lock is now that of another name
-            // (trap T21).
+            // The dentry was moved before this thread took the lock, so the lock is that of an old
+            // name. Trap T21 is a caller that does not check the name again.
             return Err(Unattached::Overtaken);
         }
         let _topology = self.dcache.topology.write();
@@ -416,7 +418,7 @@ impl Vfs {
     #[inline]
     pub(crate) fn awaiting_removal<T>(
         &self,
-        inodes: &[u32],
+        inodes: &[InodeSlot],
         operation: impl FnOnce() -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         operation().inspect_err(|error| {
@@ -429,7 +431,7 @@ impl Vfs {
     /// Waits for the in-lookup lock of the name that an inode is cached under. A holder of that
     /// lock keeps the dentry of a directory from moving to another name (trap T28). The caller
     /// holds no in-lookup lock.
-    pub(crate) fn wait_for_name_of(&self, inode: u32) {
+    pub(crate) fn wait_for_name_of(&self, inode: InodeSlot) {
         let Some(slot) = self.dcache.get_alias(inode) else { return };
         let hold = DentryHold { vfs: self, slot };
         let (parent, name) = self.dcache.name_of(hold.slot);
@@ -448,6 +450,20 @@ impl Vfs {
     /// In this order: `ENOTDIR`; `ENOENT` if `dir` was removed; `EACCES` without search permission;
     /// `EEXIST`; `EACCES` without write permission; `EPERM` for a device node without `CAP_MKNOD`,
     /// except for a whiteout (character device 0); the errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"f")?);
+    /// let (file, attr) = vfs.make(&cred, &root, name, Make::new(0o666, 0, 0).with_umask(0o022))?;
+    /// assert_eq!((attr.ino, attr.mode), (file.ino(), 0o100_644));
+    /// assert_eq!(vfs.lookup(&cred, &root, name)?.ino(), file.ino());
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn make(
         &self,
         cred: &Cred,
@@ -560,6 +576,21 @@ impl Vfs {
     /// without write permission; `EPERM` in a sticky directory; `EISDIR` (unlink of a directory),
     /// `ENOTDIR` (rmdir of another file); `EBUSY` for a mount point; `ENOTEMPTY` and the other
     /// errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, Removal, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"f")?);
+    /// vfs.make(&cred, &root, name, Make::new(0o644, 0, 0))?;
+    /// assert_eq!(vfs.remove(&cred, &root, name, Removal::Rmdir), Err(Errno::NOTDIR));
+    /// vfs.remove(&cred, &root, name, Removal::Unlink)?;
+    /// assert_eq!(vfs.lookup(&cred, &root, name).err(), Some(Errno::NOENT));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn remove(
         &self,
         cred: &Cred,
@@ -581,7 +612,7 @@ impl Vfs {
                 _ if self.is_mounted_on(&found) => return Err(Errno::BUSY),
                 _ => {}
             }
-            let lock = self.lock_move(&[dir.now.inode], [found.inode, 0])?;
+            let lock = self.lock_move(&[dir.now.inode], [found.inode, InodeSlot::NONE])?;
             let path = KnownPath::above(lock.as_ref(), 0);
             let parent = self.known_node(dir.now.inode, &path);
             let at = LockedName { dir: parent, path: &path, name };
@@ -680,7 +711,7 @@ impl Vfs {
     pub(super) fn may_delete(
         &self,
         cred: &Cred,
-        dir: u32,
+        dir: InodeSlot,
         victim: &FoundName<'_>,
     ) -> Result<(), Errno> {
         self.permission(cred, dir, May::WRITE | May::EXEC)?;
@@ -694,10 +725,11 @@ impl Vfs {
         if is_sticky { Err(Errno::PERM) } else { Ok(()) }
     }
 
-    /// Returns `error`, the back end's answer to the removal of a directory. If the directory is
-    /// not empty, the entry in it may be newer than the cache. So this invalidates all its names. A
-    /// later lookup must ask the back end, and so waits for the in-lookup lock of the new name. A
-    /// list of names being made would cost a store in every creation.
+    /// Returns `error`, the back end's answer to the removal of a directory. If the error says that
+    /// the directory is not empty, the cache may not have its newest entry yet. So this function
+    /// invalidates all names in the directory. A later lookup of the new entry must then ask the
+    /// back end, so it waits for the in-lookup lock of the new name. Rejected: a list of names that
+    /// are being made, which would cost a store in every creation.
     pub(super) fn invalidate_if_not_empty(
         &self,
         victim: Option<&FoundName<'_>>,
@@ -724,7 +756,7 @@ impl Vfs {
     }
 
     /// Applies what a new file inherits from its directory: group, set-group-ID, ACLs.
-    fn inherit<'a>(&self, cred: &Cred, dir: u32, what: Make<'a>) -> Result<Make<'a>, Errno> {
+    fn inherit<'a>(&self, cred: &Cred, dir: InodeSlot, what: Make<'a>) -> Result<Make<'a>, Errno> {
         let mut what = what;
         let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
         // A whiteout gives access to no device.

@@ -46,13 +46,14 @@ use crate::attr::FileKind;
 use crate::dcache::Dcache;
 use crate::dpath::{self, Chain};
 use crate::fs::Addressing;
+use crate::slot::{DentrySlot, InodeSlot};
 
 /// The path locks of one file system.
 pub(crate) struct Paths {
     table: Mutex<Table>,
     /// Calls wait here for moves.
     move_ended: Condvar,
-    /// Moves wait here for calls and for other moves.
+    /// Renames and removals wait here for calls and for each other.
     any_ended: Condvar,
     addressing: Addressing,
     /// The prefix of hidden names. Clients cannot guess it.
@@ -69,9 +70,9 @@ struct Table {
     waiting_calls: u32,
     waiting_moves: u32,
     /// The open count of each inode. Used only for [`Addressing::PathOnly`].
-    opens: HashMap<u32, u32>,
+    opens: HashMap<InodeSlot, u32>,
     /// The hidden name of each unlinked inode.
-    hidden: HashMap<u32, Hidden>,
+    hidden: HashMap<InodeSlot, Hidden>,
     hidden_count: u64,
 }
 
@@ -86,17 +87,17 @@ pub(crate) struct Hidden {
 struct CallEntry {
     ticket: u64,
     is_granted: bool,
-    inodes: Vec<u32>,
+    inodes: Vec<InodeSlot>,
 }
 
 /// A rename or a removal.
 struct MoveEntry {
     ticket: u64,
     is_granted: bool,
-    /// The inodes that lose or change a name; 0 is none.
-    moved: [u32; 2],
+    /// The inodes that lose or change a name; the second may be none.
+    moved: [InodeSlot; 2],
     /// The inodes of the paths of its directories.
-    above: Vec<u32>,
+    above: Vec<InodeSlot>,
 }
 
 /// A shared lock on an inode and on the directories above it, for one call.
@@ -112,7 +113,7 @@ pub(crate) struct PathLock<'a> {
 /// A reference on the last dentry of a path.
 struct Leaf<'a> {
     dcache: &'a Dcache,
-    slot: u32,
+    slot: DentrySlot,
 }
 
 /// The locks of a rename or a removal, and the paths of its directories.
@@ -129,7 +130,8 @@ pub(crate) struct MoveLock<'a> {
 pub(crate) enum Nesting {
     /// This is the first path of the call.
     First,
-    /// The call holds a path. So it must not wait for a rename that may be waiting for it.
+    /// The call already holds a path, so it must not wait for a rename that may be waiting for this
+    /// call.
     Further,
 }
 
@@ -153,14 +155,14 @@ impl Paths {
     pub(crate) fn lock<'a>(
         &'a self,
         dcache: &'a Dcache,
-        inode: u32,
+        inode: InodeSlot,
         nesting: Nesting,
     ) -> Result<(Vec<u8>, PathLock<'a>), Errno> {
         let mut table = self.table.lock();
         let ticket = table.next_ticket();
         table.calls.push(CallEntry { ticket, is_granted: false, inodes: Vec::new() });
         drop(table);
-        // Without a path, dropping this removes the entry.
+        // If the inode has no path, the drop of `lock` removes the entry.
         let mut lock = PathLock { paths: self, ticket, leaf: None };
         loop {
             // Take and drop the reference without the table's lock.
@@ -195,22 +197,22 @@ impl Paths {
         }
     }
 
-    /// Takes exclusive locks on the inodes `moved` (0 is none). Returns the paths of the
-    /// directories `above`, which stay valid. Waits for calls that hold a path with one of the
-    /// inodes, and for conflicting earlier renames and removals.
+    /// Takes exclusive locks on the inodes `moved`, of which the second may be none. Returns the
+    /// paths of the directories `above`, which stay valid. Waits for calls that hold a path with
+    /// one of the inodes, and for conflicting earlier renames and removals.
     ///
     /// # Errors
     /// `ENOENT` if one of the directories has no name.
     pub(crate) fn lock_move(
         &self,
         dcache: &Dcache,
-        above: &[u32],
-        moved: [u32; 2],
+        above: &[InodeSlot],
+        moved: [InodeSlot; 2],
     ) -> Result<MoveLock<'_>, Errno> {
         let mut table = self.table.lock();
         let ticket = table.next_ticket();
         table.moves.push(MoveEntry { ticket, is_granted: false, moved, above: Vec::new() });
-        // If a directory is gone, dropping this removes the entry.
+        // If a directory is gone, the drop of `lock` removes the entry.
         let mut lock = MoveLock { paths: self, ticket, above: Vec::new() };
         loop {
             let chains: Result<Vec<Chain>, Errno> =
@@ -222,7 +224,8 @@ impl Paths {
                     return Err(error);
                 }
             };
-            let inodes: Vec<u32> = chains.iter().flat_map(|it| it.inodes.iter().copied()).collect();
+            let inodes: Vec<InodeSlot> =
+                chains.iter().flat_map(|it| it.inodes.iter().copied()).collect();
             let is_free = table.is_free_for(ticket, moved, &inodes);
             let entry = table.entry(ticket);
             (entry.is_granted, entry.above) = (is_free, inodes);
@@ -243,14 +246,14 @@ impl Paths {
 
     /// Counts an open of `inode` before it is made. If the open fails, [`Paths::count_close`] takes
     /// the count back.
-    pub(crate) fn count_open(&self, inode: u32) {
+    pub(crate) fn count_open(&self, inode: InodeSlot) {
         if self.hides() {
             *self.table.lock().opens.entry(inode).or_default() += 1;
         }
     }
 
     /// Counts a close. Returns true if it was the last one of a file with a hidden name.
-    pub(crate) fn count_close(&self, inode: u32) -> bool {
+    pub(crate) fn count_close(&self, inode: InodeSlot) -> bool {
         if !self.hides() {
             return false;
         }
@@ -265,7 +268,7 @@ impl Paths {
     }
 
     /// Returns true if `inode` is open.
-    pub(crate) fn is_open(&self, inode: u32) -> bool {
+    pub(crate) fn is_open(&self, inode: InodeSlot) -> bool {
         self.table.lock().opens.contains_key(&inode)
     }
 
@@ -283,18 +286,18 @@ impl Paths {
 
     /// Records the hidden name of `inode`. Returns the previous one, if the file already has one:
     /// it may lose two names.
-    pub(crate) fn hide(&self, inode: u32, hidden: Hidden) -> Option<Hidden> {
+    pub(crate) fn hide(&self, inode: InodeSlot, hidden: Hidden) -> Option<Hidden> {
         self.table.lock().hidden.insert(inode, hidden)
     }
 
     /// Returns true if `inode` has a hidden name.
-    pub(crate) fn is_hidden(&self, inode: u32) -> bool {
+    pub(crate) fn is_hidden(&self, inode: InodeSlot) -> bool {
         self.hides() && self.table.lock().hidden.contains_key(&inode)
     }
 
     /// Removes the hidden name of `inode` from the table, if it has one. The caller removes the
     /// file.
-    pub(crate) fn take_hidden(&self, inode: u32) -> Option<Hidden> {
+    pub(crate) fn take_hidden(&self, inode: InodeSlot) -> Option<Hidden> {
         if !self.hides() {
             return None;
         }
@@ -303,7 +306,7 @@ impl Paths {
 
     /// Drops the entries of an inode that the cache has evicted, and returns its hidden name.
     /// Another inode may use the slot next.
-    pub(crate) fn forget(&self, inode: u32) -> Option<Hidden> {
+    pub(crate) fn forget(&self, inode: InodeSlot) -> Option<Hidden> {
         if !self.hides() {
             return None;
         }
@@ -318,7 +321,7 @@ impl Paths {
     }
 
     /// Returns the path of an inode whose only name is a hidden one.
-    fn hidden_chain(&self, table: &Table, inode: u32) -> Result<Chain, Errno> {
+    fn hidden_chain(&self, table: &Table, inode: InodeSlot) -> Result<Chain, Errno> {
         let hidden = table.hidden.get(&inode).ok_or(Errno::NOENT)?;
         Ok(Chain { path: hidden.path(), inodes: vec![inode] })
     }
@@ -347,8 +350,9 @@ impl Table {
 
     /// Returns true if a move can be granted: no call has one of its inodes in its path, and no
     /// other move moves one of its directories.
-    fn is_free_for(&self, ticket: u64, moved: [u32; 2], above: &[u32]) -> bool {
-        let is_moved = |inodes: &[u32]| moved.iter().any(|it| *it != 0 && inodes.contains(it));
+    fn is_free_for(&self, ticket: u64, moved: [InodeSlot; 2], above: &[InodeSlot]) -> bool {
+        let is_moved =
+            |inodes: &[InodeSlot]| moved.iter().any(|it| !it.is_none() && inodes.contains(it));
         let is_before = |other: &&MoveEntry| {
             other.ticket != ticket && (other.is_granted || other.ticket < ticket)
         };
@@ -362,8 +366,8 @@ impl Table {
 }
 
 impl MoveEntry {
-    fn moves_any(&self, inodes: &[u32]) -> bool {
-        self.moved.iter().any(|it| *it != 0 && inodes.contains(it))
+    fn moves_any(&self, inodes: &[InodeSlot]) -> bool {
+        self.moved.iter().any(|it| !it.is_none() && inodes.contains(it))
     }
 }
 
@@ -372,7 +376,7 @@ impl Drop for PathLock<'_> {
         let mut table = self.paths.table.lock();
         let at = table.calls.iter().position(|call| call.ticket == self.ticket);
         let call = table.calls.swap_remove(at.expect("a lock has an entry until it is dropped"));
-        // Only moves wait for calls.
+        // Only renames and removals wait for calls.
         let is_waited_for =
             table.moves.iter().any(|it| !it.is_granted && it.moves_any(&call.inodes));
         drop(table);

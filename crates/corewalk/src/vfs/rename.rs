@@ -29,8 +29,10 @@ use crate::dentry::{LookupKey, ParentKey};
 use crate::fs::RenameMode;
 use crate::key_lock::KeyGuard;
 use crate::name::Name;
+use crate::slot::{DentrySlot, InodeSlot};
 
-/// Shards of the in-flight renames, so that renames in different directories seldom share one.
+/// Number of shards of the in-flight renames. It is so large that renames in different directories
+/// seldom share one.
 const IN_FLIGHT_SHARDS: usize = if cfg!(corewalk_shuttle) { 2 } else { 64 };
 
 impl Vfs {
@@ -48,6 +50,22 @@ impl Vfs {
     /// - `ENOTDIR`, `EISDIR` if only one of source and target is a directory.
     /// - `EACCES` for a directory that gets another parent and that the caller may not write.
     /// - `EBUSY` for a mount point; `ENOTEMPTY` and the other errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Errno, Make, Name, RenameMode, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// let (cred, root) = (Cred::root(), vfs.root());
+    /// let (old, new) = (Name::new(b"old")?, Name::new(b"new")?);
+    /// let (file, _) = vfs.make(&cred, &root, old, Make::new(0o644, 0, 0))?;
+    /// vfs.rename(&cred, (&root, old), (&root, new), RenameMode::NoReplace)?;
+    /// assert_eq!(vfs.lookup(&cred, &root, new)?.ino(), file.ino());
+    /// assert_eq!(vfs.lookup(&cred, &root, old).err(), Some(Errno::NOENT));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn rename(
         &self,
         cred: &Cred,
@@ -103,7 +121,7 @@ impl Vfs {
     /// found not to be empty. The cache must show such a rename before any caller learns of its
     /// consequences. The caller holds no in-lookup lock. A caller whose own rename failed has
     /// already left the in-flight renames.
-    pub(super) fn wait_for_renames(&self, victim: Option<u32>) {
+    pub(super) fn wait_for_renames(&self, victim: Option<DentrySlot>) {
         if let Some(slot) = victim {
             self.in_flight_renames.wait(slot);
         }
@@ -114,10 +132,10 @@ impl Vfs {
     /// drops without a lock.
     pub(super) fn move_dentry(
         &self,
-        (slot, from): (u32, &LookupKey<'_>),
+        (slot, from): (DentrySlot, &LookupKey<'_>),
         key: ParentKey,
         lookup_key: &LookupKey<'_>,
-        target: Option<u32>,
+        target: Option<DentrySlot>,
         in_lookup: &KeyGuard<'_>,
     ) -> Result<DentryHold<'_>, Errno> {
         let is_new_parent = self.dcache.parent(slot).0 != key.parent();
@@ -128,7 +146,8 @@ impl Vfs {
             Ok(old_parent) => Ok(DentryHold::adopt(self, old_parent)),
             Err(error) => {
                 if is_new_parent {
-                    // This is not the last reference: the operation holds the directory.
+                    // This put cannot drop the last reference, because the operation holds the
+                    // directory.
                     self.dcache.put(key.parent());
                 }
                 Err(error)
@@ -201,9 +220,10 @@ impl<'v> Rename<'v, '_> {
         let key = self.new_dir.key();
         let slots = [self.old_dir.now.slot, self.new_dir.now.slot];
         let dirs = [self.old_dir.now.inode, self.new_dir.now.inode];
-        let moved = [source.inode, target.map_or(0, |target| target.inode)];
+        let moved = [source.inode, target.map_or(InodeSlot::NONE, |target| target.inode)];
         let lock = vfs.lock_move(&dirs, moved).map_err(Failed::Before)?;
-        // Enter after the path locks are taken: a rename that waits for them is not in flight.
+        // Enter only after the path locks are taken. A rename that still waits for them does not
+        // count as in flight, and no thread waits for it.
         let in_flight = self.changes_parent().then(|| vfs.in_flight_renames.enter(slots));
         let paths = [0, 1].map(|index| KnownPath::above(lock.as_ref(), index));
         let names = [self.old.name, self.new.name];
@@ -345,14 +365,14 @@ impl<'v> Rename<'v, '_> {
 /// Directories that a rename is moving an entry out of or into. An entry stays from before the call
 /// of the back end until the cache shows the result.
 ///
-/// A successful rename that waits, waits only for renames that the back end made before it, or will
-/// eexist_or. So threads never wait in a circle.
+/// A successful rename waits only for renames that the back end has made before it, or will refuse.
+/// So threads never wait in a circle.
 pub(super) struct InFlightRenames {
     shards: Box<[CachePadded<InFlightShard>]>,
 }
 
 struct InFlightShard {
-    busy: Mutex<Vec<u32>>,
+    busy: Mutex<Vec<DentrySlot>>,
     left: Condvar,
 }
 
@@ -360,7 +380,7 @@ struct InFlightShard {
 #[must_use]
 pub(super) struct InFlightRename<'a> {
     in_flight_renames: &'a InFlightRenames,
-    slots: [u32; 2],
+    slots: [DentrySlot; 2],
 }
 
 impl InFlightRenames {
@@ -372,12 +392,12 @@ impl InFlightRenames {
         InFlightRenames { shards: (0..IN_FLIGHT_SHARDS).map(|_| shard()).collect() }
     }
 
-    fn enter(&self, slots: [u32; 2]) -> InFlightRename<'_> {
+    fn enter(&self, slots: [DentrySlot; 2]) -> InFlightRename<'_> {
         slots.iter().for_each(|&slot| self.shard(slot).busy.lock().push(slot));
         InFlightRename { in_flight_renames: self, slots }
     }
 
-    fn wait(&self, slot: u32) {
+    fn wait(&self, slot: DentrySlot) {
         let shard = self.shard(slot);
         let mut busy = shard.busy.lock();
         while busy.contains(&slot) {
@@ -385,8 +405,8 @@ impl InFlightRenames {
         }
     }
 
-    fn shard(&self, slot: u32) -> &InFlightShard {
-        &self.shards[slot as usize % IN_FLIGHT_SHARDS]
+    fn shard(&self, slot: DentrySlot) -> &InFlightShard {
+        &self.shards[slot.get() as usize % IN_FLIGHT_SHARDS]
     }
 }
 
@@ -405,7 +425,7 @@ impl Drop for InFlightRename<'_> {
 
 /// The announced moves: directories that are about to get a new parent.
 pub(super) struct InFlightMoves {
-    announced: Mutex<Vec<(u32, u32)>>,
+    announced: Mutex<Vec<(DentrySlot, DentrySlot)>>,
     withdrawn: Condvar,
 }
 
@@ -413,16 +433,16 @@ pub(super) struct InFlightMoves {
 #[must_use]
 pub(super) struct Announced<'a> {
     moves: &'a InFlightMoves,
-    edges: Vec<(u32, u32)>,
+    edges: Vec<(DentrySlot, DentrySlot)>,
 }
 
-/// Whether a move would put a directory below itself.
+/// Tells whether a move would put a directory below itself.
 #[derive(PartialEq, Eq)]
 enum Loop {
     No,
     /// The directory is an ancestor of its new parent.
     Yes,
-    /// It would be an ancestor if an announced move took place.
+    /// The directory is no ancestor of its new parent yet, but an announced move would make it one.
     Perhaps,
 }
 
@@ -436,7 +456,11 @@ impl InFlightMoves {
     ///
     /// # Errors
     /// `EINVAL` if a move would put a directory below itself.
-    fn announce(&self, dcache: &Dcache, edges: Vec<(u32, u32)>) -> Result<Announced<'_>, Errno> {
+    fn announce(
+        &self,
+        dcache: &Dcache,
+        edges: Vec<(DentrySlot, DentrySlot)>,
+    ) -> Result<Announced<'_>, Errno> {
         let mut announced = self.announced.lock();
         loop {
             let mut must_wait = false;
@@ -474,14 +498,19 @@ impl Drop for Announced<'_> {
 
 /// Searches `moved` on the paths from `parent` to the root, over current and announced parents. The
 /// caller keeps directories from moving.
-fn would_loop(dcache: &Dcache, announced: &[(u32, u32)], moved: u32, parent: u32) -> Loop {
+fn would_loop(
+    dcache: &Dcache,
+    announced: &[(DentrySlot, DentrySlot)],
+    moved: DentrySlot,
+    parent: DentrySlot,
+) -> Loop {
     if dcache.is_subdir(parent, moved) {
         return Loop::Yes;
     }
     let mut ways = vec![parent];
     let mut seen = HashSet::new();
     while let Some(mut at) = ways.pop() {
-        while at != 0 && seen.insert(at) {
+        while !at.is_none() && seen.insert(at) {
             if at == moved {
                 return Loop::Perhaps;
             }

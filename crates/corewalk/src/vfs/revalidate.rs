@@ -54,8 +54,8 @@ impl Vfs {
             self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
         let is_so = match self.cached(&dir, &lookup_key) {
             Cached::Unknown => true,
-            // Invalidate without a call: an operation that uses the name next asks the back end
-            // anyway.
+            // Invalidate the name without asking the back end, since the next operation that uses
+            // the name asks anyway.
             Cached::Known(None) => false,
             Cached::Known(Some(found)) => self.is_still(&dir, &lookup_key, &found),
         };

@@ -6,15 +6,15 @@
 //! it later.
 //!
 //! # How it works
-//! The state of a step stays in registers only if the loop contains nothing but the usual case: an
-//! inline name, which is the first entry with its tag. So [`Cursor::fast_steps`] handles that case
-//! alone. Otherwise [`Cursor::slow_step`], which is not inlined, repeats the step from its
+//! The state of a step stays in registers only if the loop contains the usual case alone. That is
+//! an inline name which is the first entry with its tag. So [`Cursor::fast_steps`] handles that
+//! case alone. Otherwise [`Cursor::slow_step`], which is not inlined, repeats the step from its
 //! beginning. The last component is a copy of the loop's body. It may be any file, and the line
 //! with its inode number is prefetched before the dentry arrives.
 //!
-//! A step takes about 120 instructions on x86-64, and its validation about 10. Each depends on the
-//! one before: from the number of the directory over a product, the tags of a bucket and the slot
-//! of an entry to the number of the next directory.
+//! A step takes about 120 instructions on x86-64, and its validation about 10. Each step depends on
+//! the one before. The number of the directory gives a product, the product a bucket, its tags an
+//! entry, and the entry's slot the number of the next directory.
 
 use super::{Mode, Walk};
 use crate::cred::Caps;
@@ -22,6 +22,7 @@ use crate::dcache::Dcache;
 use crate::dentry::{Body, Flags, Line, ParentKey, Snapshot, directory_id};
 use crate::name::Slashes;
 use crate::read_set::{InlineSteps, ReadSet};
+use crate::slot::DentrySlot;
 use crate::table::Extent;
 
 impl Walk<'_, '_> {
@@ -58,7 +59,7 @@ struct FastCursor<'a> {
     extent: Extent,
     /// The part of a directory's number that depends on the file system.
     id: u64,
-    dentry: u32,
+    dentry: DentrySlot,
     line: Line<'a>,
     body: Body,
     steps: InlineSteps<'a>,
@@ -69,7 +70,12 @@ impl FastCursor<'_> {
     /// with its tag, has the flags in `needed`, and fits in the read set. An invalid name (empty, a
     /// dot, too long) is not found. `before` is called with the slot of the entry.
     #[inline(always)]
-    fn to(&mut self, (path, start): (&[u8], usize), needed: Flags, before: impl Fn(u32)) -> bool {
+    fn to(
+        &mut self,
+        (path, start): (&[u8], usize),
+        needed: Flags,
+        before: impl Fn(DentrySlot),
+    ) -> bool {
         if start >= path.len() {
             return false;
         }
@@ -88,7 +94,7 @@ impl FastCursor<'_> {
 
 /// The position of a fast path.
 struct Cursor<'p> {
-    dentry: u32,
+    dentry: DentrySlot,
     seen: Snapshot,
     path: &'p [u8],
     /// Bytes of the path that are done. The next byte is a slash, or at the start perhaps a name.
@@ -96,8 +102,8 @@ struct Cursor<'p> {
 }
 
 impl Cursor<'_> {
-    /// Continues while the components are usual: each is a short name, the first entry with its tag
-    /// in the first line of its bucket, and fits inline in the read set.
+    /// Continues while the components are usual. A usual component has a short name, is the first
+    /// entry with its tag in the first line of its bucket, and fits inline in the read set.
     #[inline(always)]
     fn fast_steps(&mut self, dcache: &Dcache, read_set: &mut ReadSet, needed: Flags) {
         let path = self.path;
@@ -112,7 +118,8 @@ impl Cursor<'_> {
             steps: read_set.inline_steps(),
         };
         let first = fast.steps.at();
-        // Where a component may begin: behind the slash that ended the one before.
+        // The position at which the next component may begin, behind the slash that ended the
+        // previous one.
         let mut start = self.done;
         let mut slashes = Slashes::from(path, self.done);
         if path.get(start) == Some(&b'/') {
@@ -124,7 +131,9 @@ impl Cursor<'_> {
             let Some(upto) = path.get(..end) else { break };
             if end == path.len() {
                 // The number of the inode will be asked for.
-                if fast.to((upto, start), Flags::empty(), |slot| dcache.inodes.prefetch(slot)) {
+                if fast.to((upto, start), Flags::empty(), |slot| {
+                    dcache.inodes.prefetch(slot.inode_half())
+                }) {
                     start = end + 1;
                 }
                 break;
@@ -172,9 +181,9 @@ mod tests {
     use crate::tmpfs::{Tmpfs, TmpfsOptions};
     use crate::{Cred, Errno, FsStruct, Make, Name, Vfs, VfsOptions, WalkFlags};
 
-    /// Names of every length that is compared in its own way are found, those of directories and of
-    /// files. Neighbours differ in one byte. The path has more components than the read set holds
-    /// inline.
+    /// A path leads to its end for names of each length that is compared in a different way, of
+    /// directories and of files. Neighbouring names differ in one byte. The path has more
+    /// components than the read set holds inline.
     #[test]
     fn path_of_names_of_all_lengths_leads_to_its_end() {
         let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());

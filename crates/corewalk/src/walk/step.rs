@@ -9,11 +9,12 @@ use crate::cred::May;
 use crate::dcache::Dcache;
 use crate::dentry::{Flags, ParentKey, Snapshot};
 use crate::name::Name;
+use crate::slot::DentrySlot;
 use crate::vfs::{Checked, DentryAndInode, InodeRef, Unattached};
 
 impl<'v> Walk<'v, '_> {
-    /// Goes one component on. Returns the target of a symbolic link that has to be followed first;
-    /// the walk then stands where the link is relative to.
+    /// Goes one component on. If the component is a symbolic link to be followed, returns its
+    /// target. The walk then stands at the directory from which the target is resolved.
     pub(super) fn step(
         &mut self,
         component: &[u8],
@@ -166,7 +167,8 @@ impl<'v> Walk<'v, '_> {
                 return Err(self.validated(Errno::XDEV));
             }
             let left = std::mem::replace(&mut self.mount, Cow::Owned(mount));
-            // A dead one no longer keeps `point`, which may be another dentry by now (M.1).
+            // A dead mount no longer keeps its mount point `point`, whose slot may have another
+            // dentry by now (M.1).
             self.move_to(point, |_| !left.is_dead())?;
         }
         let (child, parent) = (self.dentry, self.seen.key.parent());
@@ -175,7 +177,8 @@ impl<'v> Walk<'v, '_> {
             // The child is in the read set, which validates that this was its parent.
             Mode::Rcu => self.move_to(parent, |_| true)?,
             // The child may have moved since the snapshot, and the slot of the parent may have been
-            // reused. So hold the parent while it is checked again (trap T19).
+            // reused. So hold the parent while it is checked again. Without that the walk may reach
+            // another directory (trap T19).
             Mode::Ref => {
                 let _child = self.hold.take();
                 self.move_to(parent, |dcache| dcache.parent(child).0 == parent)?;
@@ -189,7 +192,11 @@ impl<'v> Walk<'v, '_> {
 
     /// Moves to a dentry that another object keeps in its slot. `is_kept` checks, with the dentry
     /// held, that this was so until now.
-    fn move_to(&mut self, slot: u32, is_kept: impl FnOnce(&Dcache) -> bool) -> Result<(), Stop> {
+    fn move_to(
+        &mut self,
+        slot: DentrySlot,
+        is_kept: impl FnOnce(&Dcache) -> bool,
+    ) -> Result<(), Stop> {
         let dcache = &self.vfs.dcache;
         let seen: Snapshot = loop {
             let seen = dcache.dentries.snapshot(slot);
@@ -219,7 +226,8 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// Moves to the root of the mount on this dentry, and repeats that there.
+    /// Moves to the root of the mount on this dentry, and repeats that while the root is itself a
+    /// mount point.
     fn cross_mounts(&mut self) -> Result<(), Stop> {
         let vfs = self.vfs;
         let guard = corewalk_sync::rcu::read_lock();
@@ -234,13 +242,13 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// Returns the target of the symbolic link that the walk stands on, and goes back to the
-    /// directory it is in, or to the root.
+    /// Returns the target of the symbolic link at which the walk stands. Moves the walk to the
+    /// link's directory, or to the root for an absolute target.
     #[cold]
     fn read_link(
         &mut self,
         hold: Option<DentryAndInode<'v>>,
-        parent: (u32, Snapshot, Option<DentryAndInode<'v>>),
+        parent: (DentrySlot, Snapshot, Option<DentryAndInode<'v>>),
     ) -> Result<Vec<u8>, Stop> {
         if self.flags.contains(WalkFlags::NO_SYMLINKS) || self.links >= SYMLINKS_MAX {
             return Err(self.validated(Errno::LOOP));

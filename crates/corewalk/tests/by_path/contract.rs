@@ -91,7 +91,7 @@ pub(crate) fn rename(vfs: &Vfs, from: &str, to: &str) {
     vfs.rename(&Cred::root(), from, to, RenameMode::Replace).unwrap();
 }
 
-/// How long a test watches that an event does not happen.
+/// How long a test waits to see that an event does not happen.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(100);
 
 /// Trap X1: a file that is made while a directory above it is renamed is not lost.
@@ -173,7 +173,7 @@ fn file_removed_behind_the_cache_is_stale() {
     assert_eq!(vfs.read(&file, 0, 0, &mut [0; 8]).err(), stale);
     assert_eq!(vfs.write(&cred, &file, 0, 0, b"lost").err(), stale);
     assert_eq!(vfs.open(&cred, &file, 0, May::READ).err(), stale);
-    let set = SetAttr { size: Some(0), ..SetAttr::default() };
+    let set = SetAttr::default().with_size(0);
     assert_eq!(vfs.setattr(&cred, &file, &set).err(), stale);
 }
 

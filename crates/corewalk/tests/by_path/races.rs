@@ -59,7 +59,8 @@ fn close_during_a_rename_over_the_last_name_keeps_the_file() {
     assert_eq!(content(&vfs, &file).as_deref(), Ok("x"), "{:?}", fs.names("/"));
 }
 
-/// Like above, with a removal, and an open that was counted while the close waited.
+/// As in the test above, but the last name is removed and not renamed over. An open that was
+/// counted while the close waited lost its file.
 #[test]
 fn file_opened_while_it_is_closed_and_removed_stays() {
     let _watchdog = Watchdog::start("a close and an open beside a removal", LIMIT);
@@ -100,7 +101,7 @@ fn name_in_use_by_a_call_is_not_evicted() {
         let reader = scope.spawn(|| vfs.getattr(&file).map(|attr| attr.ino));
         gate.wait_for_stop();
         vfs.prune();
-        // Another directory would get the slot.
+        // Make another directory, which would get the slot if it were free.
         let _other = make(&vfs, &vfs.root(), "other", S_IFDIR | 0o755);
         gate.take_passed();
         let mover = scope.spawn(|| rename(&vfs, "x", "z"));
@@ -113,7 +114,8 @@ fn name_in_use_by_a_call_is_not_evicted() {
     });
 }
 
-/// An open count was left to the next file in the same slot, which was then kept after its removal.
+/// The count of opens of a dropped file was left to the next file in the same slot. So the next
+/// file was kept after its removal.
 #[test]
 fn open_count_is_dropped_with_its_file() {
     let (_gate, fs, vfs) = gated();
@@ -146,7 +148,8 @@ fn waiting_call_precedes_a_later_rename() {
             let call = || vfs.getattr(&file).map(|attr| attr.ino);
             let caller = named("caller").spawn_scoped(scope, call).unwrap();
             until_asleep("caller", &caller);
-            // Its names are free; it waits only for the path of the directory.
+            // No other thread uses the two names. This rename waits only for the path of the
+            // directory.
             let rename_later = || {
                 let (from, to) = ((&dir, name("f")), (&sub, name("f")));
                 vfs.rename(&Cred::root(), from, to, corewalk::RenameMode::Replace)

@@ -118,7 +118,8 @@ impl<'v> Storm<'v> {
         self.published.store(version, Ordering::Relaxed);
     }
 
-    /// Reads the published version. It must not be older than the one known before.
+    /// Reads the published version. It must not be older than the version that was known before the
+    /// read.
     fn read_published(&self) {
         let (vfs, cred) = (self.vfs, &self.cred);
         // ORDERING: Relaxed. As in `publish`.
@@ -165,7 +166,7 @@ impl<'v> Storm<'v> {
     }
 }
 
-/// The least number of turns of each thread.
+/// Minimum number of rounds of each thread.
 const TURNS_MIN: u64 = 4;
 
 /// Runs the test. Returns the number of files that should be left, and of directory moves.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use corewalk::attr::mode::{S_IFDIR, S_IFMT, S_IFREG};
 use corewalk::{
     Addressing, Attr, DirEntry, DirSink, Errno, FileSystem, Make, Name, Node, RenameMode, SetAttr,
-    StatFs, Timespec, Ttl, Vfs,
+    StatFs, Vfs,
 };
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -42,7 +42,8 @@ pub(crate) struct PathTree {
     state: Mutex<State>,
     links: Links,
     pause: Box<Pause>,
-    /// The namespace to take path snapshots from, instead of the call. For control tests.
+    /// If set, path snapshots are taken from this namespace and not from the call. For control
+    /// tests.
     pub(crate) snapshots: OnceLock<Weak<Vfs>>,
     /// Calls whose path led to another file than the node's.
     pub(crate) strays: AtomicU64,
@@ -182,25 +183,7 @@ impl State {
 
     fn attr(&self, ino: u64) -> Result<Attr, Errno> {
         let file = self.files.get(&ino).ok_or(Errno::NOENT)?;
-        let never = Timespec::default();
-        Ok(Attr {
-            ino,
-            generation: 0,
-            mode: file.mode,
-            nlink: file.nlink,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size: file.bytes.len() as u64,
-            blocks: 0,
-            blksize: 4096,
-            atime: never,
-            mtime: never,
-            ctime: never,
-            btime: never,
-            has_acl: false,
-            ttl: Ttl::default(),
-        })
+        Ok(Attr::new(ino, file.mode).with_nlink(file.nlink).with_size(file.bytes.len() as u64))
     }
 }
 

@@ -24,7 +24,7 @@ fn user() -> Cred {
 }
 
 fn chmod(vfs: &Vfs, file: &InodeRef<'_>, mode: u32) -> Result<(), Errno> {
-    let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+    let set = SetAttr::default().with_mode(mode);
     vfs.setattr(&Cred::root(), file, &set).map(drop)
 }
 
@@ -143,7 +143,7 @@ fn truncation_clears_set_user_id_without_fsetid() {
     assert_eq!(vfs.truncate_with_lazy_cred(&root, &vfs.root(), 0, Cred::root), Err(Errno::ISDIR));
 }
 
-/// The same for a server that looks up the writer's credentials late. From the lookup on, no other
+/// As above, for a server that looks up the writer's credentials late. From the lookup on, no other
 /// thread changes the mode until the bytes are written.
 #[test]
 fn chmod_during_a_write_with_lazy_credentials_is_not_lost() {
@@ -247,7 +247,7 @@ fn panic_of_forget_during_unwinding_is_contained() {
 fn shut_to_its_owner(vfs: &Vfs) -> InodeRef<'_> {
     tree(vfs, &["f"]);
     let f = walk(vfs, "f").unwrap();
-    let set = SetAttr { uid: Some(2), ..SetAttr::default() };
+    let set = SetAttr::default().with_uid(2);
     vfs.setattr(&Cred::root(), &f, &set).unwrap();
     set_acl(vfs, &f, &acl(0)).unwrap();
     f
@@ -266,7 +266,7 @@ fn check_during_a_change_of_owner_and_acl_mixes_nothing() {
         if matches!(call, Call::GetAcl(_)) && std::mem::take(&mut *armed.lock().unwrap()) {
             let vfs = seen.get().and_then(Weak::upgrade).unwrap();
             let f = walk(&vfs, "f").unwrap();
-            let set = SetAttr { uid: Some(0), ..SetAttr::default() };
+            let set = SetAttr::default().with_uid(0);
             vfs.setattr(&Cred::root(), &f, &set).unwrap();
             set_acl(&vfs, &f, &acl(6)).unwrap();
         }

@@ -1,4 +1,4 @@
-//! A tmpfs with a hook around its calls, the only other back end of these tests.
+//! A tmpfs with a hook around its calls. These tests use it wherever a plain tmpfs is not enough.
 //!
 //! [`HookedTmpfs`] passes every call to a tmpfs. Before and after some calls it runs a [`Hook`],
 //! which may wait, panic, return an error or change the tmpfs. It may also show inodes under other
@@ -9,8 +9,8 @@ use std::ops::ControlFlow;
 use corewalk::acl::Acl;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileSystem, Make, Name, Node, RenameMode,
-    Seek, SetAttr, StatFs, XattrMode,
+    AclKind, Attr, DirSink, Errno, Fallocate, FileSystem, Make, Name, Node, RenameMode, Seek,
+    SetAttr, StatFs, XattrMode,
 };
 
 /// The call that a [`HookedTmpfs`] is about to pass on, or has passed on. Inode numbers are those
@@ -73,7 +73,7 @@ impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> Hook 
     }
 }
 
-/// A tmpfs with a [`Hook`] in front of it.
+/// A tmpfs that calls a [`Hook`] before and after its own calls.
 pub(crate) struct HookedTmpfs<M> {
     /// The tmpfs.
     pub(crate) inner: Tmpfs,
@@ -159,7 +159,7 @@ impl<M: Hook> FileSystem for HookedTmpfs<M> {
             let attr = self.inner.getattr(Node::detached(entry.ino, entry.kind));
             // An entry that was just removed has no attributes to show.
             match self.outside(attr) {
-                Ok(attr) => sink(DirEntry::with_attr(entry.name, attr, entry.cookie)),
+                Ok(attr) => sink(DirEntry::from_attr(entry.name, attr, entry.cookie)),
                 Err(_) => ControlFlow::Continue(()),
             }
         })

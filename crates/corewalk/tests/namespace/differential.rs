@@ -32,7 +32,7 @@ use crate::fixtures::{name, new, walk};
 const USER: u32 = 65534;
 /// The number of trees.
 const ROUNDS: u32 = 600;
-/// The most calls in one tree.
+/// Maximum number of calls in one tree.
 const CALLS: u32 = 24;
 
 /// The directories of the calls, and one file. `t` can always be searched, since it leads to `t/d`.
@@ -174,7 +174,7 @@ fn grow(tree: &[Entry], caller: &Caller) -> Arc<Vfs> {
         let (uid, gid) = caller.owners[entry.owner as usize];
         if entry.path == "." {
             let (mode, uid, gid) = (Some(entry.mode & 0o7777), Some(uid), Some(gid));
-            let set = SetAttr { mode, uid, gid, ..SetAttr::default() };
+            let set = SetAttr::default().with_mode(mode).with_uid(uid).with_gid(gid);
             vfs.setattr(&Cred::root(), &vfs.root(), &set).unwrap();
             continue;
         }

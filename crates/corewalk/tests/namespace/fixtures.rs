@@ -16,7 +16,7 @@ pub(crate) fn new() -> Arc<Vfs> {
 
 /// Returns a namespace over `fs`, with a fixed hash.
 pub(crate) fn over(fs: impl FileSystem) -> Arc<Vfs> {
-    let options = VfsOptions { hash_seed: Some(1), entries_max: 1 << 22, ..VfsOptions::default() };
+    let options = VfsOptions::default().with_hash_seed(1).with_entries_max(1 << 22);
     Vfs::new(Arc::new(fs), options).unwrap()
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn tree(vfs: &Vfs, paths: &[&str]) {
         let (path, mut what) = match path.split_once(" -> ") {
             Some((path, target)) => {
                 let target = target.as_bytes();
-                (path, Make { target, ..Make::new(S_IFLNK | 0o777, 0, 0) })
+                (path, Make::new(S_IFLNK | 0o777, 0, 0).with_target(target))
             }
             None if path.ends_with('/') => (*path, Make::new(S_IFDIR | 0o755, 0, 0)),
             None => (*path, Make::new(S_IFREG | 0o644, 0, 0)),

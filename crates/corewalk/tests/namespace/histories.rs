@@ -84,8 +84,8 @@ fn histories_over_tmpfs_are_linearizable() {
     }
 }
 
-/// The same with a back end that delays every call, and with eviction and invalidation in parallel.
-/// The cache must not keep an answer that is stale when it arrives (traps T25, P12).
+/// As above, with a back end that delays every call, and with eviction and invalidation in
+/// parallel. The cache must not keep an answer that is stale when it arrives (traps T25, P12).
 #[test]
 fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
     let _watchdog = Watchdog::start("histories over a slow back end", Duration::from_secs(300));

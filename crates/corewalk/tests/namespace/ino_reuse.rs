@@ -42,7 +42,7 @@ impl Hook for OtherMachine {
         if attr.ino != self.numbers.1 {
             return attr;
         }
-        Attr { ino: self.numbers.0, generation: attr.generation + 1, ..attr }
+        attr.with_ino(self.numbers.0).with_generation(attr.generation + 1)
     }
 }
 

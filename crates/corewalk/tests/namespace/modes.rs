@@ -149,7 +149,7 @@ fn callers() -> (Vec<Cred>, Vec<(u32, u32)>) {
     // A container may lack some capabilities.
     let ours = rustix::thread::capabilities(None).unwrap().effective;
     let caps = caps.into_iter().filter(|caps| ours.contains(capability_set(*caps)));
-    let mut callers: Vec<Cred> = caps.map(|caps| Cred { caps, ..user.clone() }).collect();
+    let mut callers: Vec<Cred> = caps.map(|caps| user.clone().with_caps(caps)).collect();
     callers.push(Cred::user(USER, USER, &[GROUP]));
     (callers, vec![(USER, USER), (USER, 0), (USER, GROUP), (0, USER), (0, 0)])
 }
@@ -192,7 +192,7 @@ struct Start {
 fn ours(vfs: &Vfs, cred: &Cred, start: Start, op: Op, umask: u32) -> (Answer, Left) {
     let (root, (uid, gid)) = (Cred::root(), start.owner);
     let (f, _) = vfs.make(&root, &vfs.root(), name("f"), Make::new(start.mode, uid, gid)).unwrap();
-    let set = SetAttr { mode: Some(start.mode & 0o7777), ..SetAttr::default() };
+    let set = SetAttr::default().with_mode(start.mode & 0o7777);
     vfs.setattr(&root, &f, &set).unwrap();
     for (name, value) in ATTRIBUTES.iter().filter(|_| start.has_attributes) {
         vfs.setxattr(&root, &f, name.as_bytes(), value, XattrMode::Set).unwrap();
@@ -225,13 +225,13 @@ fn through_namespace(vfs: &Vfs, cred: &Cred, f: &InodeRef<'_>, op: Op, umask: u3
         Op::Write(bytes) => {
             open().and_then(|h| vfs.write(cred, f, h, 0, bytes)).map(|_| Vec::new())
         }
-        Op::Truncate(size) => set(SetAttr { size: Some(size), ..SetAttr::default() }),
+        Op::Truncate(size) => set(SetAttr::default().with_size(size)),
         Op::Fallocate => open()
             .and_then(|h| vfs.fallocate(cred, f, h, 0, 10, Fallocate::empty()))
             .map(|()| Vec::new()),
-        Op::Chmod(mode) => set(SetAttr { mode: Some(mode), ..SetAttr::default() }),
-        Op::Chown(uid, gid) => set(SetAttr { uid, gid, ..SetAttr::default() }),
-        Op::Utimes(atime, mtime) => set(SetAttr { atime, mtime, ..SetAttr::default() }),
+        Op::Chmod(mode) => set(SetAttr::default().with_mode(mode)),
+        Op::Chown(uid, gid) => set(SetAttr::default().with_uid(uid).with_gid(gid)),
+        Op::Utimes(atime, mtime) => set(SetAttr::default().with_atime(atime).with_mtime(mtime)),
         Op::Get(name) => vfs.getxattr(cred, f, name.as_bytes()),
         Op::List => vfs.listxattr(cred, f).map(|names| sorted(&names)),
         Op::Set(name, value) => {
@@ -239,7 +239,7 @@ fn through_namespace(vfs: &Vfs, cred: &Cred, f: &InodeRef<'_>, op: Op, umask: u3
         }
         Op::Remove(name) => vfs.removexattr(cred, f, name.as_bytes()).map(|()| Vec::new()),
         Op::Make(mode, rdev) => {
-            let what = Make { umask, rdev, ..Make::new(mode, cred.uid, cred.gid) };
+            let what = Make::new(mode, cred.uid, cred.gid).with_umask(umask).with_rdev(rdev);
             vfs.make(cred, f, name("n"), what).map(|_| Vec::new())
         }
     }

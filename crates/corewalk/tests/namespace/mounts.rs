@@ -44,8 +44,8 @@ fn umount_while_an_old_table_waits_to_be_freed_succeeds() {
     vfs.umount(vfs.root_path()).unwrap_err();
 }
 
-/// Each path into a mount keeps it mounted, and so do its clones. An inode alone does not, but
-/// stays usable.
+/// Each path into a mount, and each clone of it, keeps the file system mounted. An inode alone does
+/// not, but it stays usable after the unmount.
 #[test]
 fn umount_with_a_held_path_is_ebusy() {
     let vfs = new();
@@ -102,7 +102,7 @@ fn root_node(fs: &Tmpfs) -> Node<'static> {
 /// Returns a tmpfs whose root has a link `id` with a number as its target.
 fn numbered(number: u64) -> Arc<Tmpfs> {
     let (fs, target) = (tmpfs(), number.to_string());
-    let what = Make { target: target.as_bytes(), ..Make::new(S_IFLNK | 0o777, 0, 0) };
+    let what = Make::new(S_IFLNK | 0o777, 0, 0).with_target(target.as_bytes());
     fs.make(root_node(&fs), name("id"), &what).unwrap();
     fs
 }
@@ -237,7 +237,7 @@ fn mount_of_a_slow_file_system_delays_no_other() {
 /// The cache is full of entries in use. A mount fails and leaves nothing behind.
 #[test]
 fn mount_in_a_full_cache_is_enomem_and_forgets_its_root() {
-    let options = VfsOptions { hash_seed: Some(1), entries_max: 1024, ..VfsOptions::default() };
+    let options = VfsOptions::default().with_hash_seed(1).with_entries_max(1024);
     let vfs = Vfs::new(tmpfs(), options).unwrap();
     tree(&vfs, &["m/", "f"]);
     let (m, f) = (place(&vfs, "m"), place(&vfs, "f"));

@@ -159,14 +159,14 @@ fn permissions_are_checked_on_the_way() {
     let vfs = new();
     tree(&vfs, &["open/", "open/f", "shut/", "shut/f"]);
     let shut = walk(&vfs, "shut").unwrap();
-    let set = corewalk::SetAttr { mode: Some(0o700), ..Default::default() };
+    let set = corewalk::SetAttr::default().with_mode(0o700);
     vfs.setattr(&Cred::root(), &shut, &set).unwrap();
     let user = Cred::user(1000, 1000, &[]);
     let go = |path: &str| vfs.walk(&user, &at(&vfs), path.as_bytes(), WalkFlags::FOLLOW).map(drop);
     assert_eq!(go("open/f"), Ok(()));
     assert_eq!(go("shut/f"), Err(Errno::ACCESS));
     assert_eq!(go("shut"), Ok(()));
-    let set = corewalk::SetAttr { mode: Some(0o711), ..Default::default() };
+    let set = corewalk::SetAttr::default().with_mode(0o711);
     vfs.setattr(&Cred::root(), &shut, &set).unwrap();
     assert_eq!(go("shut/f"), Ok(()));
     let made = vfs.make(&user, &shut, name("g"), Make::new(0o644, 1000, 1000));
@@ -247,7 +247,7 @@ fn prune_evicts_exactly_the_unused_entries() {
 /// its kind: the back end has made it before the cache needs a slot.
 #[test]
 fn make_reuses_the_last_slot_of_a_missing_name() {
-    let options = VfsOptions { entries_max: 1024, ..VfsOptions::default() };
+    let options = VfsOptions::default().with_entries_max(1024);
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
     let (cred, root) = (Cred::root(), vfs.root());
     let make = |file: &str, mode| {

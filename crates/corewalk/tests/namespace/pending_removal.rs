@@ -123,7 +123,7 @@ fn create_in_a_removed_directory_fails_after_its_name_is_gone() {
     check_creates_in_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
 }
 
-/// The same, with a directory that a rename replaces.
+/// As above, with a directory that a rename replaces.
 #[test]
 fn create_in_a_replaced_directory_fails_after_its_name_is_reused() {
     check_creates_in_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
@@ -158,7 +158,7 @@ const ACTS: [(&str, Act); 17] = [
     ("access", |vfs, dir, _| vfs.access(&user(), dir, May::READ)),
     ("getattr", |vfs, dir, _| vfs.getattr(dir).map(drop)),
     ("setattr", |vfs, dir, _| {
-        let set = SetAttr { mode: Some(0o700), ..SetAttr::default() };
+        let set = SetAttr::default().with_mode(0o700);
         vfs.setattr(&Cred::root(), dir, &set).map(drop)
     }),
     ("open", |vfs, dir, _| vfs.open(&user(), dir, 0, May::READ).map(drop)),
@@ -215,7 +215,7 @@ fn error_of_a_removed_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
 }
 
-/// The same, with a directory that a rename replaces.
+/// As above, with a directory that a rename replaces.
 #[test]
 fn error_of_a_replaced_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));

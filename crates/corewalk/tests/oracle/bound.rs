@@ -18,12 +18,12 @@ use crate::tree::{Deep, MOVED, TOP, Tree};
 /// paths change their depth, so a translation into a buffer starts again with more space.
 const TREES: [Deep; 2] =
     [Deep { below_top: 600, above_moved: 300 }, Deep { below_top: 0, above_moved: 900 }];
-/// The least and the most translations.
+/// Minimum and maximum number of translations.
 const TRANSLATIONS: usize = 50_000;
 const TRANSLATIONS_MAX: usize = 200 * TRANSLATIONS;
-/// The least number of renames meanwhile.
+/// Minimum number of renames meanwhile.
 const RENAMES: u64 = 10_000;
-/// The least number of translations that take the lock.
+/// Minimum number of translations that take the lock.
 const FALLBACKS: u64 = 20;
 
 /// Trap T9: despite any renames above, each translation ends after a fixed number of passes, the
@@ -32,7 +32,8 @@ const FALLBACKS: u64 = 20;
 fn translation_makes_a_bounded_number_of_passes() {
     let _watchdog = Watchdog::start("passes of translations", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
-    // On a shared CPU the threads do not disturb one translation often enough.
+    // If all threads share one CPU, too few renames come during one translation to make it take the
+    // lock.
     let processors = processors();
     let fallbacks_min = if processors.len() > 1 { FALLBACKS } else { 0 };
     for deep in TREES {

@@ -20,16 +20,17 @@ type Ask<'a> = Box<dyn Fn(&mut Rng, &mut [u8]) -> Claim + Sync + 'a>;
 /// One interface to ask through.
 pub(crate) struct Door<'a> {
     pub(crate) name: &'static str,
-    /// The most optimistic passes of one call. One more may be made under the lock.
+    /// Maximum number of optimistic passes of one call. One more may be made under the lock.
     pub(crate) passes_max: u64,
     pub(crate) ask: Ask<'a>,
 }
 
 /// The passes of a translation; see `Vfs::stats` and `PathRef::path_of`.
 pub(crate) const PASSES: u64 = 4;
-/// Plus one pass that takes no reference.
+/// Maximum number of passes of a translation by inode number. The first pass takes no reference.
 const PASSES_BY_NUMBER: u64 = PASSES + 1;
-/// Plus the passes before the path turned out to be deep, except the last one.
+/// Maximum number of passes into a buffer. Before a path turns out to be too deep for the first
+/// attempt, up to `PASSES - 1` passes fail.
 const PASSES_INTO_BUFFER: u64 = PASSES + PASSES - 1;
 
 fn claim(parts: &[Part], path: &[u8]) -> Claim {
@@ -132,7 +133,7 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
                 PathKind::OutsideRoot => claim(&below_root, &path)?,
                 kind => return Err(format!("{kind:?}: {}", path.escape_ascii())),
             };
-            // The kind is of the same instant as the path.
+            // The kind of the path must be that of the same instant as the path.
             let is_inside = kind == PathKind::Linked;
             seen[MOVED] &= if is_inside { IN_WAY } else { !IN_WAY };
             Ok(seen)
@@ -203,7 +204,8 @@ pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     })
 }
 
-/// Returns a wrong translation: it collects the names level by level, each of them right.
+/// Returns a wrong translation: it asks for the name of each level separately. Each name is right,
+/// but they are of different instants.
 pub(crate) fn level_by_level<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     let parts = to_leaf(tree);
     door("level by level", PASSES, move |_, _| {

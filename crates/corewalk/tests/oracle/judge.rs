@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn answers_of_one_thread_do_not_go_back() {
         let mut judge = Judge::default();
-        // The rename is running; the answers show the new value, then the old one.
+        // While a rename runs, one answer shows the new value and the next one the old value.
         assert_eq!(judge.judge(&lives(), &answer(15, 16, [0, 1])), Ok(15));
         assert!(
             judge.judge(&lives(), &answer(16, 17, [0, 0])).is_err(),
@@ -262,7 +262,8 @@ mod tests {
                 let after = instant + rng.below(end + 1 - instant);
                 let mut seen = [ANY; VARIABLES];
                 for (variable, truth) in truths.iter().enumerate() {
-                    // A change in this instant may be made already or not yet, in order.
+                    // If the variable changes in this very instant, the answer may show it before
+                    // or after the change, but never an older value than before.
                     let of = |state: usize| truth.get(state + 1).map_or(u64::MAX, |next| next.0);
                     while of(states[variable]) < instant
                         || (of(states[variable]) == instant && rng.chance(1, 2))
@@ -279,7 +280,8 @@ mod tests {
         }
     }
 
-    /// A single answer is judged as by trying all instants one by one.
+    /// For a single answer, the judge finds the same first instant as a search through all
+    /// instants.
     #[test]
     fn first_instant_is_that_of_an_exhaustive_search() {
         let report = ReportSeed::new(Seed::choose());

@@ -44,7 +44,7 @@ use tree::{Deep, Tree};
 use windows::{DISTURBED, Extent, Report, run};
 
 const SHALLOW: Deep = Deep { below_top: 0, above_moved: 2 };
-/// The least number of judged paths.
+/// Minimum number of judged paths.
 const PATHS: u64 = 10_000_000;
 const ALL: Extent = Extent { windows: 100, windows_max: 1000, questions: 50_000 };
 const TENTH: Extent = Extent { windows: 10, windows_max: 1000, questions: 50_000 };
@@ -66,7 +66,7 @@ fn ten_million_paths_existed_at_one_instant() {
     assert!(stats.retries > 0 && stats.renames >= found.renames, "{stats:?} {found:?}");
 }
 
-/// Traps T9, P8: the same for translations that take the lock. Paths with so many names take it
+/// Traps T9, P8: as above, for translations that take the lock. Paths with so many names take it
 /// when they are written into a buffer.
 #[test]
 fn paths_of_locked_passes_existed_at_one_instant() {
@@ -108,8 +108,8 @@ fn assert_judged(found: &Report, answers: u64) {
     assert!(found.answers >= answers && found.disturbed >= DISTURBED, "{found:?}");
 }
 
-/// Asks through a wrong door until it is detected, within the number of answers of the other tests.
-/// Returns the error.
+/// Asks through a wrong door until a wrong answer is detected, and returns the error. It asks no
+/// more often than the other tests do.
 fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> String {
     let _watchdog = Watchdog::start("a wrong door", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());

@@ -1,8 +1,8 @@
 //! Readers during a rename that hangs in its back end, before or after the back end has made it. In
 //! both cases they get the old state at once.
 //!
-//! Only operations that must ask the back end about one of the two names wait: a lookup of the new
-//! name, if it is not in the cache, and other changes of the two names.
+//! Only operations that must ask the back end about one of the two names wait. These are other
+//! changes of the two names, and a lookup of the new name if the cache does not have it.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -19,7 +19,7 @@ use crate::backends::Call;
 use crate::fixtures::{at, name, remove, rename, tree, walk};
 use crate::pauses::{Stop, stopping};
 
-/// The most time of a reader that does not wait, on a busy machine.
+/// Maximum time that a reader takes on a busy machine if it does not wait.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const TREE: [&str; 14] = [
@@ -116,7 +116,7 @@ fn readers_during_a_hanging_rename_get_the_old_state() {
         for (vfs, stop) in hanging.namespaces() {
             let before = paths(&vfs);
             let held: Vec<_> = before.iter().map(|(path, _)| place(&vfs, path)).collect();
-            // The cache has negative dentries of these; it does not have "b/unknown".
+            // The cache has negative dentries of these names. It has none of "b/unknown".
             let missing = ["b/g", "a/g", "c/nothing"].map(|path| (path, number(&vfs, path)));
             let answers = read_beside(&vfs, &stop, hanging, || {
                 let root = vfs.root_path();

@@ -31,7 +31,7 @@ pub(crate) const SWAP: usize = 3;
 pub(crate) const LEAF: usize = 4;
 pub(crate) const INNER: usize = 5;
 
-/// The values of [`MOVED`] in which it is in [`WAY`].
+/// The values of [`MOVED`] for which the moved directory is in [`WAY`].
 pub(crate) const IN_WAY: u8 = 0b0011;
 const SWAPPED: [&str; 2] = ["x0", "x1"];
 const MOVED_AS: [&str; 4] = ["m", "moved", "m", "in-q-it-is-called-something-longer"];
@@ -53,13 +53,13 @@ fn tmpfs() -> Arc<Tmpfs> {
     Arc::new(Tmpfs::new(TmpfsOptions::default()))
 }
 
-/// The number of directories `q`.
+/// How many nested directories `q` a tree has, and where.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deep {
-    /// Below [`TOP`] and above everything else: this many names are between the first and the last
-    /// that a translation reads.
+    /// Their number between [`TOP`] and everything below it. A translation reads so many names
+    /// between its first and its last one.
     pub(crate) below_top: usize,
-    /// Above [`MOVED`] in one of its two places.
+    /// Their number above [`MOVED`] in one of its two places.
     pub(crate) above_moved: usize,
 }
 

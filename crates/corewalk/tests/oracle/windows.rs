@@ -18,19 +18,19 @@ use crate::tree::Tree;
 
 const TRANSLATORS: usize = 2;
 const RENAMERS: usize = 2;
-/// The least number of renames of each renamer in each window.
+/// Minimum number of renames of each renamer in each window.
 const RENAMES: u64 = 100;
 
-/// The least number of disturbed answers of a valid test run.
+/// Minimum number of disturbed answers of a valid test run.
 pub(crate) const DISTURBED: u64 = 1000;
 
 /// The extent of a test run.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
-    /// The least number of windows.
+    /// Minimum number of windows.
     pub(crate) windows: u64,
-    /// The most windows, while [`DISTURBED`] is not reached. Threads on one CPU seldom disturb each
-    /// other.
+    /// Maximum number of windows, if [`DISTURBED`] is not reached before. Threads on one CPU seldom
+    /// disturb each other.
     pub(crate) windows_max: u64,
     /// The number of questions of each translator in each window.
     pub(crate) questions: u64,

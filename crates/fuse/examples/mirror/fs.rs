@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use corewalk::attr::mode::{S_IFDIR, S_IFLNK, S_IFMT};
 use corewalk::{
     Addressing, Attr, DirEntry, DirSink, Errno, FileKind, FileSystem, Make, Name, Node, RenameMode,
-    SetAttr, SetTime, StatFs, Timespec, Ttl,
+    SetAttr, SetTime, StatFs, Timespec,
 };
 use rustix::fs::{
     self, AtFlags, CWD, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, StatxFlags, Timestamps,
@@ -46,26 +46,22 @@ impl Mirror {
         let found = fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, wanted)?;
         let time = |at: &fs::StatxTimestamp| Timespec { secs: at.tv_sec, nanos: at.tv_nsec };
         let birth = time(&found.stx_btime);
-        Ok(Attr {
-            ino: found.stx_ino,
-            // The host uses inode numbers again. Two files with one number differ in their creation
-            // time.
-            generation: birth.secs as u64 * 1_000_000_000 + u64::from(birth.nanos),
-            mode: found.stx_mode.into(),
-            nlink: found.stx_nlink,
-            uid: found.stx_uid,
-            gid: found.stx_gid,
-            rdev: fs::makedev(found.stx_rdev_major, found.stx_rdev_minor),
-            size: found.stx_size,
-            blocks: found.stx_blocks,
-            blksize: found.stx_blksize,
-            atime: time(&found.stx_atime),
-            mtime: time(&found.stx_mtime),
-            ctime: time(&found.stx_ctime),
-            btime: birth,
-            has_acl: false,
-            ttl: Ttl::default(),
-        })
+        // The host uses inode numbers again. Two files with one number differ in their creation
+        // time.
+        let generation = birth.secs as u64 * 1_000_000_000 + u64::from(birth.nanos);
+        Ok(Attr::new(found.stx_ino, found.stx_mode.into())
+            .with_generation(generation)
+            .with_nlink(found.stx_nlink)
+            .with_uid(found.stx_uid)
+            .with_gid(found.stx_gid)
+            .with_rdev(fs::makedev(found.stx_rdev_major, found.stx_rdev_minor))
+            .with_size(found.stx_size)
+            .with_blocks(found.stx_blocks)
+            .with_blksize(found.stx_blksize)
+            .with_atime(time(&found.stx_atime))
+            .with_mtime(time(&found.stx_mtime))
+            .with_ctime(time(&found.stx_ctime))
+            .with_btime(birth))
     }
 }
 
@@ -205,14 +201,13 @@ impl FileSystem for Mirror {
 
     fn statfs(&self) -> Result<StatFs, Errno> {
         let all = fs::statvfs(&self.root)?;
-        Ok(StatFs {
-            bsize: all.f_frsize as u32,
-            blocks: all.f_blocks,
-            bfree: all.f_bfree,
-            bavail: all.f_bavail,
-            files: all.f_files,
-            ffree: all.f_ffree,
-            namelen: all.f_namemax as u32,
-        })
+        Ok(StatFs::default()
+            .with_bsize(all.f_frsize as u32)
+            .with_blocks(all.f_blocks)
+            .with_bfree(all.f_bfree)
+            .with_bavail(all.f_bavail)
+            .with_files(all.f_files)
+            .with_ffree(all.f_ffree)
+            .with_namelen(all.f_namemax as u32))
     }
 }

@@ -25,15 +25,16 @@ pub(super) fn attr(attr: &Attr) -> FileAttr {
         nlink: attr.nlink,
         uid: attr.uid,
         gid: attr.gid,
-        // The protocol has 32 bits for a device number. A device number has more only if its major
-        // number has more than 12 bits.
+        // The protocol has 32 bits for a device number. A device number fits if its major number
+        // has at most 12 bits.
         rdev: attr.rdev as u32,
         blksize: attr.blksize,
         flags: 0,
     }
 }
 
-/// Returns the attributes for the answer "no such name". The kernel knows it by the number 0.
+/// Returns the attributes for the answer "no such name". The kernel recognises that answer by inode
+/// number 0.
 pub(super) fn no_attr() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),
@@ -78,7 +79,7 @@ pub(super) fn set_time(time: TimeOrNow) -> SetTime {
 ///
 /// fuser 0.18 subtracts the nanoseconds of a time before 1970 where it should add them. The kernel
 /// sends -1.5 s as -2 s and 0.5e9 ns, and fuser passes on -2.5 s. The whole seconds and the
-/// fraction of that are still the two numbers of the kernel.
+/// fraction of fuser's value are still the two numbers that the kernel sent.
 pub(super) fn timespec(time: SystemTime) -> Timespec {
     let (secs, nanos) = match time.duration_since(UNIX_EPOCH) {
         Ok(since) => (i64::try_from(since.as_secs()).unwrap_or(i64::MAX), since.subsec_nanos()),

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use corewalk_base::primitives::thread;
 use corewalk_base::{Condvar, Mutex, MutexGuard};
 
-/// The number of threads of one pool, at most.
+/// Maximum number of threads of one pool.
 const THREADS_MAX: usize = 32;
 
 /// The rest of a request, including the answer.
@@ -30,15 +30,20 @@ pub(super) type Job = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 pub(super) struct Offload {
     shared: Arc<Shared>,
+    /// The started threads. Protected by its own mutex, which is taken without that of the queue.
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
+/// The part that the pool's threads share with the pool.
 #[derive(Default)]
 struct Shared {
+    /// Protected by its own mutex, which is not held while a job runs.
     queue: Mutex<Queue>,
+    /// Notified when a job is added or the queue is closed. Waited on under `queue`.
     changed: Condvar,
 }
 
+/// The queue. All fields are protected by `Shared::queue`.
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
@@ -169,7 +174,7 @@ mod tests {
             let done = done.clone();
             offload.run(Box::new(move || done.send(number).unwrap()));
             assert_eq!(all.recv_timeout(SOON), Ok(number));
-            // The thread has sent its answer and is about to wait.
+            // The thread has finished the job and is about to wait for the next one.
             while offload.shared.queue.lock().idle == 0 {
                 thread::yield_now();
             }

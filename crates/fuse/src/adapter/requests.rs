@@ -21,20 +21,27 @@ use super::retry::Retry;
 use super::{Adapter, Opening, READ_BUFFER, convert, guarded};
 use crate::credentials::Caller;
 use crate::options::Permissions;
-use crate::server::{Change, Entry, NO_NODE, New, Server, WriteOrigin, XattrAnswer};
+use crate::server::{Change, EntryOut, NO_NODE, NewFile, Server, WriteOrigin, XattrAnswer};
 
 impl Adapter {
     /// Makes a file and sends the reply.
-    fn make(&self, caller: Caller, parent: u64, name: &OsStr, new: &New<'_>, reply: ReplyEntry) {
+    fn make(
+        &self,
+        caller: Caller,
+        parent: u64,
+        name: &OsStr,
+        new: &NewFile<'_>,
+        reply: ReplyEntry,
+    ) {
         let name = name.as_bytes();
         let result = self.guarded(|server| server.make(caller, parent, name, new));
         let timeouts = Timeouts::of(&self.server);
-        let retry = || -> Retry<Entry> {
+        let retry = || -> Retry<EntryOut> {
             let (name, target, new) =
                 (name.to_vec(), new.target.to_vec(), (new.mode, new.umask, new.rdev));
             Box::new(move |server| {
                 let (mode, umask, rdev) = new;
-                server.make(caller, parent, &name, &New { mode, umask, rdev, target: &target })
+                server.make(caller, parent, &name, &NewFile { mode, umask, rdev, target: &target })
             })
         };
         self.answer_or_retry(result, retry, move |result| entry(timeouts, result, reply));
@@ -91,7 +98,7 @@ impl Timeouts {
     }
 }
 
-fn entry(timeouts: Timeouts, result: Result<Entry, Errno>, reply: ReplyEntry) {
+fn entry(timeouts: Timeouts, result: Result<EntryOut, Errno>, reply: ReplyEntry) {
     match result {
         Ok(entry) => {
             let timeouts = timeouts.set_by(&entry.attr);
@@ -116,7 +123,7 @@ fn attributes(timeouts: Timeouts, result: Result<Attr, Errno>, reply: ReplyAttr)
 fn created(
     timeouts: Timeouts,
     kept: FopenFlags,
-    result: Result<(Entry, u64), Errno>,
+    result: Result<(EntryOut, u64), Errno>,
     reply: ReplyCreate,
 ) {
     match result {
@@ -204,16 +211,15 @@ impl Filesystem for Adapter {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let set = SetAttr {
-            mode: mode.map(|mode| mode & 0o7777),
-            uid,
-            gid,
-            size,
-            atime: atime.map(convert::set_time),
-            mtime: mtime.map(convert::set_time),
-            ctime: ctime.map(convert::timespec),
-        };
-        let change = Change { set, through_handle: fh.is_some() };
+        let set = SetAttr::default()
+            .with_mode(mode.map(|mode| mode & 0o7777))
+            .with_uid(uid)
+            .with_gid(gid)
+            .with_size(size)
+            .with_atime(atime.map(convert::set_time))
+            .with_mtime(mtime.map(convert::set_time))
+            .with_ctime(ctime.map(convert::timespec));
+        let change = Change::new(set).with_through_handle(fh.is_some());
         let caller = caller(request);
         let result = self.guarded(|server| server.setattr(caller, ino.0, change));
         let retry =
@@ -239,7 +245,7 @@ impl Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let new = New { mode, umask, rdev: u64::from(rdev), target: b"" };
+        let new = NewFile { mode, umask, rdev: u64::from(rdev), target: b"" };
         self.make(caller(request), parent.0, name, &new, reply);
     }
 
@@ -252,7 +258,7 @@ impl Filesystem for Adapter {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        let new = New { mode: mode::S_IFDIR | mode & 0o7777, umask, ..New::default() };
+        let new = NewFile { mode: mode::S_IFDIR | mode & 0o7777, umask, ..NewFile::default() };
         self.make(caller(request), parent.0, name, &new, reply);
     }
 
@@ -277,7 +283,7 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let target = target.as_os_str().as_bytes();
-        let new = New { mode: mode::S_IFLNK | 0o777, target, ..New::default() };
+        let new = NewFile { mode: mode::S_IFLNK | 0o777, target, ..NewFile::default() };
         self.make(caller(request), parent.0, link_name, &new, reply);
     }
 
@@ -313,7 +319,7 @@ impl Filesystem for Adapter {
     ) {
         let (caller, name) = (caller(request), newname.as_bytes());
         let linked = self.guarded(|server| server.link(caller, ino.0, newparent.0, name));
-        let retry = || -> Retry<Entry> {
+        let retry = || -> Retry<EntryOut> {
             let name = name.to_vec();
             Box::new(move |server| server.link(caller, ino.0, newparent.0, &name))
         };
@@ -453,9 +459,10 @@ impl Filesystem for Adapter {
         let timeouts = Timeouts::of(&self.server);
         let listed = self.guarded(|server| {
             server.readdirplus(ino.0, offset, &mut |entry, attr| {
-                // The kernel looks up a name whose lookup failed here, and gets the error then.
+                // The lookup of this name failed, so the entry is sent without attributes. The
+                // kernel looks the name up itself before it uses it, and gets the error then.
                 let (attr, timeout) = match entry.node {
-                    0 => (Attr { ino: NO_NODE, ..*attr }, Duration::ZERO),
+                    0 => (attr.with_ino(NO_NODE), Duration::ZERO),
                     _ => (*attr, timeouts.set_by(attr).shorter()),
                 };
                 let is_full = reply.add(
@@ -560,16 +567,16 @@ impl Filesystem for Adapter {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let new = New { mode, umask, ..New::default() };
+        let new = NewFile { mode, umask, ..NewFile::default() };
         let (caller, name, flags) = (caller(request), name.as_bytes(), flags as u32);
         let kept = match self.opening {
             Opening::Asked(kept) => kept,
             Opening::Free => FopenFlags::FOPEN_KEEP_CACHE,
         };
         let result = self.guarded(|server| server.create(caller, parent.0, name, &new, flags));
-        let retry = || -> Retry<(Entry, u64)> {
+        let retry = || -> Retry<(EntryOut, u64)> {
             let name = name.to_vec();
-            let new = New { mode, umask, ..New::default() };
+            let new = NewFile { mode, umask, ..NewFile::default() };
             Box::new(move |server| server.create(caller, parent.0, &name, &new, flags))
         };
         let timeouts = Timeouts::of(&self.server);
@@ -640,7 +647,8 @@ impl Filesystem for Adapter {
         let to = (ino_out.0, fh_out.0, offset_out);
         let caller = caller(request);
         let copied = self.guarded(|server| server.copy_file_range(caller, from, to, len));
-        // A request that copied some bytes has not failed, so no byte is copied twice.
+        // A request that copied some bytes has succeeded and is not retried, so no byte is copied
+        // twice.
         let retry = || -> Retry<u64> {
             Box::new(move |server| server.copy_file_range(caller, from, to, len))
         };

@@ -16,14 +16,14 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use corewalk::Errno;
+use corewalk::{Errno, errno_of};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::FdFlags;
 use rustix::mount::UnmountFlags;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 use super::error::MountError;
-use super::options::{Access, MountFlags, MountOptions};
+use super::options::{AllowedUsers, MountFlags, MountOptions};
 use crate::options::{Options, Permissions};
 
 const DEVICE: &str = "/dev/fuse";
@@ -32,7 +32,8 @@ const SUBTYPE: &str = "corewalk";
 
 /// The number of `FUSE_NOTIFY_PRUNE` (protocol 7.45), which fuser 0.18 does not have.
 const NOTIFY_PRUNE: u32 = 9;
-/// The nodes in one notification, at most. The kernel splits longer ones into such portions anyway.
+/// Maximum number of nodes in one notification. The kernel handles longer ones in portions of this
+/// size anyway.
 const PRUNE_MAX: usize = 512;
 
 /// The flags of a mount, each with its name for mount(8) and its flag for mount(2).
@@ -58,7 +59,7 @@ pub(crate) struct Device(File);
 pub(super) enum Force {
     /// Fail with `EBUSY`.
     None,
-    /// Detach it: its path is gone at once, and it ends when its last user closes it.
+    /// Detach the mount: its path is gone at once, and the mount ends when its last user closes it.
     Detach,
 }
 
@@ -139,7 +140,7 @@ pub(super) fn unmount(path: &Path, force: Force) -> Result<(), Errno> {
     match status {
         Ok(status) if status.success() => Ok(()),
         Ok(_) => Err(Errno::IO),
-        Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+        Err(error) => Err(errno_of(error)),
     }
 }
 
@@ -148,9 +149,11 @@ fn mount_as_root(
     options: &Options,
     mount: &MountOptions,
 ) -> Result<Device, MountError> {
-    let device = File::options().read(true).write(true).open(DEVICE).map_err(|error| {
-        MountError::System("opening /dev/fuse", Errno::from_io_error(&error).unwrap_or(Errno::IO))
-    })?;
+    let device = File::options()
+        .read(true)
+        .write(true)
+        .open(DEVICE)
+        .map_err(|error| MountError::System("opening /dev/fuse", errno_of(error)))?;
     let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
     let mut text = format!(
         "fd={},rootmode=40000,user_id={},group_id={}",
@@ -185,11 +188,7 @@ fn mount_as_user(
     options: &Options,
     mount: &MountOptions,
 ) -> Result<Device, MountError> {
-    let system = |what| {
-        move |error: std::io::Error| {
-            MountError::System(what, Errno::from_io_error(&error).unwrap_or(Errno::IO))
-        }
-    };
+    let system = |what| move |error: std::io::Error| MountError::System(what, errno_of(error));
     let (theirs, ours) = UnixStream::pair().map_err(system("making a socket"))?;
     // Any program that this process starts at this moment inherits the socket too. That is
     // harmless, since the program does not know its number.
@@ -221,8 +220,8 @@ fn mount_as_user(
 
 /// Returns true if a directory in `PATH` contains fusermount3(1).
 ///
-/// The error of starting it does not say that. It is `EACCES` too if no directory contains the
-/// program and this user may not search one of them.
+/// The error of starting the program does not tell. It is `EACCES` also if no directory contains
+/// the program and this user may not search one of the directories.
 fn is_fusermount_found() -> bool {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&folders).any(|folder| folder.join(FUSERMOUNT).exists())
@@ -249,7 +248,7 @@ fn receive(socket: &UnixStream) -> Result<Option<File>, Errno> {
 fn words_of(mut child: Child) -> Box<str> {
     let mut text = String::new();
     if let Some(stderr) = &mut child.stderr {
-        // Without a message the default text below is used.
+        // Ignore an error. If there is no message, the default text below is used.
         let _ = stderr.read_to_string(&mut text);
     }
     let _ = child.wait();
@@ -262,7 +261,7 @@ fn protocol_options(options: &Options, mount: &MountOptions) -> Vec<&'static str
     if options.permissions == Permissions::Kernel {
         list.push("default_permissions");
     }
-    if mount.access == Access::Everyone {
+    if mount.users == AllowedUsers::Everyone {
         list.push("allow_other");
     }
     list

@@ -18,9 +18,9 @@ pub enum MountError {
     Missing,
     /// The mount point is not a directory.
     NotDirectory,
-    /// Another file system is mounted there.
+    /// Another file system is mounted on the mount point.
     Busy,
-    /// A FUSE mount is there whose server has ended.
+    /// On the mount point lies a FUSE mount whose server has ended.
     Dead,
     /// This user may not use the mount point.
     Denied(Errno),

@@ -8,12 +8,21 @@ use bitflags::bitflags;
 const THREADS: usize = 16;
 
 /// The options of a mount, after mount(8) and fuse(8).
+///
+/// # Examples
+/// ```
+/// use corewalk_fuse::{MountFlags, MountOptions};
+///
+/// let options = MountOptions::default().with_source("tmpfs").with_threads(4);
+/// assert_eq!(options.flags, MountFlags::NOSUID | MountFlags::NODEV);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MountOptions {
     /// The source in the mount table (`fsname=`).
     pub source: OsString,
     /// Which users may use the mount.
-    pub access: Access,
+    pub users: AllowedUsers,
     /// The flags of the mount, such as `nosuid`.
     pub flags: MountFlags,
     /// The number of threads that read and serve requests.
@@ -27,7 +36,8 @@ pub struct MountOptions {
 
 /// Which users may use a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+#[non_exhaustive]
+pub enum AllowedUsers {
     /// Only the user who mounted it. Not even root may use it.
     Owner,
     /// All users, within their permissions (`allow_other`).
@@ -69,13 +79,22 @@ bitflags! {
     }
 }
 
+impl MountOptions {
+    corewalk_base::setters! {
+        with_source: source = impl Into<OsString>;
+        with_users: users = AllowedUsers;
+        with_flags: flags = MountFlags;
+        with_threads: threads = usize;
+    }
+}
+
 impl Default for MountOptions {
     /// Returns options for a mount that only its owner may use, without set-user-ID programs and
     /// devices, and with 16 threads.
     fn default() -> MountOptions {
         MountOptions {
             source: "corewalk".into(),
-            access: Access::Owner,
+            users: AllowedUsers::Owner,
             flags: MountFlags::NOSUID | MountFlags::NODEV,
             threads: THREADS,
         }

@@ -20,7 +20,7 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use corewalk::Errno;
+use corewalk::{Errno, errno_of};
 use corewalk_base::primitives::thread;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
@@ -57,7 +57,7 @@ pub(super) struct MountpointLock(
 
 /// Checks that a file system can be mounted on `path`, and returns the path without symbolic links.
 pub(super) fn checked_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
-    let failed = |error: std::io::Error| match Errno::from_io_error(&error).unwrap_or(Errno::IO) {
+    let failed = |error: std::io::Error| match errno_of(error) {
         Errno::NOENT => MountError::Missing,
         Errno::NOTDIR => MountError::NotDirectory,
         Errno::NOTCONN | Errno::CONNABORTED => MountError::Dead,
@@ -119,13 +119,12 @@ pub(super) fn find_again(identity: Identity) -> Result<Option<PathBuf>, MountErr
 }
 
 fn read() -> Result<Vec<u8>, MountError> {
-    std::fs::read(MOUNT_TABLE).map_err(|error| {
-        let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-        MountError::System("reading the mount table", errno)
-    })
+    std::fs::read(MOUNT_TABLE)
+        .map_err(|error| MountError::System("reading the mount table", errno_of(error)))
 }
 
-/// Returns the last line for `path`. It is the topmost mount, since later mounts lie on top.
+/// Returns the last entry of the mount table for `path`. It is the topmost mount, since later
+/// mounts lie on top.
 fn find(table: &[u8], path: &Path) -> Option<MountEntry> {
     lines(table).rfind(|found| found.path == path)
 }

@@ -23,6 +23,7 @@ pub(crate) struct Tallies {
 
 /// The state of a mount and its event counts since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Counters {
     /// The names in the cache now, including the root.
     pub entries: u64,
@@ -91,7 +92,13 @@ impl Tallies {
 
 impl Counters {
     /// Returns each count with its name, in a fixed order.
-    pub fn fields(&self) -> [(&'static str, u64); 18] {
+    ///
+    /// # Examples
+    /// ```
+    /// let counters = corewalk_fuse::Counters::default();
+    /// assert!(counters.fields().any(|(name, value)| name == "hits" && value == 0));
+    /// ```
+    pub fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         [
             ("entries", self.entries),
             ("negatives", self.negatives),
@@ -112,15 +119,17 @@ impl Counters {
             ("refused_forgets", self.refused_forgets),
             ("panics", self.panics),
         ]
+        .into_iter()
     }
 
     /// Returns the counts as one JSON object, in the order of [`Counters::fields`].
     ///
     /// # Examples
     /// ```
-    /// let json = corewalk_fuse::Counters { hits: 7, ..Default::default() }.to_json();
-    /// assert!(json.starts_with("{\"entries\":0,"));
-    /// assert!(json.contains("\"hits\":7"));
+    /// let mut counters = corewalk_fuse::Counters::default();
+    /// counters.hits = 7;
+    /// assert!(counters.to_json().starts_with("{\"entries\":0,"));
+    /// assert!(counters.to_json().contains("\"hits\":7"));
     /// ```
     pub fn to_json(&self) -> String {
         self.to_json_with(&[])
@@ -129,7 +138,7 @@ impl Counters {
     /// Returns the counters and then those of the back end as one JSON object.
     pub(crate) fn to_json_with(self, own: &[(&'static str, u64)]) -> String {
         let mut json = String::from("{");
-        for (at, (name, value)) in self.fields().iter().chain(own).enumerate() {
+        for (at, (name, value)) in self.fields().chain(own.iter().copied()).enumerate() {
             let comma = if at == 0 { "" } else { "," };
             write!(json, "{comma}\"{name}\":{value}").expect("a string grows");
         }

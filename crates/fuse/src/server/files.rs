@@ -9,7 +9,7 @@ use crate::options::{Ownership, Permissions, WriteCache};
 
 /// The flag of an open by execve(2).
 const OPEN_FOR_EXEC: u32 = 0x20;
-/// The bytes that one request copies, at most. A caller goes on after a short copy.
+/// Maximum number of bytes that one request copies. A caller goes on after a short copy.
 const COPY_BYTES_MAX: u64 = 16 << 20;
 /// The bytes that are copied in one step.
 const COPY_CHUNK_BYTES: usize = 128 << 10;
@@ -22,9 +22,9 @@ pub enum WriteOrigin {
     /// As `Call`, with the file opened with `O_APPEND`. The offset is the end of the file as the
     /// kernel knows it.
     ///
-    /// A pwritev2(2) with `RWF_NOAPPEND` looks the same although its offset is meant, since a
-    /// request has only the flags of the open file. An offset before the end does not distinguish
-    /// the two: another program may have extended the file.
+    /// A pwritev2(2) with `RWF_NOAPPEND` looks the same, since a request has only the flags of the
+    /// open file, but the caller means its offset. An offset before the end does not distinguish
+    /// the two, because another program may have extended the file.
     Append,
     /// The kernel writes back collected pages. The request does not name the user.
     Cache,
@@ -36,7 +36,7 @@ impl Server {
     /// # Errors
     /// `EACCES`; `EISDIR`; the errors of the back end.
     pub fn open(&self, caller: Caller, node: u64, flags: u32) -> Result<u64, Errno> {
-        // An exec needs the current mode. A truncation may have to clear mode bits.
+        // An exec and a truncation need the current mode: a truncation may have to clear mode bits.
         let inode = match flags & (OPEN_FOR_EXEC | OFlags::TRUNC.bits()) {
             0 => self.inode(node)?,
             _ => self.inode_refreshed(node)?,
@@ -82,7 +82,7 @@ impl Server {
         }
         let handle = self.vfs.open(cred, inode, flags, may)?;
         if has(OFlags::TRUNC) {
-            let cred = Cred { caps: cred.caps | Caps::DAC_OVERRIDE, ..cred.clone() };
+            let cred = cred.clone().with_caps(cred.caps | Caps::DAC_OVERRIDE);
             let who = || caller.resolve(self.namespace);
             if let Err(error) = self.vfs.truncate_with_lazy_cred(&cred, inode, 0, who) {
                 self.vfs.release(inode, handle);
@@ -127,6 +127,22 @@ impl Server {
     ///
     /// # Errors
     /// `ENOSPC`, `EFBIG`; `ESTALE`; the errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk_fuse::{Caller, NewFile, Options, Server, WriteOrigin};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let server = Server::new(fs, Options::exclusive())?;
+    /// # let caller = Caller { uid: 0, gid: 0, pid: 0 };
+    /// let (file, handle) = server.create(caller, 1, b"f", &NewFile::new(0o644), 2)?;
+    /// server.write(caller, file.node, handle, 0, b"data", WriteOrigin::Call)?;
+    /// let mut buf = [0; 8];
+    /// assert_eq!(server.read(file.node, handle, 2, &mut buf)?, 2);
+    /// server.release(file.node, handle)?;
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn write(
         &self,
         caller: Caller,
@@ -150,7 +166,8 @@ impl Server {
         }
     }
 
-    /// Returns true if the end of a file may differ from the kernel's idea of it.
+    /// Returns true if another program may have moved the end of a file without the kernel's
+    /// knowledge.
     fn ends_move(&self) -> bool {
         let options = &self.options;
         options.ownership == Ownership::Shared && options.write_cache == WriteCache::Through

@@ -17,9 +17,9 @@
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
 
-use corewalk::{Attr, Cred, DirEntry, Errno, FileKind, InodeRef, Listing, Timespec, Ttl};
+use corewalk::{Attr, Cred, DirEntry, Errno, FileKind, InodeRef, Listing};
 
-use super::{Entry, Server};
+use super::{EntryOut, Server};
 
 /// The difference between a cookie for the kernel and the back end's cookie.
 const COOKIE_SHIFT: u64 = 2;
@@ -34,6 +34,7 @@ const ANSWER_BYTES: std::ops::RangeInclusive<usize> = 4096..=32768;
 
 /// One entry of a directory.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Dirent<'a> {
     /// The name. It may be `.` or `..`.
     pub name: &'a [u8],
@@ -75,6 +76,25 @@ impl Server {
     /// `ENOTDIR`; `ESTALE`; `EOVERFLOW` for a cookie above 2^63 - 3; the errors of the back end.
     /// After an entry was taken no error is returned. The next call, which starts there, returns
     /// it.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk_fuse::{Caller, NewFile, Options, Server};
+    /// # use std::ops::ControlFlow;
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let server = Server::new(fs, Options::exclusive())?;
+    /// # let caller = Caller { uid: 0, gid: 0, pid: 0 };
+    /// let _file = server.make(caller, 1, b"f", &NewFile::new(0o100_644))?;
+    /// let mut names = vec![];
+    /// server.readdir(1, 0, &mut |entry| {
+    ///     names.push(entry.name.to_vec());
+    ///     ControlFlow::Continue(())
+    /// })?;
+    /// assert_eq!(names, [&b"."[..], b"..", b"f"]);
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn readdir(
         &self,
         node: u64,
@@ -132,7 +152,7 @@ impl Server {
             ControlFlow::Continue(())
         };
         let dots = self.dots(&dir, node, cookie, &mut |entry| {
-            take(entry, &Attr { ino: entry.node, ..unknown(entry.kind) })
+            take(entry, &Attr::new(entry.node, entry.kind.to_mode()))
         });
         if dots.is_break() {
             return Ok(());
@@ -186,12 +206,13 @@ impl Server {
         sink: &mut dyn FnMut(Dirent<'_>, &Attr) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, Errno> {
         let cookie = shifted(listed.cookie)?;
-        let Entry { node, attr, .. } = match self.entry_of(from, name, listed) {
+        let EntryOut { node, attr, .. } = match self.entry_of(from, name, listed) {
             Ok(entry) => entry,
             // The name was removed since it was collected.
             Err(Errno::NOENT) => return Ok(ControlFlow::Continue(())),
             Err(_) => {
-                let attr = Attr { ino: self.translate(listed.ino), ..unknown(listed.kind) };
+                // Only the number and the type are known.
+                let attr = Attr::new(self.translate(listed.ino), listed.kind.to_mode());
                 return Ok(sink(Dirent { name, node: 0, kind: listed.kind, cookie }, &attr));
             }
         };
@@ -210,7 +231,7 @@ impl Server {
         (dir, listing): (&InodeRef<'_>, &Listing<'_>),
         name: &[u8],
         listed: ListedEntry,
-    ) -> Result<Entry, Errno> {
+    ) -> Result<EntryOut, Errno> {
         let name = self.name(name)?;
         let found = match listed.attr.and_then(|attr| listing.enter(name, &attr)) {
             Some(found) => found,
@@ -264,29 +285,6 @@ fn bytes_of(name: &[u8]) -> usize {
     (ENTRY_BYTES + name.len()).next_multiple_of(8)
 }
 
-/// Returns attributes of which only the file type is known.
-fn unknown(kind: FileKind) -> Attr {
-    let never = Timespec::default();
-    Attr {
-        ino: 0,
-        generation: 0,
-        mode: kind.to_mode(),
-        nlink: 0,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        size: 0,
-        blocks: 0,
-        blksize: 0,
-        atime: never,
-        mtime: never,
-        ctime: never,
-        btime: never,
-        has_acl: false,
-        ttl: Ttl::default(),
-    }
-}
-
 /// Returns the kernel's cookie for a cookie of the back end, or `EOVERFLOW` if it is too large.
 fn shifted(cookie: u64) -> Result<u64, Errno> {
     if cookie > COOKIE_MAX { Err(Errno::OVERFLOW) } else { Ok(cookie + COOKIE_SHIFT) }
@@ -326,7 +324,7 @@ impl Names {
         let mut used = if cookie == 0 { bytes_of(b".") + bytes_of(b"..") } else { 0 };
         let mut is_full = false;
         listing.read(cookie, &mut |entry: DirEntry<'_>| {
-            let DirEntry { name, ino, kind, cookie, attr } = entry;
+            let DirEntry { name, ino, kind, cookie, attr, .. } = entry;
             used += bytes_of(name.as_bytes());
             if used > self.answer_bytes {
                 is_full = true;

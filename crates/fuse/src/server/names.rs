@@ -4,12 +4,13 @@ use corewalk::attr::mode;
 use corewalk::{Cred, Errno, FileKind, InodeRef, Make, May, Name, Removal, RenameMode};
 use rustix::fs::OFlags;
 
-use super::{Entry, Server};
+use super::{EntryOut, Server};
 use crate::credentials::Caller;
 
 /// The new file of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct New<'a> {
+#[non_exhaustive]
+pub struct NewFile<'a> {
     /// Type bits and permission bits, before the umask is applied.
     pub mode: u32,
     /// The umask of the caller.
@@ -18,6 +19,19 @@ pub struct New<'a> {
     pub rdev: u64,
     /// The target of a symbolic link.
     pub target: &'a [u8],
+}
+
+impl<'a> NewFile<'a> {
+    /// Returns a new file with `mode`, without a umask.
+    pub fn new(mode: u32) -> NewFile<'a> {
+        NewFile { mode, ..NewFile::default() }
+    }
+
+    corewalk_base::setters! {
+        with_umask: umask = u32;
+        with_rdev: rdev = u64;
+        with_target: target = &'a [u8];
+    }
 }
 
 impl Server {
@@ -30,8 +44,8 @@ impl Server {
         caller: Caller,
         parent: u64,
         name: &[u8],
-        new: &New<'_>,
-    ) -> Result<Entry, Errno> {
+        new: &NewFile<'_>,
+    ) -> Result<EntryOut, Errno> {
         let dir = self.inode_refreshed(parent)?;
         let cred = self.cred_to_make(caller, new);
         let (inode, attr) = self.make_in(&cred, &dir, name, new, None)?;
@@ -49,11 +63,11 @@ impl Server {
         caller: Caller,
         parent: u64,
         name: &[u8],
-        new: &New<'_>,
+        new: &NewFile<'_>,
         flags: u32,
-    ) -> Result<(Entry, u64), Errno> {
+    ) -> Result<(EntryOut, u64), Errno> {
         let dir = self.inode_refreshed(parent)?;
-        let new = New { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
+        let new = NewFile { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
         let open = self.has_open_state.then_some(flags);
         match self.make_in(&self.cred_to_make(caller, &new), &dir, name, &new, open) {
             Ok((inode, attr)) => {
@@ -82,7 +96,7 @@ impl Server {
         dir: &InodeRef<'_>,
         name: &[u8],
         flags: u32,
-    ) -> Result<(Entry, u64), Errno> {
+    ) -> Result<(EntryOut, u64), Errno> {
         let cred = caller.resolve(self.namespace);
         let inode = self.look_up(&cred, dir, self.name(name)?)?.inode;
         if inode.kind() != FileKind::Regular {
@@ -102,10 +116,15 @@ impl Server {
     ///
     /// # Errors
     /// `EOPNOTSUPP` if the back end has no such files; as [`Server::make`].
-    pub fn tmpfile(&self, caller: Caller, parent: u64, new: &New<'_>) -> Result<Entry, Errno> {
+    pub fn tmpfile(
+        &self,
+        caller: Caller,
+        parent: u64,
+        new: &NewFile<'_>,
+    ) -> Result<EntryOut, Errno> {
         let dir = self.inode_refreshed(parent)?;
-        let new = New { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
-        let make = Make { umask: new.umask, ..Make::new(new.mode, caller.uid, caller.gid) };
+        let new = NewFile { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
+        let make = Make::new(new.mode, caller.uid, caller.gid).with_umask(new.umask);
         let (inode, attr) = self.vfs.tmpfile(&self.cred_to_make(caller, &new), &dir, make)?;
         self.hand_out(inode, attr)
     }
@@ -120,7 +139,7 @@ impl Server {
         node: u64,
         parent: u64,
         name: &[u8],
-    ) -> Result<Entry, Errno> {
+    ) -> Result<EntryOut, Errno> {
         let inode = self.inode(node)?;
         let dir = self.counted(parent)?;
         let name = self.revalidated(&dir, Name::new(name)?)?;
@@ -149,6 +168,20 @@ impl Server {
     /// # Errors
     /// `EINVAL` for other flags, or if a directory would move into itself; `EEXIST`, `ENOENT`,
     /// `ENOTEMPTY`, `EISDIR`, `ENOTDIR`; `EACCES`, `EPERM`; the errors of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk_fuse::{Caller, NewFile, Options, Server};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let server = Server::new(fs, Options::exclusive())?;
+    /// # let caller = Caller { uid: 0, gid: 0, pid: 0 };
+    /// let _file = server.make(caller, 1, b"old", &NewFile::new(0o100_644))?;
+    /// server.rename(caller, (1, b"old"), (1, b"new"), 0)?;
+    /// assert!(server.lookup(caller, 1, b"old").is_err());
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn rename(
         &self,
         caller: Caller,
@@ -175,7 +208,7 @@ impl Server {
     /// A directory may have a group that the caller is not in. A file in it that has set-group-ID
     /// and execution by the group must then lose set-group-ID. Kernels before 6.0 do not check
     /// that.
-    fn cred_to_make(&self, caller: Caller, new: &New<'_>) -> Cred {
+    fn cred_to_make(&self, caller: Caller, new: &NewFile<'_>) -> Cred {
         let marked = mode::S_ISGID | 0o010;
         match new.mode & marked == marked {
             true => self.cred_in_groups(caller),
@@ -188,17 +221,15 @@ impl Server {
         cred: &Cred,
         dir: &InodeRef<'_>,
         name: &[u8],
-        new: &New<'_>,
+        new: &NewFile<'_>,
         open: Option<u32>,
     ) -> Result<(InodeRef<'_>, corewalk::Attr), Errno> {
         let name = self.revalidated(dir, Name::new(name)?)?;
-        let make = Make {
-            rdev: new.rdev,
-            target: new.target,
-            umask: new.umask,
-            open,
-            ..Make::new(new.mode, cred.uid, cred.gid)
-        };
+        let make = Make::new(new.mode, cred.uid, cred.gid)
+            .with_rdev(new.rdev)
+            .with_target(new.target)
+            .with_umask(new.umask)
+            .with_open(open);
         self.vfs.make(cred, dir, name, make)
     }
 }

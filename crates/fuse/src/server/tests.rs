@@ -23,8 +23,8 @@ fn server() -> Server {
     Server::new(fs, Options::exclusive()).expect("start a server of an empty tmpfs")
 }
 
-fn make(server: &Server, parent: u64, name: &[u8], mode: u32) -> Entry {
-    let new = New { mode, ..New::default() };
+fn make(server: &Server, parent: u64, name: &[u8], mode: u32) -> EntryOut {
+    let new = NewFile { mode, ..NewFile::default() };
     server.make(CALLER, parent, name, &new).expect("make the file")
 }
 
@@ -39,7 +39,8 @@ fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
     }
 }
 
-/// Trap P1.
+/// Trap P1: a file is removed and created again. A late forget of the old inode must not drop the
+/// new file.
 #[test]
 fn late_forget_after_recreate_keeps_the_new_file() {
     let server = server();
@@ -56,7 +57,8 @@ fn late_forget_after_recreate_keeps_the_new_file() {
     assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
 }
 
-/// Trap P2.
+/// Trap P2: a rename replaces a file. A late forget of the replaced inode must not drop the new
+/// file.
 #[test]
 fn forget_of_a_replaced_file_keeps_the_new_file() {
     let server = server();
@@ -70,7 +72,7 @@ fn forget_of_a_replaced_file_keeps_the_new_file() {
     assert_eq!(server.getattr(file.node).map(|attr| attr.mode & 0o777), Ok(0o600));
 }
 
-/// Trap P5.
+/// Trap P5: the server must count lookups exactly, so it refuses a forget of more than it counted.
 #[test]
 fn forget_of_more_than_is_held_is_refused() {
     let server = server();
@@ -90,19 +92,19 @@ fn forget_of_more_than_is_held_is_refused() {
     assert!(server.getattr(ROOT_NODE).is_ok(), "the root is never forgotten");
 }
 
-/// Trap P5. A model counts the lookups that a kernel holds after random operations. After the last
-/// forget the server holds none.
+/// Trap P5: the server must count lookups exactly. A model counts the lookups that a kernel holds
+/// after random operations. After the last forget the server holds none.
 #[test]
 fn counts_agree_with_a_model_and_end_at_zero() {
     for seed in 1..=8 {
         let server = server();
         let mut below = numbers(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
         let mut held: BTreeMap<u64, u64> = BTreeMap::new();
-        let mut hold = |entry: Entry| *held.entry(entry.node).or_default() += 1;
+        let mut hold = |entry: EntryOut| *held.entry(entry.node).or_default() += 1;
         for _ in 0..4000 {
             let names = [[b'a' + below(8) as u8], [b'a' + below(8) as u8]];
             let name = &names[0][..];
-            let file = New { mode: mode::S_IFREG | 0o644, ..New::default() };
+            let file = NewFile { mode: mode::S_IFREG | 0o644, ..NewFile::default() };
             match below(6) {
                 0 => server.make(CALLER, ROOT_NODE, name, &file).map(&mut hold).unwrap_or(()),
                 1 => server.remove(CALLER, ROOT_NODE, name, Removal::Unlink).unwrap_or(()),
@@ -119,7 +121,7 @@ fn counts_agree_with_a_model_and_end_at_zero() {
                         if below(4) == 0 {
                             return ControlFlow::Break(());
                         }
-                        hold(Entry { node: entry.node, generation: 0, attr: *attr });
+                        hold(EntryOut { node: entry.node, generation: 0, attr: *attr });
                         ControlFlow::Continue(())
                     });
                     assert_eq!(plus, Ok(()), "seed {seed}");
@@ -140,7 +142,7 @@ fn counts_agree_with_a_model_and_end_at_zero() {
     }
 }
 
-/// Trap P11.
+/// Trap P11: a new inode with a reused number must have another generation.
 #[test]
 fn number_and_generation_never_repeat() {
     let server = server();
@@ -153,7 +155,7 @@ fn number_and_generation_never_repeat() {
     }
 }
 
-/// Trap P3.
+/// Trap P3: after the rename of a directory, its descendants must not resolve by the old path.
 #[test]
 fn directory_rename_moves_every_descendant() {
     let server = server();
@@ -275,7 +277,7 @@ fn removed_directory_lists_itself_as_its_parent() {
 #[test]
 fn umask_applies_unless_there_is_a_default_acl() {
     let server = server();
-    let new = New { mode: mode::S_IFREG | 0o666, umask: 0o027, ..New::default() };
+    let new = NewFile { mode: mode::S_IFREG | 0o666, umask: 0o027, ..NewFile::default() };
     let plain = server.make(CALLER, ROOT_NODE, b"plain", &new).expect("make the file");
     assert_eq!(plain.attr.mode & 0o777, 0o640);
     let dir = make(&server, ROOT_NODE, b"d", mode::S_IFDIR | 0o755).node;
@@ -285,7 +287,7 @@ fn umask_applies_unless_there_is_a_default_acl() {
     server.setxattr(CALLER, dir, XATTR_DEFAULT, &acl, 0).expect("set the default ACL");
     let inherited = server.make(CALLER, dir, b"inherited", &new).expect("make the file");
     assert_eq!(inherited.attr.mode & 0o777, 0o666);
-    let target = New { mode: mode::S_IFLNK, umask: 0o777, target: b"x", ..New::default() };
+    let target = NewFile { mode: mode::S_IFLNK, umask: 0o777, target: b"x", ..NewFile::default() };
     let link = server.make(CALLER, ROOT_NODE, b"link", &target).expect("make the file");
     assert_eq!(link.attr.mode & 0o777, 0o777);
 }
@@ -336,10 +338,10 @@ fn shared_back_end_is_asked_each_time() {
     let (user, read) = (Caller { uid: 1000, gid: 1000, pid: 0 }, 0);
     assert!(server.open(user, found.node, read).is_ok());
     let node = Node::detached(attr.ino, FileKind::Regular);
-    let protect = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    let protect = SetAttr::default().with_mode(0o600);
     fs.setattr(node, &protect).expect("change the attributes");
     assert_eq!(server.open(user, found.node, read).err(), Some(Errno::ACCESS));
-    let closed = SetAttr { mode: Some(0o700), ..SetAttr::default() };
+    let closed = SetAttr::default().with_mode(0o700);
     fs.setattr(root, &closed).expect("change the attributes");
     assert_eq!(server.lookup(user, ROOT_NODE, b"a"), Err(Errno::ACCESS));
     fs.remove(root, name, node).expect("remove the name");
@@ -392,20 +394,21 @@ fn server_permissions_are_checked_against_the_caller() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let options = Options::exclusive().with_server_permissions();
     let server = Server::new(fs, options).expect("start the server");
-    // No process has these numbers, so the callers have no capabilities and no groups.
+    // With pid 0 no process is known, so the callers have no capabilities and no supplementary
+    // groups.
     let owner = Caller { uid: 1000, gid: 1000, pid: 0 };
     let other = Caller { uid: 1001, gid: 1001, pid: 0 };
-    let new = New { mode: mode::S_IFREG | 0o640, ..New::default() };
+    let new = NewFile { mode: mode::S_IFREG | 0o640, ..NewFile::default() };
     let file = server.make(owner, ROOT_NODE, b"a", &new).expect("make the file").node;
     assert!(server.open(owner, file, 2).is_ok());
     assert_eq!(server.open(other, file, 0), Err(Errno::ACCESS));
     assert_eq!(server.access(other, file, 4), Err(Errno::ACCESS));
     assert_eq!(server.access(owner, file, 6), Ok(()));
-    // The sticky bit.
+    // The root directory is sticky, so another user may not remove the file.
     let removed = server.remove(other, ROOT_NODE, b"a", Removal::Unlink);
     assert_eq!(removed, Err(Errno::PERM));
     let shrink = |through_handle| {
-        let set = SetAttr { size: Some(0), mtime: Some(SetTime::Now), ..SetAttr::default() };
+        let set = SetAttr::default().with_size(0).with_mtime(SetTime::Now);
         server.setattr(other, file, Change { set, through_handle }).map(|attr| attr.size)
     };
     assert_eq!(shrink(false), Err(Errno::ACCESS));
@@ -418,7 +421,7 @@ fn write_by_another_user_clears_set_user_id() {
     let server =
         Server::new(fs, Options::exclusive().with_server_permissions()).expect("start the server");
     let owner = Caller { uid: 1000, gid: 1000, pid: 0 };
-    let new = New { mode: mode::S_IFREG | 0o6777, ..New::default() };
+    let new = NewFile { mode: mode::S_IFREG | 0o6777, ..NewFile::default() };
     let file = server.make(owner, ROOT_NODE, b"a", &new).expect("make the file").node;
     assert_eq!(server.getattr(file).map(|attr| attr.mode & 0o7777), Ok(0o6777));
     let other = Caller { uid: 1001, gid: 1001, pid: 0 };
@@ -435,10 +438,11 @@ fn create_on_a_file_that_is_not_regular_counts_nothing() {
         let server = Server::new(fs.clone(), options).expect("start the server");
         assert_eq!(server.lookup(CALLER, ROOT_NODE, b"f"), Err(Errno::NOENT));
         let root = Node::detached(server.vfs().root().ino(), FileKind::Directory);
-        let create = |name, flags| server.create(CALLER, ROOT_NODE, name, &New::default(), flags);
+        let create =
+            |name, flags| server.create(CALLER, ROOT_NODE, name, &NewFile::default(), flags);
         let kinds = [mode::S_IFIFO, mode::S_IFLNK, mode::S_IFDIR, mode::S_IFREG];
         for (kind, name) in kinds.into_iter().zip([b"a", b"b", b"c", b"d"]) {
-            let make = Make { target: b"f", ..Make::new(kind | 0o666, 0, 0) };
+            let make = Make::new(kind | 0o666, 0, 0).with_target(b"f");
             fs.make(root, Name::new(name).expect("the name is valid"), &make)
                 .expect("make the file");
             let exclusive = OFlags::EXCL.bits() | 1;
@@ -467,14 +471,14 @@ fn create_on_an_existing_file_checks_its_current_mode() {
         let opened = server.open(other, file, 1).expect("open the file");
         server.release(file, opened).expect("close the file");
         assert_eq!(server.lookup(other, ROOT_NODE, b"f"), Err(Errno::NOENT));
-        let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        let set = SetAttr::default().with_mode(0o600);
         fs.setattr(Node::detached(file, FileKind::Regular), &set).expect("change the attributes");
         let root = Node::detached(server.vfs().root().ino(), FileKind::Directory);
         let [from, to] =
             [&b"g"[..], b"f"].map(|name| (root, Name::new(name).expect("the name is valid")));
         fs.rename(from, to, RenameMode::Replace).expect("rename the file");
         let flags = (OFlags::WRONLY | OFlags::TRUNC).bits();
-        let created = server.create(other, ROOT_NODE, b"f", &New::default(), flags);
+        let created = server.create(other, ROOT_NODE, b"f", &NewFile::default(), flags);
         assert_eq!(created, Err(Errno::ACCESS));
         assert_eq!(server.getattr(file).map(|attr| attr.size), Ok(4));
     }
@@ -497,7 +501,7 @@ fn write_and_copy_clear_a_set_user_id_set_on_the_back_end() {
     for change in [&write as &dyn Fn() -> Result<u64, Errno>, &copy] {
         // The cache still has the old mode.
         assert_eq!(server.access(other, to, 2), Ok(()));
-        let set = SetAttr { mode: Some(0o4777), ..SetAttr::default() };
+        let set = SetAttr::default().with_mode(0o4777);
         fs.setattr(Node::detached(to, FileKind::Regular), &set).expect("change the attributes");
         assert_eq!(change(), Ok(4));
         assert_eq!(server.getattr(to).map(|attr| attr.mode & 0o7777), Ok(0o777));
@@ -507,8 +511,9 @@ fn write_and_copy_clear_a_set_user_id_set_on_the_back_end() {
     assert_eq!(copy(), Err(Errno::STALE));
 }
 
-/// The kernel checks changes of `security.*` attributes. In a write it removes file capabilities in
-/// the name of the writer, so a refusal by the server would fail the write.
+/// The kernel checks changes of `security.*` attributes, so the server does not. A write makes the
+/// kernel remove file capabilities in a request of the writer. If the server refused that, the
+/// write would fail.
 #[test]
 fn security_attributes_are_left_to_the_kernel() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -516,7 +521,7 @@ fn security_attributes_are_left_to_the_kernel() {
         Server::new(fs, Options::exclusive().with_server_permissions()).expect("start the server");
     let owner = Caller { uid: 1000, gid: 1000, pid: 0 };
     let other = Caller { uid: 1001, gid: 1001, pid: 0 };
-    let new = New { mode: mode::S_IFREG | 0o666, ..New::default() };
+    let new = NewFile { mode: mode::S_IFREG | 0o666, ..NewFile::default() };
     let file = server.make(owner, ROOT_NODE, b"a", &new).expect("make the file").node;
     let mut value = [0; 20];
     value[3] = 2;
@@ -536,10 +541,10 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
         Server::new(fs, Options::exclusive().with_server_permissions()).expect("start the server");
     let owner = Caller { uid: 1000, gid: 1000, pid: 0 };
     let other = Caller { uid: 1001, gid: 1001, pid: std::process::id() };
-    let new = New { mode: mode::S_IFREG | 0o777, ..New::default() };
+    let new = NewFile { mode: mode::S_IFREG | 0o777, ..NewFile::default() };
     let file = server.make(owner, ROOT_NODE, b"a", &new).expect("make the file").node;
     let chmod = |mode| {
-        let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+        let set = SetAttr::default().with_mode(mode);
         server
             .setattr(owner, file, Change { set, through_handle: false })
             .expect("change the attributes");
@@ -594,7 +599,7 @@ fn write_by_root_keeps_set_user_id() {
     let uid = rustix::process::geteuid().as_raw();
     let us = Caller { uid, gid: 0, pid: std::process::id() };
     let keeps = us.resolve(UserNamespace::ours()).has(Caps::FSETID);
-    let new = New { mode: mode::S_IFREG | 0o4777, ..New::default() };
+    let new = NewFile { mode: mode::S_IFREG | 0o4777, ..NewFile::default() };
     let file = server.make(us, ROOT_NODE, b"a", &new).expect("make the file").node;
     assert_eq!(server.write(us, file, 0, 0, b"x", WriteOrigin::Call), Ok(1));
     let kept = if keeps { 0o4777 } else { 0o777 };
@@ -618,16 +623,17 @@ fn hits_are_names_resolved_without_the_back_end() {
     assert_eq!(hits(&server), (3, 1), "an invalid name is not counted");
 }
 
-/// Trap X9. Kernels before 6.0 leave this check to the server.
+/// Trap X9: a rule that depends on the caller's capabilities must not be skipped. Kernels before
+/// 6.0 leave this check to the server.
 #[test]
 fn file_made_outside_of_the_group_of_its_directory_has_no_set_group_id() {
     let server = server();
     let dir = make(&server, ROOT_NODE, b"dir", mode::S_IFDIR | 0o777);
-    let set = SetAttr { gid: Some(42), mode: Some(0o2777), ..SetAttr::default() };
+    let set = SetAttr::default().with_gid(42).with_mode(0o2777);
     let change = Change { set, through_handle: false };
     server.setattr(CALLER, dir.node, change).expect("change the attributes");
     let other = Caller { uid: 7, gid: 7, pid: 0 };
-    let new = |mode| New { mode: mode::S_IFREG | mode, ..New::default() };
+    let new = |mode| NewFile { mode: mode::S_IFREG | mode, ..NewFile::default() };
     for (caller, mode, left) in [(other, 0o2771, 0o771), (other, 0o2761, 0o2761)] {
         let (made, _) =
             server.create(caller, dir.node, b"f", &new(mode), 0).expect("create the file");

@@ -69,7 +69,8 @@ impl Server {
             // The numbers of XATTR_CREATE and XATTR_REPLACE.
             1 => XattrMode::Create,
             2 => XattrMode::Replace,
-            // Both flags contradict each other. The error is that of the flag that does not hold.
+            // The two flags contradict each other. The error is that of the flag whose condition is
+            // not met.
             3 if self.getxattr(caller, node, name, 0).is_ok() => XattrMode::Create,
             3 => XattrMode::Replace,
             _ => return Err(Errno::INVAL),
@@ -103,7 +104,8 @@ impl Server {
             && names.split(|&b| b == 0).any(is_trusted)
             && !caller.resolve(self.namespace).has(Caps::SYS_ADMIN)
         {
-            let cred = Cred { caps: cred.caps - Caps::SYS_ADMIN, ..cred };
+            let caps = cred.caps - Caps::SYS_ADMIN;
+            let cred = cred.with_caps(caps);
             return fit(self.vfs.listxattr(&cred, &inode)?, size);
         }
         fit(names, size)
@@ -125,10 +127,12 @@ impl Server {
     /// request names the process, which may not be allowed to remove the attribute itself.
     fn xattr_cred(&self, caller: Caller, name: &[u8]) -> Cred {
         let cred = self.cred(caller);
-        match name.starts_with(b"security.") {
-            true => Cred { caps: cred.caps | Caps::SYS_ADMIN | Caps::SETFCAP, ..cred },
-            false => cred,
-        }
+        let more = match name.starts_with(b"security.") {
+            true => Caps::SYS_ADMIN | Caps::SETFCAP,
+            false => Caps::empty(),
+        };
+        let caps = cred.caps | more;
+        cred.with_caps(caps)
     }
 }
 

@@ -139,11 +139,8 @@ fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
 /// checks permissions.
 #[test]
 fn time_to_live_of_an_answer_replaces_the_option() {
-    let asked = Options {
-        entry_timeout: Duration::ZERO,
-        attr_timeout: Duration::ZERO,
-        ..Options::shared()
-    };
+    let asked =
+        Options::shared().with_entry_timeout(Duration::ZERO).with_attr_timeout(Duration::ZERO);
     let checked = Options::shared().with_server_permissions();
     let ttl = |time| Ttl { entry: Some(time), attr: Some(time) };
     for (options, time, is_asked) in

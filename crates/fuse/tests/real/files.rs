@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Errno, FileKind, FileSystem as _, Node, SetAttr};
-use corewalk_fuse::{Caller, New, Options, Server, WriteCache};
+use corewalk_fuse::{Caller, NewFile, Options, Server, WriteCache};
 use corewalk_testkit::require::has_root;
 use rustix::fs::{FallocateFlags, SeekFrom as Look, Timespec, Timestamps, XattrFlags};
 
@@ -25,7 +25,7 @@ fn errno<T>(result: std::io::Result<T>) -> Option<Errno> {
 
 #[test]
 fn full_store_fails_the_write_and_works_again_after_removal() {
-    let tmpfs = TmpfsOptions { size_bytes: Some(1 << 20), ..TmpfsOptions::default() };
+    let tmpfs = TmpfsOptions::default().with_size_bytes(1 << 20);
     let Some(site) = Site::new(Arc::new(Tmpfs::new(tmpfs)), Options::exclusive()) else { return };
     let chunk = vec![7; 64 << 10];
     let mut file = fs::File::create(site.path("big")).expect("create the file");
@@ -49,7 +49,7 @@ fn full_store_fails_the_write_and_works_again_after_removal() {
 
 #[test]
 fn inodes_run_out_with_enospc() {
-    let tmpfs = TmpfsOptions { inodes_max: Some(5), ..TmpfsOptions::default() };
+    let tmpfs = TmpfsOptions::default().with_inodes_max(5);
     let Some(site) = Site::new(Arc::new(Tmpfs::new(tmpfs)), Options::exclusive()) else { return };
     let made = (0..10).take_while(|at| fs::write(site.path(&format!("f{at}")), "").is_ok()).count();
     assert!((4..=5).contains(&made), "{made}");
@@ -59,7 +59,7 @@ fn inodes_run_out_with_enospc() {
 #[test]
 fn append_truncate_and_holes_work() {
     for write_cache in [WriteCache::Through, WriteCache::Back] {
-        let options = Options { write_cache, ..Options::exclusive() };
+        let options = Options::exclusive().with_write_cache(write_cache);
         let Some(site) = Site::tmpfs(options) else { return };
         let path = site.path("file");
         fs::write(&path, "0123456789").expect("write the file");
@@ -76,10 +76,8 @@ fn append_truncate_and_holes_work() {
         let file = fs::File::options().read(true).write(true).open(&path).expect("open the file");
         file.write_all_at(b"x", 1 << 20).expect("write the file");
         // Data that the kernel has not written back yet must not look like a hole.
-        let (data, hole) = match write_cache {
-            WriteCache::Through => (1 << 20, 0),
-            WriteCache::Back => (0, (1 << 20) + 1),
-        };
+        let is_through = write_cache == WriteCache::Through;
+        let (data, hole) = if is_through { (1 << 20, 0) } else { (0, (1 << 20) + 1) };
         assert_eq!(rustix::fs::seek(&file, Look::Data(0)), Ok(data));
         assert_eq!(rustix::fs::seek(&file, Look::Hole(0)), Ok(hole));
         assert_eq!(rustix::fs::seek(&file, Look::Data(2 << 20)), Err(Errno::NXIO));
@@ -120,7 +118,7 @@ fn file_is_closed_if_its_creation_fails_after_the_open() {
     let server =
         Server::new(Arc::<Hooked>::clone(&fs), Options::shared()).expect("start the server");
     let caller = Caller { uid: 0, gid: 0, pid: std::process::id() };
-    let create = || server.create(caller, 1, b"file", &New { mode: 0o644, ..New::default() }, 0);
+    let create = || server.create(caller, 1, b"file", &NewFile::new(0o644), 0);
     let (file, handle) = create().expect("create the file");
     assert_eq!(fs.open_files(), 1);
     server.release(file.node, handle).expect("close the file");
@@ -226,7 +224,7 @@ fn invalidated_inode_is_read_again_by_kernel_and_server() {
     let Some(site) = Site::new(Arc::<Tmpfs>::clone(&fs), Options::exclusive()) else { return };
     fs::write(site.path("before"), "").expect("write the file");
     let root = fs.root().expect("read the root's attributes").ino;
-    let set = SetAttr { mode: Some(0o2777), gid: Some(4242), ..SetAttr::default() };
+    let set = SetAttr::default().with_mode(0o2777).with_gid(4242);
     fs.setattr(Node::detached(root, FileKind::Directory), &set).expect("change the attributes");
     let cache = site.mount().kernel_cache();
     cache.invalidate_inode(root).expect("notify the kernel");
@@ -289,7 +287,7 @@ fn other_users_are_checked_in_both_modes() {
         assert!(!succeeds_as_other_user(&site, 65534, "cat secret"));
         assert!(succeeds_as_other_user(&site, 4242, "cat secret"));
         assert!(!succeeds_as_other_user(&site, 4242, "echo >> secret"));
-        // Root has read all of this before, so it is in every cache.
+        // Root has read these files before, so their content is in every cache.
         assert_eq!(fs::read_to_string(site.path("closed/file")).expect("read the file"), "x");
         assert!(!succeeds_as_other_user(&site, 65534, "cat closed/file"));
         assert!(!succeeds_as_other_user(&site, 65534, "cd closed"));

@@ -30,7 +30,8 @@ fn late_forget_after_recreate_keeps_the_new_file() {
     assert_eq!(site.counters().refused_forgets, 0);
 }
 
-/// Trap P2.
+/// Trap P2: a rename replaces a file. A late forget of the replaced inode must not drop the new
+/// file.
 #[test]
 fn forget_of_a_replaced_file_keeps_the_new_file() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
@@ -46,7 +47,8 @@ fn forget_of_a_replaced_file_keeps_the_new_file() {
     assert_eq!(site.counters().refused_forgets, 0);
 }
 
-/// Trap P4. Timeouts are a day, and a file is saved as editors, git and cargo do.
+/// Trap P4: after a rename over a file, the name must exist. Timeouts are a day, and the file is
+/// saved as editors, git and cargo do.
 #[test]
 fn file_saved_by_rename_is_seen_at_once() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
@@ -64,8 +66,8 @@ fn file_saved_by_rename_is_seen_at_once() {
     }
 }
 
-/// Trap P5. Threads create, look up, link, rename and remove files. At the end the kernel holds no
-/// lookup, and no forget was refused.
+/// Trap P5: the server must count lookups exactly. Threads create, look up, link, rename and remove
+/// files. At the end the kernel holds no lookup, and no forget was refused.
 #[test]
 fn removal_of_everything_returns_every_lookup() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };

@@ -101,7 +101,7 @@ impl Hooked {
     }
 
     fn attr(&self, attr: Attr) -> Attr {
-        Attr { ino: self.number(attr.ino), ttl: self.ttl, ..attr }
+        attr.with_ino(self.number(attr.ino)).with_ttl(self.ttl)
     }
 
     fn call(&self, what: &str, name: &[u8]) {
@@ -173,7 +173,7 @@ impl FileSystem for Hooked {
         self.inner.readdir(self.node(dir), cookie, &mut |entry| {
             if self.page_entries == 0 {
                 self.call("entry", entry.name.as_bytes());
-                return sink(DirEntry { ino: self.number(entry.ino), ..entry });
+                return sink(entry.with_ino(self.number(entry.ino)));
             }
             let attr = self.inner.getattr(Node::detached(entry.ino, entry.kind));
             let Ok(attr) = attr else { return ControlFlow::Continue(()) };
@@ -182,7 +182,7 @@ impl FileSystem for Hooked {
             }
             reported += 1;
             self.call("entry", entry.name.as_bytes());
-            sink(DirEntry::with_attr(entry.name, self.attr(attr), entry.cookie))
+            sink(DirEntry::from_attr(entry.name, self.attr(attr), entry.cookie))
         })
     }
 

@@ -40,10 +40,9 @@ fn mountpoint_in_use_is_refused() {
 
 #[test]
 fn options_that_conflict_are_refused() {
-    let options = Options {
-        entry_timeout: std::time::Duration::from_secs(1),
-        ..Options::shared().with_server_permissions()
-    };
+    let options = Options::shared()
+        .with_server_permissions()
+        .with_entry_timeout(std::time::Duration::from_secs(1));
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let mounted = Mount::new(fs, Path::new("/"), options, &mount_options());
     assert_eq!(mounted.map(drop), Err(MountError::Options(Conflict::CachedNames)));

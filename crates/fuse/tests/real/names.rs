@@ -76,7 +76,7 @@ fn rename_flags_are_obeyed() {
     assert_eq!(fs::read_to_string(&c).expect("read the file"), "a");
 }
 
-/// Trap P3.
+/// Trap P3: after the rename of a directory, its descendants must not resolve by the old path.
 #[test]
 fn directory_rename_keeps_descendants_reachable() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
@@ -128,8 +128,8 @@ fn root_may_have_any_number() {
     let Some(site) = Site::new(Arc::new(Hooked::with_root(5)), Options::exclusive()) else {
         return;
     };
-    // One of these has number 5 in the tmpfs and so number 1 here. It must not be taken for the
-    // root.
+    // `Hooked` exchanges the numbers 1 and 5. So the file with number 5 in the tmpfs has number 1
+    // here, and the server must not take it for the root.
     for at in 0..10 {
         fs::create_dir(site.path(&format!("d{at}"))).expect("make the folder");
         fs::write(site.path(&format!("d{at}/file")), format!("{at}")).expect("write the file");
@@ -178,12 +178,12 @@ fn invalidation_shows_changes_by_other_programs() {
 fn create_of_a_name_that_became_a_link_opens_its_target() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let negative_timeout = std::time::Duration::from_secs(600);
-    let options = Options { negative_timeout, ..Options::shared() };
+    let options = Options::shared().with_negative_timeout(negative_timeout);
     let Some(site) = Site::new(Arc::<Tmpfs>::clone(&fs), options) else { return };
     assert_eq!(errno(fs::metadata(site.path("link"))), Some(Errno::NOENT));
     let root =
         Node::detached(fs.root().expect("read the root's attributes").ino, FileKind::Directory);
-    let link = Make { target: b"file", ..Make::new(S_IFLNK | 0o777, 0, 0) };
+    let link = Make::new(S_IFLNK | 0o777, 0, 0).with_target(b"file");
     fs.make(root, Name::new(b"link").expect("the name is valid"), &link).expect("make the file");
     for text in ["one", "two"] {
         let opened = fs::File::options().append(true).create(true).open(site.path("link"));

@@ -38,8 +38,9 @@ fn for_each_file(site: &Site, mut visit: impl FnMut(u64, u64)) {
     }
 }
 
-/// Trap P10. The kernel is requested to forget inodes while files are created, read and removed,
-/// and also when no request arrives any more.
+/// Trap P10: the table of inodes must not grow without bound. The server requests the kernel to
+/// forget inodes while files are created, read and removed, and also when no request arrives any
+/// more.
 #[test]
 fn cache_returns_to_its_budget_when_the_load_ends() {
     let Some(site) = site(2 << 20) else { return };
@@ -69,7 +70,8 @@ fn cache_returns_to_its_budget_when_the_load_ends() {
     assert_eq!(site.counters().refused_forgets, 0);
 }
 
-/// Trap P10. Directories are forgotten too, if the kernel has `FUSE_NOTIFY_PRUNE`.
+/// Trap P10: the table of inodes must not grow without bound. The kernel forgets directories too,
+/// if it has `FUSE_NOTIFY_PRUNE`.
 #[test]
 fn deep_tree_does_not_outgrow_the_budget() {
     let Some(site) = site(256 << 10) else { return };

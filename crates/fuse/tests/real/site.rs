@@ -11,7 +11,7 @@ use corewalk_base::primitives::{
     thread,
     unmodelled::{AtomicU64, Ordering},
 };
-use corewalk_fuse::{Access, Counters, Mount, MountOptions, Options, Server};
+use corewalk_fuse::{AllowedUsers, Counters, Mount, MountOptions, Options, Server};
 use corewalk_testkit::require::has_fuse;
 use rustix::mount::UnmountFlags;
 
@@ -45,7 +45,7 @@ impl Site {
             return None;
         }
         let folder = Folder::new();
-        let with = MountOptions { threads, ..mount_options() };
+        let with = mount_options().with_threads(threads);
         let mount = Mount::new(fs, &folder.0, options, &with).expect("mount the file system");
         let watched = watch(&mount);
         Some(Site { mount: Some(mount), folder, _watched: watched })
@@ -128,7 +128,7 @@ impl Drop for Folder {
 pub(crate) fn mount_options() -> MountOptions {
     let mut options = MountOptions::default();
     if rustix::process::geteuid().is_root() {
-        options.access = Access::Everyone;
+        options.users = AllowedUsers::Everyone;
     }
     options
 }

@@ -14,9 +14,9 @@ use corewalk_fuse::Options;
 use crate::hooked::Hooked;
 use crate::site::Site;
 
-/// Trap P6. 16 threads each look up names in their own directory, with 20 ms per lookup. The rate
-/// must be at least 90 % of 16 lookups at a time. The best of three runs counts, since the machine
-/// may be busy.
+/// Trap P6: one slow lookup must not stop the mount. 16 threads each look up names in their own
+/// directory, with 20 ms per lookup. The rate must be at least 90 % of 16 lookups at a time. The
+/// best of three runs counts, since the machine may be busy.
 #[test]
 fn slow_lookups_run_side_by_side() {
     const LOOKUPS: u32 = 40;
@@ -52,8 +52,9 @@ fn slow_lookups_run_side_by_side() {
     assert!(ideal.as_secs_f64() / best.as_secs_f64() >= 0.9, "{best:?} instead of {ideal:?}");
 }
 
-/// Trap P7. While a rename of a directory takes 3 s, files below it can be used. The best of three
-/// runs counts, since the machine may be busy.
+/// Trap P7: a slow rename must not delay requests below the directory. While a rename of a
+/// directory takes 3 s, files below it can be used. The best of three runs counts, since the
+/// machine may be busy.
 #[test]
 fn slow_rename_of_a_directory_delays_nothing_below_it() {
     let (began, has_begun) = channel();
@@ -107,8 +108,8 @@ fn longest_below_a_rename(
         longest = longest.max(begin.elapsed());
         answers.push((length.ok(), stat.err()));
     }
-    // Assert only after the thread has ended. A test that panics while the server owes it an answer
-    // never ends.
+    // Assert only after the thread has ended. A test that panics while one of its calls waits for
+    // the server never ends.
     let was_quick = renaming.is_finished();
     renaming.join().expect("the thread ends without a panic").expect("rename the folder");
     assert!(!was_quick, "the rename ended before the requests");
@@ -116,7 +117,8 @@ fn longest_below_a_rename(
     longest
 }
 
-/// The only thread that reads requests goes on reading while fsyncs of a file and a folder wait.
+/// The mount has one thread that reads requests. It goes on reading while fsyncs of a file and a
+/// folder wait.
 #[test]
 fn waiting_fsync_delays_no_other_request() {
     let (began, has_begun) = channel();

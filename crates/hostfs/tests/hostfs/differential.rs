@@ -95,7 +95,8 @@ fn directly(root: &Path, op: Op) -> Result<(), Errno> {
 }
 
 /// Returns true if two errors apply to a call, and the namespace and the host return different
-/// ones. Before a call reaches the namespace, a kernel has made these checks in its own order.
+/// ones. Either error is right: in a mount the kernel makes these checks, in its own order, before
+/// a call reaches the namespace.
 fn is_order_of_checks(op: Op, mine: Result<(), Errno>, right: Result<(), Errno>) -> bool {
     let both = (mine.err(), right.err());
     match op {
@@ -122,7 +123,7 @@ fn collect_tree(root: &Path) -> BTreeMap<String, (u32, u64, u64)> {
     found
 }
 
-/// Each result is that of the host, for random sequences of calls.
+/// For random sequences of calls, each result is that of the host.
 #[test]
 fn random_calls_have_the_results_of_the_host() {
     let seed = Seed::choose();

@@ -13,8 +13,10 @@ use corewalk_testkit::rng::Seed;
 use crate::fixtures::{TempDir, at, make, name, over, rename, walk, with_options};
 
 /// No descriptor is kept for reuse, so each call resolves a path.
-const BY_PATH: HostFsOptions =
-    HostFsOptions { reusable: 0, orphans: 0, reserved: 32, atime: AtimePolicy::NEVER };
+fn by_path() -> HostFsOptions {
+    let options = HostFsOptions::default().with_reusable(0).with_orphans(0);
+    options.with_atime(AtimePolicy::NEVER)
+}
 
 #[test]
 fn symbolic_links_are_followed_in_the_namespace() {
@@ -24,7 +26,7 @@ fn symbolic_links_are_followed_in_the_namespace() {
     fs::create_dir(dir.join("etc")).unwrap();
     fs::write(dir.join("etc/passwd"), b"inside").unwrap();
     let inside = fs::metadata(dir.join("etc/passwd")).unwrap().ino();
-    let vfs = with_options(dir.path(), BY_PATH);
+    let vfs = with_options(dir.path(), by_path());
     for path in ["absolute/passwd", "relative/passwd", "../etc/passwd"] {
         let found = vfs.walk(&Cred::root(), &at(&vfs), path.as_bytes(), WalkFlags::FOLLOW);
         assert_eq!(found.unwrap().inode().ino(), inside, "{path}");
@@ -39,7 +41,7 @@ fn directory_replaced_by_a_link_leads_nowhere() {
     fs::create_dir(dir.join("d")).unwrap();
     fs::write(dir.join("d/f"), b"inside").unwrap();
     fs::write(outside.join("f"), b"outside").unwrap();
-    let vfs = with_options(dir.path(), BY_PATH);
+    let vfs = with_options(dir.path(), by_path());
     let (d, f) = (walk(&vfs, "d").unwrap(), walk(&vfs, "d/f").unwrap());
     fs::rename(dir.join("d"), outside.join("d")).unwrap();
     symlink(outside.path(), dir.join("d")).unwrap();
@@ -59,7 +61,7 @@ fn directory_replaced_by_a_link_leads_nowhere() {
 fn file_replaced_on_the_host_is_stale_and_then_found() {
     let dir = TempDir::new();
     fs::write(dir.join("f"), b"old").unwrap();
-    let vfs = with_options(dir.path(), BY_PATH);
+    let vfs = with_options(dir.path(), by_path());
     let f = walk(&vfs, "f").unwrap();
     fs::write(dir.join("g"), b"new").unwrap();
     fs::rename(dir.join("g"), dir.join("f")).unwrap();
@@ -78,7 +80,7 @@ fn file_replaced_on_the_host_is_stale_and_then_found() {
 fn file_is_found_by_the_name_that_remains_on_the_host() {
     let dir = TempDir::new();
     fs::write(dir.join("a"), b"file").unwrap();
-    let vfs = with_options(dir.path(), BY_PATH);
+    let vfs = with_options(dir.path(), by_path());
     let (root, cred) = (vfs.root(), Cred::root());
     let look = |to: &str| {
         vfs.revalidate(&root, name(to)).unwrap();
@@ -119,7 +121,7 @@ fn directory_moved_out_and_back_leads_to_no_file_outside() {
         fs::create_dir_all(base.join("d/e")).unwrap();
         fs::write(base.join("d/e/f"), b"12345678").unwrap();
     }
-    let vfs = with_options(dir.path(), BY_PATH);
+    let vfs = with_options(dir.path(), by_path());
     let f = walk(&vfs, "d/e/f").unwrap();
     let done = AtomicBool::new(false);
     let counts = race::run(2, Seed::choose(), |racer| {
@@ -155,7 +157,7 @@ fn directory_moved_out_and_back_leads_to_no_file_outside() {
 fn renames_through_the_namespace_make_no_file_stale() {
     let _watchdog = Watchdog::start("renames through the namespace", Duration::from_secs(120));
     let dir = TempDir::new();
-    let vfs = with_options(dir.path(), BY_PATH);
+    let vfs = with_options(dir.path(), by_path());
     for path in ["a/", "a/b/", "z/"] {
         make(&vfs, path).unwrap();
     }

@@ -48,7 +48,7 @@ pub(crate) fn over(root: &Path) -> Arc<Vfs> {
 
 pub(crate) fn with_options(root: &Path, options: HostFsOptions) -> Arc<Vfs> {
     let fs = HostFs::new(root, options).unwrap();
-    let cache = VfsOptions { hash_seed: Some(1), entries_max: 1 << 20, ..VfsOptions::default() };
+    let cache = VfsOptions::default().with_hash_seed(1).with_entries_max(1 << 20);
     Vfs::new(Arc::new(fs), cache).unwrap()
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn make<'v>(vfs: &'v Vfs, path: &str) -> Result<InodeRef<'v>, Errno> 
 
 pub(crate) fn symlink(vfs: &Vfs, path: &str, target: &str) -> Result<(), Errno> {
     let (dir, last) = parent(vfs, path)?;
-    let what = Make { target: target.as_bytes(), ..Make::new(S_IFLNK | 0o777, 0, 0) };
+    let what = Make::new(S_IFLNK | 0o777, 0, 0).with_target(target.as_bytes());
     vfs.make(&Cred::root(), &dir, last, what).map(drop)
 }
 

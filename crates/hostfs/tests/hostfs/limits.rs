@@ -41,7 +41,7 @@ fn walk_of_many_files_needs_few_descriptors() {
     }
     let tree = std::env::var(TREE).unwrap();
     let host = HostFs::new(tree.as_ref(), HostFsOptions::default()).unwrap();
-    let options = VfsOptions { cache_bytes: CACHE_BYTES, ..VfsOptions::default() };
+    let options = VfsOptions::default().with_cache_bytes(CACHE_BYTES);
     let vfs = Vfs::new(Arc::new(host), options).unwrap();
     let (mut most_bytes, mut most_open, mut held) = (0, 0, Vec::new());
     for d in 0..DIRS {
@@ -100,10 +100,10 @@ fn open_files_of_one_client_leave_descriptors_to_all_calls() {
     assert_eq!(refused, Errno::NFILE);
     assert!(opened.len() >= 8, "{} files are open", opened.len());
     // A file that cannot be opened must not be created either.
-    let made_open = Make { open: Some(OFlags::RDWR.bits()), ..Make::new(S_IFREG | 0o644, 0, 0) };
+    let made_open = Make::new(S_IFREG | 0o644, 0, 0).with_open(OFlags::RDWR.bits());
     assert_eq!(vfs.make(&cred, &vfs.root(), name("o"), made_open).err(), Some(Errno::NFILE));
     assert!(!tree.join("o").exists());
-    // Each directory is new to the cache, so each call needs descriptors.
+    // No directory is in the cache yet, so each call needs descriptors.
     for i in 50..100 {
         let path = |name: &str| format!("d{i}/{name}");
         assert_eq!(list(&vfs, &format!("d{i}"), 100), Ok(vec!["f".to_owned(), "sub".to_owned()]));
@@ -115,8 +115,7 @@ fn open_files_of_one_client_leave_descriptors_to_all_calls() {
         let file = walk(&vfs, &path("f")).unwrap();
         assert_eq!(vfs.write(&cred, &file, 0, 0, b"more"), Ok(4));
         assert_eq!(
-            vfs.setattr(&cred, &file, &SetAttr { size: Some(2), ..SetAttr::default() })
-                .map(|attr| attr.size),
+            vfs.setattr(&cred, &file, &SetAttr::default().with_size(2)).map(|attr| attr.size),
             Ok(2)
         );
         assert_eq!(vfs.read(&file, 0, 0, &mut [0; 8]), Ok(2));

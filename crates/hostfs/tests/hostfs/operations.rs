@@ -39,13 +39,15 @@ fn made_files_are_on_the_host_with_owner_and_mode() {
     assert_eq!(list(&vfs, "d", 1).unwrap(), ["f", "l", "p"]);
 }
 
-/// Truncation fails for a running program, and for a negative size.
+/// The host refuses to truncate a program that runs, and to set a size that is negative as an
+/// `i64`.
 #[test]
 fn truncation_that_fails_changes_nothing() {
     let dir = TempDir::new();
     let vfs = over(dir.path());
     let path = dir.join("cat");
-    // `cp` writes the program. A child of another test could inherit a descriptor of this process.
+    // Let `cp` write the program. If this process wrote it, a child of another test could inherit
+    // the descriptor, and the program could not start.
     assert!(Command::new("cp").arg("/bin/cat").arg(&path).status().unwrap().success());
     let program = walk(&vfs, "cat").unwrap();
     let changed = || {
@@ -53,7 +55,7 @@ fn truncation_that_fails_changes_nothing() {
         (host.mode(), host.len(), host.ctime(), host.ctime_nsec())
     };
     let truncate = |size| {
-        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        let set = SetAttr::default().with_size(size);
         vfs.setattr(&Cred::root(), &program, &set).err()
     };
     let before = changed();
@@ -65,7 +67,7 @@ fn truncation_that_fails_changes_nothing() {
     assert_eq!(truncate(u64::MAX), Some(Errno::INVAL));
     assert_eq!(changed(), before);
     // The mode was changed before the size, and must be restored.
-    let set = SetAttr { size: Some(u64::MAX), mode: Some(0o600), ..SetAttr::default() };
+    let set = SetAttr::default().with_size(u64::MAX).with_mode(0o600);
     assert_eq!(vfs.setattr(&Cred::root(), &program, &set).err(), Some(Errno::INVAL));
     assert_eq!((changed().0, changed().1), (before.0, before.1));
 }
@@ -79,7 +81,7 @@ fn made_files_have_the_requested_mode() {
     make(&vfs, "plain/").unwrap();
     make(&vfs, "group/").unwrap();
     let group = walk(&vfs, "group").unwrap();
-    let set = SetAttr { gid: Some(4321), mode: Some(0o2755), ..SetAttr::default() };
+    let set = SetAttr::default().with_gid(4321).with_mode(0o2755);
     vfs.setattr(&Cred::root(), &group, &set).unwrap();
     for (sub, gid) in [("plain", gid), ("group", 4321)] {
         let parent = walk(&vfs, sub).unwrap();
@@ -127,7 +129,7 @@ fn made_files_inherit_the_default_acl() {
             let (cred, value) = (Cred::root(), default.to_xattr());
             vfs.setxattr(&cred, &parent, XATTR_DEFAULT, &value, XattrMode::Set).unwrap();
             [(S_IFREG, 0o666), (S_IFREG, 0o640), (S_IFDIR, 0o777)].map(|(kind, bits)| {
-                let what = Make { umask: 0o27, ..Make::new(kind | bits, uid, gid) };
+                let what = Make::new(kind | bits, uid, gid).with_umask(0o27);
                 let entry = format!("{kind:o}-{bits:o}");
                 let (inode, attr) = vfs.make(&cred, &parent, name(&entry), what).unwrap();
                 let of = |acl| vfs.getxattr(&cred, &inode, acl);
@@ -144,7 +146,7 @@ fn permission_follows_changes_of_an_acl() {
     let dir = TempDir::new();
     let vfs = over(dir.path());
     let (f, cred) = (make(&vfs, "f").unwrap(), Cred::root());
-    let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    let set = SetAttr::default().with_mode(0o600);
     let acl = Acl::new([
         Entry::new(Tag::UserObj, 6, Entry::NO_ID),
         Entry::new(Tag::User, 4, 1000),
@@ -189,7 +191,8 @@ fn data_is_read_and_written_with_and_without_a_handle() {
     // A read-only handle serves the writes of a writeback cache too.
     let reader = vfs.open(&cred, &f, 0, May::READ).unwrap();
     assert_eq!(vfs.write(&cred, &f, reader, 0, b"abc"), Ok(3));
-    // The host knows the end of the file, and the client's idea of it does not matter.
+    // An append goes to the end that the host knows. The client's offset, which may be out of date,
+    // does not matter.
     for handle in [0, handle, reader] {
         assert_eq!(vfs.append(&cred, &f, handle, 3, b"!"), Ok(1));
     }
@@ -208,14 +211,12 @@ fn attributes_are_changed_on_the_host() {
     let vfs = over(dir.path());
     let (f, cred) = (make(&vfs, "f").unwrap(), Cred::root());
     let at = Timespec { secs: 1_000_000, nanos: 5_000 };
-    let set = SetAttr {
-        mode: Some(0o640),
-        uid: Some(7),
-        gid: Some(8),
-        size: Some(100),
-        mtime: Some(SetTime::At(at)),
-        ..SetAttr::default()
-    };
+    let set = SetAttr::default()
+        .with_mode(0o640)
+        .with_uid(7)
+        .with_gid(8)
+        .with_size(100)
+        .with_mtime(SetTime::At(at));
     let attr = vfs.setattr(&cred, &f, &set).unwrap();
     let host = fs::symlink_metadata(dir.join("f")).unwrap();
     assert_eq!(
@@ -228,7 +229,7 @@ fn attributes_are_changed_on_the_host() {
     fs::write(dir.join("target"), b"").unwrap();
     symlink(&vfs, "l", "target").unwrap();
     let l = walk(&vfs, "l").unwrap();
-    let set = SetAttr { uid: Some(9), mtime: Some(SetTime::At(at)), ..SetAttr::default() };
+    let set = SetAttr::default().with_uid(9).with_mtime(SetTime::At(at));
     vfs.setattr(&cred, &l, &set).unwrap();
     let (link, target) =
         (fs::symlink_metadata(dir.join("l")).unwrap(), fs::metadata(dir.join("target")).unwrap());
@@ -274,7 +275,7 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
 fn descendants_of_a_renamed_directory_are_found() {
     let dir = TempDir::new();
     // No descriptor is kept for reuse, so each call resolves a path.
-    let none = HostFsOptions { reusable: 0, orphans: 0, ..Default::default() };
+    let none = HostFsOptions::default().with_reusable(0).with_orphans(0);
     let vfs = with_options(dir.path(), none);
     for path in ["a/", "a/b/", "a/b/c/"] {
         make(&vfs, path).unwrap();
@@ -356,7 +357,8 @@ fn reads_without_atime_leave_access_times_of_the_host() {
     let dir = TempDir::new();
     fs::create_dir(dir.join("d")).unwrap();
     fs::write(dir.join("d/f"), "text").unwrap();
-    // Does the host itself update access times? Its mount may forbid that.
+    // Skip the test if the host itself does not update access times, because its mount forbids
+    // that.
     make_read_long_ago(&dir.join("d/f"));
     fs::read(dir.join("d/f")).unwrap();
     let is_noted_here = fs::metadata(dir.join("d/f")).unwrap().atime() != 1_000_000;
@@ -370,7 +372,7 @@ fn reads_without_atime_leave_access_times_of_the_host() {
         for path in ["d", "d/f"] {
             make_read_long_ago(&dir.join(path));
         }
-        let vfs = with_options(dir.path(), HostFsOptions { atime, ..HostFsOptions::default() });
+        let vfs = with_options(dir.path(), HostFsOptions::default().with_atime(atime));
         assert_eq!(list(&vfs, "d", 10), Ok(vec!["f".to_owned()]));
         let file = walk(&vfs, "d/f").unwrap();
         let handle = vfs.open(&Cred::root(), &file, OFlags::RDONLY.bits(), May::READ).unwrap();

@@ -12,8 +12,10 @@ use rustix::fs::OFlags;
 use crate::fixtures::{TempDir, make, name, walk, with_options};
 
 /// No descriptor is kept, so each call needs a path or a handle.
-const NONE_KEPT: HostFsOptions =
-    HostFsOptions { reusable: 0, orphans: 0, reserved: 32, atime: AtimePolicy::NEVER };
+fn none_kept() -> HostFsOptions {
+    let options = HostFsOptions::default().with_reusable(0).with_orphans(0);
+    options.with_atime(AtimePolicy::NEVER)
+}
 
 /// Returns true if this process may open file handles in the directory.
 fn has_handles(dir: &TempDir) -> bool {
@@ -36,7 +38,7 @@ fn held_directory_renamed_on_the_host_is_found_by_its_handle() {
     fs::create_dir(dir.join("b")).unwrap();
     fs::write(dir.join("a/held/file"), "text").unwrap();
     fs::write(dir.join("a/held/sub/deep"), "deeper").unwrap();
-    let vfs = with_options(dir.path(), NONE_KEPT);
+    let vfs = with_options(dir.path(), none_kept());
     let held = walk(&vfs, "/a/held").unwrap();
     let deep = walk(&vfs, "/a/held/sub/deep").unwrap();
     let made = make(&vfs, "/a/made/").unwrap();
@@ -72,7 +74,7 @@ fn held_directory_moved_out_of_the_root_is_stale() {
     fs::create_dir_all(dir.join("root/held/sub")).unwrap();
     // The path of this directory starts with the path of the root, without a `/` behind it.
     fs::create_dir(dir.join("rootless")).unwrap();
-    let vfs = with_options(&dir.join("root"), NONE_KEPT);
+    let vfs = with_options(&dir.join("root"), none_kept());
     let (held, sub) = (walk(&vfs, "/held").unwrap(), walk(&vfs, "/held/sub").unwrap());
     fs::rename(dir.join("root/held"), dir.join("rootless/held")).unwrap();
     assert_eq!(vfs.getattr(&held).err(), Some(Errno::STALE));
@@ -85,7 +87,7 @@ fn held_directory_moved_out_of_the_root_is_stale() {
 fn held_directory_replaced_on_the_host_is_stale() {
     let dir = TempDir::new();
     fs::create_dir(dir.join("held")).unwrap();
-    let vfs = with_options(dir.path(), NONE_KEPT);
+    let vfs = with_options(dir.path(), none_kept());
     let held = walk(&vfs, "/held").unwrap();
     fs::create_dir(dir.join("other")).unwrap();
     fs::remove_dir(dir.join("held")).unwrap();

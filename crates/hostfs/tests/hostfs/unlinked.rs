@@ -24,7 +24,7 @@ fn unlinked_file_stays_usable_until_it_is_forgotten() {
     assert_eq!(&buf[..16], b"before and after");
     let attr = vfs.getattr(&f).unwrap();
     assert_eq!((attr.ino, attr.nlink, attr.size), (f.ino(), 0, 16));
-    let set = SetAttr { mode: Some(0o600), size: Some(3), ..SetAttr::default() };
+    let set = SetAttr::default().with_mode(0o600).with_size(3);
     assert_eq!(vfs.setattr(&cred, &f, &set).unwrap().size, 3);
     assert_eq!(vfs.getattr(&other).unwrap().size, 0);
 }
@@ -60,10 +60,7 @@ fn directory_that_is_not_empty_stays() {
 #[test]
 fn orphans_beyond_the_bound_are_stale_unless_they_are_open() {
     let dir = TempDir::new();
-    let vfs = with_options(
-        dir.path(),
-        HostFsOptions { reusable: 4, orphans: 2, ..HostFsOptions::default() },
-    );
+    let vfs = with_options(dir.path(), HostFsOptions::default().with_reusable(4).with_orphans(2));
     let cred = Cred::root();
     let files: Vec<_> = (0..4).map(|i| make(&vfs, &format!("f{i}")).unwrap()).collect();
     let handle = vfs.open(&cred, &files[0], 2, May::READ | May::WRITE).unwrap();

@@ -15,8 +15,8 @@ use crate::fixtures::{TempDir, name, over};
 /// The user ID and group ID without rights (65534).
 const OTHER_ID: u32 = 65534;
 
-/// Runs `call` with a folder that a user without rights owns. The call runs on its own thread,
-/// which takes that user's credentials.
+/// Makes a folder that belongs to a user without rights. Runs `call` with it on a thread that has
+/// that user's credentials.
 fn as_user(call: impl FnOnce(&Path) + Send) {
     as_user_with(|_| {}, call);
 }
@@ -59,11 +59,11 @@ fn file_of_another_user_is_truncated_and_loses_set_user_id() {
         let vfs = over(path);
         let file = vfs.lookup(&Cred::root(), &vfs.root(), name("f")).unwrap();
         let user = Cred::user(OTHER_ID, OTHER_ID, &[]);
-        let set = SetAttr { size: Some(0), ..SetAttr::default() };
+        let set = SetAttr::default().with_size(0);
         let attr = vfs.setattr(&user, &file, &set).unwrap();
         assert_eq!((attr.size, attr.mode & 0o7777), (0, 0o775));
         // Only the owner may change the mode itself.
-        let set = SetAttr { size: Some(0), mode: Some(0o600), ..SetAttr::default() };
+        let set = SetAttr::default().with_size(0).with_mode(0o600);
         assert_eq!(vfs.setattr(&Cred::root(), &file, &set), Err(Errno::PERM));
     });
 }
@@ -75,13 +75,13 @@ fn open_file_is_truncated_without_the_right_to_reopen_it() {
         let (vfs, cred) = (over(path), Cred::root());
         let flags = OFlags::RDWR.bits();
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        let what = Make { open: Some(flags), ..Make::new(S_IFREG | 0o400, uid, gid) };
+        let what = Make::new(S_IFREG | 0o400, uid, gid).with_open(flags);
         let (file, _) = vfs.make(&cred, &vfs.root(), name("f"), what).unwrap();
         let reader = vfs.open(&cred, &file, OFlags::RDONLY.bits(), May::READ);
         let writer = vfs.open(&cred, &file, flags, May::empty()).unwrap();
         assert_eq!(vfs.write(&cred, &file, writer, 0, b"text"), Ok(4));
         let truncate = |size| {
-            let set = SetAttr { size: Some(size), ..SetAttr::default() };
+            let set = SetAttr::default().with_size(size);
             vfs.setattr(&cred, &file, &set).map(|attr| attr.size)
         };
         assert_eq!(truncate(8192), Ok(8192));

@@ -176,7 +176,7 @@ fn child_that_a_handler_forks_leaves_the_wait_to_its_parent() {
 }
 
 #[test]
-fn task_of_a_vfork_child_is_not_its_parents() {
+fn first_call_of_a_vfork_child_is_refused() {
     run("vfork_first", &Namespace::new());
 }
 

@@ -217,6 +217,13 @@ fn errors() {
     assert_eq!(sysv::semtimedop(id, &[(0, 1, 0); 501], None), Err(libc::E2BIG));
     assert_eq!(sysv::semtimedop(id, &[], None), Err(libc::EINVAL));
     assert_eq!(sysv::semtimedop(id, &[(0, -1, 0)], Some((0, 1_000_000))), Err(libc::EAGAIN));
+    for timeout in [(-1, 0), (0, -1), (0, 1_000_000_000)] {
+        assert_eq!(sysv::semtimedop(id, &[(0, 1, 0)], Some(timeout)), Err(libc::EINVAL));
+    }
+    for (id, cmd) in [(id, 99), (id, -1), (-1, libc::IPC_RMID), (-1, libc::IPC_INFO)] {
+        assert_eq!(sysv::semctl(id, 0, cmd, 0), Err(libc::EINVAL), "{cmd}");
+        assert_eq!(sysv::msg::msgctl(id, cmd), Err(libc::EINVAL), "{cmd}");
+    }
     assert_eq!(sysv::semget(9, 1, 0), Err(libc::ENOENT));
     let errno = |result: i32| {
         assert_eq!(result, -1);

@@ -2,15 +2,15 @@
 
 use corewalk_sync::SeqCount;
 
-use super::{BITS, IN_USE, IPC_PRIVATE, Ids, KEY, LOCK, Object, REDO, SEQ, USED, read};
+use super::{BITS, IN_USE, IPC_PRIVATE, Ids, KEY, LOCK, Object, SEQ, USED, read};
 use crate::field::{get, high, low};
 
 impl Ids<'_> {
     /// Returns all objects and the sum that the kind counts, or the first error found.
     pub(crate) fn audit(self) -> Result<(Vec<Object>, u64), String> {
         let head = self.head();
-        if get(&head[LOCK]) != 0 || get(&head[REDO]) != 0 {
-            return Err("the lock of the kind is held, or a redo record is left".to_owned());
+        if get(&head[LOCK]) != 0 {
+            return Err("the lock of the kind is held".to_owned());
         }
         let mut objects = Vec::new();
         let mut keyed = 0;

@@ -8,12 +8,9 @@
 use corewalk_sync::SeqCount;
 
 use super::{
-    BITS, IN_USE, IPC_PRIVATE, Ids, IdsGuard, KEY, Kind, LIVE, Object, REDO, SEQ, STATE, USED,
-    read, redo_perm, write,
+    BITS, IN_USE, IPC_PRIVATE, Ids, IdsGuard, KEY, Object, Remains, SEQ, STATE, USED, read, write,
 };
 use crate::field::{get, low, pair, put};
-use crate::sem::Remains;
-use crate::{msg, sem, shm};
 
 /// Completes or takes back an unfinished change. The caller holds the lock.
 ///
@@ -25,32 +22,23 @@ pub(super) fn recover(ids: Ids<'_>) {
     for index in 0..slots {
         let seq = SeqCount::from_word(&ids.slot(index)[SEQ]);
         if SeqCount::is_write_in_progress(seq.raw_begin()) {
-            if get(&ids.head()[REDO]) & LIVE != 0 && low(get(&ids.head()[REDO])) >> 16 == index {
-                redo_perm(ids, index);
-            }
             seq.write_end();
         }
     }
-    put(&ids.head()[REDO], 0);
     let (mut in_use, mut used) = (0, 0);
     (0..slots).step_by(BITS as usize).for_each(|index| put(ids.bits(index / BITS), 0));
     (0..slots).for_each(|bucket| put(ids.bucket_at(bucket), 0));
     for index in 0..slots {
-        let found = live(ids, index);
-        used += match (ids.kind, &found) {
-            (Kind::Sem, Some(object)) => sem::size_of(ids.shared, object),
-            (Kind::Shm, Some(object)) => shm::recover_slot(ids, object),
-            _ => 0,
-        };
-        // `recover_slot` may have ended the object, or taken its key.
+        if let Some(object) = live(ids, index) {
+            used += (ids.kind.repair)(ids, &object);
+        }
+        // The repair may have ended the object, or taken its key.
         let Some(object) = live(ids, index) else {
-            if end_slot(ids, index) == Remains::Some {
-                ids.set_bit(index);
-            }
+            ids.set_bit(index, (ids.kind.end)(ids, index) == Remains::Some);
             continue;
         };
         in_use += 1;
-        ids.set_bit(index);
+        ids.set_bit(index, true);
         let key = object.key();
         if key != IPC_PRIVATE {
             let bucket = ids.bucket(key);
@@ -60,25 +48,13 @@ pub(super) fn recover(ids: Ids<'_>) {
     }
     put(&ids.head()[IN_USE], in_use);
     put(&ids.head()[USED], used);
-    match ids.kind {
-        Kind::Sem => sem::recover_sems(ids),
-        Kind::Msg | Kind::Shm => {}
-    }
-}
-
-/// Ends the remains of a removed object in slot `index`.
-fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
-    match ids.kind {
-        Kind::Sem => sem::end_slot(ids, index),
-        Kind::Msg => msg::end_slot(ids, index),
-        Kind::Shm => shm::end_slot(ids, index),
-    }
+    (ids.kind.sweep)(ids);
 }
 
 impl IdsGuard<'_> {
     /// Marks the slot of a removed object as used until no remains are left.
     pub(crate) fn keep_slot(&self, index: u32) {
-        self.ids.set_bit(index);
+        self.ids.set_bit(index, true);
     }
 
     /// Ends the remains of all removed objects. Returns true if a slot has become free.
@@ -103,20 +79,13 @@ impl IdsGuard<'_> {
         if index >= ids.slots() || live(ids, index).is_some() {
             return false;
         }
-        let remains = end_slot(ids, index);
-        let bits = ids.bits(index / BITS);
-        let bit = 1 << (index % BITS);
-        put(bits, if remains == Remains::None { get(bits) & !bit } else { get(bits) | bit });
+        let remains = (ids.kind.end)(ids, index);
+        ids.set_bit(index, remains == Remains::Some);
         remains == Remains::None
     }
 }
 
 impl Ids<'_> {
-    fn set_bit(self, index: u32) {
-        let bits = self.bits(index / BITS);
-        put(bits, get(bits) | 1 << (index % BITS));
-    }
-
     /// Takes the key from the object in slot `index`, during recovery. The caller rebuilds the
     /// index of keys afterwards.
     pub(crate) fn forget_key(self, index: u32) {

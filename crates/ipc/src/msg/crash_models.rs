@@ -13,9 +13,10 @@ use corewalk_base::primitives::{Arc, thread};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 
-use super::queue::{Queue, QueueName};
+use super::queue::{LOCK, Queue, QueueName};
 use super::rebuild;
-use crate::sem::{INTERRUPTED, STATUS};
+use crate::field::get;
+use crate::status::{INTERRUPTED, STATUS};
 use crate::{
     Capacity, Cred, GetFlags, IPC_PRIVATE, MsgFlags, MsgId, Namespace, NamespaceOptions, Task,
 };
@@ -57,12 +58,12 @@ impl World {
             move || {
                 let is_stopped = matches!(crash::run(stores, || act(&victim, id)), Ended::Stopped);
                 if is_stopped {
-                    crate::task::forget_process(&victim.shared, victim.owner.index);
+                    crate::task_line::forget_process(&victim.shared, victim.owner.index);
                 }
                 is_stopped
             }
         });
-        let is_waiting = || self.used()[1] != 0 && self.queue().is_free();
+        let is_waiting = || self.used()[1] != 0 && get(&self.queue().line()[LOCK]) == 0;
         while !thread.is_finished() && !is_waiting() {
             thread::yield_now();
         }
@@ -98,7 +99,7 @@ impl World {
 
     /// Ends the victim, and checks that nothing is left of it.
     fn end(self, at: &str) {
-        crate::task::forget_process(&self.victim.shared, self.victim.owner.index);
+        crate::task_line::forget_process(&self.victim.shared, self.victim.owner.index);
         self.namespace.recover().unwrap();
         assert_eq!(self.used(), [self.qnum() as usize, 0], "{at}: a message or node is left over");
         // The victim's number is free, so its end must not store anything.

@@ -4,15 +4,12 @@
 
 use rustix::io::Errno;
 
-use super::READ;
 use super::node;
-use super::queue::Queue;
+use super::queue::{MsgStat, Queue};
+use crate::ctl::{By, IPC_SET, IPC_STAT, Totals, are_ids};
 use crate::handle::MsgId;
-use crate::ids::{Object, SLOTS_MAX};
-use crate::ipcget::obtain_own;
-use crate::namespace::now_s;
-use crate::perm::{CAP_SYS_RESOURCE, Perm};
-use crate::sem::{IPC_SET, IPC_STAT};
+use crate::perm::{CAP_SYS_RESOURCE, READ};
+use crate::shared::now_s;
 use crate::task::Task;
 
 /// As `IPC_STAT`, by index.
@@ -21,32 +18,6 @@ pub const MSG_STAT: i32 = 11;
 pub const MSG_INFO: i32 = 12;
 /// As `MSG_STAT`, without a permission check.
 pub const MSG_STAT_ANY: i32 = 13;
-
-/// The answer to `IPC_STAT`.
-#[doc(alias = "msqid_ds")]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MsgStat {
-    /// The queue's id.
-    pub id: MsgId,
-    /// The permissions.
-    pub perm: Perm,
-    /// The last msgsnd(2), in seconds since 1970, or 0.
-    pub stime_s: u64,
-    /// The last msgrcv(2), in seconds since 1970, or 0.
-    pub rtime_s: u64,
-    /// The last change, in seconds since 1970.
-    pub ctime_s: u64,
-    /// The bytes of the messages in the queue.
-    pub cbytes: u64,
-    /// The number of messages in the queue.
-    pub qnum: u64,
-    /// The largest number of bytes in the queue, and of messages.
-    pub qbytes: u64,
-    /// The pid of the last sender, or 0.
-    pub lspid: u32,
-    /// The pid of the last receiver, or 0.
-    pub lrpid: u32,
-}
 
 /// The answer to `MSG_INFO`, without the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,9 +58,7 @@ impl Task {
     /// ```
     #[doc(alias = "msgctl_stat")]
     pub fn msg_stat(&self, msqid: MsgId) -> Result<MsgStat, Errno> {
-        let object = self.msg_ids().obtain_object_check(msqid.raw())?;
-        self.permission(&object, READ)?;
-        self.msg_stat_of(&object, IPC_STAT)
+        self.msg_stat_by((By::Id, msqid.raw()), IPC_STAT)
     }
 
     /// As [`Task::msg_stat`], for the queue at an index: `MSG_STAT`. The answer contains its id.
@@ -117,9 +86,7 @@ impl Task {
     /// ```
     #[doc(alias = "ipc_obtain_object")]
     pub fn msg_stat_index(&self, index: i32) -> Result<MsgStat, Errno> {
-        let object = self.queue_at(index)?;
-        self.permission(&object, READ)?;
-        self.msg_stat_of(&object, MSG_STAT)
+        self.msg_stat_by((By::Index, index), MSG_STAT)
     }
 
     /// As [`Task::msg_stat_index`], without a permission check: `MSG_STAT_ANY`.
@@ -144,8 +111,7 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn msg_stat_any(&self, index: i32) -> Result<MsgStat, Errno> {
-        let object = self.queue_at(index)?;
-        self.msg_stat_of(&object, MSG_STAT_ANY)
+        self.msg_stat_by((By::AnyIndex, index), MSG_STAT_ANY)
     }
 
     /// Changes owner, group, the nine permission bits, and the largest number of bytes: `IPC_SET`.
@@ -185,17 +151,14 @@ impl Task {
         qbytes: u64,
     ) -> Result<(), Errno> {
         let ids = self.msg_ids().lock()?;
-        let object = obtain_own(self, &ids, msqid.raw())?;
-        self.may_msgctl(Some(&object.perm()), IPC_SET)?;
+        let object = self.obtain_own(&ids, msqid.raw(), IPC_SET)?;
         let may_raise = self.cred.is_capable(CAP_SYS_RESOURCE);
         if qbytes > u64::from(self.shared.limits.msgmnb) && !may_raise {
             return Err(Errno::PERM);
         }
-        if uid == u32::MAX || gid == u32::MAX {
-            return Err(Errno::INVAL);
-        }
+        are_ids(uid, gid)?;
         let guard = Queue::new(&self.shared, &object).lock(self.owner)?;
-        guard.begin_set(qbytes, self.msg_ids().changes(object.index));
+        guard.begin_set(qbytes);
         ids.update_perm(&object, uid, gid, mode, now_s());
         guard.set_qbytes(qbytes);
         let mut wakes = guard.call_receivers();
@@ -230,16 +193,11 @@ impl Task {
     /// ```
     #[doc(alias = "msgctl_info")]
     pub fn msg_totals(&self) -> Result<MsgTotals, Errno> {
-        self.may_msgctl(None, MSG_INFO)?;
-        let shared = &*self.shared;
-        let (queues, index_max) = {
-            let ids = self.msg_ids().lock()?;
-            (ids.in_use(), ids.index_max())
-        };
-        let mut totals = MsgTotals { queues, index_max: index_max.unwrap_or(0), ..<_>::default() };
-        for index in 0..index_max.map_or(0, |max| max + 1) {
+        let Totals { objects, index_max, .. } = self.totals(self.msg_ids(), MSG_INFO)?;
+        let mut totals = MsgTotals { queues: objects, index_max, ..<_>::default() };
+        for index in 0..=index_max {
             if let Ok(object) = self.msg_ids().obtain_object(index) {
-                let (qnum, cbytes) = Queue::new(shared, &object).glimpse();
+                let (qnum, cbytes) = Queue::new(&self.shared, &object).glimpse();
                 totals.messages = totals.messages.saturating_add(qnum);
                 totals.bytes = totals.bytes.saturating_add(cbytes);
             }
@@ -247,32 +205,10 @@ impl Task {
         Ok(totals)
     }
 
-    pub(super) fn may_msgctl(&self, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
-        match &self.shared.hook {
-            None => Ok(()),
-            Some(hook) => hook.msg_msgctl(&self.cred.whole(), perm, cmd),
-        }
-    }
-
-    fn queue_at(&self, index: i32) -> Result<Object, Errno> {
-        let index = u32::try_from(index).map_err(|_| Errno::INVAL)?;
-        self.msg_ids().obtain_object(index & (SLOTS_MAX - 1))
-    }
-
-    fn msg_stat_of(&self, object: &Object, cmd: i32) -> Result<MsgStat, Errno> {
-        self.may_msgctl(Some(&object.perm()), cmd)?;
-        let numbers = Queue::new(&self.shared, object).lock(self.owner)?.numbers();
-        Ok(MsgStat {
-            id: MsgId::from_raw(object.id()),
-            perm: object.perm(),
-            stime_s: numbers.stime_s,
-            rtime_s: numbers.rtime_s,
-            ctime_s: object.ctime,
-            cbytes: numbers.cbytes,
-            qnum: numbers.qnum,
-            qbytes: numbers.qbytes,
-            lspid: numbers.lspid,
-            lrpid: numbers.lrpid,
-        })
+    fn msg_stat_by(&self, which: (By, i32), cmd: i32) -> Result<MsgStat, Errno> {
+        let object = self.obtain(self.msg_ids(), which, READ, cmd)?;
+        let numbers = Queue::new(&self.shared, &object).lock(self.owner)?.numbers();
+        let (id, perm) = (MsgId::from_raw(object.id()), object.perm());
+        Ok(MsgStat { id, perm, ctime_s: object.ctime, ..numbers })
     }
 }

@@ -8,8 +8,9 @@ use rustix::io::Errno;
 use std::time::Duration;
 
 use super::node::{self, Node};
-use super::queue::{LIVE, Locked, QUEUE_LINES, Queue};
+use super::queue::{LIVE, Queue, QueueGuard};
 use crate::field::put;
+use crate::layout::QUEUE_LINES;
 use crate::{
     Capacity, Cred, GetFlags, IPC_PRIVATE, MsgFlags, MsgId, Namespace, NamespaceOptions, Task,
 };
@@ -56,7 +57,7 @@ impl Waiting {
     }
 
     /// Calls both to check again, as a change of the queue does.
-    fn call_both(&self, locked: &Locked<'_>) {
+    fn call_both(&self, locked: &QueueGuard<'_>) {
         let lists = [locked.receivers(), locked.senders()];
         let lines = lists.iter().flat_map(|list| list.iter().collect::<Vec<_>>());
         let called: Vec<u32> =
@@ -137,11 +138,12 @@ fn call_at_a_held_queue_ends_with_eio_and_its_node_is_freed_later() {
     }
     assert_eq!(waiting.other.waiting(), 0);
     drop(guard);
-    let Waiting { one, id, .. } = waiting;
-    // Calls that find the nodes free them, and pass no message to them.
+    let Waiting { one, other, id } = waiting;
+    // No message is passed to the nodes. The end of their task frees them.
     one.msgrcv(id, &mut [0; 4], 1, MsgFlags::empty()).unwrap();
     one.msgsnd(id, 2, b"text", MsgFlags::empty()).unwrap();
     assert_eq!(one.msgrcv(id, &mut [0; 4], 2, MsgFlags::NOWAIT).unwrap().mtype, 2);
+    drop(other);
     let pool = one.shared.layout.msg_waits;
     assert_eq!(pool.used(&one.shared.region).count(), 0);
 }

@@ -6,22 +6,17 @@ use rustix::io::Errno;
 
 use crate::flags::MsgFlags;
 
-/// The messages that a receiver requests.
+/// The messages that a receiver requests: the arguments of msgrcv(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Filter {
-    /// Any message.
-    Any,
-    /// A message of this type.
-    Equal(i64),
-    /// A message of another type.
-    NotEqual(i64),
-    /// The lowest type, if it is at most this.
-    LessEqual(i64),
-    /// The message with this index. No call waits for one.
-    Number(i64),
+pub(super) struct Filter {
+    msgtyp: i64,
+    msgflg: MsgFlags,
 }
 
 impl Filter {
+    /// The filter that takes any message.
+    pub(super) const ANY: Self = Self { msgtyp: 0, msgflg: MsgFlags::empty() };
+
     /// Returns the filter for the arguments of msgrcv(2).
     ///
     /// # Errors
@@ -29,28 +24,23 @@ impl Filter {
     /// `EINVAL` for `MSG_COPY` with `MSG_EXCEPT` or without `IPC_NOWAIT`.
     #[inline]
     pub(super) fn new(msgtyp: i64, msgflg: MsgFlags) -> Result<Self, Errno> {
-        if msgflg.contains(MsgFlags::COPY) {
-            let is_nowait = msgflg.contains(MsgFlags::NOWAIT);
-            let is_good = is_nowait && !msgflg.contains(MsgFlags::EXCEPT);
-            return if is_good { Ok(Self::Number(msgtyp)) } else { Err(Errno::INVAL) };
+        let is_copy = msgflg.contains(MsgFlags::COPY);
+        let is_nowait = msgflg.contains(MsgFlags::NOWAIT);
+        if is_copy && (!is_nowait || msgflg.contains(MsgFlags::EXCEPT)) {
+            return Err(Errno::INVAL);
         }
-        Ok(match msgtyp {
-            0 => Self::Any,
-            // The least number cannot be negated. All types are at most the largest one.
-            ..0 => Self::LessEqual(msgtyp.checked_neg().unwrap_or(i64::MAX)),
-            _ if msgflg.contains(MsgFlags::EXCEPT) => Self::NotEqual(msgtyp),
-            _ => Self::Equal(msgtyp),
-        })
+        Ok(Self { msgtyp, msgflg })
     }
 
     /// Returns true if the filter takes a message of this type.
     #[inline]
     pub(super) fn takes(self, mtype: i64) -> bool {
-        match self {
-            Self::Any | Self::Number(_) => true,
-            Self::Equal(wanted) => mtype == wanted,
-            Self::NotEqual(other) => mtype != other,
-            Self::LessEqual(most) => mtype <= most,
+        match self.msgtyp {
+            0 => true,
+            _ if self.msgflg.contains(MsgFlags::COPY) => true,
+            // The least number cannot be negated. All types are at most the largest one.
+            ..0 => mtype <= self.msgtyp.checked_neg().unwrap_or(i64::MAX),
+            _ => (mtype == self.msgtyp) != self.msgflg.contains(MsgFlags::EXCEPT),
         }
     }
 
@@ -58,50 +48,33 @@ impl Filter {
     #[inline]
     pub(super) fn find<M>(self, messages: impl Iterator<Item = (i64, M)>) -> Option<M> {
         let mut messages = messages.filter(|(mtype, _)| self.takes(*mtype));
-        match self {
-            Self::LessEqual(_) => {
-                let mut lowest: Option<(i64, M)> = None;
-                for (mtype, message) in messages {
-                    if lowest.as_ref().is_none_or(|(low, _)| mtype < *low) {
-                        lowest = Some((mtype, message));
-                    }
-                    // 1 is the lowest type.
-                    if mtype == 1 {
-                        break;
-                    }
-                }
-                lowest.map(|(_, message)| message)
-            }
-            Self::Number(index) => {
-                let index = usize::try_from(index).ok()?;
-                messages.nth(index).map(|(_, message)| message)
-            }
-            _ => messages.next().map(|(_, message)| message),
+        if self.msgflg.contains(MsgFlags::COPY) {
+            let index = usize::try_from(self.msgtyp).ok()?;
+            return messages.nth(index).map(|(_, message)| message);
         }
+        let (mut lowest, mut found) = messages.next()?;
+        if self.msgtyp < 0 {
+            // 1 is the lowest type.
+            while lowest > 1
+                && let Some((mtype, message)) = messages.next()
+            {
+                if mtype < lowest {
+                    (lowest, found) = (mtype, message);
+                }
+            }
+        }
+        Some(found)
     }
 
     /// Returns the filter as two words for the region.
     pub(super) fn to_words(self) -> [u64; 2] {
-        let (mode, mtype) = match self {
-            Self::Any => (0, 0),
-            Self::Equal(mtype) => (1, mtype),
-            Self::NotEqual(mtype) => (2, mtype),
-            Self::LessEqual(mtype) => (3, mtype),
-            Self::Number(mtype) => (4, mtype),
-        };
-        [mode, mtype.cast_unsigned()]
+        [u64::from(self.msgflg.bits().cast_unsigned()), self.msgtyp.cast_unsigned()]
     }
 
     /// Returns the filter of two words.
-    pub(super) fn from_words([mode, mtype]: [u64; 2]) -> Self {
-        let mtype = mtype.cast_signed();
-        match mode {
-            1 => Self::Equal(mtype),
-            2 => Self::NotEqual(mtype),
-            3 => Self::LessEqual(mtype),
-            4 => Self::Number(mtype),
-            _ => Self::Any,
-        }
+    pub(super) fn from_words([msgflg, msgtyp]: [u64; 2]) -> Self {
+        let msgflg = MsgFlags::from_bits_retain((msgflg as u32).cast_signed());
+        Self { msgtyp: msgtyp.cast_signed(), msgflg }
     }
 }
 
@@ -137,19 +110,16 @@ mod tests {
     #[test]
     fn lowest_type_is_the_first_of_its_kind() {
         let messages = [(4, 'a'), (2, 'b'), (2, 'c'), (3, 'd')];
-        assert_eq!(Filter::LessEqual(3).find(messages.into_iter()), Some('b'));
-        assert_eq!(Filter::LessEqual(1).find(messages.into_iter()), None);
+        let lowest = |most: i64| Filter::new(-most, MsgFlags::empty()).unwrap();
+        assert_eq!(lowest(3).find(messages.into_iter()), Some('b'));
+        assert_eq!(lowest(1).find(messages.into_iter()), None);
     }
 
     #[test]
     fn filter_survives_its_words() {
-        let filters = [
-            Filter::Any,
-            Filter::Equal(7),
-            Filter::NotEqual(i64::MAX),
-            Filter::LessEqual(1),
-            Filter::Number(-3),
-        ];
+        let copy = MsgFlags::COPY | MsgFlags::NOWAIT;
+        let filters = [(0, MsgFlags::empty()), (7, MsgFlags::EXCEPT), (i64::MIN, copy)]
+            .map(|(msgtyp, msgflg)| Filter::new(msgtyp, msgflg).unwrap());
         assert!(filters.iter().all(|filter| Filter::from_words(filter.to_words()) == *filter));
     }
 }

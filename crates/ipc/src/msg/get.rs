@@ -6,11 +6,9 @@ use rustix::io::Errno;
 
 use super::node;
 use super::queue::Queue;
+use crate::ctl::{IPC_RMID, ipcget};
 use crate::flags::GetFlags;
 use crate::handle::MsgId;
-use crate::ipcget::{ipcget, may_alloc, obtain_own};
-use crate::namespace::now_s;
-use crate::sem::IPC_RMID;
 use crate::task::Task;
 
 impl Task {
@@ -41,24 +39,19 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn msgget(&self, key: i32, flags: GetFlags, mode: u16) -> Result<MsgId, Errno> {
-        let shared = &*self.shared;
+        let limits = &self.shared.limits;
         let ids = self.msg_ids().lock()?;
         let id = ipcget(
             self,
             &ids,
             (key, flags, mode),
             |_| Ok(()),
-            |ids, perm| {
-                may_alloc(self, &perm)?;
-                let qbytes = u64::from(shared.limits.msgmnb);
-                let make =
-                    |index| Ok(Queue::make(shared, index, qbytes, self.owner)?.name.payload());
-                let publish = || ids.publish(perm, now_s(), shared.limits.msgmni, make);
-                match publish() {
-                    // Some slots may have remains of removed queues. Clear them and try again.
-                    Err(Errno::NOSPC) if ids.end_left() => publish(),
-                    id => id,
-                }
+            |perm| {
+                self.may_alloc(&perm)?;
+                let qbytes = limits.msgmnb.into();
+                ids.add(perm, limits.msgmni, |index| {
+                    Ok(Queue::make(&self.shared, index, qbytes, self.owner)?.name.payload())
+                })
             },
         )?;
         Ok(MsgId::from_raw(id))
@@ -96,8 +89,7 @@ impl Task {
     #[doc(alias = "freeque")]
     pub fn msg_rmid(&self, msqid: MsgId) -> Result<(), Errno> {
         let ids = self.msg_ids().lock()?;
-        let object = obtain_own(self, &ids, msqid.raw())?;
-        self.may_msgctl(Some(&object.perm()), IPC_RMID)?;
+        let object = self.obtain_own(&ids, msqid.raw(), IPC_RMID)?;
         let queue = Queue::new(&self.shared, &object);
         let guard = match queue.lock(self.owner) {
             Err(Errno::IDRM) => None,
@@ -109,7 +101,7 @@ impl Task {
             let _ended = queue.recover(self.owner);
             return Ok(());
         };
-        let wakes = guard.end(self.owner);
+        let wakes = guard.end();
         drop(guard);
         drop(ids);
         node::wake(&self.shared, &wakes);

@@ -22,10 +22,11 @@ use rustix::io::Errno;
 use smallvec::smallvec;
 
 use super::message::{Message, Truth};
-use super::node::{self, Wakes};
+use super::node::{self, Status, Wakes};
 use super::queue::{QueueGuard, QueueName};
-use crate::namespace::Shared;
-use crate::sem::{Absent, STATUS};
+use crate::shared::Shared;
+use crate::status::STATUS;
+use crate::task_line::Absent;
 
 /// The checks of a message before its receiver is checked. They take some microseconds.
 const LOOKS: u32 = if IS_MODEL { 1 } else { 200 };
@@ -89,12 +90,8 @@ pub(super) fn pipelined_send(guard: &QueueGuard<'_>, message: Message<'_>, now_s
     let (mtype, size, name) = (message.mtype(), message.size(), guard.queue.name);
     for line in guard.receivers().iter() {
         let node = guard.node(line);
-        if node.is_left() {
-            guard.receivers().unlink(line);
-            node.free(guard.owner);
-            continue;
-        }
-        if !node.filter().takes(mtype) {
+        // An interrupted call ends with `EINTR`, or a handler has left it.
+        if node.status() == Status::Interrupted || !node.filter().takes(mtype) {
             continue;
         }
         guard.receivers().unlink(line);
@@ -105,12 +102,7 @@ pub(super) fn pipelined_send(guard: &QueueGuard<'_>, message: Message<'_>, now_s
             message.set_ticket(guard.next_ticket());
             message.set_truth(Truth::Delivered(name, line));
         }
-        if !node.tell(if is_long { Err(Errno::TOOBIG) } else { Ok(message.line) }) {
-            // The task has just abandoned the node.
-            message.set_truth(Truth::Private);
-            node.free(guard.owner);
-            continue;
-        }
+        node.tell(if is_long { Err(Errno::TOOBIG) } else { Ok(message.line) });
         if !is_long {
             sent.handed = Some(Handed { message: message.line, name, node: line, task });
             break;

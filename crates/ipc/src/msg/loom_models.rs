@@ -9,7 +9,8 @@ use corewalk_base::tally::{Tally, assert_all_reached};
 use rustix::io::Errno;
 
 use super::message::{Message, Truth};
-use super::queue::{Locked, Queue};
+use super::queue::{Queue, QueueGuard};
+use crate::lock::Wait;
 use crate::{
     Capacity, Cred, GetFlags, IPC_PRIVATE, MsgFlags, MsgId, Namespace, NamespaceOptions, Task,
 };
@@ -45,8 +46,8 @@ fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let object = task.msg_ids().obtain_object_check(id.raw())?;
     let queue = Queue::new(&task.shared, &object);
     let message = Message::alloc(task, 1, b"")?;
-    let _held = queue.hold_whatever(task.owner)?;
-    Locked { queue, owner: task.owner }.append(message);
+    let held = queue.hold(task.owner, Wait::Long)?;
+    QueueGuard { queue, owner: task.owner, _held: Some(held) }.append(message);
     Ok(())
 }
 
@@ -59,7 +60,7 @@ fn hasty_send(task: &Task, id: MsgId) -> Result<(), Errno> {
         return Ok(());
     };
     guard.receivers().unlink(line);
-    assert!(guard.node(line).tell(Ok(message.line)));
+    guard.node(line).tell(Ok(message.line));
     message.set_truth(Truth::Delivered(guard.queue.name, line));
     Ok(())
 }

@@ -17,22 +17,15 @@
 //! Type, size and ticket are written before the truth word, and do not change while the message is
 //! queued. Only the sender writes the text, and only the receiver reads it, so they need no lock.
 //! The queue's lock, or the status of a node, orders the two.
-//!
-//! A task that has read a message keeps its lines for its next message, at most those of one
-//! message. The lines stay a private message of the task. So a task that receives and sends in turn
-//! does not take the lock of the pool, which all queues share. All tasks together keep at most a
-//! quarter of the lines.
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
-use rustix::io::Errno;
 
 use super::queue::QueueName;
 use crate::field::{get, put};
+use crate::limits::MSGMAX_MAX;
 use crate::lock::Owner;
-use crate::namespace::Shared;
-use crate::recover;
-use crate::task::Task;
+use crate::shared::Shared;
 
 // Words of a message's first line. Word 1 has the links of the list, words 6 and 7 are the pool's.
 const TRUTH: usize = 0;
@@ -41,13 +34,10 @@ const TYPE: usize = 3;
 const SIZE: usize = 4;
 
 /// The size of a line in bytes.
-const LINE_BYTES: usize = 64;
+pub(super) const LINE_BYTES: usize = 64;
 const WORD_BYTES: usize = 8;
 
 const NODE_SHIFT: u32 = 37;
-
-/// All tasks together keep at most one in so many lines.
-const KEPT_SHARE: u32 = 4;
 
 /// The state of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,55 +80,22 @@ pub(super) struct Message<'s> {
 }
 
 impl<'s> Message<'s> {
-    /// Returns a private message of `task` with a copy of `text`.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM` if there are too few free lines.
+    /// Writes type and text of a private message, which has enough lines.
     #[inline]
-    pub(super) fn alloc(task: &'s Task, mtype: i64, text: &[u8]) -> Result<Self, Errno> {
-        let shared = &*task.shared;
-        let lines = 1 + text.len().div_ceil(LINE_BYTES) as u32;
-        let line = match take_kept(task, lines) {
-            Some(line) => line,
-            None => alloc_lines(task, lines)?,
-        };
-        let message = Self { shared, line };
+    pub(super) fn fill(&self, mtype: i64, text: &[u8]) {
         // ORDERING(ipc-joins): Release. A reader that sees this text in an old range also sees that
         // the range was joined.
         fence(Ordering::Release);
-        let first = message.first();
+        let first = self.first();
         put(&first[TYPE], mtype.cast_unsigned());
         put(&first[SIZE], text.len() as u64);
-        message.write(text);
-        Ok(message)
+        self.write(text);
     }
 
     /// Frees the lines of a private message.
     #[inline]
     pub(super) fn free(self, owner: Owner) {
         self.shared.layout.msgs.free(self.shared, self.line, owner);
-    }
-
-    /// Releases a private message of `task`. The task keeps its lines if it keeps none yet.
-    ///
-    /// If the task dies, the kept lines are reaped like any private message.
-    #[inline]
-    pub(super) fn let_go(self, task: &Task) {
-        let layout = &self.shared.layout;
-        let kept_max = layout.msgs.lines / (KEPT_SHARE * layout.tasks_max.max(1));
-        let is_small = layout.msgs.len(&self.shared.region, self.line) <= kept_max;
-        // ORDERING(ipc-kept): Release. All reads of the message come before the next write by a
-        // thread.
-        let kept = is_small
-            && task
-                .hot
-                .kept_message
-                .compare_exchange(0, self.line, Ordering::Release, Ordering::Relaxed)
-                .is_ok();
-        if !kept {
-            self.free(task.owner);
-        }
     }
 
     /// Makes the message private to the task with number `task`.
@@ -154,11 +111,11 @@ impl<'s> Message<'s> {
         get(&self.first()[TYPE]).cast_signed()
     }
 
-    /// Returns the length of the text in bytes, at most [`super::MSGMAX_MAX`] even in a damaged
+    /// Returns the length of the text in bytes, at most [`MSGMAX_MAX`] even in a damaged
     /// region.
     #[inline]
     pub(super) fn size(&self) -> usize {
-        get(&self.first()[SIZE]).min(u64::from(super::MSGMAX_MAX)) as usize
+        get(&self.first()[SIZE]).min(u64::from(MSGMAX_MAX)) as usize
     }
 
     pub(super) fn ticket(&self) -> u64 {
@@ -227,45 +184,6 @@ impl<'s> Message<'s> {
     #[inline]
     fn first(&self) -> &'s [AtomicU64; 8] {
         self.shared.region.line(self.line)
-    }
-}
-
-/// Allocates lines. If there are none, reaps dead tasks and tries again.
-#[inline]
-fn alloc_lines(task: &Task, lines: u32) -> Result<u32, Errno> {
-    let (shared, owner) = (&*task.shared, task.owner);
-    let alloc = || shared.layout.msgs.alloc(shared, lines, owner, owner.index);
-    recover::with_room(shared, owner, alloc)
-}
-
-/// Returns the kept lines of `task` if their number suits a message of `lines` lines. Otherwise
-/// frees them.
-#[inline]
-fn take_kept(task: &Task, lines: u32) -> Option<u32> {
-    // ORDERING: Relaxed. A hint; the swap below decides.
-    if task.hot.kept_message.load(Ordering::Relaxed) == 0 {
-        return None;
-    }
-    // ORDERING(ipc-kept): Acquire. See `Message::let_go`.
-    let line = Some(task.hot.kept_message.swap(0, Ordering::Acquire)).filter(|line| *line != 0)?;
-    let (pool, region) = (&task.shared.layout.msgs, &task.shared.region);
-    let is_own = pool.whose(region, line) == Some(task.owner.index);
-    if is_own && pool.len(region, line) == lines.next_power_of_two() {
-        return Some(line);
-    }
-    if is_own {
-        pool.free(&task.shared, line, task.owner);
-    }
-    None
-}
-
-/// Frees the kept lines of a task, at its end.
-pub(crate) fn exit_msg(task: &Task) {
-    // ORDERING(ipc-kept): Acquire. See `Message::let_go`.
-    let line = task.hot.kept_message.swap(0, Ordering::Acquire);
-    let pool = &task.shared.layout.msgs;
-    if line != 0 && pool.whose(&task.shared.region, line) == Some(task.owner.index) {
-        pool.free(&task.shared, line, task.owner);
     }
 }
 

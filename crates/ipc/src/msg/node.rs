@@ -8,8 +8,7 @@
 //! |---|---|
 //! | 0 | waits |
 //! | `CALLED` | check again: permissions or space may have changed. The node is still in its list |
-//! | `INTERRUPTED` | the call must give up |
-//! | `LEFT` | abandoned in its list; a task that finds it there frees it |
+//! | `INTERRUPTED` | the call must give up, and gets no message |
 //! | `DONE`, errno, line | the outcome: an errno, or a receiver's message. It is in no list |
 //!
 //! `WHOSE` contains the role of the node and its queue. The ticket defines its position in the
@@ -21,12 +20,11 @@ use rustix::io::Errno;
 use smallvec::SmallVec;
 
 use super::filter::Filter;
-use super::queue::QueueName;
-use crate::field::{errno_of, get, high, low, pair, put};
+use super::queue::{QueueGuard, QueueName};
+use crate::field::{get, high, low, pair, put};
 use crate::lock::Owner;
-use crate::namespace::Shared;
-use crate::sem::{INTERRUPTED, STATUS};
-use crate::task::Task;
+use crate::shared::Shared;
+use crate::status::{self, DONE, INTERRUPTED, STATUS};
 
 // Words of a node's first line, without status and links. Words 6 and 7 are the pool's.
 const TICKET: usize = 2;
@@ -39,10 +37,7 @@ const WHOSE: usize = 5;
 // Words of its second line.
 const FILTER: [usize; 2] = [0, 1];
 
-const DONE: u64 = 1;
 const CALLED: u64 = 1 << 1;
-const LEFT: u64 = 1 << 7;
-const ERRNO_SHIFT: u32 = 8;
 
 /// Bit of `WHOSE` above the queue, set in each node in use.
 const IS_NODE: u64 = 1 << 62;
@@ -68,12 +63,6 @@ pub(super) enum Status {
     Done(Result<u32, Errno>),
 }
 
-/// Returns true if the call of a node can still be interrupted.
-pub(crate) fn is_interruptible(status: &AtomicU64) -> bool {
-    // ORDERING: Relaxed. A hint; the waiting task takes the lock before it gives up.
-    status.load(Ordering::Relaxed) & (DONE | INTERRUPTED) == 0
-}
-
 /// A waiting call.
 #[derive(Clone, Copy)]
 pub(super) struct Node<'s> {
@@ -82,29 +71,30 @@ pub(super) struct Node<'s> {
 }
 
 impl<'s> Node<'s> {
-    /// Returns a node for a call of `task` that will wait at a queue.
+    /// Returns a node for a call of the task with this pid, which holds the queue's lock. It gets
+    /// the next ticket.
     ///
     /// # Errors
     ///
     /// `ENOMEM` if there is no free node.
     pub(super) fn alloc(
-        task: &'s Task,
-        (role, name, ticket): (Role, QueueName, u64),
+        guard: &QueueGuard<'s>,
+        role: Role,
+        pid: u32,
         size: usize,
         filter: Filter,
     ) -> Result<Self, Errno> {
-        let shared = &*task.shared;
-        let owner = task.owner;
+        let (shared, owner, name) = (guard.queue.shared, guard.owner, guard.queue.name);
         let line = shared.layout.msg_waits.alloc(shared, 2, owner, owner.index)?;
         let node = Self { shared, line };
         let first = node.first();
         for (at, word) in FILTER.into_iter().zip(filter.to_words()) {
             put(&node.second()[at], word);
         }
-        put(&first[TASK], pair(task.pid, owner.index));
+        put(&first[TASK], pair(pid, owner.index));
         put(&first[SIZE], size as u64);
         put(&first[STATUS], 0);
-        node.set_ticket(ticket);
+        node.set_ticket(guard.next_ticket());
         // ORDERING(ipc-truth): Release. The node waits from here on. The fields above are stored
         // before.
         first[WHOSE].store(whose(role, name), Ordering::Release);
@@ -167,15 +157,12 @@ impl<'s> Node<'s> {
     }
 
     pub(super) fn status(&self) -> Status {
-        // ORDERING(ipc-status): Acquire. All that the waker did comes before the task goes on.
-        let status = self.word().load(Ordering::Acquire);
-        let errno = (status >> ERRNO_SHIFT & 0xffff) as i32;
-        match status {
-            _ if status & DONE != 0 && errno != 0 => Status::Done(Err(errno_of(errno))),
-            _ if status & DONE != 0 => Status::Done(Ok(high(status))),
-            _ if status & INTERRUPTED != 0 => Status::Interrupted,
-            _ if status & CALLED != 0 => Status::Called,
-            _ => Status::Waits,
+        let status = status::load(self.word());
+        match status::outcome(status) {
+            Some(outcome) => Status::Done(outcome.map(|()| high(status))),
+            None if status & INTERRUPTED != 0 => Status::Interrupted,
+            None if status & CALLED != 0 => Status::Called,
+            None => Status::Waits,
         }
     }
 
@@ -187,52 +174,30 @@ impl<'s> Node<'s> {
 
     /// Stores the outcome of the call; for a receiver the line of its message. The node is in no
     /// list, and the caller must not access it afterwards.
-    ///
-    /// Returns false if the task has abandoned the node. Then the caller must free it.
-    #[must_use]
-    pub(super) fn tell(&self, outcome: Result<u32, Errno>) -> bool {
+    pub(super) fn tell(&self, outcome: Result<u32, Errno>) {
         let status = match outcome {
-            Ok(line) => pair(DONE as u32, line),
-            Err(errno) => {
-                DONE | u64::from(errno.raw_os_error().cast_unsigned() & 0xffff) << ERRNO_SHIFT
-            }
+            Ok(line) => status::done(0) | pair(0, line),
+            Err(errno) => status::done(errno.raw_os_error()),
         };
         // ORDERING(ipc-status): Release. All that was done for the call comes before its task goes
         // on.
-        let told = self.word().fetch_update(Ordering::Release, Ordering::Relaxed, |seen| {
-            (seen & LEFT == 0).then_some(status)
-        });
-        told.is_ok()
+        self.word().store(status, Ordering::Release);
     }
 
     /// Ends a wait with `outcome`, unless another task has stored an outcome meanwhile.
     ///
-    /// If the node is still in its list, since the queue's lock could not be acquired, it is
-    /// abandoned. Then a task that finds it in the list frees it.
-    ///
-    /// Returns the outcome, and whether the caller must free the node.
+    /// Returns the outcome, and whether the node is out of its list. If the queue's lock could not
+    /// be acquired, the node stays in the list. It is interrupted then, so it gets no message.
     pub(super) fn leave(&self, outcome: Result<u32, Errno>) -> (Result<u32, Errno>, bool) {
+        if self.whose().is_none() {
+            return (outcome, true);
+        }
         // ORDERING(ipc-status): AcqRel. Pairs with `tell` in both directions.
-        let leave = || {
-            let next = |seen: u64| (seen & DONE == 0).then_some(seen | LEFT);
-            self.word().fetch_update(Ordering::AcqRel, Ordering::Acquire, next).is_ok()
-        };
-        match self.status() {
-            Status::Done(told) => return (told, true),
-            _ if self.whose().is_some() && leave() => return (outcome, false),
-            _ => {}
+        let seen = self.word().fetch_or(INTERRUPTED, Ordering::AcqRel);
+        match status::outcome(seen) {
+            Some(told) => (told.map(|()| high(seen)), true),
+            None => (outcome, false),
         }
-        match self.status() {
-            Status::Done(told) => (told, true),
-            _ => (outcome, true),
-        }
-    }
-
-    /// Returns true if the task has abandoned the node in its list.
-    pub(super) fn is_left(&self) -> bool {
-        // ORDERING(ipc-status): Acquire. The task does not access the node after it has abandoned
-        // it.
-        self.word().load(Ordering::Acquire) & LEFT != 0
     }
 
     /// Calls the task to check again. Returns true if it must be woken. The queue's lock is held.

@@ -8,23 +8,21 @@
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
-use std::ops::Deref;
 
 use super::message::{Message, Truth};
-use super::node::{Node, Wakes};
-use super::rebuild;
+use super::node::{Node, Role, Wakes};
 use crate::field::{get, high, low, pair, put};
-use crate::ids::{INDEX_BITS, Object, SLOTS_MAX};
+use crate::handle::MsgId;
+use crate::ids::{self, INDEX_BITS, Object, SLOTS_MAX};
+use crate::layout::QUEUE_LINES;
 use crate::list::List;
-use crate::lock::{Held, Owner, Wait, is_left, lock_within};
-use crate::namespace::Shared;
+use crate::lock::{Held, Owner};
+use crate::perm::Perm;
 use crate::pool::Pool;
-
-/// The number of lines of a queue.
-pub(crate) const QUEUE_LINES: u32 = 2;
+use crate::shared::Shared;
 
 // Words of a queue's first line.
-const LOCK: usize = 0;
+pub(super) const LOCK: usize = 0;
 /// The payload of the existing queue, or 0.
 pub(super) const LIVE: usize = 1;
 const MESSAGES: usize = 2;
@@ -46,7 +44,7 @@ const TAG: usize = 4;
 
 /// The new `QBYTES` of an `IPC_SET` that has begun.
 const NEXT_QBYTES: usize = 5;
-/// If an `IPC_SET` has begun: [`IS_SETTING`] and the slot's count of changes at that time. Else 0.
+/// If an `IPC_SET` has begun: [`IS_SETTING`] and the slot's state at that time. Else 0.
 const SETTING: usize = 6;
 
 /// Bit of `SETTING`, so that it is not 0.
@@ -54,6 +52,9 @@ const IS_SETTING: u64 = 1 << 63;
 
 /// The bits of a tag: 20.
 const TAG_MASK: u32 = (1 << 20) - 1;
+
+/// The word of the links in the first line of a message or node.
+const LINKS: usize = 1;
 
 /// Bit of a payload, so that no payload is 0.
 const PAYLOAD: u64 = 1 << 63;
@@ -92,28 +93,37 @@ pub(super) struct Queue<'s> {
 }
 
 /// A queue whose lock the caller holds.
-#[derive(Clone, Copy)]
-pub(super) struct Locked<'s> {
+pub(super) struct QueueGuard<'s> {
     pub(super) queue: Queue<'s>,
     pub(super) owner: Owner,
+    /// None while the queue is being repaired or created.
+    pub(super) _held: Option<Held<'s>>,
 }
 
-/// The held lock of an existing queue.
-pub(super) struct QueueGuard<'s> {
-    locked: Locked<'s>,
-    _held: Held<'s>,
-}
-
-/// The numbers of a queue for msgctl(2), without its permissions.
+/// The answer to `IPC_STAT`.
+#[doc(alias = "msqid_ds")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Numbers {
-    pub(super) cbytes: u64,
-    pub(super) qnum: u64,
-    pub(super) qbytes: u64,
-    pub(super) stime_s: u64,
-    pub(super) rtime_s: u64,
-    pub(super) lspid: u32,
-    pub(super) lrpid: u32,
+pub struct MsgStat {
+    /// The queue's id.
+    pub id: MsgId,
+    /// The permissions.
+    pub perm: Perm,
+    /// The last msgsnd(2), in seconds since 1970, or 0.
+    pub stime_s: u64,
+    /// The last msgrcv(2), in seconds since 1970, or 0.
+    pub rtime_s: u64,
+    /// The last change, in seconds since 1970.
+    pub ctime_s: u64,
+    /// The bytes of the messages in the queue.
+    pub cbytes: u64,
+    /// The number of messages in the queue.
+    pub qnum: u64,
+    /// The largest number of bytes in the queue, and of messages.
+    pub qbytes: u64,
+    /// The pid of the last sender, or 0.
+    pub lspid: u32,
+    /// The pid of the last receiver, or 0.
+    pub lrpid: u32,
 }
 
 impl<'s> Queue<'s> {
@@ -129,99 +139,33 @@ impl<'s> Queue<'s> {
         Self { shared: self.shared, name: QueueName { index: self.name.index, tag } }
     }
 
-    /// Acquires the queue's lock. If its holder has died, the queue is repaired first.
-    ///
-    /// # Errors
-    ///
-    /// `EIDRM` if the queue is gone (trap I3: every path checks again under the lock); `EIO` if a
-    /// living holder does not release the lock.
-    #[inline]
-    pub(super) fn lock(self, owner: Owner) -> Result<QueueGuard<'s>, Errno> {
-        let held = self.hold(owner, Wait::Long)?;
-        if self.live() != self.name.payload() {
-            return Err(Errno::IDRM);
-        }
-        Ok(QueueGuard { locked: Locked { queue: self, owner }, _held: held })
-    }
-
-    #[inline]
-    fn hold(self, owner: Owner, wait: Wait) -> Result<Held<'s>, Errno> {
-        lock_within(self.shared, &self.line()[LOCK], owner, wait, || {
-            rebuild::recover(self, owner);
-            Ok(())
-        })
-    }
-
-    /// Returns true if the holder of the lock has died.
-    pub(super) fn is_left(self) -> bool {
-        is_left(self.shared, &self.line()[LOCK])
-    }
-
-    /// Acquires the lock, whichever queue the slot has. If its holder has died, the queue is
-    /// repaired.
-    ///
-    /// # Errors
-    ///
-    /// `EIO` if the lock cannot be acquired.
-    pub(super) fn take_over(self, owner: Owner) -> Result<(), Errno> {
-        self.hold(owner, Wait::Short).map(drop)
-    }
-
-    /// Repairs the slot, whichever queue it has.
-    ///
-    /// # Errors
-    ///
-    /// `EIO` if the lock cannot be acquired.
-    pub(super) fn recover(self, owner: Owner) -> Result<(), Errno> {
-        let _held = self.hold(owner, Wait::Short)?;
-        rebuild::recover(self, owner);
-        Ok(())
-    }
-
-    /// As [`Queue::lock`], whichever queue the slot has.
-    #[cfg(all(test, corewalk_loom))]
-    pub(super) fn hold_whatever(self, owner: Owner) -> Result<Held<'s>, Errno> {
-        self.hold(owner, Wait::Long)
-    }
-
-    /// Returns true if no task holds the lock.
-    #[cfg(all(test, corewalk_crash))]
-    pub(super) fn is_free(self) -> bool {
-        get(&self.line()[LOCK]) == 0
-    }
-
-    /// Returns the payload of the slot's queue, or 0. Without the lock it is only a hint.
-    #[inline]
-    pub(super) fn live(self) -> u64 {
-        get(&self.line()[LIVE])
-    }
-
-    /// Creates an empty queue in slot `index`. No lookup can find it yet.
-    ///
-    /// # Errors
-    ///
-    /// `EIO` if the lock cannot be acquired.
-    pub(super) fn make(
-        shared: &'s Shared,
-        index: u32,
-        qbytes: u64,
-        owner: Owner,
-    ) -> Result<Self, Errno> {
-        let none = Self { shared, name: QueueName { index, tag: 0 } };
-        let _held = none.hold(owner, Wait::Long)?;
-        let last = none.last_of_slot().name.tag;
-        let queue =
-            Self { shared, name: QueueName { index, tag: last.wrapping_add(1) & TAG_MASK } };
+    /// Makes an empty queue in the slot. The caller holds the lock of the slot.
+    pub(super) fn init(self, qbytes: u64) -> Self {
+        let last = self.last_of_slot().name.tag;
+        let name = QueueName { tag: last.wrapping_add(1) & TAG_MASK, ..self.name };
+        let queue = Self { name, ..self };
         for word in [MESSAGES, RECEIVERS, SENDERS, CBYTES, QNUM] {
             put(&queue.line()[word], 0);
         }
         for word in [TICKET, PIDS, STIME, RTIME, SETTING] {
             put(&queue.second()[word], 0);
         }
-        put(&queue.second()[TAG], u64::from(queue.name.tag));
-        Locked { queue, owner }.set_qbytes(qbytes);
-        put(&queue.line()[LIVE], queue.name.payload());
-        Ok(queue)
+        put(&queue.second()[TAG], u64::from(name.tag));
+        put(&queue.line()[QBYTES], qbytes);
+        put(&queue.line()[LIVE], name.payload());
+        queue
+    }
+
+    /// Returns true if a lookup finds the queue that the slot has.
+    pub(super) fn is_published(self) -> bool {
+        let payload = ids::payload(self.shared, self.shared.layout.msg_ids, self.name.index);
+        self.live() != 0 && payload == Some(self.live())
+    }
+
+    /// Returns the payload of the slot's queue, or 0. Without the lock it is only a hint.
+    #[inline]
+    pub(super) fn live(self) -> u64 {
+        get(&self.line()[LIVE])
     }
 
     /// Returns the last ticket. Without the lock it is a hint: a change shows that a message was
@@ -237,7 +181,7 @@ impl<'s> Queue<'s> {
     }
 
     #[inline]
-    fn line(&self) -> &'s Line {
+    pub(super) fn line(&self) -> &'s Line {
         self.shared.region.line(self.shared.layout.queues + QUEUE_LINES * self.name.index)
     }
 
@@ -247,16 +191,7 @@ impl<'s> Queue<'s> {
     }
 }
 
-impl<'s> Deref for QueueGuard<'s> {
-    type Target = Locked<'s>;
-
-    #[inline]
-    fn deref(&self) -> &Locked<'s> {
-        &self.locked
-    }
-}
-
-impl<'s> Locked<'s> {
+impl<'s> QueueGuard<'s> {
     #[inline]
     pub(super) fn messages(&self) -> List<'s> {
         self.list(MESSAGES, self.queue.shared.layout.msgs)
@@ -280,10 +215,19 @@ impl<'s> Locked<'s> {
         Node { shared: self.queue.shared, line }
     }
 
-    pub(super) fn numbers(&self) -> Numbers {
+    /// Returns the list of the waiting calls with this role.
+    pub(super) fn waiting(&self, role: Role) -> List<'s> {
+        match role {
+            Role::Receiver => self.receivers(),
+            Role::Sender => self.senders(),
+        }
+    }
+
+    /// Returns the state of the queue, without its id, permissions and time of change.
+    pub(super) fn numbers(&self) -> MsgStat {
         let (line, second) = (self.queue.line(), self.queue.second());
         let pids = get(&second[PIDS]);
-        Numbers {
+        MsgStat {
             cbytes: get(&line[CBYTES]),
             qnum: get(&line[QNUM]),
             qbytes: get(&line[QBYTES]),
@@ -291,6 +235,7 @@ impl<'s> Locked<'s> {
             rtime_s: get(&second[RTIME]),
             lspid: low(pids),
             lrpid: high(pids),
+            ..MsgStat::default()
         }
     }
 
@@ -313,21 +258,25 @@ impl<'s> Locked<'s> {
 
     /// Records that `IPC_SET` is about to change the slot, and `qbytes` with it.
     ///
-    /// `changes` is the slot's count of changes (`Ids::changes`). If it has increased, the slot was
-    /// changed, and recovery must change `qbytes` too. So the whole change takes effect at one
-    /// store.
-    pub(super) fn begin_set(&self, qbytes: u64, changes: u64) {
+    /// The record has the slot's state. If the state has changed, recovery changes `qbytes` too. So
+    /// the whole change takes effect at one store.
+    pub(super) fn begin_set(&self, qbytes: u64) {
         let second = self.queue.second();
         put(&second[NEXT_QBYTES], qbytes);
         // ORDERING(ipc-redo): Release. The new value is stored before the record of the change.
-        second[SETTING].store(IS_SETTING | changes & !IS_SETTING, Ordering::Release);
+        second[SETTING].store(self.setting(), Ordering::Release);
+    }
+
+    fn setting(&self) -> u64 {
+        let shared = self.queue.shared;
+        IS_SETTING | ids::state(shared, shared.layout.msg_ids, self.queue.name.index)
     }
 
     /// Completes an interrupted `IPC_SET`. Returns true if it had changed the slot.
-    pub(super) fn redo_set(&self, changes: u64) -> bool {
+    pub(super) fn redo_set(&self) -> bool {
         let second = self.queue.second();
         let setting = get(&second[SETTING]);
-        let is_changed = setting & IS_SETTING != 0 && setting != IS_SETTING | changes & !IS_SETTING;
+        let is_changed = setting & IS_SETTING != 0 && setting != self.setting();
         if is_changed {
             self.set_qbytes(get(&second[NEXT_QBYTES]));
         }
@@ -372,8 +321,7 @@ impl<'s> Locked<'s> {
         message.set_ticket(self.next_ticket());
         message.set_truth(Truth::Queued(self.queue.name));
         self.messages().push(message.line);
-        let size = message.size() as u64;
-        self.set_counts(|cbytes, qnum| (cbytes.saturating_add(size), qnum.saturating_add(1)));
+        self.count_in(message);
     }
 
     /// Inserts a delivered message into the queue, at the position of its ticket.
@@ -384,6 +332,11 @@ impl<'s> Locked<'s> {
         lines.insert(at, message.line);
         message.set_truth(Truth::Queued(self.queue.name));
         self.messages().set(lines);
+        self.count_in(message);
+    }
+
+    #[inline]
+    fn count_in(&self, message: Message<'s>) {
         let size = message.size() as u64;
         self.set_counts(|cbytes, qnum| (cbytes.saturating_add(size), qnum.saturating_add(1)));
     }
@@ -412,7 +365,7 @@ impl<'s> Locked<'s> {
         if self.senders().is_empty() {
             return Wakes::new();
         }
-        let waiting = self.who_waits(self.senders());
+        let waiting = self.senders().iter().map(|line| self.node(line));
         let fitting = waiting.filter(|node| self.fits(node.size()));
         fitting.filter(|node| node.call()).map(|node| node.line).collect()
     }
@@ -420,33 +373,19 @@ impl<'s> Locked<'s> {
     /// Calls all waiting receivers. Returns the nodes to wake.
     #[doc(alias = "expunge_all")]
     pub(super) fn call_receivers(&self) -> Wakes {
-        let waiting = self.who_waits(self.receivers());
+        let waiting = self.receivers().iter().map(|line| self.node(line));
         waiting.filter(|node| node.call()).map(|node| node.line).collect()
-    }
-
-    /// Returns the waiting nodes of a list. Unlinks and frees abandoned ones.
-    fn who_waits(&self, list: List<'s>) -> impl Iterator<Item = Node<'s>> {
-        let locked = *self;
-        list.iter().map(move |line| locked.node(line)).filter(move |node| {
-            let is_left = node.is_left();
-            if is_left {
-                list.unlink(node.line);
-                node.free(locked.owner);
-            }
-            !is_left
-        })
     }
 
     /// Ends the queue: frees all messages, and ends all waits with `EIDRM`. Returns the nodes to
     /// wake.
     #[doc(alias = "freeque")]
-    pub(super) fn end(&self, owner: Owner) -> Wakes {
-        let waiting = self.receivers().iter().chain(self.senders().iter());
-        let (told, left): (Wakes, Wakes) =
-            waiting.partition(|line| self.node(*line).tell(Err(Errno::IDRM)));
+    pub(super) fn end(&self) -> Wakes {
+        let owner = self.owner;
+        let told: Wakes = self.receivers().iter().chain(self.senders().iter()).collect();
         self.receivers().set([]);
         self.senders().set([]);
-        left.iter().for_each(|line| self.node(*line).free(owner));
+        told.iter().for_each(|line| self.node(*line).tell(Err(Errno::IDRM)));
         for message in self.messages().iter().map(|line| self.message(line)) {
             message.make_private(owner.index);
             message.free(owner);
@@ -460,7 +399,7 @@ impl<'s> Locked<'s> {
 
     fn list(&self, ends: usize, members: Pool) -> List<'s> {
         let ends: &'s AtomicU64 = &self.queue.line()[ends];
-        List { region: &self.queue.shared.region, ends, max: members.lines }
+        List { region: &self.queue.shared.region, ends, links: LINKS, max: members.lines }
     }
 }
 

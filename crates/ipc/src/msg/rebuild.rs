@@ -26,33 +26,91 @@ use rustix::io::Errno;
 use super::handover::pipelined_send;
 use super::message::{Message, Truth};
 use super::node::{self, Node, Role, Status, Wakes};
-use super::queue::{Locked, Queue, QueueName};
-use crate::ids::{Ids, Kind};
-use crate::lock::Owner;
-use crate::namespace::{Shared, now_s};
-use crate::recover::reap_absent;
-use crate::sem::{Absent, Remains};
-use crate::task::Task;
+use super::queue::{LOCK, Queue, QueueGuard, QueueName};
+use crate::ids::{Ids, Kind, Remains};
+use crate::lock::{Held, Owner, Wait, lock_within};
+use crate::shared::{Shared, now_s};
+use crate::task_line::Absent;
+
+/// Message queues, for the code that all kinds share.
+pub(crate) const QUEUES: &Kind = &Kind {
+    layout: |layout| layout.msg_ids,
+    repair: |_, _| 0,
+    end: end_slot,
+    sweep: |_| {},
+    may_ctl: |hook, cred, perm, cmd| hook.msg_msgctl(cred, perm, cmd),
+};
+
+impl<'s> Queue<'s> {
+    /// Acquires the queue's lock. If its holder has died, the queue is repaired first.
+    ///
+    /// # Errors
+    ///
+    /// `EIDRM` if the queue is gone (trap I3: every path checks again under the lock); `EIO` if a
+    /// living holder does not release the lock.
+    #[inline]
+    pub(super) fn lock(self, owner: Owner) -> Result<QueueGuard<'s>, Errno> {
+        let held = self.hold(owner, Wait::Long)?;
+        if self.live() != self.name.payload() {
+            return Err(Errno::IDRM);
+        }
+        Ok(QueueGuard { queue: self, owner, _held: Some(held) })
+    }
+
+    /// As [`Queue::lock`], whichever queue the slot has.
+    #[inline]
+    pub(super) fn hold(self, owner: Owner, wait: Wait) -> Result<Held<'s>, Errno> {
+        lock_within(self.shared, &self.line()[LOCK], owner, wait, || {
+            recover(self, owner);
+            Ok(())
+        })
+    }
+
+    /// Creates an empty queue in slot `index`. No lookup can find it yet.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the lock cannot be acquired.
+    pub(super) fn make(
+        shared: &'s Shared,
+        index: u32,
+        qbytes: u64,
+        owner: Owner,
+    ) -> Result<Self, Errno> {
+        let slot = Self { shared, name: QueueName { index, tag: 0 } };
+        let _held = slot.hold(owner, Wait::Long)?;
+        Ok(slot.init(qbytes))
+    }
+
+    /// Repairs the slot, whichever queue it has.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the lock cannot be acquired.
+    pub(super) fn recover(self, owner: Owner) -> Result<(), Errno> {
+        let _held = self.hold(owner, Wait::Short)?;
+        recover(self, owner);
+        Ok(())
+    }
+}
 
 /// Repairs the queue whose lock was taken over. `queue` is any queue of the slot.
 pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
-    let shared = queue.shared;
-    let locked = Locked { queue: queue.last_of_slot(), owner };
-    let ids = Ids { shared, kind: Kind::Msg, owner };
-    let is_there = queue.live() != 0 && ids.payload(queue.name.index) == Some(queue.live());
-    let is_set = locked.redo_set(ids.changes(queue.name.index));
+    let locked = QueueGuard { queue: queue.last_of_slot(), owner, _held: None };
+    let is_set = locked.redo_set();
+    let is_there = queue.is_published();
     let mut wakes = rebuild(&locked);
     if !is_there {
-        wakes.extend(locked.end(owner));
+        wakes.extend(locked.end());
     } else if is_set {
         wakes.extend(locked.call_receivers());
     }
     locked.end_set();
-    node::wake(shared, &wakes);
+    node::wake(queue.shared, &wakes);
 }
 
 /// Rebuilds lists and counts of a queue. Returns the nodes to wake.
-pub(super) fn rebuild(locked: &Locked<'_>) -> Wakes {
+pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
     let shared = locked.queue.shared;
     let name = locked.queue.name;
     let mut wakes = Wakes::new();
@@ -71,13 +129,15 @@ pub(super) fn rebuild(locked: &Locked<'_>) -> Wakes {
             Truth::Queued(_) => queued.push((message.ticket(), line)),
             Truth::Delivered(_, node) => {
                 let node = Node { shared, line: node };
-                if node.waits_as() == Some((Role::Receiver, name)) {
-                    if node.tell(Ok(line)) {
-                        wakes.push(node.line);
-                    } else {
-                        // The message was not sent. It belongs to its sender, which has died.
-                        message.set_truth(Truth::Private);
-                    }
+                if node.waits_as() != Some((Role::Receiver, name)) {
+                    continue;
+                }
+                if node.status() == Status::Interrupted {
+                    // The message was not sent. It belongs to its sender, which has died.
+                    message.set_truth(Truth::Private);
+                } else {
+                    node.tell(Ok(line));
+                    wakes.push(node.line);
                 }
             }
             Truth::Private => {}
@@ -88,12 +148,12 @@ pub(super) fn rebuild(locked: &Locked<'_>) -> Wakes {
     let counts = (sizes.sum(), queued.len() as u64);
     locked.set_counts(|_, _| counts);
     locked.messages().set(queued.iter().map(|(_, line)| *line));
-    for (role, list) in [(Role::Receiver, locked.receivers()), (Role::Sender, locked.senders())] {
+    for role in [Role::Receiver, Role::Sender] {
         let waiting = nodes(shared).filter(|(node, _)| node.waits_as() == Some((role, name)));
         let mut waiting: Vec<_> = waiting.map(|(node, _)| (node.ticket(), node.line)).collect();
         waiting.sort_unstable();
         last_ticket = last_ticket.max(waiting.last().map_or(0, |(ticket, _)| *ticket));
-        list.set(waiting.iter().map(|(_, line)| *line));
+        locked.waiting(role).set(waiting.iter().map(|(_, line)| *line));
     }
     locked.set_last_ticket(last_ticket);
     wakes.extend(locked.call_senders());
@@ -123,23 +183,6 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<Absent, E
     Ok(absent)
 }
 
-/// Ends a wait that its thread has left, of a living task. `line` is the line of its node.
-///
-/// # Errors
-///
-/// `EIO` if a living task does not release a queue's lock.
-pub(crate) fn abandon(task: &Task, line: u32) -> Result<(), Errno> {
-    let (shared, owner) = (&*task.shared, task.owner);
-    let node = Node { shared, line };
-    let absent = match node.whose() {
-        Some(whose) => end_node(shared, owner, node, whose)?,
-        None => Absent::new(),
-    };
-    node.free(owner);
-    reap_absent(shared, owner, absent);
-    Ok(())
-}
-
 /// Frees those of the `seen` messages that are still private messages of the dead task `task`.
 pub(super) fn free_private(
     shared: &Shared,
@@ -160,7 +203,7 @@ pub(super) fn free_private(
 
 /// Unlinks a node from its list, and passes on the message that was passed to it. Returns the task
 /// of the new receiver if that may have died.
-fn end_node(
+pub(super) fn end_node(
     shared: &Shared,
     owner: Owner,
     node: Node<'_>,
@@ -175,8 +218,7 @@ fn end_node(
     if let Some(guard) = &guard
         && node.waits_as().is_some()
     {
-        let list = if role == Role::Receiver { guard.receivers() } else { guard.senders() };
-        list.unlink(node.line);
+        guard.waiting(role).unlink(node.line);
     }
     let Status::Done(Ok(line)) = node.status() else { return Ok(Absent::new()) };
     let message = Message { shared, line };
@@ -199,7 +241,7 @@ fn end_node(
 }
 
 /// Clears the remains in a slot without a queue. The lock of the kind is held.
-pub(crate) fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
+fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
     let slot = Queue { shared: ids.shared, name: QueueName { index, tag: 0 } };
     if slot.live() != 0 && slot.recover(ids.owner).is_err() {
         return Remains::Some;

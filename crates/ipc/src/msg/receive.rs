@@ -10,20 +10,19 @@ use corewalk_base::primitives::thread;
 use rustix::io::Errno;
 use std::fmt;
 
-use super::READ;
 use super::filter::Filter;
 use super::message::Message;
-use super::node::{self, Node, Role, Status};
+use super::node::{self, Role, Status};
 use super::queue::{Queue, QueueGuard};
 use crate::flags::MsgFlags;
 use crate::handle::MsgId;
 use crate::ids::Object;
-use crate::namespace::now_s;
-use crate::nested;
+use crate::perm::READ;
 use crate::recover;
+use crate::shared::now_s;
+use crate::signals;
 use crate::spin::Spin;
 use crate::task::Task;
-use crate::watch::Turn;
 
 /// The type of a received message, and the length of its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -237,7 +236,7 @@ impl Task {
     /// it. A signal handler that runs meanwhile interrupts the call.
     #[cold]
     fn watch(&self, queue: Queue<'_>, last_ticket: u64) -> Ended {
-        let signals = nested::signals();
+        let before = signals::count();
         let end = Deadline { monotonic_ns: futex::now().monotonic_ns + self.shared.spin_ns };
         let mut ended = Ended::Woken;
         while queue.last_ticket() == last_ticket && queue.live() == queue.name.payload() {
@@ -245,7 +244,7 @@ impl Task {
                 break;
             }
             thread::yield_now();
-            if nested::signals() != signals {
+            if signals::count() != before {
                 return Ended::Interrupted;
             }
             if futex::now() >= end {
@@ -259,10 +258,7 @@ impl Task {
     #[inline]
     fn may_receive(&self, object: &Object, msgtyp: i64) -> Result<(), Errno> {
         self.permission(object, READ)?;
-        match &self.shared.hook {
-            None => Ok(()),
-            Some(hook) => hook.msg_msgrcv(&self.cred.whole(), &object.perm(), msgtyp),
-        }
+        self.ask(|hook, cred| hook.msg_msgrcv(cred, &object.perm(), msgtyp))
     }
 
     /// Takes a queued message, and calls the senders whose messages fit now.
@@ -296,79 +292,15 @@ impl Task {
         size_max: usize,
         (msgtyp, msgflg): (i64, MsgFlags),
     ) -> Result<u32, Errno> {
-        let queue = guard.queue;
         let size_max = if msgflg.contains(MsgFlags::NOERROR) { usize::MAX } else { size_max };
-        // The caller found no message in this same section of the lock (trap I5).
-        let who = (Role::Receiver, queue.name, guard.next_ticket());
-        let node = Node::alloc(self, who, size_max, filter)?;
-        guard.receivers().push(node.line);
-        let begun = self.begin_wait(node.line);
-        drop(guard);
-        let received = self.wait_for_message(queue, node, msgtyp);
-        if !self.end_wait(begun) {
-            return Err(Errno::INTR);
-        }
-        let (received, is_ours) = node.leave(received);
-        if let Ok(line) = received {
-            // Do this before the node is freed: recovery finds a delivered message by its node.
-            Message { shared: &self.shared, line }.make_private(self.owner.index);
-        }
-        if is_ours {
-            node.free(self.owner);
-        }
-        received
-    }
-
-    fn wait_for_message(
-        &self,
-        queue: Queue<'_>,
-        node: Node<'_>,
-        msgtyp: i64,
-    ) -> Result<u32, Errno> {
-        let mut turn = Turn::first();
-        loop {
-            match node.status() {
-                _ if self.is_copy() => return Err(Errno::INTR),
-                Status::Done(outcome) => return outcome,
-                Status::Interrupted => return self.give_up_receiving(queue, node, Errno::INTR),
-                Status::Called => {
-                    let may = |object: &Object| self.may_receive(object, msgtyp);
-                    if let Err(errno) = self.permitted_still(queue, may) {
-                        return self.give_up_receiving(queue, node, errno);
-                    }
-                    // A removal stores the outcome in the node before it releases the lock, and
-                    // `Node::leave` reads it first. So the call ends after any error.
-                    let _guard = queue.lock(self.owner)?;
-                    // A message that this call takes cannot be queued: its sender passes it on.
-                    if !matches!(node.status(), Status::Done(_)) {
-                        node.answer_call();
-                    }
-                }
-                Status::Waits => {
-                    if self.sleep(queue, node, &mut turn)? == Ended::Interrupted {
-                        return self.give_up_receiving(queue, node, Errno::INTR);
-                    }
-                }
+        let may = |object: &Object| self.may_receive(object, msgtyp);
+        self.wait_at(guard, filter, size_max, Role::Receiver, may, |_guard, node| {
+            // A message that this call takes cannot be queued: its sender passes it on.
+            if !matches!(node.status(), Status::Done(_)) {
+                node.answer_call();
             }
-        }
-    }
-
-    /// Unlinks the node and returns `errno`, unless the call has an outcome.
-    fn give_up_receiving(
-        &self,
-        queue: Queue<'_>,
-        node: Node<'_>,
-        errno: Errno,
-    ) -> Result<u32, Errno> {
-        let guard = queue.lock(self.owner);
-        if let Status::Done(outcome) = node.status() {
-            return outcome;
-        }
-        let guard = guard?;
-        guard.receivers().unlink(node.line);
-        // Do this under the lock, so that a rebuild does not link the node again.
-        node.forget();
-        Err(errno)
+            false
+        })
     }
 }
 

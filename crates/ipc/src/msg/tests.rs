@@ -36,8 +36,9 @@ fn called_sender_does_not_count_as_waiting() {
     let namespace = namespace();
     let task = task(&namespace, 1);
     let id = task.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
-    let who = (Role::Sender, queue(&task, id).name, 1);
-    let node = Node::alloc(&task, who, 1, Filter::Any).unwrap();
+    let guard = queue(&task, id).lock(task.owner).unwrap();
+    let node = Node::alloc(&guard, Role::Sender, 1, 1, Filter::ANY).unwrap();
+    drop(guard);
     let begun = task.begin_wait(node.line);
     assert_eq!(task.waiting(), 1);
     assert!(node.call());
@@ -81,7 +82,7 @@ fn scramble(task: &Task, id: MsgId, seed: u64) {
     for (at, list) in lists.into_iter().enumerate() {
         let members: Vec<u32> = list.iter().collect();
         for line in members {
-            put(&list.region.line(line)[crate::list::LINKS], seed.wrapping_mul(77 + at as u64));
+            put(&list.region.line(line)[list.links], seed.wrapping_mul(77 + at as u64));
         }
         put(list.ends, seed.rotate_left(at as u32 * 9));
     }
@@ -206,7 +207,7 @@ fn interrupted_removal_is_completed_by_recovery() {
             ids.unpublish(&ids.obtain_object_check(id.raw()).unwrap());
         }
         if is_begun {
-            let line = one.shared.layout.queues + super::QUEUE_LINES * queue.name.index;
+            let line = one.shared.layout.queues + crate::layout::QUEUE_LINES * queue.name.index;
             put(&one.shared.region.line(line)[super::queue::LIVE], 0);
         }
         rebuild::recover(queue, one.owner);
@@ -239,8 +240,8 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     let guard = queue(&dead, id).lock(dead.owner).unwrap();
     // One node waits, and another one has got a message that its task has not seen.
     let nodes = [9, 10].map(|mtype| {
-        let who = (Role::Receiver, guard.queue.name, guard.next_ticket());
-        let node = Node::alloc(&dead, who, 8, super::filter::Filter::Equal(mtype)).unwrap();
+        let filter = Filter::new(mtype, MsgFlags::empty()).unwrap();
+        let node = Node::alloc(&guard, Role::Receiver, 2, 8, filter).unwrap();
         guard.receivers().push(node.line);
         node
     });
@@ -288,15 +289,9 @@ fn message_taken_while_its_sender_is_reaped_stays_with_its_receiver() {
 
 fn linked(task: &Task, id: MsgId, role: Role) -> Node<'_> {
     let guard = queue(task, id).lock(task.owner).unwrap();
-    let node = Node::alloc(
-        task,
-        (role, guard.queue.name, guard.next_ticket()),
-        8,
-        super::filter::Filter::Any,
-    );
-    let list = if role == Role::Receiver { guard.receivers() } else { guard.senders() };
-    list.push(node.unwrap().line);
-    node.unwrap()
+    let node = Node::alloc(&guard, role, task.pid, 8, Filter::ANY).unwrap();
+    guard.waiting(role).push(node.line);
+    node
 }
 
 fn left(task: &Task, id: MsgId, role: Role) -> Node<'_> {
@@ -306,38 +301,57 @@ fn left(task: &Task, id: MsgId, role: Role) -> Node<'_> {
         (Err(Errno::IO), false),
         "the node is still in its list"
     );
+    task.keep_wait(node.line);
     node
 }
 
 /// A task that cannot acquire the queue's lock abandons its node in the list. The node gets no
-/// message. A call that finds it frees it.
+/// message. The end of the task frees it.
 #[test]
-fn abandoned_node_gets_no_message_and_is_freed_when_found() {
+fn abandoned_node_gets_no_message_and_is_freed_with_its_task() {
+    let namespace = namespace();
+    for is_removed in [false, true] {
+        let (one, other) = (task(&namespace, 1), task(&namespace, 2));
+        let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
+        left(&other, id, Role::Receiver);
+        left(&other, id, Role::Sender);
+        let receiver = waiting(&other, move |task| {
+            task.msgrcv(id, &mut [0; 8], 0, MsgFlags::empty()).map(|r| r.mtype)
+        });
+        one.msgsnd(id, 3, b"text", NOWAIT).unwrap();
+        assert_eq!(receiver.join().unwrap(), Ok(3));
+        one.msgsnd(id, 4, b"text", NOWAIT).unwrap();
+        assert_eq!(one.msg_stat(id).unwrap().qnum, 1);
+        one.msg_set(id, 0, 0, 0o600, 10).unwrap();
+        one.msgrcv(id, &mut [0; 8], 4, NOWAIT).unwrap();
+        if is_removed {
+            one.msg_rmid(id).unwrap();
+        }
+        super::exit_msg(&other);
+        assert_eq!(used(&one), [0, 2]);
+        drop(other);
+        assert_eq!(used(&one), [0, 0]);
+        if !is_removed {
+            let guard = queue(&one, id).lock(one.owner).unwrap();
+            assert!(guard.receivers().is_empty() && guard.senders().is_empty());
+        }
+    }
+}
+
+/// A signal interrupts a receiver, whose thread does not run until a message is there.
+#[test]
+fn interrupted_receiver_is_given_no_message() {
     let namespace = namespace();
     let (one, other) = (task(&namespace, 1), task(&namespace, 2));
     let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
-    left(&other, id, Role::Receiver);
-    let receiver = waiting(&other, move |task| {
-        task.msgrcv(id, &mut [0; 8], 0, MsgFlags::empty()).map(|r| r.mtype)
-    });
-    one.msgsnd(id, 3, b"text", NOWAIT).unwrap();
-    assert_eq!(receiver.join().unwrap(), Ok(3));
-    super::exit_msg(&other);
-    assert_eq!(used(&one), [0, 0]);
-    left(&other, id, Role::Receiver);
-    one.msgsnd(id, 4, b"text", NOWAIT).unwrap();
-    assert_eq!((one.msg_stat(id).unwrap().qnum, used(&one)), (1, [1, 0]));
-    left(&other, id, Role::Sender);
-    one.msgrcv(id, &mut [0; 8], 4, NOWAIT).unwrap();
-    assert_eq!(used(&one), [0, 0]);
-    left(&other, id, Role::Receiver);
-    left(&other, id, Role::Sender);
-    one.msg_set(id, 0, 0, 0o600, 10).unwrap();
-    assert_eq!(used(&one), [0, 0]);
-    left(&other, id, Role::Receiver);
-    left(&other, id, Role::Sender);
-    one.msg_rmid(id).unwrap();
-    assert_eq!(used(&one), [0, 0]);
+    let node = linked(&one, id, Role::Receiver);
+    let begun = one.begin_wait(node.line);
+    one.interrupt_own();
+    other.msgsnd(id, 3, b"text", NOWAIT).unwrap();
+    assert_eq!((other.msg_stat(id).unwrap().qnum, node.status()), (1, Status::Interrupted));
+    queue(&one, id).lock(one.owner).unwrap().receivers().unlink(node.line);
+    assert!(one.end_wait(begun));
+    node.free(one.owner);
 }
 
 /// A node gets an outcome or is abandoned, and the second of the two tasks notices.
@@ -348,11 +362,10 @@ fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     let node = linked(&other, id, Role::Receiver);
     one.msgsnd(id, 3, b"text", NOWAIT).unwrap();
-    let (told, is_ours) = node.leave(Err(Errno::IO));
-    assert!(told.is_ok() && is_ours, "it has a message");
+    let (told, is_out) = node.leave(Err(Errno::IO));
+    assert!(told.is_ok() && is_out, "it has a message");
     let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     let node = left(&other, id, Role::Receiver);
-    assert!(!node.tell(Ok(1)) && node.is_left());
     // A sender died after it stored `Delivered` with an abandoned node, and before it told the
     // node.
     let guard = queue(&one, id).lock(one.owner).unwrap();
@@ -376,7 +389,7 @@ fn interrupted_change_of_a_queue_is_whole_or_nothing() {
         {
             let ids = one.msg_ids().lock().unwrap();
             let guard = queue.lock(one.owner).unwrap();
-            guard.begin_set(77, one.msg_ids().changes(queue.name.index));
+            guard.begin_set(77);
             if is_changed {
                 ids.update_perm(&ids.obtain_object_check(id.raw()).unwrap(), 0, 0, 0o640, 0);
             }
@@ -535,8 +548,7 @@ fn message_with_an_impossible_size_is_cut() {
 fn receive_without_sleep(task: &Task, id: MsgId) -> u32 {
     let queue = queue(task, id);
     let guard = queue.lock(task.owner).unwrap();
-    let who = (Role::Receiver, queue.name, guard.next_ticket());
-    let node = Node::alloc(task, who, 64, Filter::Any).unwrap();
+    let node = Node::alloc(&guard, Role::Receiver, task.pid, 64, Filter::ANY).unwrap();
     guard.receivers().push(node.line);
     node.line
 }

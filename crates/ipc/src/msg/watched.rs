@@ -3,11 +3,11 @@
 use corewalk_base::futex;
 
 use super::node::Status;
-use super::queue::{Queue, QueueName};
-use super::rebuild::nodes;
-use crate::ids::{Ids, Kind};
-use crate::lock::Owner;
-use crate::namespace::Shared;
+use super::queue::{LOCK, Queue, QueueName};
+use super::rebuild::{QUEUES, nodes};
+use crate::ids::Ids;
+use crate::lock::{Owner, Wait, is_left};
+use crate::shared::Shared;
 use crate::watch::Concerns;
 
 /// Adds the calls that wait at queues to `concerns`. Wakes those whose queue is gone or that have
@@ -31,15 +31,15 @@ pub(crate) fn collect_concerns(shared: &Shared, concerns: &mut Concerns) {
 /// interrupted.
 pub(crate) fn look_at(shared: &Shared, owner: Owner, index: u32) {
     let queue = Queue { shared, name: QueueName { index, tag: 0 } };
-    let ids = Ids { shared, kind: Kind::Msg, owner };
+    let ids = Ids { shared, kind: QUEUES, owner };
     if queue.live() != 0
-        && ids.payload(index) != Some(queue.live())
+        && !queue.is_published()
         && let Ok(ids) = ids.lock()
     {
         ids.end_left_at(index);
     }
-    if queue.is_left() {
+    if is_left(shared, &queue.line()[LOCK]) {
         // Taking the lock over repairs the queue. A later look tries again.
-        let _taken = queue.take_over(owner);
+        drop(queue.hold(owner, Wait::Short));
     }
 }

@@ -15,8 +15,9 @@ use super::{HEADER, Joins, NEXT_FREE, Pool, USED, WHOSE_SHIFT};
 use crate::field::{get, put};
 use crate::layout::Layout;
 use crate::lock::Owner;
-use crate::namespace::Shared;
-use crate::task::{Task, forget_process};
+use crate::shared::Shared;
+use crate::task::Task;
+use crate::task_line::forget_process;
 use crate::{Capacity, Cred, Namespace, NamespaceOptions};
 
 const LINES: u32 = 64;

@@ -36,7 +36,7 @@ use corewalk_base::primitives::atomic::{Ordering, fence};
 use super::{CLASSES, GIVEN, HEADER, JOINS, Joins, NEXT_FRESH, Pool};
 use crate::field::{get, put};
 use crate::lock::Owner;
-use crate::namespace::Shared;
+use crate::shared::Shared;
 
 /// A pool of messages joins again after this share of its lines was freed: one in 256.
 const GIVEN_SHARE: u32 = 256;

@@ -1,5 +1,6 @@
 //! A check of the semaphore sets of a namespace that no call uses, for the crash models.
 
+use super::node::nodes_of;
 use super::queue;
 use super::set::{COMMIT, COMMITTING, LIVE, OWED, Set};
 use super::undo;
@@ -33,7 +34,7 @@ pub(crate) fn audit(task: &Task) -> Result<(), String> {
         listed.extend(undo::records(&guard).take(100));
         drop(guard);
         queue::audit::audit(set)?;
-        let is_granted = queue::nodes_of(set).any(|(node, _)| node.is_granted());
+        let is_granted = nodes_of(set).any(|(node, _)| node.is_granted());
         if is_granted && !set.may_be_owed() {
             return Err(
                 "a call was granted its operations, but its set does not have `OWED`".to_owned()

@@ -13,7 +13,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 
 use super::SemBuf;
-use super::audit::{audit, forget_logs, forget_owed};
+use super::audit::{audit, forget_owed};
 use super::dead::wait_looking;
 use crate::crash_models::kill;
 use crate::{
@@ -205,46 +205,6 @@ fn crash_in_getval_after_a_grant_to_the_dead_leaves_the_permit_to_the_next_task(
         println!("{}: {pairs} pairs of stops, refused, not refused: {tries:?}", case.name);
         assert_all_reached(case, tries);
     }
-}
-
-/// A thread leaves its wait, which was granted, and takes the grant back. The task is killed before
-/// the store numbered `stores`. Returns true if the thread was not done by then, or a description
-/// of the fault.
-fn stop_in_abandon(stores: u64, is_with_logs: bool) -> Result<bool, String> {
-    let mut world = World::new(Case { dead: 0, ..PLAIN }, false);
-    let (id, left) = (world.id, world.victim.take().unwrap());
-    // One operation has an adjustment to take back, and the other has none.
-    let sops = [SemBuf::new(0, -1, SemFlags::UNDO), SemBuf::new(1, -1, SemFlags::empty())];
-    let node = wait_looking(&left, id, &sops, false);
-    world.survivor.semop(id, &[UP, SemBuf::new(1, 1, SemFlags::empty())]).unwrap();
-    let is_stopped = crash::run(stores, || super::abandon(&left, node)) == Ended::Stopped;
-    if is_stopped {
-        kill(left);
-    } else {
-        left.exit();
-    }
-    if !is_with_logs {
-        forget_logs(&world.survivor);
-    }
-    world.namespace.recover().map_err(|errno| errno.to_string())?;
-    audit(&world.survivor)?;
-    match world.survivor.sem_getall(id).as_deref() {
-        Ok([1, 1]) => Ok(is_stopped),
-        other => Err(format!("{stores} stores: {other:?}")),
-    }
-}
-
-#[test]
-fn crash_in_abandon_takes_back_the_whole_grant() {
-    let stops = (0..STORES_MAX).take_while(|stores| stop_in_abandon(*stores, true).unwrap());
-    let count = stops.count();
-    println!("{count} stops");
-    assert!((10..STORES_MAX as usize).contains(&count));
-}
-
-#[test]
-fn crash_control_abandon_without_logs_is_caught() {
-    assert!((0..STORES_MAX).any(|stores| stop_in_abandon(stores, false).is_err()));
 }
 
 #[test]

@@ -9,27 +9,20 @@
 
 use rustix::io::Errno;
 
-use super::op::{READ, WRITE};
 use super::queue::{self, Awaited, Changed};
 use super::reap::Concern;
 use super::set::{Set, SetGuard};
 use super::txn::Txn;
 use super::undo;
 use super::word::Word;
+use crate::ctl::{By, IPC_SET, IPC_STAT, Totals, are_ids};
 use crate::handle::SemId;
-use crate::ids::{Object, SLOTS_MAX, touch_ctime};
-use crate::namespace::{SEMVMX, now_s};
-use crate::perm::Perm;
+use crate::ids::touch_ctime;
+use crate::limits::SEMVMX;
+use crate::perm::{Perm, READ, WRITE};
+use crate::shared::now_s;
 use crate::task::Task;
 
-/// Removes the object.
-pub const IPC_RMID: i32 = 0;
-/// Changes owner and mode.
-pub const IPC_SET: i32 = 1;
-/// Reads the description of the object.
-pub const IPC_STAT: i32 = 2;
-/// Reads the limits.
-pub const IPC_INFO: i32 = 3;
 /// Reads the pid of the last operation.
 pub const GETPID: i32 = 11;
 /// Reads the value.
@@ -224,7 +217,7 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn sem_getall(&self, semid: SemId) -> Result<Vec<u16>, Errno> {
-        let (set, _) = self.sem_obtain(semid, READ, GETALL)?;
+        let set = self.sem_obtain(semid, READ, GETALL)?;
         let guard = set.lock(self.owner)?;
         let mut txn = Txn::new(&guard);
         (0..set.place.nsems as u16).map(|num| Ok(txn.value(num)? as u16)).collect()
@@ -261,7 +254,8 @@ impl Task {
         let num = in_range(set, semnum)?;
         self.permission(&object, WRITE)?;
         // Linux hides the error of the security module here.
-        self.may_semctl(Some(&object.perm()), SETVAL).map_err(|_| Errno::ACCESS)?;
+        let asked = self.ask(|hook, cred| hook.sem_semctl(cred, Some(&object.perm()), SETVAL));
+        asked.map_err(|_| Errno::ACCESS)?;
         let guard = set.lock(self.owner)?;
         self.set_values(guard, &[num], |_| value)
     }
@@ -289,7 +283,7 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn sem_setall(&self, semid: SemId, values: &[u16]) -> Result<(), Errno> {
-        let (set, _) = self.sem_obtain(semid, WRITE, SETALL)?;
+        let set = self.sem_obtain(semid, WRITE, SETALL)?;
         if values.len() != set.place.nsems as usize {
             return Err(Errno::INVAL);
         }
@@ -307,6 +301,7 @@ impl Task {
     ///
     /// - `EACCES`: the caller has no read permission.
     /// - `EINVAL`: there is no such set.
+    /// - `EIO`: a live process did not release the lock of the kind for 10 s.
     ///
     /// # Examples
     ///
@@ -325,9 +320,7 @@ impl Task {
     /// ```
     #[doc(alias = "semctl_stat")]
     pub fn sem_stat(&self, semid: SemId) -> Result<SemStat, Errno> {
-        let object = self.sem_ids().obtain_object_check(semid.raw())?;
-        self.permission(&object, READ)?;
-        self.stat_of(&object, IPC_STAT)
+        self.sem_stat_by((By::Id, semid.raw()), IPC_STAT)
     }
 
     /// As [`Task::sem_stat`] of the set at an index, with its id: `SEM_STAT`.
@@ -356,9 +349,7 @@ impl Task {
     #[doc(alias = "sem_obtain_object")]
     #[doc(alias = "ipc_obtain_object")]
     pub fn sem_stat_index(&self, index: i32) -> Result<SemStat, Errno> {
-        let object = self.object_at(index)?;
-        self.permission(&object, READ)?;
-        self.stat_of(&object, SEM_STAT)
+        self.sem_stat_by((By::Index, index), SEM_STAT)
     }
 
     /// As [`Task::sem_stat_index`], but without a permission check: `SEM_STAT_ANY`.
@@ -383,8 +374,7 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn sem_stat_any(&self, index: i32) -> Result<SemStat, Errno> {
-        let object = self.object_at(index)?;
-        self.stat_of(&object, SEM_STAT_ANY)
+        self.sem_stat_by((By::AnyIndex, index), SEM_STAT_ANY)
     }
 
     /// Changes the owner, the group and the nine permission bits: `IPC_SET`.
@@ -393,6 +383,7 @@ impl Task {
     ///
     /// - `EINVAL`: there is no such set, or an id is `-1`.
     /// - `EPERM`: the caller is neither the owner nor the creator, and lacks `CAP_SYS_ADMIN`.
+    /// - `EIO`: a live process did not release the lock of the set or of the kind for 10 s.
     ///
     /// # Examples
     ///
@@ -414,10 +405,8 @@ impl Task {
     #[doc(alias = "semctl_down")]
     pub fn sem_set(&self, semid: SemId, uid: u32, gid: u32, mode: u16) -> Result<(), Errno> {
         let ids = self.sem_ids().lock()?;
-        let object = self.pre_down(&ids, semid, IPC_SET)?;
-        if uid == u32::MAX || gid == u32::MAX {
-            return Err(Errno::INVAL);
-        }
+        let object = self.obtain_own(&ids, semid.raw(), IPC_SET)?;
+        are_ids(uid, gid)?;
         let _guard = Set::new(&self.shared, &object).lock(self.owner)?;
         ids.update_perm(&object, uid, gid, mode, now_s());
         Ok(())
@@ -445,40 +434,46 @@ impl Task {
     /// ```
     #[doc(alias = "semctl_info")]
     pub fn sem_totals(&self) -> Result<SemTotals, Errno> {
-        self.may_semctl(None, SEM_INFO)?;
-        let ids = self.sem_ids().lock()?;
-        let index_max = ids.index_max().unwrap_or(0);
-        Ok(SemTotals { sets: ids.in_use(), sems: ids.used(), index_max })
+        let Totals { objects, used, index_max } = self.totals(self.sem_ids(), SEM_INFO)?;
+        Ok(SemTotals { sets: objects, sems: used, index_max })
     }
 
-    /// Returns the number of semaphores of a set.
-    pub(crate) fn sem_nsems(&self, semid: SemId) -> Result<usize, Errno> {
+    /// Returns the number of semaphores of a set. It needs no permission, as [`Task::semop`] needs
+    /// none before it compares numbers of semaphores with it.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`: there is no such set.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_ipc::{Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions};
+    ///
+    /// let namespace = Namespace::new(NamespaceOptions::default())?;
+    /// let task = namespace.register(Cred::root(), 1)?;
+    /// let id = task.semget(IPC_PRIVATE, 3, GetFlags::empty(), 0o600)?;
+    /// assert_eq!(task.sem_nsems(id), Ok(3));
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
+    pub fn sem_nsems(&self, semid: SemId) -> Result<usize, Errno> {
         let object = self.sem_ids().obtain_object_check(semid.raw())?;
         Ok(Set::new(&self.shared, &object).place.nsems as usize)
     }
 
-    pub(super) fn may_semctl(&self, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
-        match &self.shared.hook {
-            None => Ok(()),
-            Some(hook) => hook.sem_semctl(&self.cred.whole(), perm, cmd),
-        }
-    }
-
-    fn sem_obtain(&self, semid: SemId, flag: u32, cmd: i32) -> Result<(Set<'_>, Object), Errno> {
-        let object = self.sem_ids().obtain_object_check(semid.raw())?;
-        self.permission(&object, flag)?;
-        self.may_semctl(Some(&object.perm()), cmd)?;
+    fn sem_obtain(&self, semid: SemId, flag: u32, cmd: i32) -> Result<Set<'_>, Errno> {
+        let object = self.obtain(self.sem_ids(), (By::Id, semid.raw()), flag, cmd)?;
         let set = Set::new(&self.shared, &object);
         if set.may_be_owed() {
             // The answer must not contain unapplied adjustments, or unused grants, of dead tasks.
             self.look_after(set, Concern::Values);
         }
-        Ok((set, object))
+        Ok(set)
     }
 
     /// Returns the word of a semaphore at an instant when no change of it is half done.
     fn sem_word(&self, semid: SemId, semnum: i32, cmd: i32) -> Result<Word, Errno> {
-        let (set, _) = self.sem_obtain(semid, READ, cmd)?;
+        let set = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
         let word = set.word(num)?;
         if !word.is_frozen() {
@@ -499,7 +494,7 @@ impl Task {
         cmd: i32,
         awaited: Awaited,
     ) -> Result<i32, Errno> {
-        let (set, _) = self.sem_obtain(semid, READ, cmd)?;
+        let set = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
         if set.has_absent(num) {
             // Dead tasks must not be counted.
@@ -509,14 +504,9 @@ impl Task {
         Ok(queue::count(&guard, num, awaited))
     }
 
-    fn object_at(&self, index: i32) -> Result<Object, Errno> {
-        let index = u32::try_from(index).map_err(|_| Errno::INVAL)?;
-        self.sem_ids().obtain_object(index & (SLOTS_MAX - 1))
-    }
-
-    fn stat_of(&self, object: &Object, cmd: i32) -> Result<SemStat, Errno> {
-        self.may_semctl(Some(&object.perm()), cmd)?;
-        let set = Set::new(&self.shared, object);
+    fn sem_stat_by(&self, which: (By, i32), cmd: i32) -> Result<SemStat, Errno> {
+        let object = self.obtain(self.sem_ids(), which, READ, cmd)?;
+        let set = Set::new(&self.shared, &object);
         let (perm, ctime_s) = (object.perm(), object.ctime);
         let (otime_s, nsems) = (set.otime(), set.place.nsems);
         Ok(SemStat { id: SemId::from_raw(object.id()), perm, otime_s, ctime_s, nsems })
@@ -533,7 +523,7 @@ impl Task {
         txn.note_setting();
         for num in nums {
             txn.set_value(*num, value(*num), self.pid)?;
-            undo::clear(&mut txn, *num)?;
+            undo::records(&guard).try_for_each(|record| txn.set_adj(record, *num, 0))?;
         }
         let completed = queue::update(&mut txn, Changed::Nums(nums))?;
         let is_any = completed.is_any();

@@ -1,12 +1,14 @@
 //! For tests: what a task leaves that is killed while it waits, without a process of its own.
 
 use super::SemBuf;
-use super::queue::{self, Completed, Node};
+use super::node::{Call, Completed, Node};
+use super::queue;
 use super::set::Set;
-use super::txn::{Call, Txn, Verdict};
+use super::txn::{Txn, Verdict};
 use super::undo;
 use crate::handle::SemId;
-use crate::task::{Task, forget_process};
+use crate::task::Task;
+use crate::task_line::forget_process;
 
 /// Queues a call of `task`, as far as a real call gets before it sleeps. No thread sleeps. Returns
 /// the line of the node.
@@ -19,7 +21,7 @@ pub(crate) fn wait_looking(task: &Task, id: SemId, sops: &[SemBuf], is_watched: 
     let object = task.sem_ids().obtain_object_check(id.raw()).unwrap();
     let guard = Set::new(&task.shared, &object).lock(task.owner).unwrap();
     let has_undo = sops.iter().any(|sop| sop.is_undo());
-    let undo = if has_undo { undo::find_alloc(&guard, task).unwrap() } else { 0 };
+    let undo = if has_undo { undo::find_alloc(&guard, &task.undos).unwrap() } else { 0 };
     let call = Call { sops, undo, pid: task.pid };
     let mut txn = Txn::new(&guard);
     let Verdict::Blocks(at) = txn.perform(call) else { panic!("the call need not wait") };
@@ -44,13 +46,13 @@ mod tests {
     use rustix::io::Errno;
     use std::time::Duration;
 
-    use super::super::recover::thaw_dead;
+    use super::super::freeze::thaw_dead;
     use super::super::set::WORD;
     use super::*;
     use crate::field::{get, put};
     use crate::process::{Identity, Look};
-    use crate::sem::STATUS;
-    use crate::task::{STATE, identity, task_line};
+    use crate::status::STATUS;
+    use crate::task_line::{STATE, identity, task_line};
     use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemFlags};
 
     fn namespace(sets: u32) -> Namespace {
@@ -215,12 +217,9 @@ mod tests {
         });
         assert_eq!(holder.sem_getncnt(id, 0), Ok(1), "the call is still in its queue");
         holder.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
-        assert_eq!(holder.sem_getval(id, 0), Ok(0), "the permit was granted");
-        assert_eq!(
-            caller.semtimedop(id, &down(SemFlags::empty()), TIMEOUT),
-            Ok(()),
-            "and the grant was taken back"
-        );
+        assert_eq!(holder.sem_getval(id, 0), Ok(1), "the call gets no permit");
+        assert_eq!(caller.semtimedop(id, &down(SemFlags::empty()), TIMEOUT), Ok(()));
+        caller.exit();
         let waits = holder.shared.layout.waits;
         assert_eq!(waits.used(&holder.shared.region).count(), 0, "the node is free");
     }
@@ -260,66 +259,51 @@ mod tests {
     const LOCK: SemBuf = SemBuf::new(0, -1, SemFlags::UNDO);
     const PLAIN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
 
-    /// A handler has left a wait for a lock, which is granted afterwards. The process lives.
+    /// A signal interrupts a wait whose thread does not run until the units are there.
     #[test]
-    fn lock_granted_to_an_abandoned_wait_is_free_again() {
+    fn interrupted_wait_is_granted_nothing() {
         let namespace = namespace(1);
         let (left, other) = (task(&namespace, 1), task(&namespace, 2));
         let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
         let node = wait_without_sleep(&left, id, &[LOCK]);
+        let _begun = left.begin_wait(node);
+        left.interrupt_own();
         other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
-        assert_eq!(other.sem_getval(id, 0), Ok(0), "the permit was granted");
-        crate::sem::abandon(&left, node);
         assert_eq!(other.sem_getval(id, 0), Ok(1));
-        // The end of the process does not give the lock back a second time.
-        left.exit();
-        assert_eq!(other.sem_getval(id, 0), Ok(1));
+        assert_eq!(other.sem_getncnt(id, 0), Ok(1), "the node stays until the task ends");
+        kill(left);
+        namespace.recover().unwrap();
+        assert_eq!((other.sem_getval(id, 0), other.sem_getncnt(id, 0)), (Ok(1), Ok(0)));
     }
 
-    /// `SETVAL` clears the adjustment, so neither the abandoned wait nor the end of the task
-    /// applies it. A grant without adjustment is not taken back either, since the new value does
-    /// not contain it.
+    /// `SETVAL` clears the adjustment, so the end of the task does not apply it. A grant without
+    /// adjustment is not taken back either, since the new value does not contain it.
     #[test]
     fn value_set_after_a_grant_stays_when_the_grant_is_dropped() {
-        for (is_dead, lock) in [(false, LOCK), (true, LOCK), (false, PLAIN), (true, PLAIN)] {
+        for lock in [LOCK, PLAIN] {
             let namespace = namespace(1);
             let (left, other) = (task(&namespace, 1), task(&namespace, 2));
             let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
-            let node = wait_without_sleep(&left, id, &[lock]);
+            wait_without_sleep(&left, id, &[lock]);
             other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
             other.sem_setval(id, 0, 1).unwrap();
-            if is_dead {
-                kill(left);
-                namespace.recover().unwrap();
-            } else {
-                crate::sem::abandon(&left, node);
-                assert_eq!(other.sem_getval(id, 0), Ok(1));
-                left.exit();
-            }
-            assert_eq!(other.sem_getval(id, 0), Ok(1), "the task is dead: {is_dead}, {lock:?}");
+            kill(left);
+            namespace.recover().unwrap();
+            assert_eq!(other.sem_getval(id, 0), Ok(1), "{lock:?}");
         }
     }
 
     /// One transaction sets the value, clears adjustments and grants. Its grant counts as later.
     #[test]
-    fn lock_granted_by_setval_to_an_abandoned_wait_is_free_again() {
+    fn lock_granted_by_setval_to_a_dead_task_is_free_again() {
         let namespace = namespace(1);
-        let (left, other) = (task(&namespace, 1), task(&namespace, 2));
+        let (dead, other) = (task(&namespace, 1), task(&namespace, 2));
         let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
-        let first = wait_without_sleep(&left, id, &[LOCK]);
-        let second = wait_without_sleep(&left, id, &[LOCK]);
-        for node in [first, second] {
-            // When the second value is set, the first grant is unacknowledged.
-            other.sem_setval(id, 0, 1).unwrap();
-            assert_eq!(other.sem_getval(id, 0), Ok(0), "the permit was granted");
-            if node == second {
-                crate::sem::abandon(&left, first);
-                assert_eq!(other.sem_getval(id, 0), Ok(0), "the value was set since the grant");
-                crate::sem::abandon(&left, second);
-            }
-        }
-        assert_eq!(other.sem_getval(id, 0), Ok(1));
-        left.exit();
+        wait_without_sleep(&dead, id, &[LOCK]);
+        other.sem_setval(id, 0, 1).unwrap();
+        assert_eq!(other.sem_getval(id, 0), Ok(0), "the permit was granted");
+        kill(dead);
+        namespace.recover().unwrap();
         assert_eq!(other.sem_getval(id, 0), Ok(1));
     }
 
@@ -328,17 +312,16 @@ mod tests {
     #[test]
     fn grant_is_taken_back_in_part_or_not_at_all_if_not_possible_as_a_whole() {
         let give = SemBuf::new(1, 1, SemFlags::UNDO);
-        for (flag, values) in [(SemFlags::empty(), [1, 0]), (SemFlags::UNDO, [0, 0])] {
+        for flag in [SemFlags::empty(), SemFlags::UNDO] {
             let namespace = namespace(1);
-            let (left, other) = (task(&namespace, 1), task(&namespace, 2));
+            let (dead, other) = (task(&namespace, 1), task(&namespace, 2));
             let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
-            let node = wait_without_sleep(&left, id, &[SemBuf::new(0, -1, flag), give]);
+            wait_without_sleep(&dead, id, &[SemBuf::new(0, -1, flag), give]);
             other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
             other.semop(id, &[SemBuf::new(1, -1, SemFlags::empty())]).unwrap();
-            crate::sem::abandon(&left, node);
-            assert_eq!(other.sem_getall(id).unwrap(), values);
-            left.exit();
-            assert_eq!(other.sem_getall(id).unwrap(), [1, 0]);
+            kill(dead);
+            namespace.recover().unwrap();
+            assert_eq!(other.sem_getall(id).unwrap(), [1, 0], "{flag:?}");
         }
     }
 

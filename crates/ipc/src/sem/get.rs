@@ -1,24 +1,22 @@
 //! semget(2), and the removal of a set.
 //!
-//! Source: semget(2); Linux `ipc/sem.c` (`newary`, `freeary`), `ipc/util.c` (`ipcget`).
+//! Source: semget(2); Linux `ipc/sem.c` (`newary`, `freeary`).
 
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
-use super::queue::{self, Completed, Wakes};
+use super::recover::free_lost;
 use super::set::{
     ALTER_LIST, COMMIT, COMPLEX_COUNT, CONST_LIST, LIVE, LOG, OTIME, Place, REDO, SEM_ALTER_LIST,
-    SEM_CONST_LIST, Set, SetGuard, TICKET, UNDO_LIST, WORD,
+    SEM_CONST_LIST, Set, TICKET, UNDO_LIST, WORD,
 };
-use super::undo;
 use super::word::{TAG_MASK, Word};
+use crate::ctl::{IPC_RMID, ipcget};
 use crate::field::{get, put};
-use crate::flags::{GetFlags, MODE_MASK};
+use crate::flags::GetFlags;
 use crate::handle::SemId;
-use crate::ids::{IPC_PRIVATE, IdsGuard, Object};
-use crate::lock::{Owner, Wait};
-use crate::namespace::now_s;
-use crate::perm::Perm;
+use crate::ids::{Object, Remains};
+use crate::lock::Wait;
 use crate::task::Task;
 
 impl Task {
@@ -59,49 +57,23 @@ impl Task {
         let nsems = u32::try_from(nsems).ok().filter(|nsems| *nsems <= limits.semmsl);
         let nsems = nsems.ok_or(Errno::INVAL)?;
         let ids = self.sem_ids().lock()?;
-        let found = if key == IPC_PRIVATE { None } else { ids.find_key(key) };
-        let Some(object) = found else {
-            if key != IPC_PRIVATE && !flags.contains(GetFlags::CREATE) {
-                return Err(Errno::NOENT);
+        let check = |object: &Object| {
+            let has = Set::new(&self.shared, object).place.nsems;
+            if nsems > has { Err(Errno::INVAL) } else { Ok(()) }
+        };
+        let id = ipcget(self, &ids, (key, flags, mode), check, |perm| {
+            if nsems == 0 {
+                return Err(Errno::INVAL);
             }
-            return self.new_set(&ids, key, nsems, mode);
-        };
-        if flags.contains(GetFlags::CREATE | GetFlags::EXCLUSIVE) {
-            return Err(Errno::EXIST);
-        }
-        if nsems > Set::new(&self.shared, &object).place.nsems {
-            return Err(Errno::INVAL);
-        }
-        self.permission(&object, mode.into())?;
-        if let Some(hook) = &self.shared.hook {
-            hook.associate(&self.cred.whole(), &object.perm(), flags, mode)?;
-        }
-        Ok(SemId::from_raw(object.id()))
-    }
-
-    #[doc(alias = "newary")]
-    fn new_set(&self, ids: &IdsGuard<'_>, key: i32, nsems: u32, mode: u16) -> Result<SemId, Errno> {
-        if nsems == 0 {
-            return Err(Errno::INVAL);
-        }
-        let used = ids.used().saturating_add(u64::from(nsems));
-        if used > u64::from(self.shared.limits.semmns) {
-            return Err(Errno::NOSPC);
-        }
-        let (uid, gid) = self.cred.ids();
-        let mode = mode & MODE_MASK;
-        let perm = Perm { key, uid, gid, cuid: uid, cgid: gid, mode, seq: 0 };
-        if let Some(hook) = &self.shared.hook {
-            hook.alloc(&self.cred.whole(), &perm)?;
-        }
-        let make = |index| self.make_set(index, nsems);
-        let publish = || ids.publish(perm, now_s(), self.shared.limits.semmni, make);
-        let id = match publish() {
-            // The remains of removed sets take room.
-            Err(Errno::NOSPC | Errno::NOMEM) if ids.end_left() => publish()?,
-            id => id?,
-        };
-        ids.set_used(used);
+            let used = ids.used().saturating_add(u64::from(nsems));
+            if used > u64::from(limits.semmns) {
+                return Err(Errno::NOSPC);
+            }
+            self.may_alloc(&perm)?;
+            let id = ids.add(perm, limits.semmni, |index| self.make_set(index, nsems))?;
+            ids.set_used(used);
+            Ok(id)
+        })?;
         Ok(SemId::from_raw(id))
     }
 
@@ -165,7 +137,7 @@ impl Task {
     #[doc(alias = "freeary")]
     pub fn sem_rmid(&self, semid: SemId) -> Result<(), Errno> {
         let ids = self.sem_ids().lock()?;
-        let object = self.pre_down(&ids, semid, super::ctl::IPC_RMID)?;
+        let object = self.obtain_own(&ids, semid.raw(), IPC_RMID)?;
         let set = Set::new(&self.shared, &object);
         let guard = match set.lock(self.owner) {
             Err(Errno::IDRM) => None,
@@ -176,7 +148,7 @@ impl Task {
         let Some(guard) = guard else {
             // A hostile process has overwritten the set: free its semaphores.
             put(&set.line()[LIVE], 0);
-            super::recover_sems(self.sem_ids());
+            free_lost(self.sem_ids());
             return Ok(());
         };
         let (wakes, remains) = guard.remove();
@@ -186,24 +158,6 @@ impl Task {
         drop(ids);
         self.wake(wakes);
         Ok(())
-    }
-
-    /// Returns the object of a command that only its owner may give. The caller holds the lock of
-    /// the kind, so the object stays. It needs no lock of the object.
-    #[doc(alias = "ipcctl_pre_down_nolock")]
-    #[doc(alias = "ipcctl_obtain_check")]
-    pub(super) fn pre_down(
-        &self,
-        ids: &IdsGuard<'_>,
-        semid: SemId,
-        cmd: i32,
-    ) -> Result<Object, Errno> {
-        let object = ids.obtain_object_check(semid.raw())?;
-        if !self.cred.may_control(&object.perm()) {
-            return Err(Errno::PERM);
-        }
-        self.may_semctl(Some(&object.perm()), cmd)?;
-        Ok(object)
     }
 }
 
@@ -217,50 +171,6 @@ fn next_tag(mut tags: impl Iterator<Item = u64>) -> u64 {
     let is_later = |tag: u64, other: u64| tag.wrapping_sub(other) & TAG_MASK <= TAG_MASK / 2;
     let last = tags.fold(first, |last, tag| if is_later(tag, last) { tag } else { last });
     (last + 1) & TAG_MASK
-}
-
-/// The remains of a removed object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Remains {
-    None,
-    /// Parts of the object are left. No other object gets the slot until they are ended.
-    Some,
-}
-
-impl Set<'_> {
-    /// Ends a set that no lookup finds any more: its semaphores, waits and undo records. The caller
-    /// holds the lock of the kind. If it dies here, the next holder of that lock ends the rest.
-    ///
-    /// # Errors
-    ///
-    /// `EIDRM` if the set has ended already. `EIO` if a live task does not let go of its lock.
-    pub(super) fn remove(self, owner: Owner) -> Result<(Wakes, Remains), Errno> {
-        Ok(self.lock_remains(owner, Wait::Short)?.remove())
-    }
-}
-
-impl SetGuard<'_> {
-    /// As [`Set::remove`], with the set's lock.
-    ///
-    /// A stopped process may have frozen a semaphore. Once it goes on, it stores into that word,
-    /// and perhaps into its undo record. So these lines are kept, and only the waits are ended.
-    pub(super) fn remove(self) -> (Wakes, Remains) {
-        let (set, owner) = (self.set, self.owner);
-        let is_whole = self.kill_all();
-        let completed: Completed = queue::end_all(&self);
-        if is_whole {
-            undo::free_all(&self);
-        }
-        let wakes = completed.tell(set.shared);
-        if !is_whole {
-            return (wakes, Remains::Some);
-        }
-        // This store comes last: until then a recovery must end the set.
-        put(self.field(LIVE), 0);
-        drop(self);
-        set.shared.layout.sems.free(set.shared, set.place.base, owner);
-        (wakes, Remains::None)
-    }
 }
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]

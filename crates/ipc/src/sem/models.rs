@@ -5,9 +5,8 @@ use rustix::io::Errno;
 
 use super::SemBuf;
 use super::log::Log;
-use super::queue::{Completed, Node};
+use super::node::{Call, Completed, Node};
 use super::set::{Set, WORD};
-use super::txn::Call;
 use super::undo;
 use super::word::Word;
 use crate::field::{get, put};
@@ -36,7 +35,8 @@ pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
 pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let set = Set::new(&task.shared, &object);
-    let record = undo::cached(set, task).expect("an undo record from an earlier call");
+    let record = undo::cached(set, &task.undos, task.owner.index)
+        .expect("an undo record from an earlier call");
     let seen = set.word(0)?;
     let next = seen.with(seen.value() + 1, task.pid);
     // ORDERING: AcqRel. Strong enough; the control leaves out the freeze.
@@ -82,7 +82,8 @@ pub(crate) fn completes_in_two_steps(task: &Task, line: u32) -> bool {
 pub(crate) fn stop_in_undo(task: &Task, id: SemId) {
     let object = task.sem_ids().obtain_object_check(id.raw()).expect("the set");
     let set = Set::new(&task.shared, &object);
-    let record = undo::cached(set, task).expect("an undo record from an earlier call");
+    let record = undo::cached(set, &task.undos, task.owner.index)
+        .expect("an undo record from an earlier call");
     let seen = set.word(0).expect("the set");
     // ORDERING: Release. No other thread uses the set yet.
     set.sem(0)[WORD].store(seen.freeze(task.owner.index).0, Ordering::Release);

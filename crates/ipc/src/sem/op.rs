@@ -21,34 +21,28 @@ use corewalk_base::primitives::IS_MODEL;
 use corewalk_base::primitives::atomic::Ordering;
 use corewalk_base::primitives::hint;
 use rustix::io::Errno;
-use smallvec::SmallVec;
 use std::time::Duration;
 
 use super::SemBuf;
 use super::log::Log;
-use super::queue::{self, Changed, Completed, Node, Wakes};
-use super::reap::{Concern, end_abandoned, tasks_of};
+use super::node::{self, Call, Completed, Node, Wakes};
+use super::queue::{self, Changed};
+use super::reap::{Concern, tasks_of};
 use super::set::{Set, WORD};
-use super::txn::{Call, Txn, Verdict};
+use super::txn::{Txn, Verdict};
 use super::undo;
 use super::word::Word;
 use crate::handle::SemId;
 use crate::ids::Object;
+use crate::limits::{SEMAEM, SEMVMX};
 use crate::lock::Wait;
-use crate::namespace::{SEMAEM, SEMVMX, now_s};
+use crate::perm::{READ, WRITE};
 use crate::process::Look;
 use crate::recover;
+use crate::shared::now_s;
 use crate::spin::Spin;
 use crate::task::Task;
 use crate::watch::{self, Turn};
-
-/// The mode bits that a call with an altering operation needs.
-pub(super) const WRITE: u32 = 0o222;
-/// The mode bits that reading and waiting for zero need.
-pub(super) const READ: u32 = 0o444;
-
-/// Numbers of tasks.
-pub(super) type Tasks = SmallVec<[u32; 8]>;
 
 /// How many lost races for a word a call accepts before it takes the lock.
 const TRIES_MAX: u32 = if corewalk_base::primitives::IS_MODEL { 2 } else { 1000 };
@@ -170,9 +164,6 @@ impl Task {
             }
         }
         let deadline = timeout.map_or(Deadline::NEVER, deadline_after);
-        if !self.abandoned.lock().is_empty() {
-            recover::reap_absent(&self.shared, self.owner, end_abandoned(self, Some(set))?);
-        }
         let done =
             recover::with_room(&self.shared, self.owner, || self.semop_locked(set, sops, deadline));
         let is_refused = done == Err(Errno::AGAIN) && set.may_be_owed();
@@ -185,16 +176,17 @@ impl Task {
     #[inline]
     fn may_semop(&self, object: &Object, is_alter: bool) -> Result<(), Errno> {
         self.permission(object, if is_alter { WRITE } else { READ })?;
-        match &self.shared.hook {
-            None => Ok(()),
-            Some(hook) => hook.sem_semop(&self.cred.whole(), &object.perm(), is_alter),
-        }
+        self.ask(|hook, cred| hook.sem_semop(cred, &object.perm(), is_alter))
     }
 
     /// Carries out one operation in one step. Returns none if the operation needs the set's lock.
     #[inline]
     fn semop_single(&self, set: Set<'_>, sop: SemBuf) -> Option<Result<(), Errno>> {
-        let record = if sop.is_undo() && sop.sem_op != 0 { undo::cached(set, self)? } else { 0 };
+        let record = if sop.is_undo() && sop.sem_op != 0 {
+            undo::cached(set, &self.undos, self.owner.index)?
+        } else {
+            0
+        };
         let cell = &set.sem(sop.sem_num)[WORD];
         for _ in 0..TRIES_MAX {
             let seen = match set.word(sop.sem_num) {
@@ -281,7 +273,7 @@ impl Task {
     fn semop_locked(&self, set: Set<'_>, sops: &[SemBuf], deadline: Deadline) -> Result<(), Errno> {
         let guard = set.lock(self.owner)?;
         let has_undo = sops.iter().any(|sop| sop.is_undo());
-        let undo = if has_undo { undo::find_alloc(&guard, self)? } else { 0 };
+        let undo = if has_undo { undo::find_alloc(&guard, &self.undos)? } else { 0 };
         let call = Call { sops, undo, pid: self.pid };
         let mut txn = Txn::new(&guard);
         match txn.perform(call) {
@@ -312,14 +304,14 @@ impl Task {
                 if !self.end_wait(begun) {
                     return Err(Errno::INTR);
                 }
-                if result == Err(Errno::IO) {
+                let result = if result == Err(Errno::IO) { node.leave() } else { Some(result) };
+                match result {
+                    Some(_) => node.free(self.owner),
                     // The node is still in its queues. If it were freed, its next user would be
                     // found in them.
-                    self.abandoned.lock().push(node.line);
-                } else {
-                    node.free(self.owner);
+                    None => self.keep_wait(node.line),
                 }
-                result
+                result.unwrap_or(Err(Errno::IO))
             }
         }
     }
@@ -384,7 +376,7 @@ impl Task {
     ///
     /// The outcome of the wait, if it is an error.
     fn end_if_gone(&self, set: Set<'_>, node: Node<'_>) -> Result<(), Errno> {
-        if set.is_there() && set.is_published(self.owner) {
+        if set.is_there() && set.is_published() {
             return Ok(());
         }
         if let Ok(ids) = self.sem_ids().lock() {
@@ -422,7 +414,7 @@ impl Task {
     /// Wakes the tasks of completed calls. The caller holds no lock. If such a task has died, its
     /// grant is taken back.
     pub(super) fn wake(&self, wakes: Wakes) {
-        let absent = queue::wake(&self.shared, &wakes);
+        let absent = node::wake(&self.shared, &wakes);
         if !absent.is_empty() {
             recover::reap_absent(&self.shared, self.owner, absent);
         }

@@ -1,4 +1,4 @@
-//! Cleanup after a dead task: words that it froze, its waiting calls, its undo records.
+//! Cleanup after a task: words that it froze, its waiting calls, its undo records.
 //!
 //! # Grants to dead tasks
 //!
@@ -7,8 +7,8 @@
 //! taken back. Otherwise the part without `SEM_UNDO` is taken back, or nothing. The end of the
 //! process then takes back the part with `SEM_UNDO`, with its other adjustments.
 //!
-//! The same happens to a call whose thread has left it while the process lives ([`abandon`]). The
-//! other threads of the process do not know of the grant.
+//! The same happens at the end of a task to a call that failed with `EIO` while its node was queued
+//! (`exit`).
 //!
 //! `SETVAL` and `SETALL` clear adjustments, and their values do not contain earlier grants. So no
 //! grant is taken back after them (`SetGuard::settings`).
@@ -27,20 +27,44 @@
 //!
 //! Source: Linux `ipc/sem.c` (`exit_sem`, and `semtimedop`, which a signal ends before it looks).
 
+use corewalk_base::futex::Deadline;
 use rustix::io::Errno;
 use smallvec::SmallVec;
 
 use super::SemBuf;
-use super::op::Tasks;
-use super::queue::{self, Absent, Changed, Completed, Node, Wakes, update};
-use super::recover::thaw_dead;
-use super::set::{Set, SetGuard};
-use super::txn::{Call, Txn};
-use super::undo::{self, Gone};
+use super::freeze::thaw_dead;
+use super::node::{self, Call, Node, Wakes, nodes_of};
+use super::queue::{self, Changed, update};
+use super::set::{Set, SetGuard, TICKET, TICKET_BITS, TICKET_MASK};
+use super::txn::Txn;
+use super::undo;
+use crate::field::{get, put};
+use crate::limits::{SEMAEM, SEMVMX};
 use crate::lock::{Owner, Wait};
-use crate::namespace::{SEMAEM, SEMVMX, Shared};
-use crate::recover::reap_absent;
-use crate::task::{Task, identity, task_line};
+use crate::shared::{Shared, now_s};
+use crate::task_line::{Absent, identity, task_line};
+use crate::watch::TURN_NS;
+
+/// The shortest time between two close checks of a set's tasks, by all calls together.
+const LOOK_MS: u64 = TURN_NS / 1_000_000 * 9 / 10;
+
+/// Numbers of tasks.
+pub(super) type Tasks = SmallVec<[u32; 8]>;
+
+/// A task that ends or has died.
+#[derive(Clone, Copy)]
+pub(crate) struct Gone {
+    pub(crate) task: u32,
+    pub(crate) pid: u32,
+}
+
+/// The task `owner` ends all that `gone` has left.
+#[derive(Clone, Copy)]
+pub(super) struct Reaper<'s> {
+    pub(super) shared: &'s Shared,
+    pub(super) owner: Owner,
+    pub(super) gone: Gone,
+}
 
 /// Ends all that `gone` has in semaphore sets. `owner` holds its `REAPER`. Calls of other tasks may
 /// be granted by this. Returns those of their tasks that may have died; the caller reaps them.
@@ -51,12 +75,13 @@ use crate::task::{Task, identity, task_line};
 /// again.
 pub(crate) fn reap(shared: &Shared, owner: Owner, gone: Gone) -> Result<Absent, Errno> {
     let mut absent = settle(shared, owner, gone)?;
+    let reaper = Reaper { shared, owner, gone };
     let (_, records) = shared
         .layout
         .undos
         .collect_used(&shared.region, |line, task| (task == gone.task).then_some(line));
     for line in records {
-        absent.extend(undo::reap(shared, owner, gone, line)?);
+        absent.extend(reaper.end_record(line)?);
     }
     Ok(absent)
 }
@@ -68,106 +93,120 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, gone: Gone) -> Result<Absent, 
 /// Those of [`reap`].
 pub(crate) fn settle(shared: &Shared, owner: Owner, gone: Gone) -> Result<Absent, Errno> {
     let mut absent = Absent::new();
-    for index in 0..shared.layout.sem_ids.slots {
-        thaw_set(shared, owner, gone, index)?;
+    let reaper = Reaper { shared, owner, gone };
+    for set in (0..shared.layout.sem_ids.slots).filter_map(|index| Set::at(shared, index)) {
+        reaper.thaw_set(set)?;
     }
     let waits = shared.layout.waits.used(&shared.region);
     for line in waits.filter(|(_, task)| *task == gone.task).map(|(line, _)| line) {
-        let node = Node::at(shared, line);
-        absent.extend(end_node(shared, owner, gone, node)?);
-        node.free(owner);
+        absent.extend(reaper.end_node(line)?);
     }
     Ok(absent)
 }
 
-/// Ends the wait of a live task whose thread has left the call. The node is in this line. If that
-/// fails now, the next call that needs the set tries again, or the end of the task.
-pub(crate) fn abandon(task: &Task, line: u32) {
-    task.abandoned.lock().push(line);
-    if let Ok(absent) = end_abandoned(task, None) {
-        reap_absent(&task.shared, task.owner, absent);
+impl<'s> Reaper<'s> {
+    /// Takes the lock of a set. Returns none if the set is gone.
+    fn lock(self, set: Set<'s>) -> Result<Option<SetGuard<'s>>, Errno> {
+        match set.lock_remains(self.owner, Wait::Long) {
+            Ok(guard) => Ok(Some(guard)),
+            Err(Errno::IDRM) => Ok(None),
+            Err(errno) => Err(errno),
+        }
     }
-}
 
-/// Ends waiting calls of a live task that failed with `EIO`: all, or those at one set. Grants since
-/// then are taken back. Returns the tasks that got a grant by this and may have died.
-///
-/// # Errors
-///
-/// `EIO` if a task still does not release a set's lock or a semaphore.
-#[cold]
-pub(super) fn end_abandoned(task: &Task, set: Option<Set<'_>>) -> Result<Absent, Errno> {
-    let (shared, owner) = (&*task.shared, task.owner);
-    let is_meant = |line: &mut u32| {
-        let awaited = Node::at(shared, *line).awaited();
-        let is_set = |set: Set<'_>| awaited.is_some_and(|it| it.index == set.index);
-        set.is_none_or(is_set)
-    };
-    let mut lines: Vec<u32> = task.abandoned.lock().extract_if(.., is_meant).collect();
-    let mut absent = Absent::new();
-    let gone = Gone { task: owner.index, pid: task.pid };
-    while let Some(line) = lines.pop() {
-        let node = Node::at(shared, line);
-        match end_node(shared, owner, gone, node) {
-            Ok(more) => absent.extend(more),
-            Err(errno) => {
-                lines.push(line);
-                task.abandoned.lock().append(&mut lines);
-                return Err(errno);
+    /// Ends the freezes in a set.
+    fn thaw_set(self, set: Set<'s>) -> Result<(), Errno> {
+        let is_left = |num: &u16| {
+            let word = set.word(*num);
+            word.is_ok_and(|word| word.is_frozen() && word.frozen_by() == self.gone.task)
+        };
+        let nums = || 0..set.place.nsems as u16;
+        if !set.is_locked_by(self.gone.task) && !nums().any(|num| is_left(&num)) {
+            return Ok(());
+        }
+        let Some(guard) = self.lock(set)? else { return Ok(()) };
+        // Only the holder of `REAPER` frees the line of a dead task, and that is this thread.
+        let dead = identity(task_line(self.shared, self.gone.task));
+        for num in nums().filter(is_left) {
+            if let Ok(word) = set.word(num) {
+                thaw_dead(&guard, num, word, dead);
             }
         }
-        node.free(owner);
+        Ok(())
     }
-    Ok(absent)
+
+    /// Ends the waiting call of the node at a line, or takes its grant back, if its set still
+    /// exists. Then frees the node.
+    pub(super) fn end_node(self, line: u32) -> Result<Absent, Errno> {
+        let node = Node::at(self.shared, line);
+        let mut wakes = Wakes::new();
+        if let Some(set) = node.awaited()
+            && let Some(guard) = self.lock(set)?
+        {
+            match node.outcome() {
+                None => queue::withdraw(&guard, node),
+                Some(Ok(())) if guard.is_published() => wakes = take_back(&guard, self.gone, node)?,
+                Some(_) => {}
+            }
+        }
+        node.free(self.owner);
+        Ok(node::wake(self.shared, &wakes))
+    }
+
+    /// Applies and frees the undo record at a line. The line may have no record.
+    pub(super) fn end_record(self, line: u32) -> Result<Absent, Errno> {
+        let mut absent = Absent::new();
+        if let Some(index) = undo::is_record_of(self.shared, line, self.gone.task)
+            && let Some(set) = Set::at(self.shared, index)
+        {
+            absent = self.end_record_of(set, line)?;
+        }
+        // The line is not yet a record, or no longer one, or its set is gone.
+        if self.shared.layout.undos.whose(&self.shared.region, line) == Some(self.gone.task) {
+            undo::discard(self.shared, line, self.owner);
+        }
+        Ok(absent)
+    }
+
+    /// Applies and frees one record, unless the set was removed, and the record with it.
+    fn end_record_of(self, set: Set<'s>, record: u32) -> Result<Absent, Errno> {
+        let Some(guard) = self.lock(set)? else { return Ok(Absent::new()) };
+        // The set may be gone, and another task or set may have the record's line.
+        if !undo::is_at(&guard, record, self.gone.task) {
+            return Ok(Absent::new());
+        }
+        let mut wakes = Wakes::new();
+        // The removal of a set that is not published could not be completed.
+        if guard.is_published() {
+            let mut txn = Txn::new(&guard);
+            let nums = apply(&mut txn, record, self.gone.pid)?;
+            let completed = update(&mut txn, Changed::Nums(&nums))?;
+            wakes = txn.commit(completed);
+            set.touch_otime(0, now_s());
+        }
+        undo::free(&guard, record);
+        drop(guard);
+        Ok(node::wake(self.shared, &wakes))
+    }
 }
 
-/// Ends the freezes of `gone` in the set in slot `index`, if there is one.
-fn thaw_set(shared: &Shared, owner: Owner, gone: Gone, index: u32) -> Result<(), Errno> {
-    let Some(set) = Set::at(shared, index) else { return Ok(()) };
-    let is_left = |num: &u16| {
-        let word = set.word(*num);
-        word.is_ok_and(|word| word.is_frozen() && word.frozen_by() == gone.task)
-    };
-    let mut nums = 0..set.place.nsems as u16;
-    let is_any = set.is_locked_by(gone.task) || nums.any(|num| is_left(&num));
-    if !is_any {
-        return Ok(());
-    }
-    let Some(guard) = there(set.lock_remains(owner, Wait::Long))? else { return Ok(()) };
-    // Only the holder of `REAPER` frees the line of a dead task, and that is this thread.
-    let dead = identity(task_line(shared, gone.task));
-    for num in (0..set.place.nsems as u16).filter(is_left) {
-        if let Ok(word) = set.word(num) {
-            thaw_dead(&guard, num, word, dead);
+/// Applies a record as part of `txn`. Returns the semaphores that it changed.
+///
+/// Values are limited to 0 and `SEMVMX`, since a task that ends does not wait.
+fn apply(txn: &mut Txn<'_, '_>, record: u32, pid: u32) -> Result<Vec<u16>, Errno> {
+    let set = txn.set();
+    let mut nums = Vec::new();
+    for num in 0..set.place.nsems as u16 {
+        // No other task adds to these adjustments. Only the holder of the lock clears them.
+        let adj = undo::load_adj(set.shared, record, num);
+        if adj != 0 {
+            let value = (txn.value(num)? + adj).clamp(0, SEMVMX);
+            txn.set_value(num, value, pid)?;
+            txn.set_adj(record, num, 0)?;
+            nums.push(num);
         }
     }
-    Ok(())
-}
-
-/// Turns `EIDRM` into none: the set is gone, so there is no lock.
-pub(super) fn there<T>(lock: Result<T, Errno>) -> Result<Option<T>, Errno> {
-    match lock {
-        Ok(guard) => Ok(Some(guard)),
-        Err(Errno::IDRM) => Ok(None),
-        Err(errno) => Err(errno),
-    }
-}
-
-/// Ends the waiting call of a node, or takes its grant back, if its set still exists.
-fn end_node(shared: &Shared, owner: Owner, gone: Gone, node: Node<'_>) -> Result<Absent, Errno> {
-    let Some(set) = node.awaited() else { return Ok(Absent::new()) };
-    let Some(guard) = there(set.lock_remains(owner, Wait::Long))? else { return Ok(Absent::new()) };
-    let wakes = match node.outcome() {
-        None => {
-            queue::withdraw(&guard, node);
-            Wakes::new()
-        }
-        Some(Ok(())) if guard.is_published() => take_back(&guard, gone, node)?,
-        Some(Ok(())) => Wakes::new(),
-        Some(Err(_)) => Wakes::new(),
-    };
-    drop(guard);
-    Ok(queue::wake(shared, &wakes))
+    Ok(nums)
 }
 
 /// Takes back the grant of a task that cannot use it: the whole call, or its part without
@@ -190,7 +229,7 @@ fn take_back(guard: &SetGuard<'_>, gone: Gone, node: Node<'_>) -> Result<Wakes, 
             continue;
         }
         let nums: SmallVec<[u16; 4]> = sops.iter().map(|sop| sop.sem_num).collect();
-        let mut completed: Completed = update(&mut txn, Changed::Nums(&nums))?;
+        let mut completed = update(&mut txn, Changed::Nums(&nums))?;
         completed.push_taken_back(node);
         return Ok(txn.commit(completed));
     }
@@ -216,6 +255,20 @@ fn revert(txn: &mut Txn<'_, '_>, call: Call<'_>) -> Result<bool, Errno> {
     Ok(true)
 }
 
+impl SetGuard<'_> {
+    /// Returns true if a close check of the set's tasks is due, and records its time.
+    pub(super) fn is_time_to_look(&self, now: Deadline) -> bool {
+        let ticket = get(self.field(TICKET));
+        let now_ms = now.monotonic_ns / 1_000_000;
+        let is_time =
+            now_ms.wrapping_sub(ticket >> TICKET_BITS) & (u64::MAX >> TICKET_BITS) >= LOOK_MS;
+        if is_time {
+            put(self.field(TICKET), ticket & TICKET_MASK | now_ms << TICKET_BITS);
+        }
+        is_time
+    }
+}
+
 /// The effects of a task's death that matter to a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Concern {
@@ -230,7 +283,7 @@ pub(super) fn tasks_of(guard: &SetGuard<'_>, owner: Owner, concern: Concern) -> 
     let mut tasks: Tasks =
         undo::records(guard).map(|record| undo::task_of(guard.set.shared, record)).collect();
     let mut is_any_granted = false;
-    for (node, task) in queue::nodes_of(guard.set) {
+    for (node, task) in nodes_of(guard.set) {
         let is_granted = node.is_granted();
         is_any_granted |= is_granted;
         if is_granted || concern == Concern::Waits {

@@ -1,10 +1,8 @@
 //! Recovery of a set after the death of a task in the middle of a change.
 //!
-//! A dead task can leave three things behind:
-//!
-//! - the set's lock ([`recover`]),
-//! - words that it froze without the lock ([`thaw_dead`]),
-//! - a set that it removed only in part ([`end_slot`]).
+//! A dead task can leave three things behind: the set's lock, words that it froze without the lock
+//! (`freeze`), and a set that it removed only in part. Each function that takes the lock of a set
+//! first repairs the set, if the last holder has died.
 //!
 //! Recovery trusts the words of the semaphores, `COMMIT` and the logs that it makes valid, the
 //! nodes, and the undo records. It builds queues and lists anew.
@@ -17,19 +15,98 @@
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
 
-use super::get::Remains;
-use super::log::Log;
-use super::queue::{self, Completed, Node, nodes_of, wake};
-use super::set::{
-    COMMIT, COMMITTING, LIVE, OWED, Place, REDO, SETTINGS, Set, SetGuard, TICKET, WORD,
-};
+use super::freeze::settle;
+use super::node::{Completed, Wakes, nodes_of, wake};
+use super::queue;
+use super::set::{COMMIT, COMMITTING, LIVE, LOCK, OWED, Place, SETTINGS, Set, SetGuard};
 use super::undo;
-use super::word::Word;
-use crate::field::get;
-use crate::ids::{Ids, Object};
-use crate::namespace::Shared;
-use crate::process::Identity;
-use crate::task::{identity, task_line};
+use crate::field::{get, put};
+use crate::ids::{Ids, Kind, Object, Remains};
+use crate::lock::{Owner, Wait, lock_within};
+
+/// Semaphore sets, for the code that all kinds share.
+pub(crate) const SETS: &Kind = &Kind {
+    layout: |layout| layout.sem_ids,
+    repair: size_of,
+    end: end_slot,
+    sweep: free_lost,
+    may_ctl: |hook, cred, perm, cmd| hook.sem_semctl(cred, perm, cmd),
+};
+
+impl<'s> Set<'s> {
+    /// Takes the set's lock for `owner`. If the last holder has died, its unfinished change is
+    /// completed or taken back first.
+    ///
+    /// # Errors
+    ///
+    /// `EIDRM` if the set was removed, also if remains of it are left. Every path checks this once
+    /// it has the lock (trap I3). `EIO` if the holder is alive and does not let go.
+    pub(super) fn lock(self, owner: Owner) -> Result<SetGuard<'s>, Errno> {
+        let guard = self.lock_remains(owner, Wait::Long)?;
+        if !guard.is_published() {
+            return Err(Errno::IDRM);
+        }
+        Ok(guard)
+    }
+
+    /// As [`Set::lock`], but also locks a removed set with remains.
+    ///
+    /// # Errors
+    ///
+    /// `EIDRM` if no remains are left and all waiting calls have ended. `EIO` as above.
+    pub(super) fn lock_remains(self, owner: Owner, wait: Wait) -> Result<SetGuard<'s>, Errno> {
+        let guard = self.lock_new(owner, wait)?;
+        if get(&self.line()[LIVE]) != self.place.payload() {
+            return Err(Errno::IDRM);
+        }
+        Ok(guard)
+    }
+
+    /// Takes the lock of a set that is about to be published in this slot.
+    pub(super) fn lock_new(self, owner: Owner, wait: Wait) -> Result<SetGuard<'s>, Errno> {
+        let held = lock_within(self.shared, &self.line()[LOCK], owner, wait, || {
+            let set = Set::at(self.shared, self.index);
+            set.map_or(Ok(()), |set| recover(&SetGuard { set, owner, _held: None }))
+        })?;
+        Ok(SetGuard { set: self, owner, _held: Some(held) })
+    }
+
+    /// Ends a set that no lookup finds any more: its semaphores, waits and undo records. The caller
+    /// holds the lock of the kind. If it dies here, the next holder of that lock ends the rest.
+    ///
+    /// # Errors
+    ///
+    /// `EIDRM` if the set has ended already. `EIO` if a live task does not let go of its lock.
+    fn remove(self, owner: Owner) -> Result<(Wakes, Remains), Errno> {
+        Ok(self.lock_remains(owner, Wait::Short)?.remove())
+    }
+}
+
+impl SetGuard<'_> {
+    /// Ends a set that no lookup finds any more, as a recovery does.
+    ///
+    /// A stopped process may have frozen a semaphore. Once it goes on, it stores into that word,
+    /// and perhaps into its undo record. So these lines are kept, and only the waits are ended.
+    #[doc(alias = "freeary")]
+    pub(super) fn remove(self) -> (Wakes, Remains) {
+        let set = self.set;
+        let is_whole = self.kill_all();
+        let completed = queue::end_all(&self);
+        if is_whole {
+            undo::free_all(&self);
+        }
+        let wakes = completed.tell(set.shared);
+        if !is_whole {
+            return (wakes, Remains::Some);
+        }
+        // This store comes last: until then a recovery must end the set.
+        put(self.field(LIVE), 0);
+        let owner = self.owner;
+        drop(self);
+        set.shared.layout.sems.free(set.shared, set.place.base, owner);
+        (wakes, Remains::None)
+    }
+}
 
 /// Repairs a set whose lock a dead task held. The caller has taken over the lock.
 ///
@@ -37,11 +114,8 @@ use crate::task::{identity, task_line};
 ///
 /// `EIO` if another task does not thaw a semaphore. The next holder of the lock tries again.
 #[cold]
-pub(super) fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
+fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     let set = guard.set;
-    if get(guard.field(LIVE)) == 0 {
-        return Ok(());
-    }
     let commit = get(guard.field(COMMIT));
     let is_committed = commit & COMMITTING != 0;
     // ORDERING(ipc-commit): Release. The list of undo records is empty for a moment. Until it is
@@ -60,27 +134,12 @@ pub(super) fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     let wakes = settle_nodes(set, is_committed).tell(set.shared);
     // ORDERING(ipc-commit): Release. As in `Txn::commit`.
     guard.field(COMMIT).store(OWED | commit & SETTINGS, Ordering::Release);
-    rebuild_queues(guard);
-    restore_bits(guard)?;
+    queue::rebuild(guard);
+    queue::restore_bits(guard)?;
     // The holder of a lock must not reap. Later calls find the tasks that may have died: `OWED` is
     // set.
     let _absent = wake(set.shared, &wakes);
     Ok(())
-}
-
-/// Ends the freeze of a dead task. Stores the logged word if its commit is valid, or else the
-/// present value.
-fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
-    let redo = Word(get(&set.sem(num)[REDO]));
-    if is_committed && redo.is_of(set.place.tag) && !redo.is_frozen() {
-        // ORDERING(ipc-word): Release. As `Set::thaw`.
-        set.sem(num)[WORD].store(redo.0, Ordering::Release);
-        return;
-    }
-    // The log may belong to an earlier freeze, if the task died before it wrote one.
-    Log::Void.write(&set, num, seen);
-    let pid = set.shared.pid_of(seen.frozen_by());
-    set.thaw(num, seen.with(seen.value(), pid));
 }
 
 /// Returns the waiting calls whose outcomes a valid commit has logged. If the commit is not valid,
@@ -101,95 +160,13 @@ fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
     completed
 }
 
-/// Builds the queues of a set from the nodes that wait for it.
-pub(super) fn rebuild_queues(guard: &SetGuard<'_>) {
-    queue::clear(guard);
-    let next = get(guard.field(TICKET));
-    let mut waiting: Vec<(u64, u32)> =
-        waiting(guard.set).map(|node| (node.turn(next), node.line)).collect();
-    waiting.sort_unstable();
-    for (_, line) in waiting {
-        queue::link(guard, Node::at(guard.set.shared, line));
-    }
-}
-
-/// Sets the bits for waiting calls in the words of the semaphores.
-fn restore_bits(guard: &SetGuard<'_>) -> Result<(), Errno> {
-    let nsems = guard.set.place.nsems;
-    for node in waiting(guard.set) {
-        let sops = node.sops(nsems);
-        for sop in &sops {
-            match guard.add_waiters(sop.sem_num, queue::bit_of(&sops, *sop)) {
-                Ok(_) | Err(Errno::IDRM) => {}
-                Err(errno) => return Err(errno),
-            }
-        }
-    }
-    Ok(())
-}
-
-fn waiting<'s>(set: Set<'s>) -> impl Iterator<Item = Node<'s>> {
-    let nsems = set.place.nsems;
-    let nodes = nodes_of(set).map(|(node, _)| node);
-    nodes.filter(move |node| node.outcome().is_none() && node.is_within(nsems))
-}
-
-/// Ends the operation of the dead task that froze semaphore `num`. The caller holds the set's lock.
-///
-/// The function ends all freezes of that task in the set. The words of a call of several operations
-/// are ended together. The first semaphore of that call comes last, since its log tells whether the
-/// call is committed.
-///
-/// `dead` is the identity in the task's line. If the line has another identity, another task may
-/// have its number. Then the function leaves words frozen under that number alone.
-#[cold]
-pub(super) fn thaw_dead(guard: &SetGuard<'_>, num: u16, seen: Word, dead: Identity) {
-    let set = guard.set;
-    if seen.is_frozen_locked() {
-        settle(set, num, seen, false);
-        return;
-    }
-    let task = seen.frozen_by();
-    let frozen = |num| {
-        let word = set.word(num).ok()?;
-        let is_left = word.is_frozen() && !word.is_frozen_locked() && word.frozen_by() == task;
-        // Read the identity last. If a later task with this number froze the word, it stored its
-        // identity before.
-        (is_left && identity(task_line(set.shared, task)) == dead).then_some(word)
-    };
-    for is_turn_of_first in [false, true] {
-        for num in 0..set.place.nsems as u16 {
-            let Some(word) = frozen(num) else { continue };
-            let log = Log::read(&set, num, word);
-            let is_first = matches!(log, Log::Several { first, .. } if first == num);
-            if is_first != is_turn_of_first {
-                continue;
-            }
-            let is_committed = match log {
-                Log::Void => false,
-                Log::Single { record, adj } => {
-                    if undo::is_record_of(set.shared, record, task) == Some(set.index) {
-                        undo::store_adj(set.shared, record, num, adj);
-                    }
-                    false
-                }
-                Log::Several { first, .. } => frozen(first).is_some_and(|word| {
-                    let log = Log::read(&set, first, word);
-                    log == Log::Several { first, is_committed: true }
-                }),
-            };
-            settle(set, num, word, is_committed);
-        }
-    }
-}
-
 /// Returns the number of semaphores of a set.
-pub(crate) fn size_of(shared: &Shared, object: &Object) -> u64 {
-    u64::from(Set::new(shared, object).place.nsems)
+fn size_of(ids: Ids<'_>, object: &Object) -> u64 {
+    u64::from(Set::new(ids.shared, object).place.nsems)
 }
 
 /// Ends what remains of a set in a slot that has no object. The caller holds the kind's lock.
-pub(crate) fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
+fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
     let shared = ids.shared;
     let Some(set) = Set::at(shared, index) else { return Remains::None };
     match set.remove(ids.owner) {
@@ -204,7 +181,7 @@ pub(crate) fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
 }
 
 /// Frees lines of semaphores that belong to no set. The caller holds the kind's lock.
-pub(crate) fn recover_sems(ids: Ids<'_>) {
+pub(super) fn free_lost(ids: Ids<'_>) {
     let shared = ids.shared;
     let pool = shared.layout.sems;
     let (_, lost) = pool.collect_used(&shared.region, |line, index| {

@@ -9,21 +9,15 @@
 //! its undo cells belong to the task that has frozen the word.
 
 use corewalk_base::Line;
-use corewalk_base::futex::{Deadline, Scope};
-use corewalk_base::primitives::IS_MODEL;
+use corewalk_base::futex::Scope;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
-use corewalk_base::primitives::{hint, thread};
 use rustix::io::Errno;
 
-use super::recover::{recover, thaw_dead};
 use super::word::{TAG_MASK, Word};
 use crate::field::{get, low, put};
-use crate::ids::{Ids, Kind, Object};
-use crate::lock::{BEAT_NS, Held, Owner, Patience, Wait, lock_within};
-use crate::namespace::Shared;
-use crate::process::Identity;
-use crate::task::{identity, task_line};
-use crate::watch::TURN_NS;
+use crate::ids::{self, Object};
+use crate::lock::{Held, Owner};
+use crate::shared::Shared;
 
 // Words of a set's line.
 pub(super) const LOCK: usize = 0;
@@ -72,20 +66,9 @@ const BASE_BITS: u32 = 27;
 const NSEMS_BITS: u32 = 16;
 const TAG_SHIFT: u32 = BASE_BITS + NSEMS_BITS;
 
-/// Reads of a frozen word before the thread yields, and yields before it sleeps. A freeze takes a
-/// few dozen instructions, unless its owner has lost its processor.
-const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 200 };
-const YIELD_ROUNDS: u32 = if IS_MODEL { u32::MAX - 1 } else { 20 };
-
 /// The bits of [`TICKET`] with the ticket. The others are milliseconds.
 pub(super) const TICKET_BITS: u32 = 27;
 pub(super) const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
-
-/// The shortest time between two close checks of a set's tasks, by all calls together.
-const LOOK_MS: u64 = TURN_NS / 1_000_000 * 9 / 10;
-
-/// The length of a sleep on a frozen word.
-const NAP_NS: u64 = 50_000;
 
 /// The place of a set in the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +107,7 @@ pub(super) struct SetGuard<'s> {
     /// The task that holds the lock.
     pub(super) owner: Owner,
     /// None while the lock is being taken from a dead task.
-    _held: Option<Held<'s>>,
+    pub(super) _held: Option<Held<'s>>,
 }
 
 impl<'s> Set<'s> {
@@ -155,43 +138,6 @@ impl<'s> Set<'s> {
         self.shared.region.line(self.shared.layout.sets + self.index)
     }
 
-    /// Takes the set's lock for `owner`. If the last holder has died, its unfinished change is
-    /// completed or taken back first.
-    ///
-    /// # Errors
-    ///
-    /// `EIDRM` if the set was removed, also if remains of it are left. Every path checks this once
-    /// it has the lock (trap I3). `EIO` if the holder is alive and does not let go.
-    pub(super) fn lock(self, owner: Owner) -> Result<SetGuard<'s>, Errno> {
-        let guard = self.lock_remains(owner, Wait::Long)?;
-        if !guard.is_published() {
-            return Err(Errno::IDRM);
-        }
-        Ok(guard)
-    }
-
-    /// As [`Set::lock`], but also locks a removed set with remains.
-    ///
-    /// # Errors
-    ///
-    /// `EIDRM` if no remains are left and all waiting calls have ended. `EIO` as above.
-    pub(super) fn lock_remains(self, owner: Owner, wait: Wait) -> Result<SetGuard<'s>, Errno> {
-        let guard = self.lock_new(owner, wait)?;
-        if get(&self.line()[LIVE]) != self.place.payload() {
-            return Err(Errno::IDRM);
-        }
-        Ok(guard)
-    }
-
-    /// Takes the lock of a set that is about to be published in this slot.
-    pub(super) fn lock_new(self, owner: Owner, wait: Wait) -> Result<SetGuard<'s>, Errno> {
-        let held = lock_within(self.shared, &self.line()[LOCK], owner, wait, || {
-            let place = Place::from_payload(get(&self.line()[LIVE]));
-            recover(&SetGuard { set: Set { place, ..self }, owner, _held: None })
-        })?;
-        Ok(SetGuard { set: self, owner, _held: Some(held) })
-    }
-
     /// Returns the set in slot `index`, if there is one.
     pub(super) fn at(shared: &'s Shared, index: u32) -> Option<Self> {
         let set = Set { shared, index, place: Place::from_payload(0) };
@@ -219,9 +165,9 @@ impl<'s> Set<'s> {
     }
 
     /// Returns true if a lookup can find the set.
-    pub(super) fn is_published(&self, owner: Owner) -> bool {
-        let ids = Ids { shared: self.shared, kind: Kind::Sem, owner };
-        ids.payload(self.index) == Some(self.place.payload())
+    pub(super) fn is_published(&self) -> bool {
+        let payload = ids::payload(self.shared, self.shared.layout.sem_ids, self.index);
+        payload == Some(self.place.payload())
     }
 
     /// Returns true if the task numbered `task` holds the set's lock.
@@ -264,19 +210,7 @@ impl<'s> SetGuard<'s> {
 
     /// Returns true if a lookup can find the set.
     pub(super) fn is_published(&self) -> bool {
-        self.set.is_published(self.owner)
-    }
-
-    /// Returns true if a close check of the set's tasks is due, and records its time.
-    pub(super) fn is_time_to_look(&self, now: Deadline) -> bool {
-        let ticket = get(self.field(TICKET));
-        let now_ms = now.monotonic_ns / 1_000_000;
-        let is_time =
-            now_ms.wrapping_sub(ticket >> TICKET_BITS) & (u64::MAX >> TICKET_BITS) >= LOOK_MS;
-        if is_time {
-            put(self.field(TICKET), ticket & TICKET_MASK | now_ms << TICKET_BITS);
-        }
-        is_time
+        self.set.is_published()
     }
 
     /// Returns 14 bits that change when `SETVAL` or `SETALL` clears adjustments.
@@ -291,81 +225,6 @@ impl<'s> SetGuard<'s> {
             put(self.field(COMMIT), commit & !OWED);
         }
     }
-
-    /// Freezes the word of semaphore `num`. Returns the word before the freeze.
-    ///
-    /// # Errors
-    ///
-    /// `EIDRM` if the set is gone. `EIO` if another task keeps the word frozen.
-    pub(super) fn freeze(&self, num: u16) -> Result<Word, Errno> {
-        let word = self.exchange_long(num, |word| word.freeze_locked(self.owner.index))?;
-        // Recovery must not take the log of an earlier freeze for one of this freeze.
-        put(&self.set.sem(num)[LOG], 0);
-        Ok(word)
-    }
-
-    /// Marks all semaphores dead, except those that another task keeps frozen. Returns true if none
-    /// is left.
-    pub(super) fn kill_all(&self) -> bool {
-        let mut patience = Patience::new(self.set.shared, Wait::Short);
-        let mut is_whole = true;
-        for num in 0..self.set.place.nsems as u16 {
-            // Another tag: a hostile word, or one that a dead remover has already ended.
-            let killed = self.exchange(num, Word::dead, &mut patience);
-            is_whole &= matches!(killed, Ok(_) | Err(Errno::IDRM));
-        }
-        is_whole
-    }
-
-    /// Sets the bits for waiting calls of semaphore `num`.
-    ///
-    /// # Errors
-    ///
-    /// Those of `freeze`.
-    pub(super) fn add_waiters(&self, num: u16, waiters: u64) -> Result<Word, Errno> {
-        self.exchange_long(num, |word| word.with_waiters(word.waiters() | waiters))
-    }
-
-    fn exchange_long(&self, num: u16, next: impl Fn(Word) -> Word) -> Result<Word, Errno> {
-        self.exchange(num, next, &mut Patience::new(self.set.shared, Wait::Long))
-    }
-
-    /// Replaces the word of semaphore `num` once it is not frozen.
-    fn exchange(
-        &self,
-        num: u16,
-        next: impl Fn(Word) -> Word,
-        patience: &mut Patience<'_>,
-    ) -> Result<Word, Errno> {
-        let set = self.set;
-        let word = &set.sem(num)[WORD];
-        let mut pause = Pause { round: 0, patience };
-        let mut waits = None;
-        loop {
-            let seen = set.word(num)?;
-            if seen.is_frozen() {
-                waits = waits.or_else(|| set.shared.contention.begin());
-                // Only the holder of the lock freezes a word like this, which is this task.
-                let line = task_line(set.shared, seen.frozen_by());
-                let dead = match seen.is_frozen_locked() {
-                    true => Some(identity(line)),
-                    false => pause.wait(word, seen)?,
-                };
-                // Read the word again after the check: the task may have thawed it before its
-                // death.
-                if let Some(dead) = dead.filter(|_| set.word(num) == Ok(seen)) {
-                    thaw_dead(self, num, seen, dead);
-                }
-                continue;
-            }
-            // ORDERING(ipc-word): AcqRel. As in `word`, both ways.
-            let swapped =
-                word.compare_exchange(seen.0, next(seen).0, Ordering::AcqRel, Ordering::Relaxed);
-            if swapped.is_ok() {
-                return Ok(seen);
-            }
-        }
-    }
 }
 
 /// Returns [`SETTINGS`] of a word `COMMIT`, as a number.
@@ -376,37 +235,6 @@ pub(super) fn settings_of(commit: u64) -> u64 {
 /// Returns [`SETTINGS`] of a word `COMMIT`, after one more change of it.
 pub(super) fn next_settings(commit: u64) -> u64 {
     ((commit & SETTINGS) + (1 << SETTINGS_SHIFT)) & SETTINGS
-}
-
-/// Waits for the owner of a freeze: spins, yields, and then sleeps.
-struct Pause<'p, 's> {
-    round: u32,
-    patience: &'p mut Patience<'s>,
-}
-
-impl Pause<'_, '_> {
-    /// Returns the owner's identity, if the owner has died.
-    #[cold]
-    fn wait(&mut self, word: &AtomicU64, seen: Word) -> Result<Option<Identity>, Errno> {
-        self.round = self.round.saturating_add(1);
-        if self.round < SPIN_ROUNDS {
-            hint::spin_loop();
-        } else if self.round < SPIN_ROUNDS + YIELD_ROUNDS {
-            thread::yield_now();
-        } else {
-            // The end of a freeze is a plain store and wakes no thread, so the sleep has a limit.
-            self.patience.nap(word, seen.0, NAP_NS)?;
-            let rounds = (BEAT_NS / NAP_NS) as u32;
-            let is_time = self.round.is_multiple_of(rounds);
-            if is_time {
-                let (shared, owner) = (self.patience.shared, seen.frozen_by());
-                let state = identity(task_line(shared, owner));
-                let is_dead = shared.is_over(owner, None);
-                return Ok(Some(state).filter(|_| is_dead));
-            }
-        }
-        Ok(None)
-    }
 }
 
 #[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]

@@ -31,7 +31,8 @@ use super::SemBuf;
 use super::log::Log;
 use super::set::{REDO, Set, WORD};
 use super::word::Word;
-use crate::namespace::{SEMVMX, now_s};
+use crate::limits::SEMVMX;
+use crate::shared::now_s;
 use crate::task::Task;
 
 /// The largest number of operations.

@@ -12,7 +12,7 @@ use super::set::{LIVE, LOCK, Set, WORD};
 use crate::field::{get, put};
 use crate::lock::{Held, SLEEPERS, lock};
 use crate::process::{Identity, image_of};
-use crate::task::{IMAGE, STATE, task_line};
+use crate::task_line::{IMAGE, STATE, task_line};
 use crate::{
     Capacity, Contention, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemBuf,
     SemFlags, SemId, Task,

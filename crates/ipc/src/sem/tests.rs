@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use crate::field::{get, put};
 use crate::sem::dead::wait_without_sleep;
 use crate::sem::set::Set;
-use crate::sem::{INTERRUPTED, STATUS};
 use crate::spin::Spin;
+use crate::status::{INTERRUPTED, STATUS};
 use crate::{
     Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SPIN_NS_MAX, SemBuf,
     SemFlags, SemId, Task,

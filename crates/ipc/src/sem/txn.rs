@@ -32,7 +32,7 @@ use rustix::io::Errno;
 use smallvec::SmallVec;
 
 use super::SemBuf;
-use super::queue::{Completed, Wakes};
+use super::node::{Call, Completed, Wakes};
 use super::set::{
     COMMIT, COMMITTING, COMPLEX_COUNT, OWED, REDO, SEM_ALTER_LIST, SEM_CONST_LIST, SETTINGS, Set,
     SetGuard, next_settings, settings_of,
@@ -40,16 +40,7 @@ use super::set::{
 use super::undo;
 use super::word::{ALTER, COMPLEX, Word, ZERO};
 use crate::field::get;
-use crate::namespace::{SEMAEM, SEMVMX};
-
-/// A call to be carried out.
-#[derive(Clone, Copy)]
-pub(super) struct Call<'a> {
-    pub(super) sops: &'a [SemBuf],
-    /// The task's undo record for this set, or 0 if no operation has `SEM_UNDO`.
-    pub(super) undo: u32,
-    pub(super) pid: u32,
-}
+use crate::limits::{SEMAEM, SEMVMX};
 
 /// The result of a call on the copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

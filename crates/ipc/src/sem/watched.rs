@@ -2,12 +2,14 @@
 
 use corewalk_base::futex;
 
-use super::queue::{Node, is_waiting};
+use super::node::Node;
+use super::recover::SETS;
 use super::set::{LOCK, Set};
 use super::undo;
-use crate::ids::{Ids, Kind};
+use crate::ids::Ids;
 use crate::lock::{Owner, Wait, is_left};
-use crate::namespace::Shared;
+use crate::shared::Shared;
+use crate::status::is_waiting;
 use crate::watch::Concerns;
 
 /// Adds the tasks that concern waiting calls at semaphores. Wakes calls that were completed or
@@ -29,8 +31,8 @@ pub(crate) fn collect_concerns(shared: &Shared, concerns: &mut Concerns) {
 /// interrupted.
 pub(crate) fn look_at(shared: &Shared, owner: Owner, index: u32) {
     let Some(set) = Set::at(shared, index) else { return };
-    let ids = Ids { shared, kind: Kind::Sem, owner };
-    if !set.is_published(owner)
+    let ids = Ids { shared, kind: SETS, owner };
+    if !set.is_published()
         && let Ok(ids) = ids.lock()
     {
         ids.end_left_at(index);

@@ -14,12 +14,12 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use super::READ;
-use super::backing::{Access, SegmentName};
-use super::segment::{Gone, SHM_DEST, Segment, name_of};
+use super::segment::{Gone, SHM_DEST, Segment, locked, name_of};
+use crate::backing::{Access, SegmentName};
 use crate::flags::ShmFlags;
 use crate::handle::ShmId;
 use crate::ids::IdsGuard;
+use crate::perm::{READ, WRITE};
 use crate::recover;
 use crate::task::Task;
 
@@ -87,22 +87,22 @@ impl Mapping<'_> {
     /// attached there before.
     pub fn attached_at(mut self, address: usize) {
         let task = self.task;
-        let shared = &*task.shared;
-        let mut gone = Gone::default();
-        let ids = task.shm_ids().lock();
-        let attached = Attached { name: self.name, size_bytes: self.size_bytes };
-        let before = task.shm.lock().attached.insert(address, attached);
         self.is_kept = true;
-        // Without the lock the attach is counted all the same. Only time and pid are not recorded.
-        let Ok(ids) = ids else { return };
-        if let Some(segment) = Segment::named(shared, &ids, self.name) {
-            segment.note_attach(task.pid);
+        let attached = Attached { name: self.name, size_bytes: self.size_bytes };
+        let insert = || task.shm.lock().attached.insert(address, attached);
+        let noted = locked(task.shm_ids(), |ids, gone| {
+            if let Some(segment) = Segment::named(&task.shared, ids, self.name) {
+                segment.note_attach(task.pid);
+            }
+            if let Some(before) = insert() {
+                detach(task, ids, before.name, gone);
+            }
+            Ok(())
+        });
+        if noted.is_err() {
+            // Without the lock the attach is counted all the same. Only time and pid are missing.
+            insert();
         }
-        if let Some(before) = before {
-            detach(task, &ids, before.name, &mut gone);
-        }
-        drop(ids);
-        gone.give_back(shared);
     }
 }
 
@@ -156,12 +156,10 @@ impl Unmapping<'_> {
     }
 
     fn uncount(&self) -> Result<(), Errno> {
-        let mut gone = Gone::default();
-        let ids = self.task.shm_ids().lock()?;
-        detach(self.task, &ids, self.attached.name, &mut gone);
-        drop(ids);
-        gone.give_back(&self.task.shared);
-        Ok(())
+        locked(self.task.shm_ids(), |ids, gone| {
+            detach(self.task, ids, self.attached.name, gone);
+            Ok(())
+        })
     }
 }
 
@@ -228,12 +226,10 @@ impl Task {
             self.reap_attachers(shmid.raw());
             found = self.shm_ids().obtain_object_check(shmid.raw())?;
         }
-        let write = if shmflg.contains(ShmFlags::RDONLY) { 0 } else { 0o222 };
+        let write = if shmflg.contains(ShmFlags::RDONLY) { 0 } else { WRITE };
         let execute = if shmflg.contains(ShmFlags::EXEC) { 0o111 } else { 0 };
         self.permission(&found, READ | write | execute)?;
-        if let Some(hook) = &shared.hook {
-            hook.shm_shmat(&self.cred.whole(), &found.perm(), shmflg)?;
-        }
+        self.ask(|hook, cred| hook.shm_shmat(cred, &found.perm(), shmflg))?;
         let size_bytes = recover::with_room(shared, self.owner, || {
             let ids = self.shm_ids().lock()?;
             // Trap I2: look the segment up again under the lock before it is counted.
@@ -379,15 +375,14 @@ impl Task {
 
     /// Undoes the count of [`Task::shmat`].
     fn uncount(&self, name: SegmentName) {
-        let shared = &*self.shared;
-        let mut gone = Gone::default();
-        let Ok(ids) = self.shm_ids().lock() else { return };
-        if let Some(segment) = Segment::named(shared, &ids, name) {
-            segment.detach(self.owner.index, 1, self.owner);
-            segment.destroy_if_due(&mut gone);
-        }
-        drop(ids);
-        gone.give_back(shared);
+        // If the lock cannot be acquired, the end of the task removes the count.
+        let _uncounted = locked(self.shm_ids(), |ids, gone| {
+            if let Some(segment) = Segment::named(&self.shared, ids, name) {
+                segment.detach(self.owner.index, 1, self.owner);
+                segment.destroy_if_due(gone);
+            }
+            Ok(())
+        });
     }
 }
 
@@ -409,19 +404,16 @@ pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
     if !attached.is_empty() && shared.backing.is_held(task.owner.index) {
         return Err(Errno::BUSY);
     }
-    let mut gone = Gone::default();
     // If the lock cannot be acquired, a later task reaps the attaches.
-    let ids = task.shm_ids().lock()?;
-    for attached in attached.values() {
-        detach(task, &ids, attached.name, &mut gone);
-    }
-    for index in made {
-        if let Some(segment) = Segment::at(shared, &ids, index) {
-            segment.orphan(task.owner.index, &mut gone);
+    locked(task.shm_ids(), |ids, gone| {
+        attached.values().for_each(|attached| detach(task, ids, attached.name, gone));
+        for index in made {
+            if let Some(segment) = Segment::at(shared, ids, index) {
+                segment.orphan(task.owner.index, gone);
+            }
         }
-    }
-    drop(ids);
-    gone.give_back(shared);
+        Ok(())
+    })?;
     if has_hold {
         shared.backing.forget(task.owner.index);
     }

@@ -14,8 +14,8 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 
-use super::backing::{Access, Backing, SegmentName};
 use super::segment;
+use crate::backing::{Access, Backing, SegmentName};
 use crate::field::put;
 use crate::{
     Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, ShmFlags, ShmId,
@@ -176,7 +176,7 @@ impl World {
 
 /// Kills a task: its only store records its death.
 fn kill(task: Task) {
-    crate::task::forget_process(&task.shared, task.owner.index);
+    crate::task_line::forget_process(&task.shared, task.owner.index);
     crash::run(0, || drop(task));
 }
 

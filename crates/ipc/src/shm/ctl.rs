@@ -4,14 +4,11 @@
 
 use rustix::io::Errno;
 
-use super::READ;
-use super::segment::{Gone, SHM_LOCKED, Segment};
+use super::segment::{SHM_LOCKED, Segment, ShmStat, locked};
+use crate::ctl::{By, IPC_RMID, IPC_SET, IPC_STAT, Totals, are_ids};
 use crate::handle::ShmId;
-use crate::ids::{Object, SLOTS_MAX};
-use crate::ipcget::obtain_own;
-use crate::namespace::now_s;
-use crate::perm::{CAP_IPC_LOCK, Perm};
-use crate::sem::{IPC_RMID, IPC_SET, IPC_STAT};
+use crate::perm::{CAP_IPC_LOCK, READ};
+use crate::shared::now_s;
 use crate::task::Task;
 
 /// Keep the segment in memory.
@@ -24,30 +21,6 @@ pub const SHM_STAT: i32 = 13;
 pub const SHM_INFO: i32 = 14;
 /// As `SHM_STAT`, without a permission check.
 pub const SHM_STAT_ANY: i32 = 15;
-
-/// The answer to `IPC_STAT`.
-#[doc(alias = "shmid_ds")]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ShmStat {
-    /// The segment's id.
-    pub id: ShmId,
-    /// The permissions. The mode includes [`crate::SHM_DEST`] and [`crate::SHM_LOCKED`].
-    pub perm: Perm,
-    /// The size in bytes.
-    pub size_bytes: u64,
-    /// The last shmat(2), in seconds since 1970, or 0.
-    pub atime_s: u64,
-    /// The last shmdt(2), in seconds since 1970, or 0.
-    pub dtime_s: u64,
-    /// The last change, in seconds since 1970.
-    pub ctime_s: u64,
-    /// The pid of the creator.
-    pub cpid: u32,
-    /// The pid of the process that attached or detached last, or 0.
-    pub lpid: u32,
-    /// The number of attaches.
-    pub nattch: u64,
-}
 
 /// The answer to `SHM_INFO`, without the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,10 +60,7 @@ impl Task {
     /// ```
     #[doc(alias = "shmctl_stat")]
     pub fn shm_stat(&self, shmid: ShmId) -> Result<ShmStat, Errno> {
-        self.reap_attachers(shmid.raw());
-        let object = self.shm_ids().obtain_object_check(shmid.raw())?;
-        self.permission(&object, READ)?;
-        self.shm_stat_of(&object, IPC_STAT)
+        self.shm_stat_by((By::Id, shmid.raw()), IPC_STAT)
     }
 
     /// As [`Task::shm_stat`], for the segment at an index: `SHM_STAT`. The answer contains its id.
@@ -118,9 +88,7 @@ impl Task {
     /// ```
     #[doc(alias = "ipc_obtain_object")]
     pub fn shm_stat_index(&self, index: i32) -> Result<ShmStat, Errno> {
-        let object = self.segment_at(index)?;
-        self.permission(&object, READ)?;
-        self.shm_stat_of(&object, SHM_STAT)
+        self.shm_stat_by((By::Index, index), SHM_STAT)
     }
 
     /// As [`Task::shm_stat_index`], without a permission check: `SHM_STAT_ANY`.
@@ -145,8 +113,7 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     pub fn shm_stat_any(&self, index: i32) -> Result<ShmStat, Errno> {
-        let object = self.segment_at(index)?;
-        self.shm_stat_of(&object, SHM_STAT_ANY)
+        self.shm_stat_by((By::AnyIndex, index), SHM_STAT_ANY)
     }
 
     /// Changes owner, group and the nine permission bits: `IPC_SET`.
@@ -175,11 +142,8 @@ impl Task {
     #[doc(alias = "shmctl_down")]
     pub fn shm_set(&self, shmid: ShmId, uid: u32, gid: u32, mode: u16) -> Result<(), Errno> {
         let ids = self.shm_ids().lock()?;
-        let object = obtain_own(self, &ids, shmid.raw())?;
-        self.may_shmctl(Some(&object.perm()), IPC_SET)?;
-        if uid == u32::MAX || gid == u32::MAX {
-            return Err(Errno::INVAL);
-        }
+        let object = self.obtain_own(&ids, shmid.raw(), IPC_SET)?;
+        are_ids(uid, gid)?;
         ids.update_perm(&object, uid, gid, mode, now_s());
         Ok(())
     }
@@ -213,15 +177,11 @@ impl Task {
     #[doc(alias = "do_shm_rmid")]
     pub fn shm_rmid(&self, shmid: ShmId) -> Result<(), Errno> {
         self.reap_attachers(shmid.raw());
-        let shared = &*self.shared;
-        let mut gone = Gone::default();
-        let ids = self.shm_ids().lock()?;
-        let object = obtain_own(self, &ids, shmid.raw())?;
-        self.may_shmctl(Some(&object.perm()), IPC_RMID)?;
-        Segment::again(shared, &ids, &object)?.remove(&mut gone);
-        drop(ids);
-        gone.give_back(shared);
-        Ok(())
+        locked(self.shm_ids(), |ids, gone| {
+            let object = self.obtain_own(ids, shmid.raw(), IPC_RMID)?;
+            Segment::again(&self.shared, ids, &object)?.remove(gone);
+            Ok(())
+        })
     }
 
     /// Marks a segment as locked into memory: `SHM_LOCK`.
@@ -282,15 +242,13 @@ impl Task {
     /// # Ok::<(), rustix::io::Errno>(())
     /// ```
     pub fn shm_totals(&self) -> Result<ShmTotals, Errno> {
-        self.may_shmctl(None, SHM_INFO)?;
-        let ids = self.shm_ids().lock()?;
-        let index_max = ids.index_max().unwrap_or(0);
-        Ok(ShmTotals { segments: ids.in_use(), pages: ids.used(), index_max })
+        let Totals { objects, used, index_max } = self.totals(self.shm_ids(), SHM_INFO)?;
+        Ok(ShmTotals { segments: objects, pages: used, index_max })
     }
 
     fn set_locked(&self, shmid: ShmId, cmd: i32, flags: u16) -> Result<(), Errno> {
         let found = self.shm_ids().obtain_object_check(shmid.raw())?;
-        self.may_shmctl(Some(&found.perm()), cmd)?;
+        self.ask(|hook, cred| hook.shm_shmctl(cred, Some(&found.perm()), cmd))?;
         let ids = self.shm_ids().lock()?;
         let segment = Segment::again(&self.shared, &ids, &found)?;
         let (euid, _) = self.cred.ids();
@@ -302,34 +260,10 @@ impl Task {
         Ok(())
     }
 
-    fn may_shmctl(&self, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
-        match &self.shared.hook {
-            None => Ok(()),
-            Some(hook) => hook.shm_shmctl(&self.cred.whole(), perm, cmd),
-        }
-    }
-
-    fn segment_at(&self, index: i32) -> Result<Object, Errno> {
-        self.reap_attachers(index);
-        let index = u32::try_from(index).map_err(|_| Errno::INVAL)?;
-        self.shm_ids().obtain_object(index & (SLOTS_MAX - 1))
-    }
-
-    fn shm_stat_of(&self, found: &Object, cmd: i32) -> Result<ShmStat, Errno> {
-        self.may_shmctl(Some(&found.perm()), cmd)?;
+    fn shm_stat_by(&self, which: (By, i32), cmd: i32) -> Result<ShmStat, Errno> {
+        self.reap_attachers(which.1);
+        let found = self.obtain(self.shm_ids(), which, READ, cmd)?;
         let ids = self.shm_ids().lock()?;
-        let segment = Segment::again(&self.shared, &ids, found)?;
-        let (object, numbers) = (segment.object, segment.numbers());
-        Ok(ShmStat {
-            id: ShmId::from_raw(object.id()),
-            perm: object.perm(),
-            size_bytes: numbers.size_bytes,
-            atime_s: numbers.atime_s,
-            dtime_s: numbers.dtime_s,
-            ctime_s: object.ctime,
-            cpid: numbers.cpid,
-            lpid: numbers.lpid,
-            nattch: numbers.nattch,
-        })
+        Ok(Segment::again(&self.shared, &ids, &found)?.stat())
     }
 }

@@ -43,7 +43,7 @@ mod tests {
     use std::os::fd::OwnedFd;
     use std::sync::Arc;
 
-    use crate::task::forget_process;
+    use crate::task_line::forget_process;
     use crate::{
         Access, Backing, Capacity, Cred, GetFlags, IPC_PRIVATE, Memfds, Namespace,
         NamespaceOptions, SHM_DEST, SegmentName, SemBuf, SemFlags, ShmFlags, ShmId, Task,

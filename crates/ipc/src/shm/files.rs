@@ -43,7 +43,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::backing::{Access, Backing, SegmentName};
+use crate::backing::{Access, Backing, SegmentName};
 
 /// The permission bits that a file gets from its folder.
 const FILE_BITS: u32 = 0o666;

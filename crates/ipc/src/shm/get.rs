@@ -3,14 +3,12 @@
 //! Source: shmget(2); Linux `ipc/shm.c` (`newseg`).
 
 use rustix::io::Errno;
-use rustix::param::page_size;
 
-use super::segment::{self, Segment};
+use super::segment::{self, Segment, pages};
+use crate::ctl::ipcget;
 use crate::flags::GetFlags;
 use crate::handle::ShmId;
 use crate::ids::IdsGuard;
-use crate::ipcget::{ipcget, may_alloc};
-use crate::namespace::now_s;
 use crate::perm::Perm;
 use crate::task::Task;
 
@@ -61,7 +59,7 @@ impl Task {
                 let segment = Segment::again(shared, &ids, object)?;
                 if segment.size_bytes() < size_bytes { Err(Errno::INVAL) } else { Ok(()) }
             },
-            |ids, perm| self.new_segment(ids, perm, size_bytes, flags),
+            |perm| self.new_segment(&ids, perm, size_bytes, flags),
         )?;
         Ok(ShmId::from_raw(id))
     }
@@ -85,9 +83,9 @@ impl Task {
         if flags.contains(GetFlags::HUGETLB) || !is_file_size {
             return Err(Errno::INVAL);
         }
-        may_alloc(self, &perm)?;
+        self.may_alloc(&perm)?;
         let mut made = 0;
-        let id = ids.publish(perm, now_s(), limits.shmmni, |index| {
+        let id = ids.add(perm, limits.shmmni, |index| {
             let whose = (self.owner.index, self.pid);
             let (payload, name) = segment::make(shared, index, size_bytes, whose);
             let mut created = shared.backing.create(name, size_bytes);
@@ -104,11 +102,4 @@ impl Task {
         self.shm.lock().made.push(made);
         Ok(id)
     }
-}
-
-/// Returns the number of pages of a segment, or `None` if `size_bytes` is too large.
-pub(super) fn pages(size_bytes: u64) -> Option<u64> {
-    let page = page_size() as u64;
-    let pages = size_bytes.div_ceil(page);
-    pages.checked_mul(page).map(|_| pages)
 }

@@ -16,22 +16,22 @@
 //!   back.
 //!
 //! Memory is given back without the lock, so two tasks may do it at once. That is safe: names are
-//! never used again, and [`Backing::remove`](super::Backing::remove) may be called twice.
+//! never used again, and [`Backing::remove`](Backing::remove) may be called twice.
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;
+use rustix::param::page_size;
 
-use super::backing::SegmentName;
+use crate::backing::SegmentName;
 use crate::field::{get, high, low, pair, put};
-use crate::ids::{Ids, IdsGuard, Object};
+use crate::handle::ShmId;
+use crate::ids::{Ids, IdsGuard, Kind, Object, Remains};
+use crate::layout::SEGMENT_LINES;
 use crate::list::List;
 use crate::lock::Owner;
-use crate::namespace::{Shared, now_s};
-use crate::sem::Remains;
-
-/// The number of lines of a segment.
-pub(crate) const SEGMENT_LINES: u32 = 1;
+use crate::perm::Perm;
+use crate::shared::{Shared, now_s};
 
 /// Bit of the mode: the last detach removes the segment.
 pub const SHM_DEST: u16 = 0o1000;
@@ -52,8 +52,9 @@ const CREATOR: usize = 5;
 /// The serial number of the last segment of this slot, and [`HAS_MEMORY`].
 const SERIAL: usize = 6;
 
-// Words of a record. Word 1 has the links of the list, words 6 and 7 are the pool's.
+// Words of a record. Words 6 and 7 are the pool's.
 const WHOSE: usize = 0;
+const LINKS: usize = 1;
 const COUNT: usize = 2;
 
 /// Bit of `CREATOR`: the segment has been attached.
@@ -72,6 +73,15 @@ const TASK_SHIFT: u32 = 15;
 const TASK_MASK: u32 = (1 << 22) - 1;
 const WHOSE_SERIAL_SHIFT: u32 = 37;
 
+/// Segments, for the code that all kinds share.
+pub(crate) const SEGMENTS: &Kind = &Kind {
+    layout: |layout| layout.shm_ids,
+    repair: recover_slot,
+    end: end_slot,
+    sweep: |_| {},
+    may_ctl: |hook, cred, perm, cmd| hook.shm_shmctl(cred, perm, cmd),
+};
+
 /// Removed segments, whose memory is given back after the lock is released.
 #[derive(Default)]
 #[must_use]
@@ -85,15 +95,28 @@ pub(super) struct Segment<'g, 's> {
     pub(super) object: Object,
 }
 
-/// The numbers of a segment for shmctl(2), without its permissions.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Numbers {
-    pub(super) size_bytes: u64,
-    pub(super) atime_s: u64,
-    pub(super) dtime_s: u64,
-    pub(super) cpid: u32,
-    pub(super) lpid: u32,
-    pub(super) nattch: u64,
+/// The answer to `IPC_STAT`.
+#[doc(alias = "shmid_ds")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShmStat {
+    /// The segment's id.
+    pub id: ShmId,
+    /// The permissions. The mode includes [`crate::SHM_DEST`] and [`crate::SHM_LOCKED`].
+    pub perm: Perm,
+    /// The size in bytes.
+    pub size_bytes: u64,
+    /// The last shmat(2), in seconds since 1970, or 0.
+    pub atime_s: u64,
+    /// The last shmdt(2), in seconds since 1970, or 0.
+    pub dtime_s: u64,
+    /// The last change, in seconds since 1970.
+    pub ctime_s: u64,
+    /// The pid of the creator.
+    pub cpid: u32,
+    /// The pid of the process that attached or detached last, or 0.
+    pub lpid: u32,
+    /// The number of attaches.
+    pub nattch: u64,
 }
 
 /// Returns the name of a segment that a lookup has found.
@@ -171,13 +194,16 @@ impl<'g, 's> Segment<'g, 's> {
         get(&self.line()[SIZE])
     }
 
-    pub(super) fn numbers(&self) -> Numbers {
+    pub(super) fn stat(&self) -> ShmStat {
         let line = self.line();
         let pids = get(&line[PIDS]);
-        Numbers {
+        ShmStat {
+            id: ShmId::from_raw(self.object.id()),
+            perm: self.object.perm(),
             size_bytes: self.size_bytes(),
             atime_s: get(&line[ATIME]),
             dtime_s: get(&line[DTIME]),
+            ctime_s: self.object.ctime,
             cpid: low(pids),
             lpid: high(pids),
             nattch: self.nattch(),
@@ -278,7 +304,7 @@ impl<'g, 's> Segment<'g, 's> {
 
     #[doc(alias = "shm_destroy")]
     fn destroy(&self, gone: &mut Gone) {
-        let pages = super::get::pages(self.size_bytes()).unwrap_or(0);
+        let pages = pages(self.size_bytes()).unwrap_or(0);
         self.ids.set_used(self.ids.used().saturating_sub(pages));
         self.ids.unpublish(&self.object);
         gone.0.push(self.name());
@@ -311,11 +337,29 @@ impl<'g, 's> Segment<'g, 's> {
     }
 }
 
-impl Gone {
-    /// Gives back the memory. The caller holds no lock.
-    pub(super) fn give_back(self, shared: &Shared) {
-        self.0.into_iter().for_each(|name| give_back(shared, name));
-    }
+/// Applies `act` under the lock of the kind. Then gives back the memory of the segments that `act`
+/// has removed. The caller holds no lock.
+///
+/// # Errors
+///
+/// Those of `act`, and `EIO` if the lock cannot be acquired.
+pub(super) fn locked<'r, T>(
+    ids: Ids<'r>,
+    act: impl FnOnce(&IdsGuard<'r>, &mut Gone) -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    let mut gone = Gone::default();
+    let guard = ids.lock()?;
+    let done = act(&guard, &mut gone);
+    drop(guard);
+    gone.0.into_iter().for_each(|name| give_back(ids.shared, name));
+    done
+}
+
+/// Returns the number of pages of a segment, or `None` if `size_bytes` is too large.
+pub(super) fn pages(size_bytes: u64) -> Option<u64> {
+    let page = page_size() as u64;
+    let pages = size_bytes.div_ceil(page);
+    pages.checked_mul(page).map(|_| pages)
 }
 
 /// Gives back the memory of a removed segment.
@@ -364,44 +408,40 @@ pub(crate) fn give_back_all(shared: &Shared, ids: &IdsGuard<'_>, but: Option<u32
 /// `EIO` if the lock cannot be acquired.
 pub(crate) fn reap(ids: Ids<'_>, (task, pid): (u32, u32)) -> Result<bool, Errno> {
     let (shared, owner, slots) = (ids.shared, ids.owner, ids.slots());
-    let mut gone = Gone::default();
     let mut is_held = None;
-    let ids = ids.lock()?;
-    for index in 0..slots {
-        let Some(segment) = Segment::at(shared, &ids, index) else {
-            give_back_left(shared, index);
-            continue;
-        };
-        let is_attached = segment.find(segment.whose(task)).is_some();
-        // A child is counted before it removes the hold.
-        if is_attached && !*is_held.get_or_insert_with(|| shared.backing.is_held(task)) {
-            segment.note_detach(pid);
-            segment.detach(task, u64::MAX, owner);
-            segment.destroy_if_due(&mut gone);
+    locked(ids, |ids, gone| {
+        for index in 0..slots {
+            let Some(segment) = Segment::at(shared, ids, index) else {
+                give_back_left(shared, index);
+                continue;
+            };
+            let is_attached = segment.find(segment.whose(task)).is_some();
+            // A child is counted before it removes the hold.
+            if is_attached && !*is_held.get_or_insert_with(|| shared.backing.is_held(task)) {
+                segment.note_detach(pid);
+                segment.detach(task, u64::MAX, owner);
+                segment.destroy_if_due(gone);
+            }
+            if let Some(segment) = Segment::at(shared, ids, index) {
+                segment.orphan(task, gone);
+            }
         }
-        if let Some(segment) = Segment::at(shared, &ids, index) {
-            segment.orphan(task, &mut gone);
+        if is_held == Some(true) {
+            return Ok(false);
         }
-    }
-    if is_held == Some(true) {
-        drop(ids);
-        gone.give_back(shared);
-        return Ok(false);
-    }
-    shared.backing.forget(task);
-    // The other records of the task were being made or freed when it died.
-    let pool = shared.layout.attaches;
-    for (record, _) in pool.used(&shared.region).filter(|(_, whose)| *whose == task) {
-        put(&shared.region.line(record)[WHOSE], 0);
-        pool.free(shared, record, owner);
-    }
-    drop(ids);
-    gone.give_back(shared);
-    Ok(true)
+        shared.backing.forget(task);
+        // The other records of the task were being made or freed when it died.
+        let pool = shared.layout.attaches;
+        for (record, _) in pool.used(&shared.region).filter(|(_, whose)| *whose == task) {
+            put(&shared.region.line(record)[WHOSE], 0);
+            pool.free(shared, record, owner);
+        }
+        Ok(true)
+    })
 }
 
 /// Gives back the memory of the last segment of slot `index`.
-pub(crate) fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
+fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
     give_back_left(ids.shared, index);
     Remains::None
 }
@@ -411,7 +451,7 @@ pub(crate) fn end_slot(ids: Ids<'_>, index: u32) -> Remains {
 ///
 /// Rebuilds the list from the records. Removes the key of a marked segment, and removes the segment
 /// if its last detach should have done so.
-pub(crate) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
+pub(super) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
     let (shared, index) = (ids.shared, object.index);
     let records = rebuild(shared, object);
     let line = line(shared, index);
@@ -428,7 +468,7 @@ pub(crate) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
         ids.forget_slot(index);
         return 0;
     }
-    super::get::pages(get(&line[SIZE])).unwrap_or(0)
+    pages(get(&line[SIZE])).unwrap_or(0)
 }
 
 /// Rebuilds the list of a segment's records.
@@ -447,7 +487,8 @@ fn rebuild<'s>(shared: &'s Shared, object: &Object) -> List<'s> {
 
 /// Returns the list of the records of the segment with this line.
 fn list<'s>(shared: &'s Shared, line: &'s Line) -> List<'s> {
-    List { region: &shared.region, ends: &line[ATTACHES], max: shared.layout.attaches.lines }
+    let max = shared.layout.attaches.lines;
+    List { region: &shared.region, ends: &line[ATTACHES], links: LINKS, max }
 }
 
 /// Returns the value of `WHOSE` in the record of a task and a segment.

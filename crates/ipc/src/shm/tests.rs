@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc as FileArc;
 
-use super::backing::{Access, Backing, Memfds, SegmentName};
 use super::segment;
+use crate::backing::{Access, Backing, Memfds, SegmentName};
 use crate::field::put;
 use crate::{
     Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, ShmFlags, ShmId,

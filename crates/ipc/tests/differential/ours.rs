@@ -8,8 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use corewalk_base::primitives::thread;
-use corewalk_ipc::raw::{self, Arg, Seminfo, Timespec};
-use corewalk_ipc::{Cred, Namespace, SemBuf, SemFlags, SemId, SemStat, Task};
+use corewalk_ipc::{Cred, GetFlags, Namespace, SEMVMX, SemBuf, SemFlags, SemId, SemStat, Task};
 use rustix::io::Errno;
 
 use crate::op::{Answer, Op, answer};
@@ -115,20 +114,36 @@ impl Drop for Worker {
     }
 }
 
+fn number(value: i32) -> Vec<i64> {
+    vec![i64::from(value)]
+}
+
+fn errno(error: Errno) -> i32 {
+    error.raw_os_error()
+}
+
+/// Splits the last argument of a `*get` call.
+fn get_flags(word: i32) -> (GetFlags, u16) {
+    (GetFlags::from_bits_retain(word & !0o777), (word & 0o777) as u16)
+}
+
 fn carry_out(task: &Task, op: &Op, mutation: Mutation, state: &mut shm::State) -> Answer {
-    let number = |value: i32| vec![i64::from(value)];
-    let errno = |error: Errno| error.raw_os_error();
     match op {
         Op::Get { key, nsems, flags } => {
-            answer(raw::semget(task, *key, *nsems, *flags).map_err(errno), number)
+            let (flags, mode) = get_flags(*flags);
+            answer(task.semget(*key, *nsems, flags, mode).map_err(errno), |id| number(id.raw()))
         }
         Op::Semop { id, sops, timeout } => {
             let mask = if mutation == Mutation::NoUndo { !SemFlags::UNDO.bits() } else { -1 };
             let kept = |flags: i16| SemFlags::from_bits_retain(flags & mask);
             let sops = sops.iter().map(|&(num, op, flags)| SemBuf::new(num, op, kept(flags)));
             let sops: Vec<SemBuf> = sops.collect();
-            let timeout = timeout.map(|(sec, nsec)| Timespec { sec, nsec });
-            let call = |sops: &[SemBuf]| raw::semtimedop(task, *id, sops, timeout);
+            let call = |sops: &[SemBuf]| match duration(*timeout) {
+                Some(timeout) => task.semtimedop(SemId::from_raw(*id), sops, timeout),
+                // As in the preload library, the number of operations is checked first.
+                None if sops.len() > task.limits().semopm as usize => Err(Errno::TOOBIG),
+                None => Err(Errno::INVAL),
+            };
             let done = match mutation {
                 Mutation::NotAtomic => sops.chunks(1).try_for_each(call),
                 _ => call(&sops),
@@ -137,47 +152,36 @@ fn carry_out(task: &Task, op: &Op, mutation: Mutation, state: &mut shm::State) -
         }
         Op::Ctl { cmd: libc::GETNCNT, .. } if mutation == Mutation::NoCounts => vec![0, 0],
         Op::Ctl { id, num, cmd, value } => {
-            answer(raw::semctl(task, *id, *num, *cmd, Arg::Val(*value)).map_err(errno), number)
+            let done = command(task, SemId::from_raw(*id), *cmd, (*num, *value));
+            answer(done.map_err(errno), number)
         }
         Op::GetAll { id } => answer(task.sem_getall(SemId::from_raw(*id)).map_err(errno), |v| {
             v.into_iter().map(i64::from).collect()
         }),
         Op::SetAll { id, values } => {
-            let mut values = values.clone();
-            values.resize(1 << 15, 0);
-            let arg = Arg::Values(&values);
-            answer(raw::semctl(task, *id, 0, libc::SETALL, arg).map_err(errno), number)
+            let set = |nsems: usize| {
+                let mut values = values.clone();
+                values.resize(nsems, 0);
+                task.sem_setall(SemId::from_raw(*id), &values)
+            };
+            let done = task.sem_nsems(SemId::from_raw(*id)).and_then(set);
+            answer(done.map(|()| 0).map_err(errno), number)
         }
-        Op::Stat { id, cmd } => {
-            let mut stat = SemStat::default();
-            let done = raw::semctl(task, *id, 0, *cmd, Arg::Buf(&mut stat)).map_err(errno);
-            answer(done, |result| {
-                let perm = stat.perm;
-                let owner = [perm.uid, perm.gid, perm.cuid, perm.cgid].map(i64::from);
-                let mut numbers = vec![i64::from(result), i64::from(perm.key)];
-                numbers.extend(owner);
-                let has_otime = i64::from(stat.otime_s != 0);
-                numbers.extend([i64::from(perm.mode), i64::from(stat.nsems), has_otime]);
-                numbers
-            })
-        }
+        Op::Stat { id, cmd } => answer(stat(task, *id, *cmd).map_err(errno), |stat| {
+            let perm = stat.perm;
+            let owner = [perm.uid, perm.gid, perm.cuid, perm.cgid].map(i64::from);
+            let result = if *cmd == libc::IPC_STAT { 0 } else { stat.id.raw() };
+            let mut numbers = vec![i64::from(result), i64::from(perm.key)];
+            numbers.extend(owner);
+            let has_otime = i64::from(stat.otime_s != 0);
+            numbers.extend([i64::from(perm.mode), i64::from(stat.nsems), has_otime]);
+            numbers
+        }),
         Op::Set { id, uid, gid, mode } => {
-            let mut stat = SemStat::default();
-            (stat.perm.uid, stat.perm.gid, stat.perm.mode) = (*uid, *gid, *mode as u16);
-            let arg = Arg::Buf(&mut stat);
-            answer(raw::semctl(task, *id, 0, libc::IPC_SET, arg).map_err(errno), number)
+            let done = task.sem_set(SemId::from_raw(*id), *uid, *gid, *mode as u16);
+            answer(done.map(|()| 0).map_err(errno), number)
         }
-        Op::Totals { cmd } => {
-            let mut info = Seminfo::default();
-            let done = raw::semctl(task, 0, 0, *cmd, Arg::Seminfo(&mut info)).map_err(errno);
-            answer(done, |result| {
-                let Seminfo { semmap, semmni, semmns, semmnu, semmsl, .. } = info;
-                let Seminfo { semopm, semume, semusz, semvmx, semaem, .. } = info;
-                let first = [result, semmap, semmni, semmns, semmnu, semmsl];
-                let last = [semopm, semume, semusz, semvmx, semaem];
-                first.into_iter().chain(last).map(i64::from).collect()
-            })
-        }
+        Op::Totals { cmd } => answer(totals(task, *cmd).map_err(errno), |numbers| numbers),
         Op::ActAs { uid, gid } => {
             task.set_cred(cred(*uid, *gid));
             vec![0, 0]
@@ -185,6 +189,50 @@ fn carry_out(task: &Task, op: &Op, mutation: Mutation, state: &mut shm::State) -
         Op::Msg(op) => msg::on_ours(task, op, mutation),
         Op::Shm(op) => shm::on_ours(task, op, mutation, state),
     }
+}
+
+/// Returns the length of a timeout, or none if it is negative or not normal.
+fn duration(timeout: Option<(i64, i64)>) -> Option<Option<Duration>> {
+    let Some((sec, nsec)) = timeout else { return Some(None) };
+    let nsec = u32::try_from(nsec).ok().filter(|nsec| *nsec < 1_000_000_000)?;
+    Some(Some(Duration::new(u64::try_from(sec).ok()?, nsec)))
+}
+
+/// Carries out a command of semctl(2) for one semaphore or none.
+fn command(task: &Task, id: SemId, cmd: i32, (num, value): (i32, i32)) -> Result<i32, Errno> {
+    match cmd {
+        // As in the preload library.
+        _ if id.raw() < 0 => Err(Errno::INVAL),
+        libc::IPC_RMID => task.sem_rmid(id).map(|()| 0),
+        libc::GETVAL => task.sem_getval(id, num),
+        libc::GETPID => task.sem_getpid(id, num).map(u32::cast_signed),
+        libc::GETNCNT => task.sem_getncnt(id, num),
+        libc::GETZCNT => task.sem_getzcnt(id, num),
+        libc::SETVAL => task.sem_setval(id, num, value).map(|()| 0),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+fn stat(task: &Task, id: i32, cmd: i32) -> Result<SemStat, Errno> {
+    match cmd {
+        libc::IPC_STAT => task.sem_stat(SemId::from_raw(id)),
+        // As in the preload library, a negative number is no index.
+        _ if id < 0 => Err(Errno::INVAL),
+        libc::SEM_STAT => task.sem_stat_index(id),
+        _ => task.sem_stat_any(id),
+    }
+}
+
+/// Returns the highest index and the numbers of `struct seminfo`.
+fn totals(task: &Task, cmd: i32) -> Result<Vec<i64>, Errno> {
+    let (totals, limits) = (task.sem_totals()?, task.limits());
+    let (sets, sems) =
+        if cmd == libc::IPC_INFO { (20, 32_767) } else { (totals.sets, totals.sems) };
+    let semmns = 1_024_000_000;
+    let first = [totals.index_max, semmns, limits.semmni, limits.semmns, semmns, limits.semmsl];
+    let last = [limits.semopm, 500, sets, SEMVMX.cast_unsigned()];
+    let numbers = first.into_iter().chain(last).map(i64::from);
+    Ok(numbers.chain([i64::try_from(sems).unwrap()]).collect())
 }
 
 /// Returns the credentials of a user. Root gets the capabilities of this process, which may lack

@@ -183,7 +183,7 @@ impl AttrStore for DiskStore {
 fn open(path: &Path, variant: &str, index: &Arc<dyn Index>) -> anyhow::Result<Store> {
     let is_sharing_late = variant == OURS;
     let share = Some(Arc::clone(index) as _);
-    let options = StoreOptions { share, is_sharing_late, ..StoreOptions::default() };
+    let options = StoreOptions::default().with_share(share).with_sharing_late(is_sharing_late);
     Store::open(path, &options).with_context(|| format!("{}", path.display()))
 }
 

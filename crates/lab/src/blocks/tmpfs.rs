@@ -36,7 +36,7 @@ impl TmpfsStore {
         share_xattrs: bool,
         (workers, files): (usize, usize),
     ) -> anyhow::Result<TmpfsStore> {
-        let fs = Tmpfs::new(TmpfsOptions { share_xattrs, ..TmpfsOptions::default() });
+        let fs = Tmpfs::new(TmpfsOptions::default().with_share_xattrs(share_xattrs));
         let root = Node::detached(ROOT_INO, FileKind::Directory);
         let make = |worker: usize, file: usize| {
             let name = format!("{worker}-{file:06}");

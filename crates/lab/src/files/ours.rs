@@ -43,7 +43,7 @@ impl Ours {
     pub(crate) fn new() -> anyhow::Result<Ours> {
         let tmpfs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
         let options =
-            VfsOptions { cache_bytes: CACHE_BYTES, entries_max: ENTRIES_MAX, hash_seed: None };
+            VfsOptions::default().with_cache_bytes(CACHE_BYTES).with_entries_max(ENTRIES_MAX);
         Ok(Ours { vfs: Vfs::new(tmpfs, options)? })
     }
 }
@@ -107,7 +107,7 @@ impl<'v> User for OurUser<'v> {
     fn chmod(&self, dir: &InodeRef<'v>, name: &[u8], mode: u32) -> bool {
         let Ok(name) = Name::new(name) else { return false };
         let Ok(inode) = self.vfs.lookup(&self.cred, dir, name) else { return false };
-        let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+        let set = SetAttr::default().with_mode(mode);
         self.vfs.setattr(&self.cred, &inode, &set).is_ok()
     }
 

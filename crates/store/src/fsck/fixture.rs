@@ -109,7 +109,8 @@ pub(super) fn rekeyed(
     }
 }
 
-/// Returns a change that makes `name` the only entry of its hash in `dir`, for inode `ino`.
+/// Returns a change of the name record in `dir` for the hash of `name`. The record then has one
+/// entry, `name`, which leads to inode `ino`.
 pub(super) fn named(
     dir: u64,
     name: &'static [u8],

@@ -56,7 +56,8 @@ fn directory_that_says_it_has_no_entries_loses_none() {
             let renamed = store.rename((dir(), name("file")), (root(), name("x")), mode);
             assert_eq!(renamed, Err(Errno::IO));
         }
-        // Only the entries themselves show that the directory is not empty.
+        // The count of entries is wrong, so only the entries themselves show that the directory is
+        // not empty.
         assert_eq!(store.remove(root(), name("dir"), dir()), Err(Errno::IO));
         let other = store.make(root(), name("other"), &Make::new(0o040_755, 0, 0)).unwrap();
         let renamed = store.rename((root(), name("other")), (root(), name("dir")), moves[0]);
@@ -87,7 +88,7 @@ fn directory_that_counts_no_subdirectories_loses_none() {
         let made = store.make(root(), name("sub"), &Make::new(0o040_755, 0, 0)).unwrap();
         let sub = Node::detached(made.ino, made.kind());
         store.rename((root(), name("x")), (sub, name("dir")), RenameMode::Replace).unwrap();
-        // The directory that was moved in was counted; the one before was not.
+        // The directory that was moved in is counted. The one that was there before is not.
         let renamed = store.rename((root(), name("sub")), (dir(), name("x")), RenameMode::Replace);
         assert_eq!(
             (renamed, store.remove(root(), name("sub"), sub)),
@@ -101,7 +102,7 @@ fn directory_that_counts_no_subdirectories_loses_none() {
     try_with("no-subdirectories", nlink, run, &[Finding::Links(1, 2, 3)]);
 }
 
-/// A count that would overflow is refused before anything is made.
+/// A creation that would overflow the count of subdirectories fails before it changes anything.
 #[test]
 fn directory_that_has_as_many_as_can_be_counted_gets_no_more() {
     let run = |store: &Store| {
@@ -120,7 +121,7 @@ fn entry_of_another_kind_than_its_inode_stays() {
         move |store: &Store| {
             let at = (at.0, name(at.1));
             assert_eq!(store.remove(at.0, at.1, node), Err(Errno::IO));
-            // An error for the kinds of the entries may come first.
+            // The call may also fail earlier, because of the kinds of the two entries.
             let assert_fails = |from, to, mode| {
                 let renamed = store.rename(from, to, mode);
                 let is_refused =
@@ -151,7 +152,8 @@ fn entry_of_another_kind_than_its_inode_stays() {
     try_with("as-file", directory_as_file, run((root(), "dir"), dir()), &findings);
 }
 
-/// The next number would be 0 or that of the root. A mount refuses the store and changes nothing.
+/// The next inode number after the largest one would be 0 or that of the root. A mount refuses such
+/// a store and changes nothing.
 #[test]
 fn numbers_that_nothing_has_are_refused() {
     for kind in [Kind::Orphan, Kind::Inode, Kind::XattrUsers] {
@@ -169,7 +171,7 @@ fn numbers_that_nothing_has_are_refused() {
         write(&path, rekeyed(kind, Key::of(kind, NUMBER_MAX)));
         let opened = Store::open(&path, &options()).unwrap();
         let made = opened.make(root(), name("new"), &Make::new(0o644, 0, 0)).map(|made| made.ino);
-        // No number follows it.
+        // No inode number follows the largest one.
         let expected = if kind == Kind::Inode { Err(Errno::NOSPC) } else { Ok(4) };
         assert_eq!(made, expected);
         drop(opened);
@@ -180,7 +182,7 @@ fn numbers_that_nothing_has_are_refused() {
 
 #[test]
 fn blocks_and_generations_that_cannot_be_counted_are_refused() {
-    // The last case: a sum that does not overflow, but exceeds the largest device.
+    // In the last case the sum of the blocks does not overflow, but exceeds the largest device.
     for damage in 0..3 {
         let path = store("uncountable");
         write(&path, |snapshot, _| match damage {
@@ -214,7 +216,7 @@ fn blocks_that_are_used_twice_are_refused() {
         assert!(fsck(&path).unwrap().findings.contains(&Finding::Overlap(3, block)));
         std::fs::remove_dir_all(&path).unwrap();
     }
-    // Control: adjacent extents on a device that has these blocks.
+    // Control: the same extents are valid if they are adjacent and the device has their blocks.
     let path = store("used-twice");
     write(&path, |_, _| vec![extent(0, 0, 1), extent(4, 1, 1)]);
     drop(Store::open(&path, &options()).unwrap());

@@ -162,7 +162,7 @@ fn wrong_names_are_found() {
     assert!(got.contains(&Unreachable(2)) && got.contains(&Unreachable(3)), "{got:?}");
 }
 
-/// With a count of users that is too small, the room of a block is given back only once.
+/// If the stored count of users is too small, the space of a block is still freed only once.
 #[test]
 fn damaged_count_of_users_gives_no_room_twice() {
     let path = store("twice-left");
@@ -189,7 +189,7 @@ fn damaged_count_of_users_gives_no_room_twice() {
     database.write(&[(key, Some(users.into()))]).unwrap();
     drop(database);
     let opened = Store::open(&path, &options).unwrap();
-    // The same set as before; now each inode has the block in memory.
+    // Set the same attributes as before. Each inode then has the block in memory.
     for node in [file, others[0], others[1], others[2]] {
         opened.setxattr(node, b"user.a", b"1", XattrMode::Set).unwrap();
     }

@@ -5,8 +5,8 @@
 //!
 //! # Log or database
 //! The database takes a transaction in these cases:
-//! - The log cannot take it: too many records, no room, data that cannot be read, or a failed write
-//!   or sync of the log.
+//! - The log cannot take it, because it has too many records, the log has no space, data cannot be
+//!   read, or a write or sync of the log failed.
 //! - It wrote much file data, and J.6 forbids to sync that data beside the log.
 //! - It is a periodic commit, or the last one.
 //! - The host is full.
@@ -30,14 +30,14 @@ use corewalk_base::{MutexGuard, RwLockWriteGuard};
 use super::opened::Opened;
 use super::{Journal, PATIENCE_MAX, State, View};
 use crate::database::Snapshot;
-use crate::device::errno_of;
+use crate::device::full_or_io;
 use crate::layer::{Layer, Record};
 use crate::record::{Key, SuperRecord};
 
-/// The most bytes of records in one log entry; an estimate.
+/// Maximum number of bytes of records in one log entry. The size is an estimate.
 const LOGGED_RECORDS_MAX: u64 = 256 << 10;
-/// The most attempts to write records to the database: the first may find that a read has failed,
-/// the second that the host is full, the third has the room of the reserve.
+/// Maximum number of attempts to write records to the database. The first may find that a read has
+/// failed, and the second that the host is full. The third has the space of the reserve.
 const ATTEMPTS_MAX: u32 = 3;
 
 /// How far a commit must get.
@@ -53,7 +53,8 @@ struct Frozen {
     layer: Arc<Layer>,
     /// Transactions that are in the log but not in the database.
     logged: Option<Arc<Layer>>,
-    /// The ranges of the data device that it wrote; None for too much to log.
+    /// The ranges of the data device that the transaction wrote. None if they are too large for the
+    /// log.
     written: Option<Vec<(u64, u32)>>,
     /// A read of the database has failed, so that the commit must reopen it.
     has_failed_read: bool,
@@ -85,8 +86,8 @@ impl Journal {
         if self.check().is_err() {
             return Err(io::ErrorKind::Other.into());
         }
-        // ORDERING: Relaxed. A write before this call has set it: the lock of the file, the barrier
-        // or the caller's own order lies between.
+        // ORDERING: Relaxed. A write that this call must cover has set the flag before. The lock of
+        // the file, the barrier or the caller's own order comes between the two.
         if !self.is_data_dirty.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
@@ -182,7 +183,8 @@ impl Journal {
             let done = Some(Done::Nothing);
             let _turn = Turn { journal: self, done, since: Instant::now() };
             let mut opened = self.opened.lock();
-            // Another thread may have reopened it. A reopening does not bring back lost writes.
+            // Check again, because another thread may have reopened the database. Do not reopen it
+            // after lost writes, since that does not bring them back.
             if self.view().base.has_failed_read() && !opened.is_lost() {
                 // The last commit and the layers above it survive a reopening.
                 let _ = self.open_again(&mut opened);
@@ -194,11 +196,12 @@ impl Journal {
         });
     }
 
-    /// Freezes the running transaction and makes it durable. Returns its id and how far it got;
-    /// None on failure.
+    /// Freezes the running transaction and makes it durable. Returns its id, and whether it reached
+    /// the log or the database. Returns None on failure.
     fn commit(&self, goal: Goal) -> Option<(u64, Goal)> {
         let frozen = self.freeze();
-        // An operation that aborted before the barrier closed is in the transaction by half.
+        // An operation that aborted before the barrier closed has only a part of its changes in the
+        // transaction.
         self.check().ok()?;
         // ORDERING: Relaxed. See `grow`. On a full host a logged transaction could later not be
         // written to the database.
@@ -273,7 +276,7 @@ impl Journal {
         let mut entry = log.begin();
         frozen.layer.each(|key, record| entry.put(key, record));
         for &(offset, len) in ranges {
-            if entry.put_data((offset, len), |bytes| self.read_data(offset, bytes)).is_err() {
+            if entry.put_data(offset, len, |bytes| self.read_data(offset, bytes)).is_err() {
                 return Ok(false);
             }
         }
@@ -354,7 +357,7 @@ impl Journal {
             if opened.is_lost() {
                 break;
             }
-            if errno_of(error) == Errno::NOSPC {
+            if full_or_io(error) == Errno::NOSPC {
                 // ORDERING: Relaxed. See `grow`.
                 self.is_full.store(true, Ordering::Relaxed);
                 self.devices.reserve.set_len(0)?;
@@ -399,7 +402,7 @@ fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-/// The right of one thread to commit. Ends on drop, also during a panic.
+/// A guard: one thread at a time may commit, and the guard's drop ends that, also during a panic.
 struct Turn<'a> {
     journal: &'a Journal,
     /// None if the commit has failed.
@@ -410,7 +413,7 @@ struct Turn<'a> {
 /// The outcome of a turn.
 enum Done {
     Nothing,
-    /// All transactions up to this one have reached this goal.
+    /// All transactions up to this one are in the log or the database, as the goal says.
     To(u64, Goal),
 }
 
@@ -443,8 +446,9 @@ mod tests {
     use crate::record::Kind;
     use crate::store::{Store, StoreOptions};
 
-    /// Lets one thread commit while an operation holds a handle. `end` ends the operation. Returns
-    /// the result of the commit, and whether the operation's record is there after a remount.
+    /// Lets one thread commit while an operation of another thread holds a handle. `end` runs
+    /// before the handle is dropped. Returns the result of the commit, and whether the operation's
+    /// record is there after a remount.
     fn commit_amid(name: &str, end: impl FnOnce(&Journal)) -> (Result<(), Errno>, bool) {
         let path = std::env::temp_dir().join(format!("commit-{}-{name}", std::process::id()));
         let log_bytes = 64 << 10;
@@ -455,7 +459,7 @@ mod tests {
             let handle = journal.change().unwrap();
             let tid = handle.tid;
             let committer = scope.spawn(move || journal.commit_up_to(tid));
-            // The committer has checked for failures and closes the barrier, or waits for it.
+            // Wait until the committer has checked for failures and is closing the barrier.
             while !journal.state.lock().is_committing {
                 thread::yield_now();
             }

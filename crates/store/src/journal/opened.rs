@@ -25,7 +25,7 @@ use crate::record::{Key, SuperRecord};
 pub(super) struct Opened {
     device: Arc<dyn Device>,
     cache_bytes: usize,
-    /// None after it could not be reopened.
+    /// None if the database could not be reopened.
     database: Option<Database>,
     /// The generation in the superblock of the last commit.
     generation: u64,
@@ -80,15 +80,15 @@ impl Opened {
         if self.is_lost() {
             return Err(io::ErrorKind::Other.into());
         }
-        // Read from the disk what the last commit wrote; only then a database that went back is
-        // noticed.
+        // Read the pages of the last commit from the disk and not from the host's cache. Only then
+        // a lost commit is noticed.
         self.device.drop_cached();
         let again = Database::open_with(&self.device, self.cache_bytes, &self.loss)?;
         let snapshot = again.snapshot()?;
         let superblock = snapshot.get(&Key::SUPER)?.map(|value| SuperRecord::decode(&value));
         match superblock {
-            // A larger generation: the last commit is durable though it returned an error. It is
-            // written once more.
+            // A larger generation means that the last commit is durable although it returned an
+            // error. The caller writes it once more.
             Some(Ok(found)) if found.generation >= self.generation => {}
             _ => {
                 self.loss.note();

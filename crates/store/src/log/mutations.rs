@@ -1,10 +1,10 @@
-//! Randomly changed logs: a reader never panics, invents no entry, and loses no entry that is still
-//! whole.
+//! Randomly changed logs: a reader never panics, invents no entry, and loses no entry whose bytes
+//! are unchanged.
 //!
-//! A test writes logs of three generations and changes that of the middle one: bits, blocks, its
-//! length, blocks of the other two, end marks of all three. The expected result follows from the
-//! entries that are whole. The test finds these by comparing bytes and uses nothing of the reader,
-//! neither hashes nor bounds.
+//! A test writes logs of three generations and changes that of the middle one. It changes bits,
+//! blocks and the length, and copies blocks of the other two and end marks of all three. The
+//! expected result follows from the entries that are whole. The test finds these by comparing bytes
+//! and uses nothing of the reader, neither hashes nor bounds.
 //!
 //! The same is done with the log of a closed store, at random and byte by byte, and with a block
 //! that cannot be read. Then the end marks tell whether that block may have held an entry.
@@ -95,7 +95,8 @@ fn log(generation: u64, rng: &mut Rng) -> (Vec<u8>, Vec<Written>) {
         for _ in 0..rng.below(3) {
             let len = rng.index(9_000) as u32;
             let byte = rng.next_u64() as u8;
-            let filled: io::Result<()> = entry.put_data((rng.below(1 << 30), len), |bytes| {
+            let offset = rng.below(1 << 30);
+            let filled: io::Result<()> = entry.put_data(offset, len, |bytes| {
                 bytes.fill(byte);
                 Ok(())
             });
@@ -160,8 +161,8 @@ impl Known {
         self.written.iter().filter(is_of).collect()
     }
 
-    /// Returns generation and number of the whole entry at `at`; None for one of an earlier
-    /// generation.
+    /// Returns generation and number of the unchanged entry at `at`. Returns None if there is no
+    /// such entry, or if it is of an earlier generation.
     fn find(&self, log: &[u8], at: usize) -> Option<(u64, u64)> {
         let rest = log.get(at..)?;
         let is_there =
@@ -219,7 +220,8 @@ enum Mounted {
     Entries(u64),
     /// The end marks say that the log is empty.
     Ended,
-    /// The store is refused: for the unreadable block, for a lost entry, for an older database.
+    /// The store is refused, because of the unreadable block, of a lost entry, or of an older
+    /// database.
     NoRead,
     Damaged,
     Behind,
@@ -248,7 +250,8 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
     let other = other / BLOCK_BYTES * BLOCK_BYTES;
     let blocks = BLOCK_BYTES * (1 + rng.index(5));
     let len = blocks.min(log.len() - block.max(other));
-    // Most of a log is file data, but the reader decides by headers.
+    // Change headers as often as other bytes. Most bytes of a log are file data, but the reader
+    // decides by headers.
     let in_header = (block + rng.index(HEADER_BYTES)).min(log.len() - 1);
     match rng.below(12) {
         0 => log[at] ^= 1 << rng.below(8),
@@ -272,7 +275,7 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
             let len = mark.len().min(log.len() - block);
             log[block..block + len].copy_from_slice(&mark[..len]);
         }
-        // Blocks of another generation, usually at their own place.
+        // Copy blocks from the log of another generation, usually to the same offset.
         _ => {
             let from = &known.logs[*rng.pick(&[0, 0, 0, 1, 1, 2])];
             let start = if rng.chance(3, 4) { block } else { other };
@@ -286,7 +289,7 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
 
 #[test]
 fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
-    // Counts of logs that are shorter, whole, damaged, and newer than their database.
+    // How many logs the reader found shorter, unchanged, damaged, and newer than their database.
     let mut seen = [0_u32; 4];
     for seed in 0..LOGS {
         let mut rng = Rng::new(Seed(seed));
@@ -306,7 +309,7 @@ fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
             };
             let last = all.iter().rfind(is_whole).map_or(0, |entry| entry.number + 1);
             match said {
-                // A confirmed entry that is still whole is not lost.
+                // A confirmed entry whose bytes are unchanged must not be lost.
                 Said::Entries(entries) => {
                     assert!(entries >= last, "seed {seed}, mutation {number}");
                     seen[usize::from(entries == all.len() as u64)] += 1;
@@ -320,7 +323,7 @@ fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
     assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
 }
 
-/// With an unreadable block a reader has three results: the end marks say that the log is empty,
+/// With an unreadable block a reader has three results. The end marks say that the log is empty,
 /// the block cannot be read, or the database has gone back.
 #[test]
 fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_has_nothing() {
@@ -337,7 +340,7 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
                 continue;
             }
             let bad = rng.index(log.len().div_ceil(BLOCK_BYTES));
-            // The whole entries that do not touch the unreadable block.
+            // Collect the unchanged entries that do not touch the unreadable block.
             let mut whole = Vec::new();
             for at in (0..log.len()).step_by(BLOCK_BYTES) {
                 let Some((generation, number)) = known.find(&log, at) else { continue };
@@ -368,9 +371,9 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
     assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
 }
 
-/// Each byte of the end marks is changed, and each length is tried. The log of a closed store stays
-/// empty. A reader with an unreadable block trusts the mark that is left. An older database is
-/// refused, even with one mark.
+/// Each byte of the end marks is changed in turn, and the log is cut to each length in turn. A
+/// reader must still find the log of the closed store empty. With an unreadable block it trusts the
+/// other mark. It refuses an older database, even if only one mark is left.
 #[test]
 fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
     let known = Known::new(&mut Rng::new(Seed(1)));
@@ -393,7 +396,8 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
             };
             assert_eq!(mounted(log, bad, GENERATION), now, "{what}, {bad:?}");
             let older = mounted(log, bad, GENERATION - 1);
-            // Without a mark the log counts as lost, unless it still has later entries.
+            // Without a mark the reader cannot tell that the log was empty. An older database is
+            // then noticed only if the log has later entries.
             let is_said = before.map_or(older != Mounted::Ended, |before| older == before);
             assert!(is_said, "{what}, {bad:?}, with the older database: {older:?}");
         }
@@ -431,7 +435,7 @@ fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
             }
         }
     }
-    // A first entry that is shorter than the marks.
+    // Append a first entry that is shorter than the two marks.
     let device = Arc::new(Bytes(Mutex::new(closed.clone()), None));
     let mut again = Log::new(device.clone(), superblock(GENERATION), LOG_BYTES as u64);
     assert_eq!(again.begin().append().unwrap(), Some(BLOCK_BYTES as u64));
@@ -439,7 +443,7 @@ fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     for bad in 0..blocks {
         assert_eq!(mounted(&again, Some(bad), GENERATION), Mounted::NoRead, "block {bad}");
     }
-    // The write of the first entry is torn at any point. It was not confirmed.
+    // Tear the write of the first entry at each point in turn. The entry was not confirmed then.
     let len = first.bytes.len().max(MARKED_BYTES);
     for torn in (0..len).step_by(512) {
         let mut left = closed.clone();
@@ -468,7 +472,7 @@ fn entries_that_are_whole_and_have_anything_in_them_are_read_or_refused() {
         for _ in 0..MUTATIONS / 4 {
             let mut payload = rng.pick(&all).bytes[HEADER_BYTES..].to_vec();
             for _ in 0..1 + rng.below(3) {
-                // Tags and lengths of items are near the start.
+                // Change bytes near the start, where tags and lengths of items are.
                 let at = rng.index(payload.len().min(40));
                 payload[at] = *rng.pick(&[0, VALUE, REMOVED, DATA, 4, 0x7F, 0xFF]);
             }

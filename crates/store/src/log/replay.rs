@@ -51,7 +51,7 @@ pub(crate) type Changes = BTreeMap<Key, Record>;
 #[derive(Default)]
 pub(crate) struct Contents {
     pub(super) entries: u64,
-    /// There is no valid entry, and a block cannot be read.
+    /// True if there is no valid entry and a block cannot be read.
     pub(super) is_unreadable: bool,
     /// Records of the kinds that a mount reads. The value of an inode is left out.
     pub(crate) changes: Changes,
@@ -111,7 +111,8 @@ pub(crate) fn replay(
         }
         return Ok(next);
     }
-    // The replay needs no more room than the reserve has. The mount takes the reserve again later.
+    // Give up the reserve, whose space is enough for the replay. The mount allocates the reserve
+    // again later.
     devices.reserve.set_len(0)?;
     let generation = superblock.generation + 1;
     let next = SuperRecord { generation, log_bytes: 0, ..superblock };
@@ -124,7 +125,8 @@ pub(crate) fn replay(
                 Item::Data(offset, bytes) => devices.data.write_at(offset, bytes),
             })?;
         }
-        // The commit makes the log void, and only the log has these bytes until then.
+        // Sync the file data before the commit of the database. The commit makes the log void,
+        // which is the only other copy of these bytes.
         devices.data.sync()?;
         put(&Key::SUPER, Some(&next.encode()))
     })?;
@@ -214,12 +216,13 @@ impl<'a> Reader<'a> {
     /// Searches all blocks behind the last valid entry.
     ///
     /// # Errors
-    /// As `look`: a later entry of this generation, or an entry of a later generation; a block that
-    /// cannot be read, since it may hold one.
+    /// The errors of `look`. One is for a later entry of this generation, one for an entry of a
+    /// later generation, and one for an unreadable block, which may hold an entry.
     fn check_behind(&mut self) -> Result<(), OpenError> {
         let mut damaged = None;
         let blocks = (self.at..self.len).step_by(BLOCK_BYTES);
-        // An entry takes at least one block, so at most `behind` entries fit before this block.
+        // The block at `at` is `behind` blocks behind the last valid entry. An entry takes at least
+        // one block, so at most `behind` lost entries fit in between.
         for (behind, at) in (0..).zip(blocks) {
             let found = self.read(at).map_err(|error| OpenError::LogRead { at, error })?;
             let Some((log, number)) = found else { continue };

@@ -5,7 +5,7 @@ use corewalk::{Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, SetAttr
 
 use crate::memory::{Disks, quiet};
 
-/// Calls `check` with a file in each of both.
+/// Calls `check` with a file in a store, and with one in tmpfs.
 fn with_both(check: impl Fn(&dyn FileSystem, Node<'_>, &str)) {
     let disks = Disks::new();
     let (store, tmpfs) = (disks.open(&quiet()), Tmpfs::new(TmpfsOptions::default()));
@@ -50,20 +50,20 @@ fn values_are_bounded_in_all() {
         assert_eq!(set(16, 0), Err(Errno::NOSPC), "{what}");
         assert_eq!(set(15, room + 1), Err(Errno::NOSPC), "{what}");
         assert_eq!(fs.getxattr(file, b"user.15").map(|value| value.len()), Ok(room), "{what}");
-        // A change that takes no more room is allowed.
+        // A change that needs no more space is allowed.
         assert_eq!(set(3, 100), Ok(()), "{what}");
         assert_eq!(set(15, room + 1), Ok(()), "{what}");
     });
 }
 
-/// A set size, even an unchanged one, frees the blocks reserved behind it, as on ext4 and the
-/// kernel's tmpfs. A larger size keeps them.
+/// A call that sets the size, even to the same value, frees the blocks reserved behind the end, as
+/// on ext4 and the kernel's tmpfs. A call that sets a larger size keeps them.
 #[test]
 fn size_set_again_frees_what_is_reserved_behind_it() {
     with_both(|fs, file, what| {
         let reserve = || fs.fallocate(file, 0, 0, 1 << 16, Fallocate::KEEP_SIZE).unwrap();
         let cut = |size| {
-            let set = SetAttr { size: Some(size), ..SetAttr::default() };
+            let set = SetAttr::default().with_size(size);
             fs.setattr(file, &set).map(|attr| (attr.size, attr.blocks))
         };
         let free = fs.statfs().unwrap().bfree;

@@ -1,5 +1,5 @@
-//! A closed store: its log is known to be empty, and its last commit is known. And: a check changes
-//! nothing.
+//! A closed store: its log is known to be empty, and its last commit is known. A check of any store
+//! changes nothing.
 
 use std::time::Duration;
 
@@ -39,14 +39,14 @@ fn closed_store_is_mounted_whatever_block_of_its_log_cannot_be_read() {
     let contents = disks.contents();
     for at in (0..contents[LOG].len() as u64).step_by(BLOCK as usize) {
         let disks = Disks::with(contents.clone());
-        // Only the start of a block is read.
+        // Make the first byte of the block unreadable, since only the start of a block is read.
         disks.shared.lock().bad_byte = Some((LOG, at));
         assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, [], "byte {at}");
         assert!(disks.contents()[LOG] == contents[LOG], "byte {at}: changed by a check");
         let store = open(&disks).unwrap_or_else(|error| panic!("byte {at}: {error}"));
         assert_eq!(tree(&store), expected, "byte {at}");
         assert!(disks.contents()[LOG].iter().all(|&byte| byte == 0), "byte {at}: not made anew");
-        // The log is in use again, on readable blocks.
+        // The next commit goes to the log again, whose blocks are readable now.
         add(&store, "more").unwrap();
         assert_eq!(store.stats().logged_commits, 1, "byte {at}");
         let killed = disks.killed();
@@ -78,7 +78,7 @@ fn store_that_was_mounted_again_is_refused_for_an_unreadable_block() {
     }
 }
 
-/// A database older than the close is refused, though nothing was logged since.
+/// A database from before the close is refused, although the log got no entry since.
 #[test]
 fn older_database_of_a_closed_store_is_refused() {
     let (disks, before) = closed();
@@ -94,7 +94,7 @@ fn older_database_of_a_closed_store_is_refused() {
     drop(store);
     let mut contents = disks.contents();
     contents[META] = older;
-    // Also if the first block of the log is lost or unreadable.
+    // The database is refused also if the first block of the log is lost or unreadable.
     for (is_lost, bad_byte) in [(false, None), (true, None), (false, Some((LOG, 0)))] {
         let mut contents = contents.clone();
         contents[LOG][..BLOCK as usize * usize::from(is_lost)].fill(0);
@@ -102,7 +102,8 @@ fn older_database_of_a_closed_store_is_refused() {
         disks.shared.lock().bad_byte = bad_byte;
         match open(&disks).map(drop) {
             Err(OpenError::DatabaseBehind { database, log, .. }) => assert_eq!(log, database + 1),
-            // Without an end mark of its own generation, more may be lost.
+            // The log has no end mark of the older database's generation. So the unreadable block
+            // may hold a lost entry, and this error is right too.
             Err(OpenError::LogRead { at: 0, .. }) if bad_byte.is_some() => {}
             other => panic!("{is_lost}, {bad_byte:?}: {other:?}"),
         }

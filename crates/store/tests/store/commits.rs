@@ -6,7 +6,7 @@ use std::time::Duration;
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::{Condvar, Mutex};
-use corewalk_store::{Device, Store, StoreOptions, StoreStats};
+use corewalk_store::{Device, Store, StoreStats};
 use corewalk_testkit::race::Watchdog;
 
 use crate::differential::tree;
@@ -65,8 +65,9 @@ impl Device for Slow {
     }
 }
 
-/// The host reports lost data once, so every thread that waits for that sync must get the error. A
-/// transaction that the log has lost goes to the database, for all waiting threads.
+/// The host reports lost data once, so every thread that waits for that sync must get the error. If
+/// the log loses a transaction, it goes to the database instead, and no waiting thread gets an
+/// error.
 #[test]
 fn failed_sync_of_data_is_heard_by_those_who_wait() {
     let _watchdog = Watchdog::start("a failed sync", Duration::from_secs(60));
@@ -75,7 +76,7 @@ fn failed_sync_of_data_is_heard_by_those_who_wait() {
     }
 }
 
-/// A sync of the log, or of the data device, is slow and then fails.
+/// Lets a sync of the log, or of the data device, take long and then fail.
 fn sync_that_fails(is_log: bool) {
     let disks = Disks::new();
     let mut devices = disks.devices();
@@ -95,7 +96,7 @@ fn sync_that_fails(is_log: bool) {
         let first = scope.spawn(|| store.fsync(file, 0, true));
         slow.changed.wait_while(&mut slow.state.lock(), |state| !state.1);
         let others = [scope.spawn(|| store.sync()), scope.spawn(|| store.fsync(file, 0, true))];
-        // Most of them wait for the sync in progress.
+        // Wait until most of the threads wait for the sync in progress.
         thread::sleep(Duration::from_millis(20));
         slow.set(|state| state.1 = false);
         let expected = if is_log { Ok(()) } else { Err(Errno::IO) };
@@ -106,7 +107,8 @@ fn sync_that_fails(is_log: bool) {
     });
     if is_log {
         assert_eq!(store.stats().log_failures, 1);
-        // The content of the log on disk is not needed any more.
+        // The database has the transaction, so the content of the log on disk is not needed any
+        // more.
         let mut contents = disks.contents();
         contents[3].fill(0);
         assert_eq!(tree(&Disks::with(contents).open(&quiet())), tree(&store));
@@ -158,7 +160,7 @@ fn writers_wait_while_a_commit_is_slow() {
     let (state, changed) = (Mutex::new((false, false)), Condvar::new());
     let slow = Arc::new(Slow { inner: devices.log.clone(), state, changed });
     devices.log = slow.clone();
-    let options = StoreOptions { transaction_bytes: BYTES / 2, ..quiet() };
+    let options = quiet().with_transaction_bytes(BYTES / 2);
     let store = Store::open_devices(devices, &options).unwrap();
     make(&store, "first").unwrap();
     slow.set(|state| state.0 = true);
@@ -181,13 +183,14 @@ fn writers_wait_while_a_commit_is_slow() {
     });
 }
 
-/// Changes without a sync become durable in time, in the database, and are committed once.
+/// The committer makes changes durable in the database without a call of sync, and commits each
+/// change once.
 #[test]
 fn commits_come_in_time() {
     let _watchdog = Watchdog::start("a commit in time", Duration::from_secs(60));
     let disks = Disks::new();
     let every = Duration::from_millis(20);
-    let store = disks.open(&StoreOptions { commit_every: Some(every), ..quiet() });
+    let store = disks.open(&quiet().with_commit_every(every));
     for number in 0..3 {
         let before = store.stats();
         let file = make(&store, &format!("f{number}")).unwrap();

@@ -36,13 +36,13 @@ use crate::memory::{Disks, Step, quiet};
 const EPOCHS: usize = 60;
 /// Number of mounts in the load.
 const MOUNTS: usize = 3;
-/// The most operations between two syncs.
+/// Maximum number of operations between two syncs.
 const STEPS: u64 = 12;
-/// Crash points tried per load; more if the load has more writes and syncs.
+/// Minimum number of crash points tried per load. A load with more writes and syncs gets more.
 const POINTS: usize = 400;
 /// Distance between successive crash points; a prime number.
 const STRIDE: usize = 7919;
-/// Indexes of the devices: database, data, log of the store.
+/// The index of each device of a store: database, data and log.
 const META: usize = 0;
 const DATA: usize = 1;
 const LOG: usize = 3;
@@ -65,7 +65,7 @@ pub(crate) type Numbers = BTreeMap<Vec<u8>, u64>;
 #[derive(Default)]
 struct Written(BTreeSet<(u64, u8)>);
 
-/// Generates the bytes of writes. A byte comes again after 254 others.
+/// Generates the byte that each write writes. The same byte comes again after 254 others.
 struct Tags(u8);
 
 impl Tags {
@@ -138,7 +138,7 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
         3 => {
             let size = Some(rng.below(20_000));
             since.0.insert((attr.ino, 0));
-            store.setattr(node, &SetAttr { size, ..SetAttr::default() }).unwrap();
+            store.setattr(node, &SetAttr::default().with_size(size)).unwrap();
         }
         4 => {
             let target = store.lookup(root, other);
@@ -152,14 +152,14 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
         }
         5 => {
             store.remove(root, this, node).unwrap();
-            // Some files stay open as orphans for a while.
+            // Forget most removed files at once. The others stay open as orphans for a while.
             if rng.chance(2, 3) {
                 store.forget(attr.ino);
             }
         }
         6 => {
             // The freed blocks are reused for another file soon after the next commit.
-            let empty = SetAttr { size: Some(0), ..SetAttr::default() };
+            let empty = SetAttr::default().with_size(0);
             store.setattr(node, &empty).unwrap();
             let len = if rng.chance(1, 3) { 70_000 } else { 1 + rng.index(50_000) };
             write(0, len);
@@ -282,7 +282,8 @@ fn try_point(
     judge(&crash(steps, rng), confirmed, point, None)
 }
 
-/// Checks the state of `disks` after a crash at `point`. `made` is a file that was made after it.
+/// Checks the state of `disks` after a crash at `point`. `made` is a file that was made after the
+/// crash.
 fn judge(
     disks: &Disks,
     confirmed: &[Confirmed],
@@ -336,19 +337,21 @@ fn judge(
 
 /// Tries crash points all over the load. Returns the first error.
 fn try_points(log: &[Step], confirmed: &[Confirmed], seed: u64, count: usize) -> Option<String> {
-    try_points_of(&|point| log[..point].to_vec(), (confirmed, log.len()), seed, count)
+    try_points_of(&|point| log[..point].to_vec(), log.len(), confirmed, seed, count)
 }
 
-/// As `try_points`. `steps` returns the calls on the devices before a crash point.
+/// As `try_points`, for a log of `len` calls. `steps` returns the calls before a crash point.
 fn try_points_of(
     steps: &dyn Fn(usize) -> Vec<Step>,
-    (confirmed, len): (&[Confirmed], usize),
+    len: usize,
+    confirmed: &[Confirmed],
     seed: u64,
     count: usize,
 ) -> Option<String> {
     let first = confirmed[0].at;
     for number in 0..count {
-        // Visits every crash point once before any comes again, and distant ones in succession.
+        // Visit every crash point once before any is repeated, and visit distant points one after
+        // the other.
         let point = first + number * STRIDE % (len + 1 - first);
         let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
         if let Err(wrong) = try_point(&steps(point), confirmed, point, &mut rng) {
@@ -365,7 +368,7 @@ fn crash_at_any_write_keeps_confirmed_changes() {
     for (seed, is_shared) in [(1, true), (2, true), (3, false)] {
         let (log, confirmed) = load(&Disks::new(), Seed(seed), is_shared);
         let points = log.len() + 1 - confirmed[0].at;
-        // Otherwise some points would come twice and others never.
+        // With a multiple of `STRIDE`, some points would come twice and others never.
         assert!(!points.is_multiple_of(STRIDE), "seed {seed}: {points} crash points");
         println!("seed {seed}: {points} crash points, {} syncs", confirmed.len());
         assert_eq!(try_points(&log, &confirmed, seed, points.max(POINTS)), None);
@@ -388,7 +391,8 @@ enum First {
 fn try_unreadable(
     steps: &[Step],
     confirmed: &[Confirmed],
-    (point, device): (usize, usize),
+    point: usize,
+    device: usize,
     rng: &mut Rng,
 ) -> Result<First, String> {
     const MADE: &str = "made with a bad block";
@@ -470,7 +474,7 @@ fn unreadable_block_after_a_crash_is_eio_and_loses_nothing() {
             let device = [LOG, DATA, META][number % 3];
             let point = first + number * STRIDE % (log.len() + 1 - first);
             let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
-            let done = try_unreadable(&log[..point], &confirmed, (point, device), &mut rng);
+            let done = try_unreadable(&log[..point], &confirmed, point, device, &mut rng);
             let done = done.unwrap_or_else(|wrong| {
                 panic!("seed {seed}, number {number}, point {point}, device {device}: {wrong}")
             });
@@ -492,7 +496,7 @@ fn unreadable_block_after_a_crash_is_eio_and_loses_nothing() {
     }
 }
 
-/// Control for `is_like`: a lost byte, zero or older, is not allowed.
+/// Control for `is_like`: it must reject a byte that was lost, whether it is zero or an older byte.
 #[test]
 fn control_lost_byte_is_not_allowed() {
     let (_, confirmed) = load(&Disks::new(), Seed(1), true);
@@ -512,7 +516,7 @@ fn control_lost_byte_is_not_allowed() {
             }
         }
     }
-    // Few of the 256 bytes are allowed.
+    // Check the control itself: `is_like` allows few of the 256 possible bytes.
     assert!(told[0] > 100 * told[1] && told[1] > 100, "{told:?}");
 }
 
@@ -542,8 +546,8 @@ fn control_database_and_log_that_are_not_synced_are_caught() {
     println!("{}", without_syncs(&[LOG]));
 }
 
-/// J.4: blocks reused before the commit that frees them would show bytes of another file. Here
-/// writes of file data after a sync overtake that sync.
+/// J.4: if blocks are reused before the commit that frees them, a crash shows bytes of another
+/// file. The test moves writes of file data that follow a sync before that sync.
 #[test]
 fn control_blocks_that_are_given_out_early_are_caught() {
     let (log, confirmed) = load(&Disks::new(), Seed(1), true);
@@ -556,7 +560,7 @@ fn control_blocks_that_are_given_out_early_are_caught() {
     };
     // 400 crash points do not always suffice.
     let wrong = (1..9)
-        .find_map(|seed| try_points_of(&overtaken, (&confirmed, log.len()), seed, 400))
+        .find_map(|seed| try_points_of(&overtaken, log.len(), &confirmed, seed, 400))
         .expect("an error");
     println!("{wrong}");
 }

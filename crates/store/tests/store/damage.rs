@@ -86,7 +86,8 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
     let last = entries.len() - 1;
     for (number, entry) in entries.iter().enumerate() {
         for block in 0..entry.blocks {
-            // A block that was never written; one with foreign bytes; one bit.
+            // Replace the block by zeros, as if it was never written; fill it with foreign bytes;
+            // flip one bit.
             for how in 0..3 {
                 let what = format!("block {block} of entry {number}, damage {how}");
                 let mut damaged = contents.clone();
@@ -109,7 +110,8 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
     }
 }
 
-/// The advice in the error works: the store is then at the commit before the damage.
+/// The advice in the error message works: the store is then in the state of the commit before the
+/// damage.
 #[test]
 fn log_that_is_cut_at_the_damage_is_mounted() {
     let (contents, entries, trees) = load();
@@ -173,7 +175,8 @@ fn block_of_the_log_that_cannot_be_read_is_refused() {
         let expected = entry.map_or(at, |entry| entry.at) as u64;
         is_behind += usize::from(entry.is_none());
         let disks = Disks::with(contents.clone());
-        // Behind the end only the start of a block is read.
+        // Behind the last entry the reader reads only the start of each block, so make that byte
+        // unreadable.
         let byte = at as u64 + if entry.is_some() { 20 } else { 0 };
         disks.shared.lock().bad_byte = Some((LOG, byte));
         match Store::open_devices(disks.devices(), &quiet()).map(drop) {
@@ -226,7 +229,7 @@ fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
         let (disks, opened) = open(&[meta, data, reserve, log]);
         match opened {
             Ok(store) => {
-                // The entry may be whole even so, since the padding does not count.
+                // The entry may still be valid, since its padding is not hashed.
                 let got = tree(&store);
                 assert!(trees[last..].contains(&got), "seed {number}");
                 mounted += 1;
@@ -254,7 +257,7 @@ fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
         let (disks, opened) = open(&cut);
         let error = match opened.map(drop) {
             Err(error @ OpenError::LogShort { .. }) => error,
-            // A truncated entry without a later one.
+            // Any other result is wrong, also for an entry that is truncated and has no later one.
             other => panic!("{end}: {other:?}"),
         };
         assert_eq!(error.errno(), corewalk::Errno::UCLEAN);
@@ -263,7 +266,7 @@ fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
         let found = fsck_devices(&disks.devices()).unwrap().findings;
         assert_eq!(found, [Finding::LogShort(end as u64, len as u64)]);
         assert!(disks.contents() == cut, "{end}: changed");
-        // The advice in the error gives up the lost changes and no more.
+        // The advice in the error message loses the changes in the missing entries, and no others.
         assert!(error.to_string().contains(&format!("truncate --size={len} log")), "{error}");
         cut[LOG].resize(len, 0);
         let (_, opened) = open(&cut);
@@ -283,7 +286,7 @@ fn log_of_a_closed_store_may_be_shortened_or_missing() {
     let (contents, _, trees) = load();
     let (disks, opened) = open(&contents);
     drop(opened.unwrap());
-    let read_only = corewalk_store::StoreOptions { is_read_only: true, ..quiet() };
+    let read_only = quiet().with_read_only(true);
     drop(disks.open(&read_only));
     for end in [0, 100, BLOCK, contents[LOG].len() - 1] {
         let mut cut = disks.contents();
@@ -292,7 +295,7 @@ fn log_of_a_closed_store_may_be_shortened_or_missing() {
         assert_eq!(fsck_devices(&Disks::with(cut).devices()).unwrap().findings, [], "{end}");
         let store = opened.unwrap();
         assert_eq!(tree(&store), trees[trees.len() - 1], "{end}");
-        // The log is in use again, and needed again.
+        // After a second mount the log is in use again, and is needed.
         let mut killed = disks.contents();
         killed[LOG].clear();
         assert!(matches!(open(&killed).1.map(drop), Err(OpenError::LogShort { len: 0, .. })));

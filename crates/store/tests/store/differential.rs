@@ -264,7 +264,7 @@ impl Run<'_> {
         let (from, to) = (self.dir(), self.dir());
         let (old, new) = (self.name(), self.name());
         let (old, new) = (Name::new(&old).unwrap(), Name::new(&new).unwrap());
-        // The caller of a file system excludes moves of a directory below itself.
+        // The caller of a `FileSystem` must not move a directory below itself, so skip such a move.
         let Some(moved) = self.lookup(from, old) else { return };
         let target = self.lookup(to, new);
         let has_directory = [Some(moved), target].into_iter().flatten();
@@ -294,9 +294,9 @@ impl Run<'_> {
             if self.rng.chance(1, 3) { self.dir() } else { self.file().unwrap_or(self.dirs[0]) };
         let time = SetTime::At(Timespec { secs: -5, nanos: 7 });
         let set = match self.rng.below(3) {
-            0 => SetAttr { mode: Some(self.rng.below(0o10000) as u32), ..SetAttr::default() },
-            1 => SetAttr { uid: Some(9), gid: Some(8), ..SetAttr::default() },
-            _ => SetAttr { mtime: Some(time), atime: Some(time), ..SetAttr::default() },
+            0 => SetAttr::default().with_mode(self.rng.below(0o10000) as u32),
+            1 => SetAttr::default().with_uid(9).with_gid(8),
+            _ => SetAttr::default().with_mtime(time).with_atime(time),
         };
         let store = self.store.setattr(node.in_store(), &set);
         self.same_attr("setattr", store, self.tmpfs.setattr(node.in_tmpfs(), &set));
@@ -316,10 +316,10 @@ impl Run<'_> {
                 self.same("write", got, tmpfs.write(t, 0, offset, &bytes));
             }
             4 => {
-                // Sometimes to its current size.
+                // Truncate the file to a random size, and sometimes to its current one.
                 let now = tmpfs.getattr(t).map_or(offset, |attr| attr.size);
                 let size = if self.rng.chance(1, 3) { now } else { offset };
-                let set = SetAttr { size: Some(size), ..SetAttr::default() };
+                let set = SetAttr::default().with_size(size);
                 self.same_attr("truncate", store.setattr(s, &set), tmpfs.setattr(t, &set));
             }
             5 => {
@@ -397,7 +397,7 @@ impl Run<'_> {
 fn run(seed: Seed, rounds: usize, steps: usize) -> HashMap<String, u32> {
     let report = ReportSeed::new(seed);
     // No limit on room: attributes take bytes in tmpfs and blocks in the store.
-    let tmpfs = Tmpfs::new(TmpfsOptions { root_mode: 0o755, ..TmpfsOptions::default() });
+    let tmpfs = Tmpfs::new(TmpfsOptions::default().with_root_mode(0o755));
     let options = quiet();
     let disks = Disks::new();
     let root = tmpfs.root().unwrap();
@@ -435,15 +435,16 @@ fn random_operations_have_the_results_of_tmpfs() {
     }
 }
 
-/// Random changes of content on file systems of 24 blocks: short writes and `ENOSPC`.
+/// Makes random changes of content on file systems of 24 blocks, so that writes are short and calls
+/// fail with `ENOSPC`.
 #[test]
 fn random_contents_on_a_full_store_have_the_results_of_tmpfs() {
     for seed in 0..8 {
         let report = ReportSeed::new(Seed(seed));
         let size_bytes = Some(24 * 4096);
-        let tmpfs = Tmpfs::new(TmpfsOptions { size_bytes, ..TmpfsOptions::default() });
+        let tmpfs = Tmpfs::new(TmpfsOptions::default().with_size_bytes(size_bytes));
         let disks = Disks::new();
-        let store = disks.open(&corewalk_store::StoreOptions { size_bytes, ..quiet() });
+        let store = disks.open(&quiet().with_size_bytes(size_bytes));
         let (dirs, files) = (Vec::new(), Vec::new());
         let rng = Rng::new(report.seed());
         let mut run = Run { store: &store, tmpfs: &tmpfs, rng, dirs, files, seen: HashMap::new() };

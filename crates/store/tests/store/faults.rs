@@ -6,7 +6,7 @@ use corewalk::{
     AclKind, Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr,
     XattrMode,
 };
-use corewalk_store::{Store, StoreOptions, fsck_devices};
+use corewalk_store::{Store, fsck_devices};
 use corewalk_testkit::rng::{Rng, Seed};
 
 use crate::differential::tree;
@@ -22,7 +22,7 @@ fn make(store: &Store, name: &str) -> Result<Node<'static>, Errno> {
     Ok(Node::detached(attr.ino, FileKind::Regular))
 }
 
-/// Fills a host that has `room` bytes, with syncs in between. Returns the errnos.
+/// Changes files until the host is full, with syncs in between. Returns the errnos.
 fn fill(store: &Store, rng: &mut Rng) -> Vec<Errno> {
     let (mut errnos, mut number) = (Vec::new(), 0);
     for step in 0..4_000 {
@@ -52,7 +52,7 @@ fn full_host_is_enospc_and_loses_nothing() {
         let errnos = fill(&store, &mut Rng::new(Seed(seed)));
         assert!(!errnos.is_empty(), "{room} bytes were enough");
         assert!(errnos.iter().all(|&errno| errno == Errno::NOSPC), "{room}: {errnos:?}");
-        // Calls that take no room succeed and become durable.
+        // Calls that need no space succeed and become durable.
         let name = Name::new(b"f0").unwrap();
         let first = store.lookup(root(), name).unwrap();
         let first = Node::detached(first.ino, FileKind::Regular);
@@ -68,7 +68,7 @@ fn full_host_is_enospc_and_loses_nothing() {
         assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, [], "{room}");
         let store = disks.open(&quiet());
         assert_eq!(tree(&store), before, "{room}");
-        // With room again, everything works again.
+        // Once the host has space again, everything works again.
         disks.shared.lock().room = None;
         let file = make(&store, "again").unwrap();
         assert_eq!(store.write(file, 0, 0, b"x"), Ok(1));
@@ -86,7 +86,7 @@ fn fsck_after_a_kill_keeps_the_reserve() {
     assert!(store.stats().logged_commits > 0 && store.stats().has_reserve);
     let killed = disks.killed();
     assert_eq!(fsck_devices(&killed.devices()).unwrap().findings, []);
-    // Others take all free room.
+    // Let other files take all free space of the host.
     killed.shared.lock().room = Some(killed.used());
     assert!(killed.open(&quiet()).stats().has_reserve);
 }
@@ -100,7 +100,7 @@ fn control_full_host_without_reserve_is_read_only() {
         let file = make(&store, &format!("{number:0200}")).unwrap();
         store.setxattr(file, b"user.a", &[number as u8; 900], XattrMode::Set).unwrap();
     }
-    // Less than the store takes already with its reserve.
+    // Let the host have less space than the store with its reserve already uses.
     disks.shared.lock().room = Some(1);
     assert_eq!(store.sync(), Err(Errno::IO));
     assert_eq!(make(&store, "more").err(), Some(Errno::ROFS));
@@ -108,7 +108,7 @@ fn control_full_host_without_reserve_is_read_only() {
 
 #[test]
 fn size_and_inodes_are_limits() {
-    let options = StoreOptions { size_bytes: Some(3 * 4096), inodes_max: Some(3), ..quiet() };
+    let options = quiet().with_size_bytes(3 * 4096).with_inodes_max(3);
     let disks = Disks::new();
     let store = disks.open(&options);
     let (a, b) = (make(&store, "a").unwrap(), make(&store, "b").unwrap());
@@ -119,7 +119,7 @@ fn size_and_inodes_are_limits() {
     drop(store);
     let store = disks.open(&options);
     assert_eq!(store.statfs().map(|stat| (stat.bfree, stat.ffree)), Ok((0, 0)));
-    let cut = SetAttr { size: Some(1), ..SetAttr::default() };
+    let cut = SetAttr::default().with_size(1);
     store.setattr(a, &cut).unwrap();
     assert_eq!(store.write(b, 0, 0, &[2; 9000]), Ok(8192));
     assert_eq!(make(&store, "c").err(), Some(Errno::NOSPC));
@@ -141,7 +141,7 @@ fn failing_reads_are_eio_while_they_last() {
     let before = tree(&store);
     drop(store);
     // Records in the database's cache can still be read.
-    let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
+    let store = disks.open(&quiet().with_cache_bytes(0));
     disks.shared.lock().is_read_failing = true;
     let mut failed = 0;
     for (number, name) in names.iter().enumerate() {
@@ -158,7 +158,7 @@ fn failing_reads_are_eio_while_they_last() {
         assert!(results[1].is_err(), "the data cannot be read");
         assert!(results.iter().flat_map(|result| result.err()).all(|errno| errno == Errno::IO));
         failed += results.iter().filter(|result| result.is_err()).count();
-        // Some calls succeed. They are undone, so that nothing has changed.
+        // If this call succeeded, undo it, so that the store is as before.
         if results[4].is_ok() {
             store.link(file, root(), name).unwrap();
         }
@@ -218,10 +218,10 @@ fn forgets_while_reads_fail_are_done_later() {
         files.push(file);
     }
     drop(store);
-    let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
+    let store = disks.open(&quiet().with_cache_bytes(0));
     for (name, &file) in names.iter().zip(&files) {
         store.remove(root(), Name::new(name.as_bytes()).unwrap(), file).unwrap();
-        // Its extents are loaded, its attribute block is not.
+        // Load the extents of the file, but not its attribute block.
         assert_eq!(store.read(file, 0, 0, &mut [0; 10]), Ok(10));
     }
     disks.shared.lock().is_read_failing = true;
@@ -253,17 +253,18 @@ fn fsync_of_what_is_durable_costs_nothing() {
     store.fsync(file, 0, false).unwrap();
     store.sync().unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (1, 1));
-    // Data in place that is already durable is not synced again.
+    // Overwrite data in place and make it durable. A second fsync must not sync it again.
     store.write(file, 0, 100, b"abc").unwrap();
     store.fsync(file, 0, true).unwrap();
     store.fsync(file, 0, false).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (2, 2));
     assert_eq!(store.stats().logged_commits, 2);
-    // Large data goes to its place. The log holds data, so it must become void (J.6).
+    // A large write goes to its place on the data device, not to the log. The log holds older data,
+    // so it must become void (J.6).
     store.write(file, 0, 0, &[6; 200_000]).unwrap();
     store.fsync(file, 0, false).unwrap();
     assert_eq!((syncs() - start, store.stats().logged_commits), (4, 2));
-    // Now the log holds no data, so file data can be synced without a log entry, or before it.
+    // Now the log holds no data. So file data may be synced without a log entry, or before one.
     store.write(file, 0, 0, &[7; 200_000]).unwrap();
     store.fsync(file, 0, true).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (5, 3));
@@ -273,9 +274,9 @@ fn fsync_of_what_is_durable_costs_nothing() {
     assert_eq!(store.stats().syncs, syncs() - start);
 }
 
-/// A rename with a failed read is `EIO` and changes nothing; it succeeds once the read does. Each
-/// of its reads fails in turn: within a directory and across two, to a free name, over a file, and
-/// as an exchange.
+/// A rename with a failed read is `EIO` and changes nothing; it succeeds once its reads do. Each
+/// read of the rename fails in turn: within a directory and across two, to a free name, over a
+/// file, and as an exchange.
 #[test]
 fn rename_whose_read_fails_changes_nothing_and_succeeds_later() {
     for (is_across, mode, has_target) in [
@@ -296,7 +297,7 @@ fn rename_whose_read_fails_changes_nothing_and_succeeds_later() {
 
 /// Renames on a host that fails after `reads` reads. Returns true if no read failed.
 fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -> bool {
-    let options = StoreOptions { cache_bytes: 0, ..quiet() };
+    let options = quiet().with_cache_bytes(0);
     let names = ["a", "b", "c", "d"].map(|name| Name::new(name.as_bytes()).unwrap());
     let disks = Disks::new();
     let store = disks.open(&options);
@@ -349,12 +350,13 @@ fn older_bytes_of_the_log_do_not_come_back() {
         store.write(file, 0, 0, &[1; 200_000]).unwrap();
         store.sync().unwrap();
         for byte in 2..9 {
-            // Alternately to the log and to its place.
+            // Write bytes that go to the log, and then bytes that go to their place on the data
+            // device.
             store.write(file, 0, 0, &[byte; 9_000]).unwrap();
             store.fsync(file, 0, true).unwrap();
             store.write(file, 0, 5_000, &vec![byte + 100; len]).unwrap();
             store.fsync(file, 0, true).unwrap();
-            // Only the process is lost here, not unsynced data.
+            // Only the process ends here. The host keeps data that was not synced.
             let again = Disks::with(disks.contents());
             let other = again.open(&quiet());
             let mut bytes = vec![0; 5_000 + len];
@@ -369,7 +371,7 @@ fn older_bytes_of_the_log_do_not_come_back() {
 #[test]
 fn fallocate_takes_no_more_than_the_host_has() {
     let path = std::env::temp_dir().join(format!("corewalk-store-room-{}", std::process::id()));
-    let options = StoreOptions { log_bytes: 64 << 10, ..quiet() };
+    let options = quiet().with_log_bytes(64 << 10);
     let store = Store::open(&path, &options).unwrap();
     let file = make(&store, "a").unwrap();
     let host = store.statfs().unwrap();
@@ -382,10 +384,10 @@ fn fallocate_takes_no_more_than_the_host_has() {
     std::fs::remove_dir_all(&path).unwrap();
 }
 
-/// If size and mode change at once and the ACL has no room, neither changes.
+/// If one call changes size and mode, and there is no space for the new ACL, neither changes.
 #[test]
 fn size_and_mode_change_both_or_neither() {
-    let options = StoreOptions { size_bytes: Some(3 * 4096), ..quiet() };
+    let options = quiet().with_size_bytes(3 * 4096);
     let disks = Disks::new();
     let store = disks.open(&options);
     let file = make(&store, "a").unwrap();
@@ -404,7 +406,7 @@ fn size_and_mode_change_both_or_neither() {
     }
     assert_eq!(store.write(file, 0, 0, &[1; 9000]), Ok(8192), "no room is left");
     // The ACL changed by chmod(2) needs a block of its own, and there is no room.
-    let set = SetAttr { size: Some(10), mode: Some(0o600), ..SetAttr::default() };
+    let set = SetAttr::default().with_size(10).with_mode(0o600);
     let before = store.getattr(file).unwrap();
     assert_eq!(store.setattr(file, &set), Err(Errno::NOSPC));
     assert_eq!(store.getattr(file), Ok(before));
@@ -414,7 +416,7 @@ fn size_and_mode_change_both_or_neither() {
     assert_eq!((after.size, after.mode & 0o777), (10, 0o600));
 }
 
-/// If size and mode change at once and the size cannot change, neither changes.
+/// If one call changes size and mode, and the size cannot change, neither changes.
 #[test]
 fn size_that_cannot_change_leaves_the_mode() {
     let disks = Disks::new();
@@ -423,7 +425,7 @@ fn size_that_cannot_change_leaves_the_mode() {
     store.write(file, 0, 0, &[1; 100]).unwrap();
     let before = store.getattr(file).unwrap();
     // A longer file has zeros behind its old end.
-    let set = SetAttr { size: Some(3000), mode: Some(0o600), ..SetAttr::default() };
+    let set = SetAttr::default().with_size(3000).with_mode(0o600);
     disks.shared.lock().is_write_failing = true;
     assert_eq!(store.setattr(file, &set), Err(Errno::IO));
     disks.shared.lock().is_write_failing = false;

@@ -1,10 +1,10 @@
-//! A host that fails to write dirty pages, reports it once, and still shows them. Data of the
-//! failed sync may not be on disk, though reads and later syncs succeed.
+//! A host that fails to write dirty pages, reports the failure once, and still returns the pages to
+//! readers. Data of the failed sync may not be on disk, though reads and later syncs succeed.
 //!
 //! Source: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
-use corewalk_store::{StoreOptions, fsck_devices};
+use corewalk_store::fsck_devices;
 
 use crate::differential::tree;
 use crate::log_fails::add;
@@ -18,8 +18,8 @@ fn root() -> Node<'static> {
     Node::detached(1, FileKind::Directory)
 }
 
-/// Confirmed changes, also those in the log, survive a commit whose sync fails. The commit, which
-/// made the log void, is in the host's memory only.
+/// Confirmed changes, also those in the log, survive a commit whose sync fails. The commit would
+/// have made the log void, but it is in the host's memory only.
 #[test]
 fn commit_whose_sync_failed_does_not_make_the_log_void() {
     let disks = Disks::new();
@@ -51,8 +51,8 @@ fn commit_whose_sync_failed_does_not_make_the_log_void() {
     assert!(tree(&left.open(&quiet())) == after);
 }
 
-/// The next mount does not show bytes whose sync failed. Its fsync would have nothing to sync for
-/// them.
+/// The next mount does not show bytes whose sync failed. For the host they are clean, so an fsync
+/// after that mount would not write them.
 #[test]
 fn bytes_whose_sync_failed_are_not_taken_for_durable() {
     let disks = Disks::new();
@@ -90,7 +90,7 @@ fn sync_that_fails_while_the_database_is_opened_again_is_not_forgotten() {
     }
     drop(store);
     for is_failing in [true, false] {
-        let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
+        let store = disks.open(&quiet().with_cache_bytes(0));
         disks.shared.lock().is_read_failing = true;
         let lookup = |name: &String| store.lookup(root(), Name::new(name.as_bytes()).unwrap());
         assert!(names.iter().any(|name| lookup(name) == Err(Errno::IO)));

@@ -1,10 +1,10 @@
-//! Invalid records and log entries with right checksums.
+//! Invalid records and log entries whose checksums are right.
 //!
 //! Random damage stops at a checksum. Here the changes are made below it: records are changed with
 //! redb itself, and log entries get new hashes. So the check of every field of a record is reached.
 //!
-//! An input is a list of edits of 16 bytes: where, which change, and a number. Inputs are short,
-//! and keep their meaning if the store grows.
+//! An input is a list of edits of 16 bytes. An edit has a place, a kind of change, and a number.
+//! Inputs are short, and keep their meaning if the store grows.
 //!
 //! Check and mount neither panic nor hang. A mounted store serves every call, perhaps with an
 //! error. If the check finds nothing, the mount succeeds and no read is `EIO`.
@@ -34,7 +34,7 @@ const EDIT: usize = 16;
 const TABLE: TableDefinition<'_, &[u8; 17], &[u8]> = TableDefinition::new("corewalk");
 /// The position of the hash's seed in the superblock.
 const SEED: std::ops::Range<usize> = 12..20;
-/// The most entries of a listing that are examined.
+/// Maximum number of entries of a listing that are examined.
 const ENTRIES_MAX: usize = 1_000;
 
 /// The result for one changed store.
@@ -91,7 +91,7 @@ fn load() -> [Vec<u8>; 4] {
     let store = disks.open(&quiet());
     let root = Node::detached(1, FileKind::Directory);
     let make = |dir, name: &str, mode| {
-        let what = Make { target: b"the/target", ..Make::new(mode, 1, 2) };
+        let what = Make::new(mode, 1, 2).with_target(b"the/target");
         let attr = store.make(dir, Name::new(name.as_bytes()).unwrap(), &what).unwrap();
         Node::detached(attr.ino, attr.kind())
     };
@@ -103,7 +103,7 @@ fn load() -> [Vec<u8>; 4] {
     }
     make(dir, "link", 0o120_777);
     store.sync().unwrap();
-    // The changes from here on are in the log only.
+    // Make changes that are in the log only.
     for number in 0..5 {
         let file = make(root, &format!("logged{number}"), 0o100_600);
         store.write(file, 0, 0, &vec![number; 1 << (3 * number)]).unwrap();
@@ -187,7 +187,8 @@ fn with_log(contents: &[Vec<u8>; 4], secret: &hash::Secret, input: &[u8]) -> [Ve
     let mut contents = contents.clone();
     let log = &mut contents[LOG];
     for edit in edits(input) {
-        // The header of an entry is changed as often as all its records.
+        // Choose the place so that the header of an entry is changed as often as all its records
+        // together.
         let at = edit.place % (16 * BLOCK);
         let len = if edit.how & 0x80 == 0 { HEADER } else { BLOCK };
         let mut piece = log[at / BLOCK * BLOCK..][..len].to_vec();

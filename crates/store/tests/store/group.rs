@@ -27,7 +27,8 @@ const POINTS: usize = 300;
 struct State {
     tree: Tree,
     numbers: Numbers,
-    /// The file that was written, and the byte that only this operation writes; 0 for a truncation.
+    /// The file that the operation wrote, and the byte that only this operation writes. The byte is
+    /// 0 for a truncation.
     wrote: Option<(u64, u8)>,
     /// The length of the devices' log before the operation.
     begun_at: usize,
@@ -56,7 +57,7 @@ fn change(
         }
         1 => {
             let size = Some(rng.below(20_000));
-            store.setattr(file, &SetAttr { size, ..SetAttr::default() }).unwrap();
+            store.setattr(file, &SetAttr::default().with_size(size)).unwrap();
             (file, Some((attr.ino, 0)))
         }
         _ => {
@@ -131,7 +132,8 @@ fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
 
 /// Checks the store after one crash. Returns an error for a wrong state.
 fn try_point(
-    (log, point): (&[Step], usize),
+    log: &[Step],
+    point: usize,
     states: &[Vec<State>],
     rng: &mut Rng,
 ) -> Result<(), String> {
@@ -171,7 +173,7 @@ fn try_points(log: &[Step], begin: usize, states: &[Vec<State>], seed: u64) -> O
     for number in 0..POINTS {
         let point = begin + number * 7919 % (log.len() + 1 - begin);
         let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
-        if let Err(wrong) = try_point((log, point), states, &mut rng) {
+        if let Err(wrong) = try_point(log, point, states, &mut rng) {
             return Some(format!("seed {seed}, number {number}, point {point}: {wrong}"));
         }
     }

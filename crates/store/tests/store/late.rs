@@ -1,5 +1,5 @@
-//! Deferred de-duplication: beside a store that shares at once, amid operations and threads,
-//! without room, and across mounts.
+//! Deferred de-duplication: compared with a store that de-duplicates at once, between operations of
+//! several threads, without space, and across mounts.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ fn root() -> Node<'static> {
 }
 
 fn at_once() -> StoreOptions {
-    StoreOptions { is_sharing_late: false, ..quiet() }
+    quiet().with_sharing_late(false)
 }
 
 /// Returns the file with this number. Makes it if it does not exist.
@@ -42,7 +42,8 @@ fn remove(store: &Store, number: u64) {
     store.forget(node.ino());
 }
 
-/// Changes the set of each file until it is queued; the last value depends on its number.
+/// Changes the attribute set of each file until the file is queued. The last value is a function of
+/// the file's number.
 fn queue_all(store: &Store, nodes: &[Node<'_>], value: impl Fn(u64) -> u64) {
     for (number, node) in nodes.iter().enumerate() {
         (100..120)
@@ -197,7 +198,7 @@ fn files_that_change_often_are_shared_at_the_commit() {
     queue_all(&store, &nodes, |number| number % 2);
     let stats = store.stats();
     assert_eq!((stats.xattr_waiting, stats.xattr_blocks, stats.xattr_users), (20, 20, 20));
-    // The transaction is not committed, so a crash leaves none of its blocks.
+    // The transaction is not committed, so none of its blocks exists after a crash.
     assert_eq!(fsck_devices(&disks.killed().devices()).unwrap().xattr_blocks, 0);
     store.fsync(nodes[3], 0, false).unwrap();
     let stats = store.stats();
@@ -223,7 +224,7 @@ fn second_change_queues_an_inode_within_limits() {
     assert_eq!([1, 2].map(|value| set_all(0, value)), [0, 0]);
     assert_eq!(set_all(256, 3), 100);
     store.sync().unwrap();
-    // The next transaction.
+    // Make the next changes in a new transaction.
     assert_eq!([4, 5].map(|value| set_all(100, value)), [0, 256]);
     assert_eq!([6, 7].map(|value| set_all(100, value)), [256, 256]);
     nodes[..100].iter().for_each(|node| set(&store, *node, 8).unwrap());
@@ -261,9 +262,9 @@ fn first_change_queues_a_busy_inode() {
     assert_eq!(waiting(one, &[5, 6, 7]), [0, 1, 1]);
     assert_eq!(waiting(one, &[8, 9]), [1, 1], "busy");
     assert_eq!(waiting(one, &[10]), [1], "busy");
-    // One change per transaction, as when a tree is relabelled.
+    // Make one change per transaction, as when a tree gets new security labels.
     assert_eq!([11, 12, 13].map(|value| waiting(one, &[value])), [[0], [0], [0]]);
-    // A file whose block has many users is likely to find an equal one.
+    // A file whose block has many users is not queued, since it is likely to find an equal set.
     assert_eq!(waiting(&nodes, &[14]), [0]);
     assert_eq!(waiting(&nodes, &[15, 16, 17]), [0, 9, 9]);
     assert_eq!(waiting(&nodes, &[18]), [4], "the last users of the block");
@@ -277,7 +278,7 @@ fn first_change_queues_a_busy_inode() {
 #[test]
 fn file_that_changes_once_per_transaction_is_not_busy() {
     let disks = Disks::new();
-    let store = disks.open(&StoreOptions { is_dirsync: true, ..quiet() });
+    let store = disks.open(&quiet().with_dirsync(true));
     let node = file(&store, 0);
     [1, 2, 3].iter().for_each(|value| set(&store, node, *value).unwrap());
     for number in 1..4 {
@@ -315,7 +316,7 @@ fn limit_of_queued_inodes_is_per_thread_and_in_all() {
             scope.spawn(|| set_all(part, 3));
         });
     }
-    // The last users of a block are queued even so.
+    // The last users of a block are queued beyond the limit.
     let last = 4 * (nodes.len() as u64 / 1024 + 1);
     let (least, most) = [processors.min(2), processors].map(|caches| CACHED * caches as u64).into();
     let waiting = store.stats().xattr_waiting;
@@ -336,8 +337,8 @@ fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     };
     (0..2 * PAIRS).for_each(|number| put(number, number / 2));
     store.sync().unwrap();
-    // The first file of a pair leaves the block to the second. It gets a new block, and is queued
-    // first.
+    // Queue the first files of all pairs, then the second ones. The first file of a pair gets a new
+    // block, and the second keeps the old one.
     for number in (0..2 * PAIRS).step_by(2).chain((1..2 * PAIRS).step_by(2)) {
         [1, 2].iter().for_each(|round| put(number, round * 10_000 + number / 2));
         put(number, 30_000 + number / 2);
@@ -368,18 +369,18 @@ fn sets_that_are_shared_late_have_blocks_of_1024_users() {
 /// Private blocks that are about to go do not cause `ENOSPC`.
 #[test]
 fn deferred_sharing_makes_room_before_enospc() {
-    let options = StoreOptions { size_bytes: Some(10 * 4096), ..quiet() };
+    let options = quiet().with_size_bytes(10 * 4096);
     let disks = Disks::new();
     let store = disks.open(&options);
     let nodes: Vec<_> = (0..8).map(|number| file(&store, number)).collect();
     queue_all(&store, &nodes, |_| 7);
     assert_eq!((store.stats().xattr_waiting, store.stats().blocks), (8, 8));
-    // A write that has room, and then one that does not.
+    // Make a write that fits, and then one that does not.
     assert_eq!(store.write(nodes[0], 0, 0, &[1; 4 * 4096]), Ok(2 * 4096));
     assert_eq!(store.stats().xattr_waiting, 8);
     assert_eq!(store.write(nodes[0], 0, 8192, &[1; 2 * 4096]), Ok(2 * 4096));
     assert_eq!((store.stats().xattr_waiting, store.stats().blocks), (0, 5));
-    // If de-duplication gives too little room, the call fails, but equal sets are still shared.
+    // If de-duplication frees too little space, the call fails, but equal sets are still shared.
     assert_eq!(store.write(nodes[0], 0, 16_384, &[1; 5 * 4096]), Ok(5 * 4096));
     assert_eq!(set(&store, nodes[1], 8), Err(Errno::NOSPC));
     remove(&store, 7);
@@ -395,7 +396,7 @@ fn deferred_sharing_makes_room_before_enospc() {
 #[test]
 fn deferred_sharing_is_not_tried_for_inodes() {
     let disks = Disks::new();
-    let store = disks.open(&StoreOptions { inodes_max: Some(9), ..quiet() });
+    let store = disks.open(&quiet().with_inodes_max(9));
     let nodes: Vec<_> = (0..8).map(|number| file(&store, number)).collect();
     queue_all(&store, &nodes, |_| 7);
     let name = Name::new(b"one more").unwrap();

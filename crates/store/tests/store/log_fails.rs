@@ -1,7 +1,7 @@
 //! A host that cannot write or sync the log: an fsync makes changes durable all the same, or fails.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
-use corewalk_store::{Store, StoreOptions, fsck_devices};
+use corewalk_store::{Store, fsck_devices};
 
 use crate::differential::{Tree, tree};
 use crate::memory::{Disks, Shared, quiet};
@@ -76,7 +76,7 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
             store.make(root, name, &Make::new(0o644, 0, 0)).unwrap();
             let first = store.lookup(root, Name::new(b"logged").unwrap()).unwrap();
             store.write(Node::detached(first.ino, FileKind::Regular), 0, 0, b"LOGGED").unwrap();
-            // The data was already written to its place, but not synced.
+            // The data was written to the data device, but not synced.
             let mut shared = disks.shared.lock();
             shared.syncs_fail_on = vec![other];
             set(&mut shared, vec![LOG, other]);
@@ -90,7 +90,7 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
             (shared.writes_fail_on, shared.syncs_fail_on) = (vec![], vec![]);
             drop(shared);
             drop(store);
-            // Confirmed changes are there. Others may be.
+            // The confirmed changes are in the tree. Unconfirmed ones may be there or not.
             assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
             let after = tree(&disks.open(&quiet()));
             assert!(before.keys().all(|path| after.contains_key(path)));
@@ -101,7 +101,7 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
 /// Returns the devices of a store with a file that never had a log.
 fn without_log() -> Disks {
     let disks = Disks::new();
-    let store = disks.open(&StoreOptions { log_bytes: 0, ..quiet() });
+    let store = disks.open(&quiet().with_log_bytes(0));
     add(&store, "first").unwrap();
     drop(store);
     Disks::with(disks.contents())
@@ -131,7 +131,7 @@ fn store_whose_log_fails_at_the_mount_works_without_it() {
     }
 }
 
-/// A host with room for the reserve but not for the log: files can grow.
+/// On a host with space for the reserve but not for the log, files can grow.
 #[test]
 fn reserve_comes_before_the_log() {
     const RESERVE: u64 = 2 << 20;
@@ -142,7 +142,7 @@ fn reserve_comes_before_the_log() {
     assert!(store.stats().has_reserve);
     assert_works_without_log(&disks, &store);
     drop(store);
-    // An existing log gives up its room for the reserve.
+    // An existing log is truncated if the reserve needs its space.
     let disks = without_log();
     drop(disks.open(&quiet()));
     let disks = Disks::with(disks.contents());
@@ -153,11 +153,11 @@ fn reserve_comes_before_the_log() {
     assert_works_without_log(&disks, &store);
 }
 
-/// Control: with room for both there are both.
+/// Control: on a host with space for both, the store has a reserve and a log.
 #[test]
 fn control_room_for_reserve_and_log_is_taken_for_both() {
     let disks = without_log();
-    // Room for the commit that records the length of the log.
+    // Space for the commit that records the length of the log, in bytes.
     const COMMIT: u64 = 1 << 20;
     disks.shared.lock().room = Some(disks.used() + (2 << 20) + (256 << 10) + COMMIT);
     let stats = disks.open(&quiet()).stats();

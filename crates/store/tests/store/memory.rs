@@ -23,7 +23,7 @@ pub(crate) enum Step {
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) log: Option<Vec<Step>>,
-    /// The most bytes of all devices together; None for no limit.
+    /// Maximum number of bytes of all devices together. None is no limit.
     pub(crate) room: Option<u64>,
     pub(crate) is_read_failing: bool,
     pub(crate) is_write_failing: bool,
@@ -45,7 +45,7 @@ pub(crate) struct Shared {
     lens: [u64; 4],
 }
 
-/// A device as its host sees it: the content in the host's memory and on its disk.
+/// The host of one device: the device's content in the host's memory, and the content on its disk.
 #[derive(Debug, Default)]
 struct Host {
     bytes: Vec<u8>,
@@ -148,7 +148,8 @@ impl Device for Memory {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut host = self.host.lock();
         self.resize(&mut host.bytes, len)?;
-        // A later extension over truncated bytes has zeros there.
+        // Truncate the disk at once, so that a later extension has zeros in place of the truncated
+        // bytes.
         host.disk.truncate(len as usize);
         host.dirty.iter_mut().for_each(|range| range.end = range.end.min(len as usize));
         self.log(|| Step::SetLen { device: self.number, len });
@@ -160,7 +161,7 @@ impl Device for Memory {
             return Ok(());
         }
         let mut shared = self.shared.lock();
-        // A store in memory has a small reserve, of which only the size counts.
+        // Make the reserve of a store in memory small. Only its size counts.
         let len = len / 16;
         let others: u64 = shared.lens.iter().sum::<u64>() - shared.lens[self.number];
         if shared.room.is_some_and(|room| others + len > room) {
@@ -197,7 +198,8 @@ impl Device for Memory {
             disk[range.clone()].copy_from_slice(&bytes[range]);
         }
         drop(host);
-        // A write during the sync need not be durable.
+        // Log the sync before the wait, since a write of another thread during the wait need not be
+        // durable.
         self.log(|| Step::Sync { device: self.number });
         thread::sleep(takes);
         Ok(())
@@ -273,5 +275,8 @@ impl Disks {
 /// Returns options for a store that commits only on request.
 pub(crate) fn quiet() -> StoreOptions {
     let log_bytes = 256 << 10;
-    StoreOptions { commit_every: None, cache_bytes: 4 << 20, log_bytes, ..StoreOptions::default() }
+    StoreOptions::default()
+        .with_commit_every(None)
+        .with_cache_bytes(4 << 20)
+        .with_log_bytes(log_bytes)
 }

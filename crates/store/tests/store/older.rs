@@ -5,7 +5,7 @@
 //! since the newer log does not fit the older database.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, XattrMode};
-use corewalk_store::{Finding, OpenError, Store, StoreOptions, fsck_devices};
+use corewalk_store::{Finding, OpenError, Store, fsck_devices};
 
 use crate::differential::{Tree, tree};
 use crate::log_fails::add;
@@ -89,7 +89,8 @@ fn older_database_beside_a_newer_log_is_refused() {
     }
 }
 
-/// A later entry of the next generation shows it, even if entries before are damaged.
+/// A later entry of the next generation shows that the database is older, even if the entries
+/// before it are damaged.
 #[test]
 fn older_database_is_refused_though_the_first_entries_are_damaged() {
     let Killed { mut contents, older, .. } = killed(false);
@@ -102,8 +103,8 @@ fn older_database_is_refused_though_the_first_entries_are_damaged() {
     );
 }
 
-/// No entry was appended since the last database commit, but its end mark is in the log. It is not
-/// synced, so a power failure may lose it.
+/// No entry was appended since the last database commit, but its end mark is in the log. The mark
+/// is not synced, so a power failure may lose it.
 #[test]
 fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
     for is_log_used in [false, true] {
@@ -169,7 +170,7 @@ fn control_database_that_fits_its_log_is_mounted() {
     }
 }
 
-/// With any damage of the database, a mount has all confirmed changes or is refused.
+/// After any damage of the database, a mount shows all confirmed changes or is refused.
 #[test]
 fn damaged_page_of_the_database_loses_nothing_in_silence() {
     for is_log_used in [false, true] {
@@ -191,7 +192,7 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
                     mounted += 1;
                 }
                 Err(OpenError::DatabaseBehind { .. }) => behind += 1,
-                // Both commits use this byte.
+                // A mount may also fail without a fallback, if both commits use the damaged byte.
                 Err(OpenError::Foreign | OpenError::Damaged) => {
                     // A refused mount must not leave a store that has gone back.
                     if let Ok(store) = Store::open_devices(disks.devices(), &quiet()) {
@@ -219,7 +220,7 @@ fn database_that_goes_back_while_it_is_mounted_is_not_used() {
     }
     drop(store);
     for goes_back in [true, false] {
-        let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
+        let store = disks.open(&quiet().with_cache_bytes(0));
         let older = disks.contents()[META].clone();
         add_to_database(&store, if goes_back { "newer" } else { "newest" });
         disks.shared.lock().is_read_failing = true;
@@ -235,7 +236,7 @@ fn database_that_goes_back_while_it_is_mounted_is_not_used() {
             disks.replace(META, older);
         }
         let expected = if goes_back { Err(Errno::IO) } else { Ok(()) };
-        // A failure is permanent.
+        // A failed sync must stay failed.
         assert_eq!([store.sync(), store.sync()], [expected; 2]);
         let changed = add(&store, "more");
         assert_eq!(changed, if goes_back { Err(Errno::ROFS) } else { Ok(()) });

@@ -31,7 +31,7 @@ fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
     let nodes = [Node::detached(file, FileKind::Regular), root(fs)];
     let at = Timespec { secs: atime, nanos: 0 };
     nodes.map(|node| {
-        let set = SetAttr { atime: Some(SetTime::At(at)), ..SetAttr::default() };
+        let set = SetAttr::default().with_atime(SetTime::At(at));
         fs.setattr(node, &set).unwrap();
         match node.ino() == file {
             true => drop(fs.read(node, 0, 0, &mut [0; 4]).unwrap()),
@@ -43,7 +43,7 @@ fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
 
 #[test]
 fn times_of_access_are_as_the_policy_says() {
-    // Far in the past, and in the future: later than any change.
+    // Two access times: one far in the past, and one in the future, later than any change.
     let (old, ahead) = (5, 1 << 33);
     let policy = |directories, others| AtimePolicy { directories, others };
     for (atime, expected_old, expected_ahead) in [
@@ -53,8 +53,8 @@ fn times_of_access_are_as_the_policy_says() {
         (policy(Atime::Never, Atime::Relative), [true, false], [false; 2]),
     ] {
         let disks = Disks::new();
-        let store = disks.open(&StoreOptions { atime, ..quiet() });
-        let tmpfs = Tmpfs::new(TmpfsOptions { atime, ..TmpfsOptions::default() });
+        let store = disks.open(&quiet().with_atime(atime));
+        let tmpfs = Tmpfs::new(TmpfsOptions::default().with_atime(atime));
         let all: [(&dyn FileSystem, &str); 2] = [(&store, "store"), (&tmpfs, "tmpfs")];
         for (fs, what) in all {
             let file = make(fs, "file", FileKind::Regular);
@@ -65,12 +65,12 @@ fn times_of_access_are_as_the_policy_says() {
     }
 }
 
-/// With `dirsync` a change of a directory survives a kill; without it does not (control).
+/// With `dirsync` a change of a directory survives a kill. Control: without `dirsync` it does not.
 #[test]
 fn names_are_durable_at_once_with_dirsync() {
     for is_dirsync in [true, false] {
         let disks = Disks::new();
-        let store = disks.open(&StoreOptions { is_dirsync, ..quiet() });
+        let store = disks.open(&quiet().with_dirsync(is_dirsync));
         let root = root(&store);
         let file = make(&store, "file", FileKind::Regular);
         store.sync().unwrap();
@@ -109,17 +109,17 @@ fn store_that_is_read_only_changes_nothing() {
     store.remove(root(&store), name("gone"), gone).unwrap();
     store.sync().unwrap();
     let before = tree(&store);
-    // A kill leaves a file without links.
+    // Kill the store, which leaves a file without links.
     let disks = disks.killed();
     drop(store);
-    let options = StoreOptions { is_read_only: true, atime: AtimePolicy::NEVER, ..quiet() };
+    let options = quiet().with_read_only(true).with_atime(AtimePolicy::NEVER);
     let store = disks.open(&options);
     let root = root(&store);
     let value = XattrMode::Set;
     for result in [
         store.make(root, name("new"), &Make::new(0o644, 0, 0)).map(drop),
         store.write(file, 0, 0, b"other").map(drop),
-        store.setattr(file, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).map(drop),
+        store.setattr(file, &SetAttr::default().with_mode(0o600)).map(drop),
         store.setxattr(file, b"user.a", b"", value),
         store.removexattr(file, b"user.a"),
         store.remove(root, name("file"), file),
@@ -142,8 +142,8 @@ fn store_that_is_read_only_changes_nothing() {
 fn missing_store_is_not_made_read_only_or_with_no_create() {
     let path = std::env::temp_dir().join(format!("corewalk-store-missing-{}", std::process::id()));
     let all = StoreOptions::default();
-    let read_only = StoreOptions { is_read_only: true, ..all.clone() };
-    let not_made = StoreOptions { is_made: false, ..all.clone() };
+    let read_only = all.clone().with_read_only(true);
+    let not_made = all.clone().with_made(false);
     for options in [&read_only, &not_made] {
         let is_missing = || match Store::open(&path, options).map(drop) {
             Err(error @ OpenError::Missing) => error.errno() == Errno::NOENT,
@@ -171,7 +171,7 @@ fn range_is_collapsed_on_a_full_host() {
     let file = make(&store, "file", FileKind::Regular);
     store.write(file, 0, 0, &[7; 5 * 4096]).unwrap();
     drop(store);
-    // Less room than the reserve takes.
+    // Let the host have less free space than the reserve takes.
     let room = disks.used();
     let disks = Disks::with(disks.contents());
     disks.shared.lock().room = Some(room.min(disks.used()));
@@ -181,14 +181,15 @@ fn range_is_collapsed_on_a_full_host() {
     assert_eq!(store.getattr(file).unwrap().size, 3 * 4096);
 }
 
-/// A range that takes no room on the host is not refused for lack of it, however long it is.
+/// A call for a range that needs no space on the host does not fail for lack of space, however long
+/// the range is.
 #[test]
 fn range_that_needs_no_room_is_of_any_length() {
     let path = std::env::temp_dir().join(format!("corewalk-store-ranges-{}", std::process::id()));
-    let store = Store::open(&path, &StoreOptions { log_bytes: 64 << 10, ..quiet() }).unwrap();
+    let store = Store::open(&path, &quiet().with_log_bytes(64 << 10)).unwrap();
     let host = store.statfs().unwrap();
     let file = make(&store, "file", FileKind::Regular);
-    // More than the host has in all.
+    // Choose a range longer than the whole file system of the host.
     let len = (host.blocks + 16) * 4096;
     store.write(file, 0, 3 * len, b"behind").unwrap();
     let how = [Fallocate::COLLAPSE_RANGE, Fallocate::INSERT_RANGE];

@@ -2,8 +2,8 @@
 //!
 //! redb by itself reads no checksum of a closed database. Over a damaged page it panics or misses
 //! records. The blocks of a missed extent look free, and a new file overwrites an old one. So a
-//! mount refuses every store for which a check reports damage, with the same reason. A mounted
-//! store is whole.
+//! mount refuses every store for which a check reports damage, with the same reason. A store that
+//! is mounted has all its files unchanged.
 //!
 //! Each mutation is derived from its number. `COREWALK_META_MUTATIONS=5000` tries more of them,
 //! `COREWALK_SEED` others.
@@ -13,7 +13,7 @@ use corewalk::{
     AclKind, Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, RenameMode, Seek, SetAttr,
     XattrMode,
 };
-use corewalk_store::{Finding, OpenError, Report, Store, StoreOptions, fsck_devices};
+use corewalk_store::{Finding, OpenError, Report, Store, fsck_devices};
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 
 use crate::differential::{Tree, tree, tree_of};
@@ -25,7 +25,8 @@ const PAGE: usize = 4096;
 /// Bytes of the first page that redb uses.
 const HEADER_BYTES: usize = 320;
 const MUTATIONS: u64 = 500;
-/// Kinds of damage: a bit, zeros, an exchange, a misdirected page, a cut, a page of an older state.
+/// Number of kinds of damage. They are a flipped bit, a page of zeros, two exchanged pages, a page
+/// at another's place, a truncated file, and a page of an older state.
 const KINDS: usize = 6;
 /// Number of mounts while the store is filled, and of files in each.
 const ROUNDS: usize = 4;
@@ -208,7 +209,7 @@ fn call_for_files(store: &Store, dir: Node<'_>, failed: &mut Vec<(&'static str, 
         note("read", store.read(file, 0, 9, &mut [0; 5_000]).map(drop));
         note("seek", store.seek(file, 0, 0, Seek::Hole).map(drop));
         note("fallocate", store.fallocate(file, 0, 200_000, 9_000, Fallocate::from_bits_retain(1)));
-        let set = SetAttr { size: Some(50_000), mode: Some(0o600), ..SetAttr::default() };
+        let set = SetAttr::default().with_size(50_000).with_mode(0o600);
         note("setattr", store.setattr(file, &set).map(drop));
         note("setxattr", store.setxattr(file, b"user.a", &[7; 300], XattrMode::Set));
         note("setxattr", store.setxattr(file, b"user.b", b"1", XattrMode::Create));
@@ -269,7 +270,7 @@ fn examine(victim: &Victim, damaged: &[Vec<u8>; 4], outcomes: &mut Outcomes) -> 
             if !says_the_same(&error, &checked) {
                 return Err(format!("the mount says {error:?}, the check {checked:?}"));
             }
-            let read_only = StoreOptions { is_read_only: true, ..quiet() };
+            let read_only = quiet().with_read_only(true);
             if Store::open_devices(disks.devices(), &read_only).is_ok() {
                 return Err("it is mounted for reading".into());
             }
@@ -324,9 +325,10 @@ fn check_again(victim: &Victim, disks: &Disks) -> Result<(), String> {
     store.sync().map_err(|errno| errno.to_string())
 }
 
-/// A mount never writes to a store for which the check reports damage.
+/// A mount refuses every store for which the check reports damage, and never writes to it.
 ///
-/// Trap X2. Trap X3.
+/// Traps X2 and X3: damaged pages must neither make new files overwrite old ones nor abort the
+/// server.
 #[test]
 fn damaged_database_is_refused_with_what_the_check_says() {
     let asked = std::env::var("COREWALK_META_MUTATIONS").ok().and_then(|text| text.parse().ok());
@@ -335,7 +337,7 @@ fn damaged_database_is_refused_with_what_the_check_says() {
     let mut outcomes = Outcomes::default();
     let wanted = asked.unwrap_or(MUTATIONS);
     let mut counts = [0_u64; KINDS];
-    // Some mutations change nothing. They do not count.
+    // Try more mutations than wanted, because some change no byte and do not count.
     for number in 0..2 * wanted {
         if counts.iter().sum::<u64>() == wanted {
             break;
@@ -360,7 +362,8 @@ fn damaged_database_is_refused_with_what_the_check_says() {
     assert!(refused > 100 && mounted > 20, "{refused} refused, {mounted} mounted");
 }
 
-/// A file that never was a database is no store. A former database is damaged.
+/// If the first page is foreign, `meta` is no store. If the page was a database's and is damaged,
+/// `meta` is a damaged store.
 #[test]
 fn first_page_tells_a_store_from_a_foreign_file() {
     let [victim, _] = load();

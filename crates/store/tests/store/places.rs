@@ -21,7 +21,7 @@ impl Folder {
 
     fn open(&self) -> Result<Store, OpenError> {
         let log_bytes = 64 << 10;
-        let quiet = StoreOptions { commit_every: None, log_bytes, ..StoreOptions::default() };
+        let quiet = StoreOptions::default().with_commit_every(None).with_log_bytes(log_bytes);
         Store::open(&self.0, &quiet)
     }
 }

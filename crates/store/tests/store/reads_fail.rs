@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, XattrMode};
 use corewalk_base::primitives::thread;
-use corewalk_store::{Store, StoreOptions};
+use corewalk_store::Store;
 use corewalk_testkit::race::Watchdog;
 
 use crate::memory::{Disks, quiet};
@@ -50,10 +50,10 @@ fn count_found(store: &Store) -> usize {
 #[test]
 fn sync_with_nothing_to_commit_ends_eio_of_reads() {
     let disks = disks();
-    let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
+    let store = disks.open(&quiet().with_cache_bytes(0));
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
-    // Without changes nothing can be lost, however often the host fails.
+    // Without changes no data can be lost, however often the reads fail.
     for _ in 0..3 {
         assert_eq!(store.sync(), Ok(()));
         assert!(count_found(&store) < FILES);
@@ -78,7 +78,7 @@ fn sync_with_nothing_to_commit_ends_eio_of_reads() {
 #[test]
 fn change_after_a_failed_attempt_is_committed() {
     let disks = disks();
-    let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
+    let store = disks.open(&quiet().with_cache_bytes(0));
     let root = Node::detached(1, FileKind::Directory);
     // Load it, so that it can be changed.
     let first = store.lookup(root, Name::new(name(0).as_bytes()).unwrap()).unwrap();
@@ -99,12 +99,12 @@ fn change_after_a_failed_attempt_is_committed() {
     assert_eq!((store.read(first, 0, 0, &mut bytes), bytes), (Ok(4), *b"kept"));
 }
 
-/// A host whose reads fail, and that is full afterwards. The commit reopens the database, has no
-/// room, and uses that of the reserve.
+/// A host whose reads fail, and that is full afterwards. The commit reopens the database, finds no
+/// space, and uses that of the reserve.
 #[test]
 fn commit_after_a_failed_read_has_the_reserve() {
     let disks = disks();
-    let store = disks.open(&StoreOptions { cache_bytes: 0, ..quiet() });
+    let store = disks.open(&quiet().with_cache_bytes(0));
     assert!(store.stats().has_reserve);
     let root = Node::detached(1, FileKind::Directory);
     let new: Vec<_> = (0..400).map(|number| format!("new{number:0200}")).collect();
@@ -118,9 +118,10 @@ fn commit_after_a_failed_read_has_the_reserve() {
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
     disks.shared.lock().is_read_failing = false;
-    // Others have taken all free room.
+    // Let other files have taken all free space of the host.
     disks.shared.lock().room = Some(disks.used());
-    // A sync would have reopened the database before there is something to commit.
+    // This is the first sync after the failed read, and it has records to commit. An earlier sync
+    // would have reopened the database without a commit.
     assert_eq!(store.fsync(root, 0, false), Ok(()));
     let stats = store.stats();
     assert!(!stats.is_read_only && !stats.has_reserve, "the reserve was needed");
@@ -132,13 +133,13 @@ fn commit_after_a_failed_read_has_the_reserve() {
     }
 }
 
-/// A reader does not have to wait for a sync.
+/// A thread that only reads gets answers again without a call of sync.
 #[test]
 fn eio_of_reads_ends_in_time() {
     let _watchdog = Watchdog::start("the end of EIO", Duration::from_secs(120));
     let disks = disks();
     let every = Some(Duration::from_millis(20));
-    let store = disks.open(&StoreOptions { cache_bytes: 0, commit_every: every, ..quiet() });
+    let store = disks.open(&quiet().with_cache_bytes(0).with_commit_every(every));
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
     disks.shared.lock().is_read_failing = false;

@@ -48,7 +48,7 @@ fn killed() -> ([Vec<u8>; 4], Tree) {
     (disks.killed().contents(), tree(&store))
 }
 
-/// Tries a mount that must be refused. Returns the error. No device was changed.
+/// Tries a mount that must be refused, checks that it has changed no device, and returns the error.
 fn refused(what: &str, contents: [Vec<u8>; 4], bad_byte: Option<(usize, u64)>) -> OpenError {
     let disks = Disks::with(contents.clone());
     disks.shared.lock().bad_byte = bad_byte;
@@ -115,8 +115,8 @@ fn store_whose_database_is_damaged_is_left_as_it_is() {
                 damaged += 1;
             }
         }
-        // The killed store goes back to the commit before, which differs only in the length of the
-        // log.
+        // redb takes the killed store back to the commit before, which differs only in the recorded
+        // length of the log.
         let expected = if what == "killed" { 1 } else { 3 };
         assert!(damaged >= expected, "{what}: {damaged}");
     }
@@ -187,8 +187,8 @@ fn mount_whose_host_fails_to_read_loses_nothing() {
         assert_eq!(tree(&disks.open(&quiet())), expected, "read {reads}");
         if opened.is_ok() {
             println!("{unchanged} of {reads} refusals had changed nothing");
-            // Most reads belong to the checks; later ones read the log again and the pages to
-            // change.
+            // Most reads belong to the checks. The later ones read the log again, and the pages
+            // that the replay changes.
             assert!(unchanged * 2 > reads, "{unchanged} of {reads}");
             break;
         }
@@ -200,7 +200,7 @@ fn mount_whose_host_fails_to_read_loses_nothing() {
 fn directory_of_a_store_that_is_refused_is_left_as_it_is() {
     let path = std::env::temp_dir().join(format!("store-refused-{}", std::process::id()));
     let _gone = Gone(path.clone());
-    let options = StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() };
+    let options = StoreOptions::default().with_log_bytes(64 << 10);
     let store = Store::open(&path, &options).unwrap();
     add_large(&store, "large");
     drop(store);
@@ -215,7 +215,7 @@ fn directory_of_a_store_that_is_refused_is_left_as_it_is() {
         let _ = std::fs::remove_file(path.join(lost));
         let before = all();
         for is_read_only in [false, true] {
-            let opened = Store::open(&path, &StoreOptions { is_read_only, ..options.clone() });
+            let opened = Store::open(&path, &options.clone().with_read_only(is_read_only));
             assert!(matches!(opened.map(drop), Err(OpenError::Version(3))));
             assert!(all() == before, "{lost} is missing, {is_read_only}");
         }

@@ -41,7 +41,7 @@ fn killed(files: usize, options: &StoreOptions) -> ([Vec<u8>; 4], Tree) {
 #[test]
 fn log_is_read_in_pieces() {
     const LOG_BYTES: u64 = 8 << 20;
-    let options = StoreOptions { log_bytes: LOG_BYTES, ..quiet() };
+    let options = quiet().with_log_bytes(LOG_BYTES);
     let (contents, expected) = killed(400, &options);
     let used = contents[LOG].iter().rposition(|&byte| byte != 0).unwrap();
     assert!(used > 4 << 20, "{used} bytes of the log");
@@ -67,7 +67,7 @@ fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let store = disks.open(&quiet());
     assert_eq!(tree(&store), expected);
     steps.extend(disks.shared.lock().log.take().unwrap());
-    // Behind the last sync of the log, a new commit starts.
+    // Drop the steps from the last sync of the log on, because a new commit starts there.
     let replayed = |step: &Step| matches!(step, Step::Sync { device: LOG });
     steps.truncate(steps.iter().rposition(replayed).unwrap());
     change(&mut steps);
@@ -105,7 +105,8 @@ fn control_data_that_is_not_synced_before_the_log_is_void_is_caught() {
                 }
             }
         });
-        // Without the database's sync its commit is missing, and the log is still valid.
+        // Without the sync of the database its commit is missing. Then the log is still valid, and
+        // nothing is lost.
         assert_eq!(wrong.is_some(), device == DATA, "{wrong:?}");
     }
 }

@@ -2,7 +2,7 @@
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr, XattrMode};
 use corewalk_base::primitives::{Arc, thread};
-use corewalk_store::{Store, StoreOptions, fsck_devices};
+use corewalk_store::{Store, fsck_devices};
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 
 use crate::differential::tree;
@@ -11,7 +11,8 @@ use crate::memory::{Disks, quiet};
 const THREADS: u64 = 4;
 const STEPS: usize = 3_000;
 
-/// Changes names that only this thread uses (F.1), in directories that all threads share.
+/// Makes random changes of names that only this thread uses (F.1 of `FileSystem`), in directories
+/// that all threads share.
 fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
     for step in 0..STEPS {
         let (dir, other) = (*rng.pick(dirs), *rng.pick(dirs));
@@ -43,10 +44,11 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
             }
             4 => {
                 let size = Some(rng.below(30_000));
-                store.setattr(node, &SetAttr { size, ..SetAttr::default() }).unwrap();
+                store.setattr(node, &SetAttr::default().with_size(size)).unwrap();
             }
             5 if step % 10 == 0 => store.fsync(node, 0, false).unwrap(),
-            // All threads set the same values, so they share blocks and leave them.
+            // All threads set the same values, so that their files become and cease to be users of
+            // shared blocks.
             _ => {
                 let value = vec![rng.below(3) as u8; 500];
                 store.setxattr(node, b"user.a", &value, XattrMode::Set).unwrap();
@@ -55,13 +57,14 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
     }
 }
 
-/// Trap T34: some threads find blocks while the last users leave them.
+/// Trap T34: a block that is found for reuse must not be freed by its last user. Some threads find
+/// blocks while their last users leave.
 #[test]
 fn threads_and_commits_leave_records_that_agree() {
     for seed in 0..3 {
         let seed = ReportSeed::new(Seed(seed));
         let disks = Disks::new();
-        let store = Arc::new(disks.open(&StoreOptions { size_bytes: None, ..quiet() }));
+        let store = Arc::new(disks.open(&quiet().with_size_bytes(None)));
         let root = Node::detached(1, FileKind::Directory);
         let dirs: Vec<_> = ["a", "b", "c"]
             .map(|name| {
@@ -97,8 +100,8 @@ fn threads_and_commits_leave_records_that_agree() {
     }
 }
 
-/// Traps T38, T39: a block has at most 1024 users, and more users take more blocks. A block that is
-/// changed in place does not find itself.
+/// Traps T38, T39: a block that is changed in place must not find itself, and full blocks must not
+/// slow down a search. A block has at most 1024 users, and more users take more blocks.
 #[test]
 fn equal_sets_share_blocks_of_1024_users() {
     let disks = Disks::new();
@@ -116,7 +119,7 @@ fn equal_sets_share_blocks_of_1024_users() {
     }
     assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (4, 3_000));
     drop(store);
-    // A block is found again after it was read.
+    // After a remount, a block can be found for sharing once it was read.
     let store = disks.open(&quiet());
     for number in 0..2 {
         let node = Node::detached(2 + number, FileKind::Regular);

@@ -1,8 +1,9 @@
 //! The memory behind a `SlotArena`: one mapping, reserved whole and backed page by page.
 //!
 //! On the machine it is a private anonymous mapping with `MAP_NORESERVE`. The kernel reserves
-//! addresses only and backs a page with zeroes when it is first written. Miri and the model
-//! checkers cannot map memory or must see the creation of each atomic; there it is a boxed slice.
+//! addresses only and backs a page with zeroes when it is first written. Under Miri and the model
+//! checkers it is a boxed slice. Miri cannot map memory, and a model checker must see the creation
+//! of each atomic.
 //!
 //! # Huge pages
 //!
@@ -125,7 +126,8 @@ mod mapped {
         }
     }
 
-    /// Panics. With an `assert!` every caller would spill the index to the stack for the message.
+    /// Panics. This is a function of its own, because an `assert!` would make every caller store
+    /// the index on the stack for the message.
     #[cold]
     #[inline(never)]
     fn out_of_range(index: u32) -> ! {
@@ -154,7 +156,8 @@ mod mapped {
         if len > BLOCK { len.next_multiple_of(BLOCK) } else { len }
     }
 
-    /// Maps `mapped_len(len)` bytes. More than one block is aligned to a block.
+    /// Maps `mapped_len(len)` bytes. A mapping longer than a block starts at a multiple of
+    /// [`BLOCK`].
     fn map_aligned(len: usize) -> io::Result<*mut c_void> {
         let len = mapped_len(len);
         let spare = if len > BLOCK { BLOCK } else { 0 };
@@ -182,7 +185,8 @@ mod mapped {
         Ok(base)
     }
 
-    /// Advises on a part of a mapping of this file. The kernel may decline without effect.
+    /// Gives the kernel advice about a part of a mapping that this file made. The kernel may ignore
+    /// it.
     fn advise(start: *mut c_void, len: usize, advice: Advice) {
         debug_assert!(matches!(advice, Advice::LinuxHugepage | Advice::LinuxNoHugepage));
         // SAFETY: the range lies in a mapping of the caller, and this advice concerns the size of

@@ -17,7 +17,8 @@ fn alloc_until_full_hands_out_every_slot_but_zero_once() {
     assert_eq!(arena.alloc(), Some(17));
 }
 
-/// Trap T7: no link of a free list in the slot, neither after `free` nor after `alloc`.
+/// Trap T7: a free list must not store its links in the slots. No word changes in `free` or
+/// `alloc`.
 #[test]
 fn free_and_alloc_leave_every_word_of_the_slot() {
     let arena: SlotArena<8> = SlotArena::new("words", 400).unwrap();
@@ -143,7 +144,8 @@ fn slots_of_the_few_lie_together() {
             slots.iter().map(|slot| slot / BATCH as u32).collect()
         };
         assert!(batches(&many).is_disjoint(&batches(&few)), "round {round}");
-        // Free them alternately, so that the lists of shard and depot hold both groups.
+        // Free slots of the two groups in turn, so that the lists of shard and depot hold both
+        // groups.
         many.iter()
             .zip(&few)
             .flat_map(|(&many, &few)| [many, few])
@@ -169,7 +171,8 @@ fn group_that_has_shrunk_lends_its_slots() {
     assert!(arena.len_touched() as usize <= most, "A.4: touched {}", arena.len_touched());
 }
 
-/// Successive slots of `Group::Few` become neighbours only when a batch has no others.
+/// Two slots of `Group::Few` that are handed out in succession are neighbours only when their batch
+/// has no other free slot.
 #[test]
 fn few_slots_are_taken_apart() {
     let arena: SlotArena<1> = SlotArena::new("groups", 300).unwrap();

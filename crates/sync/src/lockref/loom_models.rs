@@ -9,8 +9,8 @@ use corewalk_base::{
     tally::{Tally, assert_all_reached},
 };
 
-/// Runs a killer beside a getter. The killer marks the object dead if its count is 0. Counts the
-/// runs in which the winner was (the getter, the killer).
+/// Runs a killer beside a getter. The killer marks the object dead if its count is 0. Returns in
+/// how many runs the getter won, and in how many the killer.
 fn get_against_kill(get: fn(&Lockref) -> bool) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(0));
@@ -35,7 +35,7 @@ fn get_against_kill(get: fn(&Lockref) -> bool) -> [usize; 2] {
     })
 }
 
-/// Trap T18.
+/// Trap T18: a reference to a dead object must fail, so either the getter or the killer wins.
 #[test]
 fn get_not_dead_against_mark_dead_has_one_winner() {
     assert_all_reached(&get_against_kill(Lockref::get_not_dead));
@@ -62,7 +62,7 @@ struct Slot {
 }
 
 /// Drops the only other reference to a slot and retires the slot with `retire`, beside a getter.
-/// Counts the runs in which the getter (failed, succeeded).
+/// Returns in how many runs the getter failed, and in how many it succeeded.
 fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
     Tally::of(move |tally| {
         let slot = Arc::new(Slot { lockref: Lockref::new(1), payload: AtomicU64::new(0) });
@@ -108,8 +108,8 @@ fn control_count_that_is_reused_as_a_link_is_caught() {
 }
 
 /// Two owners each write a word and drop their reference with `put`, which returns true for the
-/// last owner. The last owner must see both words. Counts the runs in which it was (the spawned
-/// thread, the main thread).
+/// last owner. The last owner must see both words. Returns in how many runs the last owner was the
+/// spawned thread, and in how many the main thread.
 fn put_by_both(put: fn(&Lockref) -> bool) -> [usize; 2] {
     Tally::of(move |tally| {
         let object = Arc::new((Lockref::new(2), [AtomicU64::new(0), AtomicU64::new(0)]));
@@ -163,8 +163,8 @@ fn control_relaxed_put_is_caught() {
     put_by_both(|lockref| lockref.word.fetch_sub(ONE, Ordering::Relaxed) == ONE);
 }
 
-/// Runs a locker that reads the count twice beside a thread that counts with `get`. Counts the runs
-/// in which the locker read the count (before, after) the other thread's `get`.
+/// Runs a locker that reads the count twice beside a thread that counts with `get`. Returns in how
+/// many runs the locker read the count before the other thread's `get`, and in how many after it.
 fn look_twice(get: fn(&Lockref)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(1));
@@ -197,8 +197,9 @@ fn control_get_that_ignores_the_lock_is_caught() {
     });
 }
 
-/// Runs a locker beside a thread that counts with `get` and must never hold the lock itself. Counts
-/// the runs in which the locker read the count (before, after) the other thread's `get`.
+/// Runs a locker beside a thread that counts with `get` and must never hold the lock itself.
+/// Returns in how many runs the locker read the count before the other thread's `get`, and in how
+/// many after it.
 fn transient_locker(get: fn(&Lockref)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(1));
@@ -214,7 +215,7 @@ fn transient_locker(get: fn(&Lockref)) -> [usize; 2] {
     })
 }
 
-/// Trap T52.
+/// Trap T52: a locker that soon unlocks must not make later users take the lock too.
 #[test]
 fn transient_locker_leaves_no_locker_behind() {
     assert_all_reached(&transient_locker(Lockref::get));
@@ -233,8 +234,8 @@ fn control_user_that_falls_back_to_the_lock_is_caught() {
     });
 }
 
-/// Runs two lockers that write a plain word under the lock. Counts the runs in which the main
-/// thread was (first, second).
+/// Runs two lockers that write a plain word under the lock. Returns in how many runs the main
+/// thread locked first, and in how many second.
 fn two_lockers(unlock: fn(LockrefGuard<'_>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let shared = Arc::new((Lockref::new(0), AtomicU64::new(0)));

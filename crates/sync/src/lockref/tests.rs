@@ -33,7 +33,7 @@ fn get_and_put_by_one_and_many_add_up() {
     assert_eq!(lockref.put_many(7), 0);
 }
 
-/// Trap T18.
+/// Trap T18: taking a reference to a dead object fails until the object is revived.
 #[test]
 fn get_not_dead_after_mark_dead_fails_until_revive() {
     let lockref = Lockref::new(0);
@@ -87,7 +87,8 @@ fn count_above_32_bits_is_exact() {
     assert!(!lockref.is_dead() && !lockref.is_locked());
 }
 
-/// Trap T51: at the end the try operations fail and nothing changes.
+/// Trap T51: a count must not overflow. At the maximum the `get` operations that may fail do so,
+/// and the word stays the same.
 #[test]
 fn get_not_dead_at_count_max_fails_and_keeps_the_word() {
     let lockref = Lockref::new(Lockref::COUNT_MAX - 1);
@@ -98,14 +99,14 @@ fn get_not_dead_at_count_max_fails_and_keeps_the_word() {
     assert_eq!(lockref.put_return(), Lockref::COUNT_MAX - 1);
 }
 
-/// Trap T51: at the maximum `get_not_dead` fails and leaves the word unchanged.
+/// Trap T51: a count must not overflow. At the maximum `get`, which cannot fail, panics.
 #[test]
 #[should_panic(expected = "lockref count overflow")]
 fn get_at_count_max_panics() {
     Lockref::new(Lockref::COUNT_MAX).get();
 }
 
-/// Trap T51: a difference that is itself too large for the shift.
+/// Trap T51: a count must not overflow. Here the added amount alone does not fit in 61 bits.
 #[test]
 #[should_panic(expected = "lockref count overflow")]
 fn get_many_above_count_max_panics() {

@@ -10,7 +10,7 @@
 //! # Invariants
 //!
 //! - C.1: `ptr` came from `Box::into_raw` and is not null.
-//! - C.2: the one thread that took a pointer out of `ptr` retires it, once.
+//! - C.2: exactly one thread takes a given pointer out of `ptr`. That thread retires it, once.
 //!
 //! # Rules
 //!
@@ -88,9 +88,19 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
         retire(old);
     }
 
-    /// Replaces the value by `next(value)`. No update of another thread is lost in between.
+    /// Replaces the value by `next(value)`. If another writer replaced the value meanwhile, `next`
+    /// runs again, so no update is lost.
     ///
-    /// `next` runs again if another writer was faster.
+    /// # Examples
+    /// ```
+    /// let count = corewalk_sync::RcuCell::new(0);
+    /// std::thread::scope(|scope| {
+    ///     for _ in 0..4 {
+    ///         scope.spawn(|| count.update(|old| old + 1));
+    ///     }
+    /// });
+    /// assert_eq!(*count.read(&corewalk_sync::rcu::read_lock()), 4);
+    /// ```
     pub fn update(&self, mut next: impl FnMut(&T) -> T) {
         let section = read_lock();
         loop {
@@ -154,14 +164,16 @@ pub struct RcuOption<T: Send + Sync + 'static> {
 }
 
 impl<T: Send + Sync + 'static> RcuOption<T> {
-    /// Returns the value of this moment, good until the section ends; None if the cell is empty.
+    /// Returns the current value, which stays valid until the section ends. Returns None if the
+    /// cell is empty.
     #[inline]
     #[must_use]
     pub fn read<'g>(&self, _section: &'g ReadGuard) -> Option<&'g T> {
         // ORDERING(rcu-publish): Acquire. The value is whole: see `replace`.
         let ptr = self.ptr.load(Ordering::Acquire);
-        // SAFETY: null, or a value that was in the cell while the section was open. A retired value
-        // is dropped after a grace period, which waits for the section. No thread writes to it.
+        // SAFETY: the pointer is null, or its value was in the cell while the section was open. A
+        // retired value is dropped after a grace period, which waits for the section. No thread
+        // writes to it.
         unsafe { ptr.as_ref() }
     }
 
@@ -212,7 +224,8 @@ impl<T> Retired<T> {
 /// Frees `old`, which the caller took out of a cell, after a grace period.
 fn retire<T: Send + 'static>(old: *mut T) {
     let retired = Retired(old);
-    // The method takes the whole value. A closure that names the field captures a bare pointer.
+    // Call a method that takes all of `retired`. A closure that names its field would capture a
+    // bare pointer, which is not `Send`.
     defer(move || retired.free());
 }
 
@@ -296,7 +309,7 @@ mod tests {
             cell.replace(Version(Arc::clone(&drops)));
         }
         drop(cell);
-        // Garbage is freed as a side effect of later calls.
+        // `crossbeam-epoch` frees garbage as a side effect of later calls, so make some.
         let other = RcuCell::new(0);
         (0..1_000_000).take_while(|_| drops.sum() < 6).for_each(|round| other.replace(round));
         (0..1_000).for_each(|round| other.replace(round));

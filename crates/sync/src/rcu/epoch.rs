@@ -1,4 +1,4 @@
-//! Grace periods by `crossbeam-epoch`, with a brake on top.
+//! Grace periods by `crossbeam-epoch`, and a brake on threads that make garbage too fast.
 //!
 //! A section pins the thread to the current epoch. Garbage of an epoch is freed two epochs later,
 //! and the epoch advances only when every pinned thread has seen it. `crossbeam-epoch` frees as a
@@ -7,8 +7,8 @@
 //!
 //! # Rules
 //!
-//! - `synchronize` yields a few times and then sleeps between two tries: a reader that had to wake
-//!   it would pay for that in each section.
+//! - `synchronize` yields a few times, and then sleeps for a fixed time between two tries. No
+//!   reader wakes it, because the check for a sleeper would cost every section time.
 //! - The brake never blocks. It frees everything that is due, and yields if the caller is in no
 //!   section, so that a preempted reader can finish.
 //!
@@ -29,10 +29,10 @@ use corewalk_base::{
 };
 use std::{cell::Cell, time::Duration};
 
-/// Waiting closures above which `defer` helps to free them.
+/// If more closures than this wait for a grace period, `defer` frees garbage itself.
 const GARBAGE_HIGH: i64 = 4096;
 
-/// A thread reads the sum over all threads once in so many deferrals.
+/// A thread compares the sum over all threads with `GARBAGE_HIGH` once in this many deferrals.
 const DEFERS_PER_LOOK: u32 = 64;
 
 /// Yields of `synchronize` before it sleeps.
@@ -80,7 +80,8 @@ pub(super) fn synchronize() {
     assert!(!crossbeam_epoch::is_pinned(), "synchronize inside a read section waits for itself");
     let ended = Arc::new(AtomicBool::new(false));
     let signal = Arc::clone(&ended);
-    // ORDERING(grace-end): Release. The accesses of the sections happen before the caller's next.
+    // ORDERING(grace-end): Release. The accesses inside the ended sections happen before the next
+    // accesses of `synchronize`'s caller.
     defer(move || signal.store(true, Ordering::Release));
     let mut tries = 0;
     loop {

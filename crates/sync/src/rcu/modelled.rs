@@ -4,7 +4,7 @@
 //! nor reset it. Miri's stacked borrows reject its list of threads (tree borrows accept it). This
 //! domain lives and dies with the run. A mutex protects the number of open sections and the
 //! deferred closures. The thread that brings the number to zero runs the closures. This is the
-//! shortest grace period that the interface allows, so a use after it is met early.
+//! shortest grace period that the interface allows, so a use after free shows as early as possible.
 //!
 //! # Limits
 //!

@@ -23,7 +23,8 @@ const REAL: Protocol = Protocol {
     read_retry: SeqCount::read_retry,
 };
 
-/// Runs one writer and one reader. Counts the runs in which the reader (retried, saw old, saw new).
+/// Runs one writer and one reader. Returns in how many runs the reader retried, saw the old words,
+/// and saw the new words.
 fn outcomes(protocol: Protocol) -> [usize; 3] {
     Tally::of(move |tally| {
         let shared = Arc::new((SeqCount::new(), AtomicU64::new(0), AtomicU64::new(0)));
@@ -53,7 +54,7 @@ fn outcomes(protocol: Protocol) -> [usize; 3] {
     })
 }
 
-/// Adds one to the count with no ordering at all.
+/// Adds one to the count with `Relaxed` accesses only.
 fn bump_relaxed(seq: &SeqCount) {
     // ORDERING: Relaxed. Wrong on purpose.
     let count = seq.count.load(Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! Models of `SeqLock`: the locked pass excludes writers (trap T29) and disturbs no reader.
+//! Models of `SeqLock`: the last pass takes the lock, excludes writers and disturbs no other
+//! reader. Trap T29 is a last pass without the lock.
 //!
 //! The writer runs on the main thread (see `tally`).
 
@@ -45,8 +46,9 @@ fn read_or_lock(pair: &Pair) -> (Pass, u64, u64) {
     })
 }
 
-/// Runs a writer and a reader. Counts the runs in which the reader (saw old, saw new, was locked);
-/// the first two are optimistic.
+/// Runs a writer and a reader. Returns in how many runs the reader saw the old words in an
+/// optimistic pass, in how many it saw the new words in one, and in how many it needed the locked
+/// pass.
 fn outcomes(read: Read) -> [usize; 3] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -63,7 +65,7 @@ fn outcomes(read: Read) -> [usize; 3] {
     })
 }
 
-/// Trap T29.
+/// Trap T29: a reader that never takes the lock may retry for ever.
 #[test]
 fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     assert_all_reached(&outcomes(read_or_lock));
@@ -84,8 +86,8 @@ fn control_second_pass_without_the_lock_is_caught() {
     });
 }
 
-/// Runs a thread that locks with `hold` beside an optimistic reader. Counts the runs in which the
-/// reader ran while the lock was (free, held).
+/// Runs a thread that locks with `hold` beside an optimistic reader. Returns in how many runs the
+/// reader ran while the lock was free, and in how many while it was held.
 fn undisturbed(hold: fn(&SeqLock)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lock = Arc::new(SeqLock::new());

@@ -38,8 +38,9 @@ impl Pair {
 /// Reads the pair and returns the pass that succeeded with the two words.
 type Read = fn(&Pair) -> (Pass, u64, u64);
 
-/// Runs a writer and a reader. Counts the runs in which the reader (saw old, saw new, was locked);
-/// the first two are optimistic.
+/// Runs a writer and a reader. Returns in how many runs the reader saw the old words in an
+/// optimistic pass, in how many it saw the new words in one, and in how many it needed the locked
+/// pass.
 fn outcomes(read: Read) -> [usize; 3] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -58,7 +59,7 @@ fn outcomes(read: Read) -> [usize; 3] {
     })
 }
 
-/// Trap T29.
+/// Trap T29: a reader that never takes the lock may retry for ever.
 #[test]
 fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     assert_all_reached(&outcomes(|pair| {
@@ -84,8 +85,8 @@ fn control_second_pass_without_the_lock_is_caught() {
     });
 }
 
-/// Runs two shared readers and a writer. Counts how often a reader was inside (alone, with the
-/// other reader).
+/// Runs two shared readers and a writer. Returns how often a reader was inside alone, and how often
+/// with the other reader.
 fn shared(write: fn(&Pair)) -> [usize; 2] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -125,8 +126,8 @@ fn control_writer_without_the_lock_is_caught() {
     });
 }
 
-/// Runs a thread that locks with `hold` beside an optimistic reader. Counts the runs in which the
-/// reader ran while the lock was (free, held).
+/// Runs a thread that locks with `hold` beside an optimistic reader. Returns in how many runs the
+/// reader ran while the lock was free, and in how many while it was held.
 fn undisturbed(hold: fn(&SeqRwLock)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lock = Arc::new(SeqRwLock::new());

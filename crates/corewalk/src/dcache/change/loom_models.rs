@@ -1,6 +1,6 @@
 //! Models of invalidated names that are put back, and of exchanged names.
 //!
-//! The reader is the spawned thread; see `tally` in the sync crate.
+//! The reader is the spawned thread; see `tally` in the base crate.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};
@@ -13,9 +13,9 @@ use super::*;
 use crate::attr::mode;
 use crate::name::Name;
 
-/// Puts back a name that was invalidated with its directory, with `publish`. Before, the name was
-/// file 7, which is in use; now it is the file that the back end `says`. A reader looks it up with
-/// `look`. Returns how often the reader (missed, found) it.
+/// Enters a name again with `publish`, after its directory was invalidated. The name referred to
+/// file 7, which is in use. Now it refers to the file that the back end `says`. A reader looks it
+/// up with `look`. Returns how often the reader missed the name, and how often it found it.
 fn put_back_against_lookup(
     says: u64,
     look: fn(&Dcache, ParentKey) -> Option<u64>,
@@ -54,7 +54,11 @@ fn publish_node(dcache: &Dcache, key: ParentKey, node: DentryInode) {
         dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap();
     // The dentry of each file lies in its inode's slot: the old one of file 7, or the new one of
     // another.
-    assert_eq!(slot, node.inode, "a file in use keeps its dentry, and another has its own");
+    assert_eq!(
+        slot,
+        node.inode.dentry_half(),
+        "a file in use keeps its dentry, and another has its own"
+    );
 }
 
 fn look(dcache: &Dcache, key: ParentKey) -> Option<u64> {
@@ -68,21 +72,24 @@ fn count(dcache: &Dcache, _key: ParentKey) -> Option<u64> {
     Some(ino)
 }
 
-/// Trap T25: the dentry of the same file is found once it is back, not before.
+/// Trap T25: a stale answer must not be entered after an invalidation. The dentry of the same file
+/// is found once it is entered again, and not before.
 #[test]
 fn name_that_is_taken_back_is_found_whole_or_not() {
     assert_all_reached(&put_back_against_lookup(7, look, publish_node));
     assert_all_reached(&put_back_against_lookup(7, count, publish_node));
 }
 
-/// Trap T25: the dentry of another file is not put back.
+/// Trap T25: a stale answer must not be entered after an invalidation. The dentry of another file
+/// is not used again.
 #[test]
 fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, look, publish_node));
     assert_all_reached(&put_back_against_lookup(8, count, publish_node));
 }
 
-/// Trap T25: the dentry is put back before it gets its new inode.
+/// Trap T25: the old dentry is entered again before it gets its new inode, so a reader finds the
+/// old file.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_dentry_that_is_put_back_for_another_file_is_caught() {
@@ -102,11 +109,12 @@ fn invalidate(dcache: &Dcache, key: ParentKey) -> ParentKey {
     dcache.directory(key.parent()).unwrap().key
 }
 
-/// Enters a directory in use again with `publish`, while it is mounted on. `before` sets the state
-/// of the cache. Returns how often the mark came (before, after) that.
+/// Enters a directory in use again with `publish`, while another thread marks it as a mount point.
+/// `before` sets the state of the cache. Returns how often the mark came before the entry, and how
+/// often after it.
 fn publish_against_mount(
     before: fn(&Dcache, ParentKey) -> ParentKey,
-    publish: fn(&Dcache, ParentKey, DentryInode) -> u32,
+    publish: fn(&Dcache, ParentKey, DentryInode) -> DentrySlot,
 ) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -133,17 +141,19 @@ fn publish_against_mount(
     })
 }
 
-fn publish_directory(dcache: &Dcache, key: ParentKey, node: DentryInode) -> u32 {
+fn publish_directory(dcache: &Dcache, key: ParentKey, node: DentryInode) -> DentrySlot {
     dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap()
 }
 
-/// Trap T55: a dentry that changes while it is put back is read again.
+/// Trap T55: an object may change between its lookup and its lock. A dentry that changes before it
+/// is entered again is looked up again.
 #[test]
 fn directory_that_is_taken_back_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(invalidate, publish_directory));
 }
 
-/// Trap T55: the dentry is read once, and another is made in its place.
+/// Trap T55: the dentry is looked up only once. It has changed, so another dentry is made in its
+/// place.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_take_back_that_looks_once_is_caught() {
@@ -153,17 +163,17 @@ fn control_take_back_that_looks_once_is_caught() {
         let in_lookup = lock_name_a(dcache, key);
         let back =
             stale.iter().find(|(slot, seen)| dcache.set_key(*slot, seen.seq, key, &in_lookup));
-        back.map_or(0, |(slot, _)| *slot)
+        back.map_or(DentrySlot::NONE, |(slot, _)| *slot)
     });
 }
 
-/// Trap T55: the same for a dentry that was never invalidated.
+/// Trap T55: as above, for a dentry that was never invalidated.
 #[test]
 fn directory_that_is_entered_twice_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(|_, key| key, publish_directory));
 }
 
-/// Trap T55: one lookup, and another dentry is made in its place.
+/// Trap T55: the dentry is looked up only once, and another dentry is made in its place.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_publish_that_looks_once_is_caught() {
@@ -171,14 +181,16 @@ fn control_publish_that_looks_once_is_caught() {
         |_, key| key,
         |dcache, key, _| {
             let found = dcache.find_exact(key, &lookup_key_a(dcache));
-            found.filter(|(slot, seen)| dcache.get(*slot, seen.seq)).map_or(0, |(slot, _)| slot)
+            found
+                .filter(|(slot, seen)| dcache.get(*slot, seen.seq))
+                .map_or(DentrySlot::NONE, |(slot, _)| slot)
         },
     );
 }
 
 /// Exchanges the names `A` and `B` with `exchange`, beside a reader that looks for one and then for
 /// the other. Returns how often that was (before, during, after) the exchange.
-fn exchange_against_lookups(exchange: fn(&Dcache, u32, u32)) -> [usize; 3] {
+fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (a, _) = file(&dcache, key, A, 7);
@@ -204,8 +216,8 @@ fn exchange_against_lookups(exchange: fn(&Dcache, u32, u32)) -> [usize; 3] {
     })
 }
 
-/// Traps T12, T13: a reader that finds the new file under one name does not find it under the
-/// other.
+/// Traps T12, T13: during an exchange neither name may be missing, and no file may have both. A
+/// reader that finds a file under one name does not find it under the other too.
 #[test]
 fn names_beside_an_exchange_are_always_there() {
     assert_all_reached(&exchange_against_lookups(|dcache, a, b| {
@@ -214,7 +226,8 @@ fn names_beside_an_exchange_are_always_there() {
     }));
 }
 
-/// Trap T13: each dentry gets its name in a write section of its own.
+/// Trap T13: each dentry gets its new name in a write section of its own, so for a moment one name
+/// is missing.
 #[test]
 #[should_panic(expected = "T13: a name was missing")]
 fn control_exchange_in_two_sections_is_caught() {
@@ -235,8 +248,8 @@ fn control_exchange_in_two_sections_is_caught() {
 }
 
 /// Enters an answer of the back end with `enter`, beside an invalidation. Then the invalidating
-/// thread looks the name up. Returns how often `enter` learnt that the answer was (valid,
-/// cancelled).
+/// thread looks the name up. Returns how often `enter` found the answer valid, and how often
+/// cancelled.
 fn enter_against_invalidation(
     prepare: fn(&Dcache, ParentKey, DentryInode),
     enter_as: fn(&Dcache, ParentKey, DentryInode, &KeyGuard<'_>),
@@ -271,7 +284,7 @@ fn publish_invalidated(dcache: &Dcache, key: ParentKey, node: DentryInode) {
 }
 
 /// Trap T25: no lookup finds an answer that is older than a completed invalidation. The name may be
-/// entered, put back or given to another file.
+/// new, entered again, or given to another file.
 #[test]
 fn answer_from_before_an_invalidation_is_not_found() {
     let nothing = |_: &Dcache, _: ParentKey, _: DentryInode| ();
@@ -285,7 +298,7 @@ fn answer_from_before_an_invalidation_is_not_found() {
         let (slot, seen) = dcache.find(key, &lookup_key).unwrap();
         assert!(dcache.get(slot, seen.seq));
         let done = dcache.d_move((slot, &lookup_key), key, &lookup_key_a(dcache), None, in_lookup);
-        assert_eq!(done, Ok(0));
+        assert_eq!(done, Ok(DentrySlot::NONE));
     }));
 }
 

@@ -13,7 +13,10 @@ use crate::vfs::VfsOptions;
 /// Renames file 0 to a name that already has dentries, entered in the order of `entered`: of file
 /// 1, or negative ones for None. `target` is the one that the renamer knows. Returns the inodes of
 /// the name afterwards, and the slot of file 0.
-fn inodes_after_rename(entered: &[Option<()>], target: Option<usize>) -> (Vec<u32>, u32) {
+fn inodes_after_rename(
+    entered: &[Option<()>],
+    target: Option<usize>,
+) -> (Vec<InodeSlot>, InodeSlot) {
     let options = VfsOptions { entries_max: 1024, ..VfsOptions::default() };
     let vfs: Arc<Vfs> = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
     let (cred, root) = (Cred::root(), vfs.root());
@@ -24,7 +27,7 @@ fn inodes_after_rename(entered: &[Option<()>], target: Option<usize>) -> (Vec<u3
     let (key, lookup_key) = (dcache.key_of_held(parent), dcache.lookup_key(to));
     let hash = dcache.hash(parent, lookup_key.hash);
     let in_lookup = dcache.in_lookup.lock(dcache.in_lookup_key(parent, &lookup_key));
-    let slots: Vec<u32> = entered
+    let slots: Vec<DentrySlot> = entered
         .iter()
         .map(|is_positive| {
             assert!(dcache.dentries.lockref(parent).get_not_dead());
@@ -38,7 +41,8 @@ fn inodes_after_rename(entered: &[Option<()>], target: Option<usize>) -> (Vec<u3
     let from = dcache.lookup_key(from);
     let (slot, seen) = dcache.find_exact(key, &from).unwrap();
     assert!(dcache.get(slot, seen.seq));
-    assert_eq!(dcache.d_move((slot, &from), key, &lookup_key, target, &in_lookup), Ok(0));
+    let moved_from = dcache.d_move((slot, &from), key, &lookup_key, target, &in_lookup);
+    assert_eq!(moved_from, Ok(DentrySlot::NONE));
     slots.iter().chain([&slot]).for_each(|&slot| dcache.put(slot));
     assert!(dcache.find_exact(key, &from).is_none());
     let mut inodes = vec![];
@@ -50,8 +54,8 @@ fn inodes_after_rename(entered: &[Option<()>], target: Option<usize>) -> (Vec<u3
     (inodes, moved.slot)
 }
 
-/// A dentry at the target name that the renamer did not see does not survive the rename, wherever
-/// it stands beside the negative dentry of the name.
+/// The target name may have a dentry that the renamer did not see. It does not survive the rename,
+/// whether it stands before or after the negative dentry of the name.
 #[test]
 fn name_that_is_renamed_to_has_the_moved_file_alone() {
     const FILE: Option<()> = Some(());

@@ -1,6 +1,6 @@
 //! Models of the lookup by inode number, which does not look the directory up.
 //!
-//! The reader is the spawned thread; see `tally` in the sync crate.
+//! The reader is the spawned thread; see `tally` in the base crate.
 
 use corewalk_base::primitives::atomic::AtomicU64;
 
@@ -21,7 +21,7 @@ fn count(dcache: &Dcache) -> Option<u64> {
 fn count_with(
     dcache: &Dcache,
     is_parent: fn(&Dcache, ParentKey) -> bool,
-    is_unchanged: fn(&Line<'_>, u64) -> bool,
+    is_unchanged: fn(&Line<'_>, Seq) -> bool,
 ) -> Option<u64> {
     let lookup_key = lookup_key_a(dcache);
     let hash = lookup_key.hash.child(directory_id(0, ROOT_INO)) as u32;
@@ -33,7 +33,7 @@ fn count_with(
         is_it.then_some((dentry, seen))
     })?;
     let inode = seen.body.inode();
-    if inode == 0 || !dcache.inodes.lockref(inode).get_not_dead() {
+    if inode.is_none() || !dcache.inodes.lockref(inode).get_not_dead() {
         return None;
     }
     let ino = dcache.inodes.ino(inode);
@@ -47,7 +47,8 @@ fn is_child_of_root(dcache: &Dcache, key: ParentKey) -> bool {
 }
 
 /// Invalidates the directory of `A`, and then makes `A` another file, beside a lookup of `A` with
-/// `count`. Returns how often that (missed it, counted the first file, counted the second file).
+/// `count`. Returns how often the lookup missed, counted the first file, and counted the second
+/// file.
 fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -79,7 +80,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     })
 }
 
-/// Trap T25: the load of the parent's generation is the instant of the answer.
+/// Trap T25: a lookup that starts after an invalidation must not return an older answer. The load
+/// of the parent's generation is the instant of the answer.
 #[test]
 fn count_beside_an_invalidation_is_not_stale() {
     assert_all_reached(&invalidate_against_count(count));
@@ -88,7 +90,7 @@ fn count_beside_an_invalidation_is_not_stale() {
     }));
 }
 
-/// Trap T25: the parent is not checked.
+/// Trap T25: the lookup does not check the generation of the parent, so it returns a stale answer.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_count_without_a_look_at_the_parent_is_caught() {
@@ -98,7 +100,7 @@ fn control_count_without_a_look_at_the_parent_is_caught() {
 }
 
 /// Evicts `A` and enters another name in its slot, beside a lookup of `A` with `count`. Returns how
-/// often that (missed, counted) it.
+/// often the lookup missed `A`, and how often it counted it.
 fn reuse_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS - 1, move |tally| {
         let (dcache, key) = cache();
@@ -122,20 +124,21 @@ fn reuse_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 2] {
     })
 }
 
-/// Traps T5, T55, P5: the dentry is validated after the inode is counted.
+/// Traps T5, T55, P5: a slot may be reused during a lookup, so the dentry is validated after the
+/// inode is counted.
 #[test]
 fn count_beside_eviction_and_reuse_is_of_that_inode_or_none() {
     assert_all_reached(&reuse_against_count(count));
 }
 
-/// Trap T55: the dentry is not validated.
+/// Trap T55: the dentry is not validated, so the lookup may count the next file in the slot.
 #[test]
 #[should_panic(expected = "T55: counted another inode")]
 fn control_count_without_a_last_look_is_caught() {
     reuse_against_count(|dcache| count_with(dcache, is_child_of_root, |_, _| true));
 }
 
-/// The count of one lookup, which differs from those of other references.
+/// How much one lookup adds to the count. Other references add another amount.
 const LOOKUP: u64 = 8;
 
 /// Looks `A` up for a client: takes a reference, and then counts it as a lookup of the client.
@@ -157,7 +160,7 @@ fn count_at_once(dcache: &Dcache) -> Option<u64> {
         is_it.then_some((dentry, seen))
     })?;
     let inode = seen.body.inode();
-    if inode == 0 || !dcache.inodes.lockref(inode).get_not_dead() {
+    if inode.is_none() || !dcache.inodes.lockref(inode).get_not_dead() {
         return None;
     }
     dcache.inodes.lockref(inode).get_many(LOOKUP - 1);
@@ -170,7 +173,7 @@ fn count_at_once(dcache: &Dcache) -> Option<u64> {
 }
 
 /// Drops a lookup of an inode if there is one, as a client without any lookup does.
-fn forget_too_much(dcache: &Dcache, inode: u32) -> bool {
+fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
     let mut guard = dcache.inodes.lockref(inode).lock();
     let is_there = guard.count() >= LOOKUP;
     if is_there {
@@ -180,8 +183,8 @@ fn forget_too_much(dcache: &Dcache, inode: u32) -> bool {
 }
 
 /// Changes the dentry of `A` and forgets its inode once too often, beside a lookup of `A` with
-/// `count`. Returns how often (the lookup missed, no lookup was forgotten, the new lookup was
-/// forgotten).
+/// `count`. Returns how often the lookup missed, how often no lookup was forgotten, and how often
+/// the new lookup was.
 fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();

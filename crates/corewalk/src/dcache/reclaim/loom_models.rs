@@ -1,7 +1,7 @@
 //! Models of eviction: a dentry dies and its slot is reused, beside a thread that takes a
 //! reference.
 //!
-//! The reader is the spawned thread; see `tally` in the sync crate.
+//! The reader is the spawned thread; see `tally` in the base crate.
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -9,17 +9,18 @@ use corewalk_base::tally::{Tally, assert_all_reached};
 use super::super::loom_models::{cache, file};
 use super::*;
 use crate::dentry::Body;
+use crate::slot::Seq;
 
-const PREEMPTIONS: usize = 3;
+const PREEMPTIONS: usize = 2;
 
 /// Evicts a dentry, if it is unused.
-fn evict(dcache: &Dcache, slot: u32) -> bool {
+fn evict(dcache: &Dcache, slot: DentrySlot) -> bool {
     matches!(dcache.evict(slot, Chance::None), Outcome::Evicted(_))
 }
 
 /// Evicts a dentry and then reuses its slot, beside a reader that has seen the dentry and takes a
 /// reference with `get`. Returns how often the reader (failed, got) it.
-fn evict_against_get(get: fn(&Dcache, u32, u64) -> bool) -> [usize; 2] {
+fn evict_against_get(get: fn(&Dcache, DentrySlot, Seq) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (slot, _) = file(&dcache, key, b"old", 7);
@@ -53,7 +54,8 @@ fn get_beside_eviction_and_reuse_has_one_winner() {
     assert_all_reached(&evict_against_get(Dcache::get));
 }
 
-/// Trap T55: the sequence is checked before the count goes up, and not after.
+/// Trap T55: the sequence is checked before the count goes up and not after, so the reference may
+/// be on the next dentry in the slot.
 #[test]
 #[should_panic(expected = "T55: a reference on another dentry")]
 fn control_get_that_validates_first_is_caught() {
@@ -64,7 +66,7 @@ fn control_get_that_validates_first_is_caught() {
 
 /// Evicts the only name of an inode with `evict`, beside a reader that found the inode by that
 /// name. Returns how often the (eviction, reader) won.
-fn evict_against_get_inode(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
+fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (slot, node) = file(&dcache, key, b"old", 7);
@@ -77,7 +79,8 @@ fn evict_against_get_inode(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
         let is_evicted = evict(&dcache, slot);
         let is_in_use = finder.join().unwrap();
         assert!(!(is_evicted && is_in_use), "an inode in use lost its only name");
-        // Both may lose: the reader saw the sequence of an eviction that was undone.
+        // Both may lose, because the reader may have seen the sequence of an eviction that was
+        // undone.
         tally.hit(usize::from(is_in_use));
     })
 }
@@ -105,11 +108,11 @@ fn control_eviction_that_only_looks_at_the_count_is_caught() {
 
 /// Two threads evict two names of an inode in use with `evict`. Returns how often the name of the
 /// spawned thread (stayed, went).
-fn evict_both_names(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
+fn evict_both_names(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (first, node) = file(&dcache, key, b"one", 7);
-        // The user of the inode.
+        // Take a reference, as a user of the inode has one.
         dcache.inodes.lockref(node.inode).get();
         let lookup_key = dcache.lookup_key(Name::new(b"two").unwrap());
         let in_lookup = dcache.in_lookup.lock(dcache.in_lookup_key(key.parent(), &lookup_key));
@@ -123,12 +126,13 @@ fn evict_both_names(evict: fn(&Dcache, u32) -> bool) -> [usize; 2] {
         });
         evict(&dcache, second);
         let is_evicted = other.join().unwrap();
-        assert!(dcache.inodes.alias(node.inode) != 0, "an inode in use lost both names");
+        assert!(!dcache.inodes.alias(node.inode).is_none(), "an inode in use lost both names");
         tally.hit(usize::from(is_evicted));
     })
 }
 
-/// The second thread finds its name to be the only one.
+/// The first thread has evicted one name, so the second finds that its name is the only one and
+/// keeps it.
 #[test]
 fn evictions_of_two_names_leave_one_to_an_inode_in_use() {
     assert_all_reached(&evict_both_names(evict));

@@ -6,11 +6,11 @@
 
 use super::SEGMENT_SLOTS;
 
-/// The number of fully free segments that are kept (32 segments are 256 KiB).
+/// Number of segments without inodes that are kept. 32 segments are 256 KiB.
 const SPARE_SEGMENTS: u32 = if cfg!(test) { 1 } else { 32 };
 const ALL: u64 = u64::MAX;
 
-/// The free slots that no shard holds.
+/// The free slots that no shard holds. All fields are protected by `InodeTable::depot`.
 #[derive(Default)]
 pub(super) struct Depot {
     /// A bitmap of free slots per segment.
@@ -53,7 +53,7 @@ impl Depot {
     /// is empty.
     pub(super) fn take(&mut self, slots: &mut Vec<u32>) {
         while let Some(segment) = self.partial.pop() {
-            // 0: the segment was freed, or it is a duplicate in the list.
+            // If no bit is set, the segment was freed, or it is a duplicate in the list.
             let bits = std::mem::take(&mut self.free[segment as usize]);
             if bits != 0 {
                 self.whole -= u32::from(bits == ALL);

@@ -8,8 +8,9 @@
 //!
 //! The protocol is that of `corewalk_mbcache`. A thread that finds an entry locks the slot,
 //! compares, and becomes a user under that lock. The last user removes the entry before the block
-//! is freed (trap T34). A block with a number never changes. Its last user removes the block,
-//! changes it, and only then searches for the new content; so it cannot find itself (trap T38).
+//! is freed. Trap T34 is a block that is found while its last user frees it. A block with a number
+//! never changes. Its last user removes the block, changes it, and only then searches for the new
+//! content; so it cannot find itself, which is trap T38.
 //!
 //! # Invariants
 //! - K.1: `users` of a slot is the number of inodes that point at its block, or 0 without a block.
@@ -23,7 +24,7 @@
 //!
 //! # Limits
 //! At most [`LOOKS_MAX`] blocks are compared for one content. If so many have the key and differ,
-//! the set is not shared; so chosen contents make no long chains (trap T54). Nothing is shared if
+//! the set is not shared; so crafted contents make no long chains (trap T54). Nothing is shared if
 //! the cache cannot be made, or if all numbers are in use.
 //!
 //! Source: Linux `fs/ext4/xattr.c` (`ext4_xattr_block_set`, `ext4_xattr_release_block`).
@@ -36,9 +37,9 @@ use corewalk_sync::SlotArena;
 
 use super::set::Set;
 
-/// The most users of a block, as in ext4. It limits contention on the user count.
+/// Maximum number of users of a block, as in ext4. It limits contention on the user count.
 pub(super) const USERS_MAX: u32 = 1024;
-/// The most blocks with one key that are compared with a content.
+/// Maximum number of blocks with one key that are compared with a content.
 const LOOKS_MAX: u32 = 4;
 /// Slots of a segment.
 const SEGMENT_SLOTS: u32 = 64;
@@ -74,7 +75,7 @@ impl Block {
     }
 }
 
-/// A block and its users.
+/// A block and its users. All fields are protected by the mutex of the slot.
 #[derive(Default)]
 struct BlockSlot {
     users: u32,
@@ -88,7 +89,7 @@ type Segment = OnceLock<Box<[Mutex<BlockSlot>; SEGMENT_SLOTS as usize]>>;
 pub(super) enum Leave {
     /// Always.
     Always,
-    /// Only if the caller is its only user; then the caller gets the content.
+    /// The caller leaves the block only if it is the only user, and then gets the content.
     IfLast,
 }
 
@@ -110,13 +111,14 @@ pub(super) struct Blocks {
     cache: Mbcache,
     /// Allocates the numbers; its words are unused.
     numbers: SlotArena<1>,
+    /// The slots of the blocks, by number. Each slot is protected by its own mutex.
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
 }
 
 impl Blocks {
     /// Returns an empty store, or None without address space.
     pub(super) fn new() -> Option<Blocks> {
-        let options = MbcacheOptions { users_max: USERS_MAX, ..MbcacheOptions::default() };
+        let options = MbcacheOptions::default().with_users_max(USERS_MAX);
         let cache = Mbcache::new(options).ok()?;
         let numbers = SlotArena::new("xattr block", cache.entries_max()).ok()?;
         Some(Blocks { cache, numbers, levels: [const { OnceLock::new() }; LEVELS] })

@@ -35,7 +35,7 @@ use crate::attr::Timespec;
 /// than the time between frequent changes of a file, and than the clock tick (1 to 10 ms). It is
 /// short, since private sets take memory meanwhile.
 pub(super) const DELAY_MS: u64 = 100;
-/// The most inodes that one change de-duplicates.
+/// Maximum number of inodes that one change de-duplicates.
 const BATCH: usize = 8;
 
 /// A queued inode, with the time of its change.
@@ -50,7 +50,9 @@ struct Waiting {
 /// # Invariants
 /// D.1, D.2.
 pub(super) struct Deferred {
+    /// The queue of each shard of threads. Each is protected by its own mutex.
     shards: Box<[OwnLine<Mutex<VecDeque<Waiting>>>]>,
+    /// See D.2. Atomic: a thread reads it without a lock.
     due_ms: CachePadded<AtomicU64>,
 }
 

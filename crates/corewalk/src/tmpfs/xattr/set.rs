@@ -6,13 +6,13 @@
 //! parsed, since they are checked more often than read as attributes.
 //!
 //! The key of a set is the sum of the hashes of its members. Each attribute caches its hash, so a
-//! changed set hashes only new members. Of a value over 256 bytes, only the beginning, the end and
+//! changed set hashes only new members. For a value over 256 bytes, only the beginning, the end and
 //! some words between are hashed. Sets are compared for equality anyway, and a full hash would cost
 //! more than the comparison.
 //!
 //! # Invariants
-//! - X.1: a name is at most 255 bytes, a value at most 64 KiB, all names with their NULs at most 64
-//!   KiB; these are the limits of xattr(7). All names and values are at most 1 MiB, as in
+//! - X.1: the limits of xattr(7) hold. A name is at most 255 bytes, a value at most 64 KiB, and all
+//!   names with their NULs at most 64 KiB. All names and values are at most 1 MiB, as in
 //!   `corewalk-store`.
 //!
 //! Source: xattr(7), setxattr(2), getxattr(2), listxattr(2).
@@ -31,11 +31,11 @@ const LIST_BYTES_MAX: usize = 65536;
 const SET_BYTES_MAX: u64 = 1 << 20;
 /// The largest attribute that is hashed completely, in bytes.
 const HASHED_WHOLE_MAX: usize = 256;
-/// Bytes hashed at the beginning of a larger attribute, with the name.
+/// Number of bytes, including the name, that are hashed at the beginning of a larger attribute.
 const HEAD_BYTES: usize = 128;
-/// Bytes hashed at its end.
+/// Number of bytes hashed at the end of such an attribute.
 const TAIL_BYTES: usize = 64;
-/// Words hashed between them.
+/// Number of words hashed between the two.
 const MIDDLE_WORDS: usize = 8;
 /// The charge of an attribute besides name and value, in bytes. It is about the overhead of the
 /// list and the allocator, so that many short attributes are charged what they use.
@@ -56,7 +56,7 @@ pub(in crate::tmpfs) enum Change<'a> {
     Acl(AclKind, Option<&'a Acl>),
 }
 
-/// The effect of a change on the charge of a set.
+/// How a change of a set affects what the set is charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     /// The set stays the same.

@@ -40,7 +40,7 @@ fn set(fs: &Tmpfs, ino: u64, name: &[u8], value: &[u8]) -> Result<(), Errno> {
     fs.setxattr(file(ino), name, value, XattrMode::Set)
 }
 
-/// Makes the last change of an inode an old one.
+/// Sets the time of an inode's last change far back.
 fn rest(fs: &Tmpfs, ino: u64) {
     let set = crate::SetAttr { ctime: Some(Timespec { secs: 1, nanos: 0 }), ..Default::default() };
     fs.setattr(file(ino), &set).unwrap();
@@ -63,7 +63,7 @@ fn acl(uid: u32) -> Acl {
     .unwrap()
 }
 
-/// Checks K.1, K.2 and X.2: each block has as many users as inodes point at it, no block is without
+/// Checks K.1, K.2 and X.2. Each block has as many users as inodes point at it, no block is without
 /// a user, and every set is charged once. `inos` are all inodes with attributes. No file has bytes.
 fn audit(fs: &Tmpfs, inos: impl IntoIterator<Item = u64>) {
     let (mut pointers, mut bytes) = (BTreeMap::<u32, u32>::new(), 0);
@@ -105,7 +105,7 @@ enum Step {
     Chmod(usize, u32),
     Copy(usize, usize),
     Unlink(usize),
-    /// The inode's last change becomes older than the delay.
+    /// Sets the time of the inode's last change far back, so that the inode is due.
     Rest(usize),
     Share,
 }
@@ -238,7 +238,8 @@ fn control_uncharged_set_is_caught() {
     audit(&fs, [ino]);
 }
 
-/// Trap T39: a full block is skipped, and found again when it loses a user.
+/// Trap T39: full blocks must not be examined again and again. A full block is skipped, and found
+/// again when it loses a user.
 #[test]
 fn block_has_at_most_1024_users() {
     let fs = tmpfs(None);
@@ -251,7 +252,7 @@ fn block_has_at_most_1024_users() {
     let mut counts: Vec<u32> = users().into_iter().map(|(_, users)| users).collect();
     counts.sort_unstable();
     assert_eq!(counts, [10, USERS_MAX, USERS_MAX]);
-    // The small block is released. Then a full one loses a user and gets a new one.
+    // Release the block with few users. Then a full block loses a user and gets a new one.
     for (i, &ino) in inos.iter().enumerate().skip(2 * USERS_MAX as usize) {
         unlink(&fs, &i.to_string(), ino);
     }
@@ -393,7 +394,7 @@ fn full_list_of_names_shares_no_queued_sets() {
     assert!(waiting >= 1, "no inode is queued");
     assert_eq!(set(&fs, c, &name(usize::MAX), b""), Err(Errno::NOSPC));
     assert_eq!(fs.xattr_stats().waiting, waiting, "a full list de-duplicated sets");
-    // Control: a lack of space de-duplicates them.
+    // Control: a lack of space does de-duplicate the queued sets.
     assert_eq!(set(&fs, c, &name(0), &[1; 65536]), Ok(()));
     let refused = (0..30_u8)
         .find_map(|nth| set(&fs, make(&fs, &format!("f{nth}")), b"user.x", &[nth; 60_000]).err());
@@ -445,7 +446,8 @@ fn contents_of_one_key_make_no_long_chain() {
     audit(&fs, inos);
 }
 
-/// Trap T34: threads find blocks while the last users release them.
+/// Trap T34: a block must not be freed while it is found for reuse. Threads find blocks while the
+/// last users release them.
 #[test]
 fn blocks_found_while_they_are_released_are_never_lost() {
     const ROUNDS: u32 = 6_000;
@@ -476,7 +478,8 @@ fn blocks_found_while_they_are_released_are_never_lost() {
     });
     fs.share_xattrs();
     audit(&fs, inos.iter().flatten().copied());
-    // Threads that store equal sets at the same time may not find each other's set.
+    // There may be a few duplicates: threads that store equal sets at the same time may miss each
+    // other's set.
     assert!(fs.xattr_stats().shared_sets <= 9);
     for ino in inos.iter().flatten() {
         let _ = fs.removexattr(file(*ino), b"user.a");

@@ -24,7 +24,7 @@ use crate::storms::Leaving;
 
 /// The sleep of a back end in tests about time.
 const SLEEP: Duration = Duration::from_millis(1500);
-/// The most CPU time for waiting: 100 times less than spinning.
+/// Maximum CPU time of a waiting thread: a hundredth of the time of spinning.
 const WAITING_MAX: Duration = Duration::from_millis(15);
 
 /// A sleep whose beginning and end other threads can see.
@@ -132,7 +132,7 @@ thread_local! {
     static IS_FORGETTING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The least number of calls from `forget`.
+/// Minimum number of calls from `forget`.
 const CALLS: u64 = 10_000;
 
 /// Trap T50: a back end uses the namespace in `forget`, for other names. No lock is held that this
@@ -185,7 +185,7 @@ fn forget_may_call_back_into_the_namespace() {
 #[test]
 fn handle_stays_valid_when_its_number_is_reused() {
     let _watchdog = Watchdog::start("reused numbers", Duration::from_secs(120));
-    let options = VfsOptions { hash_seed: Some(1), entries_max: 1 << 16, ..VfsOptions::default() };
+    let options = VfsOptions::default().with_hash_seed(1).with_entries_max(1 << 16);
     let fs = HookedTmpfs::over(Tmpfs::new(TmpfsOptions::default()), Recycled::default());
     let vfs = Vfs::new(Arc::new(fs), options).unwrap();
     let cred = Cred::root();
@@ -294,8 +294,8 @@ fn control_fill_without_an_invalidation_stays_wrong() {
     assert_eq!(owner_after_overtaken_fill(Notice::None), 1);
 }
 
-/// Trap P12: the same as a race. After a change in the back end and an invalidation, the next
-/// lookup sees the change, however many fills were running.
+/// Trap P12: a fill must not enter an old answer after an invalidation. After a change in the back
+/// end and an invalidation, the next lookup sees the change, however many fills were running.
 #[test]
 fn announced_change_is_seen_by_the_next_lookup() {
     let _watchdog = Watchdog::start("announced changes", Duration::from_secs(120));
@@ -307,7 +307,7 @@ fn announced_change_is_seen_by_the_next_lookup() {
     }));
     let root = Node::detached(fs.root().unwrap().ino, FileKind::Directory);
     fs.inner.make(root, name("f"), &Make::new(S_IFREG | 0o644, 0, 0)).unwrap();
-    let options = VfsOptions { hash_seed: Some(1), entries_max: 1 << 16, ..VfsOptions::default() };
+    let options = VfsOptions::default().with_hash_seed(1).with_entries_max(1 << 16);
     let vfs = Vfs::new(Arc::clone(&fs) as Arc<dyn FileSystem>, options).unwrap();
     let done = AtomicBool::new(false);
     race::run(3, Seed::choose(), |mut racer| {

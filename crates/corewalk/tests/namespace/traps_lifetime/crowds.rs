@@ -228,7 +228,8 @@ fn cache_of_4_mib_stays_in_its_budget_over_200_000_files() {
     const DIRS: u32 = 200;
     const FILES: u32 = 1000;
     let fs = std::sync::Arc::new(Tmpfs::new(TmpfsOptions::default()));
-    let options = VfsOptions { cache_bytes: BUDGET, entries_max: 1 << 20, hash_seed: Some(1) };
+    let options =
+        VfsOptions::default().with_cache_bytes(BUDGET).with_entries_max(1 << 20).with_hash_seed(1);
     let vfs = Vfs::new(fs, options).unwrap();
     let mut most = 0;
     for d in 0..DIRS {

@@ -72,7 +72,7 @@ fn fold(a: u64, b: u64) -> u64 {
 
 /// Returns the CPU time of looking up all `names`, after they were made.
 fn time_of(names: &[impl AsRef<[u8]>], hash_seed: Option<u64>) -> Duration {
-    let options = VfsOptions { hash_seed, entries_max: 1 << 17, ..VfsOptions::default() };
+    let options = VfsOptions::default().with_hash_seed(hash_seed).with_entries_max(1 << 17);
     let vfs = Vfs::new(std::sync::Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
     let (root, cred) = (vfs.root(), Cred::root());
     let names: Vec<Name<'_>> = names.iter().map(|name| Name::new(name.as_ref()).unwrap()).collect();
@@ -99,7 +99,8 @@ fn names_crafted_for_another_key_do_not_collide() {
     assert!(known > attacked * 4, "the attack fails: {known:?}, against {attacked:?}");
 }
 
-/// Trap T54: the same for long names, whose later words are hashed differently.
+/// Trap T54: crafted names must not collide. Here the names are long, and their later words are
+/// hashed differently.
 #[test]
 fn long_names_crafted_for_another_key_do_not_collide() {
     let crafted = crafted_long();

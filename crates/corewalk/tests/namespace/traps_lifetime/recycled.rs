@@ -55,6 +55,6 @@ impl Hook for Recycled {
                 slot
             }
         };
-        Attr { ino: slot as u64 + 1, generation: numbers.slots[slot].1, ..attr }
+        attr.with_ino(slot as u64 + 1).with_generation(numbers.slots[slot].1)
     }
 }

@@ -9,7 +9,7 @@ use corewalk_testkit::rng::Seed;
 
 use crate::fixtures::{name, new, tree, walk};
 
-/// The least and the most paths that are read.
+/// Minimum number of paths that are read.
 const READS: usize = 300_000;
 const READS_MAX: usize = 100 * READS;
 

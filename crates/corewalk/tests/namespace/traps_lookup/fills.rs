@@ -1,4 +1,5 @@
-//! Events during a call of the back end: traps T21, T24, T25, T28, P12.
+//! Names that change, and calls that fail, during a call of the back end (traps T21, T24, T25, T28,
+//! P12).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
@@ -28,8 +29,8 @@ fn uncached_f(vfs: &Vfs) -> u64 {
     ino
 }
 
-/// One thread looks `f` up until its back end stops; another waits for the first. Then runs
-/// `meanwhile`, and returns both results.
+/// Starts a lookup of `f`, which stops in its back end, and a second lookup, which waits for the
+/// first. Then runs `meanwhile`, lets the back end answer, and returns both results.
 fn load_and_wait(
     vfs: &Vfs,
     stop: &Stop,
@@ -117,7 +118,8 @@ enum End {
     Never,
 }
 
-/// Two threads look up, make, remove or rename; the back end's first call ends as `end` says.
+/// Two threads make the same call at the same time: a lookup, a creation, a removal or a rename.
+/// The back end's first call ends as `end` says.
 fn first_call_ends(end: End) {
     let _watchdog = Watchdog::start("a call that panics or never ends", Duration::from_secs(10));
     for call in [Call::Lookup(b"f"), Call::Make(b"f"), Call::Remove(b"f"), Call::Rename(b"f")] {
@@ -265,7 +267,7 @@ fn late_answer_after_an_invalidation_of_the_name_is_refused() {
     check_late_answers(Tell::Name);
 }
 
-/// Traps T25, P12: the same for the whole directory.
+/// Traps T25, P12: an answer from before an invalidation of the whole directory is not cached.
 #[test]
 fn late_answer_after_an_invalidation_of_the_directory_is_refused() {
     check_late_answers(Tell::Directory);

@@ -1,4 +1,4 @@
-//! Path translations while names change: traps T4, T5, T8, T9, T11, T17.
+//! Path translations while names change (traps T4, T5, T8, T9, T11, T17).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,7 +75,7 @@ fn assert_whole(path: &[u8]) {
 fn reused_long_names_are_never_torn() {
     let _watchdog = Watchdog::start("reused long names", Duration::from_secs(300));
     // With so few entries the tables cannot grow, so all other bytes belong to entries.
-    let options = VfsOptions { entries_max: 1024, ..VfsOptions::default() };
+    let options = VfsOptions::default().with_entries_max(1024);
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
     let start = vfs.stats();
     let tally = Tally::new(["named", "removed", "missing"]);

@@ -1,4 +1,4 @@
-//! Lookups during changes: traps T12, T15, T16, T19, T22, T26, T27.
+//! Lookups while other threads change names (traps T12, T15, T16, T19, T22, T26, T27).
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -43,7 +43,8 @@ fn stable_names_are_found_while_the_table_grows() {
             assert_eq!(found.ino, inos[i]);
         },
     );
-    // The back end was asked neither for a stable name nor for the new name of a file.
+    // All answers came from the cache: the back end was asked neither for a stable name nor for the
+    // new name of a file.
     assert_eq!(vfs.stats().misses - misses, 0);
 }
 

@@ -1,8 +1,8 @@
 //! A check of the queues of a semaphore set that no call uses, for the crash models.
 
 use super::{
-    ALTER_LIST, COMPLEX_COUNT, CONST_LIST, Node, Queue, SEM_ALTER_LIST, SEM_CONST_LIST, Set,
-    bit_of, get, nodes_of,
+    ALTER_LIST, COMPLEX_COUNT, CONST_LIST, List, Node, SEM_ALTER_LIST, SEM_CONST_LIST, Set, bit_of,
+    get, nodes_of, sem_list, set_list,
 };
 
 /// Returns a description of the first fault in the queues of a set.
@@ -10,10 +10,10 @@ pub(crate) fn audit(set: Set<'_>) -> Result<(), String> {
     let waits = |node: &Node<'_>| node.outcome().is_none();
     let mut waiting: Vec<Node<'_>> = nodes_of(set).map(|(node, _)| node).filter(waits).collect();
     waiting.sort_by_key(|node| node.turn(get(&set.line()[super::TICKET])));
-    let expect = |name: &str, queue: Queue<'_>, is_in: &dyn Fn(&Node<'_>) -> bool| {
+    let expect = |name: &str, queue: List<'_>, is_in: &dyn Fn(&Node<'_>) -> bool| {
         let wanted: Vec<u32> =
             waiting.iter().filter(|node| is_in(node)).map(|node| node.line).collect();
-        let there: Vec<u32> = queue.nodes().take(100).collect();
+        let there: Vec<u32> = queue.iter().take(100).collect();
         let last = (get(queue.ends) >> 32) as u32;
         let is_good = wanted == there && wanted.last().copied().unwrap_or(0) == last;
         if is_good {
@@ -22,13 +22,13 @@ pub(crate) fn audit(set: Set<'_>) -> Result<(), String> {
             Err(format!("queue {name} has {there:?} instead of {wanted:?}"))
         }
     };
-    expect("alter", Queue::of_set(set, ALTER_LIST), &|node| node.is_alter())?;
-    expect("const", Queue::of_set(set, CONST_LIST), &|node| !node.is_alter() && node.is_complex())?;
+    expect("alter", set_list(set, ALTER_LIST), &|node| node.is_alter())?;
+    expect("const", set_list(set, CONST_LIST), &|node| !node.is_alter() && node.is_complex())?;
     for num in 0..set.place.nsems as u16 {
         let is_of = |node: &Node<'_>| !node.is_complex() && node.sop(0).sem_num == num;
-        let alter = Queue::of_sem(set, num, SEM_ALTER_LIST);
+        let alter = sem_list(set, num, SEM_ALTER_LIST);
         expect("alter of a semaphore", alter, &|node| is_of(node) && node.is_alter())?;
-        let zero = Queue::of_sem(set, num, SEM_CONST_LIST);
+        let zero = sem_list(set, num, SEM_CONST_LIST);
         expect("zero of a semaphore", zero, &|node| is_of(node) && !node.is_alter())?;
     }
     let complex = waiting.iter().filter(|node| node.is_complex()).count() as u64;

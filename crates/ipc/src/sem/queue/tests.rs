@@ -3,8 +3,10 @@
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::*;
+use crate::field::{high, low, pair};
 use crate::handle::SemId;
 use crate::sem::dead::wait_without_sleep;
+use crate::sem::node::SHAPE;
 use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemFlags, Task};
 
 /// The number of wait nodes. The region has far more lines.

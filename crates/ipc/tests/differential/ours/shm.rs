@@ -4,10 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use corewalk_ipc::{ShmStat, Task, raw};
+use corewalk_ipc::{SHM_STAT, ShmFlags, ShmId, ShmStat, Task};
 use rustix::io::Errno;
 
-use super::Mutation;
+use super::{Mutation, errno, get_flags, number};
 use crate::op::{Answer, answer};
 use crate::shm::{FIXED, ShmOp, place};
 
@@ -33,16 +33,12 @@ impl State {
     }
 }
 
-fn number(value: i32) -> Vec<i64> {
-    vec![i64::from(value)]
-}
-
 /// Makes the call by this crate.
 pub(crate) fn on_ours(task: &Task, op: &ShmOp, mutation: Mutation, state: &mut State) -> Answer {
-    let errno = |error: Errno| error.raw_os_error();
     match *op {
         ShmOp::Get { key, size, flags } => {
-            answer(raw::shmget(task, key, size, flags).map_err(errno), number)
+            let (flags, mode) = get_flags(flags);
+            answer(task.shmget(key, size, flags, mode).map_err(errno), |id| number(id.raw()))
         }
         ShmOp::At { id, offset, flags } => {
             let attached = attach(task, state, id, offset, flags);
@@ -55,28 +51,23 @@ pub(crate) fn on_ours(task: &Task, op: &ShmOp, mutation: Mutation, state: &mut S
             answer(task.shmdt(address).map(|_| 0).map_err(errno), number)
         }
         ShmOp::Ctl { id, cmd } => {
-            answer(raw::shmctl(task, id, cmd, raw::ShmArg::None).map_err(errno), number)
+            answer(command(task, ShmId::from_raw(id), cmd).map(|()| 0).map_err(errno), number)
         }
-        ShmOp::Stat { id, cmd } => {
-            let mut stat = ShmStat::default();
-            let arg = raw::ShmArg::Buf(&mut stat);
-            answer(raw::shmctl(task, id, cmd, arg).map_err(errno), |result| {
-                let perm = stat.perm;
-                let mut numbers = vec![i64::from(result), i64::from(perm.key)];
-                numbers.extend([perm.uid, perm.gid, perm.cuid, perm.cgid].map(i64::from));
-                let hidden = if mutation == Mutation::NoDest { 0o1000 } else { 0 };
-                numbers.push(i64::from(perm.mode & !hidden));
-                numbers.extend([stat.size_bytes, stat.nattch].map(u64::cast_signed));
-                numbers.extend([stat.cpid, stat.lpid].map(i64::from));
-                numbers.extend([stat.atime_s != 0, stat.dtime_s != 0].map(i64::from));
-                numbers
-            })
-        }
+        ShmOp::Stat { id, cmd } => answer(stat(task, id, cmd).map_err(errno), |stat| {
+            let result = if cmd == libc::IPC_STAT { 0 } else { stat.id.raw() };
+            let perm = stat.perm;
+            let mut numbers = vec![i64::from(result), i64::from(perm.key)];
+            numbers.extend([perm.uid, perm.gid, perm.cuid, perm.cgid].map(i64::from));
+            let hidden = if mutation == Mutation::NoDest { 0o1000 } else { 0 };
+            numbers.push(i64::from(perm.mode & !hidden));
+            numbers.extend([stat.size_bytes, stat.nattch].map(u64::cast_signed));
+            numbers.extend([stat.cpid, stat.lpid].map(i64::from));
+            numbers.extend([stat.atime_s != 0, stat.dtime_s != 0].map(i64::from));
+            numbers
+        }),
         ShmOp::Set { id, uid, gid, mode } => {
-            let mut stat = ShmStat::default();
-            (stat.perm.uid, stat.perm.gid, stat.perm.mode) = (uid, gid, mode as u16);
-            let arg = raw::ShmArg::Buf(&mut stat);
-            answer(raw::shmctl(task, id, libc::IPC_SET, arg).map_err(errno), number)
+            let done = task.shm_set(ShmId::from_raw(id), uid, gid, mode as u16);
+            answer(done.map(|()| 0).map_err(errno), number)
         }
         ShmOp::Totals { cmd } => answer(totals(task, cmd).map_err(errno), |numbers| numbers),
         ShmOp::Fork => {
@@ -102,7 +93,7 @@ fn attach(
     flags: i32,
 ) -> Result<usize, Errno> {
     let address = offset.map_or(0, |offset| FIXED + offset as usize);
-    let mapping = raw::shmat(task, id, address, flags)?;
+    let mapping = task.shmat(ShmId::from_raw(id), address, ShmFlags::from_bits_retain(flags))?;
     let size = mapping.size_bytes().next_multiple_of(4096) as usize;
     let start = mapping.address().unwrap_or_else(|| {
         state.next += 1 << 32;
@@ -119,14 +110,35 @@ fn attach(
     Ok(start)
 }
 
-fn totals(task: &Task, cmd: i32) -> Result<Vec<i64>, Errno> {
-    if cmd == libc::IPC_INFO {
-        let mut info = raw::Shminfo::default();
-        let result = raw::shmctl(task, 0, cmd, raw::ShmArg::Shminfo(&mut info))?;
-        let numbers = [info.shmmax, info.shmmin, info.shmmni, info.shmseg, info.shmall];
-        return Ok([i64::from(result)].into_iter().chain(numbers.map(u64::cast_signed)).collect());
+/// Carries out a command of shmctl(2) without an argument.
+fn command(task: &Task, id: ShmId, cmd: i32) -> Result<(), Errno> {
+    match cmd {
+        libc::IPC_RMID => task.shm_rmid(id),
+        libc::SHM_LOCK => task.shm_lock(id),
+        libc::SHM_UNLOCK => task.shm_unlock(id),
+        // As in the preload library.
+        _ => Err(Errno::INVAL),
     }
-    let mut info = raw::ShmUsage::default();
-    let result = raw::shmctl(task, 0, cmd, raw::ShmArg::ShmUsage(&mut info))?;
-    Ok(vec![i64::from(result), i64::from(info.used_ids), info.shm_tot.cast_signed(), 0, 0, 0])
+}
+
+fn stat(task: &Task, id: i32, cmd: i32) -> Result<ShmStat, Errno> {
+    match cmd {
+        libc::IPC_STAT => task.shm_stat(ShmId::from_raw(id)),
+        // As in the preload library, a negative number is no index.
+        _ if id < 0 => Err(Errno::INVAL),
+        SHM_STAT => task.shm_stat_index(id),
+        _ => task.shm_stat_any(id),
+    }
+}
+
+/// Returns the highest index and the numbers of `struct shminfo` or `struct shm_info`.
+fn totals(task: &Task, cmd: i32) -> Result<Vec<i64>, Errno> {
+    let (totals, limits) = (task.shm_totals()?, task.limits());
+    let index_max = i64::from(totals.index_max);
+    if cmd == libc::IPC_INFO {
+        let shmmni = limits.shmmni.into();
+        let numbers = [limits.shmmax, 1, shmmni, shmmni, limits.shmall];
+        return Ok([index_max].into_iter().chain(numbers.map(u64::cast_signed)).collect());
+    }
+    Ok(vec![index_max, i64::from(totals.segments), totals.pages.cast_signed(), 0, 0, 0])
 }

@@ -14,9 +14,10 @@ use std::{fs, fs::File, os::unix::fs::FileExt};
 const PAGE: usize = 4096;
 /// The size of a huge page there.
 const BLOCK: usize = 2 << 20;
-/// Slots of one cache line that fit in a block.
+/// Number of slots that fit in a block, if a slot has the size of a cache line.
 const SLOTS: u32 = (BLOCK / 64) as u32;
-/// Arenas that a test makes until one gets huge pages. A kernel short of memory may have none.
+/// Number of arenas that a test tries until one gets huge pages. A kernel short of memory may have
+/// none.
 const TRIES: usize = 8;
 
 /// Returns how many pages of block `nth` are resident.
@@ -44,7 +45,7 @@ fn has_huge_pages() -> bool {
         && !read("/proc/self/status").contains("THP_enabled:\t0")
 }
 
-/// Returns how often the kernel had no huge page for a fault, in any process.
+/// Returns how often a page fault of any process found no free huge page.
 fn huge_pages_missed() -> u64 {
     let counters = fs::read_to_string("/proc/vmstat").unwrap_or_default();
     let value = |line: &str| line.strip_prefix("thp_fault_fallback ")?.parse().ok();
@@ -58,8 +59,8 @@ fn can_collapse() -> bool {
     (numbers.next(), numbers.next()) >= (Some(6), Some(1))
 }
 
-/// Returns the resident pages of the first two blocks. By then the first block is handed out and
-/// one slot of each is written. Takes the best of several tries.
+/// Returns the resident pages of the first two blocks. They are read after the first block is
+/// handed out and one slot of each block is written. Returns the best of several tries.
 fn pages_of_a_big_arena(grow: fn(&SlotArena<8>)) -> (usize, usize) {
     let one = |_| {
         let arena: SlotArena<8> = SlotArena::new("big", 4 * SLOTS).unwrap();

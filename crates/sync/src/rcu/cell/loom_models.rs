@@ -32,8 +32,8 @@ impl Drop for Version {
     }
 }
 
-/// Runs a writer that replaces version 1 by 2 beside a reader. Counts the runs in which the reader
-/// saw (the old, the new) version.
+/// Runs a writer that replaces version 1 by 2 beside a reader. Returns in how many runs the reader
+/// saw the old version, and in how many the new one.
 fn outcomes(replace: fn(&RcuCell<Version>, Version)) -> [usize; 2] {
     Tally::of(move |tally| {
         let (first, first_ended) = Version::new(1);
@@ -65,7 +65,8 @@ fn replace_beside_a_reader_shows_whole_versions_that_live() {
     assert_all_reached(&outcomes(RcuCell::replace));
 }
 
-/// Loom reports the reader's load as unordered with the initialisation of the version's own word.
+/// The new version is published with `Relaxed`. Loom reports that the reader's load of a word of
+/// the version is not ordered after the word's initialisation.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn control_relaxed_publication_is_caught() {
@@ -92,8 +93,8 @@ fn control_free_without_grace_period_is_caught() {
     });
 }
 
-/// Runs two threads that add one with `add_one`. Counts how often the closure ran (once, more
-/// often) in an update.
+/// Runs two threads that add one with `add_one`. Returns in how many updates the closure ran once,
+/// and in how many more often.
 fn updates(add_one: fn(&RcuCell<u64>, &Tally<2>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let cell = Arc::new(RcuCell::new(0));
@@ -129,8 +130,8 @@ fn control_read_then_replace_is_caught() {
     });
 }
 
-/// Runs a writer that empties a cell beside a reader; returns how often the reader saw (the value,
-/// an empty cell).
+/// Runs a writer that empties a cell beside a reader. Returns in how many runs the reader saw the
+/// value, and in how many an empty cell.
 fn emptied(empty: fn(&RcuOption<Version>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let (version, has_ended) = Version::new(1);

@@ -17,15 +17,14 @@
 //! Source: flock(2), mmap(2); memfd_create(2), sysinfo(2); proc(5) `overcommit_memory`.
 
 use corewalk_base::Mutex;
-use rustix::fs::{self, MemfdFlags};
+use rustix::fs::{self, MemfdFlags, ftruncate};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use rustix::system::sysinfo;
 use std::collections::HashMap;
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-
-use crate::file::lengthen;
 
 /// The name of a segment, unique among all segments that a namespace has ever had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -156,6 +155,19 @@ impl Backing for Memfds {
         drop(file);
         true
     }
+}
+
+/// Lengthens an empty file. This checks the limit of `ulimit -f` itself. The kernel would send
+/// SIGXFSZ, which ends the process unless the program handles it.
+///
+/// # Errors
+///
+/// `EFBIG` if the length is over the limit, and those of ftruncate(2).
+pub(crate) fn lengthen(file: impl AsFd, len: u64) -> Result<(), Errno> {
+    if getrlimit(Resource::Fsize).current.is_some_and(|most| len > most) {
+        return Err(Errno::FBIG);
+    }
+    ftruncate(file, len)
 }
 
 /// Returns the size of memory and swap in bytes.

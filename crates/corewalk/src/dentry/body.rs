@@ -1,0 +1,85 @@
+//! The body of a dentry: its inode, the length of its name, its file system and its flags, in one
+//! word.
+
+use bitflags::bitflags;
+
+use crate::name::NAME_MAX;
+use crate::slot::InodeSlot;
+
+bitflags! {
+    /// The state of a dentry that a walk needs besides the name.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) struct Flags: u32 {
+        /// A lookup by name finds it.
+        const HASHED = 1;
+        /// The root of a file system: it has no name and is its own parent.
+        const ROOT = 1 << 1;
+        /// Something is mounted on it.
+        const MOUNTED = 1 << 2;
+        /// Its name continues in a long slot.
+        const LONG = 1 << 3;
+        /// Any caller may search it: mode bits give x to all, and it has no ACL.
+        const SEARCHABLE = 1 << 4;
+        /// A directory.
+        const DIRECTORY = 1 << 5;
+        /// A symbolic link.
+        const SYMLINK = 1 << 6;
+    }
+}
+
+/// Word 2 of a dentry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Body(pub(crate) u64);
+
+impl Body {
+    pub(crate) fn new((superblock, inode): (u32, InodeSlot), len: usize, flags: Flags) -> Body {
+        debug_assert!(len <= NAME_MAX && superblock < 1 << 16);
+        let place = (u64::from(inode.get()) << 32) | (u64::from(superblock) << 8);
+        Body(place | ((len as u64) << 24) | u64::from(flags.bits()))
+    }
+
+    /// Returns the file system of the inode.
+    #[inline]
+    pub(crate) fn superblock(self) -> u32 {
+        (self.0 >> 8) as u32 & 0xffff
+    }
+
+    /// Returns the inode's slot, which is none for a negative dentry.
+    #[inline]
+    pub(crate) fn inode(self) -> InodeSlot {
+        InodeSlot::new((self.0 >> 32) as u32)
+    }
+
+    #[inline]
+    pub(crate) fn len(self) -> usize {
+        (self.0 >> 24) as u8 as usize
+    }
+
+    #[inline]
+    pub(crate) fn flags(self) -> Flags {
+        Flags::from_bits_retain(self.0 as u32 & 0xff)
+    }
+
+    pub(crate) fn with_flags(self, flags: Flags) -> Body {
+        Body((self.0 & !0xff) | u64::from(flags.bits()))
+    }
+
+    pub(crate) fn with_inode(self, inode: InodeSlot) -> Body {
+        Body((self.0 & 0xffff_ffff) | (u64::from(inode.get()) << 32))
+    }
+
+    #[inline]
+    pub(crate) fn is_hashed(self) -> bool {
+        self.0 & u64::from(Flags::HASHED.bits()) != 0
+    }
+
+    #[inline]
+    pub(crate) fn is_negative(self) -> bool {
+        self.inode().is_none()
+    }
+
+    #[inline]
+    pub(crate) fn is_directory(self) -> bool {
+        self.flags().contains(Flags::DIRECTORY)
+    }
+}

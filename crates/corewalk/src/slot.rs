@@ -1,0 +1,84 @@
+//! The numbers of the cache: the slot of a dentry, the slot of an inode, and a sequence.
+//!
+//! A slot has room for a dentry and for an inode (`dentry`), so one number can name either. The
+//! types say which of the two is meant. They cost nothing. The raw numbers appear only in packed
+//! words, in atomics and in calls of the arena.
+
+use std::marker::PhantomData;
+
+/// The number of a slot, as the place of a `K`. Slot 0 holds nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub(crate) struct Slot<K> {
+    number: u32,
+    kind: PhantomData<K>,
+}
+
+/// Marks the slot of a dentry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum OfDentry {}
+
+/// Marks the slot of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum OfInode {}
+
+/// The slot of a dentry.
+pub(crate) type DentrySlot = Slot<OfDentry>;
+/// The slot of an inode.
+pub(crate) type InodeSlot = Slot<OfInode>;
+
+/// A sequence that was read from a dentry. It is odd if a writer was inside its section.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct Seq(pub(crate) u64);
+
+impl<K: Copy> Slot<K> {
+    /// The number that stands for no slot.
+    pub(crate) const NONE: Slot<K> = Slot::new(0);
+
+    #[inline(always)]
+    pub(crate) const fn new(number: u32) -> Slot<K> {
+        Slot { number, kind: PhantomData }
+    }
+
+    /// Returns the raw number.
+    #[inline(always)]
+    pub(crate) fn get(self) -> u32 {
+        self.number
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_none(self) -> bool {
+        self.number == 0
+    }
+
+    /// Returns the slot, unless it is [`Slot::NONE`].
+    #[inline(always)]
+    pub(crate) fn some(self) -> Option<Slot<K>> {
+        if self.is_none() { None } else { Some(self) }
+    }
+}
+
+impl DentrySlot {
+    /// Returns the place of an inode in the same slot.
+    #[inline(always)]
+    pub(crate) fn inode_half(self) -> InodeSlot {
+        Slot::new(self.number)
+    }
+}
+
+impl InodeSlot {
+    /// Returns the place of a dentry in the same slot.
+    #[inline(always)]
+    pub(crate) fn dentry_half(self) -> DentrySlot {
+        Slot::new(self.number)
+    }
+}
+
+impl Seq {
+    /// Returns true if a writer was inside its section.
+    #[inline(always)]
+    pub(crate) fn is_odd(self) -> bool {
+        self.0 & 1 != 0
+    }
+}

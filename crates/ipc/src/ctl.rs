@@ -1,0 +1,163 @@
+//! Shared code of the `*get` and `*ctl` calls.
+//!
+//! Source: Linux `ipc/util.c` (`ipcget_public`, `ipcctl_obtain_check`); svipc(7).
+
+use rustix::io::Errno;
+
+use crate::flags::{GetFlags, MODE_MASK};
+use crate::ids::{IPC_PRIVATE, Ids, IdsGuard, Object, SLOTS_MAX};
+use crate::perm::{Cred, Perm, SecurityHook};
+use crate::task::Task;
+
+/// Removes the object.
+pub const IPC_RMID: i32 = 0;
+/// Changes owner and mode.
+pub const IPC_SET: i32 = 1;
+/// Reads the description of the object.
+pub const IPC_STAT: i32 = 2;
+/// Reads the limits.
+pub const IPC_INFO: i32 = 3;
+
+/// The number by which a command names its object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    /// The id.
+    Id,
+    /// The index.
+    Index,
+    /// The index. The permission bits are not checked.
+    AnyIndex,
+}
+
+/// The totals of a kind.
+pub(crate) struct Totals {
+    /// The number of objects.
+    pub(crate) objects: u32,
+    /// The sum that a limit of the kind bounds.
+    pub(crate) used: u64,
+    /// The highest index in use, or 0.
+    pub(crate) index_max: u32,
+}
+
+/// Returns the id of the object with `key`, or of a new one.
+///
+/// `check` checks an existing object before its permissions are checked. `make` makes a new object
+/// with the given owner and mode.
+///
+/// # Errors
+///
+/// `ENOENT` without `CREATE`, `EEXIST` with `EXCLUSIVE`, `EACCES`, and those of `check`, `make` and
+/// the hook.
+pub(crate) fn ipcget(
+    task: &Task,
+    ids: &IdsGuard<'_>,
+    (key, flags, mode): (i32, GetFlags, u16),
+    check: impl FnOnce(&Object) -> Result<(), Errno>,
+    make: impl FnOnce(Perm) -> Result<i32, Errno>,
+) -> Result<i32, Errno> {
+    let found = if key == IPC_PRIVATE { None } else { ids.find_key(key) };
+    let Some(object) = found else {
+        if key != IPC_PRIVATE && !flags.contains(GetFlags::CREATE) {
+            return Err(Errno::NOENT);
+        }
+        let (uid, gid) = task.cred.ids();
+        let mode = mode & MODE_MASK;
+        return make(Perm { key, uid, gid, cuid: uid, cgid: gid, mode, seq: 0 });
+    };
+    if flags.contains(GetFlags::CREATE | GetFlags::EXCLUSIVE) {
+        return Err(Errno::EXIST);
+    }
+    check(&object)?;
+    task.permission(&object, mode.into())?;
+    task.ask(|hook, cred| hook.associate(cred, &object.perm(), flags, mode))?;
+    Ok(object.id())
+}
+
+/// Checks the owner and the group that `IPC_SET` is to store.
+///
+/// # Errors
+///
+/// `EINVAL` for `-1`.
+pub(crate) fn are_ids(uid: u32, gid: u32) -> Result<(), Errno> {
+    if uid == u32::MAX || gid == u32::MAX { Err(Errno::INVAL) } else { Ok(()) }
+}
+
+impl Task {
+    /// Asks the security hook, if there is one.
+    #[inline]
+    pub(crate) fn ask(
+        &self,
+        ask: impl FnOnce(&dyn SecurityHook, &Cred) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        match &self.shared.hook {
+            None => Ok(()),
+            Some(hook) => ask(&**hook, &self.cred.whole()),
+        }
+    }
+
+    /// Asks the hook whether an object may be made.
+    pub(crate) fn may_alloc(&self, perm: &Perm) -> Result<(), Errno> {
+        self.ask(|hook, cred| hook.alloc(cred, perm))
+    }
+
+    /// Returns the object of a command that needs the permission bits in `flag`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is none, `EACCES`, and those of the hook.
+    #[doc(alias = "ipc_obtain_object_check")]
+    pub(crate) fn obtain(
+        &self,
+        ids: Ids<'_>,
+        (by, id): (By, i32),
+        flag: u32,
+        cmd: i32,
+    ) -> Result<Object, Errno> {
+        let object = match by {
+            By::Id => ids.obtain_object_check(id)?,
+            By::Index | By::AnyIndex => {
+                let index = u32::try_from(id).map_err(|_| Errno::INVAL)?;
+                ids.obtain_object(index & (SLOTS_MAX - 1))?
+            }
+        };
+        if by != By::AnyIndex {
+            self.permission(&object, flag)?;
+        }
+        self.ask(|hook, cred| (ids.kind.may_ctl)(hook, cred, Some(&object.perm()), cmd))?;
+        Ok(object)
+    }
+
+    /// Returns the object of a command that only its owner may give. The caller holds the lock of
+    /// the kind, so the object stays. It needs no lock of the object.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is none, `EPERM` for others, and those of the hook.
+    #[doc(alias = "ipcctl_pre_down_nolock")]
+    #[doc(alias = "ipcctl_obtain_check")]
+    pub(crate) fn obtain_own(
+        &self,
+        ids: &IdsGuard<'_>,
+        id: i32,
+        cmd: i32,
+    ) -> Result<Object, Errno> {
+        let object = ids.obtain_object_check(id)?;
+        if !self.cred.may_control(&object.perm()) {
+            return Err(Errno::PERM);
+        }
+        self.ask(|hook, cred| (ids.kind().may_ctl)(hook, cred, Some(&object.perm()), cmd))?;
+        Ok(object)
+    }
+
+    /// Returns the totals of a kind, for the command `cmd`.
+    ///
+    /// # Errors
+    ///
+    /// Those of the hook, and `EIO` if the lock of the kind cannot be acquired.
+    pub(crate) fn totals(&self, ids: Ids<'_>, cmd: i32) -> Result<Totals, Errno> {
+        self.ask(|hook, cred| (ids.kind.may_ctl)(hook, cred, None, cmd))?;
+        let ids = ids.lock()?;
+        let index_max = ids.index_max().unwrap_or(0);
+        Ok(Totals { objects: ids.in_use(), used: ids.used(), index_max })
+    }
+}

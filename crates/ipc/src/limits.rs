@@ -1,0 +1,108 @@
+//! The limits of a namespace.
+//!
+//! Source: proc(5) `/proc/sys/kernel/sem` and the like.
+
+use crate::field::{high, low, pair};
+
+/// The largest message in bytes, whatever the limit: the text must fit one range of lines.
+pub(crate) const MSGMAX_MAX: u32 = 1 << 20;
+
+/// The largest value of a semaphore.
+pub const SEMVMX: i32 = 32_767;
+
+/// The largest adjustment for `SEM_UNDO`.
+pub const SEMAEM: i32 = 32_767;
+
+/// The limits of a namespace. Analogous to `/proc/sys/kernel/sem` and the like, with their
+/// defaults.
+///
+/// # Examples
+///
+/// ```
+/// use corewalk_ipc::Limits;
+///
+/// assert_eq!(Limits::default().semopm, 500);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// `SEMMSL`: semaphores of a set, at most 32,767.
+    pub semmsl: u32,
+    /// `SEMMNS`: semaphores of the namespace.
+    pub semmns: u32,
+    /// `SEMOPM`: operations of a call.
+    pub semopm: u32,
+    /// `SEMMNI`: sets of the namespace.
+    pub semmni: u32,
+    /// `MSGMAX`: bytes of a message.
+    pub msgmax: u32,
+    /// `MSGMNB`: bytes of the messages of a new queue.
+    pub msgmnb: u32,
+    /// `MSGMNI`: queues of the namespace.
+    pub msgmni: u32,
+    /// `SHMMAX`: bytes of a segment. The minimum is one.
+    pub shmmax: u64,
+    /// `SHMALL`: pages of all segments.
+    pub shmall: u64,
+    /// `SHMMNI`: segments of the namespace.
+    pub shmmni: u32,
+    /// `shm_rmid_forced`: the last detach removes a segment. So does the end of the task that made
+    /// it, if no task has it attached.
+    pub is_shm_rmid_forced: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            semmsl: 32_000,
+            semmns: 1_024_000_000,
+            semopm: 500,
+            semmni: 32_000,
+            msgmax: 8192,
+            msgmnb: 16_384,
+            msgmni: 32_000,
+            shmmax: u64::MAX - (1 << 24),
+            shmall: u64::MAX - (1 << 24),
+            shmmni: 4096,
+            is_shm_rmid_forced: false,
+        }
+    }
+}
+
+impl Limits {
+    /// Returns the fields in the order of a namespace's file.
+    pub(crate) fn numbers(&self) -> [u32; 13] {
+        let Self { semmsl, semmns, semopm, semmni, msgmax, msgmnb, msgmni, .. } = *self;
+        let Self { shmmax, shmall, shmmni, is_shm_rmid_forced, .. } = *self;
+        let forced = u32::from(is_shm_rmid_forced);
+        let max = [low(shmmax), high(shmmax)];
+        let all = [low(shmall), high(shmall)];
+        [
+            semmsl, semmns, semopm, semmni, msgmax, msgmnb, msgmni, max[0], max[1], all[0], all[1],
+            shmmni, forced,
+        ]
+    }
+
+    /// Returns the limits with these `numbers`.
+    pub(crate) fn from_numbers(numbers: [u32; 13]) -> Self {
+        let [semmsl, semmns, semopm, semmni, msgmax, msgmnb, msgmni, ..] = numbers;
+        let [.., max_low, max_high, all_low, all_high, shmmni, forced] = numbers;
+        Self {
+            semmsl,
+            semmns,
+            semopm,
+            semmni,
+            msgmax,
+            msgmnb,
+            msgmni,
+            shmmax: pair(max_low, max_high),
+            shmall: pair(all_low, all_high),
+            shmmni,
+            is_shm_rmid_forced: forced != 0,
+        }
+    }
+
+    /// Returns true if each limit fits its representation.
+    pub(crate) fn are_possible(&self) -> bool {
+        self.semmsl <= 32_767 && self.semopm <= 32_767 && self.msgmax <= MSGMAX_MAX
+    }
+}

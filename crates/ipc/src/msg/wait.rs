@@ -1,0 +1,166 @@
+//! The wait of a call at a message queue, for space or for a message.
+//!
+//! Source: msgop(2); Linux `ipc/msg.c` (`do_msgsnd`, `do_msgrcv`).
+
+use corewalk_base::futex::{self, Deadline, Ended};
+use corewalk_base::primitives::IS_MODEL;
+use rustix::io::Errno;
+
+use super::filter::Filter;
+use super::message::Message;
+use super::node::{Node, Role, Status};
+use super::queue::{Queue, QueueGuard};
+use super::rebuild::end_node;
+use crate::ids::Object;
+use crate::task::Task;
+use crate::task_line::Absent;
+use crate::watch::{self, Turn};
+
+impl Task {
+    /// Queues a call and waits. Returns the line of a receiver's message, which is private then.
+    ///
+    /// When the call is called to check again, `may` checks permission. Then `again` checks under
+    /// the lock whether the call is done. `size` is that of a sender's message or of a receiver's
+    /// buffer.
+    ///
+    /// # Errors
+    ///
+    /// The outcome of the call, if it is an error. `ENOMEM` if there is no free node.
+    pub(super) fn wait_at<'q>(
+        &self,
+        guard: QueueGuard<'q>,
+        filter: Filter,
+        size: usize,
+        role: Role,
+        may: impl Fn(&Object) -> Result<(), Errno>,
+        again: impl Fn(QueueGuard<'q>, Node<'_>) -> bool,
+    ) -> Result<u32, Errno> {
+        let queue = guard.queue;
+        // The caller found in this same section of the lock that the call has to wait (trap I5).
+        let node = Node::alloc(&guard, role, self.pid, size, filter)?;
+        guard.waiting(role).push(node.line);
+        let begun = self.begin_wait(node.line);
+        drop(guard);
+        let outcome = self.wait_in_queue(queue, node, role, may, again);
+        if !self.end_wait(begun) {
+            return Err(Errno::INTR);
+        }
+        let (outcome, is_out) = node.leave(outcome);
+        if let Ok(line) = outcome
+            && role == Role::Receiver
+        {
+            // Do this before the node is freed: recovery finds a delivered message by its node.
+            Message { shared: &self.shared, line }.make_private(self.owner.index);
+        }
+        if is_out {
+            node.free(self.owner);
+        } else {
+            self.keep_wait(node.line);
+        }
+        outcome
+    }
+
+    fn wait_in_queue<'q>(
+        &self,
+        queue: Queue<'q>,
+        node: Node<'_>,
+        role: Role,
+        may: impl Fn(&Object) -> Result<(), Errno>,
+        again: impl Fn(QueueGuard<'q>, Node<'_>) -> bool,
+    ) -> Result<u32, Errno> {
+        let mut turn = Turn::first();
+        loop {
+            let errno = match node.status() {
+                _ if self.is_copy() => return Err(Errno::INTR),
+                Status::Done(outcome) => return outcome,
+                Status::Interrupted => Errno::INTR,
+                Status::Called => match self.permitted_still(queue, &may) {
+                    Err(errno) => errno,
+                    // A removal stores the outcome in the node before it releases the lock, and
+                    // `Node::leave` reads it first. So the call ends after any error.
+                    Ok(()) => {
+                        if again(queue.lock(self.owner)?, node) {
+                            return Ok(0);
+                        }
+                        continue;
+                    }
+                },
+                Status::Waits => match self.sleep(queue, node, &mut turn)? {
+                    Ended::Interrupted => Errno::INTR,
+                    _ => continue,
+                },
+            };
+            let guard = queue.lock(self.owner);
+            if let Status::Done(outcome) = node.status() {
+                return outcome;
+            }
+            let guard = guard?;
+            guard.waiting(role).unlink(node.line);
+            // Do this under the lock, so that a rebuild does not link the node again.
+            node.forget();
+            return Err(errno);
+        }
+    }
+
+    /// Sleeps until the node's status changes or the call's turn ends. The watcher then looks for
+    /// dead tasks.
+    ///
+    /// # Errors
+    ///
+    /// `EIDRM` if the queue is gone: it was removed, or overwritten.
+    fn sleep(&self, queue: Queue<'_>, node: Node<'_>, turn: &mut Turn) -> Result<Ended, Errno> {
+        let scope = self.shared.scope;
+        let end = turn.end(scope, Deadline::NEVER);
+        let ended = futex::wait(node.word(), node.asleep(), end, scope);
+        if self.is_copy() {
+            return Ok(Ended::Woken);
+        }
+        if ended == Ended::TimedOut && turn.is_watcher(&self.shared) {
+            watch::look(&self.shared, self.owner);
+        }
+        // A watcher wakes a call whose queue is gone. If the lock cannot be acquired, the wait goes
+        // on.
+        let may_be_gone = !IS_MODEL && queue.live() != queue.name.payload();
+        if may_be_gone && queue.lock(self.owner).err() == Some(Errno::IDRM) {
+            return Err(Errno::IDRM);
+        }
+        Ok(ended)
+    }
+
+    /// Checks permission again, for a call that has waited at `queue`.
+    ///
+    /// # Errors
+    ///
+    /// `EIDRM` if the queue is gone; the errors of `may`.
+    fn permitted_still(
+        &self,
+        queue: Queue<'_>,
+        may: impl FnOnce(&Object) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let object = self.msg_ids().obtain_object(queue.name.index);
+        let object = object.map_err(|_| Errno::IDRM)?;
+        if object.payload != queue.name.payload() {
+            return Err(Errno::IDRM);
+        }
+        may(&object)
+    }
+}
+
+/// Ends the waits of a task that ends, which could not leave their lists. Messages that were passed
+/// to them go to other calls. Returns the tasks that got one and may have died.
+///
+/// # Errors
+///
+/// `EIO` if a living task does not release a queue's lock.
+pub(crate) fn exit_waits(task: &Task) -> Result<Absent, Errno> {
+    let (shared, owner) = (&*task.shared, task.owner);
+    let mut absent = Absent::new();
+    for line in task.kept_waits(&shared.layout.msg_waits) {
+        let node = Node { shared, line };
+        if let Some(whose) = node.whose() {
+            absent.extend(end_node(shared, owner, node, whose)?);
+        }
+        node.free(owner);
+    }
+    Ok(absent)
+}

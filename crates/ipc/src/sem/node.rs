@@ -1,0 +1,412 @@
+//! A waiting call: its node in the region, and the outcome that another call stores there.
+//!
+//! The node has the operations of the call, its task, and a status word on which the task sleeps
+//! (`status`). A task that wakes reads only the status of its node, since the set may be gone.
+//!
+//! # Spinning before a sleep
+//!
+//! A task may spin on its status before it sleeps ([`Node::watch`]). Until then `AWAKE` is set in
+//! the status. The waker completes the call with one exchange of the status. If that returns
+//! `AWAKE`, the task sees the outcome by itself. Otherwise the waker wakes it. If no thread sleeps
+//! there, the task may have died. The death of a spinning task is not noticed in this way.
+//!
+//! # Grants without acknowledgement
+//!
+//! A task acknowledges the outcome of its call by freeing its node. The commit of a grant sets
+//! `OWED` in the set's line: granted calls may be unacknowledged. A call that is refused, or reads
+//! a value, then first checks whether a task of such a call has died (`reap`). This needs no system
+//! call of the waker, and it works even if the waker dies.
+//!
+//! # Memory
+//!
+//! A node belongs to its task, and a freed node keeps its type. After its store of the status, the
+//! waker reads nothing from the node (trap I13). So a wake-up may reach the next user of the node,
+//! as a spurious wake-up.
+//!
+//! Source: Linux `ipc/sem.c` (`struct sem_queue`, `wake_up_sem_queue_prepare`).
+
+use corewalk_base::Line;
+use corewalk_base::futex::{self, Deadline};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::{IS_MODEL, thread};
+use rustix::io::Errno;
+use smallvec::SmallVec;
+
+use super::SemBuf;
+use super::set::{Set, TICKET_BITS, TICKET_MASK};
+use crate::field::{get, high, low, pair, put};
+use crate::flags::SemFlags;
+use crate::ids::SLOTS_MAX;
+use crate::lock::Owner;
+use crate::shared::Shared;
+use crate::status::{self, AWAKE, DONE, DONE_BITS, INTERRUPTED, STATUS};
+use crate::task_line::Absent;
+
+// Words of a node's first line. Word 0 is the status, and words 6 and 7 belong to the pool. The
+// next line begins with the payload of the set. The operations follow it, one per word.
+/// The neighbours in a queue of the set.
+pub(super) const SET_LINKS: usize = 1;
+/// The neighbours in a queue of a semaphore.
+pub(super) const SEM_LINKS: usize = 2;
+/// The pid and the undo record.
+const TASK: usize = 3;
+/// The number of operations, the index of the blocking one, [`ALTERS`], the logged outcome.
+pub(super) const SHAPE: usize = 4;
+/// The set for which the node waits, and its ticket. 0 if the node is in no queue.
+const PLACE: usize = 5;
+
+const ALTERS: u64 = 1 << 32;
+
+// The outcome that a commit has logged, in `SHAPE`.
+const PENDING: u64 = 1 << 33;
+const PENDING_SHIFT: u32 = 48;
+/// The bits between them hold `SetGuard::settings` after that commit.
+const SETTINGS_SHIFT: u32 = 34;
+/// The outcome of a grant that is taken back, see `reap`.
+const TAKEN_BACK: i32 = 0xffff;
+
+// Fields of `PLACE`: slot and tag of the set, and the ticket. The payload tells sets with the same
+// slot and tag apart.
+const PLACE_SET: u64 = 1;
+const PLACE_TAG_SHIFT: u32 = 16;
+const TICKET_SHIFT: u32 = u64::BITS - TICKET_BITS;
+
+/// The largest number of operations of a node, also if a hostile task writes more.
+const SOPS_MAX: usize = 1 << 15;
+
+/// A copy of the operations of a node.
+pub(super) type Sops = SmallVec<[SemBuf; 4]>;
+
+/// A call to be carried out.
+#[derive(Clone, Copy)]
+pub(super) struct Call<'a> {
+    pub(super) sops: &'a [SemBuf],
+    /// The task's undo record for this set, or 0 if no operation has `SEM_UNDO`.
+    pub(super) undo: u32,
+    pub(super) pid: u32,
+}
+
+/// The tasks to wake after the lock is released.
+pub(crate) type Wakes = SmallVec<[Wake; 4]>;
+
+/// A completed call and its task.
+#[derive(Clone, Copy)]
+pub(crate) struct Wake {
+    node: u32,
+    task: u32,
+    /// The task was spinning, not sleeping ([`Node::watch`]).
+    was_awake: bool,
+}
+
+/// A waiting call.
+#[derive(Clone, Copy)]
+pub(super) struct Node<'s> {
+    shared: &'s Shared,
+    pub(super) line: u32,
+}
+
+impl<'s> Node<'s> {
+    /// Returns a node for `call`, which operation `blocking` blocks.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if the pool of nodes has no free lines.
+    pub(super) fn alloc(
+        shared: &'s Shared,
+        call: Call<'_>,
+        blocking: usize,
+        (owner, is_watched): (Owner, bool),
+    ) -> Result<Self, Errno> {
+        let count = u32::try_from(call.sops.len()).map_err(|_| Errno::TOOBIG)?;
+        let lines = 1 + (1 + count).div_ceil(8);
+        let line = shared.layout.waits.alloc(shared, lines, owner, owner.index)?;
+        let node = Self { shared, line };
+        for (at, sop) in call.sops.iter().enumerate() {
+            let [num, op, flg] = [sop.sem_num, sop.sem_op as u16, sop.sem_flg.bits() as u16];
+            put(node.sop_word(at), u64::from(num) | u64::from(op) << 16 | u64::from(flg) << 32);
+        }
+        let first = node.first();
+        put(&first[TASK], pair(call.pid, call.undo));
+        let alters = if call.sops.iter().any(|sop| sop.sem_op != 0) { ALTERS } else { 0 };
+        put(&first[SHAPE], u64::from(count) | (blocking as u64) << 16 | alters);
+        put(&first[PLACE], 0);
+        put(&first[STATUS], if is_watched { AWAKE } else { 0 });
+        Ok(node)
+    }
+
+    pub(super) fn free(self, owner: Owner) {
+        self.end();
+        self.shared.layout.waits.free(self.shared, self.line, owner);
+    }
+
+    /// Spins until the call is completed, at most until `end`. Returns true if spinning was of use.
+    ///
+    /// Each round yields the processor, for example to the task that will complete the call. If an
+    /// unrelated thread got the processor instead, the yield returns late. Then spinning was of no
+    /// use, whatever the outcome.
+    pub(super) fn watch(&self, end: Deadline) -> bool {
+        let mut is_late = IS_MODEL;
+        // ORDERING: Relaxed. A guess; `outcome` reads the status again.
+        while self.status().load(Ordering::Relaxed) & (DONE | INTERRUPTED) == 0 {
+            if is_late {
+                self.stop_watching();
+                return false;
+            }
+            thread::yield_now();
+            is_late = futex::now() >= end;
+        }
+        !is_late
+    }
+
+    /// Notes that the task is about to sleep.
+    pub(super) fn stop_watching(&self) {
+        // ORDERING(ipc-status): Relaxed. A later waker sees that it has to wake the task. An
+        // earlier one has changed the word, and the sleep compares the word.
+        self.status().fetch_and(DONE_BITS | INTERRUPTED, Ordering::Relaxed);
+    }
+
+    /// Returns the word that the task sleeps on.
+    pub(super) fn status(&self) -> &'s AtomicU64 {
+        &self.first()[STATUS]
+    }
+
+    /// Returns the outcome of the call, or none if it still waits. A grant taken back is an error.
+    pub(super) fn outcome(&self) -> Option<Result<(), Errno>> {
+        status::outcome(status::load(self.status()))
+    }
+
+    /// Returns true if the call was granted, also if its task has not returned yet.
+    pub(super) fn is_granted(&self) -> bool {
+        self.outcome() == Some(Ok(()))
+    }
+
+    /// Returns the low half of the status, without the bits that end a sleep. The task sleeps while
+    /// the word has this value, also if a hostile task has written it.
+    pub(super) fn asleep(&self) -> u32 {
+        low(get(self.status()) & !(DONE | INTERRUPTED))
+    }
+
+    /// Ends a wait whose node stays in its queues. It is interrupted, so it gets no grant. Returns
+    /// the outcome of the call if it has one.
+    pub(super) fn leave(&self) -> Option<Result<(), Errno>> {
+        // ORDERING(ipc-status): Acquire. As in `status::load`.
+        status::outcome(self.status().fetch_or(INTERRUPTED, Ordering::Acquire))
+    }
+
+    pub(super) fn is_interrupted(&self) -> bool {
+        status::load(self.status()) & INTERRUPTED != 0
+    }
+
+    /// Returns the node at a line, without a check of its content.
+    pub(super) fn at(shared: &'s Shared, line: u32) -> Self {
+        Self { shared, line }
+    }
+
+    /// Returns the set for which the node waits, if it still exists.
+    pub(super) fn awaited(&self) -> Option<Set<'s>> {
+        let place = self.place();
+        let slot = (place >> 1) as u32 & (SLOTS_MAX - 1);
+        let is_in_range = place != 0 && slot < self.shared.layout.sem_ids.slots;
+        let set = is_in_range.then(|| Set::at(self.shared, slot))?;
+        set.filter(|set| self.is_at(*set))
+    }
+
+    fn is_at(&self, set: Set<'_>) -> bool {
+        let is_place = self.place() & ((1 << TICKET_SHIFT) - 1) == place_of(set);
+        is_place && get(self.payload()) == set.place.payload()
+    }
+
+    /// Returns the word with the payload of the set. It is valid while `PLACE` is not 0.
+    fn payload(&self) -> &'s AtomicU64 {
+        &self.shared.region.line(self.line.wrapping_add(1))[0]
+    }
+
+    /// Makes the node wait for a set, with this ticket. From now on a rebuild finds it.
+    pub(super) fn begin(&self, set: Set<'_>, ticket: u64) {
+        put(self.payload(), set.place.payload());
+        // ORDERING(ipc-place): Release. The node is complete before it waits.
+        self.first()[PLACE].store(place_of(set) | ticket << TICKET_SHIFT, Ordering::Release);
+    }
+
+    /// Notes that the node waits for no set. It is in no queue.
+    pub(super) fn end(&self) {
+        // ORDERING(ipc-place): Release. The node is in no queue before `PLACE` is 0.
+        self.first()[PLACE].store(0, Ordering::Release);
+    }
+
+    /// Returns the node's position in the order of tickets, if `next` is the ticket of the next
+    /// waiting call. The oldest node has the lowest position.
+    pub(super) fn turn(&self, next: u64) -> u64 {
+        (self.place() >> TICKET_SHIFT).wrapping_sub(next) & TICKET_MASK
+    }
+
+    fn place(&self) -> u64 {
+        // ORDERING(ipc-place): Acquire. See `begin` and `end`.
+        self.first()[PLACE].load(Ordering::Acquire)
+    }
+
+    /// Returns the outcome that a commit has logged.
+    pub(super) fn pending(&self) -> Option<i32> {
+        let shape = get(&self.first()[SHAPE]);
+        (shape & PENDING != 0).then_some((shape >> PENDING_SHIFT) as i32)
+    }
+
+    /// Logs the outcome of a commit and its `SetGuard::settings`, or clears the log.
+    pub(super) fn set_pending(&self, pending: Option<(i32, u64)>) {
+        let shape = &self.first()[SHAPE];
+        let pending = pending.map_or(0, |(errno, settings)| {
+            let errno = u64::from(errno.cast_unsigned() & 0xffff);
+            PENDING | errno << PENDING_SHIFT | settings << SETTINGS_SHIFT
+        });
+        put(shape, get(shape) & !(PENDING | u64::MAX << SETTINGS_SHIFT) | pending);
+    }
+
+    /// Returns `SetGuard::settings` from the time when the call was completed.
+    pub(super) fn settings(&self) -> u64 {
+        (get(&self.first()[SHAPE]) & !(u64::MAX << PENDING_SHIFT)) >> SETTINGS_SHIFT
+    }
+
+    /// Returns true if a grant of a dead task was taken back, or is about to be.
+    pub(super) fn is_taken_back(&self) -> bool {
+        self.pending() == Some(TAKEN_BACK)
+    }
+
+    /// Returns the call of the node.
+    pub(super) fn call<'a>(&self, sops: &'a [SemBuf]) -> Call<'a> {
+        let task = get(&self.first()[TASK]);
+        Call { sops, pid: low(task), undo: high(task) }
+    }
+
+    pub(super) fn first(&self) -> &'s Line {
+        self.shared.region.line(self.line)
+    }
+
+    fn sop_word(&self, at: usize) -> &'s AtomicU64 {
+        let at = at + 1;
+        &self.shared.region.line(self.line.wrapping_add(1 + at as u32 / 8))[at % 8]
+    }
+
+    fn count(&self) -> usize {
+        (get(&self.first()[SHAPE]) as usize & 0xffff).min(SOPS_MAX)
+    }
+
+    pub(super) fn is_complex(&self) -> bool {
+        self.count() != 1
+    }
+
+    pub(super) fn is_alter(&self) -> bool {
+        get(&self.first()[SHAPE]) & ALTERS != 0
+    }
+
+    pub(super) fn sop(&self, at: usize) -> SemBuf {
+        let word = get(self.sop_word(at));
+        let flags = SemFlags::from_bits_retain((word >> 32) as u16 as i16);
+        SemBuf::new(word as u16, (word >> 16) as u16 as i16, flags)
+    }
+
+    /// Copies the operations, without those on semaphores that the set does not have.
+    pub(super) fn sops(&self, nsems: u32) -> Sops {
+        let sops = (0..self.count()).map(|at| self.sop(at));
+        sops.filter(|sop| u32::from(sop.sem_num) < nsems).collect()
+    }
+
+    /// Returns true if all its operations are on one of `nsems` semaphores.
+    pub(super) fn is_within(&self, nsems: u32) -> bool {
+        (0..self.count()).all(|at| u32::from(self.sop(at).sem_num) < nsems)
+    }
+
+    pub(super) fn blocking(&self) -> SemBuf {
+        self.sop((get(&self.first()[SHAPE]) >> 16 & 0xffff) as usize % SOPS_MAX)
+    }
+
+    pub(super) fn set_blocking(&self, at: usize) {
+        let shape = &self.first()[SHAPE];
+        put(shape, get(shape) & !0xffff_0000 | (at as u64) << 16);
+    }
+}
+
+/// Returns `PLACE` of the nodes that wait for a set, without their tickets.
+fn place_of(set: Set<'_>) -> u64 {
+    PLACE_SET | u64::from(set.index) << 1 | set.place.tag << PLACE_TAG_SHIFT
+}
+
+/// Returns the nodes that wait for a set, or have just stopped, and their tasks, in no order.
+pub(super) fn nodes_of<'s>(set: Set<'s>) -> impl Iterator<Item = (Node<'s>, u32)> {
+    let shared = set.shared;
+    let nodes = shared.layout.waits.used(&shared.region);
+    let nodes = nodes.map(move |(line, task)| (Node { shared, line }, task));
+    nodes.filter(move |(node, _)| node.is_at(set))
+}
+
+/// Completed calls and their outcomes.
+#[derive(Default)]
+pub(super) struct Completed {
+    pub(super) nodes: SmallVec<[(u32, i32); 4]>,
+}
+
+impl Completed {
+    /// Returns true if a call was carried out.
+    pub(super) fn is_any(&self) -> bool {
+        self.nodes.iter().any(|(_, errno)| *errno == 0)
+    }
+
+    /// Returns true if the list has the node `last`, its last entry, twice.
+    pub(super) fn has_twice(&self, last: u32) -> bool {
+        let before = self.nodes.len().saturating_sub(1);
+        self.nodes[..before].iter().any(|(node, _)| *node == last)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Adds a node and the outcome of its call.
+    pub(super) fn push(&mut self, node: Node<'_>, errno: i32) {
+        self.nodes.push((node.line, errno));
+    }
+
+    /// Adds a node whose grant is taken back. Its task has died or ends.
+    pub(super) fn push_taken_back(&mut self, node: Node<'_>) {
+        self.push(node, TAKEN_BACK);
+    }
+
+    /// Logs in the nodes the outcomes that `tell` will store.
+    pub(super) fn log(&self, shared: &Shared, settings: u64) {
+        for (line, errno) in &self.nodes {
+            Node { shared, line: *line }.set_pending(Some((*errno, settings)));
+        }
+    }
+
+    /// Stores the outcomes. From then on the tasks may go on. Returns the tasks to wake.
+    pub(super) fn tell(self, shared: &Shared) -> Wakes {
+        let pool = shared.layout.waits;
+        let tell = |(node, errno): (u32, i32)| {
+            let task = pool.whose(&shared.region, node).unwrap_or(u32::MAX);
+            // ORDERING(ipc-status): Release. Work for the call happens before its task goes on. The
+            // node is not read after this (trap I13).
+            let before =
+                shared.region.line(node)[STATUS].swap(status::done(errno), Ordering::Release);
+            Wake { node, task, was_awake: before & AWAKE != 0 }
+        };
+        self.nodes.into_iter().map(tell).collect()
+    }
+}
+
+/// Wakes the tasks of completed calls. The caller holds no lock. Returns tasks that may have died.
+///
+/// A spinning task sees its status without a wake. If it has died meanwhile, a later call that is
+/// refused, reads a value or waits finds out (`OWED`).
+pub(crate) fn wake(shared: &Shared, wakes: &[Wake]) -> Absent {
+    let asleep = wakes.iter().filter(|wake| !wake.was_awake);
+    let is_absent =
+        |wake: &&Wake| futex::wake(&shared.region.line(wake.node)[STATUS], 1, shared.scope) == 0;
+    asleep.filter(is_absent).map(|wake| wake.task).collect()
+}
+
+#[cfg(all(test, corewalk_loom))]
+impl Wake {
+    /// Returns true if the task has to be woken.
+    pub(super) fn is_asleep(self) -> bool {
+        !self.was_awake
+    }
+}

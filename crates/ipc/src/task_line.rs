@@ -1,0 +1,107 @@
+//! The lines of tasks in the region, and whether their processes live.
+//!
+//! | word | holds |
+//! |---|---|
+//! | `STATE` | 0, or the identity of the process (`process`), taken by one exchange |
+//! | `GENERATION` | the number of the task, counted over the whole namespace |
+//! | `REAPER` | the lock for cleaning up after the task |
+//! | `PID` | the pid that `GETPID` returns |
+//! | `IMAGE` | the identity of the program, or 0 (`process`); 0 in a free line |
+//!
+//! The other words are free. The task itself frees its line, or a holder of `REAPER` after its
+//! death.
+
+use corewalk_base::Line;
+use corewalk_base::futex::Scope;
+use corewalk_base::primitives::atomic::Ordering;
+use smallvec::SmallVec;
+
+use crate::field::{get, low};
+use crate::layout::HEADER;
+use crate::process::{Identity, Look, has_other_image};
+use crate::shared::Shared;
+
+/// The end of pids, which are a field of a semaphore's word.
+pub(crate) const PID_END: u32 = 1 << 22;
+
+// Words of a task's line.
+pub(crate) const STATE: usize = 0;
+pub(crate) const GENERATION: usize = 1;
+pub(crate) const REAPER: usize = 2;
+pub(crate) const PID: usize = 3;
+pub(crate) const IMAGE: usize = 4;
+
+/// The word of the header with the last generation.
+pub(crate) const LAST_GENERATION: usize = 7;
+
+/// Tasks that neither slept nor spun when they were woken. They may have died.
+pub(crate) type Absent = SmallVec<[u32; 4]>;
+
+/// Returns the line of task `index`, or the scratch line for a number out of range.
+pub(crate) fn task_line(shared: &Shared, index: u32) -> &Line {
+    let index = if index < shared.layout.tasks_max { shared.layout.tasks + index } else { 0 };
+    shared.region.line(index)
+}
+
+impl Shared {
+    /// Returns true if the process of the task numbered `index` has ended, or there is no such
+    /// task. With a generation, a later task with the number does not count.
+    pub(crate) fn is_dead(&self, index: u32, generation: Option<u32>) -> bool {
+        if self.scope == Scope::Private {
+            return false;
+        }
+        if index >= self.layout.tasks_max {
+            return true;
+        }
+        let line = task_line(self, index);
+        let is_other = generation.is_some_and(|is| is != low(get(&line[GENERATION])));
+        is_other || identity(line).is_gone(Look::Close)
+    }
+
+    /// Returns true if the task numbered `index` cannot complete its calls: it is dead, or its
+    /// process now runs another program. In the second case its adjustments stay until the process
+    /// ends.
+    pub(crate) fn is_over(&self, index: u32, generation: Option<u32>) -> bool {
+        if self.is_dead(index, generation) {
+            return true;
+        }
+        let line = task_line(self, index);
+        self.scope == Scope::Shared && has_other_image(identity(line), get(&line[IMAGE]))
+    }
+
+    /// Returns true if the process of the task numbered `index` has ended, as far as `look` can
+    /// tell.
+    pub(crate) fn is_gone(&self, index: u32, look: Look) -> bool {
+        self.scope == Scope::Shared && identity(task_line(self, index)).is_gone(look)
+    }
+
+    /// Returns the pid of the task numbered `index`, as `GETPID` returns it.
+    pub(crate) fn pid_of(&self, index: u32) -> u32 {
+        low(get(&task_line(self, index)[PID])) & (PID_END - 1)
+    }
+}
+
+/// Returns the pids of all tasks.
+pub(crate) fn pids(shared: &Shared) -> Vec<u32> {
+    let lines =
+        (0..shared.layout.tasks_max).filter(|index| identity(task_line(shared, *index)).0 != 0);
+    lines.map(|index| shared.pid_of(index)).collect()
+}
+
+/// Returns the identity of a task's process.
+pub(crate) fn identity(line: &Line) -> Identity {
+    // ORDERING(ipc-task): Acquire. The last task of a free line has released all that it held.
+    Identity(line[STATE].load(Ordering::Acquire))
+}
+
+pub(crate) fn next_generation(shared: &Shared) -> u32 {
+    let last = &shared.region.line(HEADER)[LAST_GENERATION];
+    // ORDERING: Relaxed. A unique number. It publishes nothing.
+    last.fetch_add(1, Ordering::Relaxed) as u32
+}
+
+/// Makes a task look dead to others, for tests.
+#[cfg(all(test, not(corewalk_shuttle)))]
+pub(crate) fn forget_process(shared: &Shared, index: u32) {
+    crate::field::put(&task_line(shared, index)[STATE], 1);
+}
