@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::{
-    Attr, DirEntry, DirSink, Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr,
-    StatFs, Timespec, Ttl,
+    Attr, DirEntry, DirSink, Errno, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs,
+    Timespec,
 };
 use corewalk_fuse::{Mount, MountOptions, Options};
 

@@ -9,8 +9,8 @@ use std::ops::ControlFlow;
 use corewalk::acl::Acl;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    AclKind, Attr, DirSink, Errno, Fallocate, FileSystem, Make, Name, Node, RenameMode, Seek,
-    SetAttr, StatFs, XattrMode,
+    AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileSystem, Make, Name, Node, RenameMode,
+    Seek, SetAttr, StatFs, XattrMode,
 };
 
 /// The call that a [`HookedTmpfs`] is about to pass on, or has passed on. Inode numbers are those
