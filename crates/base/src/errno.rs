@@ -8,7 +8,7 @@ use std::io::{Error, ErrorKind};
 
 use rustix::io::Errno;
 
-/// The kinds that an error without a number can have, with the errno of each.
+/// The errno of each kind of `io::Error`, for errors that carry no OS error number.
 const KINDS: [(ErrorKind, Errno); 20] = [
     (ErrorKind::AlreadyExists, Errno::EXIST),
     (ErrorKind::CrossesDevices, Errno::XDEV),

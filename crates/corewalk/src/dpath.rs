@@ -263,8 +263,9 @@ pub(crate) fn chain_of_name(
     }
 }
 
-/// Returns the path of the inode numbered `ino` in the first file system, without a reference on
-/// anything; None if that needs more than one pass.
+/// Returns the path of the inode numbered `ino` in the root's file system. Takes no reference. None
+/// if a name on the path changes meanwhile, or the inode is not cached: the caller then takes the
+/// slow path.
 pub(crate) fn path_of_ino(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {
     // The name of an inode lies in its slot whenever it can.
     let inode = dcache.inodes.peek(0, ino, |slot| dcache.dentries.prefetch(slot.dentry_half()))?;

@@ -1,13 +1,12 @@
 //! The calls of this library: the task that makes them, and the calls that a thread is in.
 //!
-//! A signal handler may interrupt a call and end the process. The thread of the handler then holds
-//! the locks of the call, and to apply undo there would wait for ever. So each thread counts the
-//! calls that it is in. If the thread is in a call, the end is left to the recovery of the
-//! namespace.
+//! A signal handler may interrupt a call and end the process. The thread then holds the locks of
+//! the call, and applying undo would deadlock. So each thread counts the calls that it is in. If a
+//! thread in a call ends the process, the recovery of the namespace applies undo.
 //!
-//! A handler may leave the interrupted call by siglongjmp(3). Its wait is over by then
-//! (`Task::interrupt_own`), but the call stays counted, and its node stays in use. So the end of
-//! the process is left to recovery then, too. Recovery frees the node.
+//! A handler may leave the interrupted call by siglongjmp(3). The wait of the call is over by then
+//! (`Task::interrupt_own`), but the thread still counts the call, and its node stays in use. So
+//! recovery applies undo then, too, and frees the node.
 
 use corewalk_ipc::Task;
 use rustix::io::Errno;
@@ -42,14 +41,14 @@ impl Drop for Call {
     }
 }
 
-/// Makes a call as the task of this process, and returns its result as C has it.
+/// Makes a call as the task of this process. Returns its result as a C function does.
 #[inline]
 pub(crate) fn make<T: Answer>(call: impl FnOnce(&'static Task) -> Result<T, Errno>) -> T {
     let _call = Call::enter();
     errno::answer(process::task().and_then(call))
 }
 
-/// Returns true if this thread is inside of a call, which a signal handler has interrupted.
+/// Returns true if this thread is in a call. A signal handler has interrupted that call.
 pub(crate) fn is_interrupted() -> bool {
     DEPTH.get() != 0
 }

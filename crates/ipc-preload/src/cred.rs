@@ -1,13 +1,14 @@
 //! The credentials of the process, and the calls that change them.
 //!
-//! A question to the kernel takes as long as a whole semop(2) here, so the answer is kept, and read
-//! again after each call that may change it. Such calls of the C library change all threads of the
-//! process. capset(2), and all calls by number, change the calling thread only. From the first such
-//! change beside other threads on, each thread reads its own credentials at its next call. A change
-//! by an instruction of the program stays unnoticed until the next of these calls.
+//! Reading the credentials takes a system call, which takes as long as a whole semop(2) here. So
+//! they are cached, and read again after each call that may change them. Such calls of the C
+//! library change all threads of the process. capset(2), and all calls by number, change the
+//! calling thread only. After the first such change in a process with other threads, each thread
+//! reads its own credentials at its next call. A program that changes them by an instruction of its
+//! own, past the C library, is noticed at the next of these calls.
 //!
-//! The answer comes from the kernel itself and not from the C library: fakeroot(1) answers
-//! geteuid(2) with the user that the process is meant to see.
+//! The library reads them from the kernel, not through geteuid(2) of the C library: fakeroot(1)
+//! interposes that function and returns another user.
 //!
 //! Source: credentials(7), nptl(7).
 
@@ -17,7 +18,7 @@ use libc::{c_int, gid_t, size_t, uid_t};
 use crate::next::next;
 use crate::process;
 
-/// Asks the kernel for the credentials of the calling thread.
+/// Reads the credentials of the calling thread from the kernel.
 pub(crate) fn current() -> Cred {
     let groups = rustix::process::getgroups().unwrap_or_default();
     Cred {
@@ -28,13 +29,13 @@ pub(crate) fn current() -> Cred {
     }
 }
 
-/// Defines functions that call the next of their name, and then ask anew who the process is.
+/// Defines functions that call the C library's function and then read the credentials again.
 macro_rules! refreshing {
     ($($table:ident, $name:ident($($argument:ident: $kind:ty),*), $refresh:ident;)*) => {
         next! { $($table: fn $name($($kind),*) -> c_int;)* }
 
         $(
-            /// The call of that name, after which the credentials are asked for anew.
+            /// The call of that name. The credentials are read again after it.
             ///
             /// # Safety
             ///

@@ -1,16 +1,16 @@
 //! The end of the process: undo is applied before its parent can see the end.
 //!
-//! | end | seen by |
+//! | end | undo is applied by |
 //! |---|---|
 //! | exit(3), return from `main` | the destructor of this library, after those of the program |
 //! | `quick_exit` | its list of functions |
 //! | `_exit`, `_Exit`, `syscall(SYS_exit_group)` | the functions of these names here |
 //! | a signal, an exit beside other threads or inside of a call | the recovery of the namespace |
 //!
-//! While other threads of the process run, a call of theirs may be under way, and its lock or its
-//! undo record in use. The process then ends as one that is killed does.
+//! While other threads of the process run, one of them may be in a call, with a lock or an undo
+//! record in use. Such a process ends like a killed one.
 //!
-//! A child of vfork(2) has its parent's memory but another pid; its end is not the task's.
+//! A child of vfork(2) has its parent's memory but another pid. Its end does not end the task.
 //!
 //! Source: exit(3), `_exit`(2), vfork(2).
 
@@ -27,7 +27,7 @@ next! {
     AT_QUICK_EXIT: fn __cxa_at_quick_exit(extern "C" fn(*mut c_void), *mut c_void) -> c_int;
 }
 
-/// Looks up what this module stands in front of, and asks to be told of a `quick_exit`.
+/// Looks up the functions that this module interposes, and registers with at_quick_exit(3).
 pub(crate) fn resolve() {
     look_up();
     extern "C" fn at_quick_exit(_: *mut c_void) {
@@ -55,7 +55,7 @@ pub(crate) fn end() {
 
 /// Returns true if this is the only thread of the process.
 pub(crate) fn is_alone() -> bool {
-    // A directory with one entry, beside itself and its parent.
+    // The directory has an entry per thread, besides `.` and `..`.
     rustix::fs::stat("/proc/self/task").is_ok_and(|stat| stat.st_nlink == 3)
 }
 

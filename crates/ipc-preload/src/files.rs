@@ -1,9 +1,9 @@
-//! Functions that open files, for the files of proc(5) that `proc` answers.
+//! The interposed functions that open files. Some files of proc(5) get a text of `proc`.
 //!
-//! Each calls the next function of its name, and then looks whether the path ends like that of such
-//! a file. For any other path that is all.
+//! Each function calls the C library's function. If the path ends like that of such a file, it then
+//! replaces the open file.
 //!
-//! A stream has read nothing when it is new, so its descriptor can be replaced beneath it.
+//! A new stream has read nothing, so the library can replace the file of its descriptor.
 //!
 //! Source: open(2), fopen(3); glibc, `_FORTIFY_SOURCE`, for the names with two underscores.
 
@@ -14,15 +14,15 @@ use crate::errno::{self, Answer};
 use crate::next::next;
 use crate::proc;
 
-/// Defines functions that call the next of their name, and hand what it returns to `$then`, with
-/// the path.
+/// Defines functions that call the C library's function and pass its result and the path to
+/// `$then`.
 macro_rules! opening {
     ($($table:ident, $name:ident($($argument:ident: $kind:ty),*) -> $result:ty, $then:ident($path:ident);)*) => {
-        // A mode that the caller has not given is what the register holds, and is not looked at.
+        // If the caller has passed no mode, the register has an arbitrary value, which is not used.
         next! { $($table: fn $name($($kind),*) -> $result;)* }
 
         $(
-            /// The function of that name, also for files that the library answers.
+            /// The function of that name. It replaces files of proc(5) that the library answers.
             ///
             /// # Safety
             ///
@@ -32,7 +32,7 @@ macro_rules! opening {
                 let Some(next) = $table.found() else { return <$result>::FAILED };
                 // SAFETY: the caller's promise.
                 let result = unsafe { next($($argument),*) };
-                // SAFETY: the function has read the path if it has succeeded.
+                // SAFETY: if the function has succeeded, the path is a C string.
                 unsafe { $then(result, $path) }
             }
         )*
@@ -65,14 +65,14 @@ opening! {
 ///
 /// # Safety
 ///
-/// `path` is a string of C if `fd` is not negative; no other thread uses the descriptor.
+/// `path` is a C string if `fd` is not negative. No other thread uses the descriptor.
 pub(crate) unsafe fn descriptor(fd: c_int, path: *const c_char) -> c_int {
     if fd < 0 {
         return fd;
     }
     // SAFETY: the caller's promise.
     let Err(errno) = (unsafe { proc::replace(fd, path) }) else { return fd };
-    // SAFETY: the descriptor is new, and not handed out.
+    // SAFETY: the descriptor is new, and the program does not have it yet.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
     errno::answer(Err(errno))
 }
@@ -81,7 +81,7 @@ pub(crate) unsafe fn descriptor(fd: c_int, path: *const c_char) -> c_int {
 ///
 /// # Safety
 ///
-/// `file` is null or a new stream, and `path` a string of C if it is not null.
+/// `file` is null or a new stream. `path` is null or a C string.
 unsafe fn stream(file: *mut FILE, path: *const c_char) -> *mut FILE {
     // freopen(3) without a path changes the mode only.
     if file.is_null() || path.is_null() {
@@ -89,9 +89,9 @@ unsafe fn stream(file: *mut FILE, path: *const c_char) -> *mut FILE {
     }
     // SAFETY: the stream is open.
     let fd = unsafe { libc::fileno(file) };
-    // SAFETY: the descriptor is the stream's, which is not handed out.
+    // SAFETY: the descriptor is that of the stream, and the program does not have it yet.
     let Err(errno) = (unsafe { proc::replace(fd, path) }) else { return file };
-    // SAFETY: the stream is open, and not handed out.
+    // SAFETY: the stream is open, and the program does not have it yet.
     unsafe { libc::fclose(file) };
     errno::answer(Err(errno))
 }

@@ -1,6 +1,6 @@
 //! fork(2) with segments attached: the child has them attached too, and is counted.
 //!
-//! Without segments, a fork is noticed by the child's first call (`process`). A child with segments
+//! Without segments, the child's first call notices the fork (`process`). A child with segments
 //! may never make a call, and must be counted all the same. PostgreSQL takes the number of attaches
 //! as the proof that no process of a server is left. So functions that the C library calls around a
 //! fork register the child before it goes on. The parent waits for that, so both are counted when
@@ -16,10 +16,10 @@
 //!
 //! # Locks
 //!
-//! From before the fork to after it, the lock of `shm` is held and all signals are blocked. That
-//! holds also if nothing is attached yet, because another thread may be about to attach. The
-//! functions for a fork that are registered first run last before the fork and first after it. The
-//! library is loaded before any library that might register such functions.
+//! From before the fork to after it, the lock of `shm` is held and all signals are blocked, even if
+//! nothing is attached yet, because another thread may be about to attach. Fork handlers that are
+//! registered first run last before the fork and first after it. The library is loaded before any
+//! library that might register fork handlers.
 //!
 //! Source: pthread_atfork(3), fork(2); Linux `ipc/shm.c` (`shm_open`).
 
@@ -43,11 +43,12 @@ struct Forking {
 }
 
 thread_local! {
-    /// From `prepare` to `parent` or `child`. A plain address, for a thread's end must not drop it.
+    /// Set from `prepare` to `parent` or `child`. A plain address, which is not dropped when the
+    /// thread ends.
     static FORKING: Cell<*mut Forking> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// Asks the C library to be told of forks.
+/// Registers the fork handlers with the C library.
 pub(crate) fn resolve() {
     if shm::is_on() {
         // SAFETY: the functions stay loaded: a preloaded library is never unloaded.
@@ -79,7 +80,7 @@ extern "C" fn parent() {
     let Some((from_child, to_parent)) = forking.pipe.take() else { return };
     drop(to_parent);
     let mut fds = [PollFd::new(&from_child, PollFlags::IN)];
-    // All signals are blocked, so nothing ends it early.
+    // All signals are blocked, so no signal interrupts the poll.
     let _waited = poll(&mut fds, Some(&Timespec { tv_sec: WAIT_MAX_S, tv_nsec: 0 }));
 }
 
@@ -88,7 +89,7 @@ extern "C" fn child() {
     if forking.task.attached() != 0 {
         process::register_child(forking.task);
     }
-    // The parent goes on when the pipe is closed, and signals come when the lock is dropped.
+    // Closing the pipe lets the parent go on. Dropping the lock unblocks the signals.
     drop(forking);
 }
 

@@ -1,25 +1,25 @@
-//! The descriptors that `corewalk ipc exec` hands on to every program.
+//! The descriptors that every program inherits from `corewalk ipc exec`.
 //!
-//! One is that of the namespace's file, the other that of the folder of segments. A program that
-//! has changed its user, dropped capabilities or entered a user namespace may not open either by
-//! its path. A descriptor needs no permission: fork(2) and execve(2) hand it on. `COREWALK_IPC_FD`
-//! and `COREWALK_IPC_SHM_FD` hold the number of each, and the device and inode of its file. If
-//! another file has the number by now, the library leaves that file alone.
+//! One is open for the namespace's file, the other for the directory of segments. A program that
+//! has changed its user, dropped capabilities or entered a user namespace may be unable to open
+//! them by their paths. An inherited descriptor needs no permission. `COREWALK_IPC_FD` and
+//! `COREWALK_IPC_SHM_FD` hold the number of each, and the device and inode of its file. If another
+//! file is open under the number by now, the library leaves that file alone.
 //!
 //! # Programs that close all descriptors
 //!
-//! The library maps the file before `main`, so the program itself needs no descriptor of it. The
-//! next program does. So the library stands in front of close(2), close_range(2), closefrom(3),
-//! `F_SETFD` of fcntl(2) and `FIOCLEX` of ioctl(2), and keeps both descriptors open. They look
-//! closed to the program. Their numbers are high, so they do not meet the numbers that a program
-//! chooses.
+//! The library maps the file before `main`, so the program itself needs no descriptor of it, but
+//! the programs that it starts do. So the library interposes close(2), close_range(2),
+//! closefrom(3), `F_SETFD` of fcntl(2) and `FIOCLEX` of ioctl(2), and keeps both descriptors open.
+//! To the program they look closed. Their numbers are high, so they do not collide with numbers
+//! that a program chooses.
 //!
-//! A program that closes them without the C library, or by dup2(2) over the number, loses them for
-//! the programs that it starts. Those open the file by its path, if they may. If not, their calls
-//! return `ENOSYS` and `open` says why.
+//! A program can still close them without the C library, or by dup2(2) over the number. The
+//! programs that it starts then open the file by its path, if they may. If not, their calls return
+//! `ENOSYS` and `open` prints the reason.
 //!
-//! Rejected: to open the file again before execve(2). posix_spawn(3) within system(3) of the C
-//! library cannot be intercepted, and `/proc/self/map_files` takes a capability.
+//! Opening the file again before execve(2) does not work: system(3) calls posix_spawn(3) inside the
+//! C library, where it cannot be intercepted, and `/proc/self/map_files` needs a capability.
 //!
 //! Source: close_range(2), fcntl(2); Linux `fs/file.c` (`dup_fd`, `do_close_on_exec`).
 
@@ -32,7 +32,7 @@ use std::sync::OnceLock;
 use crate::errno;
 use crate::next::next;
 
-/// A descriptor that was handed on, and the file that it stands for.
+/// An inherited descriptor, and the file that it is for.
 #[derive(Debug)]
 struct Handed {
     /// The number of the descriptor, which is not negative.
@@ -57,10 +57,10 @@ impl Handed {
         parts.next().is_none().then_some(Self { number, device, inode })
     }
 
-    /// Returns the descriptor, if its number still stands for the file.
+    /// Returns the descriptor, if its number is still open for the file.
     fn get(&self) -> Option<BorrowedFd<'static>> {
-        // SAFETY: the number is not -1. fstat(2) tells whether a file is open under it, and the
-        // library keeps the program from closing the right one.
+        // SAFETY: the number is not -1. fstat(2) tells whether a file is open under it. If it is
+        // the right file, the library keeps the program from closing it.
         let file = unsafe { BorrowedFd::borrow_raw(self.number) };
         let status = fstat(file).ok()?;
         ((self.device, self.inode) == (status.st_dev, status.st_ino)).then_some(file)
@@ -76,7 +76,7 @@ next! {
     IOCTL: fn ioctl(c_int, c_ulong, usize) -> c_int;
 }
 
-/// Looks up the functions of the C library, and reads which descriptors were handed on.
+/// Looks up the functions of the C library, and reads the variables.
 pub(crate) fn resolve() {
     look_up();
     for (handed, name) in [(&FILE, "COREWALK_IPC_FD"), (&FOLDER, "COREWALK_IPC_SHM_FD")] {
@@ -96,7 +96,7 @@ pub(crate) fn folder() -> Option<BorrowedFd<'static>> {
     FOLDER.get()?.get()
 }
 
-/// Returns true if `fd` is a descriptor that was handed on, which stays open.
+/// Returns true if `fd` is one of these descriptors, which stay open.
 #[inline]
 fn is_kept(fd: c_int) -> bool {
     let mut handed = [&FILE, &FOLDER].into_iter().filter_map(OnceLock::get);
@@ -136,7 +136,7 @@ pub(crate) fn close_range_by(
         }
         from = number + 1;
     }
-    // If `first` is above `last`, the kernel says what is wrong.
+    // If `first` is above `last`, the kernel returns the error.
     if from <= last || from == first { next(from, last) } else { 0 }
 }
 
@@ -193,7 +193,7 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
 macro_rules! controlling {
     ($($table:ident, $name:ident, $command:ty, $closing:expr;)*) => {
         $(
-            /// fcntl(2) or ioctl(2): the descriptors that were handed on stay open over execve(2).
+            /// fcntl(2) or ioctl(2). The inherited descriptors stay open over execve(2).
             ///
             /// # Safety
             ///

@@ -1,4 +1,5 @@
-//! The hold of a task with segments attached: it stands for children that are not counted yet.
+//! The hold of a task with segments attached: it keeps the parent's attaches while children are not
+//! counted yet.
 //!
 //! A child has the segments of its parent attached from its first instruction on, and is counted a
 //! little later. A child that is made without the C library (clone(2) by number) is counted with
@@ -26,10 +27,10 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
 use std::ptr;
 
-/// The mapping, or null; in a child its parent's until it has one.
+/// The address of the mapping, or null. In a child it is the parent's until the child has its own.
 static HOLD: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// Takes the hold of a task, which is about to have something attached.
+/// Takes the hold of a task that is about to attach its first segment.
 pub(crate) fn take(task: &Task) {
     // ORDERING: Relaxed. One thread at a time.
     if HOLD.load(Ordering::Relaxed).is_null() {
@@ -38,14 +39,14 @@ pub(crate) fn take(task: &Task) {
     }
 }
 
-/// Takes the hold of a child that is counted, in place of its parent's.
+/// Replaces the parent's hold by the child's own. The child is counted.
 pub(crate) fn renew(task: &Task) {
     let Some(own) = map(task) else { return };
     // ORDERING: Relaxed. One thread at a time.
     unmap(HOLD.swap(own, Ordering::Relaxed));
 }
 
-/// Gives the hold up: nothing is attached any more.
+/// Releases the hold: nothing is attached any more.
 pub(crate) fn give_up() {
     // ORDERING: Relaxed. One thread at a time.
     unmap(HOLD.swap(ptr::null_mut(), Ordering::Relaxed));

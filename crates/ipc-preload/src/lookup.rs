@@ -1,22 +1,22 @@
-//! dlsym(3): functions of this library for programs that look them up by themselves.
+//! dlsym(3), for programs that look functions up by name.
 //!
-//! A program that is linked with semop(2) gets the function here, since a preload library comes
-//! first. One that asks a handle, as Python's `ctypes.CDLL("libc.so.6")` does, would get the C
-//! library's. So where the answer is a function that this library stands in front of, the function
-//! here is returned.
+//! A program that is linked with semop(2) gets the function of this library, since the loader
+//! searches a preloaded library first. A program that passes a handle to dlsym(3), as Python's
+//! `ctypes.CDLL("libc.so.6")` does, would get the function of the C library. So this dlsym(3)
+//! returns the function of this library wherever the C library's dlsym(3) would return the function
+//! that it interposes.
 //!
-//! dlsym(3) looks at its return address for `RTLD_NEXT` and `RTLD_DEFAULT`, so all other questions
-//! go on by a jump, with the stack as the caller left it. The search order answers those two as it
-//! should.
+//! The C library's dlsym(3) uses its return address to resolve `RTLD_NEXT` and `RTLD_DEFAULT`. So
+//! this function jumps to it, with the stack as the caller left it. For these two handles the
+//! search order gives the right answer.
 //!
-//! The C library's dlsym(3) is found with dlvsym(3), which this library does not define.
+//! dlvsym(3) finds the C library's dlsym(3). This library does not define dlvsym(3).
 //!
-//! # What it refuses
+//! # Limits
 //!
-//! - dlvsym(3): a program that asks for a version of a function gets the C library's.
-//! - dlmopen(3): in a namespace of the loader with a C library of its own, the calls are the
-//!   kernel's.
-//! - Machines other than x86-64: there the function is not defined.
+//! - A program that calls dlvsym(3) gets the function of the C library.
+//! - A program that loads a second C library with dlmopen(3) uses the kernel's objects there.
+//! - On machines other than x86-64 this dlsym(3) is not defined.
 //!
 //! Source: dlsym(3), dlopen(3), dlmopen(3).
 
@@ -28,21 +28,20 @@ use std::ptr;
 /// Versions of dlsym(3): since glibc 2.34, and before on x86-64 and on AArch64.
 const VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"];
 
-/// The C library's dlsym(3), once it is known.
+/// The address of the C library's dlsym(3), or null until the first lookup.
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
 /// Returns the C library's dlsym(3).
 ///
-/// Ends the process if there is none: nothing that this library stands in front of would work.
+/// Aborts the process if there is none: without it no interposed function works.
 fn next() -> Dlsym {
-    // ORDERING: Relaxed. The same address whichever thread looks it up; nothing is published with
-    // it.
+    // ORDERING: Relaxed. Every thread finds the same address, which publishes nothing.
     let mut address = NEXT.load(Ordering::Relaxed);
     if address.is_null() {
         let of_version = |version: &&CStr| {
-            // SAFETY: both are strings of C, and the handle is one that the function knows.
+            // SAFETY: both are C strings, and `RTLD_NEXT` is a valid handle.
             let found =
                 unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
             Some(found).filter(|found| !found.is_null())
@@ -51,17 +50,17 @@ fn next() -> Dlsym {
         // ORDERING: Relaxed. As above.
         NEXT.store(address, Ordering::Relaxed);
     }
-    // SAFETY: what the C library defines under this name has this type.
+    // SAFETY: dlsym(3) has this type.
     unsafe { std::mem::transmute::<*mut c_void, Dlsym>(address) }
 }
 
-/// Returns the function of a name that comes after this library in the search order, or null.
+/// Returns the function `name` of the next library in the search order, or null.
 pub(crate) fn next_of(name: &CStr) -> *mut c_void {
-    // SAFETY: the name is a string of C, and the handle is one that dlsym knows.
+    // SAFETY: `name` is a C string, and `RTLD_NEXT` is a valid handle.
     unsafe { next()(libc::RTLD_NEXT, name.as_ptr()) }
 }
 
-/// dlsym(3): as the C library's, but for functions that this library stands in front of.
+/// dlsym(3), which returns the functions of this library for those that it interposes.
 ///
 /// # Safety
 ///
@@ -90,15 +89,15 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
     )
 }
 
-/// Returns the function of this library if that is the answer, or null. [`NEXT`] is known
-/// afterwards.
+/// Returns the function of this library that dlsym(3) must return, or null if the C library's
+/// dlsym(3) must answer. Sets [`NEXT`].
 #[cfg(target_arch = "x86_64")]
 unsafe extern "C" fn answered(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     let next = next();
     if [libc::RTLD_DEFAULT, libc::RTLD_NEXT].contains(&handle) || name.is_null() {
         return ptr::null_mut();
     }
-    // SAFETY: a caller of dlsym gives a string of C.
+    // SAFETY: the caller of dlsym(3) passes a C string.
     let wanted = unsafe { CStr::from_ptr(name) };
     let Some((_, own)) = functions().into_iter().find(|(known, _)| *known == wanted) else {
         return ptr::null_mut();
@@ -112,7 +111,7 @@ unsafe extern "C" fn answered(handle: *mut c_void, name: *const c_char) -> *mut 
 #[cfg(target_arch = "x86_64")]
 macro_rules! functions {
     ($($name:ident)*) => {
-        /// Returns the names and the functions that this library stands in front of.
+        /// Returns the names and addresses of the interposed functions.
         fn functions() -> [(&'static CStr, *const c_void); [$(stringify!($name)),*].len()] {
             [$((c_name(concat!(stringify!($name), "\0")), crate::$name as *const c_void)),*]
         }
@@ -129,7 +128,7 @@ functions! {
     fopen fopen64 freopen freopen64 dlsym
 }
 
-/// Returns a name, which ends with a zero, as C has it.
+/// Returns `name`, which ends with a NUL byte, as a C string.
 pub(crate) const fn c_name(name: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(name.as_bytes()) {
         Ok(name) => name,

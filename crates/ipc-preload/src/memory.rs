@@ -65,15 +65,14 @@ pub(crate) fn lock_all(flags: c_int, next: impl Fn(c_int) -> c_int) -> c_int {
     0
 }
 
-/// Gives memory to a mapping that is locked. As with mlockall(2), what cannot have any stays
-/// without.
+/// Populates a locked mapping. Errors are ignored, as by mlockall(2): some mappings have no memory.
 fn give_memory(range: Range<usize>) {
     let start = ptr::with_exposed_provenance::<c_void>(range.start);
     // SAFETY: the call changes no byte, and fails where nothing is mapped any more.
     unsafe { libc::mlock(start, range.len()) };
 }
 
-/// Returns the mappings of this process; those that lie beside each other and are alike may be one.
+/// Returns the mappings of this process. The kernel may report adjacent ones as one.
 fn mappings() -> Vec<Range<usize>> {
     let text = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let address = |digits: &str| usize::from_str_radix(digits, 16).ok();

@@ -19,7 +19,7 @@ use crate::user::{self, Access};
 /// Where the text begins in a `struct msgbuf`.
 const TEXT: usize = size_of::<c_long>();
 
-/// The fixed part of what `IPC_INFO` tells: `MSGSSZ` and `MSGSEG`.
+/// Fixed values of `IPC_INFO`: `MSGSSZ` and `MSGSEG`.
 const MSGSSZ: i32 = 16;
 const MSGSEG: u16 = 0xffff;
 
@@ -73,7 +73,7 @@ unsafe fn send(
 ///
 /// # Safety
 ///
-/// The program has given what is at `message` for this.
+/// The memory at `message` may be overwritten.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn msgrcv(
     msqid: c_int,
@@ -117,7 +117,7 @@ unsafe fn receive(
 ///
 /// # Safety
 ///
-/// The program has given what is at `buf` for what `cmd` writes.
+/// The memory at `buf` may be overwritten with the result of `cmd`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn msgctl(msqid: c_int, cmd: c_int, buf: *mut c_void) -> c_int {
     // SAFETY: the caller's promise.
@@ -179,7 +179,7 @@ fn info(task: &Task, cmd: c_int) -> Result<(c_int, msginfo), Errno> {
     Ok((totals.index_max.cast_signed(), info))
 }
 
-/// Returns what `IPC_STAT` tells as C has it.
+/// Returns the structure of `IPC_STAT`.
 fn msqid_ds(stat: &MsgStat) -> libc::msqid_ds {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::msqid_ds = unsafe { std::mem::zeroed() };

@@ -1,4 +1,4 @@
-//! The functions of the C library that this library stands in front of.
+//! The functions of the C library that this library interposes.
 //!
 //! They are looked up once, when the library is loaded: dlsym(3) is not safe in a signal handler,
 //! and setuid(2) is.

@@ -1,11 +1,11 @@
 //! Maps the namespace.
 //!
-//! The file is there already, because `corewalk ipc exec` has made it. If it is gone, no new file
-//! is made: that would be a second namespace beside the one that other processes still have mapped.
+//! `corewalk ipc exec` has created the file. If the file is gone, no new one is created: it would
+//! be a second namespace beside the one that other processes still have mapped.
 //!
-//! The descriptor that was handed on comes first (`handed`). A program that does not have it opens
-//! the file by its path. A namespace without a name is a memfd of the process that runs the
-//! command, reached through its `/proc/PID/fd`. Only there a link is followed.
+//! The library uses the inherited descriptor if there is one (`handed`). Otherwise it opens the
+//! file by its path. A namespace without a name is a memfd of the process that runs the command,
+//! reached through its `/proc/PID/fd`. Only there the library follows a link.
 //!
 //! Source: open(2), proc(5).
 
@@ -16,14 +16,14 @@ use std::path::{Path, PathBuf};
 
 use crate::handed;
 
-/// Names the file of the namespace.
+/// The environment variable with the path of the namespace's file.
 const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
 
-/// Maps the namespace; the mapping is all that is kept.
+/// Maps the namespace. Only the mapping stays open.
 ///
 /// # Errors
 ///
-/// Why that is not possible.
+/// The reason, as a text.
 pub(crate) fn open() -> Result<Namespace, String> {
     let backing: Box<dyn Backing> = match crate::shm::segments() {
         Some(segments) => Box::new(segments),

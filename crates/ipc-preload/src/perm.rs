@@ -1,9 +1,9 @@
-//! Flags and permissions as C has them.
+//! Flags and permissions in the form of the C library.
 
 use corewalk_ipc::{GetFlags, Perm};
 use libc::c_int;
 
-/// The bits of the flags of a `*get` call that are a mode.
+/// The permission bits in the flags of a `*get` call.
 const MODE_MASK: c_int = 0o777;
 
 /// Splits the last argument of a `*get` call into flags and mode.

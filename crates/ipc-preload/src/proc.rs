@@ -1,24 +1,24 @@
-//! The files of proc(5) that tell of IPC objects and their limits, for programs that read them.
+//! The files of proc(5) that show IPC objects and their limits.
 //!
-//! A file is opened by the kernel first, so its path, its permissions and its flags are judged as
-//! ever. If it is then one of these files, a memfd takes the place of the descriptor: it has the
-//! text that the kernel would have for the objects of the namespace.
+//! The kernel opens the file first, so it checks the path, the permissions and the flags as usual.
+//! If it is one of these files, a memfd replaces it under the same descriptor number. The memfd has
+//! the text that the kernel would show for the objects of the namespace.
 //!
 //! | file | text |
 //! |---|---|
-//! | `/proc/sysvipc/sem`, `msg`, `shm` | a head, and a row per object |
+//! | `/proc/sysvipc/sem`, `msg`, `shm` | a header, and a row per object |
 //! | `/proc/sys/kernel/sem`, `msg*`, `shm*`, `*_next_id` | limits |
 //!
 //! Files about shared memory are the kernel's unless `COREWALK_IPC_SHM` is set.
 //!
 //! # What differs from the kernel
 //!
-//! - The text is that of the moment of the open: a program that keeps a file open and reads it
-//!   again reads the same.
-//! - The limits of a namespace are fixed when it is made. To open one of them for writing is
-//!   `EACCES`, also for root.
+//! - The text is made when the file is opened. A program that keeps a file open and reads it again
+//!   reads the same text.
+//! - The limits of a namespace are fixed when it is created. Opening one of them for writing fails
+//!   with `EACCES`, also for root.
 //! - Columns `rss` and `swap` of segments are 0.
-//! - fstat(2) tells of the memfd.
+//! - fstat(2) describes the memfd.
 //!
 //! Source: proc(5), proc_sysvipc(5), proc_sys_kernel(5), memfd_create(2).
 
@@ -47,8 +47,8 @@ const SHM_HEAD: &str = "       key      shmid perms                  size  cpid 
 /// The text of a file.
 type Text = fn(&Task) -> String;
 
-/// Folders and names of the files that are answered, and their texts. The files whose names end
-/// with `next_id` say that no id is asked for.
+/// Directories and names of these files, and their texts. Files whose names end with `next_id` read
+/// as -1: the next id is not fixed.
 const FILES: [(&str, &str, Text); 14] = [
     ("/proc/sysvipc/", "sem", sets),
     ("/proc/sysvipc/", "msg", queues),
@@ -71,17 +71,17 @@ const FILES: [(&str, &str, Text); 14] = [
     ("/proc/sys/kernel/", "shm_next_id", |_| "-1\n".to_owned()),
 ];
 
-/// Gives the descriptor `fd`, which was opened by `path`, the namespace's text if it is of one of
-/// these files.
+/// Replaces the file of the descriptor `fd`, which was opened by `path`, if it is one of these
+/// files.
 ///
 /// # Errors
 ///
 /// `EACCES` if it is open for writing, or the process cannot join the namespace; `EMFILE`, `ENFILE`
-/// and `ENOMEM` as open(2). The descriptor is to be closed then.
+/// and `ENOMEM` as open(2). The caller then closes the descriptor.
 ///
 /// # Safety
 ///
-/// `path` is a string of C, and `fd` is open and new: no other thread uses it.
+/// `path` is a C string, and `fd` is a new descriptor that no other thread uses.
 pub(crate) unsafe fn replace(fd: c_int, path: *const c_char) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
@@ -94,7 +94,7 @@ pub(crate) unsafe fn replace(fd: c_int, path: *const c_char) -> Result<(), Errno
     replace_file(file, fd)
 }
 
-/// Puts the namespace's text in the place of a file, if it is one of these.
+/// Replaces `file` by a memfd with the namespace's text, if it is one of these files.
 fn replace_file(file: BorrowedFd<'_>, number: c_int) -> Result<(), Errno> {
     // Without a /proc there are no such files.
     let Ok(path) = readlink(format!("/proc/self/fd/{number}"), Vec::new()) else { return Ok(()) };
@@ -110,7 +110,7 @@ fn replace_file(file: BorrowedFd<'_>, number: c_int) -> Result<(), Errno> {
     if flags & OFlags::ACCMODE != OFlags::RDONLY {
         return Err(Errno::ACCESS);
     }
-    // The kernel has these files for every process, so one that cannot join need not end.
+    // A process that cannot join the namespace gets an error and goes on.
     let task = process::register().map_err(|_| Errno::ACCESS)?;
     let text = memfd(text(task).as_bytes())?;
     let mut dup = DupFlags::empty();
@@ -167,7 +167,7 @@ fn segments(task: &Task) -> String {
     })
 }
 
-/// Returns a head, and the row of each object up to an index.
+/// Returns a header, and the row of each object up to an index.
 fn rows(
     head: &str,
     index_max: Result<u32, Errno>,

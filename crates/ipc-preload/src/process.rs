@@ -196,7 +196,7 @@ pub(crate) fn refresh_cred() {
     CRED_CHANGES.fetch_add(1, Ordering::Relaxed);
     // A child of vfork(2) has its parent's memory, and another pid.
     if let Some(task) = own_task() {
-        // A child that is registered reads it: see `fork`.
+        // A child of fork(2) reads its credentials when it is registered; see `fork`.
         let _lock = crate::shm::is_on().then(AttachLock::take);
         task.set_cred(cred::current());
     }
@@ -262,7 +262,7 @@ pub(crate) fn register() -> Result<&'static Task, String> {
     if !is_own() {
         return Err("a child of vfork(2) can call only if its parent has made a call".to_owned());
     }
-    // A child that was made by number has not said so yet.
+    // A child that was made by clone(2) by number does not own its memory yet.
     own();
     let made = match forked_from() {
         Some(parent) => parent.fork(pid()).inspect(|task| {
@@ -282,7 +282,7 @@ pub(crate) fn register() -> Result<&'static Task, String> {
     Ok(publish(page, task))
 }
 
-/// Says why a process cannot be registered.
+/// Returns a text that says why a process cannot be registered.
 fn why_not(who: &str, errno: Errno) -> String {
     let why = if errno == OpenError::OtherPidNamespace.errno() {
         OpenError::OtherPidNamespace.to_string()

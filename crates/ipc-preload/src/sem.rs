@@ -1,6 +1,6 @@
 //! semget(2), semop(2), semtimedop(2), semctl(2).
 //!
-//! Operations are copied before they are looked at, as the kernel does: another thread may change
+//! The operations are copied before they are checked, as in the kernel: another thread may change
 //! them meanwhile.
 //!
 //! Source: semop(2), semctl(2), `<sys/sem.h>` of glibc.
@@ -18,10 +18,10 @@ use crate::call;
 use crate::perm::{get_flags, ipc_perm};
 use crate::user::{self, Access};
 
-/// Operations that are copied to the stack.
+/// The most operations that are copied to the stack.
 const SOPS_INLINE: usize = 8;
 
-/// The fixed part of what `IPC_INFO` tells: `SEMMAP` and `SEMMNU`, `SEMUME`, and `SEMUSZ`.
+/// Fixed values of `IPC_INFO`: `SEMMAP` and `SEMMNU`, `SEMUME`, and `SEMUSZ`.
 const SEMMNU: c_int = 1_024_000_000;
 const SEMUME: c_int = 500;
 const SEMUSZ: c_int = 20;
@@ -37,7 +37,7 @@ pub extern "C" fn semget(key: key_t, nsems: c_int, semflg: c_int) -> c_int {
 ///
 /// # Safety
 ///
-/// None: what cannot be read is `EFAULT`.
+/// Any pointer is allowed: memory that cannot be read is `EFAULT`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn semop(semid: c_int, sops: *mut SemBuf, nsops: size_t) -> c_int {
     call::make(|task| operate(task, semid, (sops.cast_const(), nsops), None))
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn semop(semid: c_int, sops: *mut SemBuf, nsops: size_t) -
 ///
 /// # Safety
 ///
-/// None: what cannot be read is `EFAULT`.
+/// Any pointer is allowed: memory that cannot be read is `EFAULT`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn semtimedop(
     semid: c_int,
@@ -193,7 +193,7 @@ fn info(task: &Task, cmd: c_int) -> Result<(c_int, seminfo), Errno> {
     Ok((totals.index_max.cast_signed(), info))
 }
 
-/// Returns what `IPC_STAT` tells as C has it.
+/// Returns the structure of `IPC_STAT`.
 fn semid_ds(stat: &SemStat) -> libc::semid_ds {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::semid_ds = unsafe { std::mem::zeroed() };

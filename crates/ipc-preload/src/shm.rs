@@ -48,7 +48,7 @@ use crate::perm::{get_flags, ipc_perm};
 use crate::process::{self, AttachLock};
 use crate::user;
 
-/// Names the folder of the segments.
+/// The environment variable with the path of the directory of segments.
 pub(crate) const SHM_ENV: &str = "COREWALK_IPC_SHM";
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
@@ -101,14 +101,14 @@ fn folder() -> Option<OwnedFd> {
     segments()?.open_folder().ok()
 }
 
-/// Returns true if these calls are ours.
+/// Returns true if this library handles the calls of shared memory.
 #[inline]
 pub(crate) fn is_on() -> bool {
     // ORDERING: Relaxed. Set when the library is loaded, and never again.
     IS_ON.load(Ordering::Relaxed)
 }
 
-/// Looks up the functions of the C library, and whether the calls are ours.
+/// Looks up the functions of the C library, and reads whether this library handles the calls.
 pub(crate) fn resolve() {
     look_up();
     // ORDERING: Relaxed. One thread so far.
@@ -117,15 +117,15 @@ pub(crate) fn resolve() {
 
 /// Detaches the segments that this process had attached before execve(2).
 ///
-/// A program that cannot join the namespace says nothing here, because it may never make a call.
-/// The mark then stays for the next program, and the attaches until the process ends.
+/// A program that cannot join the namespace prints no line here, because it may never make a call.
+/// The mark then stays for the next program. The attaches stay until the process ends.
 pub(crate) fn detach_former() {
     if unmark() && process::register().is_err() {
         mark();
     }
 }
 
-/// Leaves a mark that this process has something attached, for the program that it may become.
+/// Creates the mark: this process has segments attached. The next program after execve(2) finds it.
 pub(crate) fn mark() {
     let Some(folder) = folder() else { return };
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -133,7 +133,7 @@ pub(crate) fn mark() {
     let _marked = rustix::fs::openat(&folder, mark_name(), flags, Mode::RUSR | Mode::WUSR);
 }
 
-/// Takes the mark of this process away, and returns true if there was one.
+/// Removes the mark of this process. Returns true if there was one.
 pub(crate) fn unmark() -> bool {
     folder()
         .is_some_and(|folder| rustix::fs::unlinkat(&folder, mark_name(), AtFlags::empty()).is_ok())
@@ -199,7 +199,7 @@ unsafe fn attach(
     Ok(mapped)
 }
 
-/// Maps a segment where it is wanted.
+/// Maps a segment at the address that the caller wants, or at any.
 ///
 /// # Safety
 ///
@@ -219,13 +219,13 @@ unsafe fn map(mapping: &Mapping<'_>) -> Result<*mut c_void, Errno> {
     let mapped =
         unsafe { mmap(wanted, bytes, access, MapFlags::SHARED | place, mapping.as_fd(), 0) };
     let mapped = mapped.map_err(|errno| match errno {
-        // Something is mapped there.
+        // Another mapping is there.
         Errno::EXIST => Errno::INVAL,
         Errno::PERM if mapping.is_executable() => Errno::ACCESS,
         errno => errno,
     })?;
     if mapping.address().is_some() && mapped != wanted {
-        // A kernel before 4.17 takes the address for a hint.
+        // A kernel before 4.17 treats the address as a hint.
         // SAFETY: the range is the mapping just made, which no other thread knows.
         let _unmapped = unsafe { munmap(mapped, bytes) };
         return Err(Errno::INVAL);
@@ -275,7 +275,7 @@ unsafe fn detach(task: &Task, address: usize) -> Result<c_int, Errno> {
 ///
 /// # Safety
 ///
-/// The program has given what is at `buf` for what `cmd` writes.
+/// The memory at `buf` may be overwritten with the result of `cmd`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn shmctl(shmid: c_int, cmd: c_int, buf: *mut c_void) -> c_int {
     if !is_on() {
@@ -328,7 +328,7 @@ unsafe fn control(task: &Task, shmid: c_int, cmd: c_int, buf: usize) -> Result<c
     Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
 }
 
-/// Returns what `IPC_STAT` tells as C has it.
+/// Returns the structure of `IPC_STAT`.
 fn shmid_ds(stat: &ShmStat) -> libc::shmid_ds {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::shmid_ds = unsafe { std::mem::zeroed() };

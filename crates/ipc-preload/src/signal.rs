@@ -6,10 +6,11 @@
 //! leaves a window of its own. So the handler itself changes the word on which the call is about to
 //! sleep.
 //!
-//! For that, every handler is installed behind a few instructions of ours. They note the signal and
-//! jump on to the handler. The handler finds the registers, the stack and the return address as the
-//! kernel has left them. So `siginfo`, the context, `SA_ONSTACK` and unwinding do not change. Flags
-//! and mask are those of the program, and sigaction(2) returns the program's own handler.
+//! For that, the library installs a few instructions of its own in place of every handler. They
+//! note the signal and jump on to the handler. The handler finds the registers, the stack and the
+//! return address as the kernel has left them. So `siginfo`, the context, `SA_ONSTACK` and
+//! unwinding do not change. Flags and mask are those of the program, and sigaction(2) returns the
+//! program's own handler.
 //!
 //! # Two entries
 //!
@@ -75,7 +76,7 @@ struct KernelAction {
     mask: u64,
 }
 
-/// Looks up what this module stands in front of.
+/// Looks up the functions that this module interposes.
 pub(crate) fn resolve() {
     look_up();
     for next in &REPLACING {
@@ -83,7 +84,7 @@ pub(crate) fn resolve() {
     }
 }
 
-/// Notes that a signal has come; returns the program's handler.
+/// Ends the wait that the signal has interrupted, if any. Returns the program's handler.
 fn arrived(entry: usize, signal: c_int) -> *mut c_void {
     // No lock, no allocation, no system call, and errno stays as it is.
     if let Some(task) = process::known_task() {
@@ -157,7 +158,7 @@ fn cell(signal: c_int) -> Option<usize> {
     (index < SIGNALS).then_some(index)
 }
 
-/// A change of a handler, or a look at it: what is given to the kernel, and what the kernel tells.
+/// A call that changes or reads a handler. It holds the lock of the tables.
 struct Change(#[expect(dead_code, reason = "held until the change is made")] TableLock);
 
 impl Change {
@@ -165,7 +166,8 @@ impl Change {
     /// handler to install.
     fn begin(signal: c_int, cell: usize, handler: Option<sighandler_t>) -> (Self, sighandler_t) {
         let change = Self(TableLock::take());
-        // The last two are our entries: the program has them from a call that the library missed.
+        // The program may pass an address of one of the two entries: it has seen the entry in a
+        // call that bypassed the library.
         let [first, second] = entries();
         let words = [libc::SIG_DFL, libc::SIG_IGN, SIG_HOLD, libc::SIG_ERR, first, second];
         let Some(function) = handler.filter(|handler| !words.contains(handler)) else {
@@ -181,7 +183,8 @@ impl Change {
     }
 }
 
-/// Returns the program's handler where the kernel tells of an entry of ours, which it had before.
+/// Returns the program's handler if `handler`, which the kernel reported, is an entry of this
+/// library.
 fn told(cell: usize, handler: sighandler_t) -> sighandler_t {
     match entries().iter().position(|entry| *entry == handler) {
         // ORDERING: Relaxed. See `arrived`.
@@ -217,7 +220,7 @@ impl TableLock {
                     seen = 0;
                     thread::yield_now();
                 }
-                // Free, or of a thread of the parent, which is not here.
+                // The lock is free, or a thread of the parent process held it at the fork.
                 Err(other) => seen = other,
             }
         }
@@ -250,7 +253,7 @@ pub unsafe extern "C" fn sigaction(
         // SAFETY: the caller's promise.
         return unsafe { next(signal, action, before) };
     };
-    // SAFETY: the caller's promise; it is copied, since it may be where the answer goes.
+    // SAFETY: the caller's promise. It is copied, since the result may overwrite it.
     let ours = (!action.is_null()).then(|| unsafe { action.read() });
     // SAFETY: the caller's promise; the copy lives during the call.
     let call = |given| c_long::from(unsafe { next(signal, given, before) });
@@ -272,9 +275,9 @@ pub(crate) unsafe fn by_number(
     call: impl FnOnce(usize) -> c_long,
 ) -> c_long {
     let Some(cell) = cell(signal) else { return call(action) };
-    // SAFETY: any bits are an action; it is copied, since it may be where the answer goes.
+    // SAFETY: any bits are an action. It is copied, since the result may overwrite it.
     let read = (action != 0).then(|| unsafe { user::read::<KernelAction>(action) });
-    // The kernel refuses what cannot be read.
+    // If the action cannot be read, the kernel returns the error.
     let Ok(ours) = read.transpose() else { return call(action) };
     let before = ptr::with_exposed_provenance_mut::<KernelAction>(before);
     let call = |given: *const KernelAction| call(given.expose_provenance());
@@ -309,17 +312,17 @@ unsafe fn change<A>(
     result
 }
 
-/// Returns what the kernel calls for a signal.
+/// Returns the handler that the kernel has installed for a signal.
 fn installed_now(signal: c_int) -> Option<sighandler_t> {
     let next = SIGACTION.found()?;
     // SAFETY: zeroes are a valid action.
     let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: there is room for what is told.
+    // SAFETY: the call writes one action.
     let asked = unsafe { next(signal, ptr::null(), &raw mut now) };
     (asked == 0).then_some(now.sa_sigaction)
 }
 
-/// Installs a handler with one of the functions that take just that.
+/// Installs a handler with a function that takes only a signal and a handler.
 ///
 /// # Safety
 ///
@@ -332,7 +335,8 @@ unsafe fn replace(next: &Next<Replace>, signal: c_int, handler: sighandler_t) ->
         return unsafe { next(signal, handler) };
     };
     let (change, installed) = Change::begin(signal, cell, Some(handler));
-    // sigset(3) changes the mask of signals too, which would be put back with the lock.
+    // sigset(3) also changes the signal mask. Releasing the lock would restore the mask, so the
+    // lock is released first.
     let lock = (!is_sigset).then_some(change);
     // SAFETY: the caller's promise.
     let before = unsafe { next(signal, installed) };

@@ -1,9 +1,9 @@
 //! syscall(2) with the numbers of these calls.
 //!
-//! The function is variadic in C; each of its arguments is in a register that a plain function with
-//! seven arguments has it in, the last one on the stack. Numbers that are not ours go on to the C
-//! library's function by a jump, with the stack as the caller left it, so that even a clone(2) by
-//! this way works as without us.
+//! The function is variadic in C. Its arguments are where a plain function with seven arguments has
+//! them: six in registers, the last one on the stack. For other numbers the function jumps to the C
+//! library's syscall(2), with the stack as the caller left it. So even clone(2) through syscall(2)
+//! works as without this library.
 //!
 //! Source: syscall(2); System V ABI, AMD64 supplement.
 
@@ -26,10 +26,11 @@ next! {
     SYSCALL: fn syscall(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
 }
 
-/// Where numbers that are not ours go, once it is known.
+/// The address of the C library's syscall(2), or null until it is looked up.
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// Calls of this library.
+/// The numbers of the calls that this library handles.
+#[cfg(target_arch = "x86_64")]
 const CALLS: [c_long; 17] = [
     libc::SYS_msgget,
     libc::SYS_msgsnd,
@@ -74,12 +75,14 @@ const OPENING_FIRST: [c_long; 2] = [libc::SYS_open, libc::SYS_creat];
 #[cfg(not(target_arch = "x86_64"))]
 const OPENING_FIRST: [c_long; 0] = [];
 
-/// A bit for each number below 512 that is looked at here.
+/// A bit for each number below 512; set for numbers that this module handles.
+#[cfg(target_arch = "x86_64")]
 static OURS: [u64; 8] = {
     let bits = with(&CALLS, with(&REFRESHING, [0; 8]));
     with(&OPENING, with(&OPENING_FIRST, bits))
 };
 
+#[cfg(target_arch = "x86_64")]
 const fn with(numbers: &[c_long], mut bits: [u64; 8]) -> [u64; 8] {
     let mut at = 0;
     while at < numbers.len() {
@@ -89,14 +92,14 @@ const fn with(numbers: &[c_long], mut bits: [u64; 8]) -> [u64; 8] {
     bits
 }
 
-/// Looks up what this module stands in front of.
+/// Looks up the function that this module interposes.
 pub(crate) fn resolve() {
     look_up();
     // ORDERING: Relaxed. One thread so far, and later the same address.
     NEXT.store(SYSCALL.address(), Ordering::Relaxed);
 }
 
-/// syscall(2): as the C library's, but for the calls of this library.
+/// syscall(2), which handles the calls of this library and passes on all others.
 ///
 /// # Safety
 ///
@@ -130,7 +133,7 @@ pub unsafe extern "C" fn syscall(
     )
 }
 
-/// syscall(2): as the C library's, but for the calls of this library.
+/// syscall(2), which handles the calls of this library and passes on all others.
 ///
 /// # Safety
 ///
@@ -150,8 +153,8 @@ pub unsafe extern "C" fn syscall(
     unsafe { dispatch(number, a, b, c, d, e, f) }
 }
 
-/// Carries out what is ours, and passes on the rest. Arguments are cut to their types, as the
-/// kernel does.
+/// Handles the calls of this library, and passes on the rest. Arguments are truncated to their
+/// types, as in the kernel.
 ///
 /// # Safety
 ///
@@ -228,7 +231,7 @@ fn pointer<T>(address: usize) -> *mut T {
     ptr::with_exposed_provenance_mut(address)
 }
 
-/// Makes the call as the C library does.
+/// Calls the C library's syscall(2).
 ///
 /// # Safety
 ///

@@ -1,35 +1,36 @@
 //! Memory of the program: what a call reads from it and writes to it.
 //!
-//! The kernel answers `EFAULT` for an address that is bad. This library runs in the program and
-//! would end it with `SIGSEGV`; a handler for that signal is the program's to install. So [`check`]
-//! asks the kernel first, by a system call that touches the address and changes nothing:
+//! The kernel returns `EFAULT` for a bad address. This library runs in the program, and an access
+//! to a bad address would end the program with `SIGSEGV`. The library installs no handler, since
+//! the program may have its own. So [`check`] first makes a system call that touches the address
+//! and changes nothing:
 //!
-//! | access | asked by |
+//! | access | checked by |
 //! |---|---|
 //! | read | rt_sigprocmask(2) with an unknown `how`: the set is read before `how` is looked at |
 //! | write | futex(2), `FUTEX_WAKE_OP`, which adds 0 to a word |
 //!
 //! # Cost
 //!
-//! A question costs as much as the cheapest system call, more than an uncontended semop(2). So each
-//! thread remembers ranges for which the answer cannot change:
+//! A check costs as much as the cheapest system call, more than an uncontended semop(2). So each
+//! thread remembers ranges that stay good:
 //!
-//! - The stack: from where the thread was to the highest address asked for above. While the thread
-//!   runs in this range, what lies above it is the memory of functions that have not returned.
+//! - The stack: from the stack pointer at a check up to the highest address checked above it. While
+//!   the thread runs in this range, the memory above belongs to functions that have not returned.
 //! - The program and its heap: the last few ranges that were good below the break (brk(2)). A range
 //!   goes when the break falls below it.
 //!
 //! Operations and messages mostly lie there. Other memory (mmap(2), the heaps of further threads)
-//! is asked for with every call, once per page.
+//! is checked with every call, once per page.
 //!
-//! # What it refuses
+//! # Limits
 //!
-//! - To notice memory that another thread unmaps during the call: `SIGSEGV`.
-//! - To notice that a program unmaps or protects a part of its own stack, image or heap by itself:
-//!   `SIGSEGV` too, if the range was good before.
+//! - If another thread unmaps the memory during the call, the program gets `SIGSEGV`.
+//! - If a program unmaps or protects a part of its own stack, image or heap that was checked
+//!   before, it gets `SIGSEGV`, too.
 //!
 //! Source: rt_sigprocmask(2), futex(2), brk(2); Abseil, `AddressIsReadable`, for the first of the
-//! questions.
+//! checks.
 
 use libc::{c_int, c_long};
 use rustix::io::Errno;
@@ -38,10 +39,10 @@ use std::ptr;
 
 use crate::syscall;
 
-/// Pages are at least so large on every machine; a larger one is asked for more than once.
+/// The smallest page size of all machines. A larger page is checked more than once.
 const PAGE: usize = 4096;
 
-/// How far above the present function a stack is looked for, in bytes.
+/// How far above the stack pointer an address counts as stack, in bytes.
 const STACK_MAX: usize = 128 << 10;
 
 /// `FUTEX_WAKE_OP` with the private flag, and what it does: add 0, and compare with something.
@@ -85,7 +86,7 @@ thread_local! {
     };
 }
 
-/// Returns what is at an address, which may be odd.
+/// Reads a `T` at an address, which need not be aligned.
 ///
 /// # Errors
 ///
@@ -101,7 +102,7 @@ pub(crate) unsafe fn read<T: Copy>(from: usize) -> Result<T, Errno> {
     Ok(unsafe { ptr::with_exposed_provenance::<T>(from).read_unaligned() })
 }
 
-/// Stores `value` at an address, which may be odd.
+/// Stores `value` at an address, which need not be aligned.
 ///
 /// # Errors
 ///
@@ -212,7 +213,7 @@ impl Known {
     }
 }
 
-/// Asks the kernel, and takes note of an answer that lasts.
+/// Checks a range by system calls, and remembers it if it stays good.
 #[cold]
 fn ask(here: usize, range: Range, access: Access) -> Result<(), Errno> {
     if KNOWN.with(|known| known.note_stack(here, range)) {
@@ -246,7 +247,7 @@ fn is_good(range: Range, access: Access) -> bool {
 
 /// Returns true if the byte at an address can be read.
 fn is_readable(address: usize) -> bool {
-    // Null says that there is no set; the next word is on the same page.
+    // Address 0 means "no set" to the kernel, so the next word is checked. It is on the same page.
     let (unknown, set) = (usize::MAX, (address & !(SIGSET_BYTES - 1)).max(SIGSET_BYTES));
     // SAFETY: the call reads the set and refuses to do anything with it.
     let asked = unsafe { kernel(libc::SYS_rt_sigprocmask, [unknown, set, 0, SIGSET_BYTES, 0, 0]) };

@@ -189,8 +189,8 @@ impl Object {
 /// A function of the security hook that is called before a command, with its number.
 type MayCtl = fn(&dyn SecurityHook, &Cred, Option<&Perm>, i32) -> Result<(), Errno>;
 
-/// A kind of objects: semaphore sets, message queues or segments. The kind defines the steps of
-/// shared code that differ.
+/// A kind of objects: semaphore sets, message queues or segments. All kinds share the code for ids.
+/// These functions are the steps in which the kinds differ.
 pub(crate) struct Kind {
     pub(crate) layout: fn(&Layout) -> IdLayout,
     /// Repairs an object after the death of the lock's holder. Returns its part of the sum that a

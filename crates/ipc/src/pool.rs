@@ -266,7 +266,7 @@ impl Pool {
             let lines = self.first + done as u32..self.first + *end as u32;
             region.reserve(lines).is_ok()
         };
-        // If there is no room for a chunk there may be for what is needed.
+        // Reserve a whole chunk. If the file system has no room for that, reserve what is needed.
         let end = [count.next_multiple_of(CHUNK).min(all), count].into_iter().find(is_reserved)?;
         put(word, end);
         Some(())

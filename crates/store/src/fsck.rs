@@ -93,9 +93,11 @@ pub enum Finding {
     BehindDevice(u64, u64),
     /// A written block is behind the size of its file: inode, logical block.
     BehindSize(u64, u64),
-    /// A wrong count of blocks of a file: inode, stored, counted.
+    /// A wrong count of blocks of a file. The fields are the inode, the stored count and the right
+    /// count.
     BlockCount(u64, u64, u64),
-    /// A wrong count of users of an attribute block: block, stored, counted.
+    /// A wrong count of users of an attribute block. The fields are the block, the stored count and
+    /// the right count.
     Users(u64, u32, u32),
     /// A symbolic link whose size is not the length of its target, or another inode with a target:
     /// inode.

@@ -289,9 +289,10 @@ impl Lockref {
         None
     }
 
-    /// Replaces the word by `next(word)` while it is unlocked.
+    /// Replaces the word by `next(word)`. Waits while the word is locked.
     ///
-    /// Returns the new word, or the word that `next` refused. `next` changes the count only.
+    /// Returns the new word, or the word for which `next` returned None. `next` changes the count
+    /// only.
     #[inline]
     fn change(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
         // ORDERING: Relaxed. Only the compare-exchange takes effect, or the refusal below.

@@ -31,8 +31,8 @@ pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
         return Err(Failure::of(path.display(), "there is no such file"));
     }
     let failed = |why: &dyn Display| Failure::of(path.display(), why);
-    // The loader only warns of a file that it cannot load, and the command would use the kernel's
-    // objects.
+    // Check the file here. The dynamic loader only warns of a preload library that it cannot load,
+    // and then the program would use the kernel's IPC objects.
     if !program::is_shared_object(&path).map_err(|error| failed(&error))? {
         return Err(failed(&"not a shared object for this machine"));
     }

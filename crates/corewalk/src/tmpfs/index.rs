@@ -1,14 +1,15 @@
 //! A multimap from the hash of a name to its entries, by linear hashing.
 //!
-//! A hash table that doubles blocks its directory while it moves every entry. A tree of hashes has
-//! a cache miss per level. Linear hashing grows by one bucket at a time, and splits one other
-//! bucket for it. A search takes two steps: to the bucket, and through its few entries.
+//! A hash table that doubles its size moves every entry at once, and meanwhile the file-system
+//! directory cannot be used. A tree of hashes has a cache miss per level. Linear hashing grows by
+//! one bucket at a time, and splits one other bucket for it. A search takes two steps: to the
+//! bucket, and through its few entries.
 //!
 //! # Mechanism
 //! Let n be the number of buckets and m the power of two at or above n. Hash h belongs to bucket h
 //! mod m if that bucket exists, otherwise to bucket h mod m/2. A new bucket n takes its part of
-//! bucket n - m/2, and returns it when it is removed. A search returns the [`Position`] of the
-//! pair. So a change needs no second search.
+//! bucket n - m/2. When bucket n is removed, its entries go back there. A search returns the
+//! [`Position`] of the pair. So a change needs no second search.
 //!
 //! # Invariants
 //! - H.1: every pair is in the bucket that its hash belongs to.

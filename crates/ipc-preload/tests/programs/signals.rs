@@ -252,28 +252,28 @@ pub(crate) fn vfork() {
     assert_eq!(exited(wait(pid)), 0);
 }
 
-/// By number, and with a handler that is there once.
+/// Calls rt_sigaction(2) by its number, and uses a handler that runs once.
 fn one_shot() -> i32 {
     let other = other as *const () as usize;
     let flags = libc::SA_RESETHAND;
     install(libc::SIGUSR2, Some(&action(other, flags)));
     let mut words = [0usize; 4];
-    // SAFETY: there is room for what rt_sigaction(2) tells.
+    // SAFETY: rt_sigaction(2) writes one action to `words`.
     let asked = unsafe {
         libc::syscall(libc::SYS_rt_sigaction, libc::SIGUSR2, 0usize, words.as_mut_ptr(), 8usize)
     };
     // SAFETY: the call takes numbers.
     unsafe { libc::raise(libc::SIGUSR2) };
     let after = install(libc::SIGUSR2, None).sa_sigaction;
-    // And back by number, with the restorer that the C library has given.
-    // SAFETY: the action is one that the kernel has told.
+    // Install the first action again by rt_sigaction(2). It still has the C library's restorer.
+    // SAFETY: `words` is an action that the kernel returned.
     let set = unsafe {
         libc::syscall(libc::SYS_rt_sigaction, libc::SIGUSR2, words.as_ptr(), 0usize, 8usize)
     };
     let again = install(libc::SIGUSR2, None).sa_sigaction;
     let mut changed = words;
     changed[0] = nothing as *const () as usize;
-    // With a set of signals that has the wrong size.
+    // The size of the signal set is wrong.
     // SAFETY: as above.
     let refused = unsafe {
         libc::syscall(libc::SYS_rt_sigaction, libc::SIGUSR2, changed.as_ptr(), 0usize, 4usize)

@@ -80,8 +80,8 @@ fn name_that_is_taken_back_is_found_whole_or_not() {
     assert_all_reached(&put_back_against_lookup(7, count, publish_node));
 }
 
-/// Trap T25: a stale answer must not be entered after an invalidation. The dentry of another file
-/// is not used again.
+/// Trap T25: a stale answer must not be entered after an invalidation. The name is another file
+/// now, so the old dentry must not get it back.
 #[test]
 fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, look, publish_node));

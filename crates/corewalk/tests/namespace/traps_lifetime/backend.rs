@@ -56,7 +56,7 @@ impl Nap {
     }
 }
 
-/// Makes, renames and removes names that the sleeping call does not use.
+/// Makes, renames and removes names while a call of the back end sleeps. The call uses other names.
 fn be_busy(vfs: &Vfs) {
     for i in 0..500 {
         let (a, b) = (format!("busy{i}"), format!("done{i}"));
