@@ -146,8 +146,9 @@ impl Listing<'_> {
                 FoundName::new(inode, dentry)
             }
         };
-        drop(in_lookup);
+        // Under the lock: afterwards a removal of the name could end the inode.
         let inode = found.into_inode().unless_saturated().ok()?;
+        drop(in_lookup);
         Some(vfs.looked_up(inode, attr, self.changes))
     }
 
