@@ -11,7 +11,7 @@ use super::*;
 use crate::key_lock::{KeyLocks, SHARDS_FEW};
 
 const KEY: u64 = 4;
-const DIRECTORY: u32 = 1;
+const DIRECTORY: DentrySlot = DentrySlot::new(1);
 const OLD: u64 = 1;
 const NEW: u64 = 2;
 

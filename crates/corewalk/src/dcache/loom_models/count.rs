@@ -2,7 +2,7 @@
 //!
 //! The reader is the spawned thread; see `tally` in the base crate.
 
-use corewalk_base::primitives::atomic::AtomicU64;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::dcache::change::Mounted;
