@@ -90,7 +90,7 @@ mod tests {
         all
     }
 
-    /// The message of a panic must not stop the server (trap X3). The write end of the pipe is in
+    /// Trap X3: the message of a panic must not stop the server. The write end of the pipe is in
     /// blocking mode, like standard error, so a write to the full pipe would never return.
     #[test]
     fn log_into_a_full_pipe_does_not_block() {

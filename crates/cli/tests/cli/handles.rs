@@ -203,7 +203,7 @@ fn handles_of_a_host_directory_lead_to_their_files_when_all_is_forgotten() {
     assert_as_oracle("host", "no_default_permissions");
 }
 
-/// A stale handle must not reach a new file (trap P11). The host reuses the inode number of a
+/// Trap P11: a stale handle must not reach a new file. The host reuses the inode number of a
 /// removed file at once. The two files may have the same times, because file clocks tick slowly.
 #[test]
 fn handle_of_a_removed_file_never_leads_to_one_with_its_number() {

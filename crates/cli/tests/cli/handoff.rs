@@ -58,7 +58,7 @@ fn rows(shown: &str) -> Vec<String> {
     rows.map(|row| row.split_whitespace().skip(2).take(2).collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// After a program has changed its user, it must still reach the namespace (trap X4). The programs
+/// Trap X4: after a program has changed its user, it must still reach the namespace. The programs
 /// are su(1), setpriv(1), and setpriv(1) with all capabilities dropped.
 #[test]
 fn program_that_changes_its_user_stays_in_the_namespace() {

@@ -207,7 +207,7 @@ fn directory_on_another_mount_shows_its_current_attributes() {
     }
 }
 
-/// A client with many open files must not make other calls fail (trap X10). The server may have 64
+/// Trap X10: a client with many open files must not make other calls fail. The server may have 64
 /// descriptors. A client opens files until open(2) fails with `ENFILE`.
 #[test]
 fn client_with_many_open_files_does_not_stop_other_calls() {

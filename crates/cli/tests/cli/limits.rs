@@ -25,8 +25,8 @@ fn limited<S: AsRef<OsStr>>(limit: &str, arguments: impl IntoIterator<Item = S>)
     command
 }
 
-/// A write over the file size limit of the server must fail with `EFBIG` for the client, and the
-/// server must continue (trap X10).
+/// Trap X10: a write over the file size limit of the server must fail with `EFBIG` for the client,
+/// and the server must continue.
 #[test]
 fn write_over_the_file_limit_of_the_server_is_efbig() {
     if !can_mount() {
@@ -65,8 +65,8 @@ fn write_over_the_file_limit_of_the_server_is_efbig() {
     }
 }
 
-/// If the file of a namespace would be larger than the file size limit, the program must report
-/// that. The limit must not kill it (trap X10).
+/// Trap X10: if the file of a namespace would be larger than the file size limit, the program must
+/// report that. The limit must not kill it.
 #[test]
 fn namespace_over_the_file_limit_is_reported() {
     let folder = Folder::new();
@@ -78,8 +78,8 @@ fn namespace_over_the_file_limit_is_reported() {
     }
 }
 
-/// If a segment would be larger than the file size limit of the program that makes it, the call
-/// must fail. The limit must not kill the program (trap X10).
+/// Trap X10: if a segment would be larger than the file size limit of the program that makes it,
+/// the call must fail. The limit must not kill the program.
 #[test]
 fn segment_over_the_file_limit_is_an_error() {
     if !has_program("ipcmk") {
@@ -108,7 +108,7 @@ fn command_of_exec_inherits_the_disposition_of_sigxfsz() {
     assert_eq!((status.signal(), status.code()), (None, Some(1)), "{status}");
 }
 
-/// The program must work with a stack limit of 64 KiB (trap X10).
+/// Trap X10: the program must work with a stack limit of 64 KiB.
 #[test]
 fn small_stack_is_enough() {
     const STACK_LIMIT: &str = "ulimit -s 64";

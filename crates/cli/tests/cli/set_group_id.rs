@@ -162,8 +162,8 @@ fn assert_as_host(source: &str, options: &str) {
     }
 }
 
-/// The set-group-ID bit must be cleared as on the host. The rule depends on the caller's
-/// capabilities and must not be skipped (trap X9).
+/// Trap X9: the set-group-ID bit must be cleared as on the host. The rule depends on the caller's
+/// capabilities and must not be skipped.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
     for source in ["tmpfs", "host", "store"] {
@@ -171,8 +171,8 @@ fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
     }
 }
 
-/// The set-group-ID bit must be cleared as on the host, even if the server checks permissions. The
-/// rule depends on the caller's capabilities and must not be skipped (trap X9).
+/// Trap X9: the set-group-ID bit must be cleared as on the host, even if the server checks
+/// permissions. The rule depends on the caller's capabilities and must not be skipped.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_server_checks_permissions() {
     for source in ["tmpfs", "host"] {

@@ -113,9 +113,8 @@ fn file_is_found_by_the_name_that_remains_on_the_host() {
     assert_eq!(vfs.getattr(&held).err(), Some(Errno::STALE));
 }
 
-/// A write by path must never reach a file outside of the root, even if that has the same path
-/// (trap T20). Meanwhile the host moves a directory above the written file out of the root and
-/// back.
+/// Trap T20: a write by path must never reach a file outside of the root, even if that has the same
+/// path. Meanwhile the host moves a directory above the written file out of the root and back.
 #[test]
 fn directory_moved_out_and_back_leads_to_no_file_outside() {
     let _watchdog = Watchdog::start("moved out and back", Duration::from_secs(120));

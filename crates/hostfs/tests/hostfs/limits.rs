@@ -17,8 +17,8 @@ const DIRS: usize = 2000;
 const FILES: usize = 100;
 const CACHE_BYTES: u64 = 16 << 20;
 
-/// A walk must read the attributes of 200,000 files with at most 256 descriptors and 16 MiB of
-/// cache (trap P10).
+/// Trap P10: a walk must read the attributes of 200,000 files with at most 256 descriptors and 16
+/// MiB of cache.
 #[test]
 fn walk_of_many_files_needs_few_descriptors() {
     const NAME: &str = "limits::walk_of_many_files_needs_few_descriptors";
@@ -65,8 +65,8 @@ fn walk_of_many_files_needs_few_descriptors() {
     }
 }
 
-/// If a client opens files until an open fails with `ENFILE`, all other calls of all clients must
-/// still succeed (trap X10). The whole process may have 64 descriptors.
+/// Trap X10: if a client opens files until an open fails with `ENFILE`, all other calls of all
+/// clients must still succeed. The whole process may have 64 descriptors.
 #[test]
 fn open_files_of_one_client_leave_descriptors_to_all_calls() {
     const NAME: &str = "limits::open_files_of_one_client_leave_descriptors_to_all_calls";

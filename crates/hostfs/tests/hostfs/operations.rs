@@ -273,8 +273,7 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
     assert_eq!(again.getxattr(&cred, &f, XATTR_ACCESS), Ok(acl.to_xattr()));
 }
 
-/// Files below a renamed directory must be found by their new paths and by old references (trap
-/// P3).
+/// Trap P3: files below a renamed directory must be found by their new paths and by old references.
 #[test]
 fn descendants_of_a_renamed_directory_are_found() {
     let dir = TempDir::new();
@@ -314,8 +313,8 @@ fn rename_modes_are_those_of_the_host() {
     assert!(!dir.join("d").exists());
 }
 
-/// A reused inode number must come with another generation, even within one tick of the host's
-/// clock (trap P11).
+/// Trap P11: a reused inode number must come with another generation, even within one tick of the
+/// host's clock.
 #[test]
 fn number_and_generation_never_repeat() {
     let dir = TempDir::new();

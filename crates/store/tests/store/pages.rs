@@ -328,8 +328,8 @@ fn check_again(victim: &Victim, disks: &Disks) -> Result<(), String> {
 
 /// A mount must refuse every store for which the check reports damage, and must never write to it.
 ///
-/// Damaged pages must neither make new files overwrite old ones (trap X2) nor abort the server
-/// (trap X3).
+/// Damaged pages must neither make new files overwrite old ones (Trap X2) nor abort the server
+/// (Trap X3).
 #[test]
 fn damaged_database_is_refused_with_what_the_check_says() {
     let asked = std::env::var("COREWALK_META_MUTATIONS").ok().and_then(|text| text.parse().ok());

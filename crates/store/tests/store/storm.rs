@@ -57,7 +57,7 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
     }
 }
 
-/// A block that is found for reuse must not be freed by its last user at the same time (trap T34).
+/// Trap T34: a block that is found for reuse must not be freed by its last user at the same time.
 /// Some threads find blocks while others remove the last users.
 #[test]
 fn threads_and_commits_leave_records_that_agree() {
@@ -100,8 +100,8 @@ fn threads_and_commits_leave_records_that_agree() {
     }
 }
 
-/// A block that is changed in place must not find itself (trap T38). Full blocks must not slow down
-/// a search (trap T39). A block has at most 1024 users, so more users need more blocks.
+/// A block that is changed in place must not find itself (Trap T38). Full blocks must not slow down
+/// a search (Trap T39). A block has at most 1024 users, so more users need more blocks.
 #[test]
 fn equal_sets_share_blocks_of_1024_users() {
     let disks = Disks::new();
