@@ -64,14 +64,15 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
     tally.step("flags", || {
         cargo(root, &["run", "--profile", "models", "-p", "corewalk-mbcache", "--example", "flags"])
     });
-    tally.step("ipc-torture", || torture(root, 20_000));
+    tally.step("ipc-torture", || torture(root, 10_000));
     tally.step("ipc-hostile", || hostile(root, 1_000_000));
     // Makes a million calls by path to a back end, while other threads rename the directories
     // above. No rename may make a path invalid during a call (trap X1).
     tally.step("storm", || {
         let mut command = Command::new("cargo");
         command.current_dir(root).env("COREWALK_STORM_CALLS", "1000000");
-        command.args(["test", "-p", "corewalk", "--test", "by_path", "--", "storm"]);
+        // The whole workspace has the features of the step `tests`, so that nothing is built anew.
+        command.args(["test", "--workspace", "--test", "by_path", "--", "storm"]);
         process::run(&mut command, STEP_LIMIT).outcome("cargo test")
     });
     tally.step("crash", || checks::crash(root));
@@ -121,7 +122,8 @@ pub(crate) fn torture(root: &Path, kills: u32) -> Outcome {
 pub(crate) fn hostile(root: &Path, words: u32) -> Outcome {
     let mut command = Command::new("cargo");
     command.current_dir(root).env("COREWALK_IPC_MUTATIONS", words.to_string());
-    command.args(["test", "-p", "corewalk-ipc", "--test", "hostile"]);
+    // The whole workspace has the features of the step `tests`, so that nothing is built anew.
+    command.args(["test", "--workspace", "--test", "hostile"]);
     process::run(&mut command, STEP_LIMIT).outcome("cargo test")
 }
 

@@ -21,7 +21,7 @@ fn alloc_until_full_hands_out_every_slot_but_zero_once() {
 /// `alloc`.
 #[test]
 fn free_and_alloc_leave_every_word_of_the_slot() {
-    let arena: SlotArena<8> = SlotArena::new("words", 400).unwrap();
+    let arena: SlotArena<8> = SlotArena::new("words", if cfg!(miri) { 150 } else { 400 }).unwrap();
     let slots: Vec<u32> = std::iter::from_fn(|| arena.alloc()).collect();
     let check = |what: &str| {
         for &slot in &slots {
@@ -101,7 +101,7 @@ fn new_with_every_index_reserves_and_does_not_commit() {
 
 #[test]
 fn alloc_here_and_free_there_touches_no_more_than_the_peak() {
-    const ROUNDS: usize = if cfg!(miri) { 1_000 } else { 100_000 };
+    const ROUNDS: usize = if cfg!(miri) { 600 } else { 100_000 };
     const SLOTS: u32 = if cfg!(miri) { 1 << 10 } else { 1 << 20 };
     let arena: Arc<SlotArena<1>> = Arc::new(SlotArena::new("drift", SLOTS).unwrap());
     let (send, receive) = std::sync::mpsc::sync_channel(16);
