@@ -95,7 +95,8 @@ impl Generations {
             && same == birth
         {
             known.counts.insert((ino, birth), count + 1);
-            // ORDERING: Relaxed. See `of`.
+            // ORDERING: Relaxed. This thread has not passed the inode to another thread yet, and
+            // that transfer orders the store before the load in `of`.
             self.has_counts.store(true, Ordering::Relaxed);
         }
     }

@@ -255,7 +255,7 @@ impl Blocks {
         };
         let hash = Hash { stored: hash, key };
         let block = Block::new(id, content, hash, users);
-        // K.6: lock the block before it is in the table, until it is in the index.
+        // K.6: keep the block locked from before it is in the table until it is in the index.
         let users = block.users.lock();
         shard.keep(&block);
         drop(shard);
@@ -694,7 +694,8 @@ mod tests {
     #[test]
     fn bound_of_a_peak_is_not_kept() {
         let mut shard = Shard::default();
-        // The last scan was at about 4 times `SHARD_BLOCKS`, so the bound allows 8 times as many.
+        // At the last scan the shard had about 4 times `SHARD_BLOCKS` blocks. By the bound alone,
+        // the next scan would come at twice that number.
         let peak = 5 * SHARD_BLOCKS as u64;
         let used: Vec<_> = (0..peak).map(|id| block(id, 10)).collect();
         used.iter().for_each(|block| keep(&mut shard, block));

@@ -206,10 +206,10 @@ impl Snapshot {
     /// Records that a read has failed. Returns `EIO`.
     fn note_failed_read(&self, error: &io::Error) -> Errno {
         if error.kind() == io::ErrorKind::InvalidData {
-            // ORDERING: Relaxed. As above.
+            // ORDERING: Relaxed. Only this thread has to see the flag.
             self.is_damaged.store(true, Ordering::Relaxed);
         }
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. Another thread uses the flag as a hint to reopen the database.
         self.has_failed_read.store(true, Ordering::Relaxed);
         Errno::IO
     }
@@ -303,7 +303,8 @@ impl Calls {
     }
 
     fn has_panicked(&self) -> bool {
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. A thread that misses the flag calls redb, and gets an error or a panic
+        // that `run` catches.
         self.has_panicked.load(Ordering::Relaxed)
     }
 }

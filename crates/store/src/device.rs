@@ -202,7 +202,8 @@ impl Loss {
 
     /// Returns true if the device may have lost bytes.
     pub(crate) fn is_noted(&self) -> bool {
-        // ORDERING: Relaxed. See `note`.
+        // ORDERING: Relaxed. The lock of the database, which this thread holds, orders the load
+        // after a store in `note`.
         self.0.load(Ordering::Relaxed)
     }
 }

@@ -54,7 +54,8 @@ impl Dirty {
 
     /// Returns true if more was written than one log entry takes.
     pub(crate) fn is_large(&self) -> bool {
-        // ORDERING: Relaxed. See `note`.
+        // ORDERING: Relaxed. In `note`, the handle of the caller orders the load after the swap in
+        // an earlier `take`. For other callers the flag is a hint.
         self.is_large.load(Ordering::Relaxed)
     }
 
@@ -62,7 +63,7 @@ impl Dirty {
     /// caller has closed the transaction barrier.
     pub(crate) fn take(&self) -> Option<Vec<(u64, u32)>> {
         let written = std::mem::take(&mut *self.written.lock());
-        // ORDERING: Relaxed. See `note`.
+        // ORDERING: Relaxed. The barrier is closed, so each call of `note` happened before.
         let is_large = self.is_large.swap(false, Ordering::Relaxed);
         (!is_large).then_some(written.ranges)
     }

@@ -96,8 +96,8 @@ impl Store {
         if self.is_dirsync { self.journal.commit_running() } else { Ok(()) }
     }
 
-    /// Checks that the host has space for `blocks` more blocks, unless the host does not tell its
-    /// free space. `ENOSPC`.
+    /// Returns `ENOSPC` if the host has no space for `blocks` more blocks. Returns `Ok` if the host
+    /// does not tell its free space.
     fn check_host(&self, blocks: u64) -> Result<(), Errno> {
         let Some(store_dir) = self.store_dir.as_ref().filter(|_| blocks > 0) else { return Ok(()) };
         let host = store_dir.host()?;

@@ -293,7 +293,7 @@ struct Check {
     orphans: HashSet<u64>,
     /// The inodes and kinds of all names, by directory.
     entries: HashMap<u64, Vec<(u64, FileKind)>>,
-    /// The logical end and the number of blocks so far, by file.
+    /// For each file, the logical end of the extents read so far, and their number of blocks.
     extents: HashMap<u64, (u64, u64)>,
     /// All used runs of the device. Each has its first block, the block behind its last one, and
     /// its inode.

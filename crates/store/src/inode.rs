@@ -122,19 +122,19 @@ impl Inode {
 
     /// Returns the last transaction that changed the data.
     pub(crate) fn data_tid(&self) -> u64 {
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. The answer must cover only changes that happened before this call.
         self.dirty_data.load(Ordering::Relaxed)
     }
 
     /// Notes that this transaction changes the data.
     pub(crate) fn mark_data(&self, view: &View) {
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. `data_tid` must see only stores that happened before its call.
         self.dirty_data.store(view.tid, Ordering::Relaxed);
     }
 
     /// Notes that this transaction changes extents or size.
     pub(crate) fn mark_content(&self, view: &View) {
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. `dirty_tid` must see only stores that happened before its call.
         self.dirty_content.store(view.tid, Ordering::Relaxed);
     }
 
@@ -148,7 +148,7 @@ impl Inode {
             true => view.put_new(key, &bytes),
             false => view.put(key, &bytes),
         }
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. `dirty_tid` must see only stores that happened before its call.
         self.dirty.store(view.tid, Ordering::Relaxed);
     }
 

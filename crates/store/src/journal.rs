@@ -449,7 +449,9 @@ impl Journal {
 
     /// Marks the committer as asleep. Wakes it again if there is something to commit.
     pub(crate) fn forget_poke(&self) {
-        // ORDERING(poke): AcqRel. See `poke`.
+        // ORDERING(poke): AcqRel. Pairs with the swap in `poke`. If the swap in `poke` came first,
+        // the view below has its transaction. Otherwise that swap returns false and sends the
+        // wake-up.
         self.is_poked.swap(false, Ordering::AcqRel);
         let view = self.view();
         let has_work = view.running.has_begun() || view.logged.is_some();
@@ -491,7 +493,8 @@ impl Journal {
         // ORDERING: Relaxed. A commit reads the flag while the barrier is closed. Outside of a
         // commit, `sync_data` has to cover only writes that happened before its call.
         if !self.is_data_dirty.load(Ordering::Relaxed) {
-            // ORDERING: Relaxed. As above.
+            // ORDERING: Relaxed. The closed barrier, or the order of the caller, makes the store
+            // visible to a reader that must see it.
             self.is_data_dirty.store(true, Ordering::Relaxed);
         }
         written.map_err(|error| match error.kind() {
@@ -523,7 +526,8 @@ impl Journal {
     /// Allocates the reserve. Returns true on success.
     fn renew_reserve(&self) -> bool {
         let reserved = self.devices.take_reserve();
-        // ORDERING: Relaxed. See `grow`.
+        // ORDERING: Relaxed. A thread that reads a stale value may use up the space of the host,
+        // but a commit can then use the reserve.
         self.is_full.store(!reserved, Ordering::Relaxed);
         reserved
     }
@@ -606,7 +610,8 @@ impl Journal {
     }
 
     fn check(&self) -> Result<(), Errno> {
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. A thread that must see the flag holds `state`, or gets the same error
+        // from the device.
         if self.is_failed.load(Ordering::Relaxed) { Err(Errno::IO) } else { Ok(()) }
     }
 }

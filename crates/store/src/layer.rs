@@ -122,7 +122,7 @@ impl Layer {
     /// Returns true if the layer is so large that it should be committed.
     #[inline]
     pub(crate) fn is_heavy(&self) -> bool {
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. The flag is only a hint to commit soon.
         self.is_heavy.load(Ordering::Relaxed)
     }
 

@@ -155,7 +155,7 @@ pub(crate) fn read_super(snapshot: &Snapshot) -> Result<SuperRecord, OpenError> 
 /// Reads the log of a store whose superblock is `found`. Changes nothing.
 ///
 /// # Errors
-/// As [`log::look`]; [`OpenError::LogShort`].
+/// The errors of [`log::look`]; [`OpenError::LogShort`].
 pub(crate) fn look_at_log(devices: &Devices, found: SuperRecord) -> Result<Contents, OpenError> {
     let contents = log::look(&*devices.log, found)?;
     let (len, expected) = (devices.log.len()?, found.log_bytes);

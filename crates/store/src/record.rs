@@ -37,8 +37,8 @@ const LINKABLE: u32 = 1;
 const HAS_ACL: u32 = 2;
 
 /// The largest inode number, id of an attribute block, and generation. Numbers are drawn from 1 on,
-/// so no store reaches this one. A larger number is damage, and the next number after it might wrap
-/// around to one in use.
+/// so no store reaches this maximum. A larger number is damage, and the next number after it might
+/// wrap around to one in use.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 
 /// Maximum number of entries of a directory. With more entries, the size that stat(2) reports could

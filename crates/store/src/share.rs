@@ -16,8 +16,8 @@ use corewalk_mbcache::{Mbcache, MbcacheOptions};
 pub enum Removal {
     /// The pair is not in the index, and no thread is about to use its block.
     Done,
-    /// A thread is about to use the block of the pair. The caller waits for it and then decides
-    /// again.
+    /// A thread is about to use the block of the pair. The caller waits for that thread, and then
+    /// decides again whether to free the block.
     Busy,
 }
 
@@ -86,7 +86,7 @@ pub enum Removal {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait ShareIndex: Send + Sync + 'static {
-    /// Calls `take` with the blocks under `key`, one after the other, until it returns true.
+    /// Calls `take` with the blocks under `key`, one after the other, until `take` returns true.
     /// Returns that block. `take` returns true if it has taken the block or wants to stop the
     /// search.
     fn find(&self, key: u64, take: &mut dyn FnMut(u64) -> bool) -> Option<u64>;
@@ -443,7 +443,7 @@ mod tests {
         let meet = |n: usize| {
             // ORDERING: Relaxed. The counter only makes two threads start at the same moment.
             arrived[n].fetch_add(1, Ordering::Relaxed);
-            // ORDERING: Relaxed. As above.
+            // ORDERING: Relaxed. The counter only makes two threads start at the same moment.
             while arrived[n].load(Ordering::Relaxed) < 2 {
                 thread::yield_now();
             }

@@ -65,7 +65,8 @@ impl Counting {
         // meanwhile. The freed counts are read first, so that the difference is not negative.
         let freed_bytes = self.freed_bytes.load(Ordering::Relaxed);
         let freed_blocks = self.freed_blocks.load(Ordering::Relaxed);
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. A statistic, which is exact only if no other thread allocates
+        // meanwhile.
         let allocated_bytes = self.allocated_bytes.load(Ordering::Relaxed);
         let allocated_blocks = self.allocated_blocks.load(Ordering::Relaxed);
         Live {

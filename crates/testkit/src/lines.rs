@@ -214,7 +214,7 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
 /// The handler of SIGTRAP, which runs after one instruction. It makes the pages of the instruction
 /// inaccessible again.
 extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: as in `on_fault`.
+    // SAFETY: with `SA_SIGINFO` the third argument is a `ucontext_t` of this thread.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     registers[libc::REG_EFL as usize] &= !TRAP_FLAG;
     // ORDERING: Relaxed. See `record`.

@@ -126,7 +126,7 @@ impl<const N: usize> Tally<N> {
     ///
     /// Panics if `name` is not an outcome of this tally.
     pub fn count(&self, name: &str) -> u64 {
-        // ORDERING: Relaxed. As in `hit`.
+        // ORDERING: Relaxed. A statistic, which is read after the threads were joined.
         self.counts[self.position(name)].load(Ordering::Relaxed)
     }
 

@@ -146,7 +146,8 @@ impl Seal {
         if !self.is_building.load(Ordering::Acquire) || layout.align() > REGION_ALIGN_MAX {
             return None;
         }
-        // ORDERING(region): Acquire. See `begin`.
+        // ORDERING(region): Acquire. Pairs with the store in `begin`, so that this thread sees the
+        // mapping.
         let region = self.region.load(Ordering::Acquire);
         let step = |used: usize| {
             let start = used.checked_next_multiple_of(layout.align())?;
@@ -159,7 +160,8 @@ impl Seal {
     }
 
     fn is_in_region(&self, block: *mut u8) -> bool {
-        // ORDERING(region): Acquire. See `begin`.
+        // ORDERING(region): Acquire. Pairs with the store in `begin`, so that this thread sees the
+        // mapping.
         let region = self.region.load(Ordering::Acquire);
         !region.is_null() && (block.addr().wrapping_sub(region.addr())) < REGION_BYTES
     }

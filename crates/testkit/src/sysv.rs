@@ -188,9 +188,9 @@ pub fn act_as(uid: u32, gid: u32) -> Result<i32, i32> {
     check(unsafe { libc::seteuid(0) })?;
     // SAFETY: setgroups(2) reads no pointer for a length of zero.
     check(unsafe { libc::setgroups(0, std::ptr::null()) })?;
-    // SAFETY: as above.
+    // SAFETY: the call takes a number and no pointer.
     check(unsafe { libc::setegid(gid) })?;
-    // SAFETY: as above.
+    // SAFETY: the call takes a number and no pointer.
     check(unsafe { libc::seteuid(uid) })
 }
 

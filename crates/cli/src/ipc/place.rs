@@ -240,7 +240,7 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = match word {
             Some(word) if !is_path(word) => open_file(&path, word, OFlags::empty()),
-            // The variable with the namespace of this process has a path and no name.
+            // The namespace of this process is given by a path too, since the variable has a path.
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
         let file = file.map_err(|error| failed(&error))?;

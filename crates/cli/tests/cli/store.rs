@@ -365,7 +365,7 @@ fn killed_server_loses_nothing_that_was_confirmed() {
             thread::yield_now();
         }
         server.signal(Signal::KILL);
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. A stop flag, with which no data is passed.
         is_over.store(true, Ordering::Relaxed);
         for (writer, known) in writers.into_iter().zip(&mut known) {
             let now = writer.join().expect("the writer ends");

@@ -33,8 +33,8 @@ fn symbolic_links_are_followed_in_the_namespace() {
     }
 }
 
-/// A call must not reach a file outside of the root, if a directory that the cache knows is
-/// replaced by a link to a directory there.
+/// If a directory that the cache knows is replaced by a link that leads out of the root, a call
+/// must not follow the link.
 #[test]
 fn directory_replaced_by_a_link_leads_nowhere() {
     let (dir, outside) = (TempDir::new(), TempDir::new());

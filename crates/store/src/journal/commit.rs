@@ -209,8 +209,9 @@ impl Journal {
         // Check for an abort after the barrier was closed. An aborted operation has left only a
         // part of its changes in the frozen layer.
         self.check().ok()?;
-        // ORDERING: Relaxed. See `grow`. On a full host do not use the log, since the logged
-        // transaction might never fit into the database.
+        // ORDERING: Relaxed. A stale value does no harm, since a commit can use the reserve. On a
+        // full host do not use the log, since the logged transaction might never fit into the
+        // database.
         let is_full = self.is_full.load(Ordering::Relaxed);
         let is_logged = goal == Goal::Durable && !frozen.has_failed_read && !is_full;
         let done = match is_logged.then(|| self.append(&frozen)) {
@@ -336,7 +337,7 @@ impl Journal {
         }
         count(&self.counts.database, 1);
         count(&self.counts.records, records.len() as u64);
-        // ORDERING: Relaxed. See `grow`.
+        // ORDERING: Relaxed. If this thread misses the flag, `grow` renews the reserve later.
         if self.is_full.load(Ordering::Relaxed) {
             self.renew_reserve();
         }
@@ -368,7 +369,8 @@ impl Journal {
                 break;
             }
             if full_or_io(error) == Errno::NOSPC {
-                // ORDERING: Relaxed. See `grow`.
+                // ORDERING: Relaxed. A thread that misses the flag may use up the space of the
+                // host, but not the space of the reserve that this commit uses.
                 self.is_full.store(true, Ordering::Relaxed);
                 self.devices.reserve.set_len(0)?;
             }

@@ -9,8 +9,8 @@
 //! # Invariants
 //! - O.1: once the device may have lost written data, the database is not reopened and takes no
 //!   more writes. Opening and closing also write and sync, so their failures count too.
-//! - O.2: the generation in the superblock, which grows with every commit. A reopened database with
-//!   a smaller generation lacks a confirmed commit and is not used.
+//! - O.2: the generation in the superblock grows with every commit. A reopened database with a
+//!   smaller generation lacks a confirmed commit and is not used.
 //!
 //! Source: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
 

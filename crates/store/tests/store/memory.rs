@@ -231,7 +231,8 @@ impl Disks {
         Disks { all, shared }
     }
 
-    /// Returns copies of the devices as a kill of the process leaves them. This store goes on.
+    /// Returns copies of the devices as a kill of the process leaves them. The original store is
+    /// not affected.
     pub(crate) fn killed(&self) -> Disks {
         let disks = Disks::with(self.contents());
         let shared = self.shared.lock();
