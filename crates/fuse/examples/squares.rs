@@ -17,7 +17,7 @@ use corewalk::{
     Attr, DirEntry, DirSink, Errno, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs,
     Timespec,
 };
-use corewalk_fuse::{Mount, MountOptions, Options};
+use corewalk_fuse::{MountOptions, Options, serve};
 
 /// The inode number of the root. The file `N` has the number `N` + 1.
 const ROOT_INO: u64 = 1;
@@ -110,8 +110,7 @@ impl FileSystem for Squares {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let point: PathBuf = std::env::args_os().nth(1).ok_or("usage: squares DIRECTORY")?.into();
     let fs = Arc::new(Squares { since: Timespec::now() });
-    let mount = Mount::new(fs, &point, Options::exclusive(), &MountOptions::default())?;
-    println!("mounted on {}; end it with umount", point.display());
-    mount.wait()?;
+    println!("serving on {}; end it with umount or Ctrl-C", point.display());
+    serve(fs, &point, Options::exclusive(), &MountOptions::default())?;
     Ok(())
 }
