@@ -283,9 +283,10 @@ impl Content {
     /// Changes the allocation as fallocate(2) does.
     ///
     /// # Errors
-    /// `EINVAL` for an empty range; `EINVAL` for a range that must consist of whole blocks, or must
-    /// end before the end of the file, and does not; `EFBIG` for a range behind the largest size;
-    /// `ENOSPC`; `EOPNOTSUPP` for flags that exclude each other; `EIO`, `ESTALE`.
+    /// `EINVAL` for an empty range. `EINVAL` if the range must consist of whole blocks, or must end
+    /// before the end of the file, but does not. `EFBIG` for a range behind the largest size.
+    /// `EOPNOTSUPP` for flags that exclude each other. `ENOSPC`; `EIO`; `ESTALE` if the file was
+    /// freed.
     pub(crate) fn allocate(
         &mut self,
         tx: FileTx<'_>,
