@@ -9,8 +9,8 @@
 //! Normally the command leaves no mount behind, and it removes the mount point if it has created
 //! it. A mount that is in use when a signal comes is detached, and its users lose the server. So
 //! does a copy of the mount in another mount namespace. In two cases the mount stays without a
-//! server until `umount -l`: the command is killed, or a signal comes while another file system is
-//! mounted on top.
+//! server until `umount -l`. Either the command is killed, or a signal comes while another file
+//! system is mounted on top.
 
 mod daemon;
 mod descriptors;
