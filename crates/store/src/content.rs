@@ -327,7 +327,7 @@ impl Content {
     pub(crate) fn discard(&mut self, tx: FileTx<'_>) -> Result<(), Errno> {
         self.remove(tx, 0..u64::MAX)?;
         self.flush(tx);
-        // A freed file is not saved, so nothing has to know that its extents moved.
+        // A freed file is not saved, so its moved extents need not be reported.
         (self.size, self.has_moved) = (0, false);
         self.is_dead = true;
         Ok(())
