@@ -7,10 +7,10 @@
 //!
 //! # The end of a mount
 //! Normally the command leaves no mount behind, and it removes the mount point if it has created
-//! it. A mount that is in use when a signal comes is detached, and its users lose the server. So
-//! does a copy of the mount in another mount namespace. In two cases the mount stays without a
-//! server until `umount -l`: the command is killed, or a signal comes while another file system is
-//! mounted on top.
+//! it. A mount that is in use when a signal comes is detached, and its users lose the server. A
+//! copy of the mount in another mount namespace loses the server too. In two cases the mount stays
+//! without a server until `umount -l`. Either the command is killed, or a signal comes while
+//! another file system is mounted on top.
 
 mod daemon;
 mod descriptors;
