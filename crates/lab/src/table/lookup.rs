@@ -6,8 +6,9 @@
 //! (`memory`).
 //!
 //! `op=lookup` is the namespace work of a FUSE LOOKUP: (parent inode number, name) to inode number
-//! with one reference for the client. `op=walk` is absolute path to inode number. The table `path`
-//! has inodes to paths.
+//! with one reference for the client. It is the call that corewalk's server makes. The attributes
+//! of the reply come from the back end and are not in it. `op=walk` is absolute path to inode
+//! number. The table `path` has inodes to paths.
 //!
 //! - `renamer=0`: targets: any entry of the tree; baseline: `rwlock-ahash`.
 //! - `targets=hot`: targets: 64 entries, eight names deep; `net_of=syscall` without the cost of a
