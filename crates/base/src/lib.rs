@@ -1,6 +1,7 @@
 //! The internal base of the corewalk crates.
 //!
-//! It gives no promise of stability. Programs use `corewalk-sync` and the crates above instead.
+//! Its interface may change in any version. Programs use `corewalk-sync` and the crates above
+//! instead.
 //!
 //! | item | use |
 //! |---|---|
@@ -21,7 +22,7 @@
 //! # Locks
 //!
 //! The crate holds no lock while it runs code of the caller. `park` uses the queue locks of
-//! `parking_lot_core`, which are leaves.
+//! `parking_lot_core`, under which no other lock is taken.
 //!
 //! # Unsafe code
 //!
