@@ -146,10 +146,10 @@ impl Listing<'_> {
                 FoundName::new(inode, dentry)
             }
         };
-        // Under the lock: afterwards a removal of the name could end the inode.
-        let inode = found.into_inode().unless_saturated().ok()?;
+        // A removal of the name would drop the inode, so take the reference under the lock.
+        let inode = found.into_inode();
         drop(in_lookup);
-        Some(vfs.looked_up(inode, attr, self.changes))
+        Some(vfs.looked_up(inode.unless_saturated().ok()?, attr, self.changes))
     }
 
     /// Returns true if the cached inode is the one that `attr` describes.

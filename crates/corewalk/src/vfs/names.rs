@@ -87,19 +87,6 @@ impl Vfs {
         })
     }
 
-    /// Returns a path of the inode with this number from the root of its file system. All names on
-    /// the path exist at one instant. If no name on the path changes meanwhile, this writes no
-    /// shared memory.
-    ///
-    /// # Errors
-    /// `ESTALE` if no inode with this number is in use; `ENOENT` if it has no name any more.
-    pub fn path_of_ino(&self, ino: u64) -> Result<Vec<u8>, Errno> {
-        match crate::dpath::path_of_ino(&self.dcache, ino) {
-            Some(path) => Ok(path),
-            None => self.inode(ino)?.path(),
-        }
-    }
-
     /// Looks the name up in the cache. The only store is the reference that it takes.
     pub(super) fn lookup_cached(
         &self,
