@@ -146,7 +146,8 @@ fn crossing_renames_and_a_link_end() {
     assert!(REFUSED.load(Ordering::Relaxed) > 0);
 }
 
-/// A file must be readable if it can be opened during its removal, or while another file replaces it.
+/// A file that can be opened during its removal, or while another file replaces it, must be
+/// readable.
 #[test]
 fn file_opened_during_its_removal_is_read_or_gone() {
     check(|| {
