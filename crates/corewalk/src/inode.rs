@@ -156,12 +156,14 @@ impl Inodes {
     /// Returns the inode number of the back end.
     #[inline]
     pub(crate) fn ino(&self, slot: InodeSlot) -> u64 {
-        // ORDERING: Relaxed. Fixed while a reference is held or the dentry validates.
+        // ORDERING: Relaxed. The number is fixed while a reference is held. Otherwise the caller
+        // validates the dentry.
         self.ref_words(slot)[1].load(Ordering::Relaxed)
     }
 
     pub(crate) fn generation(&self, slot: InodeSlot) -> u64 {
-        // ORDERING: Relaxed. As for `ino`.
+        // ORDERING: Relaxed. The generation is fixed while a reference is held. Otherwise the
+        // caller validates the dentry.
         self.perm_words(slot)[GENERATION].load(Ordering::Relaxed)
     }
 
