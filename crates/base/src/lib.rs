@@ -13,6 +13,7 @@
 //! | [`OwnLine`], [`CachePadded`] | placement on cache lines |
 //! | [`WordPair`] | comparing shared words two at a time |
 //! | [`errno_of`] | the errno of an error of the standard library |
+//! | [`signal_is_ignored`] | the disposition of a signal |
 //! | [`heap`] | freed memory that goes back to the system |
 //! | [`file_handle`], [`sysv`] | system calls of the host that no well-kept crate has |
 //! | [`setters!`] | setters of structs that may get more fields |
@@ -41,6 +42,7 @@ pub mod park;
 pub mod primitives;
 mod region;
 mod setters;
+mod signals;
 pub mod sysv;
 #[cfg(corewalk_loom)]
 pub mod tally;
@@ -53,3 +55,4 @@ pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWrite
 pub use own_line::OwnLine;
 pub use pair::{Lane, Lanes, WordPair};
 pub use region::{LINE_WORDS, Line, Region};
+pub use signals::signal_is_ignored;

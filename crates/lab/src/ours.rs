@@ -10,12 +10,13 @@
 
 use std::sync::Arc;
 
-use corewalk::attr::mode;
-use corewalk::{Cred, FsStruct, Make, Name, Removal, RenameMode, Vfs, VfsOptions, WalkFlags};
+use corewalk::{
+    Cred, FileKind, FsStruct, Make, Name, Removal, RenameMode, Vfs, VfsOptions, WalkFlags,
+};
 
 use crate::baseline::{Namespace, ask};
 use crate::before::timed::timed_if_moved;
-use crate::before::{Dentries, Kind, Passes, filled};
+use crate::before::{Dentries, Passes, filled};
 use crate::corpus::Corpus;
 use crate::crew::{Laps, Turn};
 use crate::job::User;
@@ -111,6 +112,11 @@ impl Namespace for Ours {
         }
         ask(self, op, questions, first, turn)
     }
+
+    fn passes(&self) -> Option<Passes> {
+        let stats = self.vfs.stats();
+        Some(Passes { retries: stats.retries, fallbacks: stats.fallbacks })
+    }
 }
 
 impl Dentries for Ours {
@@ -128,13 +134,10 @@ impl Dentries for Ours {
     }
 
     #[inline]
-    fn create(&self, parent: u64, name: &[u8], kind: Kind) -> Option<u64> {
+    fn create(&self, parent: u64, name: &[u8], kind: FileKind) -> Option<u64> {
         let dir = self.vfs.inode(parent).ok()?;
-        let mode = match kind {
-            Kind::File => mode::S_IFREG | 0o644,
-            Kind::Directory => mode::S_IFDIR | 0o755,
-        };
-        let what = Make::new(mode, 0, 0);
+        let permissions = if kind == FileKind::Directory { 0o755 } else { 0o644 };
+        let what = Make::new(kind.to_mode() | permissions, 0, 0);
         let (_, attr) = self.vfs.make(&self.cred, &dir, Name::new(name).ok()?, what).ok()?;
         Some(attr.ino)
     }
@@ -158,10 +161,5 @@ impl Dentries for Ours {
             Some(place.inode().ino())
         };
         user.work(self, turn, stat, open)
-    }
-
-    fn passes(&self) -> Option<Passes> {
-        let stats = self.vfs.stats();
-        Some(Passes { retries: stats.retries, fallbacks: stats.fallbacks })
     }
 }
