@@ -1,9 +1,10 @@
 //! corewalk itself as a variant.
 //!
 //! A lookup takes a parent's inode number and a name. It returns an inode number and adds one
-//! reference for the client, as in a FUSE server. All names are made before the measurement and
-//! stay in the cache, which evicts none. The cache counts its calls of the file system below. There
-//! must be none during a measurement.
+//! reference for the client. The FUSE server makes this call too, and reads the attributes from the
+//! file system below afterwards, which is not measured. All names are made before the measurement
+//! and stay in the cache, which evicts none. The cache counts its calls of the file system below.
+//! There must be none during a measurement.
 //!
 //! Source: `corewalk::vfs`.
 
@@ -70,7 +71,8 @@ impl Namespace for Ours {
 
     #[inline]
     fn lookup(&self, parent: u64, name: &[u8]) -> Option<u64> {
-        self.vfs.lookup_by_ino(&self.cred, parent, name).ok()
+        let found = self.vfs.lookup_by_ino(&self.cred, parent, name).ok()?;
+        Some(found.inode.into_lookups())
     }
 
     #[inline]

@@ -1,11 +1,11 @@
 //! Opening by file handle: inodes by number that the cache does not have.
 //!
-//! A client may hold a file handle longer than the cache keeps the inode. The back end is then
-//! asked by number. A file found this way has no name in the cache, as after `tmpfile`; a later
-//! lookup adds the name. A directory must be connected to the tree, for `..`, renames and paths. So
-//! the back end is asked for its parent, and the parent of that, up to a directory with a dentry.
-//! From there down, each directory is read for the name of the next one, and that name is looked
-//! up.
+//! A client may hold a file handle longer than the cache keeps the inode. Then the namespace asks
+//! the back end by number. A file found this way has no name in the cache, as after `tmpfile`; a
+//! later lookup adds the name. A directory must be connected to the tree, for `..`, renames and
+//! paths. So the back end is asked for its parent, and the parent of that, up to a directory with a
+//! dentry. From there down, each directory is read for the name of the next one, and that name is
+//! looked up.
 //!
 //! # Limits
 //! If other clients move a directory during each of [`TRIES_MAX`] attempts, the result is `ESTALE`.
@@ -17,7 +17,7 @@
 
 use std::ops::ControlFlow;
 
-use super::{InodeRef, Vfs};
+use super::{InodeRef, LookedUp, Vfs};
 use crate::Errno;
 use crate::attr::FileKind;
 use crate::cred::Cred;
@@ -50,38 +50,51 @@ impl Vfs {
     /// drop(dir);
     /// vfs.prune();
     /// assert_eq!(vfs.inode(handle.0).err(), Some(Errno::STALE));
-    /// assert_eq!(vfs.by_number(handle.0, Some(handle.1))?.path()?, b"/d");
+    /// assert_eq!(vfs.by_number(handle.0, Some(handle.1))?.inode.path()?, b"/d");
     /// # Ok::<(), Errno>(())
     /// ```
-    pub fn by_number(&self, ino: u64, generation: Option<u64>) -> Result<InodeRef<'_>, Errno> {
-        let inode = self.loaded(ino, generation)?;
-        if inode.kind() == FileKind::Directory {
-            self.connect(&inode)?;
+    pub fn by_number(&self, ino: u64, generation: Option<u64>) -> Result<LookedUp<'_>, Errno> {
+        let found = self.loaded(ino, generation)?;
+        if found.inode.kind() == FileKind::Directory {
+            self.connect(&found.inode)?;
         }
-        Ok(inode)
+        Ok(found)
+    }
+
+    /// Returns a path of the inode with this number from the root of its file system. All names on
+    /// the path exist at one instant. If no name on the path changes meanwhile, this writes no
+    /// shared memory.
+    ///
+    /// # Errors
+    /// `ESTALE` if no inode with this number is in use; `ENOENT` if it has no name any more.
+    pub fn path_of_ino(&self, ino: u64) -> Result<Vec<u8>, Errno> {
+        match crate::dpath::path_of_ino(&self.dcache, ino) {
+            Some(path) => Ok(path),
+            None => self.inode(ino)?.path(),
+        }
     }
 
     /// Like [`Vfs::by_number`], but does not connect a directory.
-    fn loaded(&self, ino: u64, generation: Option<u64>) -> Result<InodeRef<'_>, Errno> {
+    fn loaded(&self, ino: u64, generation: Option<u64>) -> Result<LookedUp<'_>, Errno> {
         let is_wanted = |inode: &InodeRef<'_>| generation.is_none_or(|it| it == inode.generation());
         match self.inode(ino) {
             Err(Errno::STALE) => {}
             found => {
                 let found = found?;
-                // The back end may have reused the number since.
+                // The back end may have reused the number since the client got it.
                 if is_wanted(&found) {
-                    return Ok(found);
+                    return Ok(LookedUp { inode: found, attr: None });
                 }
             }
         }
         let near = self.root().slot;
         let changes = self.dcache.inodes.changes();
         let attr = self.fs(near).by_number(ino, generation).map_err(stale)?;
-        // Enter the inode even if it is the wrong one: then the cache sends the back end a `forget`
+        // Enter the inode even if it is the wrong one. Then the cache sends the back end a `forget`
         // for it.
         let inode = self.enter(near, &attr, changes, None)?;
         match inode.ino() == ino && is_wanted(&inode) && attr.nlink > 0 {
-            true => inode.unless_saturated(),
+            true => Ok(self.looked_up(inode.unless_saturated()?, &attr, changes)),
             false => Err(Errno::STALE),
         }
     }
@@ -98,7 +111,7 @@ impl Vfs {
                 if above.iter().any(|seen| seen.ino() == parent) {
                     break;
                 }
-                above.push(self.loaded(parent, None)?);
+                above.push(self.loaded(parent, None)?.inode);
             }
             while let Some(parent) = above.pop()
                 && let Some(child) = above.last()
@@ -117,27 +130,43 @@ impl Vfs {
     }
 
     /// Finds the name of `child` in the directory `parent` and looks it up. Returns false if
-    /// `child` is not there.
+    /// `child` is not in `parent`.
     fn look_up_child(&self, parent: &InodeRef<'_>, child: &InodeRef<'_>) -> Result<bool, Errno> {
-        let (mut name, ino) = (Vec::new(), child.ino());
-        let read = self.readdir(parent, 0, &mut |entry| {
-            if entry.ino != ino || entry.kind != FileKind::Directory {
-                return ControlFlow::Continue(());
-            }
-            name.extend_from_slice(entry.name.as_bytes());
-            ControlFlow::Break(())
-        });
-        let found = read.and_then(|()| self.lookup(&Cred::root(), parent, Name::new(&name)?));
+        let name = self.name_of_child(parent, child);
+        let found = name.and_then(|name| self.lookup(&Cred::root(), parent, Name::new(&name)?));
         match found {
             Ok(found) => Ok(found.slot == child.slot),
-            // The child was moved or removed.
+            // The child was moved or removed meanwhile.
             Err(Errno::NOENT | Errno::STALE | Errno::NOTDIR) => Ok(false),
             Err(error) => Err(error),
         }
     }
+
+    /// Returns the name of the directory `child` in `parent`. `ENOENT` if `parent` does not contain
+    /// it.
+    fn name_of_child(&self, parent: &InodeRef<'_>, child: &InodeRef<'_>) -> Result<Vec<u8>, Errno> {
+        let (mut name, mut cookie, ino) = (Vec::new(), 0, child.ino());
+        loop {
+            let page = cookie;
+            self.readdir(parent, page, &mut |entry| {
+                cookie = entry.cookie;
+                if entry.ino != ino || entry.kind != FileKind::Directory {
+                    return ControlFlow::Continue(());
+                }
+                name.extend_from_slice(entry.name.as_bytes());
+                ControlFlow::Break(())
+            })?;
+            if !name.is_empty() {
+                return Ok(name);
+            }
+            if cookie == page {
+                return Err(Errno::NOENT);
+            }
+        }
+    }
 }
 
-/// Maps `ENOENT` to `ESTALE`: a lookup by number has no name that could be missing.
+/// Maps `ENOENT` to `ESTALE`, because a lookup by number has no name that could be missing.
 fn stale(error: Errno) -> Errno {
     if error == Errno::NOENT { Errno::STALE } else { error }
 }

@@ -1,8 +1,7 @@
-//! Operations on an inode: data, directory listing, symbolic links, extended attributes. Each does
-//! the checks of the system call, then calls the back end.
+//! Operations on an inode: data, symbolic links, extended attributes. Each operation makes the
+//! checks of its system call, and then calls the back end.
 
 use std::borrow::Borrow;
-use std::ops::ControlFlow;
 
 use super::attributes::acl_kind;
 use super::paths::Nesting;
@@ -10,7 +9,7 @@ use super::{InodeRef, Vfs};
 use crate::Errno;
 use crate::attr::{FileKind, StatFs, mode};
 use crate::cred::{Caps, Cred, May};
-use crate::fs::{DirEntry, DirSink, Fallocate, FileSystem, Node, Seek, XattrMode};
+use crate::fs::{Fallocate, FileSystem, Node, Seek, XattrMode};
 
 /// The longest name of an extended attribute, in bytes (`XATTR_NAME_MAX`).
 const XATTR_NAME_MAX: usize = 255;
@@ -62,7 +61,7 @@ impl Vfs {
         Ok(handle)
     }
 
-    /// Closes what [`Vfs::open`] returned.
+    /// Closes a handle that [`Vfs::open`] returned.
     pub fn release(&self, inode: &InodeRef<'_>, handle: u64) {
         let released = self.with_inode(inode.slot, |fs, node| {
             fs.release(node, handle);
@@ -72,8 +71,8 @@ impl Vfs {
         self.closed(inode);
     }
 
-    /// Reads at `offset` into `buf` and returns the number of bytes. It is less than asked for only
-    /// at the end of the file. The caller has opened the file for reading.
+    /// Reads at `offset` into `buf` and returns the number of bytes. The number is smaller than the
+    /// length of `buf` only at the end of the file. The caller has opened the file for reading.
     ///
     /// # Errors
     /// `EISDIR`, `EINVAL` for anything but a regular file; the errors of the back end.
@@ -117,7 +116,7 @@ impl Vfs {
     /// From then on, no other thread changes the file's attributes until the bytes are written.
     ///
     /// # Errors
-    /// As [`Vfs::write`].
+    /// Those of [`Vfs::write`].
     pub fn write_with_lazy_cred(
         &self,
         inode: &InodeRef<'_>,
@@ -151,7 +150,7 @@ impl Vfs {
     /// [`FileSystem::append`].
     ///
     /// # Errors
-    /// As [`Vfs::write`].
+    /// Those of [`Vfs::write`].
     pub fn append(
         &self,
         cred: &Cred,
@@ -172,7 +171,7 @@ impl Vfs {
     /// [`Vfs::write_with_lazy_cred`].
     ///
     /// # Errors
-    /// As [`Vfs::write`].
+    /// Those of [`Vfs::write`].
     pub fn append_with_lazy_cred(
         &self,
         inode: &InodeRef<'_>,
@@ -184,52 +183,6 @@ impl Vfs {
         self.write_by(inode, bytes, load_cred, |fs, node| fs.append(node, handle, end, bytes))
     }
 
-    /// Reports the entries of a directory behind `cookie`, without `.` and `..`. Cookie 0 is the
-    /// start. The caller has opened the directory for reading. `sink` must not call this namespace:
-    /// a back end by path holds the path of the directory meanwhile, and renames wait for it.
-    ///
-    /// # Errors
-    /// `ENOTDIR`; the errors of the back end.
-    ///
-    /// # Examples
-    /// ```
-    /// # use std::sync::Arc;
-    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-    /// # use corewalk::{Cred, Make, Name, Vfs, VfsOptions};
-    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
-    /// # use std::ops::ControlFlow;
-    /// let (cred, root) = (Cred::root(), vfs.root());
-    /// vfs.make(&cred, &root, Name::new(b"f")?, Make::new(0o644, 0, 0))?;
-    /// let mut names = vec![];
-    /// vfs.readdir(&root, 0, &mut |entry| {
-    ///     names.push(entry.name.as_bytes().to_vec());
-    ///     ControlFlow::Continue(())
-    /// })?;
-    /// assert_eq!(names, [b"f"]);
-    /// # Ok::<(), corewalk::Errno>(())
-    /// ```
-    pub fn readdir(
-        &self,
-        dir: &InodeRef<'_>,
-        cookie: u64,
-        sink: &mut DirSink<'_>,
-    ) -> Result<(), Errno> {
-        if dir.kind() != FileKind::Directory {
-            return Err(Errno::NOTDIR);
-        }
-        let paths = self.superblock(dir.slot).paths.as_ref();
-        let is_hidden = |name: &[u8]| paths.is_some_and(|paths| paths.is_hidden_name(name));
-        let mut shown = |entry: DirEntry<'_>| match is_hidden(entry.name.as_bytes()) {
-            true => ControlFlow::Continue(()),
-            false => sink(entry),
-        };
-        // A removed directory gives `ENOENT`, not `ESTALE`, so call `with_node`.
-        self.awaiting_removal(&[dir.slot], || {
-            self.with_node(dir.slot, |fs, node| fs.readdir(node, cookie, &mut shown))
-        })
-    }
-
     /// Returns the inode number of a directory's parent. The parent of the root is the root.
     ///
     /// # Errors
@@ -239,8 +192,8 @@ impl Vfs {
         loop {
             let (parent, seq) = self.dcache.parent(dir.now.slot);
             let parent = self.dcache.directory(parent).map(|now| self.dcache.inodes.ino(now.inode));
-            // If the child has not moved since, `parent` is still its parent. Trap T19 is a parent
-            // that is used without this check.
+            // If the child has not moved since the snapshot, `parent` is still its parent. Trap T19
+            // is a parent that is used without this check.
             if self.dcache.dentries.is_unchanged(dir.now.slot, seq) {
                 return parent.ok_or(Errno::NOENT);
             }
@@ -302,7 +255,7 @@ impl Vfs {
     }
 
     /// Changes the allocation of a file that the caller has opened for writing. Without
-    /// `CAP_FSETID` in `cred`, it clears set-user-ID and set-group-ID, as a write does.
+    /// `CAP_FSETID` in `cred`, the call clears set-user-ID and set-group-ID, as a write does.
     ///
     /// # Errors
     /// In this order: `EINVAL` for a length of 0; `EOPNOTSUPP` for flags that exclude each other;
@@ -462,8 +415,8 @@ impl Vfs {
         })
     }
 
-    /// Runs `question`, which checks and then calls the back end about an inode. Waits for a
-    /// pending removal of the inode if it fails.
+    /// Runs `question`, which checks and then calls the back end about an inode. If `question`
+    /// fails, waits for a pending removal of the inode.
     #[inline]
     pub(super) fn ask<T>(
         &self,
@@ -515,7 +468,7 @@ impl Vfs {
     }
 }
 
-/// An open that is counted before it is made, and counted back if it fails. The count keeps a file
+/// An open that is counted before it is made, and uncounted if it fails. The count keeps a file
 /// that is removed while the back end opens it.
 struct Opening<'a>(&'a InodeRef<'a>);
 
