@@ -25,7 +25,6 @@ pub(crate) use linux::{Cwd, Linux, path_of_fd, syscall_ns};
 pub(crate) use path_maps::{dashmap_path, papaya_path, scc_path};
 pub(crate) use rwlock_ahash::RwLockAhash;
 
-use crate::before::Passes;
 use crate::crew::{Laps, Turn};
 use crate::questions::{Op, Questions, is_path};
 use crate::race::{Reader, Writer};
@@ -75,9 +74,9 @@ pub(crate) trait Namespace: Send + Sync {
     /// Gets the calling thread ready to ask.
     fn begin(&self) {}
 
-    /// Returns the number of disturbed translations so far, or None if the variant does not count
-    /// them.
-    fn passes(&self) -> Option<Passes> {
+    /// Returns the number of passes that renames disturbed so far, or None if the variant does not
+    /// count them.
+    fn retries(&self) -> Option<u64> {
         None
     }
 

@@ -55,15 +55,6 @@ use crate::corpus::{Corpus, ROOT};
 use crate::crew::{Laps, Turn};
 use crate::job::User;
 
-/// How often renames disturbed translations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Passes {
-    /// Discarded passes.
-    pub retries: u64,
-    /// Translations that then took a lock.
-    pub fallbacks: u64,
-}
-
 /// A namespace that can be built up and changed.
 pub(crate) trait Dentries: Namespace {
     /// Returns the inode number at an absolute path. Takes a reference of the dentry and drops it,

@@ -146,13 +146,11 @@ impl Slice {
         params: &Params,
         baseline: &str,
     ) -> anyhow::Result<()> {
-        self.check(variant)?;
-        samples.add_speed(round, variant, params, (self.ops_per_s, self.ns_per_op()), baseline);
-        Ok(())
+        self.add_against(samples, round, variant, params, (baseline, params))
     }
 
-    /// Adds the result of `variant` in `round` to the samples. Its baseline is its own result with
-    /// `base_params`.
+    /// Adds the result of `variant` in `round` to the samples. Its baseline is the result of a
+    /// variant with other parameters.
     ///
     /// # Errors
     /// As [`Slice::add_to`].
@@ -162,11 +160,11 @@ impl Slice {
         round: usize,
         variant: &str,
         params: &Params,
-        base_params: &Params,
+        against: (&str, &Params),
     ) -> anyhow::Result<()> {
         self.check(variant)?;
         for value in [(Metric::OpsPerSecond, self.ops_per_s), (Metric::NsPerOp, self.ns_per_op())] {
-            samples.add_against(round, variant, params, value, (variant, base_params));
+            samples.add_against(round, variant, params, value, against);
         }
         Ok(())
     }

@@ -75,10 +75,14 @@ pub(crate) trait User {
     fn unlink(&self, dir: &Self::Dir, name: &[u8]) -> bool;
 
     /// Makes a hard link `other` to the file `name` in the same directory.
-    fn link(&self, dir: &Self::Dir, name: &[u8], other: &[u8]) -> bool;
+    fn link(&self, _dir: &Self::Dir, _name: &[u8], _other: &[u8]) -> bool {
+        false
+    }
 
     /// Sets the permission bits of a file.
-    fn chmod(&self, dir: &Self::Dir, name: &[u8], mode: u32) -> bool;
+    fn chmod(&self, _dir: &Self::Dir, _name: &[u8], _mode: u32) -> bool {
+        false
+    }
 
     /// Moves a name to another, which does not exist.
     fn rename(&self, from: (&Self::Dir, &[u8]), to: (&Self::Dir, &[u8])) -> bool;

@@ -281,7 +281,6 @@ fn run_tables(args: &RunArgs) -> anyhow::Result<()> {
 
 fn write_report(args: &ReportArgs) -> anyhow::Result<()> {
     let reports = report::read(&args.json)?;
-    report::prepare(&args.out)?;
     say(&format!("{}\n", report::write(&args.out, &reports)?.display()))
 }
 

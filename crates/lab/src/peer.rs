@@ -28,7 +28,7 @@ use corewalk_base::primitives::Arc;
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
 use rustix::mount::{UnmountFlags, unmount};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// The place of the host's tmpfs.
@@ -223,23 +223,13 @@ impl Drop for Mounted {
         self.unmount();
         let Some(server) = &mut self.server else { return };
         let start = Instant::now();
-        let mut is_told = false;
-        loop {
-            match server.try_wait() {
-                Ok(None) if start.elapsed() < PATIENCE => thread::sleep(LOOK_EVERY),
-                Ok(None) => {
-                    let _ = server.kill();
-                    let _ = server.wait();
-                    return;
-                }
-                Ok(Some(_)) | Err(_) => return,
+        while matches!(server.try_wait(), Ok(None)) {
+            if start.elapsed() > PATIENCE {
+                let _ = server.kill();
+                let _ = server.wait();
+                return;
             }
-            if !is_told && start.elapsed() > PATIENCE / 10 {
-                is_told = true;
-                if let Some(pid) = Pid::from_raw(server.id().cast_signed()) {
-                    let _ = kill_process(pid, Signal::TERM);
-                }
-            }
+            thread::sleep(LOOK_EVERY);
         }
     }
 }

@@ -15,7 +15,6 @@
 use std::time::Duration;
 
 use crate::baseline::Namespace;
-use crate::before::Passes;
 use crate::crew::{self, Laps, Pinning, Slice, Turn};
 use crate::questions::Tally;
 
@@ -51,8 +50,8 @@ pub(crate) struct Race<'a> {
 pub(crate) struct Outcome {
     pub(crate) reads: Slice,
     pub(crate) renames: Slice,
-    /// The number of disturbed translations, or None if the namespace does not count them.
-    pub(crate) passes: Option<Passes>,
+    /// The number of disturbed passes, or None if the namespace does not count them.
+    pub(crate) retries: Option<u64>,
 }
 
 impl Reader {
@@ -99,10 +98,7 @@ impl Outcome {
     pub(crate) fn add(&mut self, other: &Outcome) {
         self.reads.add(&other.reads);
         self.renames.add(&other.renames);
-        self.passes = self.passes.zip(other.passes).map(|(a, b)| Passes {
-            retries: a.retries + b.retries,
-            fallbacks: a.fallbacks + b.fallbacks,
-        });
+        self.retries = self.retries.zip(other.retries).map(|(one, two)| one + two);
     }
 }
 
@@ -112,7 +108,7 @@ impl Outcome {
 /// # Panics
 /// If a rename fails, or a thread panics.
 pub(crate) fn run(racer: &dyn Namespace, renamed: &dyn Namespace, race: &Race<'_>) -> Outcome {
-    let before = racer.passes();
+    let before = racer.retries();
     let readers = race.readers.len();
     let work = |worker: usize, turn: Turn| match race.readers.get(worker) {
         Some(reader) => racer.translate(reader, turn),
@@ -120,12 +116,9 @@ pub(crate) fn run(racer: &dyn Namespace, renamed: &dyn Namespace, race: &Race<'_
     };
     let workers = (readers + race.writers.len(), 1, race.pinning);
     let (laps, ()) = crew::run_laps(workers, race.time, work, |_| ());
-    let passes = racer.passes().zip(before).map(|(after, before)| Passes {
-        retries: after.retries - before.retries,
-        fallbacks: after.fallbacks - before.fallbacks,
-    });
+    let retries = racer.retries().zip(before).map(|(after, before)| after - before);
     let (reads, renames) = laps.split_at(readers);
-    Outcome { reads: crew::together(reads, 0), renames: crew::together(renames, 0), passes }
+    Outcome { reads: crew::together(reads, 0), renames: crew::together(renames, 0), retries }
 }
 
 #[cfg(test)]

@@ -27,21 +27,14 @@ use crate::Report;
 /// The name of the page in its folder.
 const PAGE: &str = "index.html";
 
-/// Makes the folder of the page.
+/// Writes the page into `folder`, which it makes if needed, and returns the path of the page. An
+/// older page is replaced only after the new one is complete.
 ///
 /// # Errors
-/// If `folder` is a file, or cannot be made.
-pub(crate) fn prepare(folder: &Path) -> anyhow::Result<()> {
-    ensure!(folder.is_dir() || !folder.exists(), "{} is not a folder", folder.display());
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))
-}
-
-/// Writes the page into `folder`, and returns its path. An older page is replaced only after the
-/// new one is complete.
-///
-/// # Errors
-/// If the page cannot be written.
+/// If `folder` is a file or cannot be made, or the page cannot be written.
 pub(crate) fn write(folder: &Path, reports: &[Report]) -> anyhow::Result<PathBuf> {
+    ensure!(folder.is_dir() || !folder.exists(), "{} is not a folder", folder.display());
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let (page, draft) = (folder.join(PAGE), folder.join(format!(".{PAGE}.{}", std::process::id())));
     fs::write(&draft, page::render(reports))
         .and_then(|()| fs::rename(&draft, &page))
@@ -51,8 +44,8 @@ pub(crate) fn write(folder: &Path, reports: &[Report]) -> anyhow::Result<PathBuf
 
 /// Returns the tables in `files`, in their order.
 ///
-/// Reads reports from files. The rows borrow from the text of a file, which is never freed, since
-/// the program ends after it wrote the page.
+/// The rows borrow from the text of a file, which is never freed, since the program ends after it
+/// wrote the page.
 ///
 /// # Errors
 /// If a file cannot be read, or is not the output of a run.
@@ -138,7 +131,7 @@ mod tests {
     fn folder_that_is_a_file_is_refused() {
         let path = std::env::temp_dir().join(format!("corewalk-lab-{}-file", std::process::id()));
         fs::write(&path, b"kept").unwrap();
-        let error = prepare(&path).expect_err("it is a file").to_string();
+        let error = write(&path, &[]).expect_err("it is a file").to_string();
         assert!(error.contains("is not a folder"), "{error}");
         assert_eq!(fs::read(&path).unwrap(), b"kept");
         fs::remove_file(&path).unwrap();

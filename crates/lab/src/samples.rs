@@ -153,19 +153,6 @@ impl Samples {
         self.add_against(round, variant, params, measured, (baseline, params));
     }
 
-    /// Adds the throughput of `variant` in `round`, and its processor time per operation.
-    pub(crate) fn add_speed(
-        &mut self,
-        round: usize,
-        variant: &str,
-        params: &Params,
-        (ops_per_s, ns_per_op): (f64, f64),
-        baseline: &str,
-    ) {
-        self.add(round, variant, params, (Metric::OpsPerSecond, ops_per_s), baseline);
-        self.add(round, variant, params, (Metric::NsPerOp, ns_per_op), baseline);
-    }
-
     /// Adds a result of `variant` in `round`. Its baseline is the result of `baseline` with other
     /// parameters.
     pub(crate) fn add_against(
@@ -309,7 +296,8 @@ mod tests {
         let all = [("ours", [30.0, 30.0]), ("a", [10.0, 60.0]), ("b", [40.0, 15.0])];
         for (variant, costs) in all {
             for (round, ns) in costs.into_iter().enumerate() {
-                samples.add_speed(round, variant, &params, (1e9 / ns, ns), "best");
+                samples.add(round, variant, &params, (Metric::OpsPerSecond, 1e9 / ns), "best");
+                samples.add(round, variant, &params, (Metric::NsPerOp, ns), "best");
             }
         }
         samples.add_best("best", &["a", "b"]);

@@ -32,10 +32,10 @@ use corewalk::FileKind;
 use corewalk_base::{CachePadded, Mutex, MutexGuard, ShardedCounter};
 use corewalk_sync::{LockrefGuard, SeqLock, SeqLockWriteGuard, SeqRwLock, SeqRwLockWriteGuard};
 
+use super::Dentries;
 use super::paths::Prepended;
 use super::timed::{Timed, timed};
 use super::tree::{Dentry, Probe, ROOT, Tree, hash};
-use super::{Dentries, Passes};
 use crate::baseline::{Namespace, components};
 
 /// The lock rules.
@@ -61,7 +61,6 @@ pub(crate) struct Before {
     /// A rename between two directories holds it (`s_vfs_rename_mutex`).
     moves: CachePadded<Mutex<()>>,
     retries: ShardedCounter,
-    fallbacks: ShardedCounter,
 }
 
 /// The guard of a rename: that of the rename lock of the design. `DcacheLock` has none.
@@ -90,7 +89,6 @@ impl Before {
             shared_lock: CachePadded::default(),
             moves: CachePadded::default(),
             retries: ShardedCounter::new(),
-            fallbacks: ShardedCounter::new(),
         }
     }
 
@@ -242,7 +240,6 @@ impl Before {
     #[cold]
     fn translate_locked(&self, number: u32, out: &mut Prepended) -> bool {
         self.retries.add(1);
-        self.fallbacks.add(1);
         let _excl = timed(|| self.rename_lock.read_excl());
         out.clear();
         self.tree.climb(number, out, Dentry::copy_name)
@@ -312,9 +309,8 @@ impl Namespace for Before {
         true
     }
 
-    fn passes(&self) -> Option<Passes> {
-        let count = |counter: &ShardedCounter| counter.sum().unsigned_abs();
-        Some(Passes { retries: count(&self.retries), fallbacks: count(&self.fallbacks) })
+    fn retries(&self) -> Option<u64> {
+        Some(self.retries.sum().unsigned_abs())
     }
 }
 

@@ -47,7 +47,6 @@ impl BeforeFiles {
         Ok(files)
     }
 
-    #[inline]
     fn inode(&self, dentry: u64) -> u64 {
         // ORDERING(d-inode): Acquire. Pairs with `set_inode`.
         self.inodes.get(dentry as usize).map_or(0, |inode| inode.load(Ordering::Acquire))
@@ -58,7 +57,6 @@ impl BeforeFiles {
         self.inodes[dentry as usize].store(inode, Ordering::Release);
     }
 
-    #[inline]
     fn node(&self, dentry: u64, kind: FileKind) -> Node<'static> {
         Node::detached(self.inode(dentry), kind)
     }
@@ -89,7 +87,6 @@ impl BeforeFiles {
         self.dentries.rename(from, to).then_some(())
     }
 
-    #[inline]
     fn status(&self, dentry: u64) -> Option<Status> {
         let attr = self.tmpfs.getattr(self.node(dentry, FileKind::Regular)).ok()?;
         Some(Status { ino: attr.ino, mode: attr.mode, size: attr.size })
@@ -121,45 +118,30 @@ impl User for &BeforeFiles {
         self.make(*dir, name, FileKind::Directory).is_some()
     }
 
-    #[inline]
     fn create(&self, dir: &u64, name: &[u8]) -> bool {
         self.make(*dir, name, FileKind::Regular).is_some()
     }
 
-    #[inline]
     fn unlink(&self, dir: &u64, name: &[u8]) -> bool {
         self.remove(*dir, name).is_some()
     }
 
-    fn link(&self, _dir: &u64, _name: &[u8], _other: &[u8]) -> bool {
-        false
-    }
-
-    fn chmod(&self, _dir: &u64, _name: &[u8], _mode: u32) -> bool {
-        false
-    }
-
-    #[inline]
     fn rename(&self, from: (&u64, &[u8]), to: (&u64, &[u8])) -> bool {
         self.move_name((*from.0, from.1), (*to.0, to.1)).is_some()
     }
 
-    #[inline]
     fn resolve(&self, path: &[u8]) -> Option<u64> {
         Some(self.inode(self.dentries.walk(path)?))
     }
 
-    #[inline]
     fn stat(&self, path: &[u8]) -> Option<Status> {
         self.status(self.dentries.walk(path)?)
     }
 
-    #[inline]
     fn stat_at(&self, dir: &u64, name: &[u8]) -> Option<Status> {
         self.status(self.dentries.look(*dir, name)?)
     }
 
-    #[inline]
     fn open_close(&self, path: &[u8]) -> bool {
         let Some(dentry) = self.dentries.walk(path) else { return false };
         let node = self.node(dentry, FileKind::Regular);
@@ -181,7 +163,6 @@ impl User for &BeforeFiles {
         self.dentries.walk(path)
     }
 
-    #[inline]
     fn path_of(&self, file: &u64) -> Option<Vec<u8>> {
         self.dentries.path(*file)
     }

@@ -41,9 +41,7 @@
 
 use super::prelude::*;
 use crate::client::{Client, PHASES, is_sync};
-use crate::machine::Disturbance;
 use crate::peer::{self, Mounted, Program, Terms, Threads};
-use corewalk_base::primitives::thread;
 use rustix::fs::statfs;
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -69,8 +67,6 @@ const MOUNTS: usize = 10;
 const SERVING: usize = 6;
 /// The type of an ext4 in statfs(2).
 const EXT4_MAGIC: u64 = 0xef53;
-/// The time before the run in which the load of other processes is measured.
-const WATCH: Duration = Duration::from_millis(300);
 
 /// For how many clients a mount is.
 type Serves = RangeInclusive<usize>;
@@ -126,13 +122,6 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let scratch = Scratch::new(&std::env::temp_dir(), "mounts")?;
     let disk = Scratch::new(&std::env::temp_dir(), "disk")?;
     let mounts = mounts(&scratch, &source, &disk)?;
-    let disturbance = Disturbance::start();
-    thread::sleep(WATCH);
-    eprintln!(
-        "fuse-metadata: other processes used {:.0} % of the machine before the run; during it \
-         they are the servers and clients",
-        100.0 * disturbance.share()
-    );
     run.each(&run.sweeps[0], mounts.len(), |visit| {
         let (serves, mount) = &mounts[visit.at];
         let clients = visit.cell.number("processes");

@@ -163,7 +163,7 @@ fn record(
         let before = params_in(PHASES[0]);
         slices[0].add_to(samples, round, name, &before, baseline)?;
         for (slice, phase) in slices.iter().zip(PHASES).skip(1) {
-            slice.add_against(samples, round, name, &params_in(phase), &before)?;
+            slice.add_against(samples, round, name, &params_in(phase), (name, &before))?;
         }
         let params = visit.cell.with("of", *of).with("op", "lock").0;
         samples.add(round, name, &params, (Metric::OpsPerSecond, locks_per_s), name);

@@ -7,8 +7,8 @@
 //!
 //! `op=lookup` is the name work of a FUSE LOOKUP: from the parent's inode number and a name to the
 //! inode number, with one reference for the client. corewalk's server makes this call. The
-//! attributes of the reply come from the file system below and are not measured. `op=walk` goes from
-//! an absolute path to the inode number. The table `path` goes from inode numbers to paths.
+//! attributes of the reply come from the file system below and are not measured. `op=walk` goes
+//! from an absolute path to the inode number. The table `path` goes from inode numbers to paths.
 //!
 //! - `renamer=0`: the targets are any entries of the tree, and the baseline is `rwlock-ahash`.
 //! - `targets=hot`: the targets are 64 entries, eight names deep. The baseline is `linux`. Rows

@@ -32,7 +32,7 @@
 
 use super::prelude::*;
 use crate::baseline::{Cwd, Namespace};
-use crate::before::{Before, Dentries, Design, Passes, make_path};
+use crate::before::{Before, Dentries, Design, make_path};
 use crate::ours::Ours;
 use crate::race::{self, Outcome, Race, Reader, Writer};
 use corewalk::FileKind;
@@ -294,7 +294,7 @@ impl Entrant {
             let params = Params::from(rename_params(renamer));
             samples.add(round, variant, &params, rate, Design::SeqLock.name());
         }
-        if let Some(Passes { retries, .. }) = outcome.passes {
+        if let Some(retries) = outcome.retries {
             self.retries.push((round, renamer, 1e6 * retries as f64 / reads.ops.max(1) as f64));
         }
     }
