@@ -29,14 +29,14 @@
 //!   delete a pair, searches return no new handle of it. Handles that are taken later do not
 //!   prolong the wait, except in the case that `Busy::wait` describes.
 //! - G.2: the pair of a live [`Entry`] stays. The work under an `Entry` happens before a deletion.
-//! - G.3: a loop with `find_next` ends. It meets each entry once, but may meet a pair again that
-//!   was created anew.
+//! - G.3: a loop with `find_next` ends. It meets each entry once, but a pair created anew again.
 //! - G.4: with at most [`Mbcache::entries_max`] entries, and few values of each key, entries are
 //!   dropped only if many hashes collide by chance. Used entries stay longer (trap T37).
 //! - G.5: after `new`, only the first sleep of a thread allocates (trap T41).
 //! - G.6: `get` of a pair that is marked as used stores nothing.
 //! - G.7: operations on keys whose entries are in their home lines write no common line. See
 //!   `tests/conflicts.rs`. In a large index, one `create` in 256 reads counters of all threads.
+//!
 //! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015; Linux `fs/mbcache.c`.
 
 #![forbid(unsafe_code)]
