@@ -1,4 +1,4 @@
-//! A dentry cache and path walk for user space, and the seam to put them under a file system.
+//! A dentry cache and path walk for user space, with an interface for the file systems below.
 //!
 //! A file server in user space keeps a table of names and inodes. It must get lookup, forget and
 //! rename right under concurrency. This crate is that table: lookups take no lock, renames block no

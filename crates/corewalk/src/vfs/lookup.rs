@@ -1,7 +1,7 @@
 //! Lookups for servers that reply with attributes.
 //!
-//! A lookup that asks the back end gets the attributes with the name, and hands them on. So the
-//! server asks the back end once at most.
+//! A lookup that asks the back end gets the attributes with the name, and returns them. So the
+//! server asks the back end at most once.
 
 use super::held::Dir;
 use super::names::{Cached, Missing};
@@ -29,7 +29,7 @@ impl LookedUp<'_> {
     /// Returns the attributes. Asks the back end for them if the lookup did not.
     ///
     /// # Errors
-    /// As [`Vfs::getattr`].
+    /// Those of [`Vfs::getattr`].
     pub fn attr(&self) -> Result<Attr, Errno> {
         self.attr.map_or_else(|| self.inode.vfs.getattr(&self.inode), Ok)
     }
@@ -37,12 +37,12 @@ impl LookedUp<'_> {
 
 impl Vfs {
     /// Looks up a name as a FUSE server does: `parent` is the number of an inode in use. `name` is
-    /// unchecked; it is checked only on a cache miss. The result has the attributes if the back end
-    /// was asked for the name. On a cache hit the only store is the reference on the inode: the
-    /// parent needs none.
+    /// checked only on a cache miss, because the cache has no invalid name. The result has the
+    /// attributes if the back end was asked for the name. On a cache hit the only store is the
+    /// reference on the inode: the parent needs no reference.
     ///
     /// # Errors
-    /// As [`Vfs::lookup`] and [`Name::new`]; `ESTALE` if `parent` is not in use.
+    /// Those of [`Vfs::lookup`] and [`Name::new`]; `ESTALE` if `parent` is not in use.
     ///
     /// # Examples
     /// ```
@@ -114,7 +114,7 @@ impl Vfs {
         Ok(LookedUp { inode: inode.unless_saturated()?, attr })
     }
 
-    /// As [`Vfs::resolve`], with the attributes if the back end was asked.
+    /// Like [`Vfs::resolve`], with the attributes if the back end was asked.
     pub(super) fn resolve_with_attr(
         &self,
         dir: &Dir<'_>,
@@ -134,9 +134,9 @@ impl Vfs {
     /// Returns an inode with the attributes that came with its name. `changes` is the count of
     /// attribute changes from before the back end was asked.
     ///
-    /// As in `getattr`, the permission record must not be older than the attributes. It leaves out
-    /// attributes whose link count may include a hidden name: it does not know whether the file had
-    /// that name when the back end answered.
+    /// As in `getattr`, the permission record must not be older than the attributes. The function
+    /// leaves out attributes whose link count may include a hidden name. It does not know whether
+    /// the file had that name when the back end answered.
     pub(super) fn looked_up<'v>(
         &self,
         inode: InodeRef<'v>,
