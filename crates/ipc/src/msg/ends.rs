@@ -102,8 +102,8 @@ impl Waiting {
     }
 }
 
-/// As above, but no other task makes the calls check again. They must check `LIVE` from time to
-/// time.
+/// The word `LIVE` was overwritten, and no other task makes the calls check again. They must check
+/// `LIVE` from time to time, and end.
 #[test]
 fn wait_at_a_queue_that_was_overwritten_ends() {
     let _watchdog = Watchdog::start("waits at an overwritten queue", Duration::from_secs(300));

@@ -175,8 +175,8 @@ fn crash_in_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
     }
 }
 
-/// As above, but another task first calls `GETVAL`, which reaps the dead tasks, and is killed
-/// before each of its stores.
+/// After a grant to dead tasks, another task calls `GETVAL`, which reaps them, and is killed before
+/// each of its stores. The next task must still get the permit.
 #[test]
 fn crash_in_getval_after_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
     for case in CASES {

@@ -19,7 +19,7 @@ pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let cell = &Set::new(&task.shared, &object).sem(0)[WORD];
     for _ in 0..4 {
-        // ORDERING: Acquire. The order is strong enough; the control leaves out the check of the
+        // ORDERING: Acquire. The order is strong enough; this control leaves out the check of the
         // tag.
         let seen = Word(cell.load(Ordering::Acquire));
         let next = seen.with(seen.value() + 1, task.pid);
@@ -40,7 +40,7 @@ pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
         .expect("an undo record from an earlier call");
     let seen = set.word(0)?;
     let next = seen.with(seen.value() + 1, task.pid);
-    // ORDERING: AcqRel. The order is strong enough; the control leaves out the freeze.
+    // ORDERING: AcqRel. The order is strong enough; this control leaves out the freeze.
     let swapped =
         set.sem(0)[WORD].compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
     swapped.map_err(|_| Errno::IDRM)?;

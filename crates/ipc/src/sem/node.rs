@@ -96,7 +96,7 @@ pub(crate) type Wakes = SmallVec<[Wake; 4]>;
 pub(crate) struct Wake {
     node: u32,
     task: u32,
-    /// The task was spinning, not sleeping ([`Node::watch`]).
+    /// The task was polling, not sleeping ([`Node::watch`]).
     was_awake: bool,
 }
 

@@ -1,7 +1,7 @@
 //! semop(2) and semtimedop(2).
 //!
 //! A call looks up its set and checks ids, permissions and the security hook, without a lock and
-//! without a store. Then one of four paths makes the operations:
+//! without a store. Then one of four paths performs the operations:
 //!
 //! - If a single operation is possible, and no waiting call depends on it, it is one
 //!   compare-exchange of the semaphore's word. The word also shows whether the set is still the one
@@ -51,7 +51,7 @@ const TRIES_MAX: u32 = if corewalk_base::primitives::IS_MODEL { 2 } else { 1000 
 const LOOKS: u32 = 32;
 
 impl Task {
-    /// Makes all operations as one atomic change. Waits until they are possible.
+    /// Performs all operations as one atomic change. Waits until they are possible.
     ///
     /// # Errors
     ///
@@ -179,7 +179,7 @@ impl Task {
         self.ask(|hook, cred| hook.sem_semop(cred, &object.perm(), is_alter))
     }
 
-    /// Makes one operation in one step. Returns none if the operation needs the set's lock.
+    /// Performs one operation in one step. Returns none if the operation needs the set's lock.
     #[inline]
     fn semop_single(&self, set: Set<'_>, sop: SemBuf) -> Option<Result<(), Errno>> {
         let record = if sop.is_undo() && sop.sem_op != 0 {
@@ -268,7 +268,7 @@ impl Task {
         is_in_range
     }
 
-    /// Makes a call under the set's lock, or queues it and waits.
+    /// Performs a call under the set's lock, or queues it and waits.
     #[cold]
     fn semop_locked(&self, set: Set<'_>, sops: &[SemBuf], deadline: Deadline) -> Result<(), Errno> {
         let guard = set.lock(self.owner)?;

@@ -61,7 +61,7 @@ struct Frozen<'s> {
 }
 
 impl Task {
-    /// Makes a few operations. Returns none if the call needs the set's lock.
+    /// Performs a few operations. Returns none if the call needs the set's lock.
     pub(super) fn semop_several(&self, set: Set<'_>, sops: &[SemBuf]) -> Option<Result<(), Errno>> {
         let has_undo = sops.iter().any(|sop| sop.is_undo());
         if sops.len() > SOPS_MAX || has_undo {

@@ -146,7 +146,7 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(())
     }
 
-    /// Makes all operations of `call` on the copies, or none.
+    /// Performs all operations of `call` on the copies, or none of them.
     #[doc(alias = "perform_atomic_semop")]
     pub(super) fn perform(&mut self, call: Call<'_>) -> Verdict {
         let done = self.try_all(call);

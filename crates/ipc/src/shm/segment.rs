@@ -18,7 +18,7 @@
 //!   removes that memory.
 //!
 //! Memory is removed without the lock, so two tasks may do it at once. That is safe: names are
-//! never used again, and [`Backing::remove`](Backing::remove) may be called twice.
+//! never used again, and `Backing::remove` may be called twice.
 
 use corewalk_base::Line;
 use corewalk_base::primitives::atomic::Ordering;
