@@ -146,7 +146,7 @@ pub(crate) fn close_range_by(
 ///
 /// # Safety
 ///
-/// That of the call.
+/// The caller meets the requirements of the call.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     close_by(fd, || {
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 ///
 /// # Safety
 ///
-/// That of the call.
+/// The caller meets the requirements of the call.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     close_range_by(first, last, |first, last| {
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
 ///
 /// # Safety
 ///
-/// That of the function.
+/// The caller meets the requirements of the function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn closefrom(first: c_int) {
     let Some(next) = CLOSEFROM.found() else { return };

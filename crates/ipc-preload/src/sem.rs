@@ -47,7 +47,7 @@ pub unsafe extern "C" fn semop(semid: c_int, sops: *mut SemBuf, nsops: size_t) -
 ///
 /// # Safety
 ///
-/// Any pointer is allowed: memory that cannot be read is `EFAULT`.
+/// Any pointer is allowed: for memory that cannot be read, the call returns `EFAULT`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn semtimedop(
     semid: c_int,
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn semctl(semid: c_int, semnum: c_int, cmd: c_int, arg: us
 
 /// # Safety
 ///
-/// That of [`semctl`].
+/// The caller meets the requirements of [`semctl`].
 unsafe fn control(
     task: &Task,
     semid: c_int,
@@ -170,7 +170,8 @@ unsafe fn control(
         }
         _ => return Err(Errno::INVAL),
     };
-    // SAFETY: this command writes one such structure to the address that the program gave.
+    // SAFETY: with this `cmd`, semctl(2) writes one such structure to `arg`, which the program has
+    // passed.
     unsafe { user::write(arg, semid_ds(&stat)) }?;
     Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
 }

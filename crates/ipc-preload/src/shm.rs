@@ -292,7 +292,7 @@ pub unsafe extern "C" fn shmctl(shmid: c_int, cmd: c_int, buf: *mut c_void) -> c
 
 /// # Safety
 ///
-/// That of [`shmctl`].
+/// The caller meets the requirements of [`shmctl`].
 unsafe fn control(task: &Task, shmid: c_int, cmd: c_int, buf: usize) -> Result<c_int, Errno> {
     if shmid < 0 {
         return Err(Errno::INVAL);
@@ -323,12 +323,14 @@ unsafe fn control(task: &Task, shmid: c_int, cmd: c_int, buf: usize) -> Result<c
             let totals = task.shm_totals()?;
             let used_ids = totals.segments.cast_signed();
             let usage = ShmUsage { used_ids, shm_tot: totals.pages, ..ShmUsage::default() };
-            // SAFETY: this command writes one such structure to the address that the program gave.
+            // SAFETY: with this `cmd`, shmctl(2) writes one such structure to `buf`, which the
+            // program has passed.
             return unsafe { user::write(buf, usage) }.map(|()| totals.index_max.cast_signed());
         }
         _ => return Err(Errno::INVAL),
     };
-    // SAFETY: this command writes one such structure to the address that the program gave.
+    // SAFETY: with this `cmd`, shmctl(2) writes one such structure to `buf`, which the program has
+    // passed.
     unsafe { user::write(buf, shmid_ds(&stat)) }?;
     Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
 }

@@ -245,7 +245,7 @@ impl Drop for TableLock {
 ///
 /// # Safety
 ///
-/// That of the call.
+/// The caller meets the requirements of the call.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn sigaction(
     signal: c_int,

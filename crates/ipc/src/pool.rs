@@ -131,7 +131,7 @@ impl Pool {
         }
     }
 
-    /// As [`Pool::free`]; the lock is held.
+    /// Like [`Pool::free`]. The caller holds the lock.
     fn give_back(&self, region: &Region, line: u32) {
         let Some(header) = self.header(region, line).filter(|header| header.is_used()) else {
             return;

@@ -4,7 +4,7 @@
 //! the task ends, not when a thread ends. A forked process registers a new task, without undo.
 //!
 //! [`Task::exit`] or a drop ends a task. Both need the last handle, so no call of the task is
-//! running then. So its undo records exist as long as a call may use them.
+//! running then. So for a call of the task, an undo record exists as long as its set.
 //!
 //! Source: semop(2) `SEM_UNDO`; Linux `exit_sem`.
 
@@ -101,7 +101,7 @@ impl Task {
         Self::register_as(shared, cred, pid, &program)
     }
 
-    /// As [`Task::register`], with the identity `program`.
+    /// Like [`Task::register`], with the identity `program`.
     pub(crate) fn register_as(
         shared: Arc<Shared>,
         cred: Cred,

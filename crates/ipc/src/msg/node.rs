@@ -194,8 +194,8 @@ impl<'s> Node<'s> {
         if self.whose().is_none() {
             return (outcome, true);
         }
-        // ORDERING(ipc-status): AcqRel. Pairs with `tell`: this task sees the outcome, or a later
-        // `tell` the bit.
+        // ORDERING(ipc-status): AcqRel. Acquire pairs with `tell`: this task sees the work for its
+        // call. Release pairs with `status::load`: a sender that sees the bit passes no message.
         let seen = self.word().fetch_or(INTERRUPTED, Ordering::AcqRel);
         match status::outcome(seen) {
             Some(told) => (told.map(|()| high(seen)), true),

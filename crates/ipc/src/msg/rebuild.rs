@@ -57,7 +57,7 @@ impl<'s> Queue<'s> {
         Ok(QueueGuard { queue: self, owner, _held: Some(held) })
     }
 
-    /// As [`Queue::lock`], whichever queue the slot has.
+    /// Like [`Queue::lock`], whichever queue the slot has.
     #[inline]
     pub(super) fn hold(self, owner: Owner, wait: Wait) -> Result<Held<'s>, Errno> {
         lock_within(self.shared, &self.line()[LOCK], owner, wait, || {

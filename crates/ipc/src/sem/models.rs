@@ -70,7 +70,7 @@ pub(crate) fn completes(task: &Task, line: u32) -> bool {
     completed.tell(&task.shared)[0].is_asleep()
 }
 
-/// As [`completes`], in two steps.
+/// Like [`completes`], in two steps.
 pub(crate) fn completes_in_two_steps(task: &Task, line: u32) -> bool {
     let status = Node::at(&task.shared, line).status();
     let before = get(status);

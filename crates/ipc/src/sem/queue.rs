@@ -147,7 +147,7 @@ fn clear(guard: &SetGuard<'_>) {
 /// The semaphores that a change concerns.
 #[derive(Clone, Copy)]
 pub(super) enum Changed<'a> {
-    /// Those of the call's operations.
+    /// The semaphores of these operations of semop(2).
     By(&'a [SemBuf]),
     /// The semaphores with these numbers. The change is not an operation of semop(2).
     Nums(&'a [u16]),

@@ -25,7 +25,7 @@
 //!   call counts. Here it is taken back, as with `SEM_UNDO`. A user of Linux cannot rely on its
 //!   call either, since a kill may come before or after the grant.
 //!
-//! Source: Linux `ipc/sem.c` (`exit_sem`, and `semtimedop`, which a signal ends before it queues).
+//! Source: Linux `ipc/sem.c` (`exit_sem`, `semtimedop`).
 
 use corewalk_base::futex::Deadline;
 use rustix::io::Errno;
