@@ -6,9 +6,9 @@
 //! ```
 //!
 //! The script works in DIR, an empty directory that all users can reach. It prints one line per
-//! call, with the call and its result, errno or bytes. Names in a list are sorted, since no manual
-//! specifies an order. Values over 40 bytes are shown as length and checksum. The script needs
-//! root, and runs some calls as other users.
+//! call, with the call and its result, errno or bytes. Names in a list are sorted, because no
+//! manual specifies an order. Values over 40 bytes are shown as length and checksum. The script
+//! needs root, and runs some calls as other users.
 //!
 //! The cases are those of the Linux Test Project: setxattr01 to 03, fsetxattr01 and 02, getxattr01
 //! to 03, fgetxattr01 and 02, listxattr01 to 03, removexattr01 and 02, and those of the l- and

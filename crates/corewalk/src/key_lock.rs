@@ -58,7 +58,7 @@ struct Shard {
     word: AtomicU64,
     /// The holders while `word` is [`LISTED`]. Protected by its own mutex.
     held: Mutex<Vec<Holder>>,
-    /// Notified when a lock that a thread waits for is released. Waited on under `held`.
+    /// Notified when a lock with waiters is released. Threads wait on it under the mutex of `held`.
     released: Condvar,
 }
 
