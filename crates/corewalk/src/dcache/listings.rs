@@ -20,14 +20,14 @@
 //! Suppose that the back end answered the listing before it made the change. The listing had
 //! counted itself before that answer, so the change counts itself. By L.1 a later holder of the
 //! in-lookup lock sees that. If the back end made the change first, the entry already shows the
-//! change.
+//! change. A back end need not have locks: two fences order the word with its answers.
 //!
 //! An invalidation that a listing does not see has not yet cancelled the fill. So it cancels the
 //! fill of the listing, or finds the name that the listing has entered (K.2).
 
 use corewalk_base::OwnLine;
 use corewalk_base::primitives::IS_MODEL;
-use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
 
 use crate::slot::DentrySlot;
 
@@ -63,9 +63,12 @@ impl Listings {
     /// Begins a listing of the directory in the slot `directory`.
     pub(crate) fn begin(&self, directory: DentrySlot) -> ListingMark<'_> {
         let word = self.word(directory);
-        // ORDERING: Relaxed. The back end orders the count: it answers this listing before it makes
-        // a change that must be counted.
+        // ORDERING: Relaxed. The fence orders it.
         let before = word.fetch_add(1, Ordering::Relaxed);
+        // ORDERING(listing): SeqCst fence. Store buffering: the listing stores the word and reads
+        // the back end; a change stores in the back end and reads the word. One of them sees the
+        // other's store, also if the back end takes no lock.
+        fence(Ordering::SeqCst);
         ListingMark { word, changes: before / CHANGE }
     }
 
@@ -102,8 +105,9 @@ impl Drop for ListingMark<'_> {
 impl Drop for NameChange<'_> {
     #[inline]
     fn drop(&mut self) {
-        // ORDERING: Relaxed. The back end orders this load after the count of each listing that it
-        // answered before the change.
+        // ORDERING(listing): SeqCst fence. See `Listings::begin`.
+        fence(Ordering::SeqCst);
+        // ORDERING: Relaxed. The fence orders it.
         if self.word.load(Ordering::Relaxed) & LISTINGS_MASK != 0 {
             // ORDERING: Relaxed. The release of the in-lookup lock publishes the count.
             self.word.fetch_add(CHANGE, Ordering::Relaxed);

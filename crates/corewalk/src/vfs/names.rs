@@ -737,11 +737,6 @@ impl Vfs {
         })
     }
 
-    /// Invalidates the cached name. The caller holds its in-lookup lock.
-    pub(super) fn invalidate_cached(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) {
-        self.dcache.make_name_stale(dir.key(), lookup_key);
-    }
-
     /// Applies the properties that a new file inherits from its directory: group, set-group-ID,
     /// ACLs.
     fn inherit<'a>(&self, cred: &Cred, dir: InodeSlot, what: Make<'a>) -> Result<Make<'a>, Errno> {

@@ -117,6 +117,11 @@ impl Vfs {
         is_same
     }
 
+    /// Invalidates the cached name. The caller holds its in-lookup lock.
+    pub(super) fn invalidate_cached(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) {
+        self.dcache.make_name_stale(dir.key(), lookup_key);
+    }
+
     /// Makes a cached name, which the back end has confirmed, the first one of its inode.
     pub(super) fn prefer(&self, found: &FoundName<'_>) {
         if let Ok(slot) = found.dentry() {

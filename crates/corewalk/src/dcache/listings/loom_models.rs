@@ -97,6 +97,82 @@ fn control_change_that_counts_itself_before_the_call_is_caught() {
     });
 }
 
+/// Changes the name beside a listing, in a back end that takes no lock. `begin` and `counts` are
+/// the steps of the listing and of the change. Returns how often the listing (was refused, entered
+/// the old file, entered the new file).
+fn list_without_locks(
+    begin: fn(&Listings) -> ListingMark<'_>,
+    counts: fn(&Listings),
+) -> [usize; 3] {
+    Tally::of_bounded(3, move |tally| {
+        // The back end, the in-lookup lock of the name, and the cache under it.
+        let backend = AtomicU64::new(OLD);
+        let shared = Arc::new((Listings::new(), backend, Mutex::new(0)));
+        let changer = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                let (listings, backend, cache) = &*shared;
+                let mut cache = cache.lock();
+                // ORDERING(lock-free): Release. The back end publishes the file.
+                backend.store(NEW, Ordering::Release);
+                *cache = NEW;
+                counts(listings);
+            }
+        });
+        let (listings, backend, cache) = &*shared;
+        let mark = begin(listings);
+        // ORDERING(lock-free): Acquire. As above.
+        let entry = backend.load(Ordering::Acquire);
+        let mut cached = cache.lock();
+        let is_unchanged = mark.is_unchanged();
+        if is_unchanged {
+            *cached = entry;
+        }
+        drop(cached);
+        drop(mark);
+        changer.join().unwrap();
+        assert_ne!(*cache.lock(), OLD, "T25: an older entry was brought back");
+        tally.hit(if is_unchanged { entry as usize } else { 0 });
+    })
+}
+
+/// Trap T25: a back end without locks orders nothing between its answers and the marks.
+#[test]
+fn listing_of_a_back_end_without_locks_enters_no_older_entry() {
+    let counts = |listings: &Listings| drop(listings.change(DIRECTORY));
+    assert_all_reached(&list_without_locks(|listings| listings.begin(DIRECTORY), counts));
+}
+
+/// Trap T25: the change reads the mark without a fence.
+#[test]
+#[should_panic(expected = "T25: an older entry was brought back")]
+fn control_change_without_a_fence_is_caught() {
+    list_without_locks(
+        |listings| listings.begin(DIRECTORY),
+        |listings| {
+            let word = listings.word(DIRECTORY);
+            // ORDERING: Relaxed. Wrong on purpose.
+            if word.load(Ordering::Relaxed) & LISTINGS_MASK != 0 {
+                // ORDERING: Relaxed. As in the original.
+                word.fetch_add(CHANGE, Ordering::Relaxed);
+            }
+        },
+    );
+}
+
+/// Trap T25: the listing reads the back end without a fence.
+#[test]
+#[should_panic(expected = "T25: an older entry was brought back")]
+fn control_listing_without_a_fence_is_caught() {
+    fn begin(listings: &Listings) -> ListingMark<'_> {
+        let word = listings.word(DIRECTORY);
+        // ORDERING: Relaxed. Wrong on purpose.
+        let before = word.fetch_add(1, Ordering::Relaxed);
+        ListingMark { word, changes: before / CHANGE }
+    }
+    list_without_locks(begin, |listings| drop(listings.change(DIRECTORY)));
+}
+
 /// Another program changes the name in the back end. Then the name is invalidated: `first` and
 /// `second` run in this order, and the cache drops the name.
 fn invalidate_with(shared: &Shared, first: fn(&Shared), second: fn(&Shared)) {
