@@ -12,7 +12,7 @@
 //!
 //! The cases are those of the Linux Test Project: setxattr01 to 03, fsetxattr01 and 02, getxattr01
 //! to 03, fgetxattr01 and 02, listxattr01 to 03, removexattr01 and 02, and those of the l- and
-//! f-variants. Then come namespaces and permissions of xattr(7), and the two ACLs.
+//! f-variants. The script also covers namespaces and permissions of xattr(7), and the two ACLs.
 //!
 //! Source: the manual pages of these calls; xattr(7); acl(5); LTP `testcases/kernel/syscalls`.
 

@@ -7,8 +7,9 @@
 //!
 //! The children of a directory know it by its slot and its child generation. So one increment of
 //! the generation invalidates a directory of any size: no lookup finds the children any more.
-//! Later, reclaim evicts such a stale child, or a thread that enters its name again puts it back.
-//! That thread finds the stale child, because the hash of a name does not depend on the generation.
+//! Later, reclaim evicts such a stale child, or a thread that enters the child's name again puts
+//! the child back. That thread finds the stale child, because the hash of a name does not depend on
+//! the generation.
 //!
 //! # Guarantees
 //! - C.1: a cached answer is that of the last committed change, or of a fill that no change,

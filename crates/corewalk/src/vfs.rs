@@ -1,4 +1,4 @@
-//! The namespace: what a server calls.
+//! The namespace, which a server calls.
 //!
 //! A [`Vfs`] puts a dentry cache, permission checks, mounts and reference counts in front of a
 //! [`FileSystem`]. It has two interfaces:

@@ -41,8 +41,8 @@ impl Vfs {
     ///
     /// # Errors
     /// In this order:
-    /// - `ENOTDIR`, `ENOENT`, `EACCES` for either directory, as [`Vfs::make`]; `EXDEV` across file
-    ///   systems.
+    /// - `ENOTDIR`, `ENOENT`, `EACCES` for either directory, as in [`Vfs::make`]; `EXDEV` across
+    ///   file systems.
     /// - `ENOENT` without a source; `EEXIST` for an existing target (no replace).
     /// - `EINVAL` for a directory into itself; `ENOTEMPTY` onto a directory that contains the
     ///   source.
