@@ -37,6 +37,7 @@
 //! - G.6: `get` of a pair that is marked as used stores nothing.
 //! - G.7: operations on keys whose entries are in their home lines write no common line. See
 //!   `tests/conflicts.rs`. In a large index, one `create` in 256 reads counters of all threads.
+//!
 //! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015; Linux `fs/mbcache.c`.
 
 #![forbid(unsafe_code)]

@@ -67,12 +67,49 @@ impl Vfs {
         name: &[u8],
     ) -> Result<LookedUp<'_>, Errno> {
         if cred.has(Caps::DAC_READ_SEARCH)
-            && let Some(slot) = self.dcache.get_by_ino(parent, name)
+            && let Some(inode) = self.child_by_ino(parent, name)
         {
-            let inode = InodeRef { vfs: self, slot }.unless_saturated()?;
-            return Ok(LookedUp { inode, attr: None });
+            return Ok(LookedUp { inode: inode?, attr: None });
         }
         self.lookup_by_ino_slow(cred, parent, name)
+    }
+
+    /// Returns the inode of `name` in the directory with the number `parent`, from the cache and
+    /// without a lock. None proves nothing; [`Vfs::cached_child`] does.
+    #[inline]
+    pub(crate) fn child_by_ino(
+        &self,
+        parent: u64,
+        name: &[u8],
+    ) -> Option<Result<InodeRef<'_>, Errno>> {
+        let slot = self.dcache.get_by_ino(parent, name)?;
+        Some(InodeRef { vfs: self, slot }.unless_saturated())
+    }
+
+    /// Returns the inode of a name, from the cache alone.
+    ///
+    /// # Errors
+    /// `ENOENT` if the cache does not have the name, or `dir` was removed; `ENOTDIR`; `ENFILE`.
+    pub(crate) fn cached_child(
+        &self,
+        dir: &InodeRef<'_>,
+        name: Name<'_>,
+    ) -> Result<InodeRef<'_>, Errno> {
+        let (dir, lookup_key) = (self.dir(dir.slot)?, self.dcache.lookup_key(name));
+        let _in_lookup =
+            self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
+        while let Some((slot, seen)) = self.dcache.find_exact(dir.key(), &lookup_key) {
+            let inode = seen.body.inode();
+            if inode.is_none() {
+                break;
+            }
+            // If the dentry was evicted or changed meanwhile, search again.
+            if self.dcache.get_inode(slot, seen.seq, inode) {
+                self.dcache.inodes.touch(inode);
+                return InodeRef { vfs: self, slot: inode }.unless_saturated();
+            }
+        }
+        Err(Errno::NOENT)
     }
 
     #[cold]
