@@ -308,7 +308,7 @@ fn answer_from_before_an_invalidation_is_not_found() {
 }
 
 /// Control for trap T25: the check for cancellation comes before the entry, without the lock of the
-/// stripe.
+/// stripe, so a stale answer may stay.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {
