@@ -154,7 +154,8 @@ impl Dcache {
             }
             None => self.counters.negatives.add(1),
         }
-        // A `cancel_fill` that comes later is followed by a lookup, which finds the entry (C.1).
+        // A thread that calls `cancel_fill` later then looks the name up, so it finds the entry
+        // (C.1).
         if self
             .table
             .insert_if(hash, slot, |_| (!in_lookup.is_fill_cancelled()).then_some(()))
@@ -767,8 +768,8 @@ pub(super) struct Dead {
     image: Image,
 }
 
-/// Returns the next child generation of a directory. The half that keys hold is never 0, which
-/// would be a stale key.
+/// Returns the next child generation of a directory. The half that keys hold is never 0, because 0
+/// marks a stale key.
 fn next_generation(image: &Image) -> u64 {
     let next = image.child_generation() + 1;
     next + u64::from(ParentKey::new(DentrySlot::NONE, next).is_stale())

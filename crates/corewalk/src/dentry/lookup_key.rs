@@ -40,7 +40,7 @@ pub(crate) struct ShortLookupKey {
 
 impl ShortLookupKey {
     /// Returns the key of the component from `start` to the end of a path, for a dentry with the
-    /// flags in `needed`. Its only branch on a length recognises the first component.
+    /// flags in `needed`. The only branch on a length recognises the first component.
     #[inline(always)]
     pub(crate) fn of_component(
         (path, start): (&[u8], usize),
