@@ -88,14 +88,14 @@ mod load {
         // First: the fork functions of other modules are registered after those of this one.
         super::process::resolve();
         super::exit::resolve();
-        super::cred::resolve();
+        super::cred::look_up();
         super::signal::resolve();
         super::syscall::resolve();
-        super::files::resolve();
+        super::files::look_up();
         super::handed::resolve();
         super::shm::resolve();
         super::fork::resolve();
-        super::memory::resolve();
+        super::memory::look_up();
         super::process::join();
         if super::shm::is_on() {
             super::shm::detach_former();

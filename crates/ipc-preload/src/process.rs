@@ -60,6 +60,8 @@ struct Page {
     is_locked: AtomicBool,
     /// The lock of what is attached, see `shm`.
     is_attaching: AtomicBool,
+    /// The lock of the tables of handlers, see `signal`.
+    is_handling: AtomicBool,
     /// Whether `PROGRAM` is this process.
     is_program: AtomicBool,
 }
@@ -81,6 +83,9 @@ thread_local! {
 
 const PAGE_BYTES: usize = 4096;
 
+/// The reason why there is no page.
+const NO_PAGE: &str = "no page that the kernel wipes on fork (Linux 4.14)";
+
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(ptr::null_mut());
 
 /// The namespace once it is mapped. A child keeps its parent's.
@@ -95,8 +100,8 @@ static IS_ATTACHING: AtomicBool = AtomicBool::new(false);
 
 /// Maps the page, and asks the C library to be told of forks.
 pub(crate) fn resolve() {
-    // A program that makes no call need not know if that is not possible.
-    let _page = mapped_page();
+    // If that is not possible, the first call says so.
+    map_page();
     own();
     extern "C" fn child() {
         own();
@@ -253,7 +258,7 @@ fn registered() -> Result<&'static Task, Errno> {
 /// Makes the process a task, or returns why that cannot be.
 pub(crate) fn register() -> Result<&'static Task, String> {
     let _signals = BlockedSignals::new();
-    let page = mapped_page()?;
+    let page = known_page().ok_or(NO_PAGE)?;
     let _lock = PageLock::take(&page.is_locked);
     if let Some(task) = known_task() {
         return Ok(task);
@@ -339,36 +344,18 @@ fn page() -> &'static Page {
     known_page().expect("a process is registered in the page")
 }
 
-/// Returns the page, which is mapped when the library is loaded, or says why that is not possible.
-fn mapped_page() -> Result<&'static Page, &'static str> {
-    if let Some(page) = known_page() {
-        return Ok(page);
-    }
+/// Maps the page. There is one thread so far.
+fn map_page() {
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     // SAFETY: no address is asked for, so no mapping in use is replaced.
     let made = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), PAGE_BYTES, access, flags) };
-    let made = made.map_err(|_| "no memory")?;
+    let Ok(made) = made else { return };
     // SAFETY: the range is the mapping just made, which no other thread knows.
-    let unmap = || unsafe { rustix::mm::munmap(made, PAGE_BYTES) };
-    // SAFETY: as above.
     let advised = unsafe { rustix::mm::madvise(made, PAGE_BYTES, Advice::LinuxWipeOnFork) };
-    if advised.is_err() {
-        let _unmapped = unmap();
-        return Err("the kernel cannot wipe a page on fork (Linux 4.14)");
+    if advised.is_ok() {
+        // ORDERING(preload-page): Release. The page is set up before its address is seen.
+        PAGE.store(made.cast(), Ordering::Release);
     }
-    let null = ptr::null_mut();
-    // ORDERING(preload-page): Release. The page is set up before its address is seen. Acquire for
-    // the one that another thread was quicker with.
-    let set = PAGE.compare_exchange(null, made.cast(), Ordering::Release, Ordering::Acquire);
-    let page = set.map_or_else(
-        |other| {
-            let _unmapped = unmap();
-            other
-        },
-        |_| made.cast(),
-    );
-    // SAFETY: as in `known_page`.
-    Ok(unsafe { &*page })
 }
 
 /// Returns the namespace, which is mapped if it is not yet; the page is locked.
@@ -395,7 +382,7 @@ pub(crate) fn namespace_memory() -> Option<Range<usize>> {
 }
 
 /// A lock of the page, until it is dropped.
-struct PageLock(&'static AtomicBool);
+pub(crate) struct PageLock(&'static AtomicBool);
 
 impl PageLock {
     fn take(is_locked: &'static AtomicBool) -> Self {
@@ -439,6 +426,17 @@ impl Drop for AttachLock {
         // ORDERING: Relaxed. See `take`.
         IS_ATTACHING.store(false, Ordering::Relaxed);
     }
+}
+
+/// The lock of the tables of handlers, with all signals blocked, until it is dropped.
+pub(crate) type TablesLock = (Option<PageLock>, BlockedSignals);
+
+/// Takes the lock of the tables of handlers. A child of vfork(2) changes no table and takes no
+/// lock.
+pub(crate) fn lock_tables() -> TablesLock {
+    let signals = BlockedSignals::new();
+    let page = known_page().filter(|_| is_own());
+    (page.map(|page| PageLock::take(&page.is_handling)), signals)
 }
 
 /// All signals blocked in this thread, until it is dropped.

@@ -33,13 +33,12 @@
 //!
 //! Source: sigaction(2), signal(7) "Interruption of system calls"; System V ABI, AMD64 supplement.
 
-use corewalk_base::primitives::atomic::{AtomicPtr, AtomicU32, Ordering};
-use corewalk_base::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicPtr, Ordering};
 use libc::{c_int, c_long, c_void, sighandler_t};
 use std::ptr;
 
 use crate::next::{Next, next};
-use crate::process::{self, BlockedSignals};
+use crate::process::{self, TablesLock};
 use crate::user;
 
 /// Signals are below this.
@@ -54,10 +53,6 @@ const ENTRIES: usize = 2;
 /// The handlers that programs have installed: a table for each entry.
 static HANDLERS: [[AtomicPtr<c_void>; SIGNALS]; ENTRIES] =
     [const { [const { AtomicPtr::new(ptr::null_mut()) }; SIGNALS] }; ENTRIES];
-
-/// The process one of whose threads changes the tables, or 0. A value that a child has inherited
-/// counts as 0.
-static IS_LOCKED: AtomicU32 = AtomicU32::new(0);
 
 next! {
     SIGACTION: fn sigaction(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
@@ -159,13 +154,13 @@ fn cell(signal: c_int) -> Option<usize> {
 }
 
 /// A call that changes or reads a handler. It holds the lock of the tables.
-struct Change(#[expect(dead_code, reason = "held until the change is made")] TableLock);
+struct Change(#[expect(dead_code, reason = "held until the change is made")] TablesLock);
 
 impl Change {
     /// Stores the new handler in the table that is not in use, if it is a function. Returns the
     /// handler to install.
     fn begin(signal: c_int, cell: usize, handler: Option<sighandler_t>) -> (Self, sighandler_t) {
-        let change = Self(TableLock::take());
+        let change = Self(process::lock_tables());
         // The program may pass an address of one of the two entries: it has seen the entry in a
         // call that bypassed the library.
         let [first, second] = entries();
@@ -190,50 +185,6 @@ fn told(cell: usize, handler: sighandler_t) -> sighandler_t {
         // ORDERING: Relaxed. See `arrived`.
         Some(entry) => HANDLERS[entry][cell].load(Ordering::Relaxed).expose_provenance(),
         None => handler,
-    }
-}
-
-/// The lock of the tables, with all signals blocked, until it is dropped. A child of vfork(2)
-/// changes no table and takes no lock.
-struct TableLock {
-    is_held: bool,
-    _signals: BlockedSignals,
-}
-
-impl TableLock {
-    fn take() -> Self {
-        let signals = BlockedSignals::new();
-        let is_held = process::is_own();
-        if is_held {
-            Self::acquire(process::pid());
-        }
-        Self { is_held, _signals: signals }
-    }
-
-    fn acquire(own: u32) {
-        let mut seen = 0;
-        loop {
-            // ORDERING(preload-tables): Acquire. See `drop`.
-            match IS_LOCKED.compare_exchange(seen, own, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return,
-                Err(other) if other == own => {
-                    seen = 0;
-                    thread::yield_now();
-                }
-                // The lock is free, or a thread of the parent process held it at the fork.
-                Err(other) => seen = other,
-            }
-        }
-    }
-}
-
-impl Drop for TableLock {
-    fn drop(&mut self) {
-        if self.is_held {
-            // ORDERING(preload-tables): Release. Stores to the tables happen before the next
-            // change.
-            IS_LOCKED.store(0, Ordering::Release);
-        }
     }
 }
 

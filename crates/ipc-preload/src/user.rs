@@ -32,6 +32,7 @@
 //! Source: rt_sigprocmask(2), futex(2), brk(2); Abseil, `AddressIsReadable`, for the first of the
 //! checks.
 
+pub(crate) use corewalk_ipc::Access;
 use libc::{c_int, c_long};
 use rustix::io::Errno;
 use std::cell::Cell;
@@ -52,12 +53,6 @@ const ADD_ZERO: usize = 1 << 28;
 /// Bytes of a set of signals.
 const SIGSET_BYTES: usize = 8;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
-    Read,
-    Write,
-}
-
 /// Addresses from `start` to before `end`.
 #[derive(Clone, Copy)]
 struct Range {
@@ -72,16 +67,15 @@ const RANGES: usize = 4;
 /// Ranges of this thread that are good. All begin and end with pages.
 struct Known {
     stack: Cell<Range>,
-    read: Cell<[Range; RANGES]>,
-    written: Cell<[Range; RANGES]>,
+    /// Of the program and its heap: to be read, and to be written.
+    heap: [Cell<[Range; RANGES]>; 2],
 }
 
 thread_local! {
     static KNOWN: Known = const {
         Known {
             stack: Cell::new(Range::EMPTY),
-            read: Cell::new([Range::EMPTY; RANGES]),
-            written: Cell::new([Range::EMPTY; RANGES]),
+            heap: [const { Cell::new([Range::EMPTY; RANGES]) }; 2],
         }
     };
 }
@@ -133,7 +127,7 @@ pub(crate) fn check(address: usize, bytes: usize, access: Access) -> Result<(), 
     let is_known = KNOWN.with(|known| {
         let stack = known.stack.get();
         (stack.start <= here && here <= address && end <= stack.end)
-            || is_below_break(&known.of(access).get(), range)
+            || is_below_break(&known.heap[access as usize].get(), range)
     });
     if is_known { Ok(()) } else { ask(here, range, access) }
 }
@@ -172,17 +166,10 @@ impl Range {
 }
 
 impl Known {
-    fn of(&self, access: Access) -> &Cell<[Range; RANGES]> {
-        match access {
-            Access::Read => &self.read,
-            Access::Write => &self.written,
-        }
-    }
-
     /// Remembers a range of the program or its heap, as a part of one that it meets, or in place of
     /// the one that was noted first.
     fn note_heap(&self, access: Access, range: Range) {
-        let mut known = self.of(access).get();
+        let mut known = self.heap[access as usize].get();
         match known.iter_mut().find(|known| known.meets(range)) {
             Some(known) => *known = known.joined_with(range),
             None => {
@@ -190,7 +177,7 @@ impl Known {
                 known[0] = range;
             }
         }
-        self.of(access).set(known);
+        self.heap[access as usize].set(known);
     }
 
     /// Remembers that a range above `here` is a part of the stack, if all between is memory.

@@ -22,7 +22,6 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use rustix::system::sysinfo;
 use std::collections::HashMap;
-use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -48,6 +47,7 @@ pub enum Access {
 ///
 /// `create`, `remove`, `is_held` and `forget` may be called under a lock of the namespace. So they
 /// must not call the namespace.
+#[expect(unused_variables, reason = "a default has no holds")]
 pub trait Backing: Send + Sync {
     /// Creates the memory of a new segment: `size_bytes` zero bytes.
     ///
@@ -78,21 +78,17 @@ pub trait Backing: Send + Sync {
     ///
     /// Those of open(2) and flock(2). Without a hold an uncounted child is not noticed.
     fn hold(&self, task: u32) -> Result<OwnedFd, Errno> {
-        let _ = task;
         Err(Errno::OPNOTSUPP)
     }
 
     /// Returns true if a process has the hold of the task with number `task`, or if that is
     /// unknown. Called for a dead task with attaches.
     fn is_held(&self, task: u32) -> bool {
-        let _ = task;
         false
     }
 
     /// The task with number `task` has no attaches and will have none, so its hold can be removed.
-    fn forget(&self, task: u32) {
-        let _ = task;
-    }
+    fn forget(&self, task: u32) {}
 }
 
 /// The backing of a process that uses no segments, in a namespace where other processes may use
@@ -121,7 +117,7 @@ impl Backing for NoBacking {
 /// The memory of segments in one process: one memfd per segment.
 ///
 /// A segment larger than memory and swap together is refused, as Linux does by default.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Memfds {
     files: Mutex<HashMap<SegmentName, Arc<OwnedFd>>>,
 }
@@ -175,10 +171,4 @@ fn memory_of_machine() -> u64 {
     let info = sysinfo();
     let units = (info.totalram as u64).saturating_add(info.totalswap as u64);
     units.saturating_mul(u64::from(info.mem_unit))
-}
-
-impl fmt::Debug for Memfds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Memfds").field("count", &self.count()).finish()
-    }
 }

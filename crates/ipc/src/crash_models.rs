@@ -121,7 +121,7 @@ impl World {
         for waiter in told {
             while !waiter.thread.is_finished() {
                 // The task that ended the wait may have been killed before its wake-up.
-                crate::task::wake_waiting(&waiter.task);
+                wake_waiting(&waiter.task);
                 thread::yield_now();
             }
         }
@@ -140,6 +140,14 @@ impl World {
             waiter.thread.join().unwrap().ok();
         }
     }
+}
+
+/// Wakes the waiting calls of a task, so that a test need not wait for the end of their sleeps.
+fn wake_waiting(task: &Task) {
+    task.waiting.each(|node| {
+        let status = &task.shared.region.line(node)[crate::status::STATUS];
+        corewalk_base::futex::wake(status, 1, task.shared.scope);
+    });
 }
 
 /// Kills a task: the only store is the one that marks its process as gone.

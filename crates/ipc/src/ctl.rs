@@ -101,11 +101,11 @@ impl Task {
     }
 
     /// Returns the object of a command that needs the permission bits in `flag`.
+    /// Analogous to Linux's `ipc_obtain_object_check`.
     ///
     /// # Errors
     ///
     /// `EINVAL` if there is none, `EACCES`, and those of the hook.
-    #[doc(alias = "ipc_obtain_object_check")]
     pub(crate) fn obtain(
         &self,
         ids: Ids<'_>,
@@ -129,12 +129,11 @@ impl Task {
 
     /// Returns the object of a command that only its owner may give. The caller holds the lock of
     /// the kind, so the object stays. It needs no lock of the object.
+    /// Analogous to Linux's `ipcctl_pre_down_nolock` and `ipcctl_obtain_check`.
     ///
     /// # Errors
     ///
     /// `EINVAL` if there is none, `EPERM` for others, and those of the hook.
-    #[doc(alias = "ipcctl_pre_down_nolock")]
-    #[doc(alias = "ipcctl_obtain_check")]
     pub(crate) fn obtain_own(
         &self,
         ids: &IdsGuard<'_>,

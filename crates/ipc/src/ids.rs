@@ -253,13 +253,12 @@ impl<'r> Ids<'r> {
     }
 
     /// Returns the object with this id.
+    /// Analogous to Linux's `ipc_obtain_object_check` and `ipc_checkid`.
     ///
     /// # Errors
     ///
     /// `EINVAL` if there is none, or if the slot has another object by now. `EIO` if a holder of
     /// the lock does not leave the slot's write section.
-    #[doc(alias = "ipc_obtain_object_check")]
-    #[doc(alias = "ipc_checkid")]
     #[inline]
     pub(crate) fn obtain_object_check(self, id: i32) -> Result<Object, Errno> {
         let object = self.obtain_object(id.cast_unsigned() & (SLOTS_MAX - 1))?;
@@ -267,11 +266,11 @@ impl<'r> Ids<'r> {
     }
 
     /// Returns the object in slot `index`, whatever its generation.
+    /// Analogous to Linux's `ipc_obtain_object`.
     ///
     /// # Errors
     ///
     /// `EINVAL` if there is none.
-    #[doc(alias = "ipc_obtain_object")]
     #[inline]
     pub(crate) fn obtain_object(self, index: u32) -> Result<Object, Errno> {
         if index >= self.layout().slots {
@@ -462,6 +461,7 @@ impl IdsGuard<'_> {
     }
 
     /// Publishes a new object and returns its id. The function chooses `perm.seq`.
+    /// Analogous to Linux's `ipc_addid`.
     ///
     /// `make` gets the index. It makes the object before any other thread can see it, and returns
     /// the payload.
@@ -469,7 +469,6 @@ impl IdsGuard<'_> {
     /// # Errors
     ///
     /// `ENOSPC` if there are `objects_max` objects already, and the errors of `make`.
-    #[doc(alias = "ipc_addid")]
     pub(crate) fn publish(
         &self,
         perm: Perm,
@@ -514,7 +513,7 @@ impl IdsGuard<'_> {
     }
 
     /// Removes an object: neither its id nor its key finds it any more.
-    #[doc(alias = "ipc_rmid")]
+    /// Analogous to Linux's `ipc_rmid`.
     pub(crate) fn unpublish(&self, object: &Object) {
         let slot = self.ids.slot(object.index);
         let next = high(get(&slot[KEY]));
@@ -531,7 +530,7 @@ impl IdsGuard<'_> {
     }
 
     /// Changes owner and permission bits. The other bits of the mode stay.
-    #[doc(alias = "ipc_update_perm")]
+    /// Analogous to Linux's `ipc_update_perm`.
     pub(crate) fn update_perm(&self, object: &Object, uid: u32, gid: u32, mode: u16, ctime: u64) {
         let slot = self.ids.slot(object.index);
         let state = get(&slot[STATE]) & !0o777 ^ IS_SECOND | u64::from(mode & 0o777);
@@ -544,10 +543,10 @@ impl IdsGuard<'_> {
 
     /// Takes the key from an object that is removed after its last use, and sets `flags` of its
     /// mode.
+    /// Analogous to Linux's `ipc_set_key_private`.
     ///
     /// The flags are stored first. After a death in between, recovery takes the key from an object
     /// that has the flags ([`Ids::forget_key`]).
-    #[doc(alias = "ipc_set_key_private")]
     pub(crate) fn set_key_private(&self, object: &Object, flags: u16) {
         let slot = self.ids.slot(object.index);
         let next = high(get(&slot[KEY]));

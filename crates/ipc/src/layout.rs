@@ -113,20 +113,6 @@ impl Default for Capacity {
     }
 }
 
-impl Capacity {
-    /// Returns the fields in the order in which a file holds them.
-    pub(crate) fn numbers(&self) -> [u32; 9] {
-        let Self { sets, sems, undos, waits, tasks, queues, msgs, segments, attaches } = *self;
-        [sets, sems, undos, waits, tasks, queues, msgs, segments, attaches]
-    }
-
-    /// Returns the capacity with these `numbers`.
-    pub(crate) fn from_numbers(numbers: [u32; 9]) -> Self {
-        let [sets, sems, undos, waits, tasks, queues, msgs, segments, attaches] = numbers;
-        Self { sets, sems, undos, waits, tasks, queues, msgs, segments, attaches }
-    }
-}
-
 /// Line numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {

@@ -124,6 +124,7 @@ pub struct Perm {
 /// assert_eq!(Private.permission(&Cred::user(7, 7), &perm, 0), Ok(()));
 /// assert_eq!(Private.permission(&Cred::root(), &perm, 0), Err(Errno::ACCESS));
 /// ```
+#[expect(unused_variables, reason = "a default allows all")]
 pub trait SecurityHook: Send + Sync {
     /// Called by every permission check. `flag` contains the requested bits.
     ///
@@ -131,7 +132,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// Those that the caller is to get. Linux returns `EACCES`.
     fn permission(&self, cred: &Cred, perm: &Perm, flag: u32) -> Result<(), Errno> {
-        let _ = (cred, perm, flag);
         Ok(())
     }
 
@@ -141,7 +141,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// Those that the caller is to get.
     fn sem_semop(&self, cred: &Cred, perm: &Perm, is_alter: bool) -> Result<(), Errno> {
-        let _ = (cred, perm, is_alter);
         Ok(())
     }
 
@@ -151,7 +150,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// Those that the caller is to get.
     fn sem_semctl(&self, cred: &Cred, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
-        let _ = (cred, perm, cmd);
         Ok(())
     }
 
@@ -162,7 +160,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// Those that the caller is to get.
     fn msg_msgsnd(&self, cred: &Cred, perm: &Perm, msgflg: MsgFlags) -> Result<(), Errno> {
-        let _ = (cred, perm, msgflg);
         Ok(())
     }
 
@@ -173,7 +170,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// Those that the caller is to get.
     fn msg_msgrcv(&self, cred: &Cred, perm: &Perm, msgtyp: i64) -> Result<(), Errno> {
-        let _ = (cred, perm, msgtyp);
         Ok(())
     }
 
@@ -183,7 +179,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// Those that the caller is to get.
     fn msg_msgctl(&self, cred: &Cred, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
-        let _ = (cred, perm, cmd);
         Ok(())
     }
 
@@ -193,7 +188,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// Those that the caller is to get.
     fn shm_shmat(&self, cred: &Cred, perm: &Perm, shmflg: ShmFlags) -> Result<(), Errno> {
-        let _ = (cred, perm, shmflg);
         Ok(())
     }
 
@@ -203,7 +197,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// Those that the caller is to get.
     fn shm_shmctl(&self, cred: &Cred, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
-        let _ = (cred, perm, cmd);
         Ok(())
     }
 
@@ -214,7 +207,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// Those that the caller is to get.
     fn associate(&self, cred: &Cred, perm: &Perm, flags: GetFlags, mode: u16) -> Result<(), Errno> {
-        let _ = (cred, perm, flags, mode);
         Ok(())
     }
 
@@ -224,7 +216,6 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// Those that the caller is to get.
     fn alloc(&self, cred: &Cred, perm: &Perm) -> Result<(), Errno> {
-        let _ = (cred, perm);
         Ok(())
     }
 }

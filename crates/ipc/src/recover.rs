@@ -134,7 +134,11 @@ fn recover_pools(shared: &Shared, owner: Owner) -> Result<(), Errno> {
 }
 
 /// Reaps a task. The caller holds its `REAPER`.
-fn reap_line(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent), Errno> {
+pub(crate) fn reap_line(
+    shared: &Shared,
+    owner: Owner,
+    index: u32,
+) -> Result<(bool, Absent), Errno> {
     let line = task_line(shared, index);
     let state = identity(line);
     let (absent, is_whole) = end_all(shared, owner, index)?;
@@ -161,17 +165,6 @@ pub(crate) fn end_spare(shared: &Shared, owner: Owner) -> Result<(), Errno> {
     drop(reaper);
     reap_absent(shared, owner, absent);
     Ok(())
-}
-
-/// As [`reap`], but without the lock between reapers. A model must notice that.
-#[cfg(all(test, corewalk_loom))]
-pub(crate) fn reap_unlocked(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
-    let is_there = identity(task_line(shared, index)).0 != 0;
-    if is_there {
-        reap_line(shared, owner, index).map(|(is_reaped, _)| is_reaped)
-    } else {
-        Ok(false)
-    }
 }
 
 /// Reaps a task except for its line. The flag returned is false if its attaches stay.

@@ -66,7 +66,7 @@ pub struct Task {
     pub(crate) cred: CredCell,
     pub(crate) undos: Undos,
     /// The nodes of calls that wait, were just woken, or could not leave their queues.
-    waiting: Waiting,
+    pub(crate) waiting: Waiting,
     /// Tasks of the programs before execve(2), see [`Task::adopt`].
     former: Vec<u32>,
     /// The fields that many calls write.
@@ -353,8 +353,6 @@ impl Task {
     /// assert_eq!((parent.sem_getval(set, 0)?, parent.shm_stat(segment)?.nattch), (0, 0));
     /// # Ok::<(), rustix::io::Errno>(())
     /// ```
-    #[doc(alias = "exit_shm")]
-    #[doc(alias = "do_smart_update")]
     #[doc(alias = "exit_sem")]
     pub fn exit(self) {
         drop(self);
@@ -474,12 +472,4 @@ impl Drop for Task {
         // ORDERING(ipc-task): Release. See `identity`.
         line[STATE].store(0, Ordering::Release);
     }
-}
-
-/// Wakes the waiting calls of a task, so that a test need not wait for the end of their sleeps.
-#[cfg(all(test, corewalk_crash))]
-pub(crate) fn wake_waiting(task: &Task) {
-    task.waiting.each(|node| {
-        futex::wake(&task.shared.region.line(node)[STATUS], 1, task.shared.scope);
-    });
 }

@@ -73,7 +73,7 @@ impl Truth {
 }
 
 /// A message.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Message<'s> {
     pub(super) shared: &'s Shared,
     pub(super) line: u32,

@@ -290,7 +290,7 @@ impl<'s> QueueGuard<'s> {
     }
 
     /// Returns true if a message of `size` bytes fits.
-    #[doc(alias = "msg_fits_inqueue")]
+    /// Analogous to Linux's `msg_fits_inqueue`.
     #[inline]
     pub(super) fn fits(&self, size: usize) -> bool {
         let line = self.queue.line();
@@ -359,7 +359,7 @@ impl<'s> QueueGuard<'s> {
     }
 
     /// Calls the waiting senders whose messages fit now. Returns the nodes to wake.
-    #[doc(alias = "ss_wakeup")]
+    /// Analogous to Linux's `ss_wakeup`.
     #[inline]
     pub(super) fn call_senders(&self) -> Wakes {
         if self.senders().is_empty() {
@@ -371,7 +371,7 @@ impl<'s> QueueGuard<'s> {
     }
 
     /// Calls all waiting receivers. Returns the nodes to wake.
-    #[doc(alias = "expunge_all")]
+    /// Analogous to Linux's `expunge_all`.
     pub(super) fn call_receivers(&self) -> Wakes {
         let waiting = self.receivers().iter().map(|line| self.node(line));
         waiting.filter(|node| node.call()).map(|node| node.line).collect()
@@ -379,7 +379,7 @@ impl<'s> QueueGuard<'s> {
 
     /// Ends the queue: frees all messages, and ends all waits with `EIDRM`. Returns the nodes to
     /// wake.
-    #[doc(alias = "freeque")]
+    /// Analogous to Linux's `freeque`.
     pub(super) fn end(&self) -> Wakes {
         let owner = self.owner;
         let told: Wakes = self.receivers().iter().chain(self.senders().iter()).collect();

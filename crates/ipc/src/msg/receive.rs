@@ -8,7 +8,6 @@
 use corewalk_base::futex::{self, Deadline, Ended};
 use corewalk_base::primitives::thread;
 use rustix::io::Errno;
-use std::fmt;
 
 use super::filter::Filter;
 use super::message::Message;
@@ -34,12 +33,14 @@ pub struct Received {
 }
 
 /// A message that the receiver owns. Dropping it frees the message.
+#[derive(Debug)]
 pub struct Arrived<'t> {
     from: From<'t>,
     mtype: i64,
     size_max: usize,
 }
 
+#[derive(Debug)]
 enum From<'t> {
     /// The message itself, which belongs to the receiver.
     Message(Message<'t>, &'t Task),
@@ -76,13 +77,6 @@ impl Arrived<'_> {
                 size
             }
         }
-    }
-}
-
-impl fmt::Debug for Arrived<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("Arrived");
-        debug.field("mtype", &self.mtype).field("size_bytes", &self.size_bytes()).finish()
     }
 }
 
@@ -135,7 +129,6 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     #[doc(alias = "do_msgrcv")]
-    #[doc(alias = "ipc_obtain_object_check")]
     #[inline]
     pub fn msgrcv(
         &self,
@@ -304,7 +297,7 @@ impl Task {
     }
 }
 
-#[doc(alias = "find_msg")]
+/// Analogous to Linux's `find_msg`.
 #[inline]
 fn find<'s>(guard: &QueueGuard<'s>, filter: Filter) -> Option<Message<'s>> {
     let messages = guard.messages().iter().map(|line| guard.message(line));

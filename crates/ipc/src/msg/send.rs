@@ -51,7 +51,6 @@ impl Task {
     /// # Ok::<(), Errno>(())
     /// ```
     #[doc(alias = "do_msgsnd")]
-    #[doc(alias = "ipc_obtain_object_check")]
     #[inline]
     pub fn msgsnd(
         &self,

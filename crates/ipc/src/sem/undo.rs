@@ -128,11 +128,11 @@ impl Default for Undos {
 }
 
 /// Returns the undo record of the guard's owner for the set. Allocates it if there is none.
+/// Analogous to Linux's `find_alloc_undo`.
 ///
 /// # Errors
 ///
 /// `ENOMEM` if the region has no space for a record.
-#[doc(alias = "find_alloc_undo")]
 pub(super) fn find_alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Errno> {
     let (set, task) = (guard.set, guard.owner.index);
     if let Some(record) = cached(set, undos, task) {

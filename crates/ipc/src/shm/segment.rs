@@ -211,7 +211,7 @@ impl<'g, 's> Segment<'g, 's> {
     }
 
     /// Returns the number of attaches.
-    #[doc(alias = "shm_nattch")]
+    /// Analogous to Linux's `shm_nattch`.
     pub(super) fn nattch(&self) -> u64 {
         let counts = self.records().iter().map(|record| get(&self.record(record)[COUNT]));
         counts.fold(0, u64::saturating_add)
@@ -270,7 +270,7 @@ impl<'g, 's> Segment<'g, 's> {
     }
 
     /// Removes the segment if it has no attach, and is marked or removal is forced.
-    #[doc(alias = "shm_may_destroy")]
+    /// Analogous to Linux's `shm_may_destroy`.
     pub(super) fn destroy_if_due(&self, gone: &mut Gone) {
         // Read the mode again: the segment may have been marked since it was looked up.
         let object = self.ids.at(self.object.index).unwrap_or(self.object);
@@ -281,7 +281,7 @@ impl<'g, 's> Segment<'g, 's> {
     }
 
     /// `IPC_RMID`: marks the segment if it is attached, otherwise removes it.
-    #[doc(alias = "do_shm_rmid")]
+    /// Analogous to Linux's `do_shm_rmid`.
     pub(super) fn remove(&self, gone: &mut Gone) {
         if self.records().is_empty() {
             self.destroy(gone);
@@ -291,7 +291,7 @@ impl<'g, 's> Segment<'g, 's> {
     }
 
     /// Handles the end of the segment's creator. If removal is forced, an unattached segment goes.
-    #[doc(alias = "exit_shm")]
+    /// Analogous to Linux's `exit_shm`.
     pub(super) fn orphan(&self, task: u32, gone: &mut Gone) {
         let creator = &self.line()[CREATOR];
         let seen = get(creator);
@@ -302,7 +302,7 @@ impl<'g, 's> Segment<'g, 's> {
         self.destroy_if_due(gone);
     }
 
-    #[doc(alias = "shm_destroy")]
+    /// Analogous to Linux's `shm_destroy`.
     fn destroy(&self, gone: &mut Gone) {
         let pages = pages(self.size_bytes()).unwrap_or(0);
         self.ids.set_used(self.ids.used().saturating_sub(pages));
