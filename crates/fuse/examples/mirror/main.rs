@@ -1,4 +1,5 @@
-//! A back end that finds files by path alone. It shows a directory of the host at a second place.
+//! An example of a back end that finds files only by their paths. It shows a directory of the host
+//! at a second place.
 //!
 //! ```console
 //! mkdir /tmp/mirror
@@ -7,15 +8,16 @@
 //! ```
 //!
 //! [`fs::Mirror`] keeps no descriptors, no table of inodes and no lock. The library guarantees that
-//! a path stays valid during a call. It also keeps a file that is removed while it is open.
-//! `corewalk-hostfs` does the same with descriptors, and is safe against changes by other programs.
+//! a path stays valid during a call. The library also keeps a file that is removed while it is
+//! open. `corewalk-hostfs` shows a directory of the host with descriptors, and is safe against
+//! changes by other programs.
 
 mod fs;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use corewalk_fuse::{Mount, MountOptions, Options};
+use corewalk_fuse::{MountOptions, Options, serve};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut words = std::env::args_os().skip(1).map(PathBuf::from);
@@ -23,8 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Err("usage: mirror DIRECTORY MOUNTPOINT".into());
     };
     let fs = Arc::new(fs::Mirror::new(&from));
-    let mount = Mount::new(fs, &point, Options::shared(), &MountOptions::default())?;
-    println!("mounted on {}; end it with umount", point.display());
-    mount.wait()?;
+    println!("serving on {}; end it with umount or Ctrl-C", point.display());
+    serve(fs, &point, Options::shared(), &MountOptions::default())?;
     Ok(())
 }

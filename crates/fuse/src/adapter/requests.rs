@@ -1,4 +1,4 @@
-//! The methods of [`Filesystem`], one per request.
+//! The methods of [`Filesystem`]. Each handles one kind of request.
 
 use std::ffi::OsStr;
 use std::io;
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use corewalk::attr::mode;
-use corewalk::{Attr, Fsync, Removal, SetAttr};
+use corewalk::{Attr, Fsync, Removal, SetAttr, Ttl};
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags,
     Generation, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
@@ -20,6 +20,7 @@ use rustix::fs::OFlags;
 use super::retry::Retry;
 use super::{Adapter, Opening, READ_BUFFER, convert, guarded};
 use crate::credentials::Caller;
+use crate::options::Permissions;
 use crate::server::{Change, EntryOut, NO_NODE, NewFile, Server, WriteOrigin, XattrAnswer};
 
 impl Adapter {
@@ -46,8 +47,8 @@ impl Adapter {
         self.answer_or_retry(result, retry, move |result| entry(timeouts, result, reply));
     }
 
-    /// Makes a file or directory durable and sends the reply. If that waits, an offload thread does
-    /// it.
+    /// Makes a file or directory durable and sends the reply. An offload thread does that if the
+    /// back end may wait.
     fn sync(&self, node: u64, handle: u64, is_datasync: bool, reply: ReplyEmpty) {
         let what = if is_datasync { Fsync::Data } else { Fsync::All };
         let sync = move |server: &Server| server.fsync(node, handle, what);
@@ -67,35 +68,54 @@ impl Adapter {
     }
 }
 
-/// How long the kernel may use an entry and its attributes without asking again.
+/// The times for which the kernel may use an entry, and its attributes, without asking again.
 #[derive(Clone, Copy)]
 struct Timeouts {
     entry: Duration,
     attr: Duration,
+    /// False if the kernel must cache nothing, even if the back end allows it.
+    can_be_set: bool,
 }
 
 impl Timeouts {
+    /// Returns the timeouts of the options.
     fn of(server: &Server) -> Timeouts {
         let options = server.options();
-        Timeouts { entry: options.entry_timeout, attr: options.attr_timeout }
+        let can_be_set = options.permissions == Permissions::Kernel;
+        Timeouts { entry: options.entry_timeout, attr: options.attr_timeout, can_be_set }
+    }
+
+    /// Returns the timeouts of an answer with `attr`. The back end may have set them.
+    fn set_by(self, attr: &Attr) -> Timeouts {
+        let Ttl { entry, attr } = if self.can_be_set { attr.ttl } else { Ttl::default() };
+        Timeouts { entry: entry.unwrap_or(self.entry), attr: attr.unwrap_or(self.attr), ..self }
+    }
+
+    /// Returns the shorter of the two timeouts. In some answers fuser has one timeout for both
+    /// entry and attributes, and the shorter one is right for both.
+    fn shorter(self) -> Duration {
+        self.entry.min(self.attr)
     }
 }
 
 fn entry(timeouts: Timeouts, result: Result<EntryOut, Errno>, reply: ReplyEntry) {
     match result {
-        Ok(entry) => reply.entry_with_ttls(
-            &timeouts.attr,
-            &timeouts.entry,
-            &convert::attr(&entry.attr),
-            Generation(entry.generation),
-        ),
+        Ok(entry) => {
+            let timeouts = timeouts.set_by(&entry.attr);
+            reply.entry_with_ttls(
+                &timeouts.attr,
+                &timeouts.entry,
+                &convert::attr(&entry.attr),
+                Generation(entry.generation),
+            );
+        }
         Err(error) => reply.error(error),
     }
 }
 
 fn attributes(timeouts: Timeouts, result: Result<Attr, Errno>, reply: ReplyAttr) {
     match result {
-        Ok(attr) => reply.attr(&timeouts.attr, &convert::attr(&attr)),
+        Ok(attr) => reply.attr(&timeouts.set_by(&attr).attr, &convert::attr(&attr)),
         Err(error) => reply.error(error),
     }
 }
@@ -108,8 +128,7 @@ fn created(
 ) {
     match result {
         Ok((entry, handle)) => reply.created(
-            // fuser has one timeout for both here. The shorter one is right for both.
-            &timeouts.entry.min(timeouts.attr),
+            &timeouts.set_by(&entry.attr).shorter(),
             &convert::attr(&entry.attr),
             Generation(entry.generation),
             FileHandle(handle),
@@ -130,7 +149,7 @@ fn empty(result: Result<(), Errno>, reply: ReplyEmpty) {
     }
 }
 
-/// Replies with a count. It fits 32 bits, since no request asks for more.
+/// Replies with a number of bytes, which fits 32 bits, since no request asks for more.
 fn written(result: Result<u64, Errno>, reply: ReplyWrite) {
     match result {
         Ok(count) => reply.written(u32::try_from(count).unwrap_or(u32::MAX)),
@@ -162,7 +181,7 @@ impl Filesystem for Adapter {
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
-        // A forget has no reply, so a panic is only counted.
+        // Ignore the result: a forget has no reply, and a panic is counted.
         let _ = self.guarded(|server| {
             server.forget(ino.0, nlookup);
             Ok(())
@@ -352,7 +371,7 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        // The current flags, after changes by fcntl(2).
+        // Use the current flags of the open file, which fcntl(2) may have changed.
         let appends = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::APPEND);
         let origin = match write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
             true => WriteOrigin::Cache,
@@ -437,14 +456,14 @@ impl Filesystem for Adapter {
         mut reply: ReplyDirectoryPlus,
     ) {
         let mut taken = 0_usize;
-        let options = self.server.options();
+        let timeouts = Timeouts::of(&self.server);
         let listed = self.guarded(|server| {
             server.readdirplus(ino.0, offset, &mut |entry, attr| {
-                // The lookup of this name failed, so the entry is sent without attributes. The
-                // kernel looks the name up itself before it uses it, and gets the error then.
+                // Send the entry without attributes, since the lookup of its name has failed.
+                // Before the kernel uses the name, it looks the name up itself and gets the error.
                 let (attr, timeout) = match entry.node {
                     0 => (attr.with_ino(NO_NODE), Duration::ZERO),
-                    _ => (*attr, options.entry_timeout),
+                    _ => (*attr, timeouts.set_by(attr).shorter()),
                 };
                 let is_full = reply.add(
                     INodeNo(attr.ino),
@@ -628,7 +647,7 @@ impl Filesystem for Adapter {
         let to = (ino_out.0, fh_out.0, offset_out);
         let caller = caller(request);
         let copied = self.guarded(|server| server.copy_file_range(caller, from, to, len));
-        // A request that copied some bytes has succeeded and is not retried, so no byte is copied
+        // A request that has copied some bytes succeeds and is not retried. So no byte is copied
         // twice.
         let retry = || -> Retry<u64> {
             Box::new(move |server| server.copy_file_range(caller, from, to, len))

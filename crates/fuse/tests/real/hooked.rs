@@ -1,14 +1,17 @@
 //! A tmpfs with injected behaviour: delays, failures, panics, other inode numbers, and handles.
 
+use std::ops::ControlFlow;
+
 use corewalk::acl::Acl;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    AclKind, Attr, DirSink, Errno, Fallocate, FileSystem, Make, Name, Node, RenameMode, Seek,
-    SetAttr, StatFs, XattrMode,
+    AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileSystem, Make, Name, Node, RenameMode,
+    Seek, SetAttr, StatFs, Ttl, XattrMode,
 };
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
-/// Called before each operation with the name of the operation and the file name that it is for.
+/// A function that is called before each operation, with the name of the operation and the name of
+/// its file.
 type Hook = Box<dyn Fn(&str, &[u8]) + Send + Sync>;
 
 pub(crate) struct Hooked {
@@ -16,14 +19,19 @@ pub(crate) struct Hooked {
     hook: Hook,
     /// Two inode numbers that are swapped.
     exchanged: (u64, u64),
-    /// The number of next changes that fail with `ENOSPC`.
+    /// The number of changes from now on that fail with `ENOSPC`.
     full: AtomicU64,
     /// The handle of each open file, or 0 if open files have no state. Other handles are refused.
     handle: u64,
     /// The number of open files.
     open: AtomicU64,
-    /// While a file is open, reading attributes fails.
+    /// True if attributes cannot be read while a file is open.
     hides_attributes: bool,
+    /// The number of entries that one call of `readdir` reports, with their attributes. If it is 0,
+    /// each call reports all entries without attributes.
+    pub(crate) page_entries: usize,
+    /// The time for which a client may use the attributes and the names.
+    pub(crate) ttl: Ttl,
 }
 
 impl Hooked {
@@ -36,18 +44,22 @@ impl Hooked {
             handle: 0,
             open: AtomicU64::new(0),
             hides_attributes: false,
+            page_entries: 0,
+            ttl: Ttl::default(),
         }
     }
 
     /// Makes the next `changes` changes of content, attributes or names fail with `ENOSPC`.
     pub(crate) fn fill_for(&self, changes: u64) {
-        // ORDERING: Relaxed. The changes come in later requests, which the kernel orders.
+        // ORDERING: Relaxed. The changes come in later requests, and the kernel orders these after
+        // this store.
         self.full.store(changes, Ordering::Relaxed);
     }
 
-    /// Returns the number of next changes that will fail with `ENOSPC`.
+    /// Returns how many changes from now on will fail with `ENOSPC`.
     pub(crate) fn is_full_for(&self) -> u64 {
-        // ORDERING: Relaxed. The test reads it after the answer to its request.
+        // ORDERING: Relaxed. The test reads the number after the answer to its request, which
+        // orders the two.
         self.full.load(Ordering::Relaxed)
     }
 
@@ -70,8 +82,13 @@ impl Hooked {
 
     /// Returns the number of open files.
     pub(crate) fn open_files(&self) -> u64 {
-        // ORDERING: Relaxed. The thread that opens files reads it.
+        // ORDERING: Relaxed. The thread that reads the number has opened the files itself.
         self.open.load(Ordering::Relaxed)
+    }
+
+    /// Returns the tmpfs behind the hooks.
+    pub(crate) fn inner(&self) -> &Tmpfs {
+        &self.inner
     }
 
     fn number(&self, ino: u64) -> u64 {
@@ -87,7 +104,7 @@ impl Hooked {
     }
 
     fn attr(&self, attr: Attr) -> Attr {
-        attr.with_ino(self.number(attr.ino))
+        attr.with_ino(self.number(attr.ino)).with_ttl(self.ttl)
     }
 
     fn call(&self, what: &str, name: &[u8]) {
@@ -155,9 +172,20 @@ impl FileSystem for Hooked {
 
     fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
         self.call("readdir", b"");
+        let mut reported = 0;
         self.inner.readdir(self.node(dir), cookie, &mut |entry| {
+            if self.page_entries == 0 {
+                self.call("entry", entry.name.as_bytes());
+                return sink(entry.with_ino(self.number(entry.ino)));
+            }
+            let attr = self.inner.getattr(Node::detached(entry.ino, entry.kind));
+            let Ok(attr) = attr else { return ControlFlow::Continue(()) };
+            if reported == self.page_entries {
+                return ControlFlow::Break(());
+            }
+            reported += 1;
             self.call("entry", entry.name.as_bytes());
-            sink(entry.with_ino(self.number(entry.ino)))
+            sink(DirEntry::from_attr(entry.name, self.attr(attr), entry.cookie))
         })
     }
 
