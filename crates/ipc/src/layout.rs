@@ -6,7 +6,7 @@
 //! | header | 4 | what the namespace is, see `file` |
 //! | ids of semaphore sets | about 1.1 per slot | head, indices in use, buckets of keys, slots |
 //! | sets | 1 per slot | lock, queues and undo list of the set in that slot |
-//! | tasks | 1 each, and the spare one | process, generation, see `task` |
+//! | tasks | 1 each | process, generation, see `task` |
 //! | ladder | 1 | times of calls that look for the dead, see `watch` |
 //! | pools | | semaphores, undo records, wait nodes |
 //! | ids of message queues, queues | about 1.1 and 2 per slot | the same for queues; see `msg` |
@@ -121,7 +121,7 @@ pub(crate) struct Layout {
     pub(crate) sets: u32,
     /// The first line of the tasks.
     pub(crate) tasks: u32,
-    /// How many lines those are; the last is the spare one.
+    /// How many lines those are.
     pub(crate) tasks_max: u32,
     /// The line of the ladder, see `watch`.
     pub(crate) ladder: u32,
@@ -164,8 +164,6 @@ impl Layout {
         };
         let sem_ids = IdLayout::new(take(IdLayout::lines(sets)), sets);
         let first_set = take(sets);
-        // And the spare one, which serves no task.
-        let tasks = tasks + 1;
         let first_task = take(tasks);
         let ladder = take(LADDER_LINES);
         let pool = |take: &mut dyn FnMut(u32) -> u32, lines, joins| {

@@ -83,7 +83,6 @@ mod sem;
 mod shared;
 mod shm;
 mod signals;
-mod spare;
 mod spin;
 mod status;
 mod task;

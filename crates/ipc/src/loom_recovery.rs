@@ -90,9 +90,9 @@ fn loom_control_two_tasks_that_reap_without_its_lock_are_caught() {
 
 /// As `recover::reap`, but without the lock between reapers. A model must notice that.
 fn reap_unlocked(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
-    let is_there = identity(task_line(shared, index)).0 != 0;
-    if is_there {
-        recover::reap_line(shared, owner, index).map(|(is_reaped, _)| is_reaped)
+    let state = identity(task_line(shared, index));
+    if state.0 != 0 {
+        recover::reap_line(shared, owner, index, state).map(|(is_reaped, _)| is_reaped)
     } else {
         Ok(false)
     }

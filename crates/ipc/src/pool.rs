@@ -168,15 +168,6 @@ impl Pool {
         used.map(|(line, header)| (line, header.whose()))
     }
 
-    /// Puts the pool in order if a task has died that had its lock.
-    ///
-    /// # Errors
-    ///
-    /// `EIO` if the lock cannot be had.
-    pub(crate) fn recover(&self, shared: &Shared, owner: Owner) -> Result<(), Errno> {
-        self.lock(shared, owner).map(drop)
-    }
-
     /// Makes the free lists anew. The lock is held.
     pub(crate) fn rebuild(&self, region: &Region) {
         (0..CLASSES).for_each(|class| put(self.list(region, class), 0));
@@ -191,7 +182,12 @@ impl Pool {
         self.note_joins(region);
     }
 
-    fn lock<'s>(&self, shared: &'s Shared, owner: Owner) -> Result<Held<'s>, Errno> {
+    /// Takes the lock. If its holder has died, the free lists are made anew first.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if the lock cannot be had.
+    pub(crate) fn lock<'s>(&self, shared: &'s Shared, owner: Owner) -> Result<Held<'s>, Errno> {
         lock(shared, &shared.region.line(self.head)[LOCK], owner, || {
             self.rebuild(&shared.region);
             Ok(())

@@ -149,7 +149,7 @@ pub(super) fn make(
     (PAYLOAD | serial, SegmentName { index, serial })
 }
 
-fn line(shared: &Shared, index: u32) -> &Line {
+pub(super) fn line(shared: &Shared, index: u32) -> &Line {
     shared.region.line(shared.layout.segments + SEGMENT_LINES * index)
 }
 
@@ -486,7 +486,7 @@ fn rebuild<'s>(shared: &'s Shared, object: &Object) -> List<'s> {
 }
 
 /// Returns the list of the records of the segment with this line.
-fn list<'s>(shared: &'s Shared, line: &'s Line) -> List<'s> {
+pub(super) fn list<'s>(shared: &'s Shared, line: &'s Line) -> List<'s> {
     let max = shared.layout.attaches.lines;
     List { region: &shared.region, ends: &line[ATTACHES], links: LINKS, max }
 }
@@ -498,10 +498,4 @@ fn whose(object: &Object, task: u32) -> u64 {
         | u64::from(index)
         | u64::from(task) << TASK_SHIFT
         | (serial << WHOSE_SERIAL_SHIFT & !IS_RECORD)
-}
-
-/// Returns the records of a segment, for consistency checks.
-#[cfg(all(test, corewalk_crash))]
-pub(super) fn listed(shared: &Shared, _ids: &IdsGuard<'_>, object: &Object) -> Vec<u32> {
-    list(shared, line(shared, object.index)).iter().collect()
 }
