@@ -34,13 +34,12 @@
 //!
 //! Source: sigaction(2), signal(7) "Interruption of system calls"; System V ABI, AMD64 supplement.
 
-use corewalk_base::primitives::atomic::{AtomicPtr, AtomicU32, Ordering};
-use corewalk_base::primitives::thread;
+use corewalk_base::primitives::atomic::{AtomicPtr, Ordering};
 use libc::{c_int, c_long, c_void, sighandler_t};
 use std::ptr;
 
 use crate::next::{Next, next};
-use crate::process::{self, BlockedSignals};
+use crate::process::{self, TablesLock};
 use crate::user;
 
 /// Signals are below this.
@@ -55,10 +54,6 @@ const ENTRIES: usize = 2;
 /// The handlers that the program has installed, by signal: one table for each entry.
 static HANDLERS: [[AtomicPtr<c_void>; SIGNALS]; ENTRIES] =
     [const { [const { AtomicPtr::new(ptr::null_mut()) }; SIGNALS] }; ENTRIES];
-
-/// The pid of the process that has locked the tables, or 0. A pid of another process, inherited at
-/// a fork, counts as 0.
-static IS_LOCKED: AtomicU32 = AtomicU32::new(0);
 
 next! {
     SIGACTION: fn sigaction(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
@@ -163,13 +158,13 @@ fn cell(signal: c_int) -> Option<usize> {
 }
 
 /// A call that changes or reads a handler. It holds the lock of the tables until it is dropped.
-struct Change(#[expect(dead_code, reason = "held until the change is made")] TableLock);
+struct Change(#[expect(dead_code, reason = "held until the change is made")] TablesLock);
 
 impl Change {
     /// Stores a new handler in the table of the entry that is not installed, if the handler is a
     /// function. Returns the address for the kernel to install.
     fn begin(signal: c_int, cell: usize, handler: Option<sighandler_t>) -> (Self, sighandler_t) {
-        let change = Self(TableLock::take());
+        let change = Self(process::lock_tables());
         // `handler` may be the address of an entry: a program that calls rt_sigaction(2) past the
         // library sees that address.
         let [first, second] = entries();
@@ -194,50 +189,6 @@ fn told(cell: usize, handler: sighandler_t) -> sighandler_t {
         // ORDERING: Relaxed. See `arrived`.
         Some(entry) => HANDLERS[entry][cell].load(Ordering::Relaxed).expose_provenance(),
         None => handler,
-    }
-}
-
-/// A guard that holds the lock of the tables and blocks all signals. A child of vfork(2) changes no
-/// table and takes no lock.
-struct TableLock {
-    is_held: bool,
-    _signals: BlockedSignals,
-}
-
-impl TableLock {
-    fn take() -> Self {
-        let signals = BlockedSignals::new();
-        let is_held = process::is_own();
-        if is_held {
-            Self::acquire(process::pid());
-        }
-        Self { is_held, _signals: signals }
-    }
-
-    fn acquire(own: u32) {
-        let mut seen = 0;
-        loop {
-            // ORDERING(preload-tables): Acquire. See `drop`.
-            match IS_LOCKED.compare_exchange(seen, own, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return,
-                Err(other) if other == own => {
-                    seen = 0;
-                    thread::yield_now();
-                }
-                // The lock is free, or a thread of the parent process held it at the fork.
-                Err(other) => seen = other,
-            }
-        }
-    }
-}
-
-impl Drop for TableLock {
-    fn drop(&mut self) {
-        if self.is_held {
-            // ORDERING(preload-tables): Release. Stores to the tables happen before those of the
-            // next holder of the lock.
-            IS_LOCKED.store(0, Ordering::Release);
-        }
     }
 }
 

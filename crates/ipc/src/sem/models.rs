@@ -67,7 +67,7 @@ pub(crate) fn sleeps(task: &Task, line: u32) -> bool {
 pub(crate) fn completes(task: &Task, line: u32) -> bool {
     let mut completed = Completed::default();
     completed.push(Node::at(&task.shared, line), 0);
-    completed.tell(&task.shared)[0].is_asleep()
+    !completed.tell(&task.shared)[0].was_awake
 }
 
 /// Like [`completes`], in two steps.
