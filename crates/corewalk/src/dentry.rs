@@ -45,8 +45,8 @@ use crate::name::name_word;
 use crate::slot::{DentrySlot, InodeSlot, Seq};
 pub(crate) use body::{Body, Flags};
 use cold::{Cold, Half};
+pub(crate) use lookup_key::{Component, LookupKey, SHORT_MAX, ShortLookupKey};
 use lookup_key::{LONG_NAMED, NAMED_MASK, name_word_at, name_words, words_of};
-pub(crate) use lookup_key::{LookupKey, SHORT_MAX, ShortLookupKey};
 pub(crate) use parent_key::ParentKey;
 
 /// Name words in the dentry itself: 40 bytes, or 24 for a directory. Models use fewer, for fewer
@@ -428,13 +428,14 @@ impl Dentries {
         }
     }
 
-    /// Builds the image of a dentry called `name`, and stores the rest of a long name. `place` is
-    /// the superblock and the slot of its inode; no slot makes a negative dentry. The caller stores
-    /// the image or gives it to [`Dentries::drop_image`]. None if no slot is left for a long name.
+    /// Builds the image of a dentry called `name`, and stores the rest of a long name. Without an
+    /// inode the dentry is negative. The caller stores the image or gives it to
+    /// [`Dentries::drop_image`]. None if no slot is left for a long name.
     pub(crate) fn new_image(
         &self,
         key: ParentKey,
-        place: (u32, InodeSlot),
+        superblock: u32,
+        inode: InodeSlot,
         name: &[u8],
         flags: Flags,
         directory: DirectoryWords,
@@ -451,7 +452,7 @@ impl Dentries {
             words[room - 1] = self.store_long(name, 8 * (room - 1))?;
             flags |= Flags::LONG;
         }
-        Some(Image { key, body: Body::new(place, name.len(), flags), words })
+        Some(Image { key, body: Body::new(superblock, inode, name.len(), flags), words })
     }
 
     /// Stores `image` and returns the image before. The caller is inside a write section (D.1).
@@ -701,9 +702,10 @@ mod tests {
         let bytes: Vec<u8> = (1..=255).collect();
         for (len, flags) in (1..=255).flat_map(|len| [(len, Flags::HASHED), (len, DIRECTORY)]) {
             let name = &bytes[..len];
-            let (key, place) = (ParentKey::new(DentrySlot::new(1), 1), (0, InodeSlot::new(1)));
+            let (key, inode) = (ParentKey::new(DentrySlot::new(1), 1), InodeSlot::new(1));
             let slot = dentries.alloc(InodeSlot::NONE, Group::Many).unwrap();
-            let image = dentries.new_image(key, place, name, flags, DirectoryWords::default());
+            let words = DirectoryWords::default();
+            let image = dentries.new_image(key, 0, inode, name, flags, words);
             dentries.store(slot, &image.unwrap());
             let seen = dentries.snapshot(slot);
             let mut copy = NameCopy::new();

@@ -279,7 +279,8 @@ impl Inodes {
     pub(crate) fn get_or_insert(
         &self,
         dentries: &Dentries,
-        (superblock, beside): (u32, DentrySlot),
+        superblock: u32,
+        beside: DentrySlot,
         attr: &Attr,
         has_acl: bool,
         changes_before: i64,
@@ -310,7 +311,7 @@ impl Inodes {
             self.stale_generations.insert(superblock, attr.ino, stale);
         }
         let known = self.changes() == changes_before;
-        self.begin_life((superblock, slot), attr, Perm::of(attr, has_acl), known);
+        self.begin_life(superblock, slot, attr, Perm::of(attr, has_acl), known);
         stripe.insert(slot);
         let needs_split = stripe.needs_split();
         drop(stripe);
@@ -321,13 +322,7 @@ impl Inodes {
     }
 
     /// Fills a slot that no other thread can find, with one reference for the caller.
-    fn begin_life(
-        &self,
-        (superblock, slot): (u32, InodeSlot),
-        attr: &Attr,
-        perm: Perm,
-        known: bool,
-    ) {
+    fn begin_life(&self, superblock: u32, slot: InodeSlot, attr: &Attr, perm: Perm, known: bool) {
         self.count.add(1);
         self.refs.extend_to(slot.get());
         self.perm.extend_to(slot.get());

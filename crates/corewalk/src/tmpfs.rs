@@ -297,8 +297,8 @@ impl Tmpfs {
         change: Change<'_>,
         now: Timespec,
     ) -> Result<(), Errno> {
-        let (ino, times) = (inode.ino(), (inode.attributes.changed(), now));
-        self.xattrs.change(&mut inode.attributes.xattrs, ino, change, times, &self.space)
+        let (ino, changed) = (inode.ino(), inode.attributes.changed());
+        self.xattrs.change(&mut inode.attributes.xattrs, ino, change, changed, now, &self.space)
     }
 
     /// Frees an inode and its slot if `is_wanted` returns true, and returns its charges to the

@@ -297,8 +297,11 @@ impl Vfs {
     ) -> Result<DentrySlot, Errno> {
         let superblock = self.supers.add(fs, attr.ino)?;
         let inodes = &self.dcache.inodes;
-        let (dentries, place) = (&self.dcache.dentries, (superblock, DentrySlot::NONE));
-        let enter = || inodes.get_or_insert(dentries, place, attr, attr.has_acl, inodes.changes());
+        let (dentries, beside, has_acl) = (&self.dcache.dentries, DentrySlot::NONE, attr.has_acl);
+        let enter = || {
+            let changes = inodes.changes();
+            inodes.get_or_insert(dentries, superblock, beside, attr, has_acl, changes)
+        };
         let entered = enter().or_else(|| {
             self.dcache.prune();
             enter()
@@ -671,7 +674,7 @@ mod tests {
         let (slot, seen) = dcache.find_exact(key, &from).unwrap();
         assert!(dcache.get(slot, seen.seq));
         assert_eq!(
-            dcache.d_move((slot, &from), key, &lookup_key, None, &in_lookup),
+            dcache.d_move(slot, &from, key, &lookup_key, None, &in_lookup),
             Ok(DentrySlot::NONE)
         );
         dcache.put(slot);

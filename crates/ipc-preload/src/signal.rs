@@ -258,9 +258,7 @@ pub unsafe extern "C" fn sigaction(
     // SAFETY: the caller's promise; the copy lives during the call.
     let call = |given| c_long::from(unsafe { next(signal, given, before) });
     // SAFETY: the call fills `before` if it succeeds.
-    unsafe {
-        change((signal, cell), ours, before, |action| &mut action.sa_sigaction, call) as c_int
-    }
+    unsafe { change(signal, cell, ours, before, |action| &mut action.sa_sigaction, call) as c_int }
 }
 
 /// rt_sigaction(2) by number: `call` makes the call with another action.
@@ -282,7 +280,7 @@ pub(crate) unsafe fn by_number(
     let before = ptr::with_exposed_provenance_mut::<KernelAction>(before);
     let call = |given: *const KernelAction| call(given.expose_provenance());
     // SAFETY: the call fills `before` if it succeeds.
-    unsafe { change((signal, cell), ours, before, |action| &mut action.handler, call) }
+    unsafe { change(signal, cell, ours, before, |action| &mut action.handler, call) }
 }
 
 /// Changes the action of a signal by `call`, or looks at it. `handler` finds the handler in an
@@ -292,7 +290,8 @@ pub(crate) unsafe fn by_number(
 ///
 /// `call` fills `before` if it returns 0 and `before` is not null.
 unsafe fn change<A>(
-    (signal, cell): (c_int, usize),
+    signal: c_int,
+    cell: usize,
     mut ours: Option<A>,
     before: *mut A,
     handler: fn(&mut A) -> &mut sighandler_t,

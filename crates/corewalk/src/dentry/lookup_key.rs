@@ -28,6 +28,13 @@ pub(crate) const SHORT_MAX: usize = 8 * DIRECTORY_ROOM;
 /// The bits of a body that say, besides the length, whether a dentry is plain.
 const PLAIN_MASK: u64 = NAMED_MASK | Flags::SYMLINK.union(Flags::MOUNTED).bits() as u64;
 
+/// The last component of a path: the bytes from `start` to the end of `path`.
+#[derive(Clone, Copy)]
+pub(crate) struct Component<'a> {
+    pub(crate) path: &'a [u8],
+    pub(crate) start: usize,
+}
+
 /// The lookup key of a component of at most [`SHORT_MAX`] bytes, for plain dentries only: neither a
 /// symbolic link nor a mount point.
 #[derive(Clone, Copy)]
@@ -39,17 +46,17 @@ pub(crate) struct ShortLookupKey {
 }
 
 impl ShortLookupKey {
-    /// Returns the key of the component from `start` to the end of a path, for a dentry with the
-    /// flags in `needed`. Its only branch on a length recognises the first component.
+    /// Returns the key of a component, for a dentry with the flags in `needed`. Its only branch on
+    /// a length recognises the first component.
     #[inline(always)]
     pub(crate) fn of_component(
-        (path, start): (&[u8], usize),
+        component: Component<'_>,
         needed: Flags,
         keys: &HashKeys,
     ) -> ShortLookupKey {
-        let len = path.len() - start;
+        let len = component.len();
         debug_assert!(len <= SHORT_MAX);
-        let words = component_words(path, start);
+        let words = component.words();
         ShortLookupKey { hash: keys.short_name(len, words), len, needed, words }
     }
 
@@ -80,11 +87,11 @@ impl<'a> LookupKey<'a> {
         LookupKey::of_words(name, name_words(name.as_bytes()), keys)
     }
 
-    /// Returns the key of the component from `start` to the end of a path, without a branch on its
-    /// length.
+    /// Returns the key of a component, without a branch on its length.
     #[inline(always)]
-    pub(crate) fn of_component(path: &'a [u8], start: usize, keys: &HashKeys) -> LookupKey<'a> {
-        LookupKey::of_words(Name::unchecked(&path[start..]), component_words(path, start), keys)
+    pub(crate) fn of_component(component: Component<'a>, keys: &HashKeys) -> LookupKey<'a> {
+        let name = Name::unchecked(&component.path[component.start..]);
+        LookupKey::of_words(name, component.words(), keys)
     }
 
     #[inline(always)]
@@ -132,14 +139,22 @@ pub(super) fn name_words(name: &[u8]) -> [u64; INLINE_WORDS] {
     std::array::from_fn(|i| eight(name, last.min(8 * i)))
 }
 
-/// As [`name_words`], for the component from `start` to the end of a path. The read of a short
-/// component begins before it, and the excess bytes are shifted out.
-#[inline(always)]
-fn component_words<const N: usize>(path: &[u8], start: usize) -> [u64; N] {
-    // No byte precedes the first component.
-    let Some(last) = path.len().checked_sub(8) else { return [padded(&path[start..]); N] };
-    let excess = 8 * (start - start.min(last)) as u32;
-    std::array::from_fn(|i| eight(path, (start + 8 * i).min(last)).wrapping_shr(excess))
+impl Component<'_> {
+    #[inline(always)]
+    pub(crate) fn len(self) -> usize {
+        self.path.len() - self.start
+    }
+
+    /// As [`name_words`], for this component. The read of a short component begins before it, and
+    /// the excess bytes are shifted out.
+    #[inline(always)]
+    fn words<const N: usize>(self) -> [u64; N] {
+        let Component { path, start } = self;
+        // No byte precedes the first component.
+        let Some(last) = path.len().checked_sub(8) else { return [padded(&path[start..]); N] };
+        let excess = 8 * (start - start.min(last)) as u32;
+        std::array::from_fn(|i| eight(path, (start + 8 * i).min(last)).wrapping_shr(excess))
+    }
 }
 
 #[cfg(test)]
@@ -152,7 +167,8 @@ mod tests {
             let path: Vec<u8> = (1..=len).collect();
             for start in 0..path.len() {
                 for end in start + 1..=path.len() {
-                    let words: [u64; INLINE_WORDS] = component_words(&path[..end], start);
+                    let component = Component { path: &path[..end], start };
+                    let words: [u64; INLINE_WORDS] = component.words();
                     assert_eq!(words, name_words(&path[start..end]), "{start}..{end} of {len}");
                 }
             }

@@ -97,7 +97,8 @@ impl Xattrs {
         own: &mut OwnSet,
         ino: u64,
         change: Change<'_>,
-        (changed, now): (Timespec, Timespec),
+        changed: Timespec,
+        now: Timespec,
         space: &Budget,
     ) -> Result<(), Errno> {
         let Some(block) = own else {

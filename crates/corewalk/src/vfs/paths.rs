@@ -171,7 +171,7 @@ impl Paths {
             let mut table = self.table.lock();
             loop {
                 let chain = match leaf {
-                    Some(leaf) => dpath::chain_of_name(dcache, (leaf, inode)),
+                    Some(leaf) => dpath::chain_of_name(dcache, leaf, inode),
                     None => Some(self.hidden_chain(&table, inode)?),
                 };
                 // The name was removed: try the next one, or the hidden one.
