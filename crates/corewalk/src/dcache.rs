@@ -55,16 +55,19 @@ pub(crate) trait Host: Send + Sync {
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>);
 }
 
-/// The names and inodes of one namespace.
+/// The names and inodes of one namespace. Analogous to Linux's `dentry_hashtable` and what belongs
+/// to it.
 pub(crate) struct Dcache {
     pub(crate) keys: HashKeys,
     pub(crate) dentries: Dentries,
     pub(crate) inodes: Inodes,
     /// The index of the dentries by name.
     table: Table<OfDentry>,
-    /// The in-lookup locks of names.
+    /// The in-lookup locks of names. Only the holder of the lock of a name enters a dentry under
+    /// the name, or moves one to it. Analogous to Linux's `in_lookup_hashtable`.
     pub(crate) in_lookup: KeyLocks,
-    /// Write-locked while a directory moves. Shared locks keep directories in place.
+    /// Protects the parents of all directories. Write-locked while a directory moves; a shared lock
+    /// keeps directories in place. Analogous to Linux's `rename_lock`.
     pub(crate) topology: SeqRwLock,
     hand: Hand,
     pub(crate) counters: Counters,

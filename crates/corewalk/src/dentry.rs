@@ -41,12 +41,12 @@ use corewalk_base::{ShardedCounter, WordPair};
 use corewalk_sync::{Group, Lockref, SeqCount, SlotArena};
 
 use crate::attr::FileKind;
-use crate::name::name_word;
+use crate::name::{name_word, name_words};
 use crate::slot::{DentrySlot, InodeSlot, Seq};
 pub(crate) use body::{Body, Flags};
 use cold::{Cold, Half};
 pub(crate) use lookup_key::{Component, LookupKey, SHORT_MAX, ShortLookupKey};
-use lookup_key::{LONG_NAMED, NAMED_MASK, name_word_at, name_words, words_of};
+use lookup_key::{LONG_NAMED, NAMED_MASK, name_word_at, words_of};
 pub(crate) use parent_key::ParentKey;
 
 /// Name words in the dentry itself: 40 bytes, or 24 for a directory. Models use fewer, for fewer
@@ -72,7 +72,10 @@ const LONG_SIZE_SHIFT: u32 = 32;
 /// The slots of one namespace: dentries with their cold records and long names, and the halves in
 /// use.
 pub(crate) struct Dentries {
+    /// Words 1 to 7 of a dentry are protected by the lock of its cold record (D.1). Readers use the
+    /// sequence in word 0.
     hot: SlotArena<WORDS>,
+    /// The lockref and the cold word of each slot.
     cold: SlotArena<COLD_WORDS>,
     small: SlotArena<{ LONG_WORDS[0] }>,
     middle: SlotArena<{ LONG_WORDS[1] }>,

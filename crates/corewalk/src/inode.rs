@@ -82,11 +82,12 @@ impl Perm {
     }
 }
 
-/// The inodes of one namespace.
+/// The inodes of one namespace. Analogous to Linux's `inode_hashtable`.
 pub(crate) struct Inodes {
     /// Reference records. A number changes only in a slot that no other thread uses.
     refs: SlotArena<REF_WORDS>,
-    /// Permission records. Written under the lock of the inode's lockref.
+    /// Permission records, with the head of the alias chain. Written under the lock of the inode's
+    /// lockref.
     perm: SlotArena<PERM_WORDS>,
     table: Table<OfInode>,
     keys: HashKeys,
@@ -95,7 +96,7 @@ pub(crate) struct Inodes {
     /// Attribute changes begun and ended so far. A fill that overlaps one does not trust its
     /// answer.
     changes: ShardedCounter,
-    /// Held while the number of a dead inode is cleared. Then `gone` is notified.
+    /// Protects the clearing of the number of a dead inode. After that, `gone` is notified.
     dying: Mutex<()>,
     /// Waited on under `dying`.
     gone: Condvar,

@@ -177,11 +177,12 @@ pub struct Vfs {
     pub(crate) mounts: Mounts,
     in_flight_moves: InFlightMoves,
     in_flight_renames: InFlightRenames,
-    /// The attribute locks, by inode; see `attributes`.
+    /// The attribute locks, by inode. Each protects the order of attribute changes in the back end;
+    /// see `attributes`. Analogous to Linux's `i_rwsem`, which the caller of `notify_change` holds.
     attr_locks: KeyLocks,
 }
 
-/// A file system of a namespace.
+/// A file system of a namespace. Analogous to Linux's `struct super_block`.
 pub(crate) struct Superblock {
     pub(crate) fs: Arc<dyn FileSystem>,
     root_ino: u64,
@@ -192,7 +193,9 @@ pub(crate) struct Superblock {
 /// All file systems of a namespace. They are added and never removed, so the superblock index in an
 /// inode stays valid.
 pub(crate) struct Supers {
+    /// Each element is written once, under `used`.
     list: Box<[OnceLock<Superblock>]>,
+    /// The number of superblocks in `list`. Protected by its own mutex.
     used: Mutex<u32>,
     pressure: OnceLock<Box<dyn Pressure>>,
 }

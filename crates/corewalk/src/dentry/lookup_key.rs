@@ -14,7 +14,7 @@ use corewalk_base::WordPair;
 
 use super::{Body, DIRECTORY_ROOM, Flags, INLINE_WORDS, PAIRS};
 use crate::hash::{HashKeys, NameHash, SHORT_WORDS};
-use crate::name::{Name, eight, padded};
+use crate::name::{Name, eight, name_words, padded};
 
 /// The flags of a hashed dentry with a long name.
 pub(super) const LONG_NAMED: Flags = Flags::HASHED.union(Flags::LONG);
@@ -131,14 +131,6 @@ pub(super) fn name_word_at(at: usize, len: usize) -> usize {
     at.min(len.saturating_sub(8))
 }
 
-/// Returns the first words of a name. Lengths of names are hard to predict, so the only branch
-/// recognises names shorter than a word.
-#[inline(always)]
-pub(super) fn name_words(name: &[u8]) -> [u64; INLINE_WORDS] {
-    let Some(last) = name.len().checked_sub(8) else { return [padded(name); INLINE_WORDS] };
-    std::array::from_fn(|i| eight(name, last.min(8 * i)))
-}
-
 impl Component<'_> {
     #[inline(always)]
     pub(crate) fn len(self) -> usize {
@@ -169,7 +161,11 @@ mod tests {
                 for end in start + 1..=path.len() {
                     let component = Component { path: &path[..end], start };
                     let words: [u64; INLINE_WORDS] = component.words();
-                    assert_eq!(words, name_words(&path[start..end]), "{start}..{end} of {len}");
+                    assert_eq!(
+                        words,
+                        name_words::<INLINE_WORDS>(&path[start..end]),
+                        "{start}..{end} of {len}"
+                    );
                 }
             }
         }

@@ -370,8 +370,11 @@ pub(super) struct InFlightRenames {
     shards: Box<[CachePadded<InFlightShard>]>,
 }
 
+/// The entries of some directories.
 struct InFlightShard {
+    /// A directory is in the list once for each of its running renames. Protected by its own mutex.
     busy: Mutex<Vec<DentrySlot>>,
+    /// Notified when a rename leaves `busy`. Waited on under `busy`.
     left: Condvar,
 }
 
@@ -424,7 +427,9 @@ impl Drop for InFlightRename<'_> {
 
 /// The announced moves: directories that are about to get a new parent.
 pub(super) struct InFlightMoves {
+    /// Each announced move: a directory and its new parent. Protected by its own mutex.
     announced: Mutex<Vec<(DentrySlot, DentrySlot)>>,
+    /// Notified when an announcement is withdrawn. Waited on under `announced`.
     withdrawn: Condvar,
 }
 
