@@ -2,11 +2,11 @@
 //!
 //! A changed file is one that differs from the merge base with the main branch, committed or not.
 //! It belongs to the crate in whose directory it is. Clippy checks the changed crates and all
-//! crates that depend on them. The unit tests of the changed crates run, and the changed test files
-//! in `tests/`.
+//! crates that depend on them. The task also runs the unit tests of the changed crates, and the
+//! test files in `tests/` that have changed.
 //!
-//! The check is for the time between two edits. It covers less than `ci`: no models, no mounts, and
-//! no tests of the dependent crates.
+//! The check is meant for the time between two edits. It covers less than `ci`: no models, no
+//! mounts, and no tests of dependent crates.
 //!
 //! Source: `CONTRIBUTING.md`.
 
@@ -22,7 +22,7 @@ use std::{
     process::Command,
 };
 
-/// The names of the main branch. The first one that exists is used.
+/// The possible names of the main branch. The first one that exists is used.
 const MAIN: [&str; 2] = ["origin/main", "main"];
 
 /// Files whose change affects all crates.
@@ -68,18 +68,19 @@ struct Package {
     name: String,
     /// The directory of the crate, relative to the root, with a slash at the end.
     folder: String,
-    /// The first word of each line of the crate's manifest. All dependencies are among these words.
+    /// The first words of all lines in the manifest of the crate. The names of all its dependencies
+    /// are among them.
     dependencies: Vec<String>,
     has_library: bool,
     has_program: bool,
 }
 
-/// The packages to check and to test.
+/// The packages that clippy checks, and those that are tested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Plan {
     /// The packages for clippy.
     linted: BTreeSet<String>,
-    /// The packages to test, each with the arguments of cargo that select its targets.
+    /// The packages to test. Each has the arguments for cargo that select its test targets.
     tested: Vec<(String, Vec<String>)>,
 }
 
@@ -107,7 +108,7 @@ impl Plan {
 }
 
 impl Package {
-    /// Returns the arguments of cargo that select the unit tests, and those test targets in
+    /// Returns the arguments for cargo that select the unit tests, and those test targets in
     /// `tests/` that have changed.
     fn targets(&self, files: &[String]) -> Vec<String> {
         let mut targets = Vec::new();
@@ -125,7 +126,7 @@ impl Package {
     }
 }
 
-/// Returns `name` and the names of all packages that depend on it, directly or not.
+/// Returns `name` and the names of all packages that depend on it, directly or through others.
 fn with_dependents(packages: &[Package], name: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::from([name.to_owned()]);
     loop {
@@ -168,7 +169,7 @@ fn package_name(manifest: &str) -> Option<String> {
     package.split('"').nth(1).map(str::to_owned)
 }
 
-/// Returns the key of a line of a manifest: `corewalk` of `corewalk.workspace = true`.
+/// Returns the key of a line in a manifest, for example `corewalk` for `corewalk.workspace = true`.
 fn first_word(line: &str) -> Option<String> {
     line.trim().split(['.', '=', ' ']).next().map(str::to_owned)
 }

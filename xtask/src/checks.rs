@@ -1,12 +1,13 @@
-//! Checks that build the workspace in a special way: models, miri, ThreadSanitizer, 64-bit ARM.
+//! Checks that build the workspace in a special way: for models, miri, ThreadSanitizer and 64-bit
+//! ARM.
 //!
-//! Each check has its own target directory, so that a switch between checks rebuilds nothing. The
-//! crates with models are not listed: a crate has models if one of its files names the cfg. A run
-//! without a test fails. Otherwise models that are not compiled any more would pass unnoticed.
+//! Each check has its own target directory, so that a switch between checks rebuilds nothing. There
+//! is no list of the crates with models: a crate has models if one of its files names the cfg. A
+//! run without a test fails. Otherwise models that are not compiled any more would go unnoticed.
 //!
 //! `docs/developing/testing.md` describes the limits of each tool.
 //!
-//! Source: crossbeam's `ci/`; tokio-rs/loom#392 for why a green model alone proves nothing.
+//! Source: crossbeam's `ci/`. tokio-rs/loom#392 shows why a green model alone proves nothing.
 
 use crate::{
     Outcome,
@@ -29,7 +30,7 @@ const ARM_COMPILER: &str = "aarch64-linux-gnu-gcc";
 const ARM_EMULATOR: &str = "qemu-aarch64-static";
 /// The directory of the C library for ARM on Debian.
 const ARM_LIBRARIES: &str = "/usr/aarch64-linux-gnu";
-/// The crates whose unit tests take seconds in an emulator.
+/// The crates whose unit tests take only seconds in an emulator.
 const ARM_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-mbcache"];
 
 /// The crates with unsafe code whose unit tests run under miri.
@@ -74,7 +75,7 @@ pub(crate) fn miri(root: &Path) -> Outcome {
     miri_with(root, "")
 }
 
-/// As [`miri`], with further flags for miri.
+/// Runs the same tests as [`miri`], with further flags for miri.
 pub(crate) fn miri_with(root: &Path, flags: &str) -> Outcome {
     if !is_quiet_success(Command::new("cargo").args(["+nightly", "--version"])) {
         return Outcome::Skipped("miri: no nightly toolchain".to_owned());
@@ -123,8 +124,8 @@ pub(crate) fn tsan(root: &Path) -> Outcome {
     tests_ran(&mut tsan(&["test", "--test", "stress"]), root, "tsan")
 }
 
-/// Compiles the workspace for 64-bit ARM, without warnings. If there is an emulator, also runs the
-/// unit tests of [`ARM_PACKAGES`].
+/// Compiles the workspace for 64-bit ARM, without warnings. If an emulator is installed, also runs
+/// the unit tests of [`ARM_PACKAGES`].
 pub(crate) fn aarch64(root: &Path) -> Outcome {
     let mut add = Command::new("rustup");
     add.current_dir(root).env_remove("RUSTUP_TOOLCHAIN").args(["target", "add", ARM]);
@@ -159,7 +160,7 @@ pub(crate) fn aarch64(root: &Path) -> Outcome {
     tests_ran(&mut tests, root, "aarch64")
 }
 
-/// Runs the tests of each crate that names `cfg`, with that cfg.
+/// Runs the tests of each crate that names `cfg`. They are compiled with that cfg.
 fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
     let found = match model_targets(root, cfg) {
         Ok(found) => found,
@@ -172,7 +173,7 @@ fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
         let mut command = models_of(root, cfg, &package);
         let what = match &target {
             // Run only the models. Other unit tests would use the model checker's atomics outside
-            // of a model, which panics.
+            // of a model, and would panic.
             ModelTarget::Library => {
                 command.args(["--lib", filter]);
                 format!("{cfg} {package}")
@@ -198,16 +199,16 @@ fn models_of(root: &Path, cfg: &str, package: &str) -> Command {
     command
 }
 
-/// The cargo target that has the models of a crate.
+/// The cargo target that contains the models of a crate.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ModelTarget {
-    /// The library, in modules whose names begin with the name of the tool.
+    /// The library. Its models are in modules whose names start with the name of the tool.
     Library,
-    /// This file in `tests/`, which has models only.
+    /// A file in `tests/` with this name, which contains only models.
     Test(String),
 }
 
-/// Returns each package with models under `cfg`, and the target that has them.
+/// Returns each package that has models under `cfg`, and the target that contains them.
 fn model_targets(root: &Path, cfg: &str) -> std::io::Result<Vec<(String, ModelTarget)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root.join("crates"))? {
@@ -228,7 +229,7 @@ fn model_targets(root: &Path, cfg: &str) -> std::io::Result<Vec<(String, ModelTa
     Ok(found)
 }
 
-/// Returns true if `file` has models. A file that only switches types on the cfg has none.
+/// Returns true if `file` has models. A file that only switches types by the cfg has none.
 fn has_models(file: &RustFile, cfg: &str) -> bool {
     let code: String = file.code().split_whitespace().collect();
     let inside = format!("#[cfg(all(test,{cfg}");
@@ -238,12 +239,12 @@ fn has_models(file: &RustFile, cfg: &str) -> bool {
 fn cargo(root: &Path, target: &str) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(root).env("CARGO_TARGET_DIR", target_folder(root).join(target));
-    // Do not pass on the toolchain that runs xtask: a check may select another one.
+    // Do not pass on the toolchain that runs xtask, since a check may select another one.
     command.env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTFLAGS");
     command
 }
 
-/// Returns the target directory of cargo.
+/// Returns the target directory that cargo uses.
 pub(crate) fn target_folder(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }
@@ -253,7 +254,7 @@ fn is_quiet_success(command: &mut Command) -> bool {
     process::run(command, LIMIT) == Ended::Well
 }
 
-/// Runs `command`, a `cargo test`. Fails if no test passed.
+/// Runs `command`, which is a `cargo test`. Fails if no test has passed.
 fn tests_ran(command: &mut Command, root: &Path, what: &str) -> Outcome {
     let folder = target_folder(root);
     let log = folder.join(format!("{}.log", what.replace(' ', "-")));
@@ -273,7 +274,7 @@ fn tests_ran(command: &mut Command, root: &Path, what: &str) -> Outcome {
     }
 }
 
-/// Returns the number of passed tests in the output of `cargo test`.
+/// Returns how many tests have passed, according to the output of `cargo test`.
 fn passed_tests(output: &str) -> u64 {
     output
         .lines()

@@ -1,9 +1,9 @@
 //! All checks that must pass before a change is merged.
 //!
-//! The steps run one after the other, cheap ones first. After a failed step the others still run,
-//! so that one run reports all failures. The task prints the time and the processor time of each
-//! step, and the number of steps that passed, failed and were skipped. On two processors all
-//! steps take about 29 minutes.
+//! The steps run one after the other, cheap ones first. If a step fails, the others still run, so
+//! that one run reports all failures. The task prints the time and the processor time of each step.
+//! It also prints how many steps passed, failed and were skipped. On two processors all steps take
+//! about 29 minutes.
 //!
 //! A step that cannot run is skipped. If `COREWALK_REQUIRE` contains the word `all`, as in
 //! `.ci/run`, a skipped step counts as failed.
@@ -35,12 +35,12 @@ pub(crate) enum Extent {
     Quick,
 }
 
-/// The source of the result of `cargo test --workspace`.
+/// Tells where the result of `cargo test --workspace` comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tests<'a> {
-    /// The tests are a step of this run.
+    /// From a step of this run.
     Run,
-    /// The caller has run the tests. This is the exit status.
+    /// From the caller, which has already run the tests. The field is their exit status.
     Ended(&'a str),
 }
 
@@ -59,15 +59,15 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
         cargo(root, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
     });
     tally.step("documentation", || documentation(root));
-    // Two threads change two flags of one entry 100 million times, which takes about 20 s. Trap T33
-    // is a lost flag.
+    // Two threads change two flags of one entry 100 million times, which takes about 20 s. No
+    // change may be lost (trap T33).
     tally.step("flags", || {
         cargo(root, &["run", "--profile", "models", "-p", "corewalk-mbcache", "--example", "flags"])
     });
     tally.step("ipc-torture", || torture(root, 10_000));
     tally.step("ipc-hostile", || hostile(root, 1_000_000));
-    // A million calls to a back end by path run beside renames of the directories above. Trap X1 is
-    // a path that such a rename makes invalid.
+    // Makes a million calls by path to a back end, while other threads rename the directories
+    // above. No rename may make a path invalid during a call (trap X1).
     tally.step("storm", || {
         let mut command = Command::new("cargo");
         command.current_dir(root).env("COREWALK_STORM_CALLS", "1000000");
@@ -87,7 +87,7 @@ pub(crate) fn run(root: &Path, extent: Extent, tests: Tests<'_>) -> Outcome {
     tally.finish()
 }
 
-/// Builds the program in release mode and runs the suites with it.
+/// Builds the program in release mode, and runs the test suites with it.
 fn suites_after_build(tally: &mut Tally, root: &Path) {
     let mut is_built = false;
     tally.step("release build", || {
@@ -106,19 +106,19 @@ fn suites_after_build(tally: &mut Tally, root: &Path) {
     }
 }
 
-/// Checks that rustfmt would change nothing.
+/// Checks that rustfmt would not change a file.
 pub(crate) fn format(root: &Path) -> Outcome {
     cargo(root, &["fmt", "--all", "--check"])
 }
 
-/// Runs the torture test of the IPC crate, which kills `kills` processes at random moments.
+/// Runs the torture test of the IPC crate. It kills `kills` processes at random moments.
 pub(crate) fn torture(root: &Path, kills: u32) -> Outcome {
     let kills = kills.to_string();
     let test = ["test", "--profile", "models", "-p", "corewalk-ipc", "--test", "torture", "--"];
     cargo(root, &[&test[..], &[&kills]].concat())
 }
 
-/// Runs the IPC test that overwrites `words` words of a namespace while calls use it.
+/// Runs the IPC test that overwrites `words` words of a namespace while calls use the namespace.
 pub(crate) fn hostile(root: &Path, words: u32) -> Outcome {
     let mut command = Command::new("cargo");
     command.current_dir(root).env("COREWALK_IPC_MUTATIONS", words.to_string());
@@ -165,7 +165,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Returns an empty tally. If `COREWALK_REQUIRE` contains `all`, skipped steps will fail.
+    /// Returns an empty tally. If `COREWALK_REQUIRE` contains `all`, a skipped step will fail.
     pub(crate) fn new() -> Self {
         let list = env::var("COREWALK_REQUIRE").unwrap_or_default();
         Self::with(if demands_all(&list) { Skips::Fail } else { Skips::Count })
@@ -206,7 +206,7 @@ impl Tally {
         self.lines.push(line);
     }
 
-    /// Prints all steps and the counts, and returns the outcome of the run.
+    /// Prints all steps and the counts. Returns the outcome of the run.
     pub(crate) fn finish(self) -> Outcome {
         let took = self.start.elapsed().as_secs_f64();
         println!("\n{}\nall steps{took:>16.1} s", self.lines.join("\n"));
@@ -219,8 +219,8 @@ impl Tally {
         }
     }
 
-    /// As [`Tally::finish`], for steps that are parts of one step: it is skipped if a part was
-    /// skipped.
+    /// Does the same as [`Tally::finish`] for steps that are parts of one step. If a part was
+    /// skipped, the whole step was skipped.
     pub(crate) fn finish_as_one(self) -> Outcome {
         let left_out = self.left_out.join(", ");
         match self.finish() {
@@ -230,7 +230,7 @@ impl Tally {
     }
 }
 
-/// Returns true if the list `COREWALK_REQUIRE` forbids every skip.
+/// Returns true if the list `COREWALK_REQUIRE` allows no skipped step.
 fn demands_all(list: &str) -> bool {
     list.split(',').any(|word| word.trim() == "all")
 }
@@ -241,10 +241,11 @@ fn children_cpu() -> Duration {
     children_ticks(&stat).map_or(Duration::ZERO, |ticks| Duration::from_millis(ticks * 10))
 }
 
-/// Returns the sum of `cutime` and `cstime` in `stat`, the text of `/proc/PID/stat`, in ticks of
-/// 10 ms.
+/// Returns the sum of `cutime` and `cstime` in `stat`, in ticks of 10 ms. `stat` is the text of
+/// `/proc/PID/stat`.
 fn children_ticks(stat: &str) -> Option<u64> {
-    // The name of the program may contain spaces. It ends at the last parenthesis.
+    // The fields start after the name of the program. The name may contain spaces, and ends at the
+    // last parenthesis.
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ').skip(13).map(str::parse::<u64>);
     Some(fields.next()?.ok()? + fields.next()?.ok()?)

@@ -1,13 +1,13 @@
 //! The development tasks of this repository: `cargo xtask TASK`.
 //!
-//! The steps of continuous integration are in this program, not in the configuration of a service.
-//! So they run in the same way on a developer's machine. Each task is a module. It prints its
-//! progress and returns an [`Outcome`].
+//! The steps of continuous integration are in this program, and not in the configuration of a
+//! service. So they run in the same way on a developer's machine. Each task is a module. It prints
+//! its progress and returns an [`Outcome`].
 //!
-//! This program uses the standard library only: it must build in seconds, and must not add
+//! This program uses only the standard library. It must build in seconds, and must not add
 //! dependencies to the workspace.
 //!
-//! A task that cannot run on this machine prints `skipped: reason` and counts as skipped, not as
+//! A task that cannot run on this machine prints `skipped: reason`. It counts as skipped and not as
 //! passed.
 //!
 //! Source: the xtask convention, <https://github.com/matklad/cargo-xtask>; TigerBeetle's tidy.zig.
@@ -51,11 +51,11 @@ exit status: 0 passed or skipped, 1 failed, 2 invalid command line
 /// The result of a task or of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// The task ran and found nothing wrong.
+    /// The task ran and found no fault.
     Passed,
-    /// The task failed. The text is the reason, in one line.
+    /// The task failed. The text gives the reason in one line.
     Failed(String),
-    /// The task cannot run on this machine. The text is the reason.
+    /// The task cannot run on this machine. The text gives the reason.
     Skipped(String),
 }
 

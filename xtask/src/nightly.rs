@@ -1,6 +1,6 @@
-//! Long versions of the randomized tests, for some hours of a machine.
+//! Long versions of the randomized tests, which take some hours.
 //!
-//! `cargo xtask ci` runs each of these tests for seconds. Here each runs long enough to meet rare
+//! `cargo xtask ci` runs each of these tests for seconds. Here each runs long enough to reach rare
 //! schedules and rare inputs. A test that fails prints its seed. `docs/developing/testing.md`
 //! describes how to repeat a run.
 //!
@@ -13,7 +13,7 @@ use crate::{
 };
 use std::{path::Path, process::Command};
 
-/// A test with the environment variables that make it long.
+/// A test, and the environment variables that make it run long.
 struct Long {
     name: &'static str,
     /// The arguments of cargo.
@@ -69,7 +69,7 @@ const LONG: [Long; 8] = [
 /// Runs all tests and prints the outcome of each.
 pub(crate) fn run(root: &Path) -> Outcome {
     let mut tally = Tally::new();
-    // All crates, also the lab, in the profile of measurements and releases.
+    // Build all crates, even the lab, in the profile of measurements and releases.
     tally.step("release build", || ci::cargo(root, &["build", "--release", "--workspace"]));
     for long in &LONG {
         tally.step(long.name, || run_long(root, long));

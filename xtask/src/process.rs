@@ -1,9 +1,10 @@
 //! Runs other programs with a time limit.
 //!
-//! Each command runs in a new process group. After its time limit, the group gets SIGKILL. If a
-//! process does not die, because it is blocked in the kernel, the task reports that and continues.
-//! For example, a process that waits for a hung FUSE server may be in state D. Output goes to the
-//! terminal or to a file, never to a pipe: a program blocks on a full pipe that is not read.
+//! Each command runs in a new process group, which gets SIGKILL after the time limit. If a process
+//! does not die because it is blocked in the kernel, the task reports that and continues. For
+//! example, a process that waits for a hung FUSE server may be in state D. The output of a command
+//! goes to the terminal or to a file. It never goes to a pipe, since a program blocks on a full
+//! pipe that is not read.
 //!
 //! Source: `kill(1)`, `setpgid(2)`.
 
@@ -20,7 +21,7 @@ use std::{
 
 const POLL: Duration = Duration::from_millis(20);
 
-/// How long to wait for the end of a killed process.
+/// How long a killed process may take to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How a command ended.
@@ -49,7 +50,7 @@ impl Ended {
         }
     }
 
-    /// Returns the outcome of the command `what`, which passes only with exit status 0.
+    /// Returns the outcome of the command `what`. It is a pass only for exit status 0.
     pub(crate) fn outcome(self, what: &str) -> Outcome {
         match self {
             Self::Well => Outcome::Passed,
@@ -62,7 +63,7 @@ impl Ended {
     }
 }
 
-/// Runs `command` with its output on the terminal, and kills it after `limit`.
+/// Runs `command` with its output on the terminal. Kills it after `limit`.
 pub(crate) fn run(command: &mut Command, limit: Duration) -> Ended {
     match command.stdin(Stdio::null()).process_group(0).spawn() {
         Ok(mut child) => wait(&mut child, limit),
@@ -73,8 +74,8 @@ pub(crate) fn run(command: &mut Command, limit: Duration) -> Ended {
     }
 }
 
-/// Runs `command` with its output in the file `log`, and kills it after `limit`. Returns the
-/// output.
+/// Runs `command` with its output in the file `log`, and returns the output. Kills the command
+/// after `limit`.
 pub(crate) fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> (Ended, String) {
     let redirected = File::create(log).and_then(|file| Ok((file.try_clone()?, file)));
     let ended = match redirected {
@@ -88,7 +89,7 @@ pub(crate) fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> 
     (ended, String::from_utf8_lossy(&output).into_owned())
 }
 
-/// Waits for `child`, and kills its process group after `limit`.
+/// Waits for `child`. Kills its process group after `limit`.
 pub(crate) fn wait(child: &mut Child, limit: Duration) -> Ended {
     match poll(child, limit) {
         Some(ended) => ended,
@@ -99,7 +100,7 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> Ended {
     }
 }
 
-/// Waits for `child`. Returns None if it has not ended after `limit`.
+/// Waits for `child`. Returns None if it has not ended within `limit`.
 pub(crate) fn poll(child: &mut Child, limit: Duration) -> Option<Ended> {
     let deadline = Instant::now() + limit;
     loop {
@@ -115,19 +116,20 @@ pub(crate) fn poll(child: &mut Child, limit: Duration) -> Option<Ended> {
 /// Kills `child` and its process group, and waits for it.
 pub(crate) fn kill(child: &mut Child) -> Ended {
     signal(&format!("-{}", child.id()), "KILL");
-    // The child itself, in case it is not the leader of its group.
+    // Kill the child itself too, in case it is not the leader of its group.
     let _ = child.kill();
     poll(child, KILL_TIMEOUT).unwrap_or(Ended::Stuck)
 }
 
-/// Sends the signal `name` to the process `target`, or to the group if `target` begins with `-`.
+/// Sends the signal `name` to the process `target`. If `target` starts with `-`, it is a process
+/// group.
 pub(crate) fn signal(target: &str, name: &str) {
     let sent = Command::new("kill").args(["-s", name, "--", target]).stderr(Stdio::null()).status();
-    // An error means that the target has ended, which is fine.
+    // Ignore an error: it means that the target has already ended.
     drop::<io::Result<ExitStatus>>(sent);
 }
 
-/// Calls `is_done` until it returns true. Returns false if it does not within `limit`.
+/// Calls `is_done` until it returns true. Returns false if that does not happen within `limit`.
 pub(crate) fn wait_until(limit: Duration, mut is_done: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + limit;
     loop {

@@ -1,9 +1,9 @@
-//! Checks that matter for a release: the oldest compiler, the licences, the interfaces and the
-//! packages.
+//! Checks for a release: the oldest compiler, the licences, the interfaces and the packages.
 //!
-//! They install what they need, so they run in `cargo xtask nightly` and not in `.ci/run`.
+//! The checks install the tools that they need. So they run in `cargo xtask nightly` and not in
+//! `.ci/run`.
 //!
-//! Source: the cargo book, "Publishing on crates.io"; the documentation of cargo-deny and of
+//! Source: the cargo book, "Publishing on crates.io", and the documentation of cargo-deny and of
 //! cargo-semver-checks. `docs/developing/release.md` has the steps of a release.
 
 use crate::{
@@ -20,7 +20,7 @@ use std::{
 /// The packages that are not published.
 const UNPUBLISHED: [&str; 3] = ["corewalk-lab", "corewalk-testkit", "xtask"];
 
-/// Compiles everything with the oldest compiler that the manifest promises.
+/// Compiles the workspace with the oldest compiler that its manifest promises to support.
 pub(crate) fn oldest_compiler(root: &Path) -> Outcome {
     let manifest = match fs::read_to_string(root.join("Cargo.toml")) {
         Ok(manifest) => manifest,
@@ -41,7 +41,7 @@ pub(crate) fn oldest_compiler(root: &Path) -> Outcome {
     process::run(&mut check, STEP_LIMIT).outcome("cargo check")
 }
 
-/// Checks licences and sources of all dependencies by `deny.toml`.
+/// Checks licences and sources of all dependencies against `deny.toml`.
 pub(crate) fn licences(root: &Path) -> Outcome {
     let mut deny = match installed(root, "cargo-deny") {
         Ok(program) => Command::new(program),
@@ -51,8 +51,8 @@ pub(crate) fn licences(root: &Path) -> Outcome {
     process::run(&mut deny, STEP_LIMIT).outcome("cargo deny")
 }
 
-/// Compares the public interfaces with those of the last release. A change that needs a new major
-/// version fails, unless the manifest has that version.
+/// Compares the public interfaces with those of the last release. If a change needs a new major
+/// version, the check fails unless the manifest has one.
 pub(crate) fn interfaces(root: &Path) -> Outcome {
     let Some(tag) = last_release(root) else {
         return Outcome::Skipped("there is no release to compare with".to_owned());
@@ -66,14 +66,14 @@ pub(crate) fn interfaces(root: &Path) -> Outcome {
     process::run(&mut compare, STEP_LIMIT).outcome("cargo semver-checks")
 }
 
-/// Builds the packages of all published crates, each from its package alone.
+/// Builds the packages of all published crates. Each is built only from the files in its package.
 pub(crate) fn packages(root: &Path) -> Outcome {
     let mut words = vec!["publish", "--dry-run", "--workspace"];
     UNPUBLISHED.iter().for_each(|name| words.extend(["--exclude", name]));
     ci::cargo(root, &words)
 }
 
-/// Installs a subcommand of cargo below `target`, and returns its program.
+/// Installs a subcommand of cargo below `target`, and returns the path of its program.
 fn installed(root: &Path, name: &str) -> Result<PathBuf, Outcome> {
     let tools = root.join("target/tools");
     let mut install = Command::new("cargo");

@@ -1,13 +1,14 @@
-//! Rust files for tidy: each line is split into code and comment.
+//! Rust files for tidy. Each line is split into code and comment.
 //!
 //! A rule about code must ignore comments and strings, and a rule about comments must ignore code.
-//! That needs no parser, but a scanner that knows Rust's comments, strings, raw strings and
-//! character literals. The scanner keeps line numbers. It drops the content of strings, so that a
-//! sample of bad code in a test of tidy is no finding.
+//! That needs no parser. A scanner suffices that knows Rust's comments, strings, raw strings and
+//! character literals. The scanner keeps line numbers. It drops the content of strings, so that bad
+//! code in a test of tidy is not a finding.
 //!
 //! # Limits
 //!
-//! It does not expand macros and does not follow `include!`. Both are rare in this repository.
+//! The scanner does not expand macros and does not follow `include!`. Both would be needed only
+//! rarely in this repository.
 //!
 //! Source: The Rust Reference, "Lexical structure".
 
@@ -19,17 +20,17 @@ use std::{
 /// Directories without source files of this repository.
 const SKIPPED_FOLDERS: [&str; 4] = ["target", ".git", "shared", "node_modules"];
 
-/// One line of a Rust file.
+/// One line of a Rust file, split into code and comment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Line {
     /// The code, without the content of strings.
     pub(crate) code: String,
-    /// The text of the comments without `//` or `/*`. In a doc comment it begins with `/` or `!`.
+    /// The text of the comments, without `//` or `/*`. In a doc comment it starts with `/` or `!`.
     pub(crate) comment: String,
 }
 
 impl Line {
-    /// Returns the text of a doc comment. Returns None if the line is no doc comment.
+    /// Returns the text of a doc comment, or None if the line is no doc comment.
     pub(crate) fn doc(&self) -> Option<&str> {
         let text = self.comment.strip_prefix(['/', '!'])?;
         self.code.trim().is_empty().then_some(text)
@@ -56,7 +57,7 @@ impl RustFile {
     }
 }
 
-/// Returns the files below `root` with one of `extensions`, sorted.
+/// Returns the paths of the files below `root` that have one of `extensions`, sorted.
 ///
 /// # Errors
 ///
@@ -102,7 +103,8 @@ pub(crate) fn collect_rust(root: &Path) -> io::Result<Vec<RustFile>> {
         .collect()
 }
 
-/// Returns true if `text` contains `word` without a letter, digit or underscore on either side.
+/// Returns true if `text` contains `word` with no letter, digit or underscore directly before or
+/// after it.
 pub(crate) fn has_word(text: &str, word: &str) -> bool {
     let is_inner = |letter: char| letter.is_alphanumeric() || letter == '_';
     text.match_indices(word).any(|(at, _)| {
@@ -157,7 +159,7 @@ impl Scanner {
         }
     }
 
-    /// Drops the next letter. A line break starts a new line.
+    /// Drops the next character. A line break starts a new line.
     fn skip(&mut self) {
         if self.peek(0) == Some('\n') {
             self.lines.push(Line::default());
@@ -216,7 +218,7 @@ impl Scanner {
         before.is_some_and(|letter| letter.is_alphanumeric() || *letter == '_')
     }
 
-    /// Returns the number of `#` of a raw string that begins here. Returns None if none begins.
+    /// Returns how many `#` the raw string has that starts here. Returns None if none starts here.
     fn raw_hashes(&self) -> Option<usize> {
         let prefix = match (self.peek(0)?, self.peek(1)?) {
             ('r', _) => 1,
@@ -244,7 +246,7 @@ impl Scanner {
         }
     }
 
-    /// Consumes a character literal, or the quote of a lifetime.
+    /// Consumes a character literal, or the quote that starts a lifetime.
     fn quote(&mut self) {
         let is_escaped = self.peek(1) == Some('\\');
         let is_literal = is_escaped || self.peek(2) == Some('\'');

@@ -1,9 +1,10 @@
-//! Test suites of other projects and real programs, on a mount or with System V IPC of the program.
+//! Test suites of other projects, and real programs. They run on a mount, or with the program's
+//! System V IPC.
 //!
 //! Each suite runs in new mount and pid namespaces, so that its mounts and processes end with it.
 //! In the machine's own namespaces, a hung FUSE server would block `df`, `sync` and all programs
 //! that walk the mount table. Each command of a suite has a time limit. After the limit, the suite
-//! aborts the FUSE connection, kills the server, and has failed.
+//! aborts the FUSE connection, kills the server, and fails.
 //!
 //! | module | contents |
 //! |---|---|
@@ -18,11 +19,11 @@
 //! # The program
 //!
 //! The program under test is `target/release/corewalk`, or the path in `COREWALK_PROGRAM`. The
-//! suites rely on this:
+//! suites expect the following:
 //!
-//! - `corewalk mount tmpfs MNT -o OPTIONS` stays in the foreground, and prints the line
-//!   `mounted tmpfs on MNT` when the mount is ready.
-//! - On SIGTERM it unmounts and exits with status 0.
+//! - `corewalk mount tmpfs MNT -o OPTIONS` stays in the foreground. It prints the line `mounted
+//!   tmpfs on MNT` when the mount is ready.
+//! - On SIGTERM it unmounts the mount and exits with status 0.
 //! - `corewalk stat MNT --json` prints counters.
 //!
 //! A suite whose packages cannot be installed is skipped.
@@ -51,7 +52,7 @@ use std::{
     time::Duration,
 };
 
-/// The option by which this program runs itself inside the namespaces.
+/// The option with which this program runs itself inside the namespaces.
 pub(crate) const INSIDE: &str = "--inside";
 
 /// The suites of continuous integration, short ones first.
@@ -83,23 +84,23 @@ pub(crate) const CI: [&str; 25] = [
     "ipc-postgres",
 ];
 
-/// The exit status of a skipped suite inside the namespaces, as in automake.
+/// The exit status of a process in the namespaces whose suite was skipped, as in automake.
 const SKIPPED_STATUS: i32 = 77;
 
-/// How often a download is tried.
+/// Maximum number of attempts to download a tool.
 const INSTALL_TRIES: u32 = 3;
 
-/// The requirements to build and run pjdfstest.
+/// The programs that pjdfstest needs to be built and run, each with its package.
 const PJDFSTEST_NEEDS: &[(&str, &str)] =
     &[("setfacl", "acl"), ("cc", "gcc"), ("libacl.so", "libacl1-dev")];
 
-/// The requirements to create an ext4 file system as the oracle.
+/// The program that creates the ext4 file system of the oracle, with its package.
 const XATTR_NEEDS: &[(&str, &str)] = &[("mkfs.ext4", "e2fsprogs")];
 
 /// A suite.
 struct Suite {
     name: &'static str,
-    /// The programs and libraries that it needs, each with its package.
+    /// The programs and libraries that the suite needs, each with its package.
     needs: &'static [(&'static str, &'static str)],
     /// The time limit of the whole suite.
     limit: Duration,
@@ -195,7 +196,7 @@ pub(crate) fn list() -> Outcome {
     Outcome::Passed
 }
 
-/// Runs the suites `names`, or all of them.
+/// Runs the suites `names`, or all suites if there are no names.
 pub(crate) fn run(root: &Path, names: &[&str]) -> Outcome {
     if let Some(unknown) = names.iter().find(|name| find(name).is_none()) {
         let line = format!("unknown suite {unknown}; cargo xtask suites --list prints the names");
@@ -220,7 +221,7 @@ pub(crate) fn run_one(root: &Path, name: &str) -> Outcome {
         let line = format!("{path} does not exist; run cargo build --release -p corewalk-cli");
         return Outcome::Failed(line);
     }
-    // The suites of System V IPC mount nothing.
+    // The suites of System V IPC need no `/dev/fuse`, since they mount nothing.
     if !name.starts_with("ipc-") && !Path::new("/dev/fuse").exists() {
         return Outcome::Skipped("there is no /dev/fuse".to_owned());
     }
@@ -247,8 +248,8 @@ pub(crate) fn run_one(root: &Path, name: &str) -> Outcome {
     }
 }
 
-/// Runs the suite `name` in this process, which [`run_one`] has started in mount and pid namespaces
-/// of its own.
+/// Runs the suite `name` in this process. [`run_one`] has started the process in its own mount and
+/// pid namespaces.
 pub(crate) fn run_inside(root: &Path, name: &str) -> Outcome {
     let Some(suite) = find(name) else {
         return Outcome::Failed(format!("unknown suite {name}"));
@@ -262,8 +263,7 @@ pub(crate) fn run_inside(root: &Path, name: &str) -> Outcome {
     (suite.run)(&site)
 }
 
-/// Returns the exit status by which the process in the namespaces reports the outcome to
-/// [`run_one`].
+/// Returns the exit status with which the process in the namespaces tells [`run_one`] the outcome.
 pub(crate) fn inside_status(outcome: &Outcome) -> ExitCode {
     match outcome {
         Outcome::Passed => ExitCode::SUCCESS,

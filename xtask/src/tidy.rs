@@ -1,8 +1,8 @@
 //! Checks the rules of the house style that a program can check.
 //!
-//! A finding is one line, `file:line: rule: what to do instead`, in a form that editors know. The
-//! compiler and clippy check other rules. For example, `clippy::too_many_lines` limits functions,
-//! and `clippy::undocumented_unsafe_blocks` demands comments on unsafe blocks.
+//! A finding is one line, `file:line: rule: what to do instead`, in a form that editors understand.
+//! The compiler and clippy check other rules. For example, `clippy::too_many_lines` limits
+//! functions, and `clippy::undocumented_unsafe_blocks` demands comments on unsafe blocks.
 //!
 //! | module | rules |
 //! |---|---|
@@ -12,8 +12,8 @@
 //! | `prose` | plain words, length of sentences, of lines of comments, and of essays |
 //! | `layers` | dependencies between crates and between modules, crates that may have unsafe code |
 //!
-//! A rule is a function that takes a file, or all files, and returns findings. Each rule has tests
-//! with a bad sample that it must find, and with a good one that it must not find.
+//! A rule is a function that takes a file, or all files, and returns findings. The tests of each
+//! rule have a bad sample, in which it must find something, and a good one, in which it must not.
 //!
 //! Source: `docs/developing/style.md`; TigerBeetle's `tidy.zig`.
 
@@ -55,7 +55,7 @@ pub(crate) struct Manifest {
     text: String,
 }
 
-/// Checks the repository at `root` and prints the findings.
+/// Checks the repository at `root`, and prints the findings.
 pub(crate) fn run(root: &Path) -> Outcome {
     match collect_findings(root) {
         Ok(findings) if findings.is_empty() => {

@@ -1,13 +1,14 @@
 //! Lists the tests that cover each trap of `docs/developing/traps.md`.
 //!
 //! `docs/developing/traps.md` numbers bugs that other systems have had, the traps. A test that
-//! would catch one names it in its doc comment: `Trap T13.`, or `Traps T13, T14.`. This module
-//! reads the doc comments of all tests and prints a table. A trap that the design makes impossible
-//! has no test. It has a line in `docs/developing/races.md` with the argument: `- T12: why it
-//! cannot happen.`. All tests that `docs/developing/races.md` names must exist.
+//! would catch such a bug names it in its doc comment: `Trap T13.`, or `Traps T13, T14.`. This
+//! module reads the doc comments of all tests and prints a table. A trap that the design makes
+//! impossible has no test. Instead, a line in `docs/developing/races.md` gives the argument: `-
+//! T12: why it cannot happen.`. All tests that `docs/developing/races.md` names must exist.
 //!
 //! A test is a function with `#[test]`, or an item with a `compile_fail` example in its
-//! documentation. A doc comment of another item may mention a trap, but does not cover it.
+//! documentation. A doc comment of another item may mention a trap, but that does not cover the
+//! trap.
 //!
 //! Source: `docs/developing/traps.md`.
 
@@ -22,16 +23,16 @@ use std::{
     path::Path,
 };
 
-/// The traps that must be covered. The others concern parts that do not exist yet.
+/// The traps that must be covered. Other traps are about parts that do not exist yet.
 const DEMANDED: [(char, RangeInclusive<u32>); 5] =
     [('T', 1..=51), ('T', 54..=57), ('P', 1..=13), ('I', 1..=18), ('X', 1..=10)];
 
 const RACES: &str = "docs/developing/races.md";
 
-/// The directory of this program. Its tests have samples of doc comments, which cover no trap.
+/// The directory of this program. Its tests contain samples of doc comments, which cover no trap.
 const OWN_FOLDER: &str = "xtask/";
 
-/// How to treat a trap without a test or an argument.
+/// Tells what a trap without a test or an argument means for the outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strictness {
     /// Print it.
@@ -40,10 +41,10 @@ pub(crate) enum Strictness {
     Demand,
 }
 
-/// The letter and the number of a trap, such as T13.
+/// The letter and the number of a trap, for example T13.
 type Trap = (char, u32);
 
-/// Prints the tests or the argument of each trap.
+/// Prints the tests, or the argument, of each trap.
 pub(crate) fn run(root: &Path, strictness: Strictness) -> Outcome {
     let files = match source::collect_rust(root) {
         Ok(files) => files,
@@ -87,7 +88,8 @@ fn demanded() -> impl Iterator<Item = Trap> {
     DEMANDED.into_iter().flat_map(|(letter, numbers)| numbers.map(move |number| (letter, number)))
 }
 
-/// Returns each trap that a test of `file` cites, with the file, line and name of the test.
+/// Returns each trap that a test of `file` cites. Each has the file, the line and the name of the
+/// test.
 fn citations(file: &RustFile) -> Vec<(Trap, String)> {
     let mut found = Vec::new();
     let mut docs = String::new();
@@ -112,7 +114,7 @@ fn citations(file: &RustFile) -> Vec<(Trap, String)> {
     found
 }
 
-/// Returns true for a comment line, which may be between a doc comment and its item.
+/// Returns true for a comment line. It may be between a doc comment and its item.
 fn is_between(line: &Line) -> bool {
     line.code.trim().is_empty() && !line.comment.is_empty()
 }
@@ -143,7 +145,8 @@ fn cited(docs: &str) -> Vec<Trap> {
     traps
 }
 
-/// Returns the traps with an argument in `races`, the text of `docs/developing/races.md`.
+/// Returns the traps for which `races` has an argument. `races` is the text of
+/// `docs/developing/races.md`.
 fn argued(races: &str) -> BTreeMap<Trap, String> {
     let line = |line: &str| {
         let (names, why) = line.strip_prefix("- ")?.split_once(": ")?;
@@ -157,8 +160,8 @@ fn argued(races: &str) -> BTreeMap<Trap, String> {
         .collect()
 }
 
-/// Returns the tests that `races` names in backticks and that no file defines. A name with at least
-/// three underscores counts as that of a test.
+/// Returns the tests that `races` names in backticks, but that no file defines. A name with at
+/// least three underscores counts as the name of a test.
 fn missing_tests(races: &str, files: &[RustFile]) -> Vec<String> {
     let defined: BTreeSet<&str> = files
         .iter()

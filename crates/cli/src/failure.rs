@@ -1,4 +1,4 @@
-//! The failure of a command as the user sees it: one line on standard error and an exit status.
+//! The failure of a command. The user sees it as one line on standard error and an exit status.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
@@ -15,16 +15,16 @@ pub(crate) enum Failure {
     Usage(String),
     /// The command line is valid, but the command failed. Exit status 1.
     Failed(String),
-    /// A failure of a command that has its own exit statuses. The fields are the status and the
-    /// line to print.
+    /// The command has failed and has its own exit statuses. The fields are the status and the line
+    /// to print.
     Command(u8, String),
-    /// A failure that this process or its child has already printed. Only the exit status must be
-    /// passed on.
+    /// The command has failed, and this process or its child has already printed why. The field is
+    /// the exit status.
     Reported(u8),
 }
 
 impl Failure {
-    /// Returns the failure of an operation on `subject`, a path for example.
+    /// Returns the failure of an operation on `subject`, for example on a path.
     pub(crate) fn of(subject: impl Display, reason: impl Display) -> Failure {
         Failure::Failed(format!("{subject}: {reason}"))
     }
@@ -49,11 +49,11 @@ impl Failure {
     }
 }
 
-/// Runs `step` without the messages of panics, for a step that catches panics itself and turns them
-/// into a result.
+/// Runs `step` and suppresses the messages of panics. It is for a step that catches panics itself
+/// and turns them into a result.
 ///
-/// If `step` panics without catching it, the result is a failure with the message and place of the
-/// panic. The panic hook belongs to the whole process, so messages of other threads are lost
+/// If a panic leaves `step`, the result is a failure with the message and the place of the panic.
+/// The panic hook belongs to the whole process, so messages of panics in other threads are lost
 /// meanwhile.
 pub(crate) fn without_panic_messages<R>(step: impl FnOnce() -> R) -> Result<R, Failure> {
     let last = Arc::new(Mutex::new(String::new()));
@@ -72,7 +72,7 @@ pub(crate) fn without_panic_messages<R>(step: impl FnOnce() -> R) -> Result<R, F
     })
 }
 
-/// Returns the text on one line. A path in it may contain line breaks, which become `\n`.
+/// Returns the text as one line. Line breaks, which a path in the text may contain, become `\n`.
 fn one_line(text: &str) -> String {
     text.trim_end().replace('\n', "\\n")
 }

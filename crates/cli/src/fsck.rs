@@ -1,10 +1,11 @@
 //! `corewalk fsck`: checks a store that is not mounted.
 //!
-//! The exit statuses are those of fsck(8), also for a command line that clap does not accept. The
-//! usual status 1 would mean "errors corrected", and 2 "the system should be rebooted".
+//! The exit statuses are those of fsck(8), even for a command line that clap does not accept. In
+//! fsck(8), the usual status 1 would mean "errors corrected", and 2 "the system should be
+//! rebooted".
 //!
-//! If a process has the store open, the check waits up to 5 seconds, as a mount does. The server of
-//! a mount that was just unmounted may be about to end.
+//! If a process has the store open, the check waits up to 5 seconds, as a mount does. The process
+//! may be the server of a mount that was just unmounted, and may end soon.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -14,11 +15,11 @@ use corewalk_store::Report;
 use crate::failure::Failure;
 use crate::source::{Source, open_when_free};
 
-/// Exit status: the store has errors. They were not corrected.
+/// Exit status if the store has errors. They were not corrected.
 const ERRORS_LEFT: u8 = 4;
-/// Exit status: the check failed, or its result could not be printed.
+/// Exit status if the check failed, or its result could not be printed.
 const OPERATIONAL: u8 = 8;
-/// Exit status: the command line is invalid.
+/// Exit status for an invalid command line.
 pub(crate) const USAGE: u8 = 16;
 
 /// The command line.
@@ -61,7 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if report.findings.is_empty() { Ok(()) } else { Err(Failure::Reported(ERRORS_LEFT)) }
 }
 
-/// Returns `failure` with the exit status of fsck(8) for an operational error.
+/// Returns `failure` with the exit status that fsck(8) has for an operational error.
 fn operational(failure: Failure) -> Failure {
     match failure {
         Failure::Failed(line) => Failure::Command(OPERATIONAL, line),

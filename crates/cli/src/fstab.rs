@@ -1,15 +1,15 @@
 //! `mount.corewalk`: the program as an external helper of mount(8), for lines of fstab(5).
 //!
-//! For a file system type TYPE that the kernel does not know, mount(8) runs
-//! `/sbin/mount.TYPE SPEC DIR [-sfnv] [-o OPTIONS] [-t TYPE]`. Link `/sbin/mount.corewalk` to this
-//! program. Then `mount -t corewalk store:/srv/s /mnt`, and a line of fstab with that type, do what
-//! `corewalk mount --daemon` does. The helper prints only errors, as mount(8) does. With `-v` it
-//! also prints a line when the mount is ready. With `-f` it only checks the command line.
+//! If the kernel does not know a file system type TYPE, mount(8) runs `/sbin/mount.TYPE SPEC DIR
+//! [-sfnv] [-o OPTIONS] [-t TYPE]`. To use this program so, link `/sbin/mount.corewalk` to it. Then
+//! `mount -t corewalk store:/srv/s /mnt`, or a line of fstab with that type, does the same as
+//! `corewalk mount --daemon`. Like mount(8), the helper prints only errors. With `-v` it also
+//! prints a line when the mount is ready. With `-f` it only checks the command line.
 //!
 //! # Exit status
 //!
-//! The exit statuses are those of mount(8), which passes them on: 1 for an invalid command line, 32
-//! if the mount failed.
+//! The exit statuses are those of mount(8): 1 for an invalid command line, 32 if the mount failed.
+//! mount(8) passes them on.
 //!
 //! Source: mount(8) "External helpers" and "Exit status".
 
@@ -24,9 +24,9 @@ use clap::Parser;
 use crate::failure::Failure;
 use crate::mount;
 
-/// The names under which mount(8) calls a helper begin with this.
+/// The start of the names under which mount(8) calls its helpers.
 const NAME_PREFIX: &[u8] = b"mount.";
-/// Exit status: the command line is invalid.
+/// Exit status for an invalid command line.
 const USAGE: u8 = 1;
 /// Exit status: the mount failed.
 const FAILED: u8 = 32;
@@ -59,13 +59,13 @@ struct Arguments {
     is_verbose: bool,
 }
 
-/// Returns true if this process was started as a helper of mount(8), by its name.
+/// Returns true if the name of this process is that of a helper of mount(8).
 pub(crate) fn is_called() -> bool {
     let name = std::env::args_os().next().unwrap_or_default();
     Path::new(&name).file_name().is_some_and(|name| name.as_bytes().starts_with(NAME_PREFIX))
 }
 
-/// Mounts as the helper, reports a failure, and returns the exit status.
+/// Mounts as a helper of mount(8), reports a failure, and returns the exit status.
 pub(crate) fn run() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
@@ -85,18 +85,19 @@ fn mount(arguments: Arguments) -> Result<(), Failure> {
     }
     let line = mount::start(&plain)?;
     if arguments.is_verbose {
-        // The mount is ready, so it does not fail if the line cannot be printed.
+        // Ignore an error: the mount is ready even if the line cannot be printed.
         let _ = std::io::stdout().write_all(&line);
     }
     Ok(())
 }
 
-/// Returns `failure` with the exit status of mount(8).
+/// Returns `failure` with the exit status that mount(8) has for it.
 fn with_status_of_mount(failure: Failure) -> Failure {
     match failure {
         Failure::Usage(line) => Failure::Command(USAGE, line),
         Failure::Failed(line) | Failure::Command(_, line) => Failure::Command(FAILED, line),
-        // The process in the background has failed with a status of `corewalk mount`.
+        // The process in the background has already printed a usage error. Its status is that of
+        // `corewalk mount`.
         Failure::Reported(2) => Failure::Reported(USAGE),
         Failure::Reported(_) => Failure::Reported(FAILED),
     }

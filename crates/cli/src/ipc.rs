@@ -1,6 +1,7 @@
 //! `corewalk ipc`: System V IPC namespaces in user space, for unmodified programs.
 //!
-//! `exec` runs a command in a namespace. The other subcommands manage namespaces with a name.
+//! `exec` runs a command in a namespace. The other subcommands manage the namespaces that have a
+//! name.
 
 mod exec;
 mod forms;

@@ -1,11 +1,13 @@
-//! The log on standard error: warnings and errors of this workspace's crates, and panics.
+//! The log on standard error. It has warnings and errors of this workspace's crates, and messages
+//! of panics.
 //!
 //! Logging never blocks the server. Each record is one line of at most `LINE_BYTES_MAX` bytes,
-//! without a backtrace. A line that standard error cannot take at once is dropped. Otherwise a pipe
-//! that no process reads would stop a mount.
+//! without a backtrace. If standard error cannot take a line at once, the line is dropped.
+//! Otherwise a full pipe that no process reads would stop a mount.
 //!
-//! Records of the crate `fuser` are dropped. It logs an error each time the kernel rejects a reply,
-//! which is normal after an interrupted call. It returns all other errors that it logs.
+//! Records of the crate `fuser` are dropped. `fuser` logs an error each time the kernel rejects a
+//! reply, which is normal after an interrupted call. All other errors that `fuser` logs are also
+//! returned to the server.
 
 use std::any::Any;
 use std::os::fd::AsFd;
@@ -16,7 +18,7 @@ use log::{LevelFilter, Log, Metadata, Record};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// The longest line in bytes, with its line break. It is below `PIPE_BUF` (pipe(7)), so a pipe that
-/// is ready for a write takes the whole line.
+/// poll(2) reports as writable takes the whole line.
 const LINE_BYTES_MAX: usize = 512;
 
 struct Stderr;
@@ -47,10 +49,10 @@ impl Log for Stderr {
     fn flush(&self) {}
 }
 
-/// Writes a line, or drops it if `out` cannot take it now or is closed.
+/// Writes a line to `out`. Drops the line if `out` is closed or cannot take it at once.
 fn write_line(out: &impl AsFd, text: &str) {
-    // Protects the room in the pipe. Held from poll(2) to write(2), so no other thread fills the
-    // pipe in between.
+    // Protects the free space in the pipe. It is locked from poll(2) to write(2), so that no other
+    // thread fills the pipe in between.
     static WRITE: Mutex<()> = Mutex::new(());
     let _guard = WRITE.lock();
     let mut line = text.replace('\n', "\\n");
@@ -65,7 +67,7 @@ fn write_line(out: &impl AsFd, text: &str) {
     }
 }
 
-/// Returns the message and the place of a panic as a text for the log.
+/// Returns a text for the log, with the message and the place of a panic.
 fn panic_text(location: Option<&Location<'_>>, payload: &(dyn Any + Send)) -> String {
     let message = payload.downcast_ref::<&str>().copied();
     let message = message.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
@@ -88,8 +90,8 @@ mod tests {
         all
     }
 
-    /// Trap X3: the message of a panic must not stop the server. The write end is in blocking mode,
-    /// as standard error is. A write to the full pipe would never return.
+    /// Trap X3: the message of a panic must not stop the server. The write end of the pipe is in
+    /// blocking mode, like standard error, so a write to the full pipe would never return.
     #[test]
     fn log_into_a_full_pipe_does_not_block() {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();

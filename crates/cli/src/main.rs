@@ -9,8 +9,8 @@
 //! | `mount.corewalk` (a link to the program) | is called by mount(8) |
 //!
 //! Each subcommand is a module. This file parses the command line and reports a failure: one line
-//! on standard error and an exit status. The status is 1 if the command failed and 2 if the command
-//! line is invalid. `fsck` and `mount.corewalk` have the statuses of fsck(8) and mount(8).
+//! on standard error and an exit status. The status is 1 if the command failed, and 2 if the
+//! command line is invalid. `fsck` and `mount.corewalk` have the statuses of fsck(8) and mount(8).
 
 #![forbid(unsafe_code)]
 
@@ -32,8 +32,8 @@ use corewalk_base::primitives::thread;
 
 use failure::Failure;
 
-/// Stack of the thread that runs the command, in bytes. The first thread would have the stack of
-/// `ulimit -s`, which may be too small.
+/// Stack size of the thread that runs the command, in bytes. The stack of the first thread has the
+/// size of `ulimit -s`, which may be too small.
 const STACK_BYTES: usize = 8 << 20;
 
 /// Mounts file systems through FUSE, and runs programs on System V IPC in user space.
@@ -58,7 +58,8 @@ enum Command {
 
 fn main() -> ExitCode {
     match thread::Builder::new().stack_size(STACK_BYTES).spawn(run) {
-        // If the command panicked, the log has its message. 101 is Rust's exit status of a panic.
+        // If the command has panicked, the log has the message. 101 is Rust's exit status after a
+        // panic.
         Ok(command) => command.join().unwrap_or(ExitCode::from(101)),
         Err(error) => Failure::of("cannot start a thread", error).report(),
     }
@@ -90,10 +91,10 @@ fn run() -> ExitCode {
     }
 }
 
-/// Reports that clap did not accept the command line, and returns the exit status.
+/// Reports why clap did not accept the command line, and returns the exit status.
 ///
-/// Help and the version are printed as clap does it. A mistake is one line with exit status
-/// `status`.
+/// Help and version are printed as clap prints them. A mistake is printed as one line, and the exit
+/// status is `status`.
 fn refuse(error: &clap::Error, status: u8) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp
@@ -110,8 +111,8 @@ fn refuse(error: &clap::Error, status: u8) -> ExitCode {
     }
 }
 
-/// Returns the first paragraph of an error message of clap as one line. It names the mistake; the
-/// other paragraphs are hints and the usage.
+/// Returns the first paragraph of an error message of clap as one line. That paragraph names the
+/// mistake. The others are hints and the usage.
 fn first_paragraph(message: &str) -> String {
     let paragraph = message.split("\n\n").next().unwrap_or_default();
     let words = paragraph.strip_prefix("error: ").unwrap_or(paragraph);

@@ -1,15 +1,16 @@
 //! `corewalk mount`: serves a file system until it is unmounted.
 //!
 //! The command prints one line when the mount is ready. It ends when the mount is unmounted, for
-//! example by umount(8). On SIGINT, SIGTERM and SIGHUP it unmounts the mount itself. It ignores
-//! SIGHUP if it was started with SIGHUP ignored, as nohup(1) does. With `--daemon` a second process
-//! does all that in the background; see [`daemon`].
+//! example by umount(8). On SIGINT, SIGTERM and SIGHUP it unmounts the mount itself. If SIGHUP was
+//! ignored at its start, as under nohup(1), the command ignores SIGHUP too. With `--daemon` a
+//! second process does all that in the background; see [`daemon`].
 //!
 //! # The end of a mount
-//! The command leaves no mount behind, and it removes the mount point if it has created it. If the
-//! mount is in use when a signal comes, or another mount namespace has a copy of it, the mount
-//! loses its server. In two cases the mount stays without a server until `umount -l`. Either the
-//! process is killed, or a signal comes while another file system is mounted on top.
+//! Normally the command leaves no mount behind, and it removes the mount point if it has created
+//! it. A mount that is in use when a signal comes is detached, and its users lose the server. So
+//! does a copy of the mount in another mount namespace. In two cases the mount stays without a
+//! server until `umount -l`: the command is killed, or a signal comes while another file system is
+//! mounted on top.
 
 mod daemon;
 mod descriptors;
@@ -36,7 +37,7 @@ use crate::signals::is_ignored;
 use crate::source::Source;
 use options::Plan;
 
-/// The help on options and fstab(5).
+/// The part of the help on options and fstab(5).
 const OPTIONS: &str = "\
 Sources:
   tmpfs        a file system in memory; unmounting deletes it
@@ -144,17 +145,17 @@ impl Arguments {
         Arguments { source, mountpoint, options, daemon: false, background: false }
     }
 
-    /// Returns the source and the options, parsed.
+    /// Returns the parsed source and options.
     fn plan(&self) -> Result<(Source, Plan), Failure> {
         let source = Source::parse(&self.source)?;
         Ok((source, Plan::parse(source, &self.options)?))
     }
 }
 
-/// How long the command waits for the end of the mount after it has unmounted it.
+/// How long the command waits for the mount to end after it has unmounted it.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An event that ends the command.
+/// An event after which the command ends.
 enum Event {
     /// SIGINT, SIGTERM or SIGHUP.
     Signal,
@@ -162,12 +163,13 @@ enum Event {
     Ended(Result<(), MountError>),
 }
 
-/// Checks the command line without mounting.
+/// Checks the command line but mounts nothing.
 pub(crate) fn check(arguments: &Arguments) -> Result<(), Failure> {
     arguments.plan().map(drop)
 }
 
-/// Starts the server in the background and returns the line that it prints when the mount is ready.
+/// Starts the server in the background. Returns the line that the server prints when the mount is
+/// ready.
 pub(crate) fn start(arguments: &Arguments) -> Result<Vec<u8>, Failure> {
     check(arguments)?;
     daemon::start(&arguments.source, &arguments.mountpoint, &arguments.options)
@@ -187,8 +189,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (source, plan) = arguments.plan()?;
     descriptors::raise_limit(plan.mount.threads)?;
     let opened = source.open(plan.tmpfs, &plan.store, plan.host)?;
-    // Handle signals before mounting, so that a signal during mount(2) does not leave the mount
-    // behind.
+    // Install the signal handlers before mounting. Otherwise a signal during mount(2) would leave
+    // the mount behind.
     let (events, received) = channel();
     watch_signals(events.clone())?;
     let path = &arguments.mountpoint;
@@ -203,14 +205,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     };
     if created.is_some() {
-        // Print this line only after the mount succeeded, because a command that fails prints one
-        // line, its error.
+        // Print this line only after the mount has succeeded, because a command that fails prints
+        // only its error.
         let path = path.display();
         eprintln!("corewalk: {path}: created the directory; it is removed when the mount ends");
     }
     let point = mount.point().clone();
     thread::spawn(move || {
-        // The receiver is gone if the process is about to end.
+        // Ignore an error: if there is no receiver, the process is about to end.
         let _ = events.send(Event::Ended(mount.wait()));
     });
     if let Err(failure) = announce(&arguments.source, path) {
@@ -222,7 +224,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         daemon::detach();
     }
     let served = wait_for_end(&received, &point);
-    // Sync the store even if the mount was detached. Programs with open files in it lose their
+    // Sync the store, even if the mount was only detached. Programs with open files in it lose the
     // server now.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
     drop(created);
@@ -233,7 +235,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     served.map_err(|error| Failure::of(path.display(), error))
 }
 
-/// Waits until the mount has ended, or unmounts it on a signal.
+/// Waits until the mount has ended, and unmounts it if a signal comes.
 fn wait_for_end(
     received: &std::sync::mpsc::Receiver<Event>,
     point: &Mountpoint,
@@ -241,13 +243,14 @@ fn wait_for_end(
     match received.recv().expect("the thread that watches signals keeps a sender") {
         Event::Ended(result) => result.map_err(|error| error.to_string()),
         Event::Signal => match point.unmount() {
-            // The mount ends soon, unless another mount namespace has a copy of it. Then programs
-            // in that namespace lose the server.
+            // The mount ends soon, unless another mount namespace has a copy of it. Programs in
+            // that namespace then lose the server.
             Ok(Unmounted::Done) => match received.recv_timeout(END_TIMEOUT) {
                 Ok(Event::Ended(result)) => result.map_err(|error| error.to_string()),
                 Ok(Event::Signal) | Err(_) => Ok(()),
             },
-            // Programs may have open files in the mount for ever. They lose the server now.
+            // Do not wait for programs with open files in the mount, which may keep them for ever.
+            // They lose the server now.
             Ok(Unmounted::Detached | Unmounted::Already) => Ok(()),
             Err(error) => Err(format!("cannot unmount it: {error}")),
         },
@@ -270,8 +273,8 @@ fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints that the mount is ready. The line has the paths of the command line byte for byte, also
-/// if they are not UTF-8.
+/// Prints that the mount is ready. The line has the paths byte for byte as on the command line,
+/// even if they are not UTF-8.
 fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
     let (source, path) = (source.as_bytes(), path.as_os_str().as_bytes());
     let line = [b"mounted ", source, b" on ", path, b"\n"].concat();
@@ -281,24 +284,24 @@ fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
         .map_err(|error| Failure::of("standard output", error))
 }
 
-/// A mount point that this command has created. Dropping it removes the directory.
+/// A mount point that this command has created. Dropping the value removes the directory.
 ///
-/// The directory is found through a descriptor of its parent, so a rename of a directory above it
-/// does not matter. If another directory is there by then, it stays.
+/// The directory is found through a descriptor of its parent, so a rename of a directory above does
+/// no harm. If another directory has its name by then, that one is not removed.
 struct CreatedMountpoint {
     parent: OwnedFd,
     path: PathBuf,
-    /// Device and inode number of the directory.
+    /// The device and the inode number of the directory.
     identity: (u64, u64),
 }
 
 impl CreatedMountpoint {
-    /// Creates the mount point. Returns None if `path` exists.
+    /// Creates the mount point. Returns None if `path` already exists.
     fn create(path: &Path) -> Result<Option<CreatedMountpoint>, Failure> {
         let failed = |error: std::io::Error| Failure::of(path.display(), error);
         match std::fs::create_dir(path) {
             Ok(()) => {}
-            // If `path` is no directory, the mount fails later.
+            // If `path` is not a directory, the mount fails later.
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(None),
             Err(error) => return Err(failed(error)),
         }

@@ -1,11 +1,11 @@
 //! Signal dispositions of the whole program.
 //!
 //! A write beyond the file size limit (`ulimit -f`) raises SIGXFSZ, which ends a process by
-//! default. A server must survive it: the write fails with `EFBIG`, and the client gets that errno.
-//! So the program installs a handler that does nothing.
+//! default. A server must survive it: then the write fails with `EFBIG`, and the client gets that
+//! errno. So the program installs a handler that does nothing.
 //!
-//! Rejected: to ignore SIGXFSZ. An ignored signal stays ignored across execve(2), so a command of
-//! `corewalk ipc exec` would not have the default disposition. execve(2) resets a handler.
+//! Rejected: to ignore SIGXFSZ. An ignored signal stays ignored after execve(2), so a command of
+//! `corewalk ipc exec` would not have the default disposition. A handler is reset by execve(2).
 //!
 //! Source: setrlimit(2) (`RLIMIT_FSIZE`), signal(7).
 
@@ -13,9 +13,10 @@ use std::sync::Arc;
 
 use signal_hook::consts::SIGXFSZ;
 
-/// Makes a write beyond `ulimit -f` fail with `EFBIG` instead of ending the process.
+/// Makes a write beyond `ulimit -f` fail with `EFBIG`. Otherwise it would end the process.
 ///
-/// If SIGXFSZ is ignored at the start, it stays ignored, also for commands that this process runs.
+/// If SIGXFSZ was ignored when this process started, it stays ignored, and so it is in commands
+/// that this process runs.
 pub(crate) fn survive_file_size_limit() {
     if !is_ignored(SIGXFSZ)
         && let Err(error) = signal_hook::flag::register(SIGXFSZ, Arc::default())
@@ -26,7 +27,8 @@ pub(crate) fn survive_file_size_limit() {
     }
 }
 
-/// Returns true if this process ignores `signal`; nohup(1) starts programs with SIGHUP ignored.
+/// Returns true if this process ignores `signal`. For example, nohup(1) starts a program with
+/// SIGHUP ignored.
 pub(crate) fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

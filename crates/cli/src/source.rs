@@ -1,8 +1,8 @@
 //! The file systems that `corewalk mount` can mount.
 //!
-//! A SOURCE is `tmpfs`, a store (`store:DIR`), or a directory of the host: a path with a `/` in it,
-//! such as `/srv` or `./tmpfs`. Schemes such as `s3://` are reserved. Each source gives a
-//! [`FileSystem`] and the server options that are safe for it.
+//! A SOURCE is `tmpfs`, a store (`store:DIR`), or a directory of the host. The latter is a path
+//! with a `/` in it, such as `/srv` or `./tmpfs`. Schemes such as `s3://` are reserved. Each source
+//! gives a [`FileSystem`], and the server options that are safe for it.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -19,13 +19,13 @@ use corewalk_store::{OpenError, Store, StoreOptions};
 
 use crate::failure::{Failure, without_panic_messages};
 
-/// The source of a store begins with this.
+/// The start of a source that is a store.
 const STORE_PREFIX: &str = "store:";
 
-/// How long to wait for a store that another process has open. After umount(8) has returned, the
-/// server of the old mount still writes its last commit.
+/// How long a mount waits for a store that another process has open. After umount(8) has returned,
+/// the server of the old mount still writes its last commit.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time between two attempts to open such a store.
+/// The time between two attempts to open a store that another process has open.
 const BUSY_RETRY: Duration = Duration::from_millis(5);
 
 /// A source, parsed.
@@ -33,7 +33,7 @@ const BUSY_RETRY: Duration = Duration::from_millis(5);
 pub(crate) enum Source {
     /// A file system in memory.
     Tmpfs,
-    /// A directory of the host. The path is leaked: it lives as long as the process.
+    /// A directory of the host. The path is leaked, so that it lives as long as the process.
     Host(&'static Path),
     /// A store in a directory of the host.
     Store(&'static Path),
@@ -42,7 +42,7 @@ pub(crate) enum Source {
 /// An open source.
 pub(crate) struct Opened {
     pub(crate) fs: Arc<dyn FileSystem>,
-    /// The same file system, if it is a store. The server syncs it at its end.
+    /// The store, if the file system is one. The server syncs the store when it ends.
     pub(crate) store: Option<Arc<Store>>,
 }
 
@@ -50,7 +50,7 @@ impl Source {
     /// Parses the SOURCE argument.
     ///
     /// # Errors
-    /// A usage error for an unknown source; a failure for a directory that does not exist.
+    /// A usage error for an unknown source. A failure for a directory that does not exist.
     pub(crate) fn parse(word: &OsStr) -> Result<Source, Failure> {
         let bytes = word.as_bytes();
         if bytes == b"tmpfs" {
@@ -62,7 +62,7 @@ impl Source {
                 return Err(Failure::Usage(line.to_owned()));
             }
             // Make the path absolute, because the background process changes its working directory.
-            // Do not resolve links, because the store need not exist.
+            // Do not resolve symbolic links, because the store need not exist yet.
             let path = Path::new(OsStr::from_bytes(path));
             let path =
                 std::path::absolute(path).map_err(|error| Failure::of(path.display(), error))?;
@@ -88,7 +88,7 @@ impl Source {
         )))
     }
 
-    /// Returns the source as the mount table shows it, in the form that mount(8) takes.
+    /// Returns the source as mount(8) takes it and as the mount table shows it.
     pub(crate) fn name(self) -> OsString {
         match self {
             Source::Tmpfs => "tmpfs".into(),
@@ -97,12 +97,14 @@ impl Source {
         }
     }
 
-    /// Returns the server's default options. They decide how long the kernel may cache.
+    /// Returns the server's default options for this source. They decide how long the kernel may
+    /// cache.
     pub(crate) fn server_options(self) -> Options {
         match self {
-            // All changes come through this mount.
+            // All changes come through this mount, so the kernel may cache for a long time.
             Source::Tmpfs | Source::Store(_) => Options::exclusive(),
-            // Other programs may change the directory on the host.
+            // Other programs may change the directory on the host, so the kernel may cache only for
+            // a short time.
             Source::Host(_) => Options::shared(),
         }
     }
@@ -110,7 +112,7 @@ impl Source {
     /// Opens the file system.
     ///
     /// # Errors
-    /// The error of the host for a directory, or of the store.
+    /// The error of the host for a directory, or the error of the store.
     pub(crate) fn open(
         self,
         tmpfs: TmpfsOptions,
@@ -136,12 +138,12 @@ impl Source {
     }
 }
 
-/// Opens the store in the directory `path` by `open`. Waits up to [`BUSY_TIMEOUT`] for another
-/// process to close it.
+/// Opens the store in the directory `path` with `open`. If another process has the store open,
+/// waits up to [`BUSY_TIMEOUT`] for it.
 ///
 /// # Errors
-/// The error of the store. If another process has the store open, the error has the pid of that
-/// process.
+/// The error of the store. If another process still has the store open, the error contains the pid
+/// of that process.
 pub(crate) fn open_when_free<R>(
     path: &Path,
     open: impl Fn() -> Result<R, OpenError>,

@@ -101,7 +101,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .map_err(|error| Failure::of("standard output", error))
 }
 
-/// Formats the counters, one per line in two columns.
+/// Formats the counters: one per line, with name and value in two columns.
 fn table(counters: &Map<String, Value>) -> String {
     let width = counters.keys().map(String::len).max().unwrap_or(0);
     let values: Vec<String> = counters.values().map(Value::to_string).collect();

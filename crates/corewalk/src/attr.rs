@@ -1,6 +1,8 @@
 //! Attributes of an inode, as stat(2) reports them and as chmod, chown, truncate and utimensat
 //! change them.
 
+use std::time::Duration;
+
 /// The file type bits and the twelve permission bits of `st_mode`.
 pub mod mode {
     /// The mask of the file type bits.
@@ -227,6 +229,19 @@ pub struct Attr {
     pub btime: Timespec,
     /// True if the inode has an access ACL that `mode` cannot express.
     pub has_acl: bool,
+    /// How long a client may use them.
+    pub ttl: Ttl,
+}
+
+/// How long a client, such as the kernel, may use an answer before it asks again. `None` means what
+/// the server's options say. The namespace itself keeps names until they change or are invalidated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ttl {
+    /// For the name under which the inode was found. Only attributes that come with a name
+    /// (`lookup`, `make`, `link`, `readdir`) use it.
+    pub entry: Option<Duration>,
+    /// For the attributes.
+    pub attr: Option<Duration>,
 }
 
 impl Attr {
@@ -253,6 +268,7 @@ impl Attr {
             ctime,
             btime,
             has_acl,
+            ttl: Ttl::default(),
         }
     }
 
@@ -283,6 +299,7 @@ impl Attr {
         with_ctime: ctime = Timespec;
         with_btime: btime = Timespec;
         with_has_acl: has_acl = bool;
+        with_ttl: ttl = Ttl;
     }
 
     /// Returns `self` with all four times set to `time`.

@@ -25,10 +25,10 @@
 //! Source: Linux `fs/dcache.c`, path-lookup.rst; documents 001 and 003.
 
 mod change;
+mod listings;
 mod reclaim;
 
 use corewalk_base::ShardedCounter;
-use corewalk_base::primitives::atomic::Ordering;
 use corewalk_sync::SeqRwLock;
 
 use crate::Errno;
@@ -44,6 +44,7 @@ use crate::slot::{DentrySlot, InodeSlot, OfDentry, Seq};
 use crate::table::{Extent, Table};
 
 pub(crate) use change::{DentryInode, Mounted, is_attached};
+pub(crate) use listings::{ListingMark, Listings};
 pub(crate) use reclaim::Hand;
 
 /// The owner of the cache, which is told of inodes that the cache drops.
@@ -66,6 +67,8 @@ pub(crate) struct Dcache {
     /// The in-lookup locks of names. Only the holder of the lock of a name enters a dentry under
     /// the name, or moves one to it. Analogous to Linux's `in_lookup_hashtable`.
     pub(crate) in_lookup: KeyLocks,
+    /// The listings that may fill the cache, and the changes of names beside them.
+    pub(crate) listings: Listings,
     /// Protects the parents of all directories. Write-locked while a directory moves; a shared lock
     /// keeps directories in place. Analogous to Linux's `rename_lock`.
     pub(crate) topology: SeqRwLock,
@@ -127,6 +130,7 @@ impl Dcache {
             inodes: Inodes::new(slots_max, keys.clone())?,
             table: Table::new("corewalk-dentry-table", slots_max, 6)?,
             in_lookup: KeyLocks::new(SHARDS_MANY),
+            listings: Listings::new(),
             topology: SeqRwLock::new(),
             hand: Hand::new(),
             counters: Counters::default(),
@@ -235,15 +239,14 @@ impl Dcache {
             .find(|slot| self.dentries.compare(slot, key, lookup_key).map(|seen| (slot, seen)))
     }
 
-    /// Takes `n` references on the inode called `name` in the directory `ino` of the first file
-    /// system, and returns its number. The directory is not looked up; the child is checked to be
-    /// in it. None if the fast path does not suffice: the name is not cached, was missed, is
-    /// negative, or changes.
+    /// Returns the slot of the inode called `name` in the directory `ino` of the first file system,
+    /// with a reference. The directory is not looked up; the child is checked to be in it. None if
+    /// the fast path does not suffice: the name is not cached, was missed, is negative, or changes.
     ///
     /// The answer is that of the instant at which the parent's generation was loaded. The dentry
     /// was the same before that load and after the count went up.
     #[inline]
-    pub(crate) fn count_by_ino(&self, ino: u64, name: &[u8], n: u64) -> Option<u64> {
+    pub(crate) fn get_by_ino(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {
         let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);
         let hash = lookup_key.hash.child(directory_id(0, ino)) as u32;
         let (dentry, seen) = self.table.find(hash, |slot| {
@@ -258,23 +261,18 @@ impl Dcache {
         if seen.body.superblock() != 0 || inode.is_none() {
             return None;
         }
-        let (lockref, number) = self.inodes.counted(inode);
-        // Take one reference before the dentry is validated. A client that forgets too much could
-        // take away more, and with them the references on the next inode in the slot.
-        if !lockref.get_not_dead() {
+        if !self.inodes.lockref(inode).get_not_dead() {
             return None;
         }
-        // The slow path handles saturated counts.
-        if !dentry.is_unchanged(seen.seq) || !lockref.get_many_below(n - 1, n << 32) {
+        if !dentry.is_unchanged(seen.seq) {
             return self.undo_count(inode);
         }
-        // ORDERING: Relaxed. Fixed while a reference is held.
-        Some(number.load(Ordering::Relaxed))
+        Some(inode)
     }
 
     #[cold]
     #[inline(never)]
-    fn undo_count(&self, inode: InodeSlot) -> Option<u64> {
+    fn undo_count(&self, inode: InodeSlot) -> Option<InodeSlot> {
         self.put_inode(inode, 1);
         None
     }

@@ -14,8 +14,9 @@
 //!   gets a directory, `read` a regular file.
 //! - F.4: `forget` is called once each time an inode enters the cache, after its last use. An inode
 //!   enters the cache when `root`, `lookup`, `make`, `link` or `by_number` returns it and the cache
-//!   does not have it. An inode without links stays usable until `forget`. Two generations of one
-//!   number are two inodes; each is forgotten, in any order.
+//!   does not have it. It may also enter when `readdir` reports it with attributes. An inode
+//!   without links stays usable until `forget`. Two generations of one number are two inodes; each
+//!   is forgotten, in any order.
 //! - F.5: calls of `setattr` and `set_acl` for one inode do not overlap.
 //! - F.6: a path from [`Node::path`] stays valid until the call returns. Meanwhile the back end
 //!   gets no rename or removal of that file or of a directory above it. If such a call runs, `path`
@@ -25,6 +26,9 @@
 //! - It never reuses a pair (`ino`, `generation`) for another file within the mount. Otherwise a
 //!   stale handle would reach the other file (trap P11).
 //! - A call that fails changes nothing.
+//! - If `readdir` reports attributes, the inode is usable without a `lookup`. The cache may drop
+//!   the report without a `forget`. So a back end that keeps state per looked-up inode reports
+//!   none.
 //! - During a call, it must not call the `Vfs` for the same names, nor change the attributes of the
 //!   same inode. Between [`Node::path`] and the end of the call it must not call the `Vfs` at all.
 //!
@@ -232,8 +236,8 @@ pub enum Seek {
 /// ```
 /// use corewalk::{DirEntry, FileKind, Name};
 ///
-/// let entry = DirEntry::new(Name::new(b"f")?, 7, FileKind::Regular, 1);
-/// assert_eq!((entry.ino, entry.cookie), (7, 1));
+/// let entry = DirEntry::new(Name::new(b"etc")?, 7, FileKind::Directory, 1);
+/// assert_eq!((entry.ino, entry.attr), (7, None));
 /// # Ok::<(), corewalk::Errno>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -248,13 +252,22 @@ pub struct DirEntry<'a> {
     /// The position after this entry. It is unique within the directory and never 0. It stays valid
     /// however the directory changes (traps T48, P13).
     pub cookie: u64,
+    /// The attributes, as `lookup` of the name would return them. With them, a listing that needs
+    /// attributes calls no `lookup`. Most listings do not need them. So report them only if they
+    /// are at hand, for example in the answer of another machine.
+    pub attr: Option<Attr>,
 }
 
 impl<'a> DirEntry<'a> {
-    /// Returns the entry `name`, a file of `kind` with number `ino`. The next entry begins at
-    /// `cookie`.
+    /// Returns the entry `name`, a file of `kind` with number `ino`, without attributes. The next
+    /// entry begins at `cookie`.
     pub fn new(name: Name<'a>, ino: u64, kind: FileKind, cookie: u64) -> DirEntry<'a> {
-        DirEntry { name, ino, kind, cookie }
+        DirEntry { name, ino, kind, cookie, attr: None }
+    }
+
+    /// Returns an entry with the attributes `attr`, which also give its inode number and kind.
+    pub fn from_attr(name: Name<'a>, attr: Attr, cookie: u64) -> DirEntry<'a> {
+        DirEntry { name, ino: attr.ino, kind: attr.kind(), cookie, attr: Some(attr) }
     }
 
     corewalk_base::setters! {
@@ -371,6 +384,9 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Reports the entries of `dir` behind `cookie` in a fixed order, until the end or until `sink`
     /// breaks. Cookie 0 is the start. An entry that exists during a whole pass is reported exactly
     /// once, however other entries change.
+    ///
+    /// The back end may return after any entry, for example at the end of a page of its storage.
+    /// The caller then calls again with the last cookie. A call that reports no entry is the end.
     fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno>;
 
     /// Reads at `offset` into `buf` and returns the number of bytes. It is smaller than `buf` only

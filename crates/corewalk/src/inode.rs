@@ -154,13 +154,6 @@ impl Inodes {
         Lockref::from_word(&self.ref_words(slot)[0])
     }
 
-    /// Returns the lockref and the number. The caller reads the number under a reference.
-    #[inline]
-    pub(crate) fn counted(&self, slot: InodeSlot) -> (&Lockref, &AtomicU64) {
-        let [lockref, ino] = self.ref_words(slot);
-        (Lockref::from_word(lockref), ino)
-    }
-
     /// Returns the inode number of the back end.
     #[inline]
     pub(crate) fn ino(&self, slot: InodeSlot) -> u64 {
@@ -596,6 +589,17 @@ impl Inodes {
     pub(crate) fn install(&self, slot: InodeSlot, ticket: Ticket, perm: Perm) {
         let _guard = self.lockref(slot).lock();
         self.install_locked(slot, ticket, perm);
+    }
+
+    /// As [`Inodes::install`], for an answer that came with a name: no ticket could be taken
+    /// before. `changes_before` is [`Inodes::changes`] from before the back end was asked.
+    pub(crate) fn install_unless_changed(&self, slot: InodeSlot, changes_before: i64, perm: Perm) {
+        let _guard = self.lockref(slot).lock();
+        // A change of this inode that has begun, has counted itself before it took the lock.
+        if self.changes() == changes_before {
+            let ticket = self.ticket(slot);
+            self.install_locked(slot, ticket, perm);
+        }
     }
 
     /// Returns true if the permissions are known and let every caller search the directory. The

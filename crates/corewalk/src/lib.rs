@@ -35,7 +35,7 @@ pub mod tmpfs;
 mod vfs;
 mod walk;
 
-pub use attr::{Atime, AtimePolicy, Attr, FileKind, SetAttr, SetTime, StatFs, Timespec};
+pub use attr::{Atime, AtimePolicy, Attr, FileKind, SetAttr, SetTime, StatFs, Timespec, Ttl};
 #[doc(inline)]
 pub use corewalk_base::errno_of;
 pub use cred::{Caps, Cred, May};
@@ -47,7 +47,9 @@ pub use fs::{
 pub use name::{NAME_MAX, Name, PATH_MAX};
 pub use path::{PathFormat, PathRef};
 pub use rustix::io::Errno;
-pub use vfs::{EntryId, Fsync, InodeRef, Pinned, Pressure, Removal, Stats, Vfs, VfsOptions};
+pub use vfs::{
+    EntryId, Fsync, InodeRef, Listing, LookedUp, Pinned, Pressure, Removal, Stats, Vfs, VfsOptions,
+};
 pub use walk::{FsStruct, Resolved, SYMLINKS_MAX, WalkFlags};
 
 /// Runs the examples of the README as tests.

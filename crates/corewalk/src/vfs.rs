@@ -26,6 +26,8 @@ mod forget;
 mod held;
 mod hidden;
 mod io;
+mod listing;
+mod lookup;
 mod names;
 mod paths;
 mod rename;
@@ -34,6 +36,8 @@ mod revalidate;
 pub(crate) use attributes::Checked;
 pub(crate) use held::{DentryAndInode, Unattached};
 pub use io::Fsync;
+pub use listing::Listing;
+pub use lookup::LookedUp;
 pub use names::Removal;
 
 use std::fmt;

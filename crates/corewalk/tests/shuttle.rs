@@ -18,14 +18,15 @@ use check::check;
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    Attr, Cred, Errno, FileKind, FileSystem, FsStruct, Make, Name, Node, Removal, RenameMode,
-    SetAttr, Vfs, VfsOptions, WalkFlags,
+    Attr, Cred, DirEntry, Errno, FileKind, FileSystem, FsStruct, Make, Name, Node, Removal,
+    RenameMode, SetAttr, Vfs, VfsOptions, WalkFlags,
 };
 use corewalk_base::primitives::{
     atomic::{AtomicU64, Ordering},
     thread,
     unmodelled::AtomicUsize,
 };
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// The chmod of the programs.
@@ -476,7 +477,10 @@ fn wrong_forget_during_lookup_by_number_drops_nothing() {
         let f = make(&vfs, None, "f", S_IFREG);
         let looker = {
             let vfs = Arc::clone(&vfs);
-            thread::spawn(move || vfs.lookup_by_ino(&Cred::root(), vfs.root().ino(), b"f"))
+            thread::spawn(move || {
+                let found = vfs.lookup_by_ino(&Cred::root(), vfs.root().ino(), b"f");
+                found.map(|found| found.inode.into_lookups())
+            })
         };
         let forgetter = {
             let vfs = Arc::clone(&vfs);
@@ -490,6 +494,66 @@ fn wrong_forget_during_lookup_by_number_drops_nothing() {
         let is_held = found == Ok(f);
         assert!(!forgot || is_held, "a lookup was forgotten that no client had");
         assert_eq!(vfs.forget(f, 1), is_held && !forgot);
+    });
+}
+
+/// The entries of the root, read in one call.
+fn read(vfs: &Vfs) -> Vec<(Vec<u8>, Attr)> {
+    let mut entries = vec![];
+    let mut take = |entry: DirEntry<'_>| {
+        entries.push((entry.name.as_bytes().to_vec(), entry.attr.unwrap()));
+        ControlFlow::Continue(())
+    };
+    vfs.readdir(&vfs.root(), 0, &mut take).unwrap();
+    entries
+}
+
+/// Lists the root with `list`. Meanwhile `f` is renamed to `g`, which is then removed, and another
+/// file is made.
+fn list_against_changes(list: fn(&Vfs)) {
+    let vfs = over(Arc::new(HookedTmpfs::new(|_: &Tmpfs, _| Ok(()))));
+    make(&vfs, None, "f", S_IFREG);
+    vfs.prune();
+    let change = |vfs: &Vfs| {
+        rename(vfs, "f", "g", RenameMode::Replace);
+        vfs.remove(&Cred::root(), &vfs.root(), name("g"), Removal::Unlink).unwrap();
+    };
+    let other = |vfs: &Vfs| drop(make(vfs, None, "h", S_IFREG));
+    run(&vfs, vec![Box::new(list), Box::new(change), Box::new(other)]);
+    for gone in ["f", "g"] {
+        assert_eq!(lookup(&vfs, gone), Err(Errno::NOENT), "a name was brought back");
+    }
+    assert!(lookup(&vfs, "h").is_ok());
+    vfs.prune();
+    assert_eq!((vfs.stats().inodes, vfs.stats().entries), (1, 1));
+}
+
+/// Trap T25: an entry with attributes does not bring back a name that has changed since.
+#[test]
+fn listing_during_changes_brings_no_name_back() {
+    check(|| {
+        list_against_changes(|vfs| {
+            let root = vfs.root();
+            let listing = vfs.listing(&root);
+            for (file, attr) in read(vfs) {
+                drop(listing.enter(Name::new(&file).unwrap(), &attr));
+            }
+        });
+    });
+}
+
+/// Trap T25: control. The listing begins after the entries were read.
+#[test]
+#[should_panic(expected = "a name was brought back")]
+fn control_listing_that_begins_late_is_caught() {
+    check(|| {
+        list_against_changes(|vfs| {
+            let (entries, root) = (read(vfs), vfs.root());
+            let listing = vfs.listing(&root);
+            for (file, attr) in entries {
+                drop(listing.enter(Name::new(&file).unwrap(), &attr));
+            }
+        });
     });
 }
 
@@ -566,7 +630,7 @@ fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs))
         })
     };
     let by_number = |vfs: &Vfs, root| {
-        let ino = vfs.lookup_by_ino(&Cred::root(), root, b"d")?;
+        let ino = vfs.lookup_by_ino(&Cred::root(), root, b"d")?.inode.into_lookups();
         let path = vfs.path_of_ino(ino);
         assert!(vfs.forget(ino, 1));
         path.map(|_| ino)

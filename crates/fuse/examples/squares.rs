@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::{
-    Attr, DirEntry, DirSink, Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr,
-    StatFs, Timespec,
+    Attr, DirEntry, DirSink, Errno, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs,
+    Timespec,
 };
 use corewalk_fuse::{Mount, MountOptions, Options};
 
@@ -62,8 +62,7 @@ impl FileSystem for Squares {
         for number in cookie + 1..=FILES {
             let text = number.to_string();
             let name = Name::new(text.as_bytes())?;
-            let (ino, kind) = (ROOT_INO + number, FileKind::Regular);
-            if sink(DirEntry::new(name, ino, kind, number)).is_break() {
+            if sink(DirEntry::from_attr(name, self.attr(ROOT_INO + number), number)).is_break() {
                 break;
             }
         }

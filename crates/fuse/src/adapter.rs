@@ -1,28 +1,30 @@
 //! A [`Server`] as a [`fuser::Filesystem`].
 //!
-//! fuser reads and parses requests, and calls one method for each. The adapter translates the
-//! arguments to the server's types and the server's answers to fuser's replies. It decides only
-//! about this transport: which features to request from the kernel, and which requests to turn off.
+//! fuser reads and parses requests, and calls one method for each of them. The adapter translates
+//! the arguments to the types of the server, and the server's answers to fuser's replies. By itself
+//! it decides only about this transport: which features it requests from the kernel, and which
+//! requests it turns off.
 //!
 //! # Requests that are turned off
 //! - If the server needs no open ([`Server::opens_are_free`]), the adapter answers the first open
-//!   with `ENOSYS`. The kernel then sends neither open nor release.
-//! - The adapter always answers `flush` with `ENOSYS`. Closing a file has no effect on these back
-//!   ends.
-//! - The adapter does not request file locks. The kernel keeps them, as for a local file system.
-//! - Where the kernel checks permissions, it clears set-user-ID, and set-group-ID with execution by
-//!   the group, except in an open that truncates. Otherwise the adapter requests that the kernel
-//!   leaves these bits to the server (`FUSE_HANDLE_KILLPRIV`). The server always decides about
-//!   set-group-ID without that execution bit (`Server::change`).
+//!   with `ENOSYS`. After that the kernel sends neither open nor release.
+//! - The adapter always answers `flush` with `ENOSYS`, since closing a file has no effect on these
+//!   back ends.
+//! - The adapter does not request file locks. So the kernel manages them itself, as for a local
+//!   file system.
+//! - A kernel that checks permissions clears set-user-ID, and set-group-ID with execution by the
+//!   group, except in an open that truncates. Otherwise the adapter requests that the kernel leaves
+//!   these bits to the server (`FUSE_HANDLE_KILLPRIV`). The server always decides about
+//!   set-group-ID without execution by the group (`Server::change`).
 //!
 //! # Panics of a back end
-//! Each request runs under `catch_unwind`. A request that panics is answered with `EIO`. The cache
-//! and the back end keep their own state consistent (F.2 of [`corewalk::FileSystem`]'s rules).
+//! Each request runs under `catch_unwind`. If it panics, the answer is `EIO`. The cache and the
+//! back end keep their own state consistent (F.2 of [`corewalk::FileSystem`]'s rules).
 //!
 //! # Guarantees
-//! - D.1: every request gets exactly one answer; a forget gets none.
-//! - D.2: the server counts exactly the entries that an answer contains. A listing that fails half
-//!   way answers with the entries that it has.
+//! - D.1: every request gets exactly one answer, except a forget, which gets none.
+//! - D.2: the server counts exactly the entries that an answer contains. If a listing fails half
+//!   way, the answer contains the entries before the failure.
 //!
 //! Source: fuser 0.18; Linux `fs/fuse/inode.c` (`process_init_reply`).
 
@@ -66,11 +68,11 @@ pub struct Adapter {
     offload: Offload,
 }
 
-/// How the adapter answers an open.
+/// The way in which the adapter answers an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opening {
-    /// The kernel sends a request for each open. The flags of the answer say whether it may keep
-    /// its cached pages.
+    /// The kernel sends a request for each open. The flags of the answer tell the kernel whether it
+    /// may keep its cached pages.
     Asked(FopenFlags),
     /// The kernel sends no open.
     Free,
@@ -99,7 +101,7 @@ impl Adapter {
         &self.server
     }
 
-    /// Runs a request. A request that panics fails with `EIO`.
+    /// Runs a request. If it panics, returns `EIO`.
     fn guarded<T>(
         &self,
         request: impl FnOnce(&Server) -> Result<T, Errno>,
@@ -107,7 +109,7 @@ impl Adapter {
         guarded(&self.server, request)
     }
 
-    /// Requests from the kernel the features that the options need.
+    /// Requests those features from the kernel that the options need.
     fn negotiate(&mut self, config: &mut KernelConfig) {
         let options = self.server.options();
         let mut wanted = vec![
@@ -116,13 +118,14 @@ impl Adapter {
             InitFlags::FUSE_DONT_MASK,
             InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_HAS_IOCTL_DIR,
-            // The kernel may then look up `.` and `..` to find an inode that it has forgotten but
-            // has a file handle of.
+            // With this feature the kernel may look up `.` and `..` to find an inode that it has
+            // forgotten, when a process opens a file handle of the inode.
             InitFlags::FUSE_EXPORT_SUPPORT,
         ];
         match options.readdirplus {
             ReaddirPlus::Never => {}
-            // With a timeout of 0 the kernel looks up each name again before it uses it.
+            // Do not ask for attributes in listings. With a timeout of 0 the kernel could not use
+            // them, since it looks up each name again.
             ReaddirPlus::Auto if options.entry_timeout.is_zero() => {}
             ReaddirPlus::Auto => {
                 wanted.push(InitFlags::FUSE_DO_READDIRPLUS);
@@ -145,8 +148,7 @@ impl Adapter {
         if self.server.opens_are_free() && can_skip {
             self.opening = Opening::Free;
         } else {
-            // With this flag the kernel leaves `O_TRUNC` to the open of the server, which checks
-            // the permission.
+            // The kernel then leaves `O_TRUNC` to the server's open, which checks the permission.
             wanted.push(InitFlags::FUSE_ATOMIC_O_TRUNC);
         }
         for feature in wanted {
@@ -163,7 +165,7 @@ impl Adapter {
     }
 }
 
-/// Runs a request. A request that panics fails with `EIO`.
+/// Runs a request. If it panics, returns `EIO`.
 fn guarded<T>(
     server: &Server,
     request: impl FnOnce(&Server) -> Result<T, Errno>,
@@ -171,7 +173,7 @@ fn guarded<T>(
     match catch_unwind(AssertUnwindSafe(|| request(server))) {
         Ok(result) => result.map_err(convert::errno),
         Err(_) => {
-            // The panic hook has printed the message.
+            // The panic hook has already printed the message.
             server.count_panic();
             Err(fuser::Errno::EIO)
         }
@@ -179,6 +181,6 @@ fn guarded<T>(
 }
 
 thread_local! {
-    /// The buffer for read requests, kept from one request to the next.
+    /// The buffer for read requests, which is kept from one request to the next.
     static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }

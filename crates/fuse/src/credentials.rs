@@ -1,15 +1,16 @@
 //! Credentials for a request.
 //!
-//! A request carries `fsuid`, `fsgid` and a process number. It does not carry supplementary groups
-//! and capabilities. If the kernel checks permissions, the server does not need them. Otherwise the
-//! server reads them from `/proc/PID/status`, on the thread of the request. The process waits for
-//! the answer, so it still exists.
+//! A request carries `fsuid`, `fsgid` and a process number. It carries neither supplementary groups
+//! nor capabilities. If the kernel checks permissions, the server does not need these. Otherwise
+//! the server reads them from `/proc/PID/status`, on the thread of the request. The process waits
+//! for the answer, so it still exists.
 //!
 //! # Which capabilities count
 //! - Any user can create a user namespace and has all capabilities in it. So the capabilities of a
-//!   process count only if it is in the user namespace of the server (`/proc/PID/ns/user`).
-//! - access(2) and setfsuid(2) can make `fsuid` differ from the process's other user IDs. If it
-//!   differs, root has its permitted capabilities, and any other user has none, as in access(2).
+//!   process count only if the process is in the user namespace of the server
+//!   (`/proc/PID/ns/user`).
+//! - access(2) and setfsuid(2) can make `fsuid` differ from the other user IDs of a process. In
+//!   that case root has its permitted capabilities, and any other user has none, as in access(2).
 //! - A process whose files in `/proc` cannot be read has no groups and no capabilities.
 //!
 //! Source: proc_pid_status(5), access(2), capabilities(7), user_namespaces(7).
@@ -17,8 +18,8 @@
 use corewalk::{Caps, Cred, Errno};
 use rustix::fs::{Mode, OFlags};
 
-/// Maximum number of bytes that are read of `/proc/PID/status`. Only the list of groups is long,
-/// and 4096 groups of ten digits fit.
+/// Maximum number of bytes that are read from `/proc/PID/status`. Only the list of groups in it is
+/// long, and 4096 groups of ten digits fit.
 const STATUS_BYTES_MAX: usize = 64 << 10;
 
 /// The capabilities that affect a file system, with their numbers in the kernel.
@@ -54,8 +55,8 @@ pub struct Caller {
     pub uid: u32,
     /// The file system group ID.
     pub gid: u32,
-    /// The thread ID of the waiting thread. It is 0 if no thread waits, or if the thread has no
-    /// number in the server's PID namespace.
+    /// The thread ID of the waiting thread. It is 0 if no thread waits, or if the thread has no ID
+    /// in the server's PID namespace.
     pub pid: u32,
 }
 
@@ -63,7 +64,7 @@ pub struct Caller {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UserNamespace(u64, u64);
 
-/// The fields of `/proc/PID/status` that matter here.
+/// The fields of `/proc/PID/status` from which the credentials are made.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Status {
     fsuid: Option<u32>,
@@ -78,8 +79,8 @@ impl Caller {
         Cred::prechecked(self.uid, self.gid)
     }
 
-    /// Returns the current credentials of the caller. Its capabilities count only if it is in the
-    /// user namespace `ours`.
+    /// Returns the current credentials of the caller. The capabilities of the caller count only if
+    /// it is in the user namespace `ours`.
     pub(crate) fn resolve(self, ours: Option<UserNamespace>) -> Cred {
         let nobody = Cred::user(self.uid, self.gid, &[]).with_caps(Caps::empty());
         let status = match self.pid {
@@ -100,7 +101,7 @@ impl Caller {
 }
 
 impl UserNamespace {
-    /// Returns the namespace of this process, or `None` if it cannot be determined.
+    /// Returns the user namespace of this process, or `None` if it cannot be determined.
     pub(crate) fn ours() -> Option<UserNamespace> {
         UserNamespace::of(std::process::id())
     }
@@ -134,7 +135,7 @@ impl Status {
                 word.and_then(|word| u64::from_str_radix(word, 16).ok()).unwrap_or(0)
             };
             match &line[..colon] {
-                // The four numbers are the real, effective, saved and file system user IDs.
+                // The line has four numbers: the real, effective, saved and file system user IDs.
                 b"Uid" => status.fsuid = words.nth(3).and_then(|word| word.parse().ok()),
                 b"Groups" => status.groups = words.filter_map(|word| word.parse().ok()).collect(),
                 b"CapPrm" => status.permitted = hex(words.next()),
@@ -182,7 +183,7 @@ mod tests {
 
     #[test]
     fn caller_that_is_gone_has_no_rights() {
-        // A process number is always below 2^22.
+        // Use a process number that no process has: all are below 2^22.
         let cred = Caller { uid: 0, gid: 0, pid: u32::MAX }.resolve(UserNamespace::ours());
         assert_eq!((cred.uid, cred.groups.len(), cred.caps), (0, 0, Caps::empty()));
     }
@@ -208,7 +209,7 @@ mod tests {
         let mut found = cred.groups.clone();
         found.sort_unstable();
         assert_eq!(found, groups);
-        // The process's own fsuid differs from this one, so it has no capability.
+        // This uid differs from the fsuid of the process, so the caller has no capability.
         let other = Caller { uid: uid + 1, ..caller };
         assert_eq!(other.resolve(UserNamespace::ours()).caps, Caps::empty());
     }

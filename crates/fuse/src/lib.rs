@@ -1,33 +1,35 @@
 //! A FUSE server for any corewalk file system.
 //!
 //! The kernel sends a FUSE server requests about numbered inodes. It counts how often the server
-//! handed out each number, and later gives back many counts with one forget request. A server must
-//! keep the same counts, also when requests run in parallel. corewalk's cache does that. This crate
-//! adds the rest: the rules of the protocol, credentials, cookies of directories, mounting and
-//! unmounting.
+//! has handed out each number, and later gives back many counts with one forget request. A server
+//! must keep the same counts, even if requests run in parallel. corewalk's cache does that. This
+//! crate adds the rest: the rules of the protocol, credentials, cookies of directories, mounting
+//! and unmounting.
 //!
 //! # How it works
-//! - [`Server`] has one method per request. It takes plain arguments and returns an answer or an
-//!   errno, so it does not depend on how requests arrive. All rules of the protocol are there.
+//! - [`Server`] has one method per request. A method takes plain arguments and returns an answer or
+//!   an errno, so it does not depend on how requests arrive. All rules of the protocol are in
+//!   `Server`.
 //! - [`Adapter`] implements [`fuser::Filesystem`] by calling a [`Server`]. It is for programs that
 //!   already use fuser.
-//! - [`Mount`] mounts, runs the threads, and unmounts. If the cache is over its budget, it asks the
-//!   kernel to forget inodes.
+//! - [`Mount`] mounts, runs the threads, and unmounts. If the cache is over its budget, `Mount`
+//!   asks the kernel to forget inodes.
 //!
 //! # Guarantees
 //! - S.1: each entry that the server hands out counts one lookup, and the kernel gives the count
-//!   back by a forget request. The server refuses a forget of more lookups than it counted. Such a
-//!   forget changes nothing. Trap P5 is a server that miscounts lookups.
+//!   back by a forget request. The server refuses a forget of more lookups than it has counted, and
+//!   then changes nothing. A server that miscounts lookups frees inodes too early or never (trap
+//!   P5).
 //! - S.2: a request for a node number that the kernel does not hold fails with `ESTALE`.
-//! - S.3: a request that panics fails with `EIO`, and the server goes on.
-//! - S.4: the server holds no lock while it calls the back end. So a slow request delays only the
-//!   callers that need its answer. In traps P6 and P7 it stops the whole mount.
+//! - S.3: a request that panics fails with `EIO`, and the server continues.
+//! - S.4: the server holds no lock while it calls the back end. So a slow request delays only
+//!   callers that need its answer, and not the whole mount (traps P6 and P7).
 //!
 //! # Limits of fuser 0.18
-//! - fuser unmounts by path. If the mount was replaced by another one, fuser unmounts that. So
+//! - fuser unmounts by path. If another mount has replaced the mount, fuser unmounts that one. So
 //!   [`Mount`] mounts and unmounts by itself, and unmounts only its own mount.
-//! - fuser computes times before 1970 that have a fraction wrongly. The adapter corrects them.
-//! - fuser does not pass on `FUSE_INTERRUPT`. So the kernel keeps the file locks, and a signal can
+//! - fuser computes wrong times before 1970 if they have a fraction. The adapter corrects them.
+//! - fuser does not pass on `FUSE_INTERRUPT`. So file locks stay in the kernel, where a signal can
 //!   interrupt a thread that waits for one.
 //! - fuser does not pass on `FUSE_TMPFILE`, `FUSE_STATX` and `FUSE_HANDLE_KILLPRIV_V2`. So
 //!   `O_TMPFILE` fails with `EOPNOTSUPP`, and statx(2) shows no creation time.
@@ -57,7 +59,7 @@ mod options;
 mod server;
 mod shrinker;
 
-/// Runs the examples of the README as tests.
+/// Makes the examples in the README tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,25 +1,25 @@
 //! Mounting a file system on a directory, serving it, and unmounting it.
 //!
-//! [`Mount::new`] mounts, starts the threads, and returns once the mount works. The mount ends when
-//! it is dropped, by [`Mountpoint::unmount`] from any thread, or by umount(8). [`Mount::wait`]
-//! returns when the mount has ended.
+//! [`Mount::new`] mounts, starts the threads, and returns when the mount works. The mount ends when
+//! the `Mount` is dropped, by [`Mountpoint::unmount`] from any thread, or by umount(8).
+//! [`Mount::wait`] returns when the mount has ended.
 //!
-//! This module mounts by itself instead of using fuser's mount function. So it can say what failed,
-//! and can set the type of the mount. It unmounts only its own mount, even if another one lies on
-//! top of it, or the mount was moved.
+//! This module mounts by itself and does not use fuser's mount function. So it can tell what has
+//! failed, and can set the type of the mount. It unmounts only its own mount, even if another mount
+//! is on top of it, or the mount was moved.
 //!
 //! # Mounting without root
-//! Only root may mount. For any other user fusermount3(1) mounts, which is set-user-ID root. It
+//! Only root may mount. For any other user fusermount3(1), which is set-user-ID root, mounts. It
 //! sends the open device over a socket.
 //!
 //! # Unmounting a mount in use
-//! A mount in use cannot be unmounted, so it is detached. Its name is gone at once, and it ends
-//! when its last user closes it. To end it earlier, end the process that serves it. Its users then
-//! get `ENOTCONN`.
+//! A mount in use cannot be unmounted, so it is detached. Its path is gone at once, and the mount
+//! ends when its last user closes it. To end it earlier, end the process that serves it. The users
+//! of the mount then get `ENOTCONN`.
 //!
 //! # Lifetimes
-//! fuser's threads own the adapter, and end when the connection ends. The shrinker thread is joined
-//! after them.
+//! The threads of fuser own the adapter, and end when the connection ends. The shrinker thread is
+//! joined after them.
 //!
 //! Source: mount(2), fusermount3(1), Linux `fs/fuse/inode.c` for the options.
 
@@ -45,7 +45,7 @@ use crate::options::Options;
 use crate::server::Server;
 use crate::shrinker::Shrinker;
 
-/// A mounted file system. Dropping it unmounts; see [`Mountpoint::unmount`].
+/// A mounted file system. Dropping the value unmounts it; see [`Mountpoint::unmount`].
 ///
 /// # Examples
 /// ```no_run
@@ -68,12 +68,13 @@ pub struct Mount {
     shrinker: Option<Shrinker>,
 }
 
-/// The place of a mount. It stays valid if the mount is moved.
+/// Identifies a mount, even after the mount was moved.
 #[derive(Clone, Debug)]
 pub struct Mountpoint {
     /// The path at the time of the mount.
     path: PathBuf,
-    /// The number of the mount and of its device. Another mount may get both once this one is gone.
+    /// The number of the mount and the number of its device. When the mount is gone, another one
+    /// may get both numbers.
     identity: table::Identity,
     /// The device, which shows whether the connection still exists.
     device: Arc<Device>,
@@ -84,8 +85,8 @@ pub struct Mountpoint {
 pub enum Unmounted {
     /// The mount is gone.
     Done,
-    /// The mount was in use. No path leads to it any more, and it ends when its last user closes
-    /// it.
+    /// The mount was in use, so it was detached. No path leads to it any more, and it ends when its
+    /// last user closes it.
     Detached,
     /// The mount was gone before.
     Already,
@@ -95,7 +96,7 @@ impl Mount {
     /// Mounts `fs` on the directory `path`.
     ///
     /// # Errors
-    /// A [`MountError`]. Nothing is mounted then.
+    /// A [`MountError`], in which case nothing is mounted.
     pub fn new(
         fs: Arc<dyn FileSystem>,
         path: &Path,
@@ -150,36 +151,36 @@ impl Mount {
         &self.server
     }
 
-    /// Returns the place of the mount. Any thread can use it to unmount.
+    /// Returns the value with which any thread can unmount the mount.
     pub fn point(&self) -> &Mountpoint {
         &self.point
     }
 
-    /// Returns the kernel's cache of the mount, for changes that were not made through the mount.
+    /// Returns the kernel's cache of the mount. Use it to report changes that were not made through
+    /// the mount.
     pub fn kernel_cache(&self) -> &KernelCache {
         &self.kernel
     }
 
     /// Waits until the mount has ended.
     ///
-    /// A signal that ends the process leaves a mount without a server. Every use of it fails with
-    /// `ENOTCONN` until it is unmounted. Such signals are `SIGINT`, `SIGTERM`, and `SIGHUP` when
-    /// the terminal is closed. A program should catch them and call [`Mountpoint::unmount`], as
-    /// `corewalk mount` does.
+    /// A signal that ends the process leaves a mount without a server. Until it is unmounted, every
+    /// use of the mount fails with `ENOTCONN`. Such signals are `SIGINT`, `SIGTERM`, and `SIGHUP`
+    /// when the terminal is closed. A program should catch them and call [`Mountpoint::unmount`],
+    /// as `corewalk mount` does.
     ///
     /// # Errors
     /// [`MountError::System`] if a thread that serves requests has failed.
     pub fn wait(mut self) -> Result<(), MountError> {
         let session = self.session.take().expect("only `wait` and `drop` take the session");
         let mut ended = end(session);
-        // When a detached mount ends, most threads read ENODEV, but now and then a thread reads
-        // ECONNABORTED. A connection that was aborted returns ECONNABORTED too, but then the mount
-        // still exists.
+        // When a detached mount ends, most threads read `ENODEV`, but a few read `ECONNABORTED`. An
+        // aborted connection returns `ECONNABORTED` too, but in that case the mount still exists.
         let is_aborted = ended == Err(MountError::System("serving requests", Errno::CONNABORTED));
         if is_aborted && self.point.find() == Ok(None) {
             ended = Ok(());
         }
-        // After an abort the mount is still there, without a server.
+        // Unmount, since after an abort the mount still exists, without a server.
         if let Err(error) = self.point.unmount() {
             log::error!("cannot unmount {}, it stays mounted: {error}", self.point.path.display());
         }
@@ -188,33 +189,33 @@ impl Mount {
 }
 
 impl Mountpoint {
-    /// Returns the path at the time of the mount, without symbolic links. The mount is elsewhere if
-    /// a directory above it was renamed since.
+    /// Returns the path at the time of the mount, without symbolic links. If a directory above the
+    /// mount was renamed since, the mount has another path now.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Unmounts the mount, wherever it is now. Never unmounts another mount. A mount in use is
+    /// Unmounts the mount, even if it was moved, and never another mount. A mount in use is
     /// detached.
     ///
     /// # Errors
-    /// `EPERM` if this user may not unmount it; `EBUSY` if another mount lies on top of it; `EIO`
-    /// if fusermount3(1) failed.
+    /// `EPERM` if this user may not unmount the mount. `EBUSY` if another mount is on top of it.
+    /// `EIO` if fusermount3(1) failed.
     pub fn unmount(&self) -> Result<Unmounted, Errno> {
         let Some(path) = self.find()? else { return Ok(Unmounted::Already) };
         if device::unmount(&path, device::Force::None).is_ok() {
             return Ok(Unmounted::Done);
         }
-        // The mount may be in use, or it was moved meanwhile.
+        // The mount may be in use, or its path may have changed meanwhile.
         let Some(path) = self.find()? else { return Ok(Unmounted::Already) };
         device::unmount(&path, device::Force::Detach)?;
         Ok(Unmounted::Detached)
     }
 
-    /// Returns the path that leads to the mount now, or `None` if the mount is gone.
+    /// Returns the path that now leads to the mount, or `None` if the mount is gone.
     ///
     /// # Errors
-    /// `EBUSY` if another mount lies on top of it; `EIO` if the mount table cannot be read.
+    /// `EBUSY` if another mount is on top of the mount. `EIO` if the mount table cannot be read.
     fn find(&self) -> Result<Option<PathBuf>, Errno> {
         let Some(path) = table::find_again(self.identity).map_err(|_| Errno::IO)? else {
             return Ok(None);
@@ -223,14 +224,15 @@ impl Mountpoint {
         if met.is_none_or(|met| met.identity != self.identity) {
             return Err(Errno::BUSY);
         }
-        // While the connection exists, the numbers are those of our mount. Otherwise our mount was
-        // aborted and is dead, or it is gone and a live mount got its numbers.
+        // While the connection exists, the mount with these numbers is ours. After that, it is ours
+        // only if it is dead, since ours was aborted then. A live mount has got the numbers after
+        // our mount was gone.
         let is_ours = !self.device.is_disconnected() || table::is_dead(&path);
         Ok(is_ours.then_some(path))
     }
 }
 
-/// A running session: the kernel's cache of it, and the thread that serves it.
+/// A running session: the kernel's cache of the mount, and the thread that serves requests.
 type Running = (KernelCache, JoinHandle<std::io::Result<()>>);
 
 /// Negotiates with the kernel and starts the threads that serve requests.
@@ -249,7 +251,7 @@ fn start(adapter: Adapter, device: &Device, mount: &MountOptions) -> Result<Runn
         .map_err(|error| system("negotiating with the kernel", &error))?;
     let notifier = session.notifier();
     server.set_drop_attributes(Box::new(move |node| {
-        // Offset -1 drops only the attributes. For that the kernel does not lock the inode.
+        // Offset -1 makes the kernel drop only the attributes. For that it does not lock the inode.
         if let Err(error) = notifier.inval_inode(INodeNo(node), -1, 0) {
             log::debug!("cannot make the kernel drop the attributes of node {node}: {error}");
         }
@@ -273,7 +275,7 @@ fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {
 impl Drop for Mount {
     fn drop(&mut self) {
         let Some(session) = self.session.take() else {
-            // The session has ended. The shrinker thread ends when its field is dropped.
+            // The session has ended. The drop of the field ends the shrinker thread.
             return;
         };
         match self.point.unmount() {
@@ -283,8 +285,8 @@ impl Drop for Mount {
                 }
             }
             Ok(Unmounted::Already | Unmounted::Detached) => {
-                // Processes may use the detached mount for any length of time, so do not wait for
-                // its end.
+                // Do not wait for the end of a detached mount: processes may use it for any length
+                // of time.
             }
             Err(error) => {
                 log::error!(

@@ -1,9 +1,10 @@
-//! Notifications to the kernel to drop cached names and inodes that another program has changed.
+//! Notifications that make the kernel drop cached names and inodes after another program has
+//! changed them.
 //!
-//! To drop a name, the kernel locks the directory. A process whose request in that directory is not
-//! answered yet holds the same lock. A thread that serves that request would wait for itself. So a
-//! back end must not call these functions while it serves a request. Notifications because of the
-//! budget of the cache are in [`shrinker`](crate::shrinker).
+//! To drop a name, the kernel locks the directory. A process that waits for the answer to a request
+//! in that directory holds the same lock. A thread that serves this request would wait for itself.
+//! So a back end must not call these functions while it serves a request. Notifications because of
+//! the budget of the cache are in [`shrinker`](crate::shrinker).
 //!
 //! Source: Linux `fuse_reverse_inval_entry` and `fuse_reverse_inval_inode`.
 
@@ -18,9 +19,9 @@ use crate::server::Server;
 
 /// The kernel's cache of a mount.
 ///
-/// Call its methods after a change that was not made through the mount. They drop the cached answer
-/// first from corewalk's cache, then from the kernel's. They wait for the kernel, so a
-/// [`FileSystem`](corewalk::FileSystem) must not call them while it serves a request.
+/// Call its methods after a change that was not made through the mount. Each drops the cached
+/// answer from corewalk's cache, and then from that of the kernel. The methods wait for the kernel,
+/// so a [`FileSystem`](corewalk::FileSystem) must not call them while it serves a request.
 ///
 /// # Examples
 /// ```no_run
@@ -53,15 +54,16 @@ impl KernelCache {
     /// Drops the cached answer for `name` in the directory with inode number `parent`.
     ///
     /// # Errors
-    /// The kernel's errors, such as `ENOTDIR`. It is no error if the kernel has nothing cached.
+    /// The errors of the kernel, such as `ENOTDIR`. If the kernel has nothing cached, that is no
+    /// error.
     pub fn invalidate_entry(&self, parent: u64, name: Name<'_>) -> Result<(), Errno> {
         match self.server.vfs().inode(parent) {
             Ok(dir) => match self.server.vfs().invalidate(&dir, name) {
-                // The directory was removed, so it has no names.
+                // A removed directory has no names.
                 Err(Errno::NOENT) => {}
                 result => result?,
             },
-            // The inode is not in use, so the kernel has no name in it.
+            // The inode is not in use, so the kernel has no cached name in it.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }
@@ -73,11 +75,11 @@ impl KernelCache {
     /// Drops the cached attributes and pages of the inode with number `ino`.
     ///
     /// # Errors
-    /// The kernel's errors. It is no error if the kernel has nothing cached.
+    /// The errors of the kernel. If the kernel has nothing cached, that is no error.
     pub fn invalidate_inode(&self, ino: u64) -> Result<(), Errno> {
         match self.server.vfs().inode(ino) {
             Ok(inode) => self.server.vfs().invalidate_attributes(&inode),
-            // The inode is not in use, so the kernel has nothing cached of it.
+            // The inode is not in use, so the kernel has nothing of it cached.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }

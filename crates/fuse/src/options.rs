@@ -50,9 +50,10 @@ pub struct Options {
     pub write_cache: WriteCache,
     /// Whether a listing of a directory contains attributes.
     pub readdirplus: ReaddirPlus,
-    /// How long the kernel may use a looked-up name without asking again.
+    /// How long the kernel may use a looked-up name without asking again, unless the back end says
+    /// it in [`corewalk::Attr::ttl`].
     pub entry_timeout: Duration,
-    /// How long the kernel may use attributes without asking again.
+    /// How long the kernel may use attributes without asking again, unless the back end says it.
     pub attr_timeout: Duration,
     /// How long the kernel may remember that a name does not exist. With zero it does not remember
     /// that.
@@ -151,8 +152,9 @@ impl Options {
 
     /// Returns options for a back end that other programs change too.
     ///
-    /// The kernel keeps names for a second, and does not remember missing names. The server
-    /// compares a cached name with the back end before each use ([`corewalk::Vfs::revalidate`]).
+    /// The kernel keeps names for a second, and does not remember missing names. The server asks
+    /// the back end for each name that it looks up ([`corewalk::Vfs::lookup_fresh`]), and compares
+    /// a cached name with the back end before it changes it ([`corewalk::Vfs::revalidate`]).
     pub fn shared() -> Options {
         Options {
             ownership: Ownership::Shared,

@@ -44,7 +44,7 @@ use std::sync::{Arc, OnceLock};
 
 use corewalk::attr::SetTime;
 use corewalk::{
-    Addressing, Attr, Caps, Cred, Errno, FileSystem, InodeRef, May, Name, SetAttr, Vfs,
+    Addressing, Attr, Caps, Cred, Errno, FileSystem, InodeRef, LookedUp, May, Name, SetAttr, Vfs,
 };
 
 use crate::credentials::{Caller, UserNamespace};
@@ -221,11 +221,30 @@ impl Server {
         if matches!(name, b"." | b"..") {
             return self.lookup_by_handle(parent, name);
         }
-        let dir = self.inode(parent)?;
-        let name = self.revalidated(&dir, self.name(name)?)?;
-        let inode = self.vfs.lookup(&self.cred(caller), &dir, name)?;
-        let attr = self.vfs.getattr(&inode)?;
-        self.hand_out(inode, attr)
+        self.tallies.requests.add(1);
+        let (cred, name) = (self.cred(caller), self.name(name)?);
+        let found = match self.options.ownership {
+            Ownership::Exclusive => {
+                self.vfs.lookup_by_ino(&cred, self.translate(parent), name.as_bytes())?
+            }
+            Ownership::Shared => self.vfs.lookup_fresh(&cred, &self.counted(parent)?, name)?,
+        };
+        let attr = found.attr()?;
+        self.hand_out(found.inode, attr)
+    }
+
+    /// Looks up `name` in `dir`. If other programs may change it, the back end is asked in any
+    /// case.
+    fn look_up(
+        &self,
+        cred: &Cred,
+        dir: &InodeRef<'_>,
+        name: Name<'_>,
+    ) -> Result<LookedUp<'_>, Errno> {
+        match self.options.ownership {
+            Ownership::Exclusive => self.vfs.lookup_by_ino(cred, dir.ino(), name.as_bytes()),
+            Ownership::Shared => self.vfs.lookup_fresh(cred, dir, name),
+        }
     }
 
     /// Returns `node` itself for the name `.`, or its parent directory for `..`.
@@ -238,12 +257,13 @@ impl Server {
     fn lookup_by_handle(&self, node: u64, name: &[u8]) -> Result<EntryOut, Errno> {
         self.tallies.requests.add(1);
         let found = || {
-            let mut inode = self.vfs.by_number(self.translate(node), None)?;
+            let mut found = self.vfs.by_number(self.translate(node), None)?;
             if name == b".." {
-                inode = self.vfs.inode(self.vfs.parent_ino(&inode)?)?;
+                let parent = self.vfs.inode(self.vfs.parent_ino(&found.inode)?)?;
+                found = LookedUp { inode: parent, attr: None };
             }
-            let attr = self.vfs.getattr(&inode)?;
-            if attr.nlink == 0 { Err(Errno::STALE) } else { Ok((inode, attr)) }
+            let attr = found.attr()?;
+            if attr.nlink == 0 { Err(Errno::STALE) } else { Ok((found.inode, attr)) }
         };
         let gone = |error| if error == Errno::NOENT { Errno::STALE } else { error };
         let (inode, attr) = found().map_err(gone)?;

@@ -1,32 +1,33 @@
-//! The shrinker: a thread that keeps the cache within its budget by making the kernel forget
-//! inodes.
+//! The shrinker: a thread that makes the kernel forget inodes, so that the cache keeps within its
+//! budget.
 //!
-//! The kernel holds each inode that it has looked up until it forgets it. The cache cannot evict
-//! such an inode. The kernel forgets when memory is short, which does not depend on our budget. So
-//! the shrinker watches the budget. While the cache is over it, the shrinker works in rounds. It
-//! evicts unused entries, requests that the kernel forget some of the pinned ones, and evicts those
-//! once the forgets have arrived.
+//! The kernel holds each inode that it has looked up until it forgets the inode. The cache cannot
+//! evict such an inode. The kernel forgets inodes when memory is short, but that does not depend on
+//! the budget of the cache. So the shrinker watches the budget. While the cache is over its budget,
+//! the shrinker works in rounds. It evicts unused entries, requests the kernel to forget some of
+//! the pinned ones, and evicts those when the forgets have arrived.
 //!
-//! While the cache is within its budget, the shrinker makes the back end do deferred work, once per
+//! While the cache is within its budget, the shrinker makes the back end do deferred work once per
 //! second.
 //!
 //! # Never on a request's thread
-//! The kernel may block while it handles a notification: on a lock whose holder waits for a
-//! request, or on pages that must be written first. A thread that serves requests would wait for
-//! itself.
+//! The kernel may block while it handles a notification. It may wait for a lock whose holder waits
+//! for a request, or for pages that must be written first. If a thread that serves requests sent
+//! the notification, it would wait for itself.
 //!
 //! # The two notifications
-//! - By node (`FUSE_NOTIFY_PRUNE`, Linux 6.18): one call names many nodes. The kernel drops each of
-//!   them that is not in use. This works for directories too.
+//! - By node (`FUSE_NOTIFY_PRUNE`, Linux 6.18). One call names many nodes. The kernel drops each of
+//!   them that is not in use, even directories.
 //! - By name (`FUSE_NOTIFY_INVAL_ENTRY`), for older kernels. The kernel unhashes the name even if
-//!   the inode is in use. That does not hurt a file, but a process would lose the path of its
+//!   the inode is in use. That does no harm to a file, but a process would lose the path of its
 //!   working directory. So the shrinker names only files. The kernel forgets directories when its
 //!   memory is short.
 //!
 //! # Memory that the budget does not bound
 //! - Open files, working directories, and the directories above them.
 //! - The hash tables, which do not shrink.
-//! - A directory in which the kernel remembers a missing name, until the kernel drops that name.
+//! - A directory for which the kernel remembers that a name is missing, until the kernel drops that
+//!   name.
 //!
 //! If no entry can be evicted, the shrinker tries again a few times per second.
 //!
@@ -46,24 +47,25 @@ use fuser::{INodeNo, Notifier};
 use crate::mount::Device;
 use crate::server::Server;
 
-/// The time between two checks of the budget if no wake-up arrives.
+/// The time between two checks of the budget, if no wake-up arrives before.
 const TICK: Duration = Duration::from_secs(1);
-/// The pause between two rounds, in which forgets arrive.
+/// The pause between two rounds, during which forgets arrive.
 const ROUND: Duration = Duration::from_millis(1);
-/// Maximum number of entries that one round requests the kernel to forget.
+/// Maximum number of entries that the kernel is requested to forget in one round.
 const REQUEST_MAX: u64 = 4096;
-/// Number of rounds after which the shrinker stops waiting for a requested entry that is still in
-/// use.
+/// Maximum number of rounds that the shrinker waits for a requested entry that is still in use.
 const TRIES_MAX: u32 = 16;
-/// Number of rounds in a row that evict nothing before the shrinker rests. The pause doubles after
-/// each of them.
+/// Number of rounds in a row without an eviction after which the shrinker rests. The pause doubles
+/// after each of these rounds.
 const FRUITLESS_MAX: u32 = 6;
-/// The pause after `FRUITLESS_MAX` rounds that evicted nothing, since all requested entries are in
+/// The pause after `FRUITLESS_MAX` rounds without an eviction, when all requested entries are in
 /// use.
 const REST: Duration = Duration::from_millis(200);
-/// The memory of one entry, roughly: its dentry, its inode, its slots in the tables.
+/// The approximate memory of one entry in bytes: its dentry, its inode, and its slots in the
+/// tables.
 const ENTRY_BYTES: u64 = 128;
-/// A cache that exceeds its budget shrinks until it is below the budget by one part in this many.
+/// A cache over its budget shrinks below the budget by one part in this many. So it does not exceed
+/// its budget again at once.
 const SPARE_SHARE: u64 = 16;
 
 /// The handle of the shrinker thread. Dropping it ends the thread.
@@ -81,7 +83,7 @@ enum Wake {
     Stop,
 }
 
-/// The cache's end of the message queue.
+/// The end of the message queue that the cache has.
 struct WakeOnPressure(SyncSender<Wake>);
 
 /// The state of the shrinker thread.
@@ -91,8 +93,8 @@ struct ShrinkThread {
     device: Arc<Device>,
     notification: Notification,
     requested: Vec<Requested>,
-    /// True from the moment the cache exceeds its budget until it is below budget minus spare
-    /// share.
+    /// True from the moment when the cache exceeds its budget until it is below the budget by the
+    /// spare share.
     is_shrinking: bool,
 }
 
@@ -135,7 +137,7 @@ impl ShrinkThread {
             let missing = self.missing_bytes();
             if missing == 0 {
                 self.requested.clear();
-                // Removals turn entries into negative ones, which may exceed their own limit.
+                // Removals make negative entries, whose number may exceed their own limit.
                 self.server.vfs().reclaim(0, &mut |_| {});
                 self.server.vfs().maintain_backend(&self.server.vfs().root());
                 (fruitless, pause) = (0, TICK);
@@ -161,9 +163,9 @@ impl ShrinkThread {
         missing
     }
 
-    /// Evicts entries that the kernel has forgotten and entries that are not in use. Then requests
-    /// the kernel to forget as many entries as are still over the budget. Returns the count of
-    /// evicted entries.
+    /// Evicts entries that the kernel has forgotten, and entries that are not in use. Then requests
+    /// the kernel to forget as many entries as the cache is still over its budget. Returns the
+    /// number of evicted entries.
     fn round(&mut self, missing: u64) -> u64 {
         let vfs = self.server.vfs();
         let mut evicted = 0;
@@ -194,8 +196,8 @@ impl ShrinkThread {
         evicted
     }
 
-    /// Requests the kernel to drop these nodes. If it does not know the notification, later rounds
-    /// use names.
+    /// Requests the kernel to drop these nodes. If the kernel does not know the notification, later
+    /// rounds use names.
     fn prune_nodes(&mut self, nodes: &[u64]) {
         match self.device.notify_prune(nodes) {
             Ok(()) => {}
@@ -215,9 +217,9 @@ impl ShrinkThread {
     }
 }
 
-/// Waits for `pause`, and returns false if the thread must end. A wake-up ends a pause of `TICK`
-/// early. It does not end a pause between rounds, since the shrinker knows already that the cache
-/// is over its budget.
+/// Waits for `pause`. Returns false if the thread must end. A wake-up ends a pause of `TICK` early.
+/// It does not end a pause between rounds, since the shrinker then already knows that the cache is
+/// over its budget.
 fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
     let end = Instant::now() + pause;
     loop {
@@ -232,14 +234,15 @@ fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
 
 impl Pressure for WakeOnPressure {
     fn please_forget(&self, _: u64, _: Name<'_>) {
-        // One message in the queue is enough: the shrinker looks for pinned entries itself.
+        // Ignore a full queue. One message is enough, because the shrinker looks for pinned entries
+        // itself.
         let _ = self.0.try_send(Wake::OverBudget);
     }
 }
 
 impl Drop for Shrinker {
     fn drop(&mut self) {
-        // The send blocks until the thread has taken an earlier message from the queue.
+        // The call blocks until the thread has taken an earlier message out of the queue.
         let _ = self.wakes.send(Wake::Stop);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

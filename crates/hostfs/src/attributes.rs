@@ -1,15 +1,15 @@
-//! Attributes: statx(2), and chmod, chown, truncate and utimensat.
+//! Reading attributes with statx(2), and changing them with chmod, chown, truncate and utimensat.
 //!
-//! A change of several attributes is made step by step. If a step fails, the old owner and mode are
-//! restored, if the call changes them. The size is changed last, since a truncation cannot be
-//! undone.
+//! A call that changes several attributes changes them one after the other. If one change fails,
+//! the old owner and mode are restored, if the call has changed them. The size is changed last,
+//! since a truncation cannot be undone.
 //!
 //! # When ACLs are read
-//! Neither statx(2) nor the mode shows whether a file has an ACL. Reading the ACL takes longer than
-//! reading all other attributes. So the ACL is read only in calls whose attributes the cache uses
+//! Neither statx(2) nor the mode shows whether a file has an ACL. To read the ACL takes longer than
+//! to read all other attributes. So `HostFs` reads it only in calls whose attributes the cache uses
 //! for permission checks: lookup, creation and changes. In any other call the attributes say that
-//! there may be an ACL. If the cache checks a permission with such attributes, it reads the ACL
-//! itself, and may find none. So the answer is right, but takes longer.
+//! the file may have an ACL. If the cache checks a permission with such attributes, it reads the
+//! ACL itself. So the answer is right, but takes longer.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -27,8 +27,8 @@ use crate::hostfs::{AclSupport, HostFs, magic, reopen};
 const SET_ID: u32 = S_ISUID | S_ISGID;
 
 impl HostFs {
-    /// Returns the attributes of the file behind a descriptor. `has_acl` may be true without an
-    /// ACL.
+    /// Returns the attributes of the file behind a descriptor. They may say that the file has an
+    /// ACL although it has none.
     pub(crate) fn attr_maybe_acl(&self, fd: BorrowedFd<'_>) -> Result<Attr, Errno> {
         let status = self.status(fd, b"")?;
         let may_have_acl = self.has_acl(&status, || Ok(true))?;
@@ -43,7 +43,8 @@ impl HostFs {
         Ok(self.attr(&status, has_acl))
     }
 
-    /// Returns true if a file has an ACL. Calls `ask` only if the file could have one.
+    /// Returns true if a file has an ACL. Calls `ask` unless the host or the type of the file
+    /// excludes ACLs.
     pub(crate) fn has_acl(
         &self,
         status: &Statx,
@@ -57,7 +58,7 @@ impl HostFs {
         }
     }
 
-    /// Returns the attributes that a result of statx(2) contains, with generation 0.
+    /// Returns the attributes that a result of statx(2) contains. Their generation is 0.
     #[inline]
     pub(crate) fn attr(&self, status: &Statx, has_acl: bool) -> Attr {
         Attr::new(status.stx_ino, u32::from(status.stx_mode))
@@ -80,18 +81,19 @@ impl HostFs {
         let shared = self.at(node)?;
         let fd = shared.as_fd();
         let before = self.status(fd, b"")?;
-        // Open the file first, so that nothing is changed if it cannot be opened for writing.
+        // Open the file before any change. So nothing changes if the file cannot be opened for
+        // writing.
         let writable = match set.size {
             Some(_) => Some(self.writable(node, fd)?),
             None => None,
         };
         if let Err(error) = change(node, fd, &before, set, writable) {
-            // If this fails, another program has changed the attributes meanwhile.
+            // Ignore errors: they mean that another program has changed the file meanwhile.
             let changes_owner = set.uid.is_some() || set.gid.is_some();
             if changes_owner {
                 let _ = chown(fd, Some(before.stx_uid), Some(before.stx_gid));
             }
-            // chown(2) may have cleared mode bits too.
+            // Restore the mode after chown(2) too, since that call may have cleared mode bits.
             if (changes_owner || set.mode.is_some()) && node.kind() != FileKind::Symlink {
                 let _ = chmod(fd, u32::from(before.stx_mode));
             }
@@ -100,9 +102,9 @@ impl HostFs {
         self.attr_of(fd)
     }
 
-    /// Returns a descriptor for a truncation. Prefers an open file of a client. A user who has
-    /// created a file with mode 0400 may truncate it while it is open, but could not open it for
-    /// writing again.
+    /// Returns a descriptor with which the file can be truncated. If a client has the file open for
+    /// writing, that descriptor is used. A user may truncate an open file with mode 0400, which
+    /// could not be opened for writing again.
     fn writable(&self, node: Node<'_>, fd: BorrowedFd<'_>) -> Result<SharedFd, Errno> {
         if let Some(open) = self.descriptors.get_writable(node.ino()) {
             return Ok(open);
@@ -111,7 +113,7 @@ impl HostFs {
     }
 }
 
-/// Changes one attribute after the other. The size is changed through `writable`.
+/// Changes one attribute after the other, and the size through `writable`.
 fn change(
     node: Node<'_>,
     fd: BorrowedFd<'_>,
@@ -126,8 +128,8 @@ fn change(
         && node.kind() != FileKind::Symlink
     {
         let changed = chmod(fd, mode);
-        // chmod(2) may fail, because the caller may write to the file without owning it. Then the
-        // truncation itself clears the bits.
+        // chmod(2) fails for a caller that may write to the file but does not own it. Ignore that
+        // error if the call only clears set-ID bits, because the truncation clears them too.
         let before = u32::from(before.stx_mode);
         let takes_set_id = (before ^ mode) & !S_IFMT & !SET_ID == 0 && mode & !before & SET_ID == 0;
         match changed {
@@ -152,7 +154,7 @@ pub(crate) fn chown(fd: BorrowedFd<'_>, uid: Option<u32>, gid: Option<u32>) -> R
     chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH)
 }
 
-/// Changes the mode of the file behind a descriptor. It must not be a symbolic link.
+/// Changes the mode of the file behind a descriptor. The file must not be a symbolic link.
 pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
     let mode = Mode::from_raw_mode(mode & !S_IFMT);
     match fchmod(fd, mode) {

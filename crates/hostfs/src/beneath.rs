@@ -1,29 +1,30 @@
-//! Resolving a path beneath the root, while other programs change the tree.
+//! Resolves a path beneath the root, although other programs change the tree meanwhile.
 //!
 //! A path comes from the cache. It consists of names of directories and contains no `.`, no `..`
-//! and no symbolic link. So no component may be a link, and none may lead up or to another file
-//! system. The last component itself is opened: as a directory, or any file with `O_PATH`.
-//! openat2(2) does all that in the kernel. Without it (before Linux 5.6, or forbidden by a filter
-//! of system calls) each component is opened from the directory before it with `O_NOFOLLOW`. Both
-//! accept the same paths.
+//! and no symbolic link. So no component may be a link, lead up, or lead to another file system.
+//! The last component itself is opened: a directory for reading, or any file with `O_PATH`.
+//! openat2(2) does all that in the kernel. It may be missing (before Linux 5.6), or a filter of
+//! system calls may forbid it. Then each component is opened with `O_NOFOLLOW` from the directory
+//! before it. Both ways accept the same paths.
 //!
-//! A path longer than `PATH_MAX` is resolved in pieces. Between two pieces the directory may be
-//! moved, even out of the root. So the caller checks by inode number that it got the right file.
+//! A path longer than `PATH_MAX` is resolved in pieces. Between two pieces another program may move
+//! the directory, even out of the root. So the caller checks by inode number that it got the right
+//! file.
 //!
-//! Source: openat2(2); CVE-2015-2925 for the effect of a rename on `..`.
+//! Source: openat2(2). CVE-2015-2925 shows the effect of a rename on `..`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use corewalk::Errno;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 
-/// The longest piece of a path for one call, in bytes.
+/// The longest part of a path that one call resolves, in bytes.
 const PIECE_MAX: usize = 4000;
-/// Maximum number of calls of openat2(2) for one path, if each fails because of a concurrent
-/// rename.
+/// Maximum number of calls of openat2(2) for one path. A call fails if a concurrent rename disturbs
+/// it.
 const AGAIN_MAX: u32 = 64;
 
-/// The way in which paths are resolved.
+/// The two ways in which a path can be resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resolver {
     /// With openat2(2).
@@ -33,7 +34,7 @@ pub(crate) enum Resolver {
 }
 
 impl Resolver {
-    /// Returns the better way that works on this host.
+    /// Returns `openat2` if it works on this host, otherwise the slower way.
     pub(crate) fn detect(root: BorrowedFd<'_>) -> Resolver {
         match beneath(root, b".", OFlags::PATH | OFlags::DIRECTORY) {
             Ok(_) => Resolver::Openat2,
@@ -74,7 +75,7 @@ impl Resolver {
     }
 }
 
-/// Returns the flags of every descriptor that is opened here.
+/// Returns the flags of every descriptor that this module opens.
 pub(crate) fn no_follow() -> OFlags {
     OFlags::NOFOLLOW | OFlags::CLOEXEC
 }
@@ -95,7 +96,8 @@ fn beneath(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, E
     result
 }
 
-/// Splits `path` into components of at most `max` bytes together, at least one, and the rest.
+/// Splits `path` after at least one component. The components before the split have at most `max`
+/// bytes together, unless the first one is longer.
 fn split_piece(path: &[u8], max: usize) -> (&[u8], &[u8]) {
     if path.len() <= max {
         return (path, b"");

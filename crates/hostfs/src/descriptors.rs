@@ -1,4 +1,4 @@
-//! The descriptors that are kept from one call to the next.
+//! The descriptors that `HostFs` keeps from one call to the next.
 //!
 //! | kind | of | kept until | at most |
 //! |---|---|---|---|
@@ -7,14 +7,15 @@
 //! | fresh | files created in order to be opened | the `open` that follows | creations at work |
 //! | open | files that the client has open | `release` | `open_max`, with the fresh ones |
 //!
-//! A descriptor keeps its inode alive, so the host gives its inode number to no other file. An
-//! evicted orphan can still be reached through an open file. The back end is told only the number
-//! of a forgotten inode. The host may have given a number to a second file while the first is still
-//! referenced. If both lost their last names, the first `forget` drops the descriptors of both.
+//! A descriptor keeps its inode alive, so the host gives the inode number to no other file. An
+//! orphan whose descriptor was evicted can still be reached if the file is open. The host may give
+//! the number of an evicted orphan to a second file while the cache still uses the first. `forget`
+//! cannot tell the two apart, since it gets only the number. So if both have lost their last names,
+//! the first `forget` drops the descriptors of both.
 //!
 //! # Locks
-//! One mutex protects all kinds, since a lookup looks at each of them. It is a leaf of the lock
-//! order. Descriptors are opened and closed outside of it.
+//! One mutex protects all kinds of descriptors, since a lookup looks at each kind. No other lock is
+//! taken under it. Descriptors are opened and closed outside of it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -28,7 +29,8 @@ use rustix::fs::OFlags;
 
 use crate::hostfs::HostFsOptions;
 
-/// A descriptor that several calls may use. It is closed after the last use.
+/// A descriptor that several calls may use at the same time. It is closed when the last of them
+/// drops it.
 pub(crate) type SharedFd = Arc<OwnedFd>;
 
 /// The maximum number of kept descriptors of each kind.
@@ -41,9 +43,9 @@ pub(crate) struct Shares {
 
 impl Shares {
     /// Divides `limit`, the number of descriptors that the process may have (`RLIMIT_NOFILE`),
-    /// among the kinds. `None` is no limit. `reserved` ones are held back, at most half of all.
-    /// Reusable ones and orphans take at most a quarter of the rest each. All others are for files
-    /// that clients open, at least one.
+    /// among the kinds. `None` means no limit. `reserved` descriptors are left for running calls,
+    /// but at most half of the limit. Reusable descriptors and orphans each get at most a quarter
+    /// of the rest. All others, at least one, are for files that clients open.
     pub(crate) fn new(options: &HostFsOptions, limit: Option<u64>) -> Shares {
         let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
         let rest = limit - options.reserved.min(limit / 2);
@@ -56,8 +58,8 @@ impl Shares {
 pub(crate) struct Descriptors {
     /// Protected by its own mutex. No descriptor is opened or closed under it.
     kept: Mutex<Kept>,
-    /// Maximum number of open and fresh files together. Calls that run in parallel may exceed it by
-    /// one each.
+    /// Maximum number of open and fresh files together. Each call that runs in parallel may exceed
+    /// it by one.
     open_max: usize,
     next_handle: AtomicU64,
 }
@@ -66,7 +68,7 @@ pub(crate) struct Descriptors {
 struct Kept {
     reusable: Recent,
     orphans: Recent,
-    /// The fresh files by inode number, each with the access mode with which it is open.
+    /// Fresh files by inode number. Each has the access mode with which it was opened.
     fresh: HashMap<u64, (OFlags, OwnedFd), RandomState>,
     /// Open files by inode number and handle.
     open: BTreeMap<(u64, u64), Open>,
@@ -78,13 +80,13 @@ struct Open {
     fd: SharedFd,
 }
 
-/// Descriptors by inode number, at most `max`. Evicts by the clock algorithm: the hand skips slots
-/// that were used since it last passed, and evicts the first that was not.
+/// Descriptors by inode number, at most `max`. The clock algorithm evicts: its hand skips slots
+/// that were used since it last passed them, and evicts the first one that was not.
 struct Recent {
     max: usize,
     hand: usize,
     slots: Vec<Slot>,
-    /// The index in `slots` by inode number.
+    /// The index in `slots` of each inode number.
     by_ino: HashMap<u64, usize, RandomState>,
 }
 
@@ -132,13 +134,14 @@ impl Descriptors {
         drop(gone);
     }
 
-    /// Undoes [`Descriptors::keep_orphan`], after a removal that failed.
+    /// Drops the descriptor that [`Descriptors::keep_orphan`] has kept, after a removal that
+    /// failed.
     pub(crate) fn adopt_orphan(&self, ino: u64) {
         let orphan = self.kept.lock().orphans.remove(ino);
         drop(orphan);
     }
 
-    /// Drops the descriptors of an inode that is not in use any more, except open ones.
+    /// Drops the descriptors of an inode that the cache has forgotten, except those of open files.
     pub(crate) fn forget(&self, ino: u64) {
         let mut kept = self.kept.lock();
         let gone = (kept.reusable.remove(ino), kept.orphans.remove(ino), kept.fresh.remove(&ino));
@@ -152,24 +155,26 @@ impl Descriptors {
         drop(all);
     }
 
-    /// Keeps a new file, opened with `access`, for the open that follows.
+    /// Keeps a new file, which was opened with `access`, for the open that is expected next.
     pub(crate) fn keep_fresh(&self, ino: u64, access: OFlags, fd: OwnedFd) {
         let replaced = self.kept.lock().fresh.insert(ino, (access, fd));
         drop(replaced);
     }
 
-    /// Takes the new file with this inode number, if it was opened with `access`.
+    /// Takes the fresh file with this inode number out, if it was opened with `access`.
     pub(crate) fn take_fresh(&self, ino: u64, access: OFlags) -> Option<OwnedFd> {
         let mut kept = self.kept.lock();
-        // Another client may have opened the file in between, with another access mode.
+        // The open may come from another client and with another access mode than the file was
+        // created with.
         kept.fresh.get(&ino).filter(|(kept, _)| *kept == access)?;
         kept.fresh.remove(&ino).map(|(_, fd)| fd)
     }
 
-    /// Checks that a client may open one more file.
+    /// Checks that the clients may open one more file.
     ///
     /// # Errors
-    /// `ENFILE` if not. `EMFILE` would mean that the client itself has too many.
+    /// `ENFILE` if they may not. `EMFILE` would mean that the client itself has too many
+    /// descriptors.
     pub(crate) fn check_open_limit(&self) -> Result<(), Errno> {
         let kept = self.kept.lock();
         let is_full = kept.open.len() + kept.fresh.len() >= self.open_max;
@@ -178,19 +183,20 @@ impl Descriptors {
 
     /// Registers an open file and returns its handle.
     pub(crate) fn add_open(&self, ino: u64, access: OFlags, fd: OwnedFd) -> u64 {
-        // ORDERING: Relaxed. The handles must only differ.
+        // ORDERING: Relaxed. Two files must get different handles, which any atomic addition
+        // ensures.
         let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
         let open = Open { access, fd: Arc::new(fd) };
         self.kept.lock().open.insert((ino, handle), open);
         handle
     }
 
-    /// Returns the open file with this handle, or `None` if the inode has no such handle.
+    /// Returns the open file with this handle, or `None` if no open file of the inode has it.
     pub(crate) fn get_open(&self, ino: u64, handle: u64) -> Option<SharedFd> {
         self.kept.lock().open.get(&(ino, handle)).map(|open| Arc::clone(&open.fd))
     }
 
-    /// Returns an open file of the inode that is open for writing, if there is one.
+    /// Returns the descriptor of a file that a client has open for writing, if the inode has one.
     pub(crate) fn get_writable(&self, ino: u64) -> Option<SharedFd> {
         let kept = self.kept.lock();
         let mut open = kept.open.range((ino, 0)..=(ino, u64::MAX)).map(|(_, open)| open);
@@ -216,7 +222,7 @@ impl Recent {
         Some(Arc::clone(&slot.fd))
     }
 
-    /// Inserts a descriptor and returns the evicted one. The caller drops it outside of the lock.
+    /// Inserts a descriptor. Returns the evicted one, which the caller drops outside of the lock.
     fn insert(&mut self, ino: u64, fd: SharedFd) -> Option<SharedFd> {
         if self.max == 0 {
             return Some(fd);
@@ -237,7 +243,8 @@ impl Recent {
         Some(evicted.fd)
     }
 
-    /// Returns the index of the first descriptor that was not used since the hand passed it.
+    /// Returns the index of the first slot, from the clock hand on, that was not used since the
+    /// hand passed it.
     fn next_unused(&mut self) -> usize {
         loop {
             let at = self.hand % self.slots.len();
@@ -282,7 +289,8 @@ mod tests {
         descriptors.keep(3, fd());
         assert!(descriptors.get(2).is_none());
         assert!(descriptors.get(1).is_some() && descriptors.get(3).is_some());
-        // Both descriptors were used, so the clock hand first passes each of them once.
+        // Both descriptors were used. So the clock hand passes each of them once before it evicts
+        // one.
         descriptors.keep(4, fd());
         let kept = [1, 3, 4].map(|ino| descriptors.get(ino).is_some());
         assert_eq!(kept.iter().filter(|kept| **kept).count(), 2);

@@ -1,23 +1,23 @@
 //! A cache of directories by path, for reading attributes by name.
 //!
-//! Reading the attributes of a file needs no descriptor of the file. A descriptor of its directory
-//! and its name suffice, and one directory serves many files. The dentry cache gives the path of
-//! the file. This cache maps the path of its directory to the directory's inode number, for which a
-//! descriptor may be kept.
+//! To read the attributes of a file, no descriptor of the file is needed. A descriptor of its
+//! directory and its name suffice, and one directory serves many files. The dentry cache gives the
+//! path of the file. This module maps the path of the directory to the inode number of the
+//! directory. With that number the descriptor of the directory can be found, if it is kept.
 //!
 //! A rename or removal of a directory does not update this cache. The caller checks the inode
-//! number of the file that it finds. If the number is wrong, it drops the entry. So an old entry
-//! only costs time.
+//! number of the file that it finds in the directory. If the number is wrong, the caller drops the
+//! entry. So an old entry only costs time.
 //!
 //! # Locks
-//! One mutex, a leaf of the lock order.
+//! One mutex, under which no other lock is taken.
 
 use std::collections::HashMap;
 
 use corewalk_base::Mutex;
 use foldhash::fast::RandomState;
 
-/// Maximum number of directories in the cache. If there are more, all are dropped.
+/// Maximum number of directories in the cache. To add one more, all are dropped.
 const DIRECTORIES_MAX: usize = 256;
 
 /// The inode numbers of directories, by the paths that led to them.
@@ -28,12 +28,12 @@ pub(crate) struct DirectoryPaths {
 }
 
 impl DirectoryPaths {
-    /// Returns the inode number of the directory that `path` led to.
+    /// Returns the inode number of the directory to which `path` last led.
     pub(crate) fn get(&self, path: &[u8]) -> Option<u64> {
         self.by_path.lock().get(path).copied()
     }
 
-    /// Records that `path` led to the directory with number `ino`.
+    /// Records that `path` has led to the directory with number `ino`.
     pub(crate) fn note(&self, path: &[u8], ino: u64) {
         let mut by_path = self.by_path.lock();
         if by_path.len() == DIRECTORIES_MAX {

@@ -1,13 +1,13 @@
-//! Content: open files, reading, writing, allocation, holes.
+//! Operations on content: open files, reading, writing, allocation, holes.
 //!
-//! An open file has a descriptor of its own, opened with the client's access mode. A call may come
-//! without a handle (0), or with a handle whose descriptor has another access mode, as from a
-//! writeback cache. Such a call opens the file for itself.
+//! Each open file has its own descriptor, which is opened with the access mode of the client. A
+//! call may come without a handle (0). It may also come with a handle whose descriptor has another
+//! access mode, as from a writeback cache. Such a call opens the file for itself.
 //!
 //! # Appending
 //! No descriptor is opened with `O_APPEND`. A kernel may write back pages through the handle of a
-//! client that appends, and these pages have their own offsets. A call that appends says so, and
-//! the host finds the end, which another program may have moved meanwhile.
+//! client that appends, and these pages have their own offsets. The kernel marks a call that
+//! appends. Then the host finds the end, which another program may have moved meanwhile.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +20,8 @@ use crate::descriptors::SharedFd;
 use crate::hostfs::{HostFs, reopen};
 
 impl HostFs {
-    /// Opens a regular file and returns its handle; 0 for other kinds, which have no open state.
+    /// Opens a regular file and returns its handle. Returns 0 for other kinds, which need no open
+    /// file on the host.
     pub(crate) fn open_file(&self, node: Node<'_>, flags: u32) -> Result<u64, Errno> {
         if node.kind() != FileKind::Regular {
             return Ok(0);
@@ -41,7 +42,8 @@ impl HostFs {
         })
     }
 
-    /// Runs `call` with the open file, or with a newly opened one if the handle does not suit.
+    /// Runs `call` with the open file of the handle. If the handle has no suitable access mode,
+    /// runs `call` with a newly opened file.
     fn with_file<R>(
         &self,
         node: Node<'_>,
@@ -122,8 +124,8 @@ impl HostFs {
         self.with_file(node, handle, OFlags::WRONLY, |file| fallocate(file, how, offset, len))
     }
 
-    /// Returns the offset of the next data or hole. This moves the offset of the descriptor, which
-    /// no other call uses.
+    /// Returns the offset of the next data or hole. The call moves the offset of the descriptor,
+    /// which no other call uses.
     pub(crate) fn find_data(
         &self,
         node: Node<'_>,
@@ -139,7 +141,8 @@ impl HostFs {
     }
 }
 
-/// Writes all bytes, in pieces if needed, and returns the count. It is less if a later piece fails.
+/// Writes all bytes, in pieces if needed. Returns the number of written bytes, which is smaller if
+/// a later piece fails.
 fn put_all(
     file: &SharedFd,
     bytes: &[u8],
@@ -163,8 +166,7 @@ fn put_at(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
     pwrite(file, bytes, offset)
 }
 
-/// Writes at the end of the file. If the host cannot do that, writes at `offset`, which was the
-/// end.
+/// Writes at the end of the file. A host that cannot do that writes at `offset`, which was the end.
 fn put_at_end(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
     match pwritev2(file, &[IoSlice::new(bytes)], offset, ReadWriteFlags::APPEND) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => pwrite(file, bytes, offset),
@@ -172,8 +174,8 @@ fn put_at_end(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno
     }
 }
 
-/// Runs `open`, with `O_NOATIME` if reading must not change the time of the last access. The host
-/// refuses that flag for a file of another user; then runs `open` without it.
+/// Calls `open` with `O_NOATIME` if reading must not change the access time. The host refuses that
+/// flag for a file of another user. Then this function calls `open` again without the flag.
 pub(crate) fn open_with_atime<R>(
     atime: Atime,
     open: impl Fn(OFlags) -> Result<R, Errno>,
@@ -187,8 +189,8 @@ pub(crate) fn open_with_atime<R>(
     }
 }
 
-/// Returns the access mode in a client's flags of open(2). The back end needs no other flag: each
-/// call names its offset, and appending, creation and truncation are separate calls.
+/// Returns the access mode from a client's flags of open(2). The back end needs no other flag,
+/// because each call has its own offset. Appending, creation and truncation are separate calls.
 pub(crate) fn access_of(flags: u32) -> OFlags {
     OFlags::from_bits_retain(flags) & OFlags::ACCMODE
 }

@@ -1,16 +1,17 @@
-//! Generations, which distinguish an inode from an earlier one with the same number. Trap P11 is a
-//! stale handle that reaches the later one.
+//! Generations, which distinguish an inode from an earlier one with the same number. Without them a
+//! stale handle could reach the later inode (trap P11).
 //!
-//! Host file systems reuse the number of a removed inode at once. The time of creation differs, so
-//! it is the generation, in microseconds. But the clock of a file system may tick only every few
-//! milliseconds. A file that is created, removed and created again within a tick may get the same
-//! number and the same time. So the removal of a young inode is recorded. If a new inode has the
-//! number and time of a recorded one, a count in the low bits of its generation is increased. The
-//! count is kept as long as the file system is served. Such inodes are few.
+//! Host file systems reuse the number of a removed inode at once. The two inodes differ in their
+//! time of creation, so that time, in microseconds, is the generation. But the clock of a file
+//! system may tick only every few milliseconds. A file that is created, removed and created again
+//! within a tick may get the same number and the same time. So the removal of a young inode is
+//! recorded. If a new inode has the number and time of a recorded one, its generation gets a higher
+//! count in the low bits. Such counts are kept as long as the file system is served, since they are
+//! few.
 //!
-//! This is only for host file systems without file handles; see `handles` for the others. If the
-//! host file system has no times of creation, only the counts differ. An NFS export of such a mount
-//! is not safe. Changes by other programs on the host are not seen here.
+//! This module is only for host file systems without file handles; see `handles` for the others. If
+//! such a file system has no times of creation, only the counts differ, and an NFS export of the
+//! mount is not safe. Changes that other programs make on the host are not seen here.
 //!
 //! Source: statx(2); trap P11.
 
@@ -27,17 +28,17 @@ const COUNT_BITS: u32 = 12;
 /// Maximum number of recorded inodes that were removed young. If there are more, all records are
 /// dropped.
 const YOUNG_DEAD_MAX: usize = 4096;
-/// An inode below this age, in microseconds, is young. The clock of any host file system ticks more
-/// often.
+/// An inode below this age, in microseconds, is young. The clock of every host file system ticks
+/// more often than this.
 const YOUNG_US: u64 = 1_000_000;
 
-/// The inode numbers that the host used more than once within a tick of its clock.
+/// The counts of inode numbers that the host has reused within a tick of its clock.
 #[derive(Default)]
 pub(crate) struct Generations {
     /// Protected by its own mutex.
     known: Mutex<Known>,
-    /// True if `counts` is not empty. Otherwise no call has to take the lock. Stored under `known`,
-    /// and never cleared.
+    /// True if `counts` is not empty. While it is false, no call has to lock `known`. Stored with
+    /// `known` locked, and never cleared.
     has_counts: AtomicBool,
 }
 
@@ -45,18 +46,18 @@ pub(crate) struct Generations {
 #[derive(Default)]
 struct Known {
     /// The inodes that were removed young, by inode number. The value is the time of creation and
-    /// the count.
+    /// the count of each.
     young_dead: HashMap<u64, (u64, u64), RandomState>,
-    /// The counts that are not 0, by inode number and time of creation.
+    /// The counts other than 0, by inode number and time of creation.
     counts: HashMap<(u64, u64), u64, RandomState>,
 }
 
 impl Generations {
-    /// Returns the generation of inode `ino`, created at `birth`.
+    /// Returns the generation of inode `ino`, which was created at `birth`.
     pub(crate) fn of(&self, ino: u64, birth: Timespec) -> u64 {
         let birth = micros(birth);
-        // ORDERING: Relaxed. The count of an inode is recorded before any other thread gets to know
-        // the inode. Passing it to that thread orders the two. Counts of other inodes do not
+        // ORDERING: Relaxed. The count of an inode is recorded before another thread learns of the
+        // inode, and the transfer to that thread orders the two. Counts of other inodes do not
         // matter.
         let count = if self.has_counts.load(Ordering::Relaxed) {
             self.known.lock().counts.get(&(ino, birth)).copied()
@@ -64,7 +65,8 @@ impl Generations {
             None
         };
         let generation = (birth << COUNT_BITS) | count.unwrap_or(0);
-        // The kernel keeps only the lower half, so mix some bits of the upper half into it.
+        // The kernel keeps only the lower half of a generation, so mix bits of the upper half into
+        // it.
         generation ^ generation >> 32
     }
 
@@ -93,7 +95,8 @@ impl Generations {
             && same == birth
         {
             known.counts.insert((ino, birth), count + 1);
-            // ORDERING: Relaxed. See `of`.
+            // ORDERING: Relaxed. This thread has not passed the inode to another thread yet, and
+            // that transfer orders the store before the load in `of`.
             self.has_counts.store(true, Ordering::Relaxed);
         }
     }

@@ -1,22 +1,22 @@
-//! File handles of the host. They distinguish a file from a later one with the same inode number,
-//! and find a file by its number.
+//! File handles of the host. With them, `HostFs` distinguishes a file from a later one with the
+//! same inode number, and finds a file by its number.
 //!
-//! The host gives each file a handle that no later file ever gets (name_to_handle_at(2)). It
-//! contains the inode number and a generation of the host, in a layout of the file system.
-//! [`Handles`] knows four layouts. With these it reads the generation from a handle, and makes the
-//! handle of a file from number and generation, without a list of files. For a handle with another
-//! layout, a hash of the handle serves as the generation.
+//! The host gives each file a handle that no later file ever gets (name_to_handle_at(2)). A handle
+//! contains the inode number and a generation of the host, in a layout that depends on the file
+//! system. [`Handles`] knows four layouts. With these it can read the generation from a handle. It
+//! can also make the handle of a file from number and generation, without a list of files. In any
+//! other layout, a hash of the handle serves as the generation.
 //!
 //! # Beneath the root
-//! A number may belong to a file outside of the root, on the same file system. An opened directory
-//! leads to its parent, so the way up to the root is checked. Another file leads to a path only if
-//! the host has its name in a cache. Then that path is resolved beneath the root. Otherwise the
-//! file is used only if the root is the root of the whole file system. If not, the call fails with
-//! `ESTALE`.
+//! A number may belong to a file outside of the root, on the same file system. From an opened
+//! directory the parents can be followed, so the way up to the root is checked. Any other file
+//! leads to a path only if the host has its name in a cache. Then that path is resolved beneath the
+//! root. Otherwise the file is used only if the root is the root of the whole file system. If it is
+//! not, the call fails with `ESTALE`.
 //!
 //! # Refused calls
-//! - Opening a handle without `CAP_DAC_READ_SEARCH`, or with an unknown layout: `ESTALE`.
-//! - A number without a generation on tmpfs and XFS, which check the generation: `ESTALE`.
+//! - `ESTALE` for opening a handle without `CAP_DAC_READ_SEARCH`, or in an unknown layout.
+//! - `ESTALE` for a number without a generation on tmpfs and XFS, which check the generation.
 //!
 //! Source: open_by_handle_at(2); Linux `fs/libfs.c` (`generic_encode_ino32_fh`), `mm/shmem.c`
 //! (`shmem_encode_fh`), `fs/xfs/xfs_export.c`, `fs/btrfs/export.c`.
@@ -38,36 +38,38 @@ use crate::beneath::no_follow;
 use crate::descriptors::SharedFd;
 use crate::hostfs::{HostFs, magic, stat_fd};
 
-/// Maximum number of tries to read status and handle of a name, while other programs give the name
-/// to other files.
+/// Maximum number of times that status and handle of a name are read. Another program may give the
+/// name to another file in between.
 const TRIES_MAX: u32 = 16;
-/// Maximum number of steps from a directory up to its parent.
+/// Maximum number of steps from a directory up to the root.
 const DEPTH_MAX: u32 = 1 << 16;
 /// The name of the parent directory.
 const PARENT: &[u8] = b"..";
 
 /// The file handles of one file system.
 pub(crate) struct Handles {
-    /// The handle of the root, a template for the handles of other files.
+    /// The handle of the root directory. It is the template for the handles of other files.
     root: FileHandle,
     layout: Option<Layout>,
-    /// True if the root is that of the whole file system, so that all its files are beneath it.
+    /// True if the root is that of the whole file system. Then all files with a handle are beneath
+    /// the root.
     is_whole: bool,
-    /// The host's generations of files that were found by number and have no name in the cache.
-    /// Protected by its own mutex.
+    /// The host's generations of files that were found by number and have no name in the dentry
+    /// cache. Protected by its own mutex.
     nameless: Mutex<HashMap<u64, u32, RandomState>>,
 }
 
-/// The layout of the handles of a file system.
+/// The order of inode number and generation in the handles of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
-    /// The inode number and the generation, 32 bits each: ext4, f2fs and most others.
+    /// The inode number and the generation, 32 bits each. ext4, f2fs and most others use it.
     Short,
-    /// The generation (32 bits) and the inode number (64 bits): tmpfs.
+    /// The generation (32 bits) and the inode number (64 bits), as in tmpfs.
     Tmpfs,
-    /// The inode number (64 bits) and the generation (32 bits): XFS.
+    /// The inode number (64 bits) and the generation (32 bits), as in XFS.
     Xfs,
-    /// The inode number (64 bits), the subvolume (64 bits) and the generation (32 bits): btrfs.
+    /// The inode number (64 bits), the subvolume (64 bits) and the generation (32 bits), as in
+    /// btrfs.
     Btrfs,
 }
 
@@ -103,9 +105,10 @@ impl Layout {
         }
     }
 
-    /// Returns the handle of inode `ino`, or `None` if it cannot be made.
+    /// Returns the handle of inode `ino`, or `None` if none can be made.
     ///
-    /// Without a generation the handle matches any, if the file system has such handles.
+    /// A handle made without a generation leads to an inode of any generation, if the file system
+    /// has such handles.
     fn handle(self, root: &FileHandle, ino: u64, generation: Option<u32>) -> Option<FileHandle> {
         let any = matches!(self, Layout::Short | Layout::Btrfs).then_some(0);
         let mut bytes = root.bytes().to_vec();
@@ -121,8 +124,8 @@ impl Layout {
 }
 
 impl Handles {
-    /// Returns the handles of the file system of the root `fd` with inode number `ino`, or `None`
-    /// if it has none.
+    /// Returns the handles of the file system whose root directory is `fd` with inode number `ino`.
+    /// Returns `None` if that file system has no handles.
     pub(crate) fn new(fd: BorrowedFd<'_>, ino: u64) -> Option<Handles> {
         let root = FileHandle::of(fd, b"").ok()?;
         let layout = Layout::of(&root, ino);
@@ -146,7 +149,7 @@ impl Handles {
         }
     }
 
-    /// Drops the generation of an inode that the cache has evicted.
+    /// Forgets the generation of an inode that the dentry cache has evicted.
     pub(crate) fn forget(&self, ino: u64) {
         self.nameless.lock().remove(&ino);
     }
@@ -156,8 +159,8 @@ impl HostFs {
     /// Returns the status and the generation of `name` in a directory, or of the directory itself
     /// for an empty name.
     ///
-    /// The lower half of the generation is that of the host, since the kernel keeps only that half.
-    /// The upper half is the time of creation.
+    /// The lower half of the generation is the host's generation, since the kernel keeps only that
+    /// half. The upper half is the time of creation.
     pub(crate) fn status_and_generation(
         &self,
         dir: BorrowedFd<'_>,
@@ -172,8 +175,8 @@ impl HostFs {
         Err(Errno::STALE)
     }
 
-    /// Returns the generation of the file that had this status under `name` before, or `None` if
-    /// another file has the name now.
+    /// Returns the generation of the file with this status, which had the name `name` when the
+    /// status was read. Returns `None` if another file has the name now.
     pub(crate) fn generation(
         &self,
         dir: BorrowedFd<'_>,
@@ -193,8 +196,8 @@ impl HostFs {
         }
     }
 
-    /// Returns true if the file with this status under `name` is the inode of `node`, and not a
-    /// later one with the same number.
+    /// Returns true if `name`, whose status is `status`, is the inode of `node`, and not a later
+    /// inode with the same number.
     pub(crate) fn is_node(
         &self,
         node: Node<'_>,
@@ -204,7 +207,7 @@ impl HostFs {
     ) -> bool {
         let is_number = status.stx_ino == node.ino();
         let Some(wanted) = node.generation().filter(|_| is_number) else { return is_number };
-        // The time of creation is known already, so compare it first.
+        // Compare the time of creation first, because it is already known.
         let may_be = self.handles.is_none() || birth_half(status) == wanted & !u64::from(u32::MAX);
         may_be && self.generation(dir, name, status) == Ok(Some(wanted))
     }
@@ -231,7 +234,7 @@ impl HostFs {
         Ok(self.attr(&status, has_acl).with_generation(generation))
     }
 
-    /// Opens a file that was found by number before and has no name in the cache.
+    /// Opens a file without a name in the dentry cache. `attr_by_number` has found the file before.
     pub(crate) fn open_nameless(&self, ino: u64) -> Result<OwnedFd, Errno> {
         let handles = self.handles.as_ref().ok_or(Errno::STALE)?;
         let generation = handles.nameless.lock().get(&ino).copied();
@@ -239,7 +242,8 @@ impl HostFs {
     }
 
     /// Returns a descriptor of an inode after another program has renamed it, or a directory above
-    /// it, on the host. Returns `None` if it cannot be found by number, or is not beneath the root.
+    /// it, on the host. Returns `None` if the inode cannot be found by number or is not beneath the
+    /// root.
     ///
     /// # Errors
     /// `ENFILE`, `ENOMEM`, `EIO`.
@@ -288,7 +292,7 @@ impl HostFs {
         }
     }
 
-    /// Returns true if the file behind a descriptor is known to be beneath the root.
+    /// Returns true if the file behind a descriptor is certainly beneath the root.
     fn is_beneath(&self, fd: BorrowedFd<'_>, kind: FileKind) -> Result<bool, Errno> {
         match kind {
             FileKind::Directory => self.is_directory_beneath(fd),
@@ -318,8 +322,8 @@ impl HostFs {
         Ok(false)
     }
 
-    /// Returns true if the host shows a path for the file, and that path, resolved beneath the
-    /// root, leads to the file.
+    /// Returns true if the host shows a path for the file that leads to the file also when it is
+    /// resolved beneath the root.
     fn has_path_beneath(&self, fd: BorrowedFd<'_>) -> Result<bool, Errno> {
         let shown = |fd| readlinkat(CWD, magic(fd), Vec::new()).map(std::ffi::CString::into_bytes);
         let (path, root) = (shown(fd)?, shown(self.root.as_fd())?);
@@ -333,7 +337,8 @@ impl HostFs {
     }
 }
 
-/// Returns true if a directory is the root of a mount that shows a whole file system.
+/// Returns true if a directory is the root of a mount that shows a whole file system, not a part of
+/// one.
 fn is_whole(root: BorrowedFd<'_>) -> bool {
     let flags = AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT;
     let Ok(status) = statx(root, c"", flags, StatxFlags::MNT_ID) else { return false };
@@ -342,7 +347,7 @@ fn is_whole(root: BorrowedFd<'_>) -> bool {
         return false;
     }
     let id = status.stx_mnt_id.to_string();
-    // Paths in the table need not be UTF-8.
+    // Read bytes, because paths in this table need not be UTF-8.
     let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     table.split(|&b| b == b'\n').any(|line| {
         // The fields are: mount ID, parent ID, device, mounted directory of that device.

@@ -1,11 +1,12 @@
-//! The file system: how a call gets from an inode to a descriptor.
+//! The file system, and how a call gets a descriptor of its inode.
 //!
-//! Every call starts with [`HostFs::at`]. An inode that was used recently, was unlinked while in
-//! use, or is open has a descriptor. For any other inode the cache gives a path. It is resolved
-//! beneath the root, and the result is checked by inode number and generation. This server's own
-//! renames cannot change the path until the call returns (`FileSystem`, F.6). If the path leads to
-//! another inode, a program has changed it on the host. Then the other names that the cache knows
-//! are tried. If none of them leads to the inode, the call fails with `ESTALE`.
+//! Every call starts with [`HostFs::at`]. If the inode was used recently, was unlinked while in
+//! use, or is open, its descriptor is kept. Otherwise the dentry cache gives a path. The path is
+//! resolved beneath the root, and the file that it leads to is checked by inode number and
+//! generation. Renames through this server cannot change the path until the call returns
+//! (`FileSystem`, F.6). If the path leads to another inode, a program has changed it on the host.
+//! Then the other names that the cache knows are tried. If none of them leads to the inode, the
+//! call fails with `ESTALE`.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -25,11 +26,11 @@ use crate::directory_paths::DirectoryPaths;
 use crate::generations::Generations;
 use crate::handles::Handles;
 
-/// The fields that statx(2) is called for.
+/// The fields that each statx(2) call asks for.
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
 /// The magic numbers (statfs(2)) of file systems that store their files themselves: btrfs, ext4,
-/// f2fs, tmpfs, xfs. File systems that lie over others, such as overlayfs, are not among them.
+/// f2fs, tmpfs, xfs. File systems on top of others, such as overlayfs, are not in the list.
 const LOCAL: [u32; 5] = [0x9123_683e, 0xef53, 0xf2f5_2010, 0x0102_1994, 0x5846_5342];
 
 /// The options of a [`HostFs`].
@@ -45,19 +46,19 @@ const LOCAL: [u32; 5] = [0x9123_683e, 0xef53, 0xf2f5_2010, 0x0102_1994, 0x5846_5
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct HostFsOptions {
-    /// Maximum number of kept descriptors of recently used inodes.
+    /// Maximum number of descriptors that are kept of recently used inodes.
     pub reusable: usize,
-    /// Maximum number of kept descriptors of inodes that were unlinked while in use. If such a file
-    /// is open, its open descriptor is used too.
+    /// Maximum number of descriptors that are kept of inodes unlinked while in use. For an open
+    /// file, the descriptor of the open file is used too.
     pub orphans: usize,
-    /// The descriptors that open files leave free, for running calls and the rest of the process.
-    /// Use about five per thread that makes calls.
+    /// Number of descriptors that open files must leave for running calls and the rest of the
+    /// process. Use about five per thread that makes calls.
     ///
-    /// [`HostFs::new`] reads the limit of the process (`RLIMIT_NOFILE`). If it is low, all three
-    /// values are reduced.
+    /// [`HostFs::new`] reads the limit of the process (`RLIMIT_NOFILE`). If the limit is low, all
+    /// three values are reduced.
     pub reserved: usize,
-    /// When a read sets the time of the last access. With `Never`, files are opened with
-    /// `O_NOATIME` if the host permits it (the server's user owns the file, or has `CAP_FOWNER`).
+    /// Which reads set the access time. With `Never`, files are opened with `O_NOATIME` if the host
+    /// permits that: the server's user must own the file, or the server must have `CAP_FOWNER`.
     /// With any other value the mount of the host directory decides.
     pub atime: AtimePolicy,
 }
@@ -72,14 +73,15 @@ impl HostFsOptions {
 }
 
 impl Default for HostFsOptions {
-    /// Returns 64 reusable descriptors, 64 orphans, 32 reserved, and the host's access times.
+    /// Returns the defaults: 64 reusable descriptors, 64 orphans, 32 reserved ones, and the access
+    /// times of the host.
     fn default() -> HostFsOptions {
         let atime = AtimePolicy::default();
         HostFsOptions { reusable: 64, orphans: 64, reserved: 32, atime }
     }
 }
 
-/// A directory of the host as a file system. The crate's text says how it works.
+/// A directory of the host as a file system. [The crate](crate) explains how it works.
 ///
 /// # Examples
 /// ```
@@ -93,33 +95,33 @@ impl Default for HostFsOptions {
 pub struct HostFs {
     pub(crate) root: SharedFd,
     pub(crate) root_ino: u64,
-    /// The device number of the root. Files on other devices are refused.
+    /// The device number of the root. Files on other devices are refused with `EXDEV`.
     pub(crate) device: (u32, u32),
     resolver: Resolver,
     pub(crate) descriptors: Descriptors,
     directory_paths: DirectoryPaths,
     pub(crate) generations: Generations,
-    /// `None` if the host file system has no file handles.
+    /// The file handles of the host. `None` if the host file system has none.
     pub(crate) handles: Option<Handles>,
     /// Tells whether the host file system gets attributes from another machine or process.
     reach: Reach,
-    /// Whether the host file system has POSIX ACLs.
+    /// Tells whether the host file system has POSIX ACLs.
     pub(crate) acls: AclSupport,
     pub(crate) atime: AtimePolicy,
     /// The user ID and group ID that new files get from the host.
     pub(crate) owner: (u32, u32),
 }
 
-/// Whether a host file system gets attributes from another machine or process.
+/// Tells whether a host file system gets attributes from another machine or process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// The attributes in the kernel are always current.
+    /// It does not, so the attributes in the kernel are always current.
     Local,
-    /// The attributes in the kernel may be old.
+    /// It does, so the attributes in the kernel may be old.
     Remote,
 }
 
-/// Whether a host file system has POSIX ACLs.
+/// Tells whether a host file system has POSIX ACLs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AclSupport {
     /// The host file system has ACLs, or `HostFs` does not know.
@@ -129,15 +131,15 @@ pub(crate) enum AclSupport {
 }
 
 impl HostFs {
-    /// Returns the file system whose root is the directory `root`. Symbolic links in the path
-    /// `root` are followed.
+    /// Returns the file system whose root is the directory `root`. Symbolic links in `root` are
+    /// followed.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR`, `EACCES` for the directory; `ENOSYS` if `/proc` is not mounted.
+    /// `ENOENT`, `ENOTDIR`, `EACCES` for `root`; `ENOSYS` if `/proc` is not mounted.
     pub fn new(root: &Path, options: HostFsOptions) -> Result<HostFs, Errno> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = match open(root, flags, Mode::empty()) {
-            // A directory may be searchable without being readable.
+            // A directory that cannot be read may still be searched.
             Err(Errno::ACCESS) => open(root, flags | OFlags::PATH, Mode::empty())?,
             opened => opened?,
         };
@@ -170,25 +172,25 @@ impl HostFs {
         Ok(fs)
     }
 
-    /// Returns a descriptor of the inode: an `O_RDONLY` descriptor of a directory if permitted,
-    /// otherwise an `O_PATH` one.
+    /// Returns a descriptor of the inode. It is an `O_RDONLY` descriptor of a directory if the host
+    /// permits that, otherwise an `O_PATH` one.
     ///
     /// # Errors
-    /// `ESTALE` if no path of the cache leads to the inode (H.1); `ENFILE`.
+    /// `ESTALE` if no path in the dentry cache leads to the inode (H.1); `ENFILE`.
     pub(crate) fn at(&self, node: Node<'_>) -> Result<SharedFd, Errno> {
         let ino = node.ino();
         if let Some(fd) = self.kept(ino) {
             return Ok(fd);
         }
-        // The inode has no name. It may have been removed, and its descriptor kept, while this call
-        // waited for the removal. So look for a descriptor again.
+        // Look for a descriptor again, since the inode has no name. It may have been removed while
+        // this call waited, and the removal keeps a descriptor.
         let Ok(path) = node.path() else {
             return self.descriptors.get(ino).map_or_else(|| self.nameless(ino), Ok);
         };
         if let Some(fd) = self.open_if(node, &path)? {
             return Ok(fd);
         }
-        // On the host the first name may have been removed or given to another file, so try the
+        // The first name may have been removed on the host, or given to another file. Try the
         // others.
         for path in node.other_paths() {
             if let Some(fd) = self.open_if(node, &path)? {
@@ -201,8 +203,8 @@ impl HostFs {
         self.descriptors.get(ino).ok_or(Errno::STALE)
     }
 
-    /// Returns a descriptor of an inode that has no name in the cache, if `attr_by_number` has
-    /// found the inode before.
+    /// Returns a descriptor of an inode that has no name in the dentry cache, if `attr_by_number`
+    /// has found the inode before.
     fn nameless(&self, ino: u64) -> Result<SharedFd, Errno> {
         let fd = Arc::new(self.open_nameless(ino)?);
         self.descriptors.keep(ino, Arc::clone(&fd));
@@ -216,7 +218,7 @@ impl HostFs {
         self.descriptors.get(ino)
     }
 
-    /// Returns a descriptor for `path` and keeps it, or `None` if the path does not lead to `node`.
+    /// Opens `path` and keeps the descriptor. Returns `None` if `path` does not lead to `node`.
     fn open_if(&self, node: Node<'_>, path: &[u8]) -> Result<Option<SharedFd>, Errno> {
         let fd = match self.open_beneath(path, node.kind()) {
             Ok(fd) => fd,
@@ -225,7 +227,8 @@ impl HostFs {
             ) => {
                 return Err(error);
             }
-            // The name was removed, or the name or a directory above it is another file by now.
+            // Another program has removed the name, or has given it or a directory above it to
+            // another file.
             Err(_) => return Ok(None),
         };
         if !self.is_node(node, fd.as_fd(), b"", &stat_fd(fd.as_fd())?) {
@@ -241,7 +244,7 @@ impl HostFs {
         let open = |how| self.retry_full(|| self.resolver.open(self.root.as_fd(), path, how));
         if kind == FileKind::Directory {
             match open(OFlags::DIRECTORY) {
-                // The directory may be searchable without being readable, or opening it would
+                // Open a directory with `O_PATH` if it can only be searched, or if reading it would
                 // trigger an automount.
                 Err(Errno::ACCESS | Errno::XDEV) => {}
                 opened => return opened,
@@ -250,11 +253,12 @@ impl HostFs {
         open(OFlags::PATH)
     }
 
-    /// Runs `open`. If there are too many descriptors, closes those kept for reuse and runs it
-    /// again.
+    /// Runs `open`. If the process has too many descriptors, closes those that are kept for reuse
+    /// and runs `open` again.
     ///
     /// # Errors
-    /// `ENFILE` instead of `EMFILE`, since the limit is that of this process, not of its client.
+    /// `ENFILE` instead of `EMFILE`, since the limit is that of this process and not that of its
+    /// client.
     pub(crate) fn retry_full<R>(&self, open: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
         match open() {
             Err(Errno::MFILE | Errno::NFILE) => {
@@ -265,9 +269,9 @@ impl HostFs {
         }
     }
 
-    /// Returns the attributes of an inode. `has_acl` may be true without an ACL. An inode without a
-    /// descriptor is not opened for this, except a directory, since other files are found through
-    /// it.
+    /// Returns the attributes of an inode. They may say that the inode has an ACL although it has
+    /// none. Only a directory is opened for this call, since its descriptor helps to find other
+    /// files.
     ///
     /// # Errors
     /// As [`HostFs::at`] and [`HostFs::status`].
@@ -283,8 +287,8 @@ impl HostFs {
         self.attr_maybe_acl(self.at(node)?.as_fd())
     }
 
-    /// Reads the attributes of an inode by directory and name. Returns `None` if the first path
-    /// from the cache does not lead to the inode.
+    /// Reads the attributes of an inode by the descriptor of its directory and its name. Returns
+    /// `None` if the inode's first path in the dentry cache does not lead to the inode.
     fn attr_by_name(&self, node: Node<'_>) -> Option<Attr> {
         let path = node.path().ok()?;
         let slash = path.iter().rposition(|&b| b == b'/')?;
@@ -305,8 +309,8 @@ impl HostFs {
         }
     }
 
-    /// Returns a descriptor of the directory that `path` leads to, or led to some time ago. So the
-    /// caller must check by inode number the files that it finds there.
+    /// Returns a descriptor of the directory to which `path` leads, or has led before. So the
+    /// caller must check the inode number of each file that it finds in the directory.
     fn directory(&self, path: &[u8]) -> Option<SharedFd> {
         if let Some(ino) = self.directory_paths.get(path)
             && let Some(fd) = self.descriptors.get(ino)
@@ -322,12 +326,12 @@ impl HostFs {
 
     /// Returns the status of `name` in a directory, or of the directory itself for an empty name.
     ///
-    /// Never calls a file system that is mounted on the name, since it is not served. It may be the
-    /// very mount that this call comes from, which could not answer. The kernel knows its device
-    /// without calling it.
+    /// A file system that is mounted on `name` is not served, and is never called. It may be the
+    /// very mount from which this call comes, and then it could not answer. The kernel knows the
+    /// device of a mount without calling its file system.
     ///
     /// # Errors
-    /// `EXDEV` if `name` is on another file system or the root of a mount.
+    /// `EXDEV` if `name` is the root of a mount, or on another file system.
     #[inline]
     pub(crate) fn status(&self, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Statx, Errno> {
         if name.is_empty() {
@@ -368,8 +372,8 @@ pub(crate) fn stat_fd(fd: BorrowedFd<'_>) -> Result<Statx, Errno> {
     statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT, WANTED)
 }
 
-/// Returns the path in `/proc` that leads to the file behind a descriptor, for calls that take no
-/// `O_PATH` descriptor. If the file is a symbolic link, calls do not follow it.
+/// Returns the path in `/proc` that leads to the file behind a descriptor. It is for calls that
+/// take no `O_PATH` descriptor. These calls do not follow the file if it is a symbolic link.
 pub(crate) fn magic(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
@@ -594,19 +598,19 @@ mod tests {
         let d = lookup(&vfs.root(), b"d");
         let (a, e) = (lookup(&d, b"a"), lookup(&d, b"e"));
         let b = lookup(&e, b"b");
-        // Each path must find its directory again.
+        // Without kept descriptors, each call must find the directory by its path again.
         fs.descriptors.drop_reusable();
         for _ in 0..2 {
             assert_eq!((vfs.getattr(&a).unwrap().size, vfs.getattr(&b).unwrap().size), (5, 5));
         }
         let has = |path| fs.descriptors.get(ino(path)).is_some();
         assert_eq!(["d", "d/e", "d/a", "d/e/b"].map(has), [true, true, false, false]);
-        // Put another directory at the same path.
+        // Replace a directory by another one at the same path.
         std::fs::rename(root.join("d/e"), root.join("old")).unwrap();
         std::fs::create_dir(root.join("d/e")).unwrap();
         std::fs::rename(root.join("old/b"), root.join("d/e/b")).unwrap();
         assert_eq!(vfs.getattr(&b).unwrap().ino, ino("d/e/b"));
-        // Make another file with the same name.
+        // Replace a file by another one with the same name.
         std::fs::write(root.join("new"), b"1").unwrap();
         std::fs::rename(root.join("new"), root.join("d/a")).unwrap();
         assert_eq!(vfs.getattr(&a), Err(Errno::STALE));

@@ -1,40 +1,40 @@
 //! A host directory as a corewalk [`FileSystem`](corewalk::FileSystem).
 //!
 //! A passthrough server usually keeps one descriptor for every inode that its client has seen. So
-//! it fails with `EMFILE` when a user runs `find`. That is trap P10. [`HostFs`] works by path
-//! instead. A call gets a path of its inode from the cache, resolves it beneath the root, and
-//! checks that it leads to the right inode. Only the descriptors of recently used inodes are kept.
+//! it fails with `EMFILE` when a user runs `find` (trap P10). [`HostFs`] works by path instead. A
+//! call gets a path of its inode from the dentry cache, resolves it beneath the root, and checks
+//! that it leads to the right inode. `HostFs` keeps only the descriptors of recently used inodes.
 //!
 //! # How it works
-//! - `beneath` resolves a path so that neither a symbolic link nor a rename leads out of the root.
+//! - `beneath` resolves a path so that no symbolic link and no rename lead out of the root.
 //! - `descriptors` keeps descriptors of recent inodes, of inodes unlinked while in use, and of open
-//!   files. A path from the cache stays valid until the call returns (`FileSystem`, F.6): renames
-//!   of the directories above wait for the call. A call that finds a descriptor needs no path.
-//! - `directory_paths` maps paths to directories, for reading attributes without opening the file.
-//! - `handles` distinguishes a file from a later one with the same inode number, which is trap P11.
-//!   It also finds files by number. If the host has no file handles, `generations` distinguishes
-//!   files.
-//! - The other modules are the operations. They return the host's errors.
+//!   files. A call that finds one needs no path. A path from the cache stays valid until the call
+//!   returns (`FileSystem`, F.6), because renames of the directories above wait for the call.
+//! - `directory_paths` maps paths to directories, so that attributes can be read without opening
+//!   the file.
+//! - `handles` distinguishes a file from a later one with the same inode number (trap P11), and
+//!   finds files by number. Without file handles, `generations` distinguishes files.
+//! - The other modules have the operations, which return the errors of the host.
 //!
 //! # Guarantees
-//! - H.1: never a wrong file. A path is used only if it leads to an inode with the wanted number
-//!   and generation. Otherwise the call fails with `ESTALE`.
-//! - H.2: the file system keeps at most `reusable` + `orphans` descriptors and one per open file. A
-//!   running call uses a few more. So `ulimit -n 256` suffices for any number of files. Open files
-//!   leave `reserved` descriptors to the calls. An open beyond that fails with `ENFILE`, and no
-//!   other call fails. Trap X10 is a limit of the server that becomes an error of all clients.
-//! - H.3: no lock is held during a system call that can wait.
+//! - H.1: a call never uses a wrong file. A path is used only if it leads to an inode with the
+//!   wanted number and generation. Otherwise the call fails with `ESTALE`.
+//! - H.2: the file system keeps at most `reusable` + `orphans` descriptors, and one per open file.
+//!   A running call uses a few more. So `ulimit -n 256` suffices for any number of files. Open
+//!   files leave `reserved` descriptors to the calls. An open beyond that fails with `ENFILE`, and
+//!   no other call fails (trap X10).
+//! - H.3: no lock is held during a system call that may block.
 //!
 //! # Limits
-//! - Other file systems mounted below the root are neither entered nor called: `EXDEV`. So a mount
-//!   may lie inside the directory that it shows.
-//! - Changes by other programs are not reported: see [`revalidate`](corewalk::Vfs::revalidate).
-//!   A change between the check of a name and its removal is not noticed.
-//! - If more than `orphans` files were unlinked while in use, those not open may become `ESTALE`.
+//! - Other file systems below the root are neither entered nor called: `EXDEV`. So a mount may be
+//!   inside the directory that it shows.
+//! - Changes by other programs are not reported: see [`revalidate`](corewalk::Vfs::revalidate). A
+//!   change between the check of a name and its removal goes unnoticed.
+//! - Of more than `orphans` files unlinked while in use, closed ones may become `ESTALE`.
 //! - The caller checks permissions. Every call uses the rights of the process, and needs `/proc`.
 //!
-//! Source: openat2(2), open(2) on `O_PATH`, proc(5); the issues behind P10: virtiofsd, libkrun 505,
-//! fuse-backend-rs 130.
+//! Source: openat2(2), open(2) on `O_PATH`, proc(5). Issues of other servers behind trap P10:
+//! virtiofsd, libkrun 505, fuse-backend-rs 130.
 //!
 //! # Examples
 //! ```
@@ -62,7 +62,7 @@ mod listing;
 mod names;
 mod xattrs;
 
-/// Runs the examples of the README as tests.
+/// Makes the examples in the README tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

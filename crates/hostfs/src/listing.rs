@@ -1,16 +1,17 @@
 //! Listings of directories.
 //!
-//! A listing opens a descriptor of its own and seeks to the cookie, which is the host's `d_off`. So
-//! a cookie stays valid as long as on the host. Disk file systems hash the names or number the
-//! entries. The host's tmpfs before Linux 6.6 counts entries. There a removal may hide an entry
-//! from a listing that continues.
+//! A listing opens the directory again, with an offset of its own, and seeks to the cookie, which
+//! is the host's `d_off`. So a cookie stays valid as long as it does on the host. Disk file systems
+//! derive it from a hash of the name, or number the entries. The host's tmpfs before Linux 6.6
+//! counts the entries. There, a removal may make a listing that continues miss an entry.
 //!
-//! Two offsets are replaced by other cookies. Offset 0 would mean the start. With offset 2^63 - 1
-//! ext4 and btrfs mean the end, but a server needs numbers above the largest cookie. No host uses
-//! the two numbers below 2^63 - 1 that replace them (ext4's hashes end at 2^63 - 2^32 - 1).
+//! Two offsets of the host are replaced by other cookies. Offset 0 is replaced since cookie 0 means
+//! the start. Offset 2^63 - 1, the end in ext4 and btrfs, is replaced since a server needs numbers
+//! above the largest cookie. The two cookies that replace them are just below 2^63 - 1. No host
+//! uses these (ext4's hashes end at 2^63 - 2^32 - 1).
 //!
-//! Source: getdents64(2); traps T48 and P13, listings that skip or repeat entries while others
-//! change the directory.
+//! Source: getdents64(2). Traps T48 and P13 are listings that skip or repeat entries while other
+//! calls change the directory.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,7 +25,7 @@ use crate::hostfs::{HostFs, reopen};
 
 /// The size of the buffer for entries, in bytes.
 const READ_BYTES: usize = 32 << 10;
-/// The offset of the end of a directory.
+/// The offset at the end of a directory.
 const END: u64 = i64::MAX as u64;
 /// The cookie for offset [`END`].
 const COOKIE_OF_END: u64 = END - 3;
@@ -32,7 +33,7 @@ const COOKIE_OF_END: u64 = END - 3;
 const COOKIE_OF_ZERO: u64 = END - 4;
 
 impl HostFs {
-    /// Passes the entries of a directory after `cookie` to `sink`.
+    /// Passes the entries of a directory behind `cookie` to `sink`.
     pub(crate) fn list(
         &self,
         dir: Node<'_>,
@@ -50,7 +51,7 @@ impl HostFs {
         let mut entries = RawDir::new(&file, &mut buf);
         while let Some(entry) = entries.next() {
             let entry = entry?;
-            // `.` and `..` are not valid names.
+            // Skip `.` and `..`, which are not valid names.
             let Ok(name) = Name::new(entry.file_name().to_bytes()) else { continue };
             let kind = match kind_of(entry.file_type()) {
                 Some(kind) => kind,
@@ -72,7 +73,7 @@ impl HostFs {
 /// Opens a directory again, with an offset of its own.
 fn open_to_list(dir: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
     match openat(dir, c".", flags | OFlags::DIRECTORY | no_follow(), Mode::empty()) {
-        // A directory may be readable without being searchable.
+        // A directory that cannot be searched may still be read.
         Err(Errno::ACCESS) => reopen(dir, flags | OFlags::DIRECTORY),
         opened => opened,
     }

@@ -1,16 +1,16 @@
-//! Names: lookup, creation, link, removal and rename.
+//! Operations on names: lookup, creation, link, removal and rename.
 //!
 //! A new file is created with permissions for its owner only. Then it gets its owner, its ACLs and
-//! its mode. If one of these fails, the file is removed again. Programs on the host can see the
-//! file in between. Calls through the cache cannot, since they hold the in-lookup lock of its name.
-//! A file that belongs to the server's own user and group and has no ACL is created with its mode
-//! at once. The resulting mode is checked, since the host may change it.
+//! its mode. If one of these steps fails, the file is removed again. Programs on the host can see
+//! the file in between. Calls through the dentry cache cannot, because the creation holds the
+//! in-lookup lock of the name. A file without an ACL that belongs to the server's own user and
+//! group is created with its final mode. The resulting mode is checked, because the host may change
+//! it.
 //!
-//! Before an inode loses its last name, a descriptor of it is kept. So the users of the inode can
-//! use it until the cache forgets it. The file at the name is checked just before the removal, so
-//! that another file, which another program put there, is not removed. A rename first asks the host
-//! not to replace a file. Only if there is a file at the new name, that file is looked up and
-//! replaced.
+//! Before an inode loses its last name, a descriptor of the inode is kept, so that calls can use
+//! the inode until the cache forgets it. Just before a removal the file at the name is checked. So
+//! a file that another program has put there is usually not removed. A rename first asks the host
+//! not to replace a file. Only if a file has the new name, that file is looked up and replaced.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl HostFs {
         let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
         let mode = self.first_mode(what);
         if what.open.is_some() && kind == FileKind::Regular {
-            // As in open(2), the limit is checked before the file is created.
+            // Check the limit before the file is created, like open(2).
             self.descriptors.check_open_limit()?;
         }
         let flags =
@@ -90,14 +90,14 @@ impl HostFs {
         Ok(attr)
     }
 
-    /// Returns the permission bits for the creation of a file.
+    /// Returns the permission bits with which a file is created.
     fn first_mode(&self, what: &Make<'_>) -> Mode {
         let has_acl = what.access_acl.is_some() || what.default_acl.is_some();
         let is_ours = (what.uid, what.gid) == self.owner && !has_acl;
         Mode::from_raw_mode(what.mode & if is_ours { 0o7777 } else { 0o700 })
     }
 
-    /// Gives a new file its owner, its ACLs and its mode, unless it has them already.
+    /// Gives a new file its owner, its ACLs and its mode, unless it already has them.
     fn finish_new_file(
         &self,
         fd: BorrowedFd<'_>,
@@ -180,7 +180,8 @@ impl HostFs {
         let rename =
             |flags| renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
         match rename(flags) {
-            // File systems without rename flags return EINVAL, and kernels without them ENOSYS.
+            // A file system without rename flags returns `EINVAL`, and a kernel without them
+            // `ENOSYS`.
             Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) if mode == RenameMode::Replace => {}
             done => return done,
         }
@@ -193,8 +194,8 @@ impl HostFs {
         done
     }
 
-    /// Returns the status of the file that is about to lose a name, and a descriptor of the file.
-    /// The descriptor is `None` if the process has too many.
+    /// Returns the status and a descriptor of the file that is about to lose a name. The descriptor
+    /// is `None` if the process has too many.
     fn open_before_removal(
         &self,
         dir: BorrowedFd<'_>,
@@ -207,7 +208,7 @@ impl HostFs {
         }
     }
 
-    /// Keeps a descriptor of a file that is about to lose a name, if that is its last one.
+    /// Keeps a descriptor of a file that is about to lose a name, if the name is its last one.
     fn keep_before_removal(&self, status: &Statx, fd: Option<SharedFd>) -> Last {
         let is_dir = u32::from(status.stx_mode) & S_IFMT == corewalk::attr::mode::S_IFDIR;
         if status.stx_nlink > 1 && !is_dir {
@@ -256,8 +257,8 @@ fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<Owne
 
 /// Creates a file of type `kind` with the permission bits `mode`.
 ///
-/// For a regular file, returns a descriptor. It is opened with `flags`, and with the access mode of
-/// the open that follows, or for reading if none follows.
+/// For a regular file, returns a descriptor with `flags` and with the access mode of the open that
+/// follows. If no open follows, the descriptor is for reading.
 fn create(
     dir: BorrowedFd<'_>,
     name: Name<'_>,

@@ -1,9 +1,9 @@
 //! Extended attributes and ACLs, which the host stores.
 //!
-//! The system calls for extended attributes take no `O_PATH` descriptor. So they are called with
-//! the descriptor's path under `/proc`, which leads to the file itself, even if that is a symbolic
-//! link. Resolving that path takes several times as long as the call itself. A readable descriptor,
-//! as there often is of a directory, avoids it.
+//! The system calls for extended attributes take no `O_PATH` descriptor. So this module passes them
+//! the path of the descriptor under `/proc`, which leads to the file itself, even if that is a
+//! symbolic link. To resolve that path takes several times as long as the rest of the call. For a
+//! directory a readable descriptor is often kept, which needs no path.
 //!
 //! Source: xattr(7), acl(5).
 
@@ -21,13 +21,13 @@ use crate::hostfs::{HostFs, magic};
 
 /// The size of the largest value and of the longest list of names, in bytes.
 const XATTR_SIZE_MAX: usize = 65536;
-/// The size of the first buffer, in bytes. Most values and lists fit.
+/// The size of the first buffer, in bytes. Most values and lists fit into it.
 const USUAL_BYTES: usize = 256;
 
 impl HostFs {
     pub(crate) fn xattr_of(&self, fd: BorrowedFd<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
         match fetch(|buf| fgetxattr(fd, name, spare_capacity(buf))) {
-            // The descriptor was opened with `O_PATH`.
+            // The descriptor was opened with `O_PATH`, so use its path instead.
             Err(Errno::BADF) => {}
             done => return done,
         }
@@ -76,10 +76,11 @@ impl HostFs {
         }
     }
 
-    /// Returns true if `name` in a directory has an access ACL. It must not be a symbolic link.
+    /// Returns true if the file `name` in a directory has an access ACL. The file must not be a
+    /// symbolic link.
     pub(crate) fn name_has_acl(&self, dir: BorrowedFd<'_>, name: Name<'_>) -> Result<bool, Errno> {
         let path = [magic(dir).as_bytes(), b"/", name.as_bytes()].concat();
-        // Only the size of the value is read.
+        // Read only the size of the value.
         match lgetxattr_query(&path, XATTR_ACCESS) {
             Ok(_) => Ok(true),
             Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(false),
@@ -87,7 +88,7 @@ impl HostFs {
         }
     }
 
-    /// Sets or removes an ACL, and with it the mode it implies.
+    /// Sets or removes an ACL, and sets the mode that it implies.
     pub(crate) fn set_acl_of(
         &self,
         fd: BorrowedFd<'_>,
@@ -103,7 +104,7 @@ impl HostFs {
                 Err(error) => return Err(error),
             },
         }
-        // The host has set the permission bits from the ACL. This sets the other mode bits.
+        // The host has set the permission bits from the ACL. Set the other mode bits too.
         mode.map_or(Ok(()), |mode| chmod(fd, mode))
     }
 }
@@ -115,8 +116,8 @@ fn xattr_name(kind: AclKind) -> &'static [u8] {
     }
 }
 
-/// Returns the value that `call` writes to a buffer. If it does not fit, retries with the largest
-/// size.
+/// Returns the value that `call` writes to a buffer. If the value does not fit, calls it again with
+/// a buffer of the largest size.
 fn fetch(call: impl Fn(&mut Vec<u8>) -> Result<usize, Errno>) -> Result<Vec<u8>, Errno> {
     let mut buf = Vec::with_capacity(USUAL_BYTES);
     match call(&mut buf) {

@@ -21,12 +21,14 @@ mod path_maps;
 mod rwlock_ahash;
 
 pub(crate) use libfuse_node::LibfuseNode;
-pub(crate) use linux::{Cwd, Linux, getcwd, go_to, syscall_ns};
+pub(crate) use linux::{Cwd, Linux, path_of_fd, syscall_ns};
 pub(crate) use path_maps::{dashmap_path, papaya_path, scc_path};
 pub(crate) use rwlock_ahash::RwLockAhash;
 
+use crate::before::Passes;
 use crate::crew::{Laps, Turn};
 use crate::questions::{Op, Questions, is_path};
+use crate::race::{Reader, Writer};
 
 /// A table of names and inodes, loaded with a tree.
 pub(crate) trait Namespace: Send + Sync {
@@ -72,6 +74,22 @@ pub(crate) trait Namespace: Send + Sync {
 
     /// Gets the calling thread ready to ask.
     fn begin(&self) {}
+
+    /// Returns how often translations were disturbed so far; None if the namespace does not count.
+    fn passes(&self) -> Option<Passes> {
+        None
+    }
+
+    /// Translates until the race is over.
+    fn translate(&self, reader: &Reader, turn: Turn) -> Laps {
+        self.begin();
+        reader.ask(turn, |ino| self.path(ino))
+    }
+
+    /// Renames until the race is over.
+    fn rename_until(&self, writer: &Writer, turn: Turn) -> Laps {
+        writer.go(turn, |from, to| self.rename(from, to))
+    }
 
     /// Asks the questions from `first` on until the slice is over.
     fn work(&self, op: Op, questions: &Questions, first: usize, turn: Turn) -> Laps {

@@ -45,19 +45,12 @@ mod tree;
 
 pub(crate) use design::{Before, Design};
 
+use corewalk::FileKind;
+
 use crate::baseline::Namespace;
 use crate::corpus::{Corpus, ROOT};
 use crate::crew::{Laps, Turn};
 use crate::job::User;
-
-/// The kind of an inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// A file.
-    File,
-    /// A directory, which can have names in it.
-    Directory,
-}
 
 /// How often renames disturbed translations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,7 +73,7 @@ pub(crate) trait Dentries: Namespace {
     fn look(&self, parent: u64, name: &[u8]) -> Option<u64>;
 
     /// Makes an inode with a name. Returns its number; None if the name is taken.
-    fn create(&self, parent: u64, name: &[u8], kind: Kind) -> Option<u64>;
+    fn create(&self, parent: u64, name: &[u8], kind: FileKind) -> Option<u64>;
 
     /// Removes the name of a file. Returns false if there is no such file.
     fn unlink(&self, parent: u64, name: &[u8]) -> bool;
@@ -89,10 +82,6 @@ pub(crate) trait Dentries: Namespace {
     fn be_user(&self, user: &User, turn: Turn) -> Laps {
         user.work(self, turn, |path| self.walk(path), |path| self.open(path))
     }
-
-    /// Returns how often translations were disturbed so far; None if the namespace does
-    /// not count.
-    fn passes(&self) -> Option<Passes>;
 }
 
 /// Gives the names of `corpus` to `dentries`, which are empty, and returns them.
@@ -101,7 +90,7 @@ pub(crate) trait Dentries: Namespace {
 /// If they are not empty, or have too little room.
 pub(crate) fn filled<D: Dentries>(dentries: D, corpus: &Corpus) -> D {
     for ino in corpus.inodes().filter(|&ino| ino != ROOT) {
-        let kind = if corpus.is_directory(ino) { Kind::Directory } else { Kind::File };
+        let kind = if corpus.is_directory(ino) { FileKind::Directory } else { FileKind::Regular };
         let made = dentries.create(corpus.parent(ino), corpus.name(ino), kind);
         assert_eq!(made, Some(ino), "{}: entries are numbered in turn", dentries.variant());
     }
@@ -115,7 +104,7 @@ pub(crate) fn filled<D: Dentries>(dentries: D, corpus: &Corpus) -> D {
 pub(crate) fn make_path(dentries: &dyn Dentries, path: &[u8]) -> u64 {
     crate::baseline::components(path).fold(ROOT, |parent, name| {
         dentries
-            .create(parent, name, Kind::Directory)
+            .create(parent, name, FileKind::Directory)
             .or_else(|| dentries.lookup(parent, name))
             .expect("a name that cannot be made exists")
     })

@@ -17,6 +17,7 @@
 //! Source: document 004; Linux `fs/ext4/xattr.c` for the steps.
 
 mod disk;
+mod files;
 mod memory;
 mod tmpfs;
 

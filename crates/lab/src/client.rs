@@ -15,19 +15,18 @@
 //! Source: mdtest (<https://github.com/hpc/ior>), for what is done in a phase; renames are added.
 
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Write, stdin, stdout};
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write, stdin, stdout};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
-use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, XattrFlags, fsync, mkdirat, openat, renameat,
-    setxattr, statat, unlinkat,
-};
-use rustix::io::pwrite;
-use rustix::thread::{CpuSet, sched_setaffinity};
+use anyhow::{Context as _, bail, ensure};
+use rustix::fs::{AtFlags, CWD, FileType, XattrFlags, setxattr, statat};
 
+use crate::cpus;
+use crate::crew::Slice;
 use crate::machine::thread_cpu_ns;
 
 /// One file in so many is made durable, and no more than this of one client: that takes
@@ -39,79 +38,34 @@ const BLOCK: [u8; 4096] = [0x5a; 4096];
 /// Bytes of an attribute.
 const XATTR_BYTES: usize = 1024;
 
-/// The measured phases, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// open(2) with `O_CREAT|O_EXCL`, and close(2).
-    Create,
-    /// lstat(2) of each file.
-    Stat,
-    /// A listing, and lstat(2) of each file it has.
-    ReaddirStat,
-    /// setxattr(2) of each file: a value of 1 KiB.
-    SetXattr,
-    /// rename(2) of each file within the directory.
-    Rename,
-    /// unlink(2) of each file.
-    Unlink,
-    /// A few new files, one after the other: open(2) with `O_CREAT|O_EXCL`, write(2) of 4 KiB,
-    /// fsync(2), close(2).
-    CreateSync,
-    /// In each of those files: write(2) over the 4 KiB, fsync(2), close(2).
-    WriteSync,
+/// The measured phases, in order. Each is done with every file, the last two with a few files.
+pub(crate) const PHASES: [&str; 8] = [
+    // open(2) with `O_CREAT|O_EXCL`, and close(2).
+    "create",
+    // lstat(2).
+    "stat",
+    // A listing, and lstat(2) of each file it has.
+    "readdir+stat",
+    // setxattr(2) of a value of 1 KiB.
+    "setxattr",
+    // rename(2) within the directory.
+    "rename",
+    // unlink(2).
+    "unlink",
+    // A new file: open(2) with `O_CREAT|O_EXCL`, write(2) of 4 KiB, fsync(2), close(2).
+    "create+fsync",
+    // In each of these files: write(2) over the 4 KiB, fsync(2), close(2).
+    "write+fsync",
+];
+
+/// Returns true if each operation of a phase waits for a disk, where there is one.
+pub(crate) fn is_sync(phase: &str) -> bool {
+    phase.ends_with("fsync")
 }
 
-impl Lap {
-    /// Returns operations per second of wall time.
-    pub(crate) fn ops_per_s(&self) -> f64 {
-        self.ops as f64 * 1e9 / self.wall_ns.max(1) as f64
-    }
-}
-
-impl Phase {
-    /// All of them, in order.
-    pub(crate) const ALL: [Phase; 8] = [
-        Phase::Create,
-        Phase::Stat,
-        Phase::ReaddirStat,
-        Phase::SetXattr,
-        Phase::Rename,
-        Phase::Unlink,
-        Phase::CreateSync,
-        Phase::WriteSync,
-    ];
-
-    /// Returns the name in the rows.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Phase::Create => "create",
-            Phase::Stat => "stat",
-            Phase::ReaddirStat => "readdir+stat",
-            Phase::SetXattr => "setxattr",
-            Phase::Rename => "rename",
-            Phase::Unlink => "unlink",
-            Phase::CreateSync => "create+fsync",
-            Phase::WriteSync => "write+fsync",
-        }
-    }
-
-    /// Returns true if each operation waits for a disk, where there is one.
-    pub(crate) fn is_sync(self) -> bool {
-        matches!(self, Phase::CreateSync | Phase::WriteSync)
-    }
-
-    /// Returns how many operations a client of so many files does.
-    fn operations(self, files: usize) -> usize {
-        if self.is_sync() { (files / SYNC_SHARE).clamp(1, SYNC_FILES_MAX) } else { files }
-    }
-}
-
-/// The report of one client about one phase.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lap {
-    pub(crate) ops: u64,
-    pub(crate) wall_ns: u64,
-    pub(crate) cpu_ns: u64,
+/// Returns how many operations a client of so many files does in a phase.
+fn operations(phase: &str, files: usize) -> usize {
+    if is_sync(phase) { (files / SYNC_SHARE).clamp(1, SYNC_FILES_MAX) } else { files }
 }
 
 /// A running client, as the table sees it.
@@ -122,35 +76,12 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Starts a client for `files` files in the new directory `directory`, on the processor `cpu`
-    /// if there is one. `program` is the lab.
-    ///
-    /// # Errors
-    /// If this program cannot be started again.
-    pub(crate) fn start(
-        program: &Path,
-        directory: &Path,
-        files: usize,
-        cpu: Option<usize>,
-    ) -> anyhow::Result<Client> {
-        let mut args = vec!["client".into(), directory.into(), files.to_string().into()];
-        args.extend(cpu.map(|cpu| cpu.to_string().into()));
-        Client::spawn(program, args)
-    }
-
-    /// Starts this program as a client that understands these arguments.
+    /// Starts the lab, which is `program`, as a client that understands these arguments, with
+    /// `environment` added to its environment.
     ///
     /// # Errors
     /// If it cannot be started again.
-    pub(crate) fn spawn(program: &Path, args: Vec<OsString>) -> anyhow::Result<Client> {
-        Client::spawn_with(program, args, &[])
-    }
-
-    /// As [`Client::spawn`], with this in its environment.
-    ///
-    /// # Errors
-    /// If it cannot be started again.
-    pub(crate) fn spawn_with(
+    pub(crate) fn spawn(
         program: &Path,
         args: Vec<OsString>,
         environment: &[(&str, &Path)],
@@ -168,14 +99,6 @@ impl Client {
         Ok(Client { child, commands, answers })
     }
 
-    /// Lets the client go into its next phase.
-    ///
-    /// # Errors
-    /// If it has ended.
-    pub(crate) fn go(&mut self) -> anyhow::Result<()> {
-        self.say("go")
-    }
-
     /// Gives the client a line.
     ///
     /// # Errors
@@ -189,12 +112,13 @@ impl Client {
     ///
     /// # Errors
     /// If the client found something wrong, or has ended.
-    pub(crate) fn lap(&mut self) -> anyhow::Result<Lap> {
+    pub(crate) fn lap(&mut self) -> anyhow::Result<Slice> {
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
         let mut numbers = line.split_whitespace().map(str::parse);
         let mut next = || numbers.next().context("a client found something wrong");
-        Ok(Lap { ops: next()??, wall_ns: next()??, cpu_ns: next()?? })
+        let (ops, wall) = (next()??, Duration::from_nanos(next()??));
+        Ok(Slice::timed(ops, wall, next()??))
     }
 
     /// Waits for the client's end.
@@ -221,97 +145,80 @@ impl Drop for Client {
 /// The first call that fails or answer that is wrong.
 pub(crate) fn work(directory: &Path, files: usize, cpu: Option<usize>) -> anyhow::Result<()> {
     if let Some(cpu) = cpu {
-        let mut one = CpuSet::new();
-        one.set(cpu);
-        sched_setaffinity(None, &one).context("sched_setaffinity")?;
+        cpus::pin(cpu);
     }
-    mkdirat(CWD, directory, Mode::from_raw_mode(0o755)).context("mkdir")?;
+    fs::create_dir(directory).context("mkdir")?;
     let names = |prefix: &str| -> Vec<PathBuf> {
         (0..files).map(|n| directory.join(format!("{prefix}-{n:06}"))).collect()
     };
     let (names, renamed) = (names("file"), names("renamed"));
     let mut lines = stdin().lines();
-    for phase in Phase::ALL {
+    for phase in PHASES {
         lines.next().context("the table has ended")??;
         let (start, cpu_start) = (Instant::now(), thread_cpu_ns());
         run(phase, directory, &names, &renamed)
-            .with_context(|| format!("{} in {}", phase.name(), directory.display()))?;
+            .with_context(|| format!("{phase} in {}", directory.display()))?;
         let (wall_ns, cpu_ns) = (start.elapsed().as_nanos(), thread_cpu_ns() - cpu_start);
-        writeln!(stdout(), "{} {wall_ns} {cpu_ns}", phase.operations(files))?;
+        writeln!(stdout(), "{} {wall_ns} {cpu_ns}", operations(phase, files))?;
     }
     remove_synced(&names)?;
     ensure!(list(directory)?.is_empty(), "{} is not empty", directory.display());
-    unlinkat(CWD, directory, AtFlags::REMOVEDIR).context("rmdir")
+    fs::remove_dir(directory).context("rmdir")
 }
 
+/// Does a phase.
 fn run(
-    phase: Phase,
+    phase: &str,
     directory: &Path,
     names: &[PathBuf],
     renamed: &[PathBuf],
 ) -> anyhow::Result<()> {
+    let synced = || &names[..operations(phase, names.len())];
     match phase {
-        Phase::Create => {
-            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-            for name in names {
-                drop(openat(CWD, name, flags, Mode::from_raw_mode(0o644))?);
-            }
-        }
-        Phase::Stat => {
-            for name in names {
-                check(name)?;
-            }
-        }
-        Phase::ReaddirStat => {
+        "create" => names.iter().try_for_each(|name| File::create_new(name).map(drop))?,
+        "stat" => names.iter().try_for_each(|name| check(name))?,
+        "readdir+stat" => {
             let listed = list(directory)?;
             ensure!(listed.len() == names.len(), "{} files listed", listed.len());
-            for name in &listed {
-                check(name)?;
-            }
+            listed.iter().try_for_each(|name| check(name))?;
         }
-        Phase::SetXattr => {
-            for name in names {
-                setxattr(name, "user.bench", &BLOCK[..XATTR_BYTES], XattrFlags::empty())?;
-            }
-        }
-        Phase::Rename => {
-            for (old, new) in names.iter().zip(renamed) {
-                renameat(CWD, old, CWD, new)?;
-            }
+        "setxattr" => names.iter().try_for_each(|name| {
+            setxattr(name, "user.bench", &BLOCK[..XATTR_BYTES], XattrFlags::empty())
+        })?,
+        "rename" => {
+            names.iter().zip(renamed).try_for_each(|(old, new)| fs::rename(old, new))?;
             check(&renamed[0])?;
         }
-        Phase::Unlink => {
-            for name in renamed {
-                unlinkat(CWD, name, AtFlags::empty())?;
-            }
+        "unlink" => renamed.iter().try_for_each(fs::remove_file)?,
+        "create+fsync" => {
+            synced().iter().try_for_each(|name| write_block(&File::create_new(name)?))?;
         }
-        Phase::CreateSync | Phase::WriteSync => {
-            let made = match phase {
-                Phase::CreateSync => OFlags::CREATE | OFlags::EXCL,
-                _ => OFlags::empty(),
-            };
-            for name in &names[..phase.operations(names.len())] {
-                let flags = made | OFlags::WRONLY | OFlags::CLOEXEC;
-                let file = openat(CWD, name, flags, Mode::from_raw_mode(0o644))?;
-                ensure!(pwrite(&file, &BLOCK, 0)? == BLOCK.len(), "a short write");
-                fsync(&file)?;
-            }
+        "write+fsync" => {
+            let open = |name: &PathBuf| File::options().write(true).open(name);
+            synced().iter().try_for_each(|name| write_block(&open(name)?))?;
         }
+        _ => bail!("there is no phase {phase}"),
     }
     Ok(())
 }
 
-/// Removes the files that the last phases have made.
+/// Writes a block and makes it durable.
+fn write_block(file: &File) -> io::Result<()> {
+    file.write_all_at(&BLOCK, 0)?;
+    file.sync_all()
+}
+
+/// Removes the files that the last phases made; each must have its block.
 fn remove_synced(names: &[PathBuf]) -> anyhow::Result<()> {
-    for name in &names[..Phase::CreateSync.operations(names.len())] {
-        let size = statat(CWD, name, AtFlags::SYMLINK_NOFOLLOW)?.st_size;
-        ensure!(size == BLOCK.len() as i64, "{} has {size} bytes", name.display());
-        unlinkat(CWD, name, AtFlags::empty())?;
+    for name in &names[..operations("create+fsync", names.len())] {
+        let size = fs::symlink_metadata(name)?.len();
+        ensure!(size == BLOCK.len() as u64, "{} has {size} bytes", name.display());
+        fs::remove_file(name)?;
     }
     Ok(())
 }
 
-/// Checks that `file` is an empty regular file.
+/// Checks that a file is as it was made.
 fn check(file: &Path) -> anyhow::Result<()> {
     let stat = statat(CWD, file, AtFlags::SYMLINK_NOFOLLOW)?;
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
@@ -319,18 +226,9 @@ fn check(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the files in `directory`.
-fn list(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    use std::os::unix::ffi::OsStrExt as _;
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let mut files = vec![];
-    for entry in Dir::new(openat(CWD, directory, flags, Mode::empty())?)? {
-        let name = entry?.file_name().to_bytes().to_vec();
-        if name != b"." && name != b".." {
-            files.push(directory.join(std::ffi::OsStr::from_bytes(&name)));
-        }
-    }
-    Ok(files)
+/// Returns the files in a directory.
+fn list(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path())).collect()
 }
 
 #[cfg(test)]
@@ -346,14 +244,13 @@ mod tests {
             (0..20).map(|n| directory.join(format!("{prefix}-{n}"))).collect()
         };
         let (names, renamed) = (names("a"), names("b"));
-        for phase in Phase::ALL {
+        for phase in PHASES {
             run(phase, &directory, &names, &renamed).unwrap();
         }
         remove_synced(&names).unwrap();
         assert!(list(&directory).unwrap().is_empty());
-        let all = Phase::ALL.into_iter();
-        for phase in all.filter(|phase| !matches!(phase, Phase::Create | Phase::CreateSync)) {
-            assert!(run(phase, &directory, &names, &renamed).is_err(), "{phase:?}");
+        for phase in PHASES.into_iter().filter(|phase| !phase.starts_with("create")) {
+            assert!(run(phase, &directory, &names, &renamed).is_err(), "{phase}");
         }
     }
 }

@@ -28,12 +28,10 @@ use corewalk_base::CachePadded;
 use corewalk_base::futex::{self, Deadline, Scope};
 use corewalk_base::primitives::atomic::{AtomicU64, AtomicUsize, Ordering};
 use corewalk_base::primitives::{Arc, thread};
-use rustix::process::Pid;
-use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::before::timed::{Spent, take_spent};
+use crate::cpus;
 use crate::machine::thread_cpu_ns;
-use crate::peer::{all_cpus, one_cpu};
 use crate::questions::Tally;
 use crate::samples::{Metric, Params, Samples};
 
@@ -42,23 +40,31 @@ const CHUNK: u64 = 16;
 /// The most calls that a late thread catches up with.
 const BEHIND_MAX: u32 = 100;
 
-/// The result of a slice, all workers together.
-#[derive(Clone, Copy, Debug)]
+/// The work of one worker in one phase, or of several workers together.
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Slice {
-    /// Operations per second of wall time.
-    pub(crate) ops_per_s: f64,
-    /// Processor time per operation.
-    pub(crate) ns_per_op: f64,
     /// Operations.
     pub(crate) ops: u64,
     /// Wrong answers.
     pub(crate) wrong: u64,
+    /// Operations per second of wall time: the sum of the rates of the workers.
+    pub(crate) ops_per_s: f64,
+    /// The start of the first worker.
+    start: Option<Instant>,
     /// From the first worker's start to the last one's end.
     pub(crate) span: Duration,
+    /// Wall time of all workers.
+    pub(crate) wall: Duration,
+    /// Nanoseconds of processor time.
+    pub(crate) cpu_ns: u64,
+    /// Nanoseconds in which workers were ready to run and had no processor.
+    pub(crate) delay_ns: u64,
+    /// Time in lock sections, while a table counts it.
+    pub(crate) spent: Spent,
 }
 
-/// Runs one slice of a cell in one variant.
-pub(crate) type Measure<'a, Cell> = Box<dyn Fn(&Cell, Duration) -> Slice + 'a>;
+/// The results of one worker, phase by phase.
+pub(crate) type Laps = Vec<Slice>;
 
 /// The right to work in one slice.
 pub(crate) struct Turn {
@@ -73,23 +79,6 @@ pub(crate) struct Clock {
     phases: usize,
 }
 
-/// The results of one worker, phase by phase.
-pub(crate) struct Laps(Vec<Lap>);
-
-/// The work of one worker in one phase.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Lap {
-    pub(crate) tally: Tally,
-    start: Option<Instant>,
-    pub(crate) wall: Duration,
-    /// Nanoseconds of processor time.
-    pub(crate) cpu_ns: u64,
-    /// Nanoseconds in which the worker was ready to run and had no processor.
-    pub(crate) delay_ns: u64,
-    /// Time in lock sections, in builds that count it.
-    pub(crate) spent: Spent,
-}
-
 /// The processors of the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pinning {
@@ -99,12 +88,48 @@ pub(crate) enum Pinning {
     OnePerCore,
 }
 
-/// Keeps the threads that are started from here on one processor, for as long as it lives.
-pub(crate) struct Pinned {
-    before: CpuSet,
-}
-
 impl Slice {
+    /// Returns the slice of a worker.
+    fn of(Tally { ops, wrong }: Tally, start: Instant) -> Slice {
+        Slice { wrong, start: Some(start), ..Slice::timed(ops, start.elapsed(), 0) }
+    }
+
+    /// Returns the slice of a worker that did so many operations in `wall`, with `cpu_ns` of
+    /// processor time.
+    pub(crate) fn timed(ops: u64, wall: Duration, cpu_ns: u64) -> Slice {
+        let ops_per_s = ops as f64 / wall.as_secs_f64().max(1e-9);
+        Slice { ops, ops_per_s, span: wall, wall, cpu_ns, ..Slice::default() }
+    }
+
+    /// Returns the slice of several workers. The span of workers in other processes, whose starts
+    /// are not known, is the longest one.
+    pub(crate) fn together<'a>(parts: impl Iterator<Item = &'a Slice> + Clone) -> Slice {
+        let mut all = Slice::default();
+        parts.clone().for_each(|part| all.add(part));
+        let first = parts.clone().filter_map(|part| part.start).min();
+        let last = parts.clone().filter_map(|part| Some(part.start? + part.span)).max();
+        let longest = || parts.map(|part| part.span).max().unwrap_or_default();
+        all.span = first.zip(last).map_or_else(longest, |(first, last)| last - first);
+        all
+    }
+
+    /// Adds the work of a later slice.
+    pub(crate) fn add(&mut self, other: &Slice) {
+        self.ops += other.ops;
+        self.wrong += other.wrong;
+        self.ops_per_s += other.ops_per_s;
+        self.span += other.span;
+        self.wall += other.wall;
+        self.cpu_ns += other.cpu_ns;
+        self.delay_ns += other.delay_ns;
+        self.spent.add(&other.spent);
+    }
+
+    /// Returns nanoseconds of processor time per operation.
+    pub(crate) fn ns_per_op(&self) -> f64 {
+        self.cpu_ns as f64 / self.ops.max(1) as f64
+    }
+
     /// Adds what `variant` reached in `round`, if all its answers were right.
     ///
     /// # Errors
@@ -118,7 +143,7 @@ impl Slice {
         baseline: &str,
     ) -> anyhow::Result<()> {
         self.check(variant)?;
-        samples.add_speed(round, variant, params, (self.ops_per_s, self.ns_per_op), baseline);
+        samples.add_speed(round, variant, params, (self.ops_per_s, self.ns_per_op()), baseline);
         Ok(())
     }
 
@@ -136,7 +161,7 @@ impl Slice {
         base_params: &Params,
     ) -> anyhow::Result<()> {
         self.check(variant)?;
-        for value in [(Metric::OpsPerSecond, self.ops_per_s), (Metric::NsPerOp, self.ns_per_op)] {
+        for value in [(Metric::OpsPerSecond, self.ops_per_s), (Metric::NsPerOp, self.ns_per_op())] {
             samples.add_against(round, variant, params, value, (variant, base_params));
         }
         Ok(())
@@ -160,13 +185,6 @@ impl Slice {
     }
 }
 
-impl Laps {
-    /// Returns the work of the first phase.
-    pub(crate) fn first(&self) -> &Lap {
-        &self.0[0]
-    }
-}
-
 impl Turn {
     /// Works until the slice is over: `each` does the operation of a number, counted from 0, and
     /// returns whether its answer was right.
@@ -185,7 +203,7 @@ impl Turn {
     /// Works until the slice is over: `job` does some operations, and at least one job is done.
     pub(crate) fn run_jobs(mut self, mut job: impl FnMut() -> Tally) -> Laps {
         self.is_ready = true;
-        let mut laps = vec![Lap::default(); self.clock.phases];
+        let mut laps = vec![];
         self.ready.wait();
         take_spent();
         let (mut start, mut began) = (Instant::now(), (thread_cpu_ns(), run_delay_ns()));
@@ -196,14 +214,15 @@ impl Turn {
             sum.wrong += wrong;
             let now = self.clock.phase();
             if now != phase {
-                let (wall, cpu_ns, spent) =
-                    (start.elapsed(), thread_cpu_ns() - began.0, take_spent());
-                let (tally, delay_ns) = (std::mem::take(&mut sum), run_delay_ns() - began.1);
-                laps[phase] = Lap { tally, start: Some(start), wall, cpu_ns, delay_ns, spent };
+                let lap = Slice::of(std::mem::take(&mut sum), start);
+                let (cpu_ns, delay_ns) = (thread_cpu_ns() - began.0, run_delay_ns() - began.1);
+                let lap = Slice { cpu_ns, delay_ns, spent: take_spent(), ..lap };
+                laps.resize(now, Slice::default());
+                laps[phase] = lap;
                 (start, began, phase) = (Instant::now(), (thread_cpu_ns(), run_delay_ns()), now);
             }
             if phase == self.clock.phases {
-                return Laps(laps);
+                return laps;
             }
         }
     }
@@ -282,25 +301,6 @@ impl Drop for Turn {
     }
 }
 
-impl Pinned {
-    /// Keeps this thread, and those it starts, on one of the processors it may use.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub(crate) fn to_one_cpu() -> anyhow::Result<Pinned> {
-        let before = all_cpus()?;
-        sched_setaffinity(None::<Pid>, &one_cpu(&before).0)?;
-        Ok(Pinned { before })
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        // A processor that has gone meanwhile is not missed.
-        let _ = sched_setaffinity(None::<Pid>, &self.before);
-    }
-}
-
 /// Runs one slice of `workers` threads for `time`; `work` is given the number of each.
 ///
 /// # Panics
@@ -327,7 +327,7 @@ pub(crate) fn run_phases<R: Send>(
 ) -> (Vec<Slice>, R) {
     let pinning = if workers > 1 { Pinning::OnePerCore } else { Pinning::Free };
     let (laps, beside) = run_laps((workers, phases, pinning), time, work, beside);
-    ((0..phases).map(|phase| sum(&laps, phase)).collect(), beside)
+    ((0..phases).map(|phase| together(&laps, phase)).collect(), beside)
 }
 
 /// Does the same, and returns the work of each worker.
@@ -340,7 +340,7 @@ pub(crate) fn run_laps<R: Send>(
     work: impl Fn(usize, Turn) -> Laps + Sync,
     beside: impl FnOnce(&Clock) -> R + Send,
 ) -> (Vec<Laps>, R) {
-    let cpus = if pinning == Pinning::OnePerCore { cpu_of_each() } else { vec![] };
+    let cpus = if pinning == Pinning::OnePerCore { cpus::each() } else { vec![] };
     let ready = Arc::new(Gate::new(workers + 2));
     let clock = Arc::new(Clock { phase: CachePadded::new(AtomicUsize::new(0)), phases });
     thread::scope(|scope| {
@@ -350,8 +350,7 @@ pub(crate) fn run_laps<R: Send>(
                 let (work, cpus) = (&work, &cpus);
                 scope.spawn(move || {
                     if let Some(cpu) = cpus.get(worker % cpus.len().max(1)) {
-                        // A processor that has gone meanwhile is the scheduler's matter.
-                        let _ = sched_setaffinity(None::<Pid>, cpu);
+                        cpus::pin(*cpu);
                     }
                     work(worker, Turn { ready, clock, is_ready: false })
                 })
@@ -376,17 +375,6 @@ pub(crate) fn run_laps<R: Send>(
     })
 }
 
-/// Returns the processors that this thread may use, one by one; none if the kernel does not tell.
-pub(crate) fn cpu_of_each() -> Vec<CpuSet> {
-    let all = all_cpus().unwrap_or_else(|_| CpuSet::new());
-    let each = (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).map(|cpu| {
-        let mut one = CpuSet::new();
-        one.set(cpu);
-        one
-    });
-    each.collect()
-}
-
 /// Returns for how long the calling thread was ready to run and had no processor; 0 if the kernel
 /// does not tell.
 fn run_delay_ns() -> u64 {
@@ -394,33 +382,15 @@ fn run_delay_ns() -> u64 {
     text.split_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0)
 }
 
-/// Returns the seconds from the first worker's start to the last worker's end, in the first phase.
-pub(crate) fn span_s(laps: &[Laps]) -> f64 {
-    span(laps.iter().map(Laps::first)).as_secs_f64()
-}
-
-fn sum(laps: &[Laps], phase: usize) -> Slice {
-    let laps = || laps.iter().map(|laps| &laps.0[phase]);
-    let ops: u64 = laps().map(|lap| lap.tally.ops).sum();
-    let cpu_ns: u64 = laps().map(|lap| lap.cpu_ns).sum();
-    let rate = |lap: &Lap| lap.tally.ops as f64 / lap.wall.as_secs_f64().max(1e-9);
-    Slice {
-        ops_per_s: laps().map(rate).sum(),
-        ns_per_op: cpu_ns as f64 / ops.max(1) as f64,
-        ops,
-        wrong: laps().map(|lap| lap.tally.wrong).sum(),
-        span: span(laps()),
-    }
-}
-
-fn span<'a>(laps: impl Iterator<Item = &'a Lap> + Clone) -> Duration {
-    let first = laps.clone().filter_map(|lap| lap.start).min();
-    let last = laps.filter_map(|lap| Some(lap.start? + lap.wall)).max();
-    first.zip(last).map_or(Duration::ZERO, |(first, last)| last - first)
+/// Returns the work of several workers in a phase.
+pub(crate) fn together(laps: &[Laps], phase: usize) -> Slice {
+    Slice::together(laps.iter().map(|laps| &laps[phase]))
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::thread::CpuSet;
+
     use super::*;
     use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
@@ -437,10 +407,13 @@ mod tests {
         // ORDERING: Relaxed. See above.
         assert_eq!(slice.ops, done.load(Ordering::Relaxed));
         assert_eq!(slice.wrong, slice.ops / 4);
-        assert!(slice.ops_per_s > 0.0 && slice.ns_per_op > 0.0);
+        assert!(slice.ops_per_s > 0.0 && slice.ns_per_op() > 0.0);
         let over_span = slice.over_span();
         assert!(slice.span >= Duration::from_millis(5) && over_span.ops_per_s > 0.0);
-        assert!(over_span.ops_per_s <= 1.001 * slice.ops_per_s, "nobody is faster for being late");
+        assert!(
+            over_span.ops_per_s <= 1.001 * slice.ops_per_s,
+            "no worker is faster for being late"
+        );
     }
 
     #[test]
@@ -472,24 +445,15 @@ mod tests {
 
     #[test]
     fn several_workers_are_on_different_processors_as_far_as_there_are_some() {
-        let cpus = all_cpus().unwrap().count() as usize;
+        let cpus = cpus::all().unwrap().count() as usize;
         let seen = std::sync::Mutex::new(vec![]);
         run(2, Duration::from_millis(1), |_, turn| {
-            let own = all_cpus().unwrap();
+            let own = cpus::all().unwrap();
             seen.lock().unwrap().push((0..CpuSet::MAX_CPU).find(|&cpu| own.is_set(cpu)));
             assert_eq!(own.count(), 1);
             turn.run(|_| true)
         });
         let seen = seen.into_inner().unwrap();
         assert_eq!(seen[0] != seen[1], cpus > 1, "{seen:?} of {cpus}");
-    }
-
-    #[test]
-    fn pinned_threads_have_one_processor_and_all_afterwards() {
-        let before = all_cpus().unwrap().count();
-        let pinned = Pinned::to_one_cpu().unwrap();
-        let inside = thread::spawn(|| all_cpus().unwrap().count()).join().unwrap();
-        drop(pinned);
-        assert_eq!((inside, all_cpus().unwrap().count()), (1, before));
     }
 }

@@ -36,7 +36,7 @@ pub(crate) use before::BeforeFiles;
 pub(crate) use host::Host;
 pub(crate) use ours::Ours;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use corewalk::FileKind;
 
 use crate::corpus::{Corpus, ROOT};
@@ -140,16 +140,9 @@ impl List {
 
     /// Appends a name.
     #[inline]
-    pub(crate) fn push(&mut self, name: &[u8], kind: Kind) {
+    pub(crate) fn push(&mut self, name: &[u8], kind: FileKind) {
         self.bytes.extend_from_slice(name);
-        self.ends.push((self.bytes.len(), kind == Kind::Directory));
-    }
-
-    /// Appends a name of which the whole kind is known.
-    #[inline]
-    fn push_kind(&mut self, name: &[u8], kind: FileKind) {
-        let is_directory = kind == FileKind::Directory;
-        self.push(name, if is_directory { Kind::Directory } else { Kind::Other });
+        self.ends.push((self.bytes.len(), kind == FileKind::Directory));
     }
 
     /// Returns the names, each with true if it is a directory.
@@ -161,15 +154,6 @@ impl List {
             (name, is_directory)
         })
     }
-}
-
-/// The kind of an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// A directory.
-    Directory,
-    /// Anything else.
-    Other,
 }
 
 /// Makes all directories and files of `corpus` in `files`.
@@ -195,6 +179,23 @@ pub(crate) fn fill<F: Files>(files: &F, corpus: &Corpus) -> anyhow::Result<()> {
     }
     ensure!(user.resolve(&corpus.path(ROOT)).is_some(), "{} has no root", files.variant());
     Ok(())
+}
+
+/// Makes the directories of a path that are not there yet, and returns the last one.
+///
+/// # Errors
+/// If one cannot be made.
+pub(crate) fn make_path<U: User>(user: &U, path: &str) -> anyhow::Result<U::Dir> {
+    let mut dir = user.open_dir(b"/").context("there is no root")?;
+    let mut below = String::new();
+    for name in path.split('/').filter(|name| !name.is_empty()) {
+        below = format!("{below}/{name}");
+        if user.resolve(below.as_bytes()).is_none() {
+            ensure!(user.make_dir(&dir, name.as_bytes()), "{below} was not made");
+        }
+        dir = user.open_dir(below.as_bytes()).context("a directory is missing")?;
+    }
+    Ok(dir)
 }
 
 #[cfg(test)]

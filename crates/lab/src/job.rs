@@ -18,7 +18,9 @@
 //! Source: AIM7 `workfile.short` and its tests; the profile in document 001, where d_path comes
 //! from readlink in `/proc` and from getcwd in equal parts.
 
-use crate::before::{Dentries, Kind, make_path};
+use corewalk::FileKind;
+
+use crate::before::{Dentries, make_path};
 use crate::corpus::{Corpus, ROOT};
 use crate::crew::{Laps, Turn};
 use crate::questions::{Rng, Tally};
@@ -97,7 +99,7 @@ impl User {
                 count(dentries.path(self.home).is_some_and(|found| found == self.home_path));
             }
             for [(old, old_path), (new, new_path)] in &self.files {
-                let Some(made) = dentries.create(self.home, old, Kind::File) else {
+                let Some(made) = dentries.create(self.home, old, FileKind::Regular) else {
                     count(false);
                     continue;
                 };

@@ -6,11 +6,12 @@
 //! every run, and losses are rows like any other.
 //!
 //! # How it works
-//! `table` lists the tables and says how one is run; `table/*.rs` are the tables, one file each.
-//! `samples` turns measurements into rows. `baseline`, `ours` and `peer` are what is measured.
-//! `corpus` and `lane` are what it is measured with, `slice` is one measurement. The table `xattr`
-//! measures `blocks`. `sems` are semaphore sets, for the tables of System V IPC. `before` and
-//! `ramfs` are measured by the tables that re-run the documents, with `race` and `job`.
+//! `table` lists the tables, one file each in `table/`. `table::engine` measures all of them, and
+//! `samples` turns the measurements into rows. `crew` runs the threads of one measurement, and
+//! `worker` and `client` are processes that do. `files`, `ours` and `baseline` are measured, and
+//! `before` and `ramfs` in the tables that re-run the documents, and `peer` for mounts. `sems`,
+//! `queues`, `blocks` and `pairs` are for the tables of System V IPC and of attributes. `corpus`,
+//! `questions`, `race` and `job` are the work that is measured.
 //!
 //! # Output
 //! A text table on stdout, everything else on stderr, and JSON in the file that is asked for: one
@@ -29,6 +30,7 @@ mod before;
 mod blocks;
 mod client;
 mod corpus;
+mod cpus;
 mod crew;
 mod files;
 mod job;
@@ -60,7 +62,6 @@ use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
 use machine::Machine;
-use report::Failed;
 use samples::Row;
 use table::{Settings, Size, Table};
 
@@ -83,7 +84,7 @@ struct Arguments {
     command: Command,
 }
 
-#[derive(Clone, Debug, Subcommand)]
+#[derive(Clone, Subcommand)]
 enum Command {
     /// Lists the tables.
     List,
@@ -91,7 +92,7 @@ enum Command {
     Run(RunArgs),
     /// Runs tables and writes what came out into a folder, as JSON and as text.
     Record(RecordArgs),
-    /// Writes a page with a plot per table, of a run's JSON or of a run that it makes first.
+    /// Writes a page with a plot per table, of the JSON of runs.
     Report(ReportArgs),
     /// Prints the bytes that a variant takes, measured in this process.
     #[command(hide = true)]
@@ -116,11 +117,11 @@ enum Command {
     IpcWorker(worker::Job),
 }
 
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone)]
 struct RunArgs {
     /// The tables to run, as `list` names them.
-    #[arg(required = true, value_name = "TABLE", value_parser = table_name)]
-    tables: Vec<String>,
+    #[arg(required = true, value_name = "TABLE", value_parser = table_of)]
+    tables: Vec<&'static Table>,
     /// Writes the rows to this file as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -128,11 +129,11 @@ struct RunArgs {
     pace: Pace,
 }
 
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone)]
 struct RecordArgs {
     /// The tables to run, as `list` names them; all if there is none.
-    #[arg(value_name = "TABLE", value_parser = table_name)]
-    tables: Vec<String>,
+    #[arg(value_name = "TABLE", value_parser = table_of)]
+    tables: Vec<&'static Table>,
     /// The folder that TABLE.json and TABLE.txt are written to.
     #[arg(long, value_name = "DIR", default_value = record::FOLDER)]
     out: PathBuf,
@@ -145,11 +146,9 @@ struct ReportArgs {
     /// The folder that the page index.html is written to.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Results that `run --json` or `record` wrote; without any, all tables are run first.
-    #[arg(long, value_name = "FILE", num_args = 1..)]
+    /// Results that `run --json` or `record` wrote.
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     json: Vec<PathBuf>,
-    #[command(flatten)]
-    pace: Pace,
 }
 
 /// How thoroughly is measured.
@@ -166,11 +165,9 @@ struct Pace {
     seconds: Option<f64>,
 }
 
-/// Returns the name of a table, if there is such a table. clap reports any other word, with its
-/// exit status.
-fn table_name(word: &str) -> Result<String, String> {
-    let found = table::find(word).map(|table| table.name().to_owned());
-    found.ok_or_else(|| format!("there is no table `{word}`; `list` names them"))
+/// Returns the table with this name. clap reports any other word, with its exit status.
+fn table_of(word: &str) -> Result<&'static Table, String> {
+    table::find(word).ok_or_else(|| format!("there is no table `{word}`; `list` names them"))
 }
 
 fn thread_count(word: &str) -> Result<usize, String> {
@@ -214,18 +211,19 @@ fn main() -> ExitCode {
 fn run(args: Arguments) -> anyhow::Result<()> {
     match args.command {
         Command::List => {
-            let line =
-                |table: &&dyn Table| format!("{:<17} {}\n", table.name(), table.text().about);
+            let line = |table: &&Table| format!("{:<17} {}\n", table.name, table.about);
             say(&table::all().iter().map(line).collect::<String>())
         }
         Command::Run(args) => run_tables(&args),
         Command::Record(args) => {
-            let settings = settings(&args.pace)?;
-            record::record(&named(&args.tables)?, &settings, &args.out)
+            let all = || table::all().to_vec();
+            let tables = if args.tables.is_empty() { all() } else { args.tables };
+            record::record(&tables, &settings(&args.pace)?, &args.out)
         }
         Command::Report(args) => write_report(&args),
         Command::Memory { variant, entries } => {
-            say(&format!("{}\n", memory::measure(&variant, entries)?))
+            let bytes = memory::measure(&variant, entries)?;
+            say(&format!("{} {}\n", bytes.resident, bytes.arenas))
         }
         Command::Client { directory, files, cpu } => client::work(&directory, files, cpu),
         Command::IpcWorker(job) => worker::work(&job),
@@ -236,12 +234,12 @@ fn run(args: Arguments) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn run_table(table: &dyn Table, settings: &Settings) -> anyhow::Result<Report> {
+pub(crate) fn run_table(table: &Table, settings: &Settings) -> anyhow::Result<Report> {
     ensure!(settings.rounds >= ROUNDS_QUICK, "fewer than {ROUNDS_QUICK} rounds prove nothing");
-    let samples = table.run(settings).with_context(|| format!("table {}", table.name()))?;
+    let samples = table.measure(settings).with_context(|| format!("table {}", table.name))?;
     Ok(Report {
-        table: table.name(),
-        source: table.text().source,
+        table: table.name,
+        source: table.source,
         machine: Machine::here(),
         rows: samples.rows(),
     })
@@ -268,7 +266,7 @@ pub(crate) fn to_json(reports: &[Report]) -> anyhow::Result<String> {
 fn run_tables(args: &RunArgs) -> anyhow::Result<()> {
     let settings = settings(&args.pace)?;
     let mut reports = vec![];
-    for table in named(&args.tables)? {
+    for table in &args.tables {
         let report = run_table(table, &settings)?;
         say(&text::render(&report))?;
         reports.push(report);
@@ -281,37 +279,9 @@ fn run_tables(args: &RunArgs) -> anyhow::Result<()> {
 }
 
 fn write_report(args: &ReportArgs) -> anyhow::Result<()> {
-    let settings = settings(&args.pace)?;
-    let mut reports = report::read(&args.json)?;
+    let reports = report::read(&args.json)?;
     report::prepare(&args.out)?;
-    let mut failed = vec![];
-    let tables = if args.json.is_empty() { named(&[])? } else { vec![] };
-    for table in tables {
-        match run_table(table, &settings) {
-            Ok(report) => reports.push(report),
-            Err(error) if peer::is_interrupt(&error) => return Err(error),
-            Err(error) => {
-                eprintln!("{error:#}");
-                failed.push(Failed { table: table.name(), why: format!("{error:#}") });
-            }
-        }
-    }
-    ensure!(!reports.is_empty(), "no table did run");
-    say(&format!("{}\n", report::write(&args.out, &reports, &failed)?.display()))?;
-    let names: Vec<&str> = failed.iter().map(|failed| failed.table).collect();
-    ensure!(names.is_empty(), "the page is without {}", names.join(", "));
-    Ok(())
-}
-
-/// Returns the tables with these names, all of them for none.
-fn named(names: &[String]) -> anyhow::Result<Vec<&'static dyn Table>> {
-    if names.is_empty() {
-        return Ok(table::all().to_vec());
-    }
-    let find = |name: &String| {
-        table::find(name).with_context(|| format!("there is no table `{name}`; `list` names them"))
-    };
-    names.iter().map(find).collect()
+    say(&format!("{}\n", report::write(&args.out, &reports)?.display()))
 }
 
 /// Writes to the standard output, which may be full or closed.

@@ -1,20 +1,22 @@
 //! corewalk itself as a variant.
 //!
 //! A lookup takes an inode number and a name, and returns an inode number with one more lookup on
-//! it, as a FUSE server does. All names are made before measuring and stay in the cache, which
-//! evicts none. The cache counts how often it asks the back end, which must not happen while
-//! measuring.
+//! it. It is the call that the FUSE server makes, without the attributes: the server asks the back
+//! end for them if the cache has answered. All names are made before measuring and stay in the
+//! cache, which evicts none. The cache counts how often it asks the back end, which must not happen
+//! while measuring.
 //!
 //! Source: `corewalk::vfs`.
 
 use std::sync::Arc;
 
-use corewalk::attr::mode;
-use corewalk::{Cred, FsStruct, Make, Name, Removal, RenameMode, Vfs, VfsOptions, WalkFlags};
+use corewalk::{
+    Cred, FileKind, FsStruct, Make, Name, Removal, RenameMode, Vfs, VfsOptions, WalkFlags,
+};
 
 use crate::baseline::{Namespace, ask};
 use crate::before::timed::timed_if_moved;
-use crate::before::{Dentries, Kind, Passes, filled};
+use crate::before::{Dentries, Passes, filled};
 use crate::corpus::Corpus;
 use crate::crew::{Laps, Turn};
 use crate::job::User;
@@ -69,7 +71,8 @@ impl Namespace for Ours {
 
     #[inline]
     fn lookup(&self, parent: u64, name: &[u8]) -> Option<u64> {
-        self.vfs.lookup_by_ino(&self.cred, parent, name).ok()
+        let found = self.vfs.lookup_by_ino(&self.cred, parent, name).ok()?;
+        Some(found.inode.into_lookups())
     }
 
     #[inline]
@@ -109,6 +112,11 @@ impl Namespace for Ours {
         }
         ask(self, op, questions, first, turn)
     }
+
+    fn passes(&self) -> Option<Passes> {
+        let stats = self.vfs.stats();
+        Some(Passes { retries: stats.retries, fallbacks: stats.fallbacks })
+    }
 }
 
 impl Dentries for Ours {
@@ -126,13 +134,10 @@ impl Dentries for Ours {
     }
 
     #[inline]
-    fn create(&self, parent: u64, name: &[u8], kind: Kind) -> Option<u64> {
+    fn create(&self, parent: u64, name: &[u8], kind: FileKind) -> Option<u64> {
         let dir = self.vfs.inode(parent).ok()?;
-        let mode = match kind {
-            Kind::File => mode::S_IFREG | 0o644,
-            Kind::Directory => mode::S_IFDIR | 0o755,
-        };
-        let what = Make::new(mode, 0, 0);
+        let permissions = if kind == FileKind::Directory { 0o755 } else { 0o644 };
+        let what = Make::new(kind.to_mode() | permissions, 0, 0);
         let (_, attr) = self.vfs.make(&self.cred, &dir, Name::new(name).ok()?, what).ok()?;
         Some(attr.ino)
     }
@@ -156,10 +161,5 @@ impl Dentries for Ours {
             Some(place.inode().ino())
         };
         user.work(self, turn, stat, open)
-    }
-
-    fn passes(&self) -> Option<Passes> {
-        let stats = self.vfs.stats();
-        Some(Passes { retries: stats.retries, fallbacks: stats.fallbacks })
     }
 }

@@ -17,8 +17,6 @@ mod programs;
 
 pub(crate) use programs::{Program, Threads, bindfs, ours, ours_passthrough, ours_store};
 
-use std::error::Error;
-use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -33,8 +31,10 @@ use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
+/// The place of the host's tmpfs.
+pub(crate) const TMPFS: &str = "/dev/shm";
 /// How long a server may take to mount, and to leave.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two looks at something that has no event to wait for.
@@ -68,11 +68,17 @@ pub(crate) struct Interrupt {
     handlers: Vec<signal_hook::SigId>,
 }
 
-/// The error that ends a run after a signal.
-#[derive(Debug)]
-struct Interrupted;
-
 impl Scratch {
+    /// Makes a folder in memory, where the host has a tmpfs, and in the folder for temporary files
+    /// elsewhere.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub(crate) fn in_memory(label: &str) -> anyhow::Result<Scratch> {
+        let (tmpfs, temporary) = (Path::new(TMPFS), std::env::temp_dir());
+        Scratch::new(if tmpfs.is_dir() { tmpfs } else { &temporary }, label)
+    }
+
     /// Returns a new folder in `parent`, for this process and what `label` names.
     ///
     /// # Errors
@@ -260,21 +266,9 @@ impl Interrupt {
     /// See above.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         // ORDERING: Relaxed. A flag that a signal handler sets.
-        if self.is_set.load(Ordering::Relaxed) { Err(Interrupted.into()) } else { Ok(()) }
+        ensure!(!self.is_set.load(Ordering::Relaxed), "interrupted");
+        Ok(())
     }
-}
-
-impl fmt::Display for Interrupted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("interrupted")
-    }
-}
-
-impl Error for Interrupted {}
-
-/// Returns true if an error is that a signal has come.
-pub(crate) fn is_interrupt(error: &anyhow::Error) -> bool {
-    error.is::<Interrupted>()
 }
 
 impl Drop for Interrupt {
@@ -283,22 +277,6 @@ impl Drop for Interrupt {
             signal_hook::low_level::unregister(handler);
         }
     }
-}
-
-/// Returns the processors that this process may use.
-///
-/// # Errors
-/// If the kernel does not tell.
-pub(crate) fn all_cpus() -> anyhow::Result<CpuSet> {
-    sched_getaffinity(None).context("sched_getaffinity")
-}
-
-/// Returns the first processor of `all` alone, and its number.
-pub(crate) fn one_cpu(all: &CpuSet) -> (CpuSet, usize) {
-    let first = (0..CpuSet::MAX_CPU).find(|&cpu| all.is_set(cpu)).unwrap_or(0);
-    let mut one = CpuSet::new();
-    one.set(first);
-    (one, first)
 }
 
 #[cfg(test)]
@@ -321,19 +299,5 @@ mod tests {
         let program = Program::new("false");
         let error = Mounted::start("nobody", program, folder).err().expect("nothing was mounted");
         assert!(error.to_string().contains("ended before"), "{error:#}");
-    }
-
-    #[test]
-    fn interrupt_is_told_from_other_errors_through_what_is_said_of_it() {
-        let interrupted = anyhow::Error::from(Interrupted).context("table x");
-        assert!(is_interrupt(&interrupted));
-        assert!(!is_interrupt(&anyhow::anyhow!("interrupted")));
-    }
-
-    #[test]
-    fn one_processor_is_one_of_those_allowed() {
-        let all = all_cpus().unwrap();
-        let (one, number) = one_cpu(&all);
-        assert!(one.count() == 1 && all.is_set(number));
     }
 }

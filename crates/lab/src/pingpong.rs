@@ -11,11 +11,13 @@ use anyhow::ensure;
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
 use corewalk_ipc::{SemBuf, SemFlags};
-use rustix::thread::{CpuSet, sched_setaffinity};
 
+use crate::cpus;
 use crate::crew::{self, Slice};
 use crate::queues::Queues;
+use crate::samples::Cell;
 use crate::sems::Sems;
+use crate::worker::Workers;
 
 /// Bytes of a message.
 pub(crate) const BYTES: usize = 64;
@@ -107,6 +109,27 @@ impl<Q: Queues> Pair for QueuePair<'_, Q> {
     }
 }
 
+/// Measures the round trips of a cell. `workers` says what answers: threads of this process, as
+/// many as `waiters`, or the process that `start` starts on a processor. With `cpus=1` both sides
+/// share a processor.
+///
+/// # Errors
+/// If a call fails, or the process does not start.
+pub(crate) fn run<P: Pair>(
+    pair: &P,
+    cell: &Cell,
+    time: Duration,
+    start: impl FnOnce(usize) -> anyhow::Result<Workers>,
+) -> anyhow::Result<Slice> {
+    let all = cpus::each();
+    let on = [all[0], all[cell.number("cpus") - 1]];
+    if cell.word("workers") == "threads" {
+        return in_threads(pair, on, cell.number("waiters").max(1), time);
+    }
+    let _answers = start(on[1])?;
+    Ok(ask(pair, on[0], time))
+}
+
 /// Answers until a question comes after `is_over` has returned true. Returns false if a call fails.
 pub(crate) fn answer<P: Pair>(pair: &P, is_over: impl Fn() -> bool) -> bool {
     let mut state = pair.state(false);
@@ -122,9 +145,9 @@ pub(crate) fn answer<P: Pair>(pair: &P, is_over: impl Fn() -> bool) -> bool {
 }
 
 /// Asks for `time` on a processor.
-pub(crate) fn ask<P: Pair>(pair: &P, cpu: usize, time: Duration) -> Slice {
+fn ask<P: Pair>(pair: &P, cpu: usize, time: Duration) -> Slice {
     crew::run(1, time, |_, turn| {
-        pin(cpu);
+        cpus::pin(cpu);
         let mut state = pair.state(true);
         turn.run(|number| pair.ask(&mut state, number) && pair.hear(&mut state, number))
     })
@@ -134,23 +157,23 @@ pub(crate) fn ask<P: Pair>(pair: &P, cpu: usize, time: Duration) -> Slice {
 ///
 /// # Errors
 /// If a call fails.
-pub(crate) fn in_threads<P: Pair>(
+fn in_threads<P: Pair>(
     pair: &P,
-    cpus: [usize; 2],
+    on: [usize; 2],
     waiters: usize,
     time: Duration,
 ) -> anyhow::Result<Slice> {
     let is_over = AtomicBool::new(false);
     let (slice, is_well) = thread::scope(|scope| {
         let answers = || {
-            pin(cpus[1]);
+            cpus::pin(on[1]);
             answer(pair, || {
                 // ORDERING: Relaxed. The calls order it: the last question follows it.
                 is_over.load(Ordering::Relaxed)
             })
         };
         let answers: Vec<_> = (0..waiters).map(|_| scope.spawn(answers)).collect();
-        let slice = ask(pair, cpus[0], time);
+        let slice = ask(pair, on[0], time);
         // ORDERING: Relaxed. See above.
         is_over.store(true, Ordering::Relaxed);
         let mut state = pair.state(true);
@@ -160,11 +183,4 @@ pub(crate) fn in_threads<P: Pair>(
     });
     ensure!(is_well, "an answer failed");
     Ok(slice)
-}
-
-/// Keeps this thread on a processor. A machine that refuses gives numbers with more spread.
-pub(crate) fn pin(cpu: usize) {
-    let mut one = CpuSet::new();
-    one.set(cpu);
-    let _ = sched_setaffinity(None, &one);
 }

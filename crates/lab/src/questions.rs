@@ -151,26 +151,6 @@ impl Rng {
     }
 }
 
-/// A flag that ends the threads of a test.
-#[cfg(test)]
-#[derive(Default)]
-pub(crate) struct Stop(corewalk_base::primitives::atomic::AtomicBool);
-
-#[cfg(test)]
-impl Stop {
-    /// Tells the threads to stop.
-    pub(crate) fn set(&self) {
-        // ORDERING: Relaxed. A flag; the results come back by joining.
-        self.0.store(true, corewalk_base::primitives::atomic::Ordering::Relaxed);
-    }
-
-    /// Returns true once the threads are to stop.
-    pub(crate) fn is_set(&self) -> bool {
-        // ORDERING: Relaxed. See `set`.
-        self.0.load(corewalk_base::primitives::atomic::Ordering::Relaxed)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

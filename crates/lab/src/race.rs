@@ -14,9 +14,9 @@
 
 use std::time::Duration;
 
-use crate::before::timed::Spent;
-use crate::before::{Dentries, Passes};
-use crate::crew::{self, Laps, Pinning, Turn};
+use crate::baseline::Namespace;
+use crate::before::Passes;
+use crate::crew::{self, Laps, Pinning, Slice, Turn};
 use crate::questions::Tally;
 
 /// Operations of one job. The number is even, so that a writer ends where it began.
@@ -38,21 +38,6 @@ pub(crate) struct Writer {
     pub(crate) away: (u64, Vec<u8>),
 }
 
-/// A namespace that takes part in a race.
-pub(crate) trait Racer: Send + Sync {
-    /// Returns the name in the rows.
-    fn variant(&self) -> &'static str;
-
-    /// Translates until the race is over.
-    fn translate(&self, reader: &Reader, turn: Turn) -> Laps;
-
-    /// Renames until the race is over.
-    fn rename_until(&self, writer: &Writer, turn: Turn) -> Laps;
-
-    /// Returns how often translations were disturbed so far; None if the namespace does not count.
-    fn passes(&self) -> Option<Passes>;
-}
-
 /// A race.
 pub(crate) struct Race<'a> {
     pub(crate) readers: &'a [Reader],
@@ -61,30 +46,11 @@ pub(crate) struct Race<'a> {
     pub(crate) pinning: Pinning,
 }
 
-/// The work of all readers, or of all writers.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Side {
-    /// Operations.
-    pub(crate) ops: u64,
-    /// Wrong answers.
-    pub(crate) wrong: u64,
-    /// Seconds from the first worker's start to the last worker's end.
-    pub(crate) span_s: f64,
-    /// Seconds of processor time of all workers.
-    pub(crate) cpu_s: f64,
-    /// Seconds of wall time of all workers.
-    pub(crate) wall_s: f64,
-    /// Seconds in which workers were ready to run and waited for a processor.
-    pub(crate) delay_s: f64,
-    /// Time in lock sections, in builds that count it.
-    pub(crate) spent: Spent,
-}
-
 /// The result of a race.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outcome {
-    pub(crate) reads: Side,
-    pub(crate) renames: Side,
+    pub(crate) reads: Slice,
+    pub(crate) renames: Slice,
     /// How often translations were disturbed; None if the namespace does not count.
     pub(crate) passes: Option<Passes>,
 }
@@ -127,62 +93,6 @@ impl Writer {
     }
 }
 
-impl Side {
-    /// Returns the work of several workers.
-    ///
-    /// The span is that of all of them. With more workers than processors, a worker may start when
-    /// the others are nearly done, so a sum of the workers' own rates says nothing.
-    pub(crate) fn of(laps: &[Laps]) -> Side {
-        let mut side = Side { span_s: crew::span_s(laps), ..Side::default() };
-        for lap in laps.iter().map(Laps::first) {
-            side.ops += lap.tally.ops;
-            side.wrong += lap.tally.wrong;
-            side.cpu_s += lap.cpu_ns as f64 / 1e9;
-            side.wall_s += lap.wall.as_secs_f64().max(1e-9);
-            side.delay_s += lap.delay_ns as f64 / 1e9;
-            side.spent.add(&lap.spent);
-        }
-        side
-    }
-
-    /// Returns operations per second of wall time.
-    pub(crate) fn ops_per_s(&self) -> f64 {
-        self.ops as f64 / self.span_s.max(1e-9)
-    }
-
-    /// Returns operations per second of processor time.
-    pub(crate) fn ops_per_cpu_s(&self) -> f64 {
-        self.ops as f64 / self.cpu_s.max(1e-9)
-    }
-
-    /// Returns nanoseconds of processor time per operation.
-    pub(crate) fn ns_per_op(&self) -> f64 {
-        1e9 / self.ops_per_cpu_s().max(1e-9)
-    }
-
-    /// Returns operations per second of the wall time in which workers did not wait for a
-    /// processor.
-    pub(crate) fn ops_per_served_s(&self) -> f64 {
-        self.ops as f64 / (self.wall_s - self.delay_s).max(1e-9)
-    }
-
-    /// Returns the share of their time in which workers waited for a processor.
-    pub(crate) fn starved_share(&self) -> f64 {
-        self.delay_s / self.wall_s.max(1e-9)
-    }
-
-    /// Adds the work of another race.
-    fn add(&mut self, other: &Side) {
-        self.ops += other.ops;
-        self.wrong += other.wrong;
-        self.span_s += other.span_s;
-        self.cpu_s += other.cpu_s;
-        self.wall_s += other.wall_s;
-        self.delay_s += other.delay_s;
-        self.spent.add(&other.spent);
-    }
-}
-
 impl Outcome {
     /// Adds another race of the same kind.
     pub(crate) fn add(&mut self, other: &Outcome) {
@@ -195,30 +105,12 @@ impl Outcome {
     }
 }
 
-impl<D: Dentries> Racer for D {
-    fn variant(&self) -> &'static str {
-        crate::baseline::Namespace::variant(self)
-    }
-
-    fn translate(&self, reader: &Reader, turn: Turn) -> Laps {
-        reader.ask(turn, |ino| self.path(ino))
-    }
-
-    fn rename_until(&self, writer: &Writer, turn: Turn) -> Laps {
-        writer.go(turn, |from, to| self.rename(from, to))
-    }
-
-    fn passes(&self) -> Option<Passes> {
-        Dentries::passes(self)
-    }
-}
-
 /// Runs one race with the readers in `racer` and the writers in `renamed`. The two are the same
 /// namespace, except where a table asks what two namespaces cost each other.
 ///
 /// # Panics
 /// If a rename fails, or a thread panics.
-pub(crate) fn run(racer: &dyn Racer, renamed: &dyn Racer, race: &Race<'_>) -> Outcome {
+pub(crate) fn run(racer: &dyn Namespace, renamed: &dyn Namespace, race: &Race<'_>) -> Outcome {
     let before = racer.passes();
     let readers = race.readers.len();
     let work = |worker: usize, turn: Turn| match race.readers.get(worker) {
@@ -232,13 +124,14 @@ pub(crate) fn run(racer: &dyn Racer, renamed: &dyn Racer, race: &Race<'_>) -> Ou
         fallbacks: after.fallbacks - before.fallbacks,
     });
     let (reads, renames) = laps.split_at(readers);
-    Outcome { reads: Side::of(reads), renames: Side::of(renames), passes }
+    Outcome { reads: crew::together(reads, 0), renames: crew::together(renames, 0), passes }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::before::{Before, Design, Kind, make_path};
+    use crate::before::{Before, Dentries, Design, make_path};
+    use corewalk::FileKind;
 
     const DESIGNS: [Design; 3] = [Design::GlobalLock, Design::SeqRwLock, Design::SeqLock];
     use crate::ours::Ours;
@@ -250,7 +143,7 @@ mod tests {
     }
 
     /// Runs a race in which the reader expects the paths `right`.
-    fn race(dentries: &dyn Dentries, racer: &dyn Racer, right: &[&[u8]]) -> Outcome {
+    fn race(dentries: &dyn Dentries, racer: &dyn Namespace, right: &[&[u8]]) -> Outcome {
         let leaf = make_path(dentries, b"/a/b/c");
         let parent = make_path(dentries, b"/a");
         let right = right.iter().map(|path| path.to_vec()).collect();
@@ -261,11 +154,11 @@ mod tests {
     }
 
     fn check<D: Dentries>(dentries: &D) {
-        let variant = crate::baseline::Namespace::variant(dentries);
+        let variant = dentries.variant();
         let outcome = race(dentries, dentries, &[b"/a/b/c", b"/a/other/c"]);
         assert_eq!(outcome.reads.wrong, 0, "{variant}");
         assert!(outcome.reads.ops > 0 && outcome.renames.ops > 0, "{variant}");
-        assert!(outcome.reads.ops_per_cpu_s() > 0.0 && outcome.reads.wall_s > 0.0, "{variant}");
+        assert!(outcome.reads.cpu_ns > 0 && outcome.reads.span > Duration::ZERO, "{variant}");
         // The writer ends at home.
         assert_eq!(dentries.walk(b"/a/other"), None, "{variant}");
         let outcome = race(dentries, dentries, &[b"/somewhere/else"]);
@@ -283,7 +176,7 @@ mod tests {
         for dentries in racers() {
             let variant = dentries.variant();
             let parent = make_path(&*dentries, b"/a/b");
-            let made = dentries.create(parent, b"file", Kind::File).expect(variant);
+            let made = dentries.create(parent, b"file", FileKind::Regular).expect(variant);
             assert_eq!(dentries.open(b"/a/b/file"), Some(made), "{variant}");
             assert_eq!(dentries.walk(b"/a/b/file"), Some(made), "{variant}");
             assert_eq!(dentries.look(parent, b"file"), Some(made), "{variant}");

@@ -33,7 +33,7 @@ const WATCH: Duration = Duration::from_secs(1);
 /// # Errors
 /// A tree with changed files, a table that fails, a file that cannot be written.
 pub(crate) fn record(
-    tables: &[&'static dyn Table],
+    tables: &[&'static Table],
     settings: &Settings,
     folder: &Path,
 ) -> anyhow::Result<()> {
@@ -47,8 +47,8 @@ pub(crate) fn record(
         let disturbance = Disturbance::start();
         thread::sleep(WATCH);
         let busy = disturbance.share();
-        eprintln!("{}: other processes use {:.0} % of the machine", table.name(), 100.0 * busy);
-        let report = run_table(*table, settings)?;
+        eprintln!("{}: other processes use {:.0} % of the machine", table.name, 100.0 * busy);
+        let report = run_table(table, settings)?;
         let text = with_origin(&report, &command(std::env::args()), busy);
         done.push((report.table, to_json(&[report])?, text));
     }

@@ -9,7 +9,7 @@
 //! Losses are shown like wins.
 //!
 //! # How it works
-//! [`read`] reads the files of `run --json` and `record`; without files all tables are run first.
+//! [`read`] reads the files of `run --json` and `record`.
 //! `page` writes the page, `plot` the plots.
 //!
 //! Source: the contract of the program in DESIGN.md, section 5.
@@ -27,12 +27,6 @@ use crate::Report;
 /// The name of the page in its folder.
 const PAGE: &str = "index.html";
 
-/// A table that did not run, and the reason.
-pub(crate) struct Failed {
-    pub(crate) table: &'static str,
-    pub(crate) why: String,
-}
-
 /// Makes the folder of the page, before the tables run for minutes.
 ///
 /// # Errors
@@ -47,13 +41,9 @@ pub(crate) fn prepare(folder: &Path) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// If the page cannot be written.
-pub(crate) fn write(
-    folder: &Path,
-    reports: &[Report],
-    failed: &[Failed],
-) -> anyhow::Result<PathBuf> {
+pub(crate) fn write(folder: &Path, reports: &[Report]) -> anyhow::Result<PathBuf> {
     let (page, draft) = (folder.join(PAGE), folder.join(format!(".{PAGE}.{}", std::process::id())));
-    fs::write(&draft, page::render(reports, failed))
+    fs::write(&draft, page::render(reports))
         .and_then(|()| fs::rename(&draft, &page))
         .with_context(|| format!("cannot write {}", page.display()))?;
     Ok(page)

@@ -11,9 +11,12 @@
 //! Source: `schema.json` beside this crate.
 
 use std::collections::BTreeMap;
+use std::fmt::{self, Display};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use crate::text::with_names;
 
 /// The parameters of a row: `threads`, `op` and others.
 pub(crate) type Params = BTreeMap<&'static str, Value>;
@@ -37,35 +40,56 @@ pub(crate) enum Metric {
 }
 
 impl Metric {
-    /// Returns the name in the rows.
-    pub(crate) fn name(self) -> &'static str {
+    /// Returns the name, the unit, and which values are better.
+    fn words(self) -> [&'static str; 3] {
         match self {
-            Metric::OpsPerSecond => "ops_per_s",
-            Metric::NsPerOp => "ns_per_op",
-            Metric::BytesPerEntry => "bytes_per_entry",
-            Metric::Seconds => "seconds",
-            Metric::RetriesPerMillion => "retries_per_million",
+            Metric::OpsPerSecond => ["ops_per_s", "1/s", "higher"],
+            Metric::NsPerOp => ["ns_per_op", "ns", "lower"],
+            Metric::BytesPerEntry => ["bytes_per_entry", "B", "lower"],
+            Metric::Seconds => ["seconds", "s", "lower"],
+            Metric::RetriesPerMillion => ["retries_per_million", "1", "lower"],
         }
     }
+}
 
-    fn unit(self) -> &'static str {
-        match self {
-            Metric::OpsPerSecond => "1/s",
-            Metric::NsPerOp => "ns",
-            Metric::BytesPerEntry => "B",
-            Metric::Seconds => "s",
-            Metric::RetriesPerMillion => "1",
-        }
+/// One set of parameters.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Cell(pub(crate) Params);
+
+impl Cell {
+    /// Returns the cell with one more parameter.
+    pub(crate) fn with(&self, key: &'static str, value: impl Into<Value>) -> Cell {
+        let mut cell = self.clone();
+        cell.0.insert(key, value.into());
+        cell
     }
 
-    fn better(self) -> &'static str {
-        match self {
-            Metric::OpsPerSecond => "higher",
-            Metric::NsPerOp
-            | Metric::BytesPerEntry
-            | Metric::Seconds
-            | Metric::RetriesPerMillion => "lower",
+    /// Returns a parameter that is a number; 0 if the cell does not have it.
+    pub(crate) fn number(&self, key: &str) -> usize {
+        self.0.get(key).and_then(Value::as_u64).unwrap_or(0) as usize
+    }
+
+    /// Returns a parameter that is a word; nothing if the cell does not have it.
+    pub(crate) fn word(&self, key: &str) -> &str {
+        self.0.get(key).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// Reads the parameters `keys` of a cell that was displayed, and leaves the others out.
+    pub(crate) fn parse(text: &str, keys: &[&'static str]) -> Cell {
+        let mut cell = Cell::default();
+        for (key, value) in text.split_whitespace().filter_map(|word| word.split_once('=')) {
+            if let Some(key) = keys.iter().find(|known| **known == key) {
+                let number = value.parse::<u64>().map(Value::from);
+                cell.0.insert(key, number.unwrap_or_else(|_| value.into()));
+            }
         }
+        cell
+    }
+}
+
+impl Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&with_names(&self.0))
     }
 }
 
@@ -204,7 +228,7 @@ impl Samples {
                 });
                 let of_rounds = &mut best.rows[at].1;
                 match of_rounds.iter_mut().find(|(other, _)| *other == round) {
-                    Some((_, found)) if key.metric.better() == "higher" => {
+                    Some((_, found)) if key.metric.words()[2] == "higher" => {
                         *found = found.max(value)
                     }
                     Some((_, found)) => *found = found.min(value),
@@ -235,12 +259,13 @@ impl Samples {
                 (*base > 0.0).then_some(value / base)
             })
             .collect();
+        let [metric, unit, better] = key.metric.words();
         Row {
             variant: key.variant.clone(),
             params: key.params.clone(),
-            metric: key.metric.name(),
-            unit: key.metric.unit(),
-            better: key.metric.better(),
+            metric,
+            unit,
+            better,
             median: short(median(&only).unwrap_or(0.0)),
             min: short(only.iter().copied().fold(f64::INFINITY, f64::min)),
             max: short(only.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
@@ -367,7 +392,7 @@ mod tests {
             Metric::RetriesPerMillion,
         ];
         for metric in all {
-            assert!(known.as_array().unwrap().contains(&metric.name().into()), "{metric:?}");
+            assert!(known.as_array().unwrap().contains(&metric.words()[0].into()), "{metric:?}");
         }
     }
 
@@ -376,5 +401,14 @@ mod tests {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
         assert_eq!(median(&[9.0, 1.0, 3.0]), Some(3.0));
+    }
+
+    #[test]
+    fn cell_that_is_displayed_is_read_back_with_the_wanted_parameters() {
+        let cell = Cell::default().with("pattern", "own").with("sems", 128);
+        let line = cell.with("workers", "processes").to_string();
+        assert_eq!(line, "pattern=own sems=128 workers=processes");
+        assert_eq!(Cell::parse(&line, &["pattern", "sems", "undo"]), cell);
+        assert_eq!(Cell::parse("no cell", &["pattern"]), Cell::default());
     }
 }

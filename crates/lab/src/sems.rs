@@ -21,7 +21,7 @@
 
 mod load;
 
-pub(crate) use load::{Load, Pattern};
+pub(crate) use load::Load;
 
 use std::path::Path;
 

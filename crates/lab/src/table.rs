@@ -1,19 +1,19 @@
 //! The tables: what each one measures and where it comes from.
 //!
-//! A table runs its variants interleaved in one process, round by round, each time in another
-//! order, so that neither drift of the machine nor the order favours anybody (`table::grid`). Five
-//! rounds are the least. It gives samples; what becomes of them is the same for all (`samples`),
-//! and so is how a claim is said to hold or not (`table::shape`).
+//! A table is a declaration ([`Table`]): words, the sweeps that it measures, a function that
+//! measures them, and claims about the rows. One engine measures all tables (`engine`). It runs
+//! the variants interleaved in one process, round by round, each time in another order, so that
+//! neither drift of the machine nor the order favours a variant. Five rounds are the least.
+//! `samples` turns the measurements into rows, and `shape` tests the claims.
 //!
 //! # How long it takes
-//! Each table says beforehand what it measures ([`Table::grids`]). With the default settings the
-//! slices of all tables take less than a third of an hour on two cores; a test adds them up.
+//! The sweeps say beforehand what is measured. With the default settings the slices of all tables
+//! take less than a third of an hour on two cores; a test adds them up.
 
 mod aim7_short;
-mod bench;
 mod create_one_dir;
+mod engine;
 mod fuse_metadata;
-mod grid;
 mod hot_leaf;
 mod ipc_users;
 mod lookup;
@@ -34,14 +34,14 @@ mod xattr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub(crate) use grid::Grid;
+pub(crate) use engine::{Run, Sweep};
 pub(crate) use shape::Claim;
 
 use crate::machine::cores;
 use crate::samples::{Row, Samples};
 
-/// The words about one table.
-pub(crate) struct Text {
+/// One table.
+pub(crate) struct Table {
     /// The name on the command line.
     pub(crate) name: &'static str,
     /// The document that asks the question.
@@ -52,6 +52,18 @@ pub(crate) struct Text {
     pub(crate) claim: &'static str,
     /// The rows that show the claim.
     pub(crate) plot: Plot,
+    /// Returns the curves that the source publishes, if there are any.
+    pub(crate) published: fn() -> Option<Published>,
+    /// The figures that the source published and that are no curves.
+    pub(crate) note: &'static str,
+    /// Returns true for a published figure: it is a row of the JSON, and the text has it in `note`.
+    pub(crate) is_in_note: fn(&Row) -> bool,
+    /// Returns the claims, each with whether the rows show it.
+    pub(crate) claims: fn(&[Row]) -> Vec<Claim>,
+    /// Returns the cells that a run measures.
+    pub(crate) sweeps: fn(&Settings) -> Vec<Sweep>,
+    /// Measures the sweeps. An error is a wrong answer, or a part that is needed and missing.
+    pub(crate) run: fn(&Run<'_>, &mut Samples) -> anyhow::Result<()>,
 }
 
 /// The rows of a plot: those of one metric whose parameters are `x` and `at`, and no more.
@@ -75,46 +87,44 @@ pub(crate) struct Published {
     pub(crate) curves: Vec<(&'static str, Vec<(f64, f64)>)>,
 }
 
-/// One table.
-pub(crate) trait Table: Sync {
-    /// Returns the words about it.
-    fn text(&self) -> &'static Text;
-
-    /// Returns the name on the command line.
-    fn name(&self) -> &'static str {
-        self.text().name
+impl Published {
+    /// Returns a name, and the points of x and y, for each curve.
+    pub(crate) fn lines(&self) -> String {
+        let mut out = format!("Published ({}; {}):\n", self.x, self.unit);
+        for (name, points) in &self.curves {
+            let points: Vec<String> = points.iter().map(|(x, y)| format!("{x}: {y}")).collect();
+            out += &format!("  {name}: {}\n", points.join(", "));
+        }
+        out
     }
+}
 
-    /// Returns the curves that the source publishes, if there are any.
-    fn published(&self) -> Option<Published> {
-        None
-    }
+impl Table {
+    /// A table without published figures, from which the tables take their defaults.
+    const PLAIN: Table = Table {
+        name: "",
+        source: "",
+        about: "",
+        claim: "",
+        plot: Plot { x: "threads", metric: "ops_per_s", at: &[], headline: "1" },
+        published: || None,
+        note: "",
+        is_in_note: |_| false,
+        claims: |_| vec![],
+        sweeps: |_| vec![],
+        run: |_, _| Ok(()),
+    };
 
-    /// Returns what stands below the rows for people to read: figures that the source published,
-    /// and what follows from several rows.
-    fn footer(&self, _rows: &[Row]) -> String {
-        String::new()
-    }
-
-    /// Returns true for a row that the footer shows: it is in the JSON, and in no other place of
-    /// the text.
-    fn is_in_footer(&self, _row: &Row) -> bool {
-        false
-    }
-
-    /// Returns what is claimed, each with whether it shows in `rows`.
-    fn claims(&self, _rows: &[Row]) -> Vec<Claim> {
-        vec![]
-    }
-
-    /// Returns what it is going to measure. A run that measures more fails.
-    fn grids(&self, settings: &Settings) -> Vec<Grid>;
-
-    /// Measures.
+    /// Runs the table.
     ///
     /// # Errors
-    /// A wrong answer, or something that is needed and not there.
-    fn run(&self, settings: &Settings) -> anyhow::Result<Samples>;
+    /// As the function `run` of the table.
+    pub(crate) fn measure(&self, settings: &Settings) -> anyhow::Result<Samples> {
+        let mut samples = Samples::default();
+        let run = Run::begin(self.name, (self.sweeps)(settings), settings)?;
+        (self.run)(&run, &mut samples)?;
+        Ok(samples)
+    }
 }
 
 /// How a table is run.
@@ -157,33 +167,33 @@ pub(crate) enum Size {
 }
 
 /// Returns all tables, in the order in which they are listed.
-pub(crate) fn all() -> &'static [&'static dyn Table] {
+pub(crate) fn all() -> &'static [&'static Table] {
     &[
-        &lookup::Lookup,
-        &path::Path,
-        &fuse_metadata::FuseMetadata,
-        &rename::Rename,
-        &hot_leaf::HotLeaf,
-        &small_loads::SmallLoads,
-        &multiuser::Multiuser,
-        &multiuser::OneCpu,
-        &create_one_dir::CreateOneDir,
-        &path_under_rename::PathUnderRename,
-        &redo_size::RedoSize,
-        &redo_size::LockShare,
-        &aim7_short::Aim7Short,
-        &xattr::Xattr,
-        &mbcache::MbcacheTable,
-        &semop_multi::SemopMulti,
-        &ipc_users::IpcUsers,
-        &msg::Msg,
-        &wakeup::Wakeup,
+        &lookup::TABLE,
+        &path::TABLE,
+        &fuse_metadata::TABLE,
+        &rename::TABLE,
+        &hot_leaf::TABLE,
+        &small_loads::TABLE,
+        &multiuser::MULTIUSER,
+        &multiuser::ONE_CPU,
+        &create_one_dir::TABLE,
+        &path_under_rename::TABLE,
+        &redo_size::REDO_SIZE,
+        &redo_size::LOCK_SHARE,
+        &aim7_short::TABLE,
+        &xattr::TABLE,
+        &mbcache::TABLE,
+        &semop_multi::TABLE,
+        &ipc_users::TABLE,
+        &msg::TABLE,
+        &wakeup::TABLE,
     ]
 }
 
 /// Returns the table called `name`.
-pub(crate) fn find(name: &str) -> Option<&'static dyn Table> {
-    all().iter().copied().find(|table| table.name() == name)
+pub(crate) fn find(name: &str) -> Option<&'static Table> {
+    all().iter().copied().find(|table| table.name == name)
 }
 
 /// Returns the one of two values that is for `size`.
@@ -194,109 +204,8 @@ pub(crate) fn sized<T: Copy>(size: Size, (quick, full): (T, T)) -> T {
     }
 }
 
-/// Quick runs, which all tables are tested with.
 #[cfg(test)]
-pub(crate) mod quick {
-    use super::*;
-    use serde_json::Value;
-
-    /// Returns settings of a run of about a second.
-    pub(crate) fn settings() -> Settings {
-        Settings {
-            size: Size::Quick,
-            threads: vec![1, 2],
-            time_per_row: Duration::from_millis(25),
-            rounds: 5,
-            program: None,
-        }
-    }
-
-    /// Returns the first row of `variant` with these parameters, among others.
-    pub(crate) fn row<'a>(
-        rows: &'a [Row],
-        (variant, metric): (&str, &str),
-        params: &[(&str, Value)],
-    ) -> Option<&'a Row> {
-        rows.iter().find(|row| {
-            row.variant == variant
-                && row.metric == metric
-                && params.iter().all(|(key, value)| row.params.get(key) == Some(value))
-        })
-    }
-
-    /// Returns the parameters of cells.
-    pub(super) fn params(cells: &[bench::Cell]) -> Vec<Vec<(&'static str, Value)>> {
-        cells.iter().map(|cell| cell.0.clone().into_iter().collect()).collect()
-    }
-
-    /// Runs a table. Checks that each of `variants` has a whole row with a ratio, in every metric
-    /// of speed and with each of `cells`. Checks that the table measured no more than it announced.
-    pub(crate) fn check(
-        table: &dyn Table,
-        variants: &[&str],
-        cells: &[Vec<(&'static str, Value)>],
-    ) -> Vec<Row> {
-        let samples = table.run(&settings()).expect("all answers are right");
-        let rows = samples.rows();
-        for (variant, params) in variants.iter().flat_map(|v| cells.iter().map(move |c| (v, c))) {
-            for metric in ["ops_per_s", "ns_per_op"] {
-                let row = row(&rows, (variant, metric), params);
-                let row = row.unwrap_or_else(|| panic!("no {metric} of {variant} at {params:?}"));
-                assert!(row.median > 0.0 && row.min <= row.median && row.median <= row.max);
-                // A slice in which no worker got a processor does not count.
-                assert!(
-                    (1..=5).contains(&row.rounds) && row.ratio.is_some_and(|ratio| ratio > 0.0),
-                    "{row:?}"
-                );
-            }
-        }
-        assert!(!table.grids(&settings()).is_empty());
-        rows
-    }
-}
+pub(crate) use tests::quick;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tables_have_different_names_and_are_found_by_them() {
-        for table in all() {
-            let found = find(table.name()).map(|table| table.text().source);
-            assert_eq!(found, Some(table.text().source));
-        }
-        assert!(find("no-such-table").is_none());
-    }
-
-    /// The settings of a run without options, on two cores.
-    fn default_settings() -> Settings {
-        crate::settings(&crate::Pace { quick: false, threads: vec![], seconds: None })
-            .expect("they make sense")
-    }
-
-    #[test]
-    fn whole_set_fits_in_a_third_of_an_hour() {
-        let settings = default_settings();
-        assert!(settings.rounds >= 5);
-        let mut sum = Duration::ZERO;
-        for table in all() {
-            let slices: Duration = table.grids(&settings).iter().map(Grid::time).sum();
-            eprintln!("{:<17} {:>4.0} s", table.name(), slices.as_secs_f64());
-            assert!(slices > Duration::ZERO, "{} measures nothing", table.name());
-            sum += slices;
-        }
-        eprintln!("all of them take {:.1} minutes", sum.as_secs_f64() / 60.0);
-        assert!(sum < Duration::from_secs(20 * 60), "{sum:?}");
-    }
-
-    #[test]
-    fn time_follows_what_is_asked_for() {
-        let once = default_settings();
-        let twice = Settings { time_per_row: 2 * once.time_per_row, ..once.clone() };
-        for table in all() {
-            let time = |settings| table.grids(settings).iter().map(Grid::time).sum::<Duration>();
-            let factor = time(&twice).as_secs_f64() / time(&once).as_secs_f64();
-            assert!((1.9..=2.1).contains(&factor), "{}: x{factor}", table.name());
-        }
-    }
-}
+pub(crate) mod tests;

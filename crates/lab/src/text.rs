@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use crate::Report;
 use crate::samples::{Params, Row};
+use crate::table::Table;
 
 /// Returns the report as lines of text.
 pub(crate) fn render(report: &Report) -> String {
@@ -23,20 +24,26 @@ pub(crate) fn render(report: &Report) -> String {
     }
     let table = crate::table::find(report.table);
     let Some(table) = table else { return out };
-    let footer = table.footer(&report.rows);
-    if !footer.is_empty() {
-        let _ = writeln!(out, "\n{}", footer.trim_end());
+    let published = published(table);
+    if !published.is_empty() {
+        let _ = writeln!(out, "\n{}", published.trim_end());
     }
-    for (at, claim) in table.claims(&report.rows).iter().enumerate() {
+    for (at, claim) in (table.claims)(&report.rows).iter().enumerate() {
         let _ = writeln!(out, "{}{claim}", if at == 0 { "\n" } else { "" });
     }
     out
 }
 
+/// Returns the figures that the source of a table published, as lines.
+pub(crate) fn published(table: &Table) -> String {
+    let curves = (table.published)().map(|published| published.lines()).unwrap_or_default();
+    curves + table.note
+}
+
 /// Returns the parameters and metrics of the rows that the text shows, each once.
 pub(crate) fn params_of(report: &Report) -> Vec<(&Params, &str)> {
     let table = crate::table::find(report.table);
-    let is_shown = |row: &&Row| table.is_none_or(|table| !table.is_in_footer(row));
+    let is_shown = |row: &&Row| table.is_none_or(|table| !(table.is_in_note)(row));
     let mut groups = vec![];
     for row in report.rows.iter().filter(is_shown) {
         if !groups.contains(&(&row.params, row.metric)) {

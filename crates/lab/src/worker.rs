@@ -4,19 +4,19 @@
 //! namespace in a file that all workers map. Under the preload library the namespace answers the
 //! calls for the host kernel (`preload`). A worker stays for a whole table. It runs one slice for
 //! each line on its input, and answers with operations, wall time and processor time in
-//! nanoseconds:
+//! nanoseconds. A line is the cell of the table and the milliseconds of the slice:
 //!
 //! ```text
-//! table: own 128 off 1 2 20     worker: 412345 20000123 19876543
-//! table: answer                 worker: 0 0 0     (from now on it answers round trips)
+//! table: bytes=64 queue=own threads=2 workers=processes ms=20     worker: 412345 20000123 19876543
+//! table: answer                                                   worker: 0 0 0
 //! ```
 //!
-//! A line for semaphores has pattern, semaphores, undo, operations of a call, workers and
-//! milliseconds; a line for queues has bytes and milliseconds. A worker whose call fails ends, and
-//! the table fails.
+//! After `answer` the worker answers round trips. A worker whose call fails ends, and the table
+//! fails.
 //!
 //! Source: semop(2): Linux gives each process its own undo records.
 
+use std::cell::RefCell;
 use std::ffi::OsString;
 use std::io::{Write, stdin, stdout};
 use std::path::{Path, PathBuf};
@@ -24,17 +24,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
-use rustix::thread::CpuSet;
 
-use crate::client::{Client, Lap};
+use crate::client::Client;
+use crate::cpus;
 use crate::crew::{self, Slice};
-use crate::peer::{Scratch, all_cpus};
 use crate::pingpong::{self, QueuePair, SemPair};
 use crate::queues::{self, Queues};
+use crate::samples::Cell;
 use crate::sems::{self, Load, Sems};
 
-/// Where the file of a namespace is made.
-const TMPFS: &str = "/dev/shm";
 /// The line that makes a worker answer round trips.
 const ANSWER: &str = "answer";
 /// The preload library, and the folders beside the lab where it may be.
@@ -73,7 +71,7 @@ pub(crate) struct Job {
 }
 
 /// The processes of one variant.
-pub(crate) struct Workers(Vec<Client>);
+pub(crate) struct Workers(RefCell<Vec<Client>>);
 
 impl Workers {
     /// Starts so many workers, each on a processor of its own where there are enough. `objects` is
@@ -87,11 +85,11 @@ impl Workers {
         count: usize,
         objects: impl Fn(usize) -> Vec<String>,
     ) -> anyhow::Result<Workers> {
-        let cpus = cpu_of_each()?;
+        let cpus = cpus::each();
         let client = |worker: usize| {
             spawn(program, place, (worker, cpus[worker % cpus.len()]), objects(worker))
         };
-        Ok(Workers((0..count).map(client).collect::<anyhow::Result<_>>()?))
+        Ok(Workers(RefCell::new((0..count).map(client).collect::<anyhow::Result<_>>()?)))
     }
 
     /// Starts one worker that answers round trips until it is dropped.
@@ -107,19 +105,20 @@ impl Workers {
         let mut client = spawn(program, place, (0, cpu), objects)?;
         client.say(ANSWER)?;
         client.lap()?;
-        Ok(Workers(vec![client]))
+        Ok(Workers(RefCell::new(vec![client])))
     }
 
-    /// Runs one slice in the first `count` workers.
+    /// Runs one slice of a cell in as many workers as it has threads.
     ///
     /// # Errors
     /// If a call fails in a worker.
-    pub(crate) fn run(&mut self, line: &str, count: usize) -> anyhow::Result<Slice> {
-        ensure!(count <= self.0.len(), "there are {} processes", self.0.len());
-        let clients = &mut self.0[..count];
-        clients.iter_mut().try_for_each(|client| client.say(line))?;
-        let laps = clients.iter_mut().map(Client::lap).collect::<anyhow::Result<Vec<Lap>>>();
-        Ok(together(&laps.with_context(|| format!("in processes: {line}"))?))
+    pub(crate) fn run(&self, cell: &Cell, time: Duration) -> anyhow::Result<Slice> {
+        let (mut clients, count) = (self.0.borrow_mut(), cell.number("threads"));
+        let clients = clients.get_mut(..count).context("there are fewer processes")?;
+        let line = format!("{cell} ms={}", time.as_millis().max(1));
+        clients.iter_mut().try_for_each(|client| client.say(&line))?;
+        let laps = clients.iter_mut().map(Client::lap).collect::<anyhow::Result<Vec<Slice>>>();
+        Ok(Slice::together(laps.with_context(|| format!("in processes: {line}"))?.iter()))
     }
 }
 
@@ -132,42 +131,6 @@ pub(crate) fn of_sets(ids: &[i32], counts: &[u16]) -> Vec<String> {
 /// Returns the arguments that name message queues.
 pub(crate) fn of_queues(ids: &[i32]) -> Vec<String> {
     std::iter::once(String::from("--queues")).chain(ids.iter().map(i32::to_string)).collect()
-}
-
-/// Returns a folder for the files of namespaces, in memory where the host has a tmpfs.
-///
-/// # Errors
-/// If it cannot be made.
-pub(crate) fn folder(label: &str) -> anyhow::Result<Scratch> {
-    let tmpfs = Path::new(TMPFS);
-    if tmpfs.is_dir() {
-        return Scratch::new(tmpfs, label);
-    }
-    Scratch::new(&std::env::temp_dir(), label)
-}
-
-/// Returns the numbers of the processors of this process.
-///
-/// # Errors
-/// If none is known.
-pub(crate) fn cpu_of_each() -> anyhow::Result<Vec<usize>> {
-    let all = all_cpus()?;
-    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect();
-    ensure!(!cpus.is_empty(), "no processor is known");
-    Ok(cpus)
-}
-
-/// Returns the sum of several laps.
-fn together(laps: &[Lap]) -> Slice {
-    let ops: u64 = laps.iter().map(|lap| lap.ops).sum();
-    let cpu_ns: u64 = laps.iter().map(|lap| lap.cpu_ns).sum();
-    Slice {
-        ops_per_s: laps.iter().map(Lap::ops_per_s).sum(),
-        ns_per_op: cpu_ns as f64 / ops.max(1) as f64,
-        ops,
-        wrong: 0,
-        span: Duration::from_nanos(laps.iter().map(|lap| lap.wall_ns).max().unwrap_or(0)),
-    }
 }
 
 fn library() -> anyhow::Result<PathBuf> {
@@ -204,7 +167,7 @@ fn spawn(
     let (worker, cpu) = (worker.to_string(), cpu.to_string());
     args.extend(["--worker", &worker, "--cpu", &cpu].map(OsString::from));
     args.extend(objects.into_iter().map(OsString::from));
-    Client::spawn_with(program, args, &environment)
+    Client::spawn(program, args, &environment)
 }
 
 /// Works for a table until its input ends.
@@ -212,7 +175,7 @@ fn spawn(
 /// # Errors
 /// If the objects are missing, or a call fails.
 pub(crate) fn work(job: &Job) -> anyhow::Result<()> {
-    pingpong::pin(job.cpu);
+    cpus::pin(job.cpu);
     match (&job.namespace, job.queues.is_empty()) {
         (Some(file), true) => serve_sets(job, &sems::Ours::open(file)?.join(&job.sets)),
         (None, true) => serve_sets(job, &sems::Linux::join(&job.sets)),
@@ -222,8 +185,8 @@ pub(crate) fn work(job: &Job) -> anyhow::Result<()> {
 }
 
 fn serve_sets<S: Sems>(job: &Job, sems: &S) -> anyhow::Result<()> {
-    let slice = |line: &str| {
-        let (load, time) = Load::parse(line)?;
+    let slice = |line: &str, time| {
+        let load = Load::of(&Cell::parse(line, &Load::KEYS));
         let set =
             job.sets.iter().position(|(_, count)| *count == load.sems).context("no such set")?;
         Ok(crew::run(1, time, |_, turn| load.work(sems, set, job.worker, turn)))
@@ -232,15 +195,17 @@ fn serve_sets<S: Sems>(job: &Job, sems: &S) -> anyhow::Result<()> {
 }
 
 fn serve_queues<Q: Queues>(queues: &Q) -> anyhow::Result<()> {
-    let slice = |line: &str| {
-        let (bytes, time) = parse_queues(line)?;
+    let slice = |line: &str, time| {
+        let bytes = Cell::parse(line, &["bytes"]).number("bytes");
+        ensure!(bytes > 0, "{line} has no bytes");
         Ok(crew::run(1, time, |_, turn| queues::pairs(queues, (0, 1), bytes, turn)))
     };
     serve(slice, || pingpong::answer(&QueuePair(queues), || false))
 }
 
+/// Answers the lines of the table, until there are no more.
 fn serve(
-    slice: impl Fn(&str) -> anyhow::Result<Slice>,
+    slice: impl Fn(&str, Duration) -> anyhow::Result<Slice>,
     answer: impl Fn() -> bool,
 ) -> anyhow::Result<()> {
     for line in stdin().lines() {
@@ -249,17 +214,13 @@ fn serve(
             writeln!(stdout(), "0 0 0")?;
             ensure!(answer(), "an answer failed");
         }
-        let slice = slice(&line)?;
+        let ms = Cell::parse(&line, &["ms"]).number("ms");
+        ensure!(ms > 0, "{line} is no load");
+        let slice = slice(&line, Duration::from_millis(ms as u64))?;
         slice.check("a process")?;
-        let (wall_ns, cpu_ns) = (slice.span.as_nanos(), slice.ns_per_op * slice.ops as f64);
-        writeln!(stdout(), "{} {wall_ns} {cpu_ns:.0}", slice.ops)?;
+        writeln!(stdout(), "{} {} {}", slice.ops, slice.span.as_nanos(), slice.cpu_ns)?;
     }
     Ok(())
-}
-
-fn parse_queues(line: &str) -> anyhow::Result<(usize, Duration)> {
-    let (bytes, ms) = line.split_once(' ').with_context(|| format!("{line} is no load"))?;
-    Ok((bytes.parse()?, Duration::from_millis(ms.parse()?)))
 }
 
 fn parse_set(word: &str) -> Result<(i32, u16), String> {
@@ -271,18 +232,17 @@ fn parse_set(word: &str) -> Result<(i32, u16), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peer::Scratch;
 
     #[test]
-    fn line_of_a_load_is_read_back() {
-        assert_eq!(parse_queues("64 20").unwrap(), (64, Duration::from_millis(20)));
-        assert!(["", "64", "64 x", "x 20"].into_iter().all(|bad| parse_queues(bad).is_err()));
+    fn set_is_read_from_its_argument() {
         assert_eq!(parse_set("65537:128"), Ok((65_537, 128)));
         assert!(parse_set("7").is_err());
     }
 
     #[test]
     fn queue_of_a_namespace_is_the_one_that_another_joins() {
-        let folder = folder("msg-test").unwrap();
+        let folder = Scratch::in_memory("msg-test").unwrap();
         let file = folder.path().join("namespace");
         let ours = queues::Ours::open(&file).unwrap().with_queues(2).unwrap();
         let other = queues::Ours::open(&file).unwrap().join(&ours.raw_ids()[1..]);
@@ -292,7 +252,7 @@ mod tests {
 
     #[test]
     fn semaphores_of_a_namespace_are_those_that_another_joins() {
-        let folder = folder("sems-test").unwrap();
+        let folder = Scratch::in_memory("sems-test").unwrap();
         let file = folder.path().join("namespace");
         let mut ours = sems::Ours::open(&file).unwrap();
         ours.make(3).unwrap();

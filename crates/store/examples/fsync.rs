@@ -1,9 +1,9 @@
-//! The cost of making one file durable, in a store and on the host itself: microseconds per file,
-//! and commits.
+//! Measures how long fsync(2) of one file takes, in a store and directly on the host. Prints the
+//! microseconds per file and, for the store, the number of commits per file.
 //!
-//! Run `cargo run --release -p corewalk-store --example fsync -- DIR [COUNT [THREADS]]` with a DIR
-//! that does not exist. Prefix it with `strace -f -c -e trace=pwrite64,fdatasync,fsync,ftruncate`
-//! to count the calls on the host.
+//! Run `cargo run --release -p corewalk-store --example fsync -- DIR [COUNT [THREADS]]`. `DIR` must
+//! not exist yet. Prefix the command with `strace -f -c -e
+//! trace=pwrite64,fdatasync,fsync,ftruncate` to count the system calls.
 
 #![forbid(unsafe_code)]
 
@@ -18,7 +18,7 @@ use corewalk_store::{Store, StoreOptions};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// The measured step for one file, given by its name.
+/// One measured operation on the file of the given name.
 type Step<'a> = dyn Fn(&str) -> Outcome<()> + Sync + 'a;
 
 fn main() -> Outcome<()> {

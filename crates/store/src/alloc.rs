@@ -1,32 +1,34 @@
 //! The allocator of blocks of the data device.
 //!
-//! A block has 4096 bytes. The device has no fixed size: it grows if no free run fits. Free blocks
-//! are not stored. A mount computes them: a block is free if no extent has it.
+//! A block has 4096 bytes. The device has no fixed size: if no free run fits a request, the device
+//! grows. Free blocks are not stored. Each mount computes them: a block is free if no extent
+//! contains it.
 //!
 //! # How it works
-//! Free runs are in a tree by their first block. A small request takes blocks from a window that
-//! belongs to its shard of threads. So threads that write many small files neither contend nor
-//! interleave their blocks. A large request takes blocks from the tree.
+//! Free runs of blocks are in a tree, ordered by their first block. Each shard of threads has a
+//! window: a run that it has taken from the tree. A small request takes its blocks from the window
+//! of its shard. So threads that write many small files neither contend nor interleave their
+//! blocks. A large request takes blocks from the tree.
 //!
 //! # Invariants
 //! - A.1: a block is in exactly one place: the tree, a window, an extent, or the list of a layer
-//!   whose commit frees it. A block of a durable extent is allocated again only after a commit
-//!   without that extent is durable (see `journal`).
+//!   whose commit frees it. A freed block is allocated again only after a commit without its old
+//!   extent is durable (see `journal`).
 //!
 //! # Locks
-//! A window, then the tree. Both are leaves for other modules.
+//! The mutex of a window is locked before the mutex of the tree. No other lock is taken under them.
 
 use std::collections::BTreeMap;
 
 use corewalk_base::primitives::{SHARDS, shard_index};
 use corewalk_base::{Mutex, OwnLine};
 
-/// Number of blocks that an empty window gets from the tree: 1 MiB.
+/// Number of blocks that an empty window takes from the tree: 1 MiB.
 const WINDOW_BLOCKS: u64 = 256;
-/// Requests for at least this many blocks go to the tree.
+/// Requests for at least this many blocks bypass the windows and go to the tree.
 const LARGE_BLOCKS: u64 = 64;
-/// Maximum number of free runs that a request examines. Then it takes the largest of them or grows
-/// the device.
+/// Maximum number of free runs that a search examines for one that is long enough. After that, the
+/// request takes the longest of these runs, or the device grows.
 const EXAMINED_RUNS: usize = 8;
 
 /// A run of adjacent blocks.
@@ -36,12 +38,12 @@ pub(crate) struct Run {
     pub(crate) len: u64,
 }
 
-/// The free blocks. The module's documentation describes the rules.
+/// The allocator of the free blocks of a data device.
 pub(crate) struct Allocator {
     /// The window of each shard of threads. Each is protected by its own mutex.
     windows: Box<[OwnLine<Mutex<Run>>]>,
-    /// The free runs outside of windows. Protected by its own mutex, which is taken inside that of
-    /// a window.
+    /// The free runs outside of windows. Protected by its own mutex, which may be locked while that
+    /// of a window is held.
     tree: Mutex<Tree>,
 }
 
@@ -72,7 +74,8 @@ impl Allocator {
         Allocator { windows, tree: Mutex::new(tree) }
     }
 
-    /// Returns a run of up to `wanted` blocks, at least one. It starts at `goal` if that is free.
+    /// Allocates a run of one to `wanted` blocks. A large request gets blocks from `goal` on if
+    /// that block is free.
     pub(crate) fn take(&self, goal: Option<u64>, wanted: u64) -> Run {
         if wanted >= LARGE_BLOCKS {
             return self.tree.lock().take(goal, wanted);
@@ -86,7 +89,7 @@ impl Allocator {
         run
     }
 
-    /// Frees blocks that no durable extent has.
+    /// Frees blocks. No durable extent may still contain one of them.
     pub(crate) fn give(&self, run: Run) {
         if run.len > 0 {
             self.tree.lock().give(run);
@@ -112,8 +115,8 @@ impl Tree {
                 self.cut(start, len, start, wanted)
             }
             _ => {
-                // The next search starts behind the examined runs, and after the last run at the
-                // first one again.
+                // None of the examined runs fits. The next search starts behind them, or at the
+                // first run of the tree if there were none.
                 self.rover = best.map_or(0, |(start, len)| start + len);
                 let run = Run { start: self.end, len: wanted };
                 self.end += wanted;
@@ -122,7 +125,7 @@ impl Tree {
         }
     }
 
-    /// Takes up to `wanted` blocks, from block `from` on, out of a free run.
+    /// Takes up to `wanted` blocks out of the free run `start..start + len`, from block `from` on.
     fn cut(&mut self, start: u64, len: u64, from: u64, wanted: u64) -> Run {
         let run = Run { start: from, len: wanted.min(start + len - from) };
         self.free.remove(&start);

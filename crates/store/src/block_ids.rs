@@ -1,23 +1,24 @@
 //! Allocation of ids for attribute blocks.
 //!
-//! Free ids are used again before new ones. Each shard of threads has a list of free ids, so that
-//! threads do not contend. A thread whose list is empty takes over the list of another shard.
-//! Without that, the list of a thread that only frees ids would grow without bound: deferred
-//! de-duplication frees blocks and makes none.
+//! Free ids are used again before new ones. Each shard of threads has its own list of free ids, so
+//! that threads do not contend. A thread whose list is empty takes the list of another shard.
+//! Otherwise the list of a thread that only frees ids would grow without bound. Deferred
+//! de-duplication runs on such a thread.
 //!
 //! # Invariants
-//! - U.1: an id is in one list, belongs to one block, is held by one thread, or was never used.
-//! - U.2: no new id is drawn while any list has a free id, except a list that a thread changes at
-//!   the moment.
+//! - U.1: an id was never used, or it is in exactly one list, or belongs to one block, or one
+//!   thread has taken it.
+//! - U.2: no new id is used while a list has a free id, unless another thread is just changing that
+//!   list.
 //!
 //! # Locks
-//! One list at a time. They are leaves.
+//! The mutex of one list at a time. No other lock is taken under it.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{SHARDS, shard_index};
 use corewalk_base::{Mutex, OwnLine};
 
-/// The ids of attribute blocks. The module's documentation describes the rules.
+/// The allocator of the ids of attribute blocks.
 pub(crate) struct BlockIds {
     free: Box<[OwnLine<List>]>,
     next: AtomicU64,
@@ -28,7 +29,7 @@ pub(crate) struct BlockIds {
 struct List {
     /// Protected by its own mutex.
     numbers: Mutex<Vec<u64>>,
-    /// Length of `numbers`. Stored under `numbers`.
+    /// Length of `numbers`. Written under the mutex of `numbers`, read without it.
     len: AtomicU64,
 }
 
@@ -43,7 +44,8 @@ impl BlockIds {
     pub(crate) fn take(&self) -> u64 {
         let own = &self.free[shard_index()];
         let free = own.change(Vec::pop).or_else(|| {
-            // ORDERING: Relaxed. A hint; the lock decides.
+            // ORDERING: Relaxed. The length is a hint. `take` looks at the list again under its
+            // mutex.
             let is_some = |list: &&OwnLine<List>| list.len.load(Ordering::Relaxed) > 0;
             self.free.iter().filter(is_some).find_map(|list| {
                 let mut numbers = list.change(std::mem::take);
@@ -52,7 +54,7 @@ impl BlockIds {
                 Some(number)
             })
         });
-        // ORDERING: Relaxed. Only the numbers must differ.
+        // ORDERING: Relaxed. Two threads must get different ids, which any atomic addition ensures.
         free.unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed))
     }
 
@@ -66,8 +68,8 @@ impl List {
     fn change<R>(&self, change: impl FnOnce(&mut Vec<u64>) -> R) -> R {
         let mut numbers = self.numbers.lock();
         let done = change(&mut numbers);
-        // ORDERING: Relaxed. The length changes under the lock of the list. A thread without the
-        // lock uses it as a hint.
+        // ORDERING: Relaxed. The length changes under the mutex of the list. A thread that reads it
+        // without the mutex uses it as a hint.
         self.len.store(numbers.len() as u64, Ordering::Relaxed);
         done
     }

@@ -1,43 +1,43 @@
 //! Attribute blocks, shared by inodes with equal extended attributes.
 //!
-//! A block has an id, a content and a count of users. It is stored as two records, so that a new
-//! user does not rewrite the content. The content of a *shared* block never changes. If its only
-//! user changes, a block with another content takes over its id. Shared blocks are in memory while
-//! they are in use. The [`ShareIndex`] finds equal ones; it is filled as blocks are read and made.
-//! The steps follow the protocol of `corewalk-mbcache`.
+//! A block has an id, a content and a count of users, in two records, so that a new user does not
+//! rewrite the content. The content of a *shared* block never changes, except when its only user
+//! sets another content. Then a new block takes over its id. Shared blocks stay in memory while
+//! they are in use. The [`ShareIndex`] finds blocks with equal contents. Each block enters it when
+//! it is read from disk or made. The steps follow the protocol of `corewalk-mbcache`.
 //!
 //! A *private* block has one user, and only that inode refers to it in memory. Its record has no
-//! hash ([`UNHASHED`]), and it is in neither table nor index. So a change takes no lock but the
-//! inode's. Three kinds of attribute sets are private: those that change often, until a commit
-//! (`late`); those above [`SHARED_BYTES_MAX`]; and all in a store without sharing.
+//! hash ([`UNHASHED`]), and the block is in neither the table nor the index. So a change of the
+//! block takes no lock but that of the inode. Three kinds of sets are private. These are sets that
+//! change often, until a commit shares them (`late`), sets longer than [`SHARED_BYTES_MAX`], and
+//! all sets of a store without sharing.
 //!
-//! The index key of a block is the hash of its content, for a long content a hash of samples
-//! (`hash`). After [`COMPARISONS_MAX`] comparisons of different contents with one key, the hash of
-//! all bytes is the key instead. So crafted collisions cost bounded time, and equal contents are
-//! still shared.
+//! The index key of a block is the hash of its content, or of samples of a long content (`hash`).
+//! After [`COMPARISONS_MAX`] different contents with one key, the hash of all bytes is the key. So
+//! crafted collisions cost bounded time, and equal contents are still shared.
 //!
 //! # Invariants
 //! - K.1: the users of a block are the inodes that name it.
 //! - K.2: a block has at most as many users as the index allows.
-//! - K.3: a block without users has no records, and is never in the index. Trap T34 is a block that
-//!   is found for reuse while its last user frees it.
-//! - K.4: a change in place first looks up the new content. The block is out of the index while it
-//!   changes, so that it does not find itself, which is trap T38.
-//! - K.5: a block is in memory once. It is in the table before its id is visible, and until its
-//!   records are gone. Free ids are used again first, so a block that comes and goes in one
-//!   transaction leaves no record.
-//! - K.6: a block is locked before it is in the table, until it is in the index. So the index gets
-//!   no update about a block that it does not know (H.5), and a freed block is not entered.
-//! - K.7: unused blocks take no more memory than used ones, or than [`SHARD_BYTES`] per shard. A
-//!   shard is scanned again after at most [`SHARD_BLOCKS`] new blocks.
-//! - K.8: a private block is reached from its inode only. A stale id from the index leads to no
-//!   such block: the table lacks it, and a record without a hash is used for an inode only. A
-//!   block's record and its entry in the table change together, under the lock of the shard.
+//! - K.3: a block without users has no records and is not in the index. Otherwise an inode could
+//!   find the block and use it while its last user frees it (trap T34).
+//! - K.4: a change in place first looks up the new content, while the old block is out of the
+//!   index. Otherwise the lookup could find the changing block itself (trap T38).
+//! - K.5: a block is in memory at most once. It is in the table before its id is visible, and until
+//!   its records are removed. A block made and freed in one transaction leaves no record.
+//! - K.6: the users of a block are locked before it is put into the table, until it is in the
+//!   index. So the index knows the blocks of all updates (H.5), and no freed block enters it.
+//! - K.7: unused blocks take no more memory than used ones, or at most [`SHARD_BYTES`] per shard. A
+//!   shard is scanned for unused blocks after at most [`SHARD_BLOCKS`] new ones.
+//! - K.8: a private block is reached only through its inode. The table lacks it, and `get_for`
+//!   refuses its record for a stale id from the index. Record and table entry of a block change
+//!   together, under the mutex of the shard.
 //!
 //! # Locks
-//! The users of a block; within it records, the index and the lock of a shard. Within the lock of a
-//! shard, records: it is held while a block is read. Inodes are locked before both. A thread locks
-//! one block at a time, except a new one that no other thread has seen (K.6).
+//! The mutex of the users of a block is the lock of the block. Records, the index and the mutex of
+//! a shard may be locked under it. Records may also be locked under the mutex of a shard. An inode
+//! is locked before all of these. A thread locks one block at a time, except a new one that no
+//! other thread has seen.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -52,19 +52,20 @@ use crate::journal::View;
 use crate::record::{Key, Kind, UNHASHED, UsersRecord};
 use crate::share::{Removal, ShareIndex};
 
-/// Number of shards of the table.
+/// Number of shards of the table of shared blocks.
 const SHARDS: usize = 64;
-/// A shard with more blocks than this drops unused ones.
+/// A shard with more blocks than this is scanned, and its unused blocks are dropped.
 const SHARD_BLOCKS: usize = 1024;
-/// A shard with more bytes of content than this drops unused blocks.
+/// A shard with more bytes of content than this is scanned, and its unused blocks are dropped.
 const SHARD_BYTES: usize = 512 << 10;
-/// The longest content that is shared. Longer ones are rarely equal and slow to compare.
+/// The longest content that is shared, in bytes. Longer contents are rarely equal, and to compare
+/// them is slow.
 const SHARED_BYTES_MAX: usize = 128 << 10;
-/// Maximum number of different contents with one key that are compared. Then the hash of all bytes
-/// is the key.
+/// Maximum number of different contents with one key that `find` compares. After that, the hash of
+/// all bytes is the key.
 const COMPARISONS_MAX: u32 = 4;
 
-/// The attribute blocks of a store. The module's documentation describes the rules.
+/// The attribute blocks of a store.
 pub(crate) struct Blocks {
     /// The table of shared blocks, by id. Each shard is protected by its own mutex.
     shards: Box<[OwnLine<Mutex<Shard>>]>,
@@ -77,7 +78,7 @@ pub(crate) struct Blocks {
     users: ShardedCounter,
 }
 
-/// The attribute blocks of a store, as a mount finds them.
+/// The numbers of attribute blocks that a mount has counted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct BlockTotals {
     pub(crate) blocks: u64,
@@ -87,37 +88,37 @@ pub(crate) struct BlockTotals {
     pub(crate) last_id: u64,
 }
 
-/// The locked users of a block, for a user that leaves.
+/// The locked count of users of a block from which one user is to be removed.
 struct LockedUsers<'a> {
     users: MutexGuard<'a, u32>,
     /// True if the leaving user is the only one.
     is_last: bool,
 }
 
-/// When a new attribute set of an inode is de-duplicated.
+/// The time at which a new attribute set of an inode is de-duplicated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
     AtOnce,
-    /// The block is private until [`Blocks::share_late`].
+    /// The block stays private until [`Blocks::share_late`].
     Late,
 }
 
-/// The origin of a request for a block by id.
+/// Tells from where the id of a requested block comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LookupOrigin {
-    /// An inode that names the block.
+    /// From the record of an inode that uses the block.
     User,
     Index,
 }
 
-/// Blocks of the table. All fields are protected by the mutex of the shard.
+/// Shared blocks in memory. All fields are protected by the mutex of the shard.
 #[derive(Default)]
 struct Shard {
     blocks: HashMap<u64, Arc<Block>, foldhash::fast::FixedState>,
     /// Bytes of the contents of `blocks`.
     bytes: usize,
-    /// If the shard has more blocks, or more bytes, than these bounds, it is scanned for unused
-    /// blocks.
+    /// The maximum number of blocks, and the maximum of bytes, up to which the shard is not scanned
+    /// for unused blocks.
     bound: usize,
     bytes_bound: usize,
     /// Blocks added since the last scan.
@@ -130,8 +131,8 @@ pub(crate) struct Block {
     content: Arc<[u8]>,
     hash: Hash,
     is_private: bool,
-    /// The number of users, 0 once the block is freed. Protected by its own mutex, the lock of the
-    /// block. It also protects the records of the block and its entry in the index.
+    /// The number of users, 0 once the block is freed. This mutex is the lock of the block. It also
+    /// protects the records of the block and its entry in the index.
     users: Mutex<u32>,
 }
 
@@ -187,8 +188,8 @@ impl Block {
         view.put(Key::of(Kind::XattrUsers, self.id), &self.users_record(users).encode());
     }
 
-    /// Saves a block whose id has no records. So if the block is freed before a commit, the
-    /// transaction needs no record of the removal.
+    /// Saves a new block, whose id has no committed records. If the block is freed before a commit,
+    /// the transaction needs no record of the removal.
     fn save_new(&self, view: &View) {
         view.put_new(Key::of(Kind::XattrUsers, self.id), &self.users_record(1).encode());
         view.put_new_shared(Key::of(Kind::Xattr, self.id), self.content.clone());
@@ -254,7 +255,7 @@ impl Blocks {
         };
         let hash = Hash { stored: hash, key };
         let block = Block::new(id, content, hash, users);
-        // K.6: lock the block before it is in the table, until it is in the index.
+        // K.6: keep the block locked from before it is in the table until it is in the index.
         let users = block.users.lock();
         shard.keep(&block);
         drop(shard);
@@ -263,7 +264,7 @@ impl Blocks {
         Ok(block)
     }
 
-    /// Returns a block with this content and counts one more user of it.
+    /// Returns a shared block with this content, and counts one more user of it.
     ///
     /// # Errors
     /// `ENOSPC`.
@@ -285,8 +286,8 @@ impl Blocks {
         Ok(self.make(hash, content, view))
     }
 
-    /// De-duplicates a private block. Returns true if the inode has to name another block now. The
-    /// call never needs space.
+    /// De-duplicates a private block. Returns true if the block of the inode has another id now, so
+    /// that the record of the inode must change. The call never needs space.
     pub(crate) fn share_late(&self, own: &mut Arc<Block>, view: &View, space: &Budget) -> bool {
         if own.is_hashed() || !self.can_share(&own.content) {
             return false;
@@ -304,8 +305,8 @@ impl Blocks {
         }
     }
 
-    /// Removes a user from a block. Frees the block if it was the last user. A block with a damaged
-    /// count of users is left alone.
+    /// Removes a user from a block, and frees the block if it was the last user. If the count of
+    /// users is damaged, the block does not change.
     pub(crate) fn release(&self, block: &Block, view: &View, space: &Budget) {
         let Ok(LockedUsers { mut users, is_last }) = self.lock_to_leave(block) else { return };
         if !is_last {
@@ -339,7 +340,8 @@ impl Blocks {
         let can_share = self.can_share(content);
         if when == When::Late || !can_share {
             match self.keep_private(own, content, view, space) {
-                // The space is not needed if a shared block has an equal content, so look for one.
+                // There is no space for a new block. A shared block with an equal content needs
+                // none, so look for one.
                 Err(Errno::NOSPC) if can_share => {}
                 done => return done,
             }
@@ -354,7 +356,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// As [`Blocks::replace`] with a content that no block has. Returns the block.
+    /// Replaces the content for one user of `own`, like [`Blocks::replace`], with a content that no
+    /// block has. Returns the block.
     fn replace_with_new(
         &self,
         old: &Arc<Block>,
@@ -373,7 +376,7 @@ impl Blocks {
             self.leave(old, users, view);
             return Ok(self.make(hash, content, view));
         }
-        // K.4: the block is out of the index, so it gets no new user.
+        // K.4: the block is out of the index, so no thread can add a user to it.
         *users = 0;
         let new = Block::new(old.id, content.into(), hash, 1);
         let new_users = new.users.lock();
@@ -424,7 +427,7 @@ impl Blocks {
         }
         *users = 0;
         let new = Block::private(own.id, content.into());
-        // K.8: record and table entry change together, under the lock of the shard.
+        // K.8: change the record and the table entry together, under the mutex of the shard.
         let mut shard = self.shard(own.id).lock();
         new.save(view);
         new.save_users(1, view);
@@ -440,7 +443,7 @@ impl Blocks {
         let block = Block::new(own.id, own.content.clone(), hash, 1);
         let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
-        // K.8: record and table entry change together, under the lock of the shard.
+        // K.8: change the record and the table entry together, under the mutex of the shard.
         block.save_users(1, view);
         shard.keep(&block);
         drop(shard);
@@ -456,15 +459,15 @@ impl Blocks {
         }
     }
 
-    /// Returns a block with this content and one user more. If there is none, returns the hashes
-    /// for a new one.
+    /// Returns a shared block with this content, and counts one more user of it. If there is no
+    /// such block, returns the hashes for a new one.
     fn find(&self, content: &[u8], view: &View) -> Result<Arc<Block>, Hash> {
         let stored = self.secret.hash(content);
         let mut hash = Hash { stored, key: stored };
         let (mut found, mut others) = (None, 0);
         let mut look = |key: u64| {
             self.index.find(key, &mut |id| {
-                // A block that cannot be read is not shared.
+                // Do not share a block that cannot be read.
                 let Ok(block) = self.get_for(LookupOrigin::Index, id, view) else { return false };
                 match self.take(&block, key, content, view) {
                     Some(true) => found = Some(block),
@@ -492,8 +495,8 @@ impl Blocks {
         if others < COMPARISONS_MAX { hash } else { self.secret.hash_whole(content) }
     }
 
-    /// Adds a user to a block if it has this content. Returns None if the block has the maximum
-    /// number of users, and false if its content differs.
+    /// Adds a user to the block if it has this content. Returns `Some(false)` if its content
+    /// differs, and None if no user can be added.
     fn take(&self, block: &Block, key: u64, content: &[u8], view: &View) -> Option<bool> {
         if block.hash.key != key || *block.content != *content {
             return Some(false);
@@ -513,7 +516,8 @@ impl Blocks {
         let block = Block::new(self.ids.take(), content.into(), hash, 1);
         let users = block.users.lock();
         let mut shard = self.shard(block.id).lock();
-        // K.5: a thread with a stale id finds no block, or finds this block complete.
+        // K.5: save the records before the block is in the table. A thread with a stale id then
+        // finds no block, or a complete one.
         block.save_new(view);
         shard.keep(&block);
         drop(shard);
@@ -538,13 +542,13 @@ impl Blocks {
         self.is_sharing && content.len() <= SHARED_BYTES_MAX
     }
 
-    /// Locks the users of a block for a user that leaves. If it is the only user, the block is out
-    /// of the index. Otherwise the caller calls `left` after it has unlocked the users. The index
-    /// does not know private blocks.
+    /// Locks the users of a block from which one user is to be removed. If that is the only user,
+    /// the block is removed from the index first. Otherwise the caller has to call `left` of the
+    /// index after it has unlocked the users. Private blocks are not in the index.
     ///
     /// # Errors
-    /// `EIO` for a block without users: more inodes name it than were counted, against K.1. Its
-    /// room was given back already.
+    /// `EIO` if the block has no users: more inodes name it than were counted, against K.1. The
+    /// space of the block was already freed.
     fn lock_to_leave<'a>(&self, block: &'a Block) -> Result<LockedUsers<'a>, Errno> {
         if block.is_private {
             return Ok(LockedUsers { users: block.users.lock(), is_last: true });
@@ -567,7 +571,7 @@ impl Blocks {
             drop(users);
             self.index.left(block.id);
             self.index.wait(key, block.id);
-            // If the block has gained a user meanwhile, it has to be in the index again.
+            // If the block has gained a user meanwhile, put it back into the index.
             let users = block.users.lock();
             if *users > 1 {
                 self.enter(block, *users);
@@ -588,10 +592,10 @@ impl Blocks {
         }
     }
 
-    /// Removes a user from a block that has others, and unlocks it.
+    /// Removes a user from a block that has other users, and unlocks the block.
     fn leave(&self, block: &Block, mut users: MutexGuard<'_, u32>, view: &View) {
         *users -= 1;
-        // Older stores may have longer shared blocks. They stay out of the index.
+        // An earlier version shared longer contents too. Such blocks are not in the index.
         if block.is_hashed() && block.content().len() <= SHARED_BYTES_MAX {
             self.index.note_users(block.hash.key, block.id, *users);
         }
@@ -607,15 +611,15 @@ impl Blocks {
 }
 
 impl Shard {
-    /// Adds a block that no other thread has seen. The caller has locked its users.
+    /// Adds a block that no other thread has seen to the table. The caller has locked its users.
     fn keep(&mut self, block: &Arc<Block>) {
         debug_assert!(block.users.try_lock().is_none(), "K.6");
         self.bytes += block.content.len();
         let old = self.blocks.insert(block.id, block.clone());
         self.bytes -= old.map_or(0, |old| old.content.len());
         self.kept += 1;
-        // The bounds may date from a time when many more blocks were in use. `kept` limits how long
-        // they apply.
+        // The bounds may be left from a time when many more blocks were in use. The number of
+        // blocks since the last scan (`kept`) limits how long they apply.
         let has_few =
             self.blocks.len() <= self.bound.max(SHARD_BLOCKS) && self.kept <= SHARD_BLOCKS;
         if has_few && self.bytes <= self.bytes_bound.max(SHARD_BYTES) {
@@ -623,7 +627,8 @@ impl Shard {
         }
         self.blocks.retain(|_, block| Arc::strong_count(block) > 1);
         self.bytes = self.blocks.values().map(|block| block.content.len()).sum();
-        // The next scan comes after the size has doubled, so scans cost as little as additions.
+        // Scan next when the size has doubled. So the scans together cost no more than the
+        // additions.
         (self.bound, self.bytes_bound) = (2 * self.blocks.len(), 2 * self.bytes);
         self.kept = 0;
     }
@@ -634,7 +639,7 @@ impl Shard {
     }
 }
 
-/// Returns the blocks of the space budget that a content takes.
+/// Returns how many blocks of the space budget a content takes.
 pub(crate) fn charge(content: &[u8]) -> u64 {
     (content.len() as u64).div_ceil(BLOCK_BYTES)
 }
@@ -653,7 +658,8 @@ mod tests {
         shard.keep(block);
     }
 
-    /// K.7: long unused contents are dropped long before there are many of them.
+    /// K.7: unused long contents are dropped by their bytes, long before their number reaches
+    /// `SHARD_BLOCKS`.
     #[test]
     fn contents_that_nobody_uses_are_bounded_in_bytes() {
         let mut shard = Shard::default();
@@ -684,11 +690,12 @@ mod tests {
         assert!(shard.blocks.len() <= 2, "the last, and one more");
     }
 
-    /// K.7: the bound from a peak of used blocks does not apply for long after it.
+    /// K.7: the bound left from a peak of used blocks must not keep many unused blocks in memory.
     #[test]
     fn bound_of_a_peak_is_not_kept() {
         let mut shard = Shard::default();
-        // The last scan was at about 4 times `SHARD_BLOCKS`; the next would be at 8.
+        // At the last scan the shard had about 4 times `SHARD_BLOCKS` blocks. By the bound alone,
+        // the next scan would come at twice that number.
         let peak = 5 * SHARD_BLOCKS as u64;
         let used: Vec<_> = (0..peak).map(|id| block(id, 10)).collect();
         used.iter().for_each(|block| keep(&mut shard, block));
@@ -698,7 +705,7 @@ mod tests {
         assert!(shard.blocks.len() <= SHARD_BLOCKS, "{} blocks", shard.blocks.len());
     }
 
-    /// While contents are short, the number of blocks is the bound.
+    /// While contents are short, unused blocks are dropped by their number and not by their bytes.
     #[test]
     fn short_contents_are_kept() {
         let mut shard = Shard::default();

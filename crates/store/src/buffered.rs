@@ -1,20 +1,21 @@
 //! A write-buffering overlay: a device that keeps its writes in memory until the mount releases
 //! them.
 //!
-//! Opening a database writes: an unclean database is repaired, a clean one is marked in use. But a
-//! refused mount must leave a store as it was. So the mount opens the database on a
-//! [`BufferedDevice`] device, which keeps writes in memory, and then checks the rest of the store.
-//! [`BufferedDevice::release`] applies the writes in their order; after that the device passes all
-//! calls through. If the mount is refused, the writes are dropped with the device.
+//! To open a database is to write it: an unclean database is repaired, and a clean one is marked as
+//! in use. But a refused mount must leave a store as it was. So the mount opens the database on a
+//! [`BufferedDevice`], which keeps writes in memory, and then checks the rest of the store. If the
+//! mount succeeds, [`BufferedDevice::release`] applies the writes in their order. After that the
+//! device passes all calls on. If the mount is refused, the writes are dropped with the device.
 //!
 //! # Invariants
-//! - H.1: the device below is not changed before [`BufferedDevice::release`], nor after a release
-//!   that failed.
-//! - H.2: the device below sees the same writes and syncs, in the same order, as without this one.
-//!   So a crash between them leaves the same state.
+//! - H.1: the device below does not change before [`BufferedDevice::release`], nor after a failed
+//!   release.
+//! - H.2: the device below gets the same writes and syncs in the same order as without a
+//!   `BufferedDevice`. So a crash during the release leaves the same state as a crash during an
+//!   unbuffered open.
 //!
 //! # Limits
-//! Pending writes take twice their size in memory. Opening a database writes its header a few
+//! Each pending write takes twice its size in memory. Opening a database writes its header a few
 //! times: 1,600 bytes in all for an unclosed database of 539 MB.
 
 use std::io;
@@ -51,10 +52,10 @@ pub(crate) struct BufferedDevice {
 }
 
 impl BufferedDevice {
-    /// Returns a device above `device` that buffers its writes.
+    /// Returns a device that buffers the writes to `device`.
     ///
     /// # Errors
-    /// The error of the device when it is asked for its length.
+    /// The error of `device` when it is asked for its length.
     pub(crate) fn new(device: Arc<dyn Device>) -> io::Result<BufferedDevice> {
         let overlay = Overlay::new(Some(device.clone()))?;
         let waiting = Mutex::new(Some(Waiting { overlay, steps: Vec::new() }));
@@ -64,7 +65,7 @@ impl BufferedDevice {
     /// Applies the pending writes and stops buffering.
     ///
     /// # Errors
-    /// The error of the device. The failed call and the later ones are never made.
+    /// The error of the device below. The failed call and the later ones are dropped.
     pub(crate) fn release(&self) -> io::Result<()> {
         let mut waiting = self.waiting.lock();
         for step in waiting.iter_mut().flat_map(|waiting| waiting.steps.drain(..)) {
@@ -75,20 +76,20 @@ impl BufferedDevice {
             }
         }
         *waiting = None;
-        // ORDERING(buffered): Release. A thread that sees this sees the device after all pending
-        // writes.
+        // ORDERING(buffered): Release. Pairs with the load in `choose`. A thread that loads true
+        // there sees the device below with all pending writes applied.
         self.is_released.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Calls `held` with the pending writes, or `released` with the device below.
+    /// Calls `held` with the pending writes, or after the release `released` with the device below.
     fn choose<R>(
         &self,
         held: impl FnOnce(&mut Waiting) -> io::Result<R>,
         released: impl FnOnce(&dyn Device) -> io::Result<R>,
     ) -> io::Result<R> {
-        // ORDERING(buffered): Acquire. See `release`. A thread that sees false checks again under
-        // the lock.
+        // ORDERING(buffered): Acquire. Pairs with the store in `release`. A thread that loads false
+        // checks `waiting` again under its mutex.
         if !self.is_released.load(Ordering::Acquire)
             && let Some(waiting) = &mut *self.waiting.lock()
         {
@@ -104,7 +105,7 @@ impl Device for BufferedDevice {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        // Only one of the two closures is called.
+        // Both closures need `buf`, but only one of them is called.
         let buf = std::cell::RefCell::new(buf);
         self.choose(
             |waiting| waiting.overlay.read_at(offset, &mut buf.borrow_mut()),
@@ -192,7 +193,8 @@ mod tests {
         device.write_at(5, b"end").unwrap();
     }
 
-    /// H.1: a read sees pending writes at once. The device below sees them after the release.
+    /// H.1: a read through the `BufferedDevice` sees pending writes at once. The device below gets
+    /// them at the release.
     #[test]
     fn changes_wait_until_they_are_released() {
         let below = Arc::new(Overlay::new(None).unwrap());

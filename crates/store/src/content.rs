@@ -1,23 +1,26 @@
-//! The content of a regular file: its size and its bytes.
+//! The content of a regular file: its size, and the extents that hold its bytes.
 //!
 //! A write goes straight to the data device, which the host caches. A transaction records only
-//! where the bytes are. The rules for holes and reserved blocks are those of tmpfs.
+//! where the bytes are. For holes and reserved blocks the same rules apply as in `corewalk::tmpfs`.
 //!
 //! # After a crash
-//! - Blocks that the last commit gave to a file are overwritten in place, as in ext4 with
-//!   `data=ordered`. Some of them may have newer bytes. Nothing else of the file has changed.
+//! - Blocks that belonged to the file at the last commit are overwritten in place, as in ext4 with
+//!   `data=ordered`. So after a crash some of them may have newer bytes. Nothing else of the file
+//!   has changed.
 //! - A new block is written, padded with zeros, before an extent refers to it. A freed block is
 //!   allocated again only after the commit that frees it. So a file never shows bytes of another
 //!   file, nor bytes that were never written.
 //!
 //! # Invariants
-//! - D.1: bytes of a block behind the size have no meaning. A call that makes the file longer first
-//!   zeroes them. So truncation writes no data.
-//! - D.2: no written block is behind the size. Reserved ones may be (`KEEP_SIZE`).
+//! - D.1: bytes behind the size in the last block have no meaning. A call that makes the file
+//!   longer zeroes them first. So truncation writes no data.
+//! - D.2: no block behind the size is written. A block there may be reserved
+//!   (`FALLOC_FL_KEEP_SIZE`).
 //! - D.3: every block is charged to the budget.
 //!
 //! # Errors
-//! A call checks and charges before it changes anything. A write may be short, as write(2) says.
+//! A call checks its arguments and charges the budget before it changes the file. A write may be
+//! short, as write(2) allows.
 //!
 //! Source: write(2), truncate(2), fallocate(2), lseek(2); `corewalk::tmpfs`, which must behave
 //! alike.
@@ -41,7 +44,7 @@ const RESERVE_BLOCKS_MAX: u64 = (1 << 40) / BLOCK_BYTES;
 /// A block of zeros.
 const ZEROS: [u8; BLOCK_BYTES as usize] = [0; BLOCK_BYTES as usize];
 
-/// The content of a regular file. The module's documentation describes the rules.
+/// The size and the extents of a regular file.
 #[derive(Debug, Default)]
 pub(crate) struct Content {
     pub(crate) size: u64,
@@ -107,8 +110,8 @@ impl Content {
         self.extents.as_ref().map(ExtentMap::blocks)
     }
 
-    /// Reads at `offset` into `buf`. Returns the count of bytes, which is short only at the end.
-    /// `EIO`.
+    /// Reads at `offset` into `buf`. Returns the number of bytes, which is below the length of
+    /// `buf` only at the end of the file. `EIO` if they cannot be read.
     pub(crate) fn read(
         &self,
         journal: &Journal,
@@ -133,7 +136,7 @@ impl Content {
     }
 
     /// Returns the offset of the next data or hole at or behind `offset`. The end of the file
-    /// counts as a hole. `ENXIO` if there is none before the end.
+    /// counts as a hole. `ENXIO` if `offset` is behind the end, or no data follows.
     pub(crate) fn seek(&self, offset: u64, what: Seek) -> Result<u64, Errno> {
         if offset >= self.size {
             return Err(Errno::NXIO);
@@ -150,12 +153,12 @@ impl Content {
         Ok(at.clamp(offset, self.size))
     }
 
-    /// Writes `bytes` at `offset`. Returns the count, which is short if the space or the offsets
-    /// run out.
+    /// Writes `bytes` at `offset`. Returns the number of written bytes. It is smaller if the space
+    /// runs out, or if the file reaches its largest size.
     ///
     /// # Errors
     /// `EFBIG` if `offset` is not below the largest size; `ENOSPC` if there is no space for one
-    /// byte; `EIO`; `ESTALE`.
+    /// byte; `EIO` if the host fails; `ESTALE` if the file was freed.
     pub(crate) fn write(
         &mut self,
         tx: FileTx<'_>,
@@ -192,8 +195,8 @@ impl Content {
         Ok((at - offset) as usize)
     }
 
-    /// Writes as many of `bytes` as fit into one extent, old or new. Returns their count; 0 if
-    /// there is no space.
+    /// Writes the first of `bytes`, as many as fit into one extent, old or new. Returns their
+    /// number, or 0 if there is no space.
     fn write_span(&mut self, tx: FileTx<'_>, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let (block, within) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
         let wanted = (within + bytes.len() as u64).div_ceil(BLOCK_BYTES);
@@ -234,10 +237,11 @@ impl Content {
         }
     }
 
-    /// Makes the steps of a change of size that can fail. A reader sees no difference.
+    /// Does those steps of a change of size that can fail. A reader sees no difference.
     ///
     /// # Errors
-    /// `EFBIG` for a size above the maximum; `EIO`, `ESTALE`.
+    /// `EFBIG` for a size above the maximum; `EIO` if the host fails; `ESTALE` if the file was
+    /// freed.
     pub(crate) fn prepare_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size > SIZE_MAX {
             return Err(Errno::FBIG);
@@ -246,8 +250,8 @@ impl Content {
         self.zero_end(tx, size)
     }
 
-    /// Sets the size. A larger size adds a hole. A size that is not larger frees the reserved
-    /// blocks behind it, as on ext4. Cannot fail after [`Content::prepare_size`].
+    /// Sets the size. A larger size adds a hole. A smaller or equal size frees the reserved blocks
+    /// behind it, as on ext4. Cannot fail after [`Content::prepare_size`].
     pub(crate) fn set_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size <= self.size {
             self.remove(tx, size.div_ceil(BLOCK_BYTES)..u64::MAX)?;
@@ -257,7 +261,7 @@ impl Content {
         Ok(())
     }
 
-    /// Returns how many blocks [`Content::allocate`] takes; 0 for a call that it refuses.
+    /// Returns how many new blocks [`Content::allocate`] needs, or 0 for a call that it refuses.
     ///
     /// # Errors
     /// `EIO`, `ESTALE`.
@@ -322,13 +326,13 @@ impl Content {
     pub(crate) fn discard(&mut self, tx: FileTx<'_>) -> Result<(), Errno> {
         self.remove(tx, 0..u64::MAX)?;
         self.flush(tx);
-        // A freed file is not saved, so its change is not reported.
+        // A freed file is not saved, so nothing has to know that its extents moved.
         (self.size, self.has_moved) = (0, false);
         self.is_dead = true;
         Ok(())
     }
 
-    /// Removes the range and moves the blocks behind it down.
+    /// Removes the range, and moves the blocks behind it towards the start of the file.
     fn collapse(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if !is_whole_blocks(&range) || range.end >= self.size {
             return Err(Errno::INVAL);
@@ -340,7 +344,8 @@ impl Content {
         Ok(())
     }
 
-    /// Moves the blocks from the start of the range on up, which leaves a hole.
+    /// Moves the blocks from the start of the range on towards the end of the file. Leaves a hole
+    /// at the range.
     fn insert(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if !is_whole_blocks(&range) || range.start >= self.size {
             return Err(Errno::INVAL);
@@ -355,8 +360,8 @@ impl Content {
         Ok(())
     }
 
-    /// Reserves blocks for the holes in `blocks`. They read as zeros. `ENOSPC` if there is not
-    /// enough space.
+    /// Reserves blocks for the holes in `blocks`. Reserved blocks read as zeros. `ENOSPC` if there
+    /// is not enough space.
     fn reserve(&mut self, tx: FileTx<'_>, blocks: Range<u64>) -> Result<(), Errno> {
         let extents = self.load(tx.ino, tx.view)?;
         let missing = blocks.end - blocks.start - extents.allocated_in(blocks.clone());
@@ -385,7 +390,7 @@ impl Content {
         Ok(())
     }
 
-    /// Zeroes the bytes of the last block between the size and `end` (D.1).
+    /// Zeroes the bytes of the last block from the size up to `end` (D.1).
     fn zero_end(&mut self, tx: FileTx<'_>, end: u64) -> Result<(), Errno> {
         let block_end = self.size.next_multiple_of(BLOCK_BYTES);
         if end <= self.size {
@@ -415,7 +420,7 @@ impl Content {
         Ok(())
     }
 
-    /// Makes the file at least `end` bytes long, unless its size is kept.
+    /// Makes the file at least `end` bytes long, unless `is_size_kept` is true.
     fn extend_to(&mut self, tx: FileTx<'_>, end: u64, is_size_kept: bool) -> Result<(), Errno> {
         if !is_size_kept && end > self.size {
             self.zero_end(tx, end)?;
@@ -438,8 +443,8 @@ impl Content {
     }
 }
 
-/// Writes `bytes` to new blocks from `physical` on, `within` bytes behind the start of the first
-/// one. Zeroes the rest of the blocks.
+/// Writes `bytes` to new blocks, `within` bytes behind the start of block `physical`. Zeroes the
+/// rest of these blocks.
 fn write_padded(tx: FileTx<'_>, physical: u64, within: u64, bytes: &[u8]) -> Result<(), Errno> {
     let start = physical * BLOCK_BYTES;
     let end = within + bytes.len() as u64;
@@ -447,18 +452,18 @@ fn write_padded(tx: FileTx<'_>, physical: u64, within: u64, bytes: &[u8]) -> Res
     if within == 0 && padding == 0 {
         return tx.journal.write_data(tx.view, start, bytes);
     }
-    // Large writes are nearly always aligned to blocks, so this copy is rare or short.
+    // This copy is rare or short, because nearly all large writes are aligned to blocks.
     let zeros = &ZEROS[..];
     let padded = [&zeros[..within as usize], bytes, &zeros[..padding]].concat();
     tx.journal.write_data(tx.view, start, &padded)
 }
 
-/// Returns the blocks that contain a byte of `range`.
+/// Returns the blocks that contain at least one byte of `range`.
 fn touched_blocks(range: Range<u64>) -> Range<u64> {
     range.start / BLOCK_BYTES..range.end.div_ceil(BLOCK_BYTES)
 }
 
-/// Returns the blocks that lie wholly in `range`.
+/// Returns the blocks of which every byte is in `range`.
 fn whole_blocks(range: Range<u64>) -> Range<u64> {
     let start = range.start.div_ceil(BLOCK_BYTES);
     start..(range.end / BLOCK_BYTES).max(start)
@@ -476,7 +481,7 @@ mod tests {
     use super::*;
     use crate::store::{Store, StoreOptions};
 
-    /// Only blocks that are not allocated yet need space.
+    /// `missing_blocks` must count only blocks that are not allocated yet.
     #[test]
     fn missing_blocks_are_those_that_are_not_there() {
         let path = std::env::temp_dir().join(format!("content-missing-{}", std::process::id()));

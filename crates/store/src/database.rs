@@ -1,25 +1,27 @@
 //! The embedded database: one table, written in one transaction per commit.
 //!
-//! Only this module calls redb. A commit of redb is one sync ("1PC+C"). It writes new pages beside
-//! those of the last commit, with checksums, and a header that names the new commit. After a crash
-//! the checksums tell whether the new commit is whole; if not, the one before counts.
+//! Only this module calls redb. redb needs one sync for a commit ("1PC+C"). It writes the new
+//! pages, with checksums, beside the pages of the last commit. Then it writes a header that names
+//! the new commit. After a crash the checksums tell whether the new commit is complete. If it is
+//! not, the database is opened as of the commit before.
 //!
 //! # Damaged pages
-//! redb trusts each page that it reads. Over a damaged page it misses records, panics, or recurses
-//! until the stack overflows. So [`Database::open`] first lets redb verify the checksums of all
+//! redb trusts each page that it reads. On a damaged page it misses records, panics, or recurses
+//! until the stack overflows. So [`Database::open`] first makes redb verify the checksums of all
 //! pages, even if the database was closed properly. If a page is damaged, the open fails with
-//! `InvalidData`, and redb reads no record.
+//! `InvalidData` before redb reads a record.
 //!
-//! The host may also damage a page later, while the database is open. redb panics at most of these:
-//! - B.1: `Calls::run` makes every call of redb, and turns a panic into `InvalidData`.
-//! - B.2: after a panic, redb is not called again, and `Fragile` leaks its objects. Their locks may
-//!   be poisoned, so that their destructors panic too. A panic in a destructor during another panic
-//!   would abort the process. The objects inside a call of redb cannot be leaked: a commit over a
-//!   damaged page may still abort.
+//! The host may also damage a page while the database is open. redb panics on most of these pages,
+//! so:
+//! - B.1: `Calls::run` makes every call of redb, and returns `InvalidData` for a panic.
+//! - B.2: after a panic, redb is not called again, and `Fragile` leaks its objects. Locks of redb
+//!   may be poisoned by then, so the destructors would panic too. A panic in a destructor during
+//!   another panic would abort the process. Objects inside a call of redb cannot be leaked, so a
+//!   commit that reads a damaged page may still abort.
 //!
 //! Rejected: a lookup of each record before it is written. redb bounds the depth of a lookup but
-//! not that of a write, so the lookup would find a page that leads to itself. But it makes a commit
-//! 1.15 times as long.
+//! not that of a write, so the lookup would find a page that refers to itself. But these lookups
+//! make a commit take 1.15 times as long.
 
 use std::io;
 use std::ops::{Deref, DerefMut, RangeInclusive};
@@ -37,7 +39,7 @@ use crate::record::{KEY_BYTES, Key};
 
 const TABLE: TableDefinition<'_, &[u8; KEY_BYTES], &[u8]> = TableDefinition::new("corewalk");
 
-/// Sets a record of a transaction, or removes it.
+/// Sets a record in a transaction, or removes it if there is no value.
 pub(crate) type Put<'a> = dyn FnMut(&Key, Option<&[u8]>) -> io::Result<()> + 'a;
 
 /// The first bytes of a redb file.
@@ -72,8 +74,8 @@ impl Database {
         Database::open_with(device, cache_bytes, &Loss::default())
     }
 
-    /// As [`Database::open`]. `loss` records lost writes of the device until the database is
-    /// closed.
+    /// Opens the database, like [`Database::open`]. `loss` records lost writes of the device until
+    /// the database is closed.
     ///
     /// # Errors
     /// As [`Database::open`].
@@ -96,10 +98,10 @@ impl Database {
         &self.loss
     }
 
-    /// Writes records as one transaction. Returns a snapshot after it.
+    /// Writes records as one transaction. Returns a snapshot of the database after it.
     ///
     /// # Errors
-    /// The error of the device. The database refuses all calls after that.
+    /// The error of the device. After an error the database refuses all calls.
     pub(crate) fn write(&self, records: &[(Key, Record)]) -> io::Result<Snapshot> {
         self.write_with(|put| {
             records.iter().try_for_each(|(key, record)| put(key, record.as_deref()))
@@ -107,10 +109,11 @@ impl Database {
         self.snapshot()
     }
 
-    /// Writes the records that `fill` sets as one transaction; writes nothing if `fill` fails.
+    /// Writes the records that `fill` sets as one transaction. Writes nothing if `fill` fails.
     ///
     /// # Errors
-    /// The error of `fill` or of the device. After the latter the database refuses all calls.
+    /// The error of `fill` or of the device. After an error of the device the database refuses all
+    /// calls.
     pub(crate) fn write_with(
         &self,
         fill: impl FnOnce(&mut Put<'_>) -> io::Result<()>,
@@ -129,8 +132,9 @@ impl Database {
                 };
                 done.map_err(|error| failed(error.into()))
             })?;
-            // Drop the table here. `Fragile` would leak it if this thread panics. Then the
-            // transaction would commit without these changes, and no other one could begin.
+            // Drop the table here, because redb learns of its changes only then. If this thread
+            // panics, `Fragile` would leak the table. Then the commit would lack its changes, and
+            // no other transaction could begin.
             drop(table.into_inner());
             transaction.into_inner().commit().map_err(|error| failed(error.into()))
         })
@@ -155,12 +159,12 @@ impl Database {
     }
 }
 
-/// The database at the end of one commit.
+/// The state of the database after one commit.
 pub(crate) struct Snapshot {
     base: Base,
-    /// A read has failed. All further reads fail until the database is reopened.
+    /// True if a read has failed. All further reads fail until the database is reopened.
     has_failed_read: AtomicBool,
-    /// A read has failed because the content is invalid.
+    /// True if a read has failed because the content of the database is invalid.
     is_damaged: AtomicBool,
 }
 
@@ -173,7 +177,7 @@ enum Base {
 }
 
 impl Snapshot {
-    /// Returns a snapshot of which every read fails.
+    /// Returns a snapshot of a closed database, from which every read fails.
     pub(crate) fn closed() -> Snapshot {
         Snapshot { has_failed_read: AtomicBool::new(true), ..Snapshot::of(Base::Closed) }
     }
@@ -188,23 +192,24 @@ impl Snapshot {
 
     /// Returns true if a read has failed.
     pub(crate) fn has_failed_read(&self) -> bool {
-        // ORDERING: Relaxed. A hint to reopen the database.
+        // ORDERING: Relaxed. The flag is a hint that the database should be reopened.
         self.has_failed_read.load(Ordering::Relaxed)
     }
 
-    /// Returns true if the device returned all bytes but the database is damaged.
+    /// Returns true if the database is damaged: its content is invalid, although the device
+    /// returned all bytes.
     pub(crate) fn is_damaged(&self) -> bool {
-        // ORDERING: Relaxed, both. Set by calls of this thread.
+        // ORDERING: Relaxed, for both flags. This thread has set them itself.
         self.is_damaged.load(Ordering::Relaxed) || !self.has_failed_read.load(Ordering::Relaxed)
     }
 
     /// Records that a read has failed. Returns `EIO`.
     fn note_failed_read(&self, error: &io::Error) -> Errno {
         if error.kind() == io::ErrorKind::InvalidData {
-            // ORDERING: Relaxed. As above.
+            // ORDERING: Relaxed. Only this thread has to see the flag.
             self.is_damaged.store(true, Ordering::Relaxed);
         }
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. Another thread uses the flag as a hint to reopen the database.
         self.has_failed_read.store(true, Ordering::Relaxed);
         Errno::IO
     }
@@ -225,8 +230,8 @@ impl Snapshot {
         }
     }
 
-    /// Appends up to `count_max` records of `keys` to `out`, each with its `minor`. Returns true if
-    /// there are no more. `EIO` if they cannot be read.
+    /// Appends up to `count_max` records of `keys` to `out`, each with the `minor` of its key.
+    /// Returns true if there are no more records. `EIO` if they cannot be read.
     pub(crate) fn collect(
         &self,
         keys: RangeInclusive<Key>,
@@ -246,7 +251,7 @@ impl Snapshot {
     }
 
     /// Calls `visit` with each record of `keys` in order, until it returns false. Returns true if
-    /// it never did. `EIO` if the records cannot be read.
+    /// `visit` returned true for all. `EIO` if the records cannot be read.
     pub(crate) fn each(
         &self,
         keys: RangeInclusive<Key>,
@@ -274,7 +279,7 @@ impl Snapshot {
     }
 }
 
-/// The guard of redb calls for one open database. After a panic it makes no more calls.
+/// The guard of the redb calls for one open database. After a panic of redb it makes no more calls.
 #[derive(Clone, Default)]
 struct Calls {
     has_panicked: Arc<AtomicBool>,
@@ -284,28 +289,30 @@ impl Calls {
     /// Runs `call`, which calls redb, and catches its panic (B.1).
     ///
     /// # Errors
-    /// The error of `call`; `InvalidData` if it panics, or an earlier call has panicked.
+    /// The error of `call`. `InvalidData` if `call` panics, or an earlier call has panicked.
     fn run<R>(&self, call: impl FnOnce() -> io::Result<R>) -> io::Result<R> {
         if self.has_panicked() {
             return Err(io::ErrorKind::InvalidData.into());
         }
         catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
-            // ORDERING: Relaxed. A thread that misses it gets an error of redb, or a panic that is
-            // caught.
+            // ORDERING: Relaxed. A thread that misses the flag calls redb. It gets an error, or a
+            // panic that `run` catches.
             self.has_panicked.store(true, Ordering::Relaxed);
             Err(io::ErrorKind::InvalidData.into())
         })
     }
 
     fn has_panicked(&self) -> bool {
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. A thread that misses the flag calls redb, and gets an error or a panic
+        // that `run` catches.
         self.has_panicked.load(Ordering::Relaxed)
     }
 }
 
-/// A redb object that is leaked, rather than dropped, during and after a panic (B.2).
+/// A redb object that is leaked instead of dropped if redb has panicked, or the thread panics
+/// (B.2).
 struct Fragile<T> {
-    /// None once it was taken out.
+    /// None after the object was taken out.
     inner: Option<T>,
     calls: Calls,
 }
@@ -340,8 +347,8 @@ impl<T> Drop for Fragile<T> {
         if thread::panicking() || self.calls.has_panicked() {
             return std::mem::forget(inner);
         }
-        // Closing a database commits, and may meet a damaged page. The last commit is durable
-        // before.
+        // Closing a database commits, and may read a damaged page. An error loses nothing, because
+        // the last commit is already durable.
         let _ = self.calls.run(|| {
             drop(inner);
             Ok(())
@@ -349,7 +356,7 @@ impl<T> Drop for Fragile<T> {
     }
 }
 
-/// Returns the error of the host that is in an error of redb.
+/// Returns the error of the host that an error of redb contains.
 fn io_error(error: redb::Error) -> io::Error {
     match error {
         redb::Error::Io(error) => error,
@@ -397,8 +404,8 @@ mod tests {
         bytes(&*device)
     }
 
-    /// Damages a random page: overwrites it with zeros, gives it an unknown kind, or changes
-    /// numbers behind the kind.
+    /// Damages a random page. Overwrites the page with zeros, gives it an unknown kind, or changes
+    /// numbers in it.
     fn damage(device: &dyn Device, rng: &mut Rng) -> String {
         let bytes = bytes(device);
         let used = |page: &usize| bytes[page * PAGE..][..PAGE].iter().any(|&byte| byte != 0);
@@ -413,8 +420,8 @@ mod tests {
         format!("page {page}, damage {how}")
     }
 
-    /// A destructor that runs during a panic of its thread may commit. redb learns of the changes
-    /// of a table only when the table is dropped, so the table must not be leaked.
+    /// A commit must be complete even if a destructor makes it while its thread panics. redb learns
+    /// of the changes of a table only when the table is dropped, so the table must not be leaked.
     #[test]
     fn write_during_a_panic_of_the_caller_is_whole() {
         struct WriteOnDrop<'a>(&'a Database);
@@ -436,9 +443,9 @@ mod tests {
         assert_eq!(found.unwrap().as_deref(), Some(&[7][..]));
     }
 
-    /// A panic of redb, in a call or in a destructor, becomes an error.
+    /// A panic of redb, in a call or in a destructor, must become an error.
     ///
-    /// Trap X3: a panic in a destructor during another panic aborts the process.
+    /// Trap X3: a panic in a destructor during another panic would abort the process.
     #[test]
     fn pages_that_are_damaged_while_the_database_is_open_abort_nothing() {
         let closed = closed();

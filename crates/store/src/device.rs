@@ -1,7 +1,7 @@
-//! The devices that a store is kept on.
+//! The devices on which a store is kept.
 //!
-//! Database, file data, reserve and log are each on a [`Device`]. [`FileDevice`] is a file of the
-//! host. Tests use devices that lose unsynced writes, run full, or fail to read.
+//! The database, the file data, the reserve and the log are each on a [`Device`]. [`FileDevice`] is
+//! a file of the host. Tests use devices that lose unsynced writes, become full, or fail to read.
 //!
 //! Source: pread(2), pwrite(2), fdatasync(2), ftruncate(2), posix_fadvise(2).
 
@@ -18,7 +18,8 @@ use rustix::fs::Advice;
 
 /// A growable array of bytes.
 ///
-/// Until [`Device::sync`] has returned, a write may be lost or only partly there after a crash.
+/// A write is durable once a later [`Device::sync`] has returned. Before that, a crash may undo the
+/// write or leave a part of it.
 pub trait Device: Debug + Send + Sync + 'static {
     /// Returns the length in bytes.
     ///
@@ -37,10 +38,11 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// Reads at `offset` until `buf` is full.
     ///
     /// # Errors
-    /// `UnexpectedEof` if the device ends before; other errors of the host.
+    /// `UnexpectedEof` if the device ends before `buf` is full; other errors of the host.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 
-    /// Writes all of `bytes` at `offset`. A shorter device grows; a gap is filled with zeros.
+    /// Writes all of `bytes` at `offset`. A shorter device grows, and a gap before `offset` is
+    /// filled with zeros.
     ///
     /// # Errors
     /// `StorageFull` (ENOSPC) and other errors of the host.
@@ -52,14 +54,15 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// The error of the host.
     fn set_len(&self, len: u64) -> io::Result<()>;
 
-    /// Allocates space on the host for the first `len` bytes, so that a write to them needs no
-    /// more.
+    /// Allocates space on the host for the first `len` bytes, so that later writes to them need no
+    /// more space.
     ///
     /// # Errors
     /// `StorageFull` (ENOSPC) and other errors of the host.
     fn reserve(&self, len: u64) -> io::Result<()>;
 
-    /// Returns how many bytes the host has allocated: the length, unless there are holes.
+    /// Returns how many bytes of space the host has allocated to the device. That is the length of
+    /// the device if it has no holes.
     ///
     /// # Errors
     /// The error of the host.
@@ -67,33 +70,35 @@ pub trait Device: Debug + Send + Sync + 'static {
         self.len()
     }
 
-    /// Drops the host's clean cached pages of the device, so that reads come from the disk. A
-    /// device without a cache does nothing.
+    /// Drops the clean pages of the device from the host's page cache, so that reads come from the
+    /// disk. A device without a cache does nothing.
     fn drop_cached(&self) {}
 
     /// Returns once all earlier writes are durable.
     ///
     /// # Errors
-    /// The error of the host. Writes since the last sync may be lost then.
+    /// The error of the host. Writes since the last sync may be lost in that case.
     fn sync(&self) -> io::Result<()>;
 }
 
-/// Number of zero bytes that a small write at the end of the file adds behind its own bytes.
+/// Number of zero bytes that a small write at the end of the file adds behind its own bytes (see
+/// [`FileDevice`]).
 const AHEAD_BYTES: u64 = 1 << 20;
 /// Writes of at least this many bytes are not small.
 const LARGE_BYTES: usize = 256 << 10;
-/// Maximum number of bytes that are filled with zeros when the file is extended.
+/// Maximum number of bytes that are filled with zeros in one step when the file is extended.
 const FILLED_BYTES_MAX: u64 = 32 << 20;
 
 /// A file of the host.
 ///
-/// A small write at the end also writes zeros ahead. A sync of blocks that the file already has is
-/// one write for the host. A new block costs a transaction of the host's own journal.
+/// A small write at the end of the file also writes zeros behind its bytes. A later write to these
+/// blocks and its sync are then one write for the host. A new block would cost a transaction in the
+/// journal of the host's file system.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
-    /// Bytes from here on were never written. Protected by its own mutex, under which the file
-    /// grows.
+    /// The offset from which on no byte was ever written. Protected by its own mutex, under which
+    /// the file grows.
     end: Mutex<u64>,
 }
 
@@ -140,7 +145,7 @@ impl Device for FileDevice {
             return self.file.write_all_at(bytes, offset);
         }
         *end = behind;
-        // Write the bytes first, because the host may have no space for the zeros.
+        // Write the bytes before the zeros, because the host may not have space for both.
         self.file.write_all_at(bytes, offset)?;
         if bytes.len() < LARGE_BYTES && self.fill(behind, offset + AHEAD_BYTES).is_ok() {
             *end = offset + AHEAD_BYTES;
@@ -151,8 +156,8 @@ impl Device for FileDevice {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut end = self.end.lock();
         // Set the length first, in one step. redb compares the file's length with its header, and
-        // refuses a length that it has not set. A kill before the zeros are written leaves holes,
-        // which `reserve` allocates.
+        // refuses a length that it has not set. A kill before all zeros are written leaves holes,
+        // for which `reserve` allocates space.
         self.file.set_len(len)?;
         if let Err(error) = self.fill(*end, len.min(*end + FILLED_BYTES_MAX)) {
             self.file.set_len(*end)?;
@@ -172,7 +177,7 @@ impl Device for FileDevice {
     }
 
     fn drop_cached(&self) {
-        // The host may ignore the advice, so an error changes nothing.
+        // The call is only advice, which the host may ignore, so its error does not matter.
         let _ = rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed);
     }
 
@@ -181,23 +186,24 @@ impl Device for FileDevice {
     }
 }
 
-/// Tells whether a device may have lost written bytes. A write has failed for a reason other than
-/// lack of room, or a sync has failed. After that a read may show bytes that are not on disk, and
-/// the next sync may succeed.
+/// A flag that is set if a device may have lost written bytes. A failed sync sets it, and so does a
+/// write that fails for a reason other than lack of space. From then on a read may show bytes that
+/// are not on disk, even after another sync that succeeds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Loss(Arc<AtomicBool>);
 
 impl Loss {
-    /// Records that bytes may be lost.
+    /// Records that the device may have lost bytes.
     pub(crate) fn note(&self) {
-        // ORDERING: Relaxed. The thread that reads the flag holds the lock of the database, and so
-        // did the thread that set it.
+        // ORDERING: Relaxed. The thread that sets the flag and the thread that reads it both hold
+        // the lock of the database.
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true if bytes may be lost.
+    /// Returns true if the device may have lost bytes.
     pub(crate) fn is_noted(&self) -> bool {
-        // ORDERING: Relaxed. See `note`.
+        // ORDERING: Relaxed. The lock of the database, which this thread holds, orders the load
+        // after a store in `note`.
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -210,7 +216,7 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    /// Returns `device` as a backend. `loss` records lost writes.
+    /// Returns a backend on `device`. `loss` records lost writes.
     pub(crate) fn new(device: Arc<dyn Device>, loss: Loss) -> Backend {
         Backend { device, loss }
     }
@@ -223,7 +229,7 @@ impl redb::StorageBackend for Backend {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), io::Error> {
         self.device.read_at(offset, out).map_err(|error| match error.kind() {
-            // A page refers to one behind the end.
+            // A page refers to another page that is behind the end of the device.
             io::ErrorKind::UnexpectedEof => io::ErrorKind::InvalidData.into(),
             _ => error,
         })
@@ -235,9 +241,9 @@ impl redb::StorageBackend for Backend {
 
     fn sync_data(&self) -> Result<(), io::Error> {
         self.device.sync().map_err(|error| {
-            // After a failed sync the host may mark pages as clean that never reached the disk.
-            // Reads still return their bytes, and a second sync would succeed without a write. So a
-            // sync is never repeated, whatever the error was.
+            // Never repeat a failed sync, whatever its error was. The host may have marked pages as
+            // clean that never reached the disk. Reads still return their bytes, and a second sync
+            // would succeed without a write.
             self.loss.note();
             io::Error::other(error)
         })
@@ -252,19 +258,19 @@ impl redb::StorageBackend for Backend {
     }
 }
 
-/// Extends a device to `len` bytes, if it is shorter. Allocates space for all of them, so that a
-/// write to them needs no more.
+/// Extends a device to `len` bytes if it is shorter. Allocates space on the host for all of them,
+/// so that later writes to them need no more space.
 ///
 /// # Errors
 /// `StorageFull` (ENOSPC) and other errors of the host.
 pub(crate) fn take_room(device: &dyn Device, len: u64) -> io::Result<()> {
     let mut end = device.len()?;
     while end < len {
-        // Extend in steps, because `set_len` fills no more than this with zeros.
+        // Extend in steps, because one `set_len` fills at most `FILLED_BYTES_MAX` bytes with zeros.
         end = len.min(end + FILLED_BYTES_MAX);
         device.set_len(end)?;
     }
-    // A copied file may have holes in place of zeros.
+    // A copied file may have holes in place of zeros, so allocate space for them.
     match device.reserve(len) {
         Err(error) if full_or_io(&error) == Errno::NOSPC => Err(error),
         // The host cannot allocate ahead.
@@ -275,11 +281,11 @@ pub(crate) fn take_room(device: &dyn Device, len: u64) -> io::Result<()> {
 /// Makes the next reads come from the disk.
 ///
 /// A host that fails to write pages may keep them in memory as if they were written. It reports the
-/// failure once, perhaps to a process that has ended. A read of such pages shows bytes that are
-/// lost later, though a sync succeeds.
+/// failure only once, perhaps to a process that has ended. A read of such a page shows bytes that
+/// will be lost, although a sync succeeds.
 pub(crate) fn read_anew(device: &dyn Device) {
-    // Write dirty pages first, since only clean ones can be dropped. If the sync fails, the later
-    // reads show it.
+    // Write dirty pages first, since the host drops only clean ones. Ignore an error of the sync:
+    // the reads from the disk then show which bytes are lost.
     let _ = device.sync();
     device.drop_cached();
 }
@@ -300,8 +306,8 @@ mod tests {
     use super::*;
 
     /// A kill while zeros are written must not leave a file of a length that the database has not
-    /// set. In this test no zero can be written and the file cannot shrink. So the final length was
-    /// set before the first zero.
+    /// set. In this test no zero can be written and the file cannot shrink. So a file of the final
+    /// length shows that the length was set first.
     #[test]
     fn device_has_its_whole_length_before_its_first_zero() {
         let file = File::from(memfd_create("device", MemfdFlags::ALLOW_SEALING).unwrap());
@@ -311,7 +317,7 @@ mod tests {
         assert_eq!(device.len().unwrap(), 8 << 20);
     }
 
-    /// If zeros cannot be written, a file is not extended, since it would have holes.
+    /// A file must keep its length if no zeros can be written. Otherwise it would have holes.
     #[test]
     fn device_whose_zeros_fail_is_as_long_as_before() {
         let sealed = |seals| {
@@ -335,8 +341,8 @@ mod tests {
         device.write_at(0, b"12").unwrap();
     }
 
-    /// `take_room` allocates space for every byte, also of a device longer than `FILLED_BYTES_MAX`
-    /// and of one with holes.
+    /// `take_room` must allocate space for every byte, also on a device longer than
+    /// `FILLED_BYTES_MAX` and on one with holes.
     #[test]
     fn room_is_taken_for_every_byte() {
         let path = std::env::temp_dir().join(format!("device-room-{}", std::process::id()));

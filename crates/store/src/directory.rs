@@ -1,19 +1,20 @@
 //! The entries of one directory, as records.
 //!
-//! As in ext4, entries are kept by the hash of their name. The record of a hash has all entries
-//! with that hash, each in a slot of its own. Hash and slot form the cookie of an entry. So a
-//! listing proceeds in order of hashes, and an entry that stays is reported exactly once, however
-//! others come and go. Traps T48 and P13 are listings that skip or repeat entries.
+//! As in ext4, entries are kept by the hash of their name. The record of a hash contains all
+//! entries with that hash, each with its own slot number. The cookie of an entry consists of its
+//! hash and its slot. So a listing goes through the hashes in ascending order. It reports an entry
+//! that stays exactly once, however many others are added or removed meanwhile. Otherwise listings
+//! could skip or repeat entries (traps T48 and P13).
 //!
 //! # Invariants
-//! - C.1: a cookie is never 0 and below 2^62, so that it fits an offset with room for what servers
-//!   add.
+//! - C.1: a cookie is never 0 and below 2^62, so that servers can encode more in the offset of an
+//!   entry.
 //!
 //! # Limits
-//! A seventeenth name with the same 58-bit hash is `ENOSPC`. The hash is keyed, so that an attacker
-//! cannot craft names that collide (trap T54).
+//! A seventeenth name with one 58-bit hash fails with `ENOSPC`. The hash is keyed, so that an
+//! attacker cannot craft names that collide (trap T54).
 //!
-//! The caller holds the lock of the directory.
+//! The caller holds the lock of the directory's inode.
 //!
 //! Source: readdir(3), getdents(2); Linux `fs/ext4/hash.c`, `fs/ext4/dir.c`.
 
@@ -59,17 +60,18 @@ impl<'a> Hashed<'a> {
     }
 }
 
-/// The record of a name's hash. It is valid until the directory changes.
+/// The record with the entries of a name's hash. It is valid until the directory changes.
 pub(crate) struct NameRecord<'a> {
     key: Key,
     name: &'a [u8],
     record: Option<Arc<[u8]>>,
-    /// The slot of the name, and its inode.
+    /// The slot of the name and its inode, if the directory has the name.
     found: Option<(u8, Link)>,
 }
 
 impl<'a> NameRecord<'a> {
-    /// Looks `name` up in the directory `dir`, whose state is `state`. `EIO` if it cannot be read.
+    /// Looks `name` up in the directory `dir`, whose state is `state`. `EIO` if its record cannot
+    /// be read.
     pub(crate) fn find(
         dir: u64,
         state: &State,
@@ -95,18 +97,19 @@ impl<'a> NameRecord<'a> {
         self.found.map(|(_, link)| link)
     }
 
-    /// Returns true if both names are in the same record.
+    /// Returns true if the entries of both names are in one record.
     pub(crate) fn is_beside(&self, other: &NameRecord<'_>) -> bool {
         self.key == other.key
     }
 
-    /// Returns a free slot. `ENOSPC` if there is none.
+    /// Returns a free slot for the name. `ENOSPC` if the record has none.
     pub(crate) fn check_room(&self) -> Result<u8, Errno> {
         let is_free = |slot: u8| !self.entries().flatten().any(|entry| entry.slot == slot);
         (0..SLOTS).find(|&slot| is_free(slot)).ok_or(Errno::NOSPC)
     }
 
-    /// Makes the name refer to `link`; adds it if necessary. `ENOSPC`.
+    /// Makes the name refer to `link`, and adds the name if necessary. `ENOSPC` if its record is
+    /// full.
     pub(crate) fn set(&self, link: Link, view: &View) -> Result<(), Errno> {
         let slot = match self.found {
             Some((slot, _)) => slot,
@@ -165,21 +168,22 @@ pub(crate) fn check_empty(dir: u64, state: &State, view: &View) -> Result<(), Er
     if records.is_empty() { Ok(()) } else { Err(Errno::IO) }
 }
 
-/// Entries that were copied out of a directory, to be reported without its lock.
+/// Entries that were copied out of a directory. They can be reported without the lock of the
+/// directory.
 #[derive(Default)]
 pub(crate) struct Batch {
     records: Vec<(u64, Arc<[u8]>)>,
 }
 
 impl Batch {
-    /// Copies entries of `dir`, starting at the hash `from`. Returns the hash to continue from;
-    /// None at the end. `EIO` if they cannot be read.
+    /// Copies entries of `dir`, from the hash `from` on. Returns the hash to continue from, or None
+    /// at the end. `EIO` if they cannot be read.
     pub(crate) fn fill(&mut self, dir: u64, from: u64, view: &View) -> Result<Option<u64>, Errno> {
         self.records.clear();
         view.collect_from(Kind::Name, dir, from, &mut self.records)
     }
 
-    /// Reports the entries behind `cookie`. `EIO` for an invalid entry.
+    /// Reports the entries of the batch that come behind `cookie`. `EIO` for an invalid entry.
     pub(crate) fn report(
         &self,
         cookie: u64,

@@ -1,8 +1,9 @@
-//! The ranges of the data device that the running transaction has written, as long as they are few.
+//! Keeps which ranges of the data device the running transaction has written, as long as they are
+//! few.
 //!
 //! A small transaction puts its file data into the log, so it must know where that data is. Beyond
-//! [`LOGGED_BYTES_MAX`] it is cheaper to sync the device than to write the bytes twice. Then the
-//! ranges are dropped, and only the fact that they are many is kept.
+//! [`LOGGED_BYTES_MAX`] it is cheaper to sync the data device than to write the bytes twice. Then
+//! `Dirty` drops the ranges and keeps only a flag.
 //!
 //! # Locks
 //! `written` is a leaf.
@@ -15,12 +16,13 @@ const LOGGED_BYTES_MAX: u64 = 64 << 10;
 /// Maximum number of ranges in one log entry.
 const RANGES_MAX: usize = 64;
 
-/// The ranges written since [`Dirty::take`]. The module's documentation describes it.
+/// The ranges written since the last [`Dirty::take`], or a flag if they are too many.
 #[derive(Default)]
 pub(crate) struct Dirty {
     /// Protected by its own mutex.
     written: Mutex<Written>,
-    /// True if the ranges are too many or too long for the log. Stored under `written`.
+    /// True if the ranges are too many or too long for the log. Stored under the mutex of
+    /// `written`, read without it.
     is_large: AtomicBool,
 }
 
@@ -33,7 +35,7 @@ struct Written {
 }
 
 impl Dirty {
-    /// Notes bytes before they are written. The caller holds a handle.
+    /// Notes a range before its bytes are written. The caller holds a handle of the journal.
     pub(crate) fn note(&self, offset: u64, len: usize) {
         if self.is_large() {
             return;
@@ -42,24 +44,26 @@ impl Dirty {
         written.bytes += len as u64;
         if written.bytes > LOGGED_BYTES_MAX || written.ranges.len() == RANGES_MAX {
             written.ranges = Vec::new();
-            // ORDERING: Relaxed. `take` runs with the barrier closed; for `is_large` it is a hint.
+            // ORDERING: Relaxed. `take`, which must see the flag, runs with the transaction barrier
+            // closed. For `is_large` the flag is a hint.
             self.is_large.store(true, Ordering::Relaxed);
         } else if written.ranges.last() != Some(&(offset, len as u32)) {
             written.ranges.push((offset, len as u32));
         }
     }
 
-    /// Returns true if more was written than the log takes.
+    /// Returns true if more was written than one log entry takes.
     pub(crate) fn is_large(&self) -> bool {
-        // ORDERING: Relaxed. See `note`.
+        // ORDERING: Relaxed. In `note`, the handle of the caller orders the load after the swap in
+        // an earlier `take`. For other callers the flag is a hint.
         self.is_large.load(Ordering::Relaxed)
     }
 
-    /// Returns the written ranges and starts anew; None if they are too many. The barrier is
-    /// closed.
+    /// Returns the written ranges and starts anew. Returns None if the ranges are too many. The
+    /// caller has closed the transaction barrier.
     pub(crate) fn take(&self) -> Option<Vec<(u64, u32)>> {
         let written = std::mem::take(&mut *self.written.lock());
-        // ORDERING: Relaxed. See `note`.
+        // ORDERING: Relaxed. The barrier is closed, so each call of `note` happened before.
         let is_large = self.is_large.swap(false, Ordering::Relaxed);
         (!is_large).then_some(written.ranges)
     }

@@ -1,14 +1,14 @@
-//! The extents of one file: where its blocks are.
+//! The extents of one file: the runs of blocks on the data device that hold its content.
 //!
-//! The map leads from logical blocks to extents, as the file's records do. Changes note the records
-//! that they touch, and [`ExtentMap::flush`] puts those into the running transaction. A block
-//! without an extent is a hole. An unwritten extent also reads as zeros, but its blocks are
-//! allocated.
+//! The map leads from logical blocks to extents, as the file's records do. A change notes the
+//! logical starts of the extents that it touches. [`ExtentMap::flush`] puts the records of these
+//! into the running transaction. A block without an extent is a hole. An unwritten extent also
+//! reads as zeros, but its blocks are allocated.
 //!
 //! # Invariants
-//! - E.1: extents are not empty and do not overlap. Extents that continue each other and have the
+//! - E.1: no extent is empty, and no two overlap. Extents that continue each other and have the
 //!   same flag are merged.
-//! - E.2: `blocks` is the sum of their lengths.
+//! - E.2: `blocks` is the sum of the lengths of all extents.
 //! - E.3: after `flush` the records of the file match the map.
 //!
 //! Source: Linux `fs/ext4/extents.c`.
@@ -22,7 +22,7 @@ use crate::alloc::Run;
 use crate::journal::View;
 use crate::record::{Extent, Key, Kind};
 
-/// The extents of one file. The module's documentation describes the rules.
+/// The extents of one file, by their first logical block.
 #[derive(Debug, Default)]
 pub(crate) struct ExtentMap {
     map: BTreeMap<u64, Extent>,
@@ -60,7 +60,8 @@ impl ExtentMap {
         Ok(map)
     }
 
-    /// Puts the changed records into the running transaction. Returns true if there were any.
+    /// Puts the changed records into the running transaction. Returns true if any record has
+    /// changed.
     pub(crate) fn flush(&mut self, ino: u64, view: &View) -> bool {
         let has_changed = !self.touched.is_empty();
         self.touched.sort_unstable();
@@ -105,8 +106,8 @@ impl ExtentMap {
         count
     }
 
-    /// Returns the first block at or behind `block` that is written if `is_written` is true,
-    /// otherwise the first that is not.
+    /// Returns the first block from `block` on that is written, or with `is_written` false the
+    /// first that is not.
     pub(crate) fn next(&self, mut block: u64, is_written: bool) -> Option<u64> {
         loop {
             let span = self.look(block);
@@ -125,7 +126,7 @@ impl ExtentMap {
         self.join(logical, extent);
     }
 
-    /// Makes a hole. Returns the blocks of the device that were there.
+    /// Makes a hole at `blocks`. Returns the runs of the device that the removed extents had.
     pub(crate) fn remove(&mut self, blocks: Range<u64>) -> Vec<Run> {
         let keys = self.cut_out(blocks);
         let mut runs = Vec::with_capacity(keys.len());
@@ -143,20 +144,20 @@ impl ExtentMap {
     pub(crate) fn mark(&mut self, blocks: Range<u64>, is_written: bool) {
         let end = blocks.end;
         for key in self.cut_out(blocks) {
-            // An extent that was merged into its neighbour is already marked.
+            // Skip an extent that was merged into its neighbour: it is already marked.
             if let Some(extent) = self.map.remove(&key) {
                 self.touched.push(key);
                 self.join(key, Extent { is_written, ..extent });
             }
         }
-        // The part cut off at the end may continue the marked extent.
+        // The extent behind the range may continue the one that was just marked.
         if let Some(behind) = self.map.remove(&end) {
             self.touched.push(end);
             self.join(end, behind);
         }
     }
 
-    /// Moves the blocks from `from` on to `to`. The target must be a hole, as far as they reach.
+    /// Moves the blocks from `from` on to `to` and behind it. The target range must be a hole.
     pub(crate) fn shift(&mut self, from: u64, to: u64) {
         self.split(from);
         let moved = self.map.split_off(&from);
@@ -166,7 +167,7 @@ impl ExtentMap {
         }
     }
 
-    /// Splits extents at both ends of `blocks`. Returns the starts of those within.
+    /// Splits extents at both ends of `blocks`. Returns the starts of the extents within `blocks`.
     fn cut_out(&mut self, blocks: Range<u64>) -> Vec<u64> {
         if blocks.is_empty() {
             return Vec::new();
@@ -176,7 +177,7 @@ impl ExtentMap {
         self.map.range(blocks).map(|(&at, _)| at).collect()
     }
 
-    /// Splits the extent that `block` is in, so that one starts at `block`.
+    /// Splits the extent that contains `block`, so that an extent starts at `block`.
     fn split(&mut self, block: u64) {
         let Some((&at, extent)) = self.map.range_mut(..block).next_back() else { return };
         let skip = block - at;
@@ -258,7 +259,8 @@ mod tests {
                     model[block as usize] = Some((*next, w));
                     *next += 1;
                 }
-                // Leave a gap now and then, so that not all blocks are adjacent on the device.
+                // Leave a gap now and then, so that not all extents continue each other on the
+                // device.
                 *next += *next % 2;
             }
             at += len;

@@ -1,7 +1,7 @@
 //! The calls of [`FileSystem`].
 //!
 //! A call first takes a handle of the journal, then locks of inodes in the order given in `names`.
-//! `readdir` holds neither while the caller's sink runs.
+//! While `readdir` runs the caller's sink, it holds neither.
 
 use corewalk::acl::Acl;
 use corewalk::{
@@ -20,11 +20,13 @@ use crate::xattr;
 
 /// The number of inodes that statfs(2) reports without a limit.
 const UNLIMITED_INODES: u64 = 1 << 40;
-/// The number of blocks that statfs(2) reports if neither a limit nor the host bounds it.
+/// The number of blocks that statfs(2) reports if neither a limit of the store nor the host bounds
+/// it.
 const UNLIMITED_BLOCKS: u64 = 1 << 38;
 
 impl Store {
-    /// Changes the content of a regular file. `note` then updates its other attributes.
+    /// Changes the content of a regular file with `change`. Then calls `note` to update its other
+    /// attributes.
     ///
     /// # Errors
     /// `EISDIR` for a directory, `EINVAL` for another kind, and the errors of `change`.
@@ -46,8 +48,8 @@ impl Store {
         state.record.size = content.size;
         state.record.blocks = content.blocks().unwrap_or(state.record.blocks);
         let noted = result.and_then(|result| note(&result, &mut state).map(|()| result));
-        // The file may have been freed while this thread waited for the lock. Its record must not
-        // come back.
+        // Do not save an inode that was freed while this thread waited for the lock. Otherwise its
+        // record would come back.
         if !state.is_dead && (noted.is_ok() || has_moved) {
             inode.save(&state, view);
         }
@@ -58,7 +60,7 @@ impl Store {
         Ok((result, state.attr(inode.ino)))
     }
 
-    /// Returns the content of a regular file, with its extents loaded.
+    /// Returns the locked content of a regular file, with its extents loaded.
     fn loaded<'a>(&self, inode: &'a Inode) -> Result<RwLockReadGuard<'a, Content>, Errno> {
         loop {
             let content = inode.content.read();
@@ -76,7 +78,7 @@ impl Store {
         if !inode.state.read().is_read_noted(self.atime.of(inode.kind), now()) {
             return;
         }
-        // A read succeeds also on a store that refuses changes.
+        // A store that refuses changes still allows reads, so ignore the error.
         let Ok(view) = self.journal.change() else { return };
         let mut state = inode.state.write();
         if !state.is_dead {
@@ -85,20 +87,22 @@ impl Store {
         }
     }
 
-    /// Makes a change of names durable if the mount has `dirsync`. The caller holds no handle.
+    /// Makes a change of names durable if the mount has `dirsync`. The caller holds no handle of
+    /// the journal.
     ///
     /// # Errors
-    /// `EIO` if a commit failed. The change was made, but may be lost.
+    /// `EIO` if a commit failed. The names have changed, but the change may be lost.
     fn sync_names(&self) -> Result<(), Errno> {
         if self.is_dirsync { self.journal.commit_running() } else { Ok(()) }
     }
 
-    /// Checks that the host has space for `blocks` more blocks, if the host tells its free space.
-    /// `ENOSPC`.
+    /// Returns `ENOSPC` if the host has no space for `blocks` more blocks. Returns `Ok` if the host
+    /// does not tell its free space.
     fn check_host(&self, blocks: u64) -> Result<(), Errno> {
         let Some(store_dir) = self.store_dir.as_ref().filter(|_| blocks > 0) else { return Ok(()) };
         let host = store_dir.host()?;
-        // Unused blocks of the data device no longer count as free space of the host.
+        // The host has already allocated the unused blocks of the data device, so they need no free
+        // space.
         let free = self.unused_blocks()?;
         let new = blocks.saturating_sub(free).saturating_mul(BLOCK_BYTES);
         let all = blocks.saturating_add(self.space.used()).saturating_mul(BLOCK_BYTES);
@@ -117,7 +121,8 @@ impl Store {
         state.check()?;
         let before = state.record;
         self.load_block(&mut state, view)?;
-        // Move the block, since a clone would contend on its reference count with all its users.
+        // Move the block out of the state. A clone would contend with all users of the block on its
+        // reference count.
         let block = state.block.take();
         let changed = change(&mut state, block.as_ref().map_or(&[], |block| block.content()));
         state.block = block;
@@ -128,15 +133,15 @@ impl Store {
         Ok(())
     }
 
-    /// Returns how many blocks the host has allocated to the data device that no file uses. A
+    /// Returns how many blocks of the data device are allocated on the host but used by no file. A
     /// reserved block counts as used, even if the host has not allocated it.
     fn unused_blocks(&self) -> Result<u64, Errno> {
         Ok(self.journal.given_blocks()?.saturating_sub(self.space.used()))
     }
 
-    /// Returns how many blocks can be written while the host has `host_free` blocks free. These and
-    /// the unused blocks of the data device count. Returns 0 while the host has no space for the
-    /// reserve, since no file can grow then.
+    /// Returns how many blocks files can still get while the host has `host_free` free blocks:
+    /// those, and the unused blocks of the data device. Returns 0 while the host has no space for
+    /// the reserve, since no file can grow then.
     fn room(&self, host_free: u64) -> Result<u64, Errno> {
         let missing = if self.journal.has_reserve() { 0 } else { RESERVE_BYTES / BLOCK_BYTES };
         match host_free.checked_sub(missing) {
@@ -165,8 +170,7 @@ impl Store {
             if size > SIZE_MAX {
                 return Err(Errno::FBIG);
             }
-            // All steps that can fail come first: the zeroing for the size, then the room for an
-            // ACL.
+            // Do the steps that can fail first: prepare the size, then find room for the ACL.
             let mode = set.mode.map(|mode| SetAttr::default().with_mode(mode));
             let set = &set.with_mode(None);
             let cut = |content: &mut Content, tx: FileTx<'_>| {
@@ -253,7 +257,7 @@ impl FileSystem for Store {
         state.check_alive().map_err(|_| Errno::STALE)?;
         match (dir.ino(), state.record.parent) {
             (ROOT_INO, _) => Ok(ROOT_INO),
-            // An earlier version, which did not store the parent of a directory, has made this one.
+            // An earlier version made this directory, and did not store the parents of directories.
             (_, 0) => Err(Errno::STALE),
             (_, parent) => Ok(parent),
         }
@@ -365,14 +369,14 @@ impl FileSystem for Store {
     }
 
     fn fsync(&self, node: Node<'_>, _: u64, data_only: bool) -> Result<(), Errno> {
-        // If the inode is not in memory, its record has all its changes. Load it.
+        // An inode that is not in memory has no changes beside its record. Load it from there.
         let inode = self.inode(node)?;
         let tid = inode.dirty_tid(data_only);
         if self.journal.is_running(tid.max(inode.data_tid())) {
             self.late.share();
         }
         self.journal.commit_up_to(tid)?;
-        // A commit of `data_tid` has synced the data. If there was none, sync it now.
+        // A commit of `data_tid` has synced the data. If no commit was needed, sync it now.
         self.journal.sync_data(inode.data_tid())
     }
 
@@ -478,8 +482,8 @@ impl FileSystem for Store {
         xattr::acl(&self.set_of(&state, view)?, kind)
     }
 
-    /// Sets an ACL. An access ACL that the mode expresses is dropped. `EACCES` for a default ACL of
-    /// an inode that is no directory, `EOPNOTSUPP` for an ACL of a symbolic link.
+    /// Sets an ACL. An access ACL that the mode expresses is not stored. `EACCES` for a default ACL
+    /// of an inode that is no directory. `EOPNOTSUPP` for an ACL of a symbolic link.
     fn set_acl(
         &self,
         node: Node<'_>,
@@ -499,7 +503,7 @@ impl FileSystem for Store {
         for (name, value) in stats.fields() {
             sink(name, value);
         }
-        // Skip the counter if the host does not tell its free space.
+        // Leave out the number of free blocks if the host does not tell its free space.
         if let Ok(space) = self.statfs() {
             sink("store_free_bytes", space.bavail.saturating_mul(BLOCK_BYTES));
         }
@@ -520,8 +524,8 @@ mod tests {
     use super::*;
     use crate::store::StoreOptions;
 
-    /// A caller that forgets an inode too early may still use it while it is freed. The use does
-    /// not bring the inode back.
+    /// A change through a freed inode must not bring the inode back. A caller that forgets an inode
+    /// too early may still change it after it was freed.
     #[test]
     fn change_that_comes_after_the_end_of_its_file_leaves_nothing() {
         let path = std::env::temp_dir().join(format!("filesystem-end-{}", std::process::id()));
@@ -544,7 +548,8 @@ mod tests {
             let inode = store.table.find(attr.ino).unwrap();
             store.remove(root, name, file).unwrap();
             store.forget(attr.ino);
-            // Put back the inode, as a thread sees it that looked it up before the forget.
+            // Put the inode back into the table. So the test acts as a thread that looked the inode
+            // up before the forget.
             store.table.insert(inode);
             assert_eq!(change(&store, file), Err(Errno::STALE));
             store.table.remove(attr.ino);
@@ -555,8 +560,8 @@ mod tests {
         std::fs::remove_dir_all(&path).unwrap();
     }
 
-    /// The blocks of a removed file count as free in df(1), although the host does not get them
-    /// back.
+    /// The blocks of removed files must count as free in df(1), although the host does not get
+    /// their space back.
     #[test]
     fn room_of_what_was_removed_is_counted() {
         let path = std::env::temp_dir().join(format!("filesystem-room-{}", std::process::id()));
@@ -582,21 +587,21 @@ mod tests {
         remove(b"large", file);
         assert_eq!(store.room(host), Ok(host + blocks));
 
-        // The host has not allocated a range that is only reserved.
+        // A range that is only reserved is not allocated on the host.
         let file = make(b"kept");
         store.fallocate(file, 0, 0, 1 << 28, Fallocate::KEEP_SIZE).unwrap();
         assert_eq!(store.room(host), Ok(host));
         remove(b"kept", file);
         assert_eq!(store.room(host), Ok(host + blocks));
 
-        // Give up the reserve. Without it no file can grow, so the host's free space counts for the
-        // reserve first.
+        // Give up the reserve. Files cannot grow without it, so free space of the host counts only
+        // above the size of the reserve.
         store.journal.give_up_reserve();
         let reserve = RESERVE_BYTES / BLOCK_BYTES;
         assert_eq!(store.room(reserve - 1), Ok(0));
         assert_eq!(store.room(reserve + 1), Ok(blocks + 1));
         drop(store);
-        // After the remount no extent has the blocks, but they still count as free.
+        // After a remount no file uses the blocks, but they still count as free.
         let store = Store::open(&path, &options).unwrap();
         assert_eq!(store.room(host), Ok(host + blocks));
         drop(store);

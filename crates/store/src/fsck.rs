@@ -1,23 +1,25 @@
 //! Checks a store that is not mounted.
 //!
-//! The check reads all records and verifies what must hold between them. redb first verifies its
-//! pages, and goes back to the last durable commit; after a crash that is no finding. If a page of
-//! that commit is damaged, redb goes back to the commit before. The check then replays the log, as
-//! a mount does. A log that a mount refuses is a finding, and the database is checked without it.
+//! The check reads all records and verifies that they agree with each other. First redb verifies
+//! its pages, and falls back to the last durable commit. After a crash that is normal and no
+//! finding. If a page of the last commit is damaged, redb falls back to the commit before. Then the
+//! check replays the log, as a mount does. If a mount would refuse the log, the check reports that,
+//! and checks the database without the log.
 //!
-//! All this happens in memory (`overlay`): a check changes no byte of the store. There is no
-//! repair, since a crash leaves nothing to repair.
+//! The check works on copies of the devices in memory (`overlay`), so it changes no byte of the
+//! store. There is no repair, since a crash leaves nothing to repair.
 //!
 //! # Invariants
-//! - F.1: each directory but the root has one name, and every inode is reachable from the root.
+//! - F.1: each directory but the root has exactly one name, and every inode is reachable from the
+//!   root.
 //! - F.2: a name leads to an inode of its kind, and is stored under its hash.
-//! - F.3: the counts of links and entries are right. Inodes without links are orphans, and no
-//!   others.
+//! - F.3: the counts of links and entries are right. The inodes without links, and only these, have
+//!   orphan records.
 //! - F.4: extents lie within the device and do not overlap. The counts of blocks are right. No
 //!   written block is behind the size.
-//! - F.5: an attribute block is a valid set, with the right hash (or none, with one user), length
-//!   and count of users. An access ACL says more than the mode of its inodes, and agrees with it. A
-//!   default ACL parses.
+//! - F.5: the set in an attribute block parses. The length, the hash and the count of users of the
+//!   block are right. A private block has no hash and one user. An access ACL says more than the
+//!   mode of its inodes, and agrees with it. A default ACL parses.
 //! - F.6: a symbolic link has a target of its size. No other inode has a target.
 //!
 //! Source: fsck(8).
@@ -49,49 +51,54 @@ const CACHE_BYTES: usize = 64 << 20;
 pub enum Finding {
     /// Pages of the database are damaged.
     Database,
-    /// The log has lost confirmed entries from this byte on. The store cannot be mounted, and was
-    /// checked as of the last commit of the database.
+    /// Confirmed entries of the log from this byte on are lost. A mount refuses the store. The
+    /// check used the state of the last commit of the database.
     Log(u64),
-    /// The entry of the log at this byte has the right hash but does not parse. As above.
+    /// The log entry at this byte has the right hash but does not parse. See [`Finding::Log`] for
+    /// the consequences.
     LogEntry(u64),
-    /// The log of an unclosed store is missing or shorter than before: its length now, and its
-    /// length before. As above.
+    /// The log of an unclosed store is missing or too short. The fields are its length and the
+    /// length that it must have. See [`Finding::Log`] for the consequences.
     LogShort(u64, u64),
-    /// The log cannot be read at this byte. As above.
+    /// The log cannot be read at this byte. See [`Finding::Log`] for the consequences.
     LogRead(u64),
-    /// The database is older than its log, so that confirmed commits are lost: its generation, and
-    /// that of the log. As above.
+    /// The database is older than its log, so confirmed commits are lost. The fields are the
+    /// generation of the database and that of the log. See [`Finding::Log`] for the consequences.
     DatabaseBehind(u64, u64),
     /// There is no root directory.
     NoRoot,
-    /// A record that does not parse, or whose number is invalid: its kind, and the numbers of its
-    /// key.
+    /// A record does not parse, or its key is invalid. The fields are the kind of the record and
+    /// the two numbers of its key.
     Unreadable(u8, u64, u64),
-    /// A name leads to a missing inode: directory, inode.
+    /// A name leads to a missing inode. The fields are the directory and the inode.
     NoInode(u64, u64),
-    /// A name has another kind than its inode: directory, inode.
+    /// A name has another kind than its inode. The fields are the directory and the inode.
     OtherKind(u64, u64),
-    /// A name is not stored under its hash, or occurs twice in its directory: directory, hash.
+    /// A name is not stored under its hash, or its directory has the name twice. The fields are the
+    /// directory and the hash.
     Misplaced(u64, u64),
-    /// Entries, names or extents belong to an inode that cannot have them: inode.
+    /// An inode has entries, names or extents, but is of a kind that cannot have them.
     Stray(u64),
-    /// A directory with several names, or a root directory with a name: inode.
+    /// A directory has several names, or the root directory has a name. The field is the inode.
     SeveralNames(u64),
     /// An inode that is not reachable from the root.
     Unreachable(u64),
-    /// A wrong count of links: inode, stored, counted.
+    /// A wrong count of links. The fields are the inode, the stored count and the right count.
     Links(u64, u32, u32),
-    /// A wrong count of entries of a directory: inode, stored, counted.
+    /// A wrong count of entries of a directory. The fields are the inode, the stored count and the
+    /// right count.
     EntryCount(u64, u64, u64),
-    /// An inode without links is no orphan, or an inode with links is one: inode.
+    /// An inode without links has no orphan record, or an inode with links has one.
     Orphan(u64),
-    /// Extents of a file overlap in logical blocks: inode, block.
+    /// Extents of a file overlap in logical blocks. The fields are the inode and the block.
     LogicalOverlap(u64, u64),
-    /// Two extents share a block of the device: inode, block of the device.
+    /// Two extents use one block of the device. The fields are the inode and the block.
     Overlap(u64, u64),
-    /// A written extent ends behind the device: inode, block of the device.
+    /// A written extent ends behind the end of the device. The fields are the inode and the block
+    /// of the device.
     BehindDevice(u64, u64),
-    /// A written block is behind the size of its file: inode, logical block.
+    /// A written block is behind the size of its file. The fields are the inode and the logical
+    /// block.
     BehindSize(u64, u64),
     /// A wrong count of blocks of a file. The fields are the inode, the stored count and the right
     /// count.
@@ -99,14 +106,14 @@ pub enum Finding {
     /// A wrong count of users of an attribute block. The fields are the block, the stored count and
     /// the right count.
     Users(u64, u32, u32),
-    /// A symbolic link whose size is not the length of its target, or another inode with a target:
-    /// inode.
+    /// The size of a symbolic link is not the length of its target, or an inode of another kind has
+    /// a target.
     Target(u64),
-    /// An attribute block whose hash or length is wrong, or that is no valid set: block.
+    /// The hash or the length of an attribute block is wrong, or its set does not parse.
     Attributes(u64),
-    /// A wrong flag for the access ACL: inode.
+    /// The flag of an inode for an access ACL is wrong.
     AclFlag(u64),
-    /// An access ACL that contradicts the mode, or says no more than it: inode.
+    /// An access ACL contradicts the mode of its inode, or says no more than the mode.
     AclMode(u64),
 }
 
@@ -196,11 +203,11 @@ pub struct Report {
     pub xattr_users: u64,
 }
 
-/// Checks the store in the directory `path`. Changes no byte of it.
+/// Checks the store in the directory `path`, and changes no byte of it.
 ///
 /// # Errors
-/// [`OpenError::Busy`] if it is mounted; [`OpenError::Missing`] if there is none; the errors of
-/// [`crate::Store::open`], except damage, which is a finding.
+/// [`OpenError::Busy`] if the store is mounted. [`OpenError::Missing`] if there is no store. The
+/// errors of [`crate::Store::open`], except for damage, which is a finding.
 ///
 /// # Examples
 /// ```
@@ -227,7 +234,7 @@ pub fn fsck(path: &Path) -> Result<Report, OpenError> {
 pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
     devices.read_anew();
     match check_devices(&devices.overlaid()?) {
-        // This finding alone is reported, because all others would be its consequences.
+        // Report only this finding, because all others would be consequences of it.
         Err(OpenError::Damaged) => {
             Ok(Report { findings: vec![Finding::Database], ..Report::default() })
         }
@@ -235,12 +242,12 @@ pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
     }
 }
 
-/// Checks the store on `devices` in the state after a mount, with the log replayed.
+/// Checks the store on `devices`, in the state that a mount would have after its replay of the log.
 fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     let database = open_database(devices, CACHE_BYTES)?;
     let snapshot = database.snapshot()?;
     let superblock = read_super(&snapshot)?;
-    // Compare before the replay, which may extend `data` over lost blocks.
+    // Compare the lengths before the replay, which may extend `data` over lost blocks.
     let blocks = devices.data.len()? / BLOCK_BYTES;
     let is_short = find_end(&snapshot).map_err(|errno| refusal(&snapshot, errno))? > blocks;
     drop(snapshot);
@@ -267,11 +274,11 @@ fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     Ok(check.report)
 }
 
-/// Returns the block of the device behind the last written one.
+/// Returns the first block of the device behind all written extents.
 fn find_end(snapshot: &Snapshot) -> Result<u64, Errno> {
     let mut end = 0;
     each(snapshot, Kind::Extent, &mut |_, value| {
-        // An extent that does not parse is reported later.
+        // Skip an extent that does not parse, because `read` reports it.
         end = Extent::decode(value).map_or(end, |extent| end.max(extent.written_end()));
         Ok(())
     })?;
@@ -286,15 +293,15 @@ struct Check {
     orphans: HashSet<u64>,
     /// The inodes and kinds of all names, by directory.
     entries: HashMap<u64, Vec<(u64, FileKind)>>,
-    /// The logical end and the number of blocks so far, by file.
+    /// For each file, the logical end of the extents read so far, and their number of blocks.
     extents: HashMap<u64, (u64, u64)>,
-    /// All used runs of the device, each as its first block, the block behind its last one, and its
-    /// inode.
+    /// All used runs of the device. Each has its first block, the block behind its last one, and
+    /// its inode.
     used: Vec<(u64, u64, u64)>,
     users: BTreeMap<u64, UsersRecord>,
     contents: HashSet<u64>,
-    /// Blocks with an access ACL, with the mode that the ACL gives. None if the ACL says no more
-    /// than the mode.
+    /// The blocks with an access ACL, and the mode that the ACL implies. None if the ACL says no
+    /// more than a mode.
     with_acl: HashMap<u64, Option<u32>>,
 }
 
@@ -368,7 +375,7 @@ impl Check {
         if logical < so_far.0 {
             self.find(Finding::LogicalOverlap(ino, logical));
         }
-        // The sum over overlapping extents may overflow.
+        // The lengths of overlapping extents may add up to more than a `u64`.
         self.extents.insert(ino, (end, so_far.1.saturating_add(len)));
         self.used.push((physical, physical + len, ino));
         let size = self.inodes.get(&ino).map_or(0, |inode| inode.size);
@@ -396,7 +403,7 @@ impl Check {
             let says_more = acl.equivalent_mode().is_none();
             self.with_acl.insert(id, says_more.then(|| acl.mode()));
         }
-        // A new inode in the directory needs the default ACL.
+        // A default ACL must parse, because each new inode in the directory inherits it.
         xattr::acl(value, AclKind::Default).map(drop)
     }
 

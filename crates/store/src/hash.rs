@@ -1,21 +1,22 @@
 //! The keyed hash of names and attribute sets.
 //!
-//! The hashes are stored: the place of a name in its directory, the key of an attribute block. So
-//! the algorithm is part of the format and changes only with the format version. The secret is
-//! drawn when a store is made, and its seed is in the superblock. So an attacker cannot craft names
-//! that collide, which is trap T54.
+//! Both hashes are stored: that of a name in its directory, that of a set as the key of its
+//! attribute block. So the algorithm is part of the format, and a change of it needs a new format
+//! version. The secret is derived from a seed that is drawn when a store is made and kept in the
+//! superblock. So an attacker cannot craft names that collide (trap T54).
 //!
-//! A step multiplies two words, each mixed with a secret word, to 128 bits and folds the halves
-//! together, as wyhash does. Four chains run side by side, since a set may have 64 KiB.
+//! A step multiplies two words, each mixed with a secret word, to 128 bits, and folds the two
+//! halves together, as wyhash does. Four chains of steps run in parallel, since a set may have 64
+//! KiB.
 //!
 //! # Samples
-//! Names and most sets are hashed as a whole. Above [`WHOLE_MAX`] bytes [`Secret::hash`] takes the
-//! length and [`SAMPLES`] pieces, evenly spaced from the first byte to the last. To hash 4 KiB
-//! takes longer than to compare them, and sets with one hash are compared byte by byte before they
-//! share a block. Sets that differ only between the pieces have the same hash. After several such
-//! sets `blocks` uses [`Secret::hash_whole`].
+//! Names and most sets are hashed as a whole. Of an input longer than [`WHOLE_MAX`] bytes,
+//! [`Secret::hash`] takes the length and [`SAMPLES`] pieces, evenly spaced from the first byte to
+//! the last. The reason is that to hash 4 KiB takes longer than to compare them. Sets with one hash
+//! are compared byte by byte anyway, before they share a block. Sets that differ only between the
+//! pieces have the same hash. After several such sets `blocks` uses [`Secret::hash_whole`].
 //!
-//! Source: the same fold as in `corewalk`'s `hash` and in `corewalk-mbcache`.
+//! Source: `corewalk`'s `hash` and `corewalk-mbcache` use the same fold.
 
 /// Inputs of at most this many bytes are hashed as a whole: names, and sets of a few attributes.
 const WHOLE_MAX: usize = 512;
@@ -37,7 +38,7 @@ impl Secret {
         Secret(std::array::from_fn(|i| key(i as u64 + 1) | 1))
     }
 
-    /// Returns the hash of `bytes`; for a long input, of samples of it.
+    /// Returns the hash of `bytes`. Of a long input it hashes only samples.
     pub(crate) fn hash(&self, bytes: &[u8]) -> u64 {
         if bytes.len() <= WHOLE_MAX {
             return self.hash_whole(bytes);
@@ -88,7 +89,8 @@ impl Secret {
     }
 }
 
-/// Adds sixteen bytes to `hash`. Both factors depend on the secret, so an input cannot make one 0.
+/// Adds sixteen bytes to `hash`. Both factors depend on the secret, so an input cannot make a
+/// factor 0.
 #[inline(always)]
 fn mix(secret: &[u64; 8], hash: u64, pair: &[u8; 16]) -> u64 {
     let (words, _) = pair.as_chunks::<8>();
@@ -96,7 +98,7 @@ fn mix(secret: &[u64; 8], hash: u64, pair: &[u8; 16]) -> u64 {
     fold(first ^ hash ^ secret[4], second ^ secret[5]).wrapping_add(hash.rotate_left(29))
 }
 
-/// Multiplies to 128 bits and folds the halves together.
+/// Multiplies two words to 128 bits and folds the halves together.
 #[inline(always)]
 fn fold(a: u64, b: u64) -> u64 {
     let wide = u128::from(a).wrapping_mul(u128::from(b));
@@ -107,7 +109,7 @@ fn fold(a: u64, b: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The hash is part of the format: these values never change.
+    /// The hash of these inputs must never change, because it is part of the format.
     #[test]
     fn hash_is_that_of_the_format() {
         let secret = Secret::new(7);

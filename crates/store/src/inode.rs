@@ -1,19 +1,20 @@
 //! One inode in memory.
 //!
 //! An inode is read from its record at its first use, and stays in memory until it is forgotten. A
-//! change puts the record into the running transaction under the same lock. So record and inode
-//! always match, and an inode may be dropped from memory at any time.
+//! change of the inode also puts the new record into the running transaction, under the same lock.
+//! So record and inode always match, and an inode may be dropped from memory at any time.
 //!
 //! # Locks
-//! - `content`: the data lock of a regular file, taken before any `state`.
-//! - `state`: all other attributes. `names` has the order of several.
+//! - `content`: the data lock of a regular file, locked before the `state` of any inode.
+//! - `state`: all other attributes. `names` describes the order in which several are locked.
 //!
 //! # Invariants
 //! - N.1: the kind never changes.
 //! - N.2: `nlink` is the number of directory entries of the inode. For a directory it is 2 plus the
 //!   number of subdirectories, and 0 once it is removed.
 //! - N.3: a stored access ACL says more than the mode, and agrees with it.
-//! - N.4: size and blocks of a file match its content, except while the data lock is held.
+//! - N.4: size and blocks in the record of a file match its content, except while the data lock is
+//!   held.
 //! - N.5: an inode without links has an orphan record.
 //!
 //! Source: inode(7); POSIX.1-2024 XBD 4.12, File Times Update; mount(8), `relatime`.
@@ -50,14 +51,14 @@ pub(crate) struct Inode {
     pub(crate) kind: FileKind,
     /// Protected by its own lock.
     pub(crate) state: RwLock<State>,
-    /// The content of a regular file; empty for other kinds. Protected by its own lock, which is
-    /// taken before `state`.
+    /// The content of a regular file, empty for other kinds. Protected by its own lock, the data
+    /// lock, which is locked before `state`.
     pub(crate) content: RwLock<Content>,
     /// The last transaction that changed the inode.
     dirty: AtomicU64,
-    /// The last transaction that changed its extents or size.
+    /// The last transaction that changed the extents or the size of the file.
     dirty_content: AtomicU64,
-    /// The last transaction that changed its data.
+    /// The last transaction that changed the data of the file.
     dirty_data: AtomicU64,
 }
 
@@ -68,15 +69,15 @@ pub(crate) struct State {
     pub(crate) target: Box<[u8]>,
     /// The attribute block, if it is in memory.
     pub(crate) block: Option<Arc<Block>>,
-    /// The last transaction in which a new attribute set of this inode was de-duplicated at once
+    /// The last transaction in which a new attribute set of the inode was de-duplicated at once
     /// (see `late`).
     pub(crate) changed_at: u64,
-    /// True while it waits for deferred de-duplication (`late`).
+    /// True while the inode is queued for deferred de-duplication (see `late`).
     pub(crate) is_waiting: bool,
     /// True if the attributes changed more than once in a transaction while the inode was queued
     /// (see `late`).
     pub(crate) is_busy: bool,
-    /// The transaction that made it; 0 for an inode that was read from its record.
+    /// The transaction that made the inode; 0 if the inode was read from its record.
     pub(crate) born: u64,
     /// True once it is freed.
     pub(crate) is_dead: bool,
@@ -110,30 +111,30 @@ impl Inode {
     }
 
     /// Returns the last transaction that fsync(2) has to commit. With `is_content_only`, for
-    /// fdatasync(2), returns the last that changed extents or size.
+    /// fdatasync(2), returns the last one that changed extents or size.
     pub(crate) fn dirty_tid(&self, is_content_only: bool) -> u64 {
         let is_file = self.kind == FileKind::Regular;
         let word = if is_content_only && is_file { &self.dirty_content } else { &self.dirty };
-        // ORDERING: Relaxed. The answer must cover the caller's own earlier changes only, and these
-        // are ordered before this call.
+        // ORDERING: Relaxed. The answer must cover only changes that happened before this call,
+        // such as the caller's own. A relaxed load sees all of these.
         word.load(Ordering::Relaxed)
     }
 
     /// Returns the last transaction that changed the data.
     pub(crate) fn data_tid(&self) -> u64 {
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. The answer must cover only changes that happened before this call.
         self.dirty_data.load(Ordering::Relaxed)
     }
 
     /// Notes that this transaction changes the data.
     pub(crate) fn mark_data(&self, view: &View) {
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. `data_tid` must see only stores that happened before its call.
         self.dirty_data.store(view.tid, Ordering::Relaxed);
     }
 
     /// Notes that this transaction changes extents or size.
     pub(crate) fn mark_content(&self, view: &View) {
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. `dirty_tid` must see only stores that happened before its call.
         self.dirty_content.store(view.tid, Ordering::Relaxed);
     }
 
@@ -147,11 +148,11 @@ impl Inode {
             true => view.put_new(key, &bytes),
             false => view.put(key, &bytes),
         }
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. `dirty_tid` must see only stores that happened before its call.
         self.dirty.store(view.tid, Ordering::Relaxed);
     }
 
-    /// Updates the orphan record (N.5) and saves the inode.
+    /// Adds or removes the orphan record (N.5) and saves the inode.
     pub(crate) fn save_links(&self, state: &State, had_links: bool, view: &View) {
         let key = Key::of(Kind::Orphan, self.ino);
         match (had_links, state.record.nlink > 0) {
@@ -186,7 +187,7 @@ impl State {
             Some(FileKind::Directory) => (record.size + 2) * ENTRY_BYTES,
             _ => record.size,
         };
-        // The generation is 0: a mount never uses an inode number again (trap P11).
+        // The generation is always 0, because a store never uses an inode number again (trap P11).
         Attr::new(ino, record.mode)
             .with_nlink(record.nlink)
             .with_uid(record.uid)
@@ -202,12 +203,12 @@ impl State {
             .with_has_acl(record.has_acl)
     }
 
-    /// Checks that the inode was not freed: `ESTALE`.
+    /// Returns `ESTALE` if the inode was freed.
     pub(crate) fn check(&self) -> Result<(), Errno> {
         if self.is_dead { Err(Errno::STALE) } else { Ok(()) }
     }
 
-    /// Checks that the directory was not removed: `ENOENT`.
+    /// Returns `ENOENT` if the directory was removed.
     pub(crate) fn check_alive(&self) -> Result<(), Errno> {
         self.check()?;
         if self.record.nlink == 0 { Err(Errno::NOENT) } else { Ok(()) }
@@ -219,7 +220,7 @@ impl State {
         self.record.ctime = now;
     }
 
-    /// Returns true if a read at `now` updates the access time.
+    /// Returns true if a read at `now` has to update the access time.
     pub(crate) fn is_read_noted(&self, policy: Atime, now: Timespec) -> bool {
         let InodeRecord { atime, mtime, ctime, .. } = self.record;
         policy.needs_update([atime, mtime, ctime], now)
@@ -245,8 +246,8 @@ impl State {
         record.ctime = set.ctime.unwrap_or(now);
     }
 
-    /// Returns the ACL if it has to be stored. An access ACL that the mode expresses completely is
-    /// not stored (N.3).
+    /// Returns the ACL if it has to be stored. An access ACL that the mode expresses in full is not
+    /// stored (N.3).
     pub(crate) fn kept_acl<'a>(&self, kind: AclKind, acl: Option<&'a Acl>) -> Option<&'a Acl> {
         let permissions = self.record.mode & 0o777;
         let says_more = |acl: &&Acl| acl.equivalent_mode() != Some(permissions);

@@ -1,13 +1,14 @@
 //! The inodes in memory, by number.
 //!
 //! # Invariants
-//! - T.1: an inode is in memory once. It is read and dropped under the lock of its shard. It is
-//!   dropped only while no thread uses it, so no thread changes a stale copy.
-//! - T.2: if an inode is in use when it is to be dropped, the drop is deferred. A later read or
-//!   drop in its shard drops it once it has no users.
+//! - T.1: an inode is in memory at most once. It is read and dropped under the lock of its shard.
+//!   It is dropped only while no thread uses it. So no thread changes a stale copy.
+//! - T.2: an inode that is in use is dropped later: by the first read or drop in its shard that
+//!   finds the inode unused.
 //!
 //! # Locks
-//! The lock of a shard is held while a record is read. No other lock of the store is taken within.
+//! The lock of a shard is held while a record is read. No other lock of the store is taken while it
+//! is held, except those that the read of a record takes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,8 +23,8 @@ use crate::record::{Key, Kind};
 /// Number of shards.
 const SHARDS: usize = 256;
 
-/// Inodes by number, and the numbers of those whose drop is deferred. All fields are protected by
-/// the lock of the shard.
+/// Inodes in memory by number, and the numbers of those whose drop is deferred. All fields are
+/// protected by the lock of the shard.
 #[derive(Default)]
 struct Shard {
     inodes: HashMap<u64, Arc<Inode>, foldhash::fast::FixedState>,
@@ -31,12 +32,12 @@ struct Shard {
 }
 
 impl Shard {
-    /// Drops inodes whose drop was deferred and that have no users now. An unused inode may be
-    /// dropped at any time, so a use in between does not matter.
+    /// Drops the inodes whose drop was deferred, if no thread uses them now. A deferred inode may
+    /// have been used again, but any unused inode may be dropped.
     fn drop_deferred(&mut self) {
         let Shard { inodes, deferred } = self;
         deferred.retain(|ino| match inodes.get(ino) {
-            // Only the table refers to the inode.
+            // Only the table has a reference to the inode.
             Some(inode) if Arc::strong_count(inode) == 1 => {
                 inodes.remove(ino);
                 false
@@ -46,8 +47,7 @@ impl Shard {
     }
 }
 
-/// The inodes in memory. The module's documentation describes the rules. Analogous to Linux's
-/// `inode_hashtable`.
+/// The inodes in memory. Analogous to Linux's `inode_hashtable`.
 pub(crate) struct InodeTable {
     /// The inodes, by number. Each shard is protected by its own lock.
     shards: Box<[OwnLine<RwLock<Shard>>]>,
@@ -67,10 +67,10 @@ impl InodeTable {
         self.shard(ino).read().inodes.get(&ino).cloned()
     }
 
-    /// Returns an inode; reads it if it is not in memory.
+    /// Returns an inode, and reads it if it is not in memory.
     ///
     /// # Errors
-    /// `ESTALE` if no inode has this number; `EIO`.
+    /// `ESTALE` if no inode has this number; `EIO` if its record cannot be read.
     pub(crate) fn get(&self, ino: u64, view: &View) -> Result<Arc<Inode>, Errno> {
         if let Some(inode) = self.find(ino) {
             return Ok(inode);
@@ -91,11 +91,11 @@ impl InodeTable {
         self.shard(inode.ino).write().inodes.insert(inode.ino, inode);
     }
 
-    /// Drops an inode from memory, now or once it has no users (T.2).
+    /// Drops an inode from memory, at once or when no thread uses it any more (T.2).
     pub(crate) fn release(&self, inode: Arc<Inode>) {
         let mut shard = self.shard(inode.ino).write();
         shard.drop_deferred();
-        // Only the table and the caller refer to the inode.
+        // Only the table and the caller have references to the inode.
         if Arc::strong_count(&inode) <= 2 {
             shard.inodes.remove(&inode.ino);
         } else if !shard.deferred.contains(&inode.ino) {
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
     use crate::store::{Store, StoreOptions};
 
-    /// An inode that is forgotten during an operation does not stay in memory.
+    /// An inode that is forgotten during an operation must not stay in memory.
     #[test]
     fn inode_that_is_forgotten_in_use_is_dropped_later() {
         let path = std::env::temp_dir().join(format!("inode-table-{}", std::process::id()));
@@ -146,7 +146,8 @@ mod tests {
         drop(used);
         store.forget(second);
         assert!(!is_there(first) && !is_there(second));
-        // An inode that was used again after the forget is dropped too. The next use reads it anew.
+        // An inode that is used again after it was forgotten must be dropped as well. Its next use
+        // reads it again.
         assert_eq!(
             store.getattr(Node::detached(first, corewalk::FileKind::Regular)).unwrap().ino,
             first

@@ -1,40 +1,39 @@
-//! The journal: makes the changes of each operation durable as a whole.
+//! The journal: makes the changes of each operation durable all together or not at all.
 //!
 //! The design follows jbd2. Operations join the *running* transaction, a [`Layer`] of records in
 //! memory. A commit closes the transaction barrier for an instant, freezes the running layer and
-//! starts a new one. A small frozen layer is appended to the log with its file data, and joins the
-//! *logged* layer. Otherwise the commit syncs file data, and writes the logged and the frozen
-//! layer in one database transaction. After that the log is void. Periodic commits always go to
-//! the database. A read looks in the running, the frozen and the logged layer, then in a database
-//! snapshot.
+//! starts a new one. A small frozen layer is appended to the log with its file data, and becomes
+//! part of the *logged* layer. Otherwise the commit syncs file data, and writes the logged and the
+//! frozen layer in one database transaction, which makes the log void. Periodic commits always do
+//! so. A read looks in the running, the frozen and the logged layer, then in a database snapshot.
 //!
 //! # Guarantees
-//! - J.1: an operation is in one transaction as a whole. It holds a handle from its first change to
-//!   its last.
+//! - J.1: all changes of an operation are in one transaction. The operation holds a handle from its
+//!   first change to its last.
 //! - J.2: database and log together hold the state at the end of a commit. After a crash the store
 //!   is consistent once the log is replayed.
-//! - J.3: file data of a transaction is durable with its extents, in one log entry, or before them
-//!   (`data=ordered` of ext4).
+//! - J.3: file data of a transaction becomes durable in one log entry with its extents, or before
+//!   its extents (as with `data=ordered` of ext4).
 //! - J.4: blocks that a transaction frees are allocated again only after it is durable.
 //! - J.5: calls of [`Journal::commit_up_to`] that arrive during a commit share the next one.
-//! - J.6: file data is synced without a log entry only while the log holds no data. A replay would
-//!   put the log's older data over it.
+//! - J.6: file data is synced without a log entry only while the log holds no file data. Otherwise
+//!   a replay would write older data from the log over the synced data.
 //!
 //! # Failures
-//! - Full host: a commit that meets `ENOSPC` gives up the reserve of [`RESERVE_BYTES`], reopens the
-//!   database and tries again. Until the host has space for the reserve, calls that need space fail
-//!   with `ENOSPC`.
-//! - Failed read: the database refuses all calls until it is reopened. The next sync or commit
-//!   reopens it (`reopen_if_failed`). A database that may be older than the last commit is not
-//!   used (`opened`).
-//! - Failed log: the transaction goes to the database, which makes the log void.
-//! - Any other failure of a commit makes the store read-only: changes are `EROFS`, fsync is `EIO`.
+//! - Full host: a commit that gets `ENOSPC` gives up the reserve of [`RESERVE_BYTES`], reopens the
+//!   database and tries again. Calls that need space then fail with `ENOSPC` until the host has
+//!   space for the reserve again.
+//! - Failed read: after it, the database refuses all calls until it is reopened. The next sync or
+//!   commit reopens it (`reopen_if_failed`). A database that may be older than the last commit is
+//!   not used (`opened`).
+//! - Failed write of the log: the transaction goes to the database.
+//! - Other failure of a commit: changes then fail with `EROFS`, and fsync with `EIO`.
 //!
 //! # Locks
-//! The barrier is a reader-writer lock per shard of threads. An operation locks its own shard,
-//! shared; a commit locks all. It comes before every other lock of the store. `state` is held
-//! briefly, never while waiting for the barrier. A commit takes `data_sync`, `log`, `opened`, in
-//! this order.
+//! The transaction barrier is one reader-writer lock per shard of threads. An operation takes the
+//! lock of its own shard, shared. A commit takes all of them, exclusive. The barrier comes before
+//! every other lock of the store. `state` is held briefly, and never while the thread waits for the
+//! barrier. A commit locks `data_sync`, `log`, `opened`, in this order.
 //!
 //! Source: Linux `fs/jbd2/transaction.c`, `Documentation/filesystems/ext4/journal.rst`.
 
@@ -63,9 +62,9 @@ use crate::overlay::Overlay;
 use crate::record::{Key, Kind};
 use crate::store::StoreStats;
 
-/// Length in bytes of the reserve, a file that a commit on a full host gives up.
+/// Length of the reserve in bytes. The reserve is a file that a commit on a full host gives up.
 pub(crate) const RESERVE_BYTES: u64 = 32 << 20;
-/// Maximum time that a thread waits for others to share its commit.
+/// Maximum time that a thread waits for other threads to share its commit.
 const PATIENCE_MAX: Duration = Duration::from_millis(10);
 /// Maximum number of records that one step of a range read takes from a layer.
 const RANGE_RECORDS: usize = 512;
@@ -77,22 +76,22 @@ pub struct Devices {
     pub meta: Arc<dyn Device>,
     /// The blocks of files and nothing else.
     pub data: Arc<dyn Device>,
-    /// A file that occupies space on the host until a commit needs that space.
+    /// A file that occupies space on the host until a commit on a full host needs that space.
     pub reserve: Arc<dyn Device>,
-    /// The write-ahead log: small transactions that are not in the database yet.
+    /// The write-ahead log, with small transactions that are not in the database yet.
     pub log: Arc<dyn Device>,
 }
 
 impl Devices {
-    /// Drops the host's cached pages, so that the next reads come from the disk.
+    /// Makes the next reads come from the disk and not from the host's page cache.
     pub(crate) fn read_anew(&self) {
         [&self.meta, &self.data, &self.log].into_iter().for_each(|device| read_anew(&**device));
     }
 
-    /// Returns devices with the same content whose changes stay in memory.
+    /// Returns devices with the same content. Changes of the returned devices stay in memory.
     ///
     /// # Errors
-    /// The error of a device that cannot tell its length.
+    /// The error of a device that is asked for its length.
     pub(crate) fn overlaid(&self) -> io::Result<Devices> {
         let over = |device: &Arc<dyn Device>| -> io::Result<Arc<dyn Device>> {
             Ok(Arc::new(Overlay::new(Some(device.clone()))?))
@@ -105,8 +104,8 @@ impl Devices {
     /// allocate space in advance.
     pub(crate) fn take_reserve(&self) -> bool {
         match self.reserve.reserve(RESERVE_BYTES) {
-            // The file system cannot allocate ahead, or `ulimit -f` is below the reserve. A commit
-            // on a full host may fail then.
+            // The host's file system cannot allocate in advance, or `ulimit -f` is below the size
+            // of the reserve. A commit on a full host may then fail.
             Err(error) => {
                 matches!(error.kind(), io::ErrorKind::Unsupported | io::ErrorKind::FileTooLarge)
             }
@@ -129,24 +128,24 @@ pub(crate) struct View {
     based: u64,
 }
 
-/// A handle on the running transaction, analogous to jbd2's `handle_t`. While it lives, no commit
-/// freezes the running transaction.
+/// A handle on the running transaction. While a thread holds it, no commit freezes this
+/// transaction. Analogous to jbd2's `handle_t`.
 pub(crate) type Handle<'a> = RwLockReadGuard<'a, View>;
 
-/// The journal of a store. The module's documentation describes it. Analogous to Linux's
-/// `struct journal_s`.
+/// The journal of a store. Analogous to Linux's `struct journal_s`.
 pub(crate) struct Journal {
-    /// One copy of the view per shard of threads, protected by its own lock. An operation reads the
-    /// copy of its shard. A commit holds all locks exclusively while it freezes the running layer.
+    /// One copy of the view per shard of threads, each protected by its own lock. An operation
+    /// reads the copy of its shard. A commit locks all copies exclusively to freeze the running
+    /// layer.
     barrier: Box<[OwnLine<RwLock<View>>]>,
     /// Protected by its own mutex.
     state: Mutex<State>,
-    /// Notified when `state` changes. Waited on under `state`.
+    /// Notified when `state` changes. A thread waits for it with `state` locked.
     changed: Condvar,
     /// The open database. Protected by its own mutex.
     opened: Mutex<Opened>,
     devices: Devices,
-    /// If the records of the running layer have more bytes than this, the layer counts as heavy.
+    /// A running layer whose records have more bytes than this counts as heavy.
     running_max: u64,
     /// Protected by its own mutex.
     log: Mutex<Log>,
@@ -154,14 +153,14 @@ pub(crate) struct Journal {
     pub(crate) allocator: Allocator,
     dirty: Dirty,
     is_data_dirty: AtomicBool,
-    /// Held during a sync of the data device. Protects no data: it orders the syncs, so that no
-    /// sync succeeds after one that failed.
+    /// Locked during a sync of the data device. It protects no data but orders the syncs, so that
+    /// no sync succeeds after a failed one.
     data_sync: Mutex<()>,
     is_failed: AtomicBool,
     is_full: AtomicBool,
     is_read_only: bool,
     counts: Counts,
-    /// The channel that wakes the committer. Protected by its own mutex.
+    /// The channel that wakes the committer thread. Protected by its own mutex.
     poke: Mutex<Option<Sender<()>>>,
     is_poked: AtomicBool,
 }
@@ -169,13 +168,14 @@ pub(crate) struct Journal {
 /// The progress of commits. All fields are protected by `Journal::state`.
 #[derive(Default)]
 struct State {
-    /// The last transaction that is durable, and the last that is in the database.
+    /// The last durable transaction, and the last one in the database.
     committed: u64,
     based: u64,
     /// True if the log holds file data, or a commit is about to append some (J.6).
     has_logged_data: bool,
     is_committing: bool,
-    /// The number of threads inside `commit_up_to` now, and the number when the last commit ended.
+    /// The number of threads that are now inside `commit_up_to`, and their number when the last
+    /// commit ended.
     callers: u32,
     companions: u32,
     /// Duration of the last commit.
@@ -189,15 +189,15 @@ struct Counts {
     database: AtomicU64,
     logged: AtomicU64,
     logged_bytes: AtomicU64,
-    /// Entries that the log did not take because a write or a sync of it failed.
+    /// Transactions that the log did not take because a write or a sync of it failed.
     log_failures: AtomicU64,
-    /// Calls that were satisfied by a commit of another thread.
+    /// Calls whose transaction was committed by another thread.
     shared: AtomicU64,
     /// Syncs of the data device.
     data_syncs: AtomicU64,
     /// Records written to the database.
     records: AtomicU64,
-    /// Operations that waited because the running layer was heavy.
+    /// Operations that had to wait for a commit because the running layer was heavy.
     waits: AtomicU64,
 }
 
@@ -215,8 +215,8 @@ impl View {
         self.base.get(key)
     }
 
-    /// Returns the value of a record that did not exist before transaction `born`. Skips the
-    /// database if `born` is not in it. `EIO` if the record cannot be read.
+    /// Returns the value of a record that did not exist before transaction `born`. Does not read
+    /// the database if transaction `born` is not in it. `EIO` if the record cannot be read.
     pub(crate) fn get_since(&self, key: &Key, born: u64) -> Result<Option<Arc<[u8]>>, Errno> {
         if born <= self.based {
             return self.get(key);
@@ -225,8 +225,8 @@ impl View {
         Ok(above.into_iter().flatten().find_map(|layer| layer.get(key)).flatten())
     }
 
-    /// Returns the last transaction that changed this record and may not be durable; 0 if there is
-    /// none.
+    /// Returns the last transaction that changed this record, if it may not be durable yet;
+    /// otherwise 0.
     pub(crate) fn dirty_tid(&self, key: &Key) -> u64 {
         match &self.frozen {
             _ if self.running.get(key).is_some() => self.tid,
@@ -241,7 +241,7 @@ impl View {
         self.running.put(key, Some(value.into()));
     }
 
-    /// Sets the value of a new record: none of its key is visible so far.
+    /// Sets the value of a new record. No record with this key may be visible.
     #[inline]
     pub(crate) fn put_new(&self, key: Key, value: &[u8]) {
         self.running.put_new(key, value.into());
@@ -253,7 +253,7 @@ impl View {
         self.running.put(key, Some(value));
     }
 
-    /// As [`View::put_new`], without copying the value.
+    /// Sets the value of a new record, like [`View::put_new`], without copying it.
     #[inline]
     pub(crate) fn put_new_shared(&self, key: Key, value: Arc<[u8]>) {
         self.running.put_new(key, value);
@@ -265,17 +265,17 @@ impl View {
         self.running.put(key, None);
     }
 
-    /// Frees blocks once this transaction is durable.
+    /// Frees blocks of the device as soon as this transaction is durable.
     pub(crate) fn free(&self, owner: u64, runs: impl IntoIterator<Item = crate::alloc::Run>) {
         self.running.free(owner, runs);
     }
 
     /// Appends records of `kind` and `major`, with `minor` from `from` on, to `out` in ascending
-    /// order. Returns where the next call has to start; None at the end. A call may append nothing
-    /// before the end.
+    /// order. Returns where the next call has to start, or None at the end. A call that is not the
+    /// last may also append nothing.
     ///
     /// # Errors
-    /// `EIO` if they cannot be read.
+    /// `EIO` if the records cannot be read.
     pub(crate) fn collect_from(
         &self,
         kind: Kind,
@@ -285,7 +285,7 @@ impl View {
     ) -> Result<Option<u64>, Errno> {
         let mut end = u64::MAX;
         let mut above = std::collections::BTreeMap::new();
-        // The running layer comes last: its records override the older ones.
+        // Merge the running layer last, because its records override the older ones.
         for layer in self.logged.iter().chain(&self.frozen).chain([&self.running]) {
             let records = layer.collect_from(kind, major, from, RANGE_RECORDS);
             if let (RANGE_RECORDS, Some(&(last, _))) = (records.len(), records.last()) {
@@ -309,7 +309,8 @@ impl View {
     }
 }
 
-/// Appends the records of `below` and `above` to `out`, in order. A record of `above` overrides.
+/// Appends the records of `below` and `above` to `out`, in order. A record of `above` replaces one
+/// of `below` with the same key.
 fn merge(
     below: Vec<(u64, Arc<[u8]>)>,
     above: std::collections::BTreeMap<u64, Record>,
@@ -388,7 +389,8 @@ impl Journal {
         self.forget_poke();
     }
 
-    /// Returns a handle for reading. The caller holds no other lock of the store and no handle.
+    /// Returns a handle for reading. The caller holds neither another lock of the store nor a
+    /// handle.
     #[inline]
     pub(crate) fn view(&self) -> Handle<'_> {
         let handle = self.barrier[shard_index()].read();
@@ -399,20 +401,21 @@ impl Journal {
         handle
     }
 
-    /// Returns a handle for a change. As [`Journal::view`].
+    /// Returns a handle for a change. The caller holds neither a lock of the store nor a handle.
     ///
     /// # Errors
-    /// `EROFS` after a failed commit, and on a read-only mount.
+    /// `EROFS` after a failed commit, and on a read-only mount. `EIO` if the commit fails for which
+    /// the call has to wait.
     #[inline]
     pub(crate) fn change(&self) -> Result<Handle<'_>, Errno> {
-        // ORDERING: Relaxed. A caller that misses a failure meets it at the next commit.
+        // ORDERING: Relaxed. A caller that misses the failure of a commit gets its error at the
+        // next commit.
         if self.is_failed.load(Ordering::Relaxed) || self.is_read_only {
             return Err(Errno::ROFS);
         }
         let mut handle = self.view();
         if handle.running.is_heavy() {
-            // The running layer is heavy: operations make records faster than the database takes
-            // them. Wait for a commit.
+            // Operations make records faster than the database takes them, so wait for a commit.
             drop(handle);
             // ORDERING: Relaxed. A statistic.
             self.counts.waits.fetch_add(1, Ordering::Relaxed);
@@ -430,22 +433,25 @@ impl Journal {
         self.view().tid == tid
     }
 
-    /// Wakes the committer, unless it is already awake.
+    /// Wakes the committer, unless it was woken already.
     pub(crate) fn poke(&self) {
-        // ORDERING(poke): AcqRel. Either the swap in `forget_poke` comes later and its thread sees
-        // the new transaction, or this swap sees that of `forget_poke` and sends the wake-up.
+        // ORDERING(poke): AcqRel. Pairs with the swap in `forget_poke`. If the swap there comes
+        // later, its thread sees the new transaction. Otherwise this swap returns false, and this
+        // thread sends the wake-up.
         if self.is_poked.swap(true, Ordering::AcqRel) {
             return;
         }
         if let Some(poke) = &*self.poke.lock() {
-            // The channel is closed while the store closes, which commits anyway.
+            // An error means that the store is being closed, which commits anyway.
             let _ = poke.send(());
         }
     }
 
     /// Marks the committer as asleep. Wakes it again if there is something to commit.
     pub(crate) fn forget_poke(&self) {
-        // ORDERING(poke): AcqRel. See `poke`.
+        // ORDERING(poke): AcqRel. Pairs with the swap in `poke`. If the swap in `poke` came first,
+        // the view below has its transaction. Otherwise that swap returns false and sends the
+        // wake-up.
         self.is_poked.swap(false, Ordering::AcqRel);
         let view = self.view();
         let has_work = view.running.has_begun() || view.logged.is_some();
@@ -455,18 +461,18 @@ impl Journal {
         }
     }
 
-    /// Returns a handle for a change that needs space on the host. As [`Journal::change`].
+    /// Returns a handle for a change that needs space on the host, like [`Journal::change`].
     ///
     /// # Errors
-    /// `ENOSPC` while the host is full; those of [`Journal::change`].
+    /// `ENOSPC` while the host is full; the errors of [`Journal::change`].
     #[inline]
     pub(crate) fn grow(&self) -> Result<Handle<'_>, Errno> {
-        // ORDERING: Relaxed, both. A caller that reads a stale value may fill the host. The commit
-        // then still has the reserve.
+        // ORDERING: Relaxed, for both flags. A caller that reads a stale value may use up the space
+        // of the host. The commit can then still use the reserve.
         let is_failed = self.is_failed.load(Ordering::Relaxed);
         if !is_failed && !self.is_read_only && self.is_full.load(Ordering::Relaxed) {
-            // A commit holds `opened` while it uses the space of the reserve. Do not allocate the
-            // reserve meanwhile.
+            // A commit holds `opened` while it uses the space of the reserve. Do not take that
+            // space for the reserve again meanwhile.
             let is_renewed = self.opened.try_lock().is_some_and(|_idle| self.renew_reserve());
             if !is_renewed {
                 return Err(Errno::NOSPC);
@@ -484,15 +490,16 @@ impl Journal {
     pub(crate) fn write_data(&self, _: &View, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         self.dirty.note(offset, bytes.len());
         let written = self.devices.data.write_at(offset, bytes);
-        // ORDERING: Relaxed. A commit reads it with the barrier closed. Outside of a commit,
-        // `sync_data` covers only writes that happened before its call.
+        // ORDERING: Relaxed. A commit reads the flag while the barrier is closed. Outside of a
+        // commit, `sync_data` has to cover only writes that happened before its call.
         if !self.is_data_dirty.load(Ordering::Relaxed) {
-            // ORDERING: Relaxed. As above.
+            // ORDERING: Relaxed. The closed barrier, or the order of the caller, makes the store
+            // visible to a reader that must see it.
             self.is_data_dirty.store(true, Ordering::Relaxed);
         }
         written.map_err(|error| match error.kind() {
-            // `data` would exceed the limit on file sizes of this process (`ulimit -f`) or of the
-            // host.
+            // The write would exceed the limit on the size of `data`, of this process (`ulimit -f`)
+            // or of the host.
             io::ErrorKind::FileTooLarge => Errno::FBIG,
             _ => full_or_io(&error),
         })
@@ -506,20 +513,21 @@ impl Journal {
 
     #[cfg(test)]
     pub(crate) fn give_up_reserve(&self) {
-        // ORDERING: Relaxed. The test has one thread.
+        // ORDERING: Relaxed. The test has only one thread.
         self.is_full.store(true, Ordering::Relaxed);
     }
 
     /// Returns true if the reserve is allocated, so that files can grow.
     pub(crate) fn has_reserve(&self) -> bool {
-        // ORDERING: Relaxed. The value may change at once.
+        // ORDERING: Relaxed. Another thread may change the value right after the load anyway.
         !self.is_full.load(Ordering::Relaxed)
     }
 
     /// Allocates the reserve. Returns true on success.
     fn renew_reserve(&self) -> bool {
         let reserved = self.devices.take_reserve();
-        // ORDERING: Relaxed. See `grow`.
+        // ORDERING: Relaxed. A thread that reads a stale value may use up the space of the host,
+        // but a commit can then use the reserve.
         self.is_full.store(!reserved, Ordering::Relaxed);
         reserved
     }
@@ -550,7 +558,8 @@ impl Journal {
         stats.shared_commits = get(shared);
         stats.records = get(records);
         stats.waits = get(waits);
-        // Each commit, to the log or to the database, syncs once; `data_syncs` counts the others.
+        // Each commit, to the log or to the database, syncs once. `data_syncs` counts all other
+        // syncs.
         stats.syncs = stats.commits + get(data_syncs);
         let view = self.view();
         stats.running_bytes = view.running.bytes();
@@ -561,8 +570,8 @@ impl Journal {
         stats.log_bytes = self.log_bytes;
     }
 
-    /// Records in the superblock that the log is in use, before the first entry is appended. From
-    /// then on a mount refuses the store if the log is shorter.
+    /// Records in the superblock that the log is in use. The caller does this before the first
+    /// entry is appended. From then on a mount refuses the store if the log is shorter.
     ///
     /// # Errors
     /// The error of a device.
@@ -574,32 +583,35 @@ impl Journal {
         Ok(())
     }
 
-    /// Marks the store as closed in superblock and log, if all records are in the database.
+    /// Marks the store as closed, in the superblock and in the log, if the database has all
+    /// records.
     pub(crate) fn end(&self) {
         if self.check().is_err() || self.is_read_only {
             return;
         }
         let mut log = self.log.lock();
-        // If this fails, the next mount needs the log, which is there.
+        // If this fails, the next mount reads the log, which still exists.
         if log.is_empty() && log.superblock_with(0) != log.superblock() {
             let _ = self.write_super(log.superblock_with(0));
         }
         log.end();
     }
 
-    /// Makes the store read-only, because an operation failed halfway. Its transaction does not
-    /// become durable.
+    /// Makes the store read-only, because an operation has failed halfway. The transaction of that
+    /// operation must not become durable.
     pub(crate) fn abort(&self) {
         self.fail();
     }
 
     fn fail(&self) {
-        // ORDERING: Relaxed. Threads that must see it check under `state`, or meet the same error.
+        // ORDERING: Relaxed. A thread that must see the flag checks it under `state`, or gets the
+        // same error from the device.
         self.is_failed.store(true, Ordering::Relaxed);
     }
 
     fn check(&self) -> Result<(), Errno> {
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. A thread that must see the flag holds `state`, or gets the same error
+        // from the device.
         if self.is_failed.load(Ordering::Relaxed) { Err(Errno::IO) } else { Ok(()) }
     }
 }

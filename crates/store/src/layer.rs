@@ -1,20 +1,21 @@
-//! The records of a transaction in memory.
+//! The records that a transaction has in memory.
 //!
 //! A layer maps keys to new values, or to "removed". Operations put records into the running layer.
-//! A commit freezes it, writes it out and drops it; see `journal`.
+//! A commit freezes that layer, writes it out and drops it (see `journal`).
 //!
-//! Records that are read one by one are in hash maps. Those that are read in order, names and
-//! extents, are in trees. Both are sharded by the first number of the key, so that a range lies
-//! within one shard.
+//! Names and extents are also read in order, so their records are in trees. All other records are
+//! in hash maps. Both are sharded by the first number of the key, so that a range of keys is within
+//! one shard.
 //!
-//! A record that is made and removed within one layer leaves no trace. So most short-lived files
-//! are never written to disk.
+//! A record that is added and removed within one layer leaves no trace in it. So most short-lived
+//! files are never written to disk.
 //!
 //! # Invariants
-//! - Y.1: a record is new if no layer below has it, or the layers below say that it is removed.
+//! - Y.1: a record is new if the layers and the database below do not have it, or if they have it
+//!   as removed.
 //!
 //! # Locks
-//! The lock of a shard is a leaf.
+//! The mutex of one shard at a time. No other lock is taken under it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -27,22 +28,21 @@ use crate::record::{Key, Kind};
 
 /// Number of shards; a power of two.
 const SHARDS: usize = 64;
-/// Number of bytes by which a shard may grow before the size of the whole layer is checked.
+/// Number of bytes by which a shard grows before the size of the whole layer is checked.
 const ADD_UP_BYTES: i64 = 64 << 10;
 /// Estimated size of a record without its value, in bytes.
 const RECORD_BYTES: i64 = 96;
 
-/// A new value; None if the record is removed.
+/// The new value of a record, or None if the record is removed.
 pub(crate) type Record = Option<Arc<[u8]>>;
 
-/// A record, and whether it is new (Y.1).
+/// A record, and whether it is new in its layer (Y.1).
 struct Slot {
     record: Record,
     is_new: bool,
 }
 
-/// A transaction in memory. The module's documentation describes it. Analogous to Linux's
-/// `struct transaction_s` of jbd2.
+/// The records of one transaction. Analogous to jbd2's `struct transaction_s`.
 pub(crate) struct Layer {
     /// The records, by the first number of their keys. Each shard is protected by its own mutex.
     shards: Box<[OwnLine<Mutex<Shard>>]>,
@@ -75,7 +75,7 @@ impl Layer {
         }
     }
 
-    /// Returns the record; None if the layer does not have it.
+    /// Returns the record with this key, or None if the layer does not have it.
     pub(crate) fn get(&self, key: &Key) -> Option<Record> {
         let shard = self.shard(key.major).lock();
         shard.get(key).map(|slot| slot.record.clone())
@@ -86,7 +86,7 @@ impl Layer {
         self.put_slot(key, Slot { record, is_new: false });
     }
 
-    /// Puts in a record that is new (Y.1) as far as the caller knows.
+    /// Adds a record that is new (Y.1), as far as the caller knows.
     pub(crate) fn put_new(&self, key: Key, value: Arc<[u8]>) {
         self.put_slot(key, Slot { record: Some(value), is_new: true });
     }
@@ -95,8 +95,8 @@ impl Layer {
         let mut shard = self.shard(key.major).lock();
         let old = shard.get(&key);
         let old_bytes = old.map_or(0, Slot::bytes);
-        // Keep the flag of an existing slot. The caller's flag is wrong if an older layer has the
-        // record and this layer removed it.
+        // If the layer already has the key, keep the flag of its slot. The caller's flag is wrong
+        // if the database has the record and this layer has removed it.
         slot.is_new = old.map_or(slot.is_new, |old| old.is_new);
         let is_nothing = slot.is_new && slot.record.is_none();
         let bytes = if is_nothing { 0 } else { slot.bytes() };
@@ -114,15 +114,15 @@ impl Layer {
             self.bytes.add(bytes - old_bytes);
         }
         if is_due && self.bytes() > self.bytes_max {
-            // ORDERING: Relaxed. A hint to commit soon.
+            // ORDERING: Relaxed. The flag is only a hint to commit soon.
             self.is_heavy.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Returns true if the layer is larger than a transaction should be.
+    /// Returns true if the layer is so large that it should be committed.
     #[inline]
     pub(crate) fn is_heavy(&self) -> bool {
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. The flag is only a hint to commit soon.
         self.is_heavy.load(Ordering::Relaxed)
     }
 
@@ -131,8 +131,8 @@ impl Layer {
         self.shard(owner).lock().freed.extend(runs);
     }
 
-    /// Returns up to `count_max` records of `kind` and `major`, in order of `minor`, starting at
-    /// `from`.
+    /// Returns up to `count_max` records of `kind` and `major`, in order of `minor`, from `from`
+    /// on.
     pub(crate) fn collect_from(
         &self,
         kind: Kind,
@@ -167,14 +167,14 @@ impl Layer {
         }
     }
 
-    /// Adds the records of a later transaction.
+    /// Adds the records of a later transaction, which override those of this layer.
     pub(crate) fn absorb(&self, later: &Layer) {
         later.each_slot(|key, &Slot { ref record, is_new }| {
             self.put_slot(*key, Slot { record: record.clone(), is_new });
         });
     }
 
-    /// Returns the blocks that this transaction frees.
+    /// Returns the blocks that this transaction frees, and forgets them.
     pub(crate) fn take_freed(&self) -> Vec<Run> {
         self.shards.iter().flat_map(|shard| std::mem::take(&mut shard.lock().freed)).collect()
     }
@@ -186,16 +186,17 @@ impl Layer {
 
     /// Returns true if an operation has changed something, or is about to.
     pub(crate) fn has_begun(&self) -> bool {
-        // ORDERING: Relaxed. The answer must cover the caller's own earlier changes only, and these
-        // are ordered before this call.
+        // ORDERING: Relaxed. The answer must cover only changes that happened before this call,
+        // such as the caller's own. A relaxed load sees all of these.
         self.has_begun.load(Ordering::Relaxed)
     }
 
-    /// Notes that an operation is about to change something. Returns true for the first one.
+    /// Notes that an operation is about to change something. Returns true for the first operation
+    /// of the layer.
     #[inline]
     pub(crate) fn begin(&self) -> bool {
-        // ORDERING: Relaxed, both. The flag only wakes the committer, which checks for new
-        // transactions later too.
+        // ORDERING: Relaxed, for load and swap. The flag only wakes the committer, which checks for
+        // new transactions again later.
         !self.has_begun.load(Ordering::Relaxed) && !self.has_begun.swap(true, Ordering::Relaxed)
     }
 
@@ -246,8 +247,8 @@ mod tests {
         }
     }
 
-    /// A later layer removes a record. If an earlier layer has made it, no trace remains. If it
-    /// existed before both, the removal remains.
+    /// A removal that is absorbed must remain if the record existed before both layers. If the
+    /// earlier layer has made the record, no trace may remain.
     #[test]
     fn absorbed_removals_leave_a_trace_of_what_was_before() {
         let (old, new, again) =

@@ -1,13 +1,13 @@
 //! A file system that is kept in a directory of the host.
 //!
-//! A [`Store`] is a back end of `corewalk`, like its tmpfs, but its files survive. A file is
-//! durable once `fsync` has returned. A store is locked: one process mounts it at a time.
+//! A [`Store`] is a back end of `corewalk`, like its tmpfs, but its files survive a restart. A file
+//! is durable once `fsync` has returned. Only one process at a time can mount a store.
 //!
 //! The design follows ext4 with `data=ordered`. An operation changes inodes in memory and puts
 //! their records into the running transaction (`journal`). `fsync` commits that transaction with
 //! one write and one sync of a write-ahead log (`log`). Every few seconds, and if the log cannot
 //! take a transaction, a commit syncs file data and then writes all records to an embedded database
-//! (`database`). After that commit the log is void. A mount after a crash replays the log.
+//! (`database`). That makes the log void. A mount after a crash replays the log.
 //!
 //! | module | contents |
 //! |---|---|
@@ -22,16 +22,16 @@
 //! # Guarantees
 //! - S.1: [`Store::sync`] *confirms* all earlier changes: they are durable when it returns. `fsync`
 //!   confirms a file and its names, but not the rename of a directory above it.
-//! - S.2: after a crash and the replay of the log, the store is at the end of a commit. Only bytes
-//!   written over older ones of the same file may be newer. No file shows bytes of another file.
-//!   With [`StoreOptions::is_dirsync`], a change of a directory is durable when its call returns.
-//! - S.3: a full host gives `ENOSPC`, a failed read `EIO`. Any other failure of a commit makes the
-//!   store read-only: `fsync` returns `EIO`, changes `EROFS`. The next mount has all durable files.
-//! - S.4: a second mount of one directory is refused. So is a store of an unknown format version.
-//! - S.5: a refused mount has changed no byte of the store, except that it may have made `lock`. A
+//! - S.2: after a crash and the replay of the log, the store is in the state of some commit. Only
+//!   overwritten bytes of a file may be newer. No file shows bytes of another file. With
+//!   [`StoreOptions::is_dirsync`], a change of a directory is durable when its call returns.
+//! - S.3: a full host gives `ENOSPC`, and a failed read `EIO`. Any other failure of a commit makes
+//!   the store read-only: `fsync` gives `EIO`, changes `EROFS`. Durable files are not lost.
+//! - S.4: a mount of a mounted directory, or of an unknown format version, is refused.
+//! - S.5: a refused mount has changed no byte of the store, but may have made the file `lock`. A
 //!   failure during the replay of the log loses no durable data.
-//! - S.6: a mount refuses damaged database pages, and a block that two extents use. A damaged page
-//!   may hide an extent, whose blocks would look free and be overwritten.
+//! - S.6: a mount refuses a database with a damaged page, and a block that two extents use. A
+//!   damaged page may hide an extent, whose blocks would look free and be overwritten.
 //!
 //! # Examples
 //! ```
@@ -55,8 +55,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Limits: the page `store.md`. Choice of the database: the page `store-database.md`.
-//! Source: Linux `fs/ext4`, `fs/jbd2`; Kara, "ext\[24\]: MBCache rewrite", December 2015.
+//! Limits: the page `store.md`. Choice of the database: the page `store-database.md`. Source: Linux
+//! `fs/ext4`, `fs/jbd2`; Kara, "ext\[24\]: MBCache rewrite", December 2015.
 
 #![forbid(unsafe_code)]
 
@@ -95,7 +95,7 @@ pub use share::{MbcacheIndex, NoSharing, Removal, ShareIndex};
 pub use store::{Store, StoreOptions, StoreStats};
 pub use store_dir::{OpenError, holder};
 
-/// Runs the example of the README as a test.
+/// Makes the example in the README a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

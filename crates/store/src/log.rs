@@ -1,36 +1,36 @@
 //! The write-ahead log: makes a small transaction durable with one write and one sync.
 //!
-//! A commit of the database writes several pages, and file data lies in yet another place. So a
-//! small transaction is appended to the log as one *entry*: its records, and the bytes that it
-//! wrote to files. The same records stay in memory ([`crate::journal`]) until a later commit writes
-//! them to the database. Each commit of the database increments the *generation*, which makes all
-//! entries in the log void. The log is read only by a mount after a crash, or by a check.
+//! A commit of the database writes several pages, and file data goes to another device. To avoid
+//! that, a small transaction is appended to the log as one *entry*: its records, and the bytes that
+//! it wrote to files. Its records also stay in memory ([`crate::journal`]) until a later commit
+//! writes them to the database. Each commit of the database increments the *generation*, which
+//! makes all entries in the log void. Only a mount and a check of a store read the log.
 //!
 //! # Guarantees
 //! - I.1: an entry is valid if its generation, number and hash are right and all entries before it
-//!   are valid. So torn entries and those of older generations are invalid. A valid entry behind an
-//!   invalid one means damage, and the store is refused. So is a store whose log has a later
-//!   generation than its database ([`replay()`]).
-//! - I.2: each entry starts on a block of its own, so no write touches a block of a valid entry.
-//! - I.3: replay is idempotent: [`replay()`] is one transaction of the database, which has the next
-//!   generation.
-//! - I.4: if file data is in the log and is overwritten, the new data is logged too, or goes to the
-//!   next database transaction (J.6 of `journal`). So a replay never restores old bytes over
-//!   confirmed ones.
-//! - I.5: an end mark of the database's generation exists only while no entry of that generation
-//!   was confirmed.
+//!   are valid. So torn entries and entries of older generations are invalid. A valid entry behind
+//!   an invalid one means damage, and the store is refused. A store whose log has a later
+//!   generation than its database is refused too ([`replay()`]).
+//! - I.2: each entry starts on a new block, so no write touches a block of a valid entry.
+//! - I.3: a replay may be repeated. [`replay()`] writes one transaction of the database, which gets
+//!   the next generation.
+//! - I.4: if file data in the log is overwritten, the new data is logged too, or goes to the next
+//!   database transaction (J.6 of `journal`). So a replay never puts old bytes over confirmed ones.
+//! - I.5: an end mark of the database's generation exists only while no entry of that generation is
+//!   confirmed.
 //!
 //! # End marks
-//! After each commit of the database an *end mark* is written to the first two blocks: a header
-//! without records. It tells a mount that an older database has gone back. And an unreadable block
-//! is then no reason to refuse the store. The first entry of a generation overwrites both marks.
-//! Only a close syncs the mark ([`Log::end`]): a sync would make each commit a third longer.
+//! After each commit of the database an *end mark* is written to each of the first two blocks: a
+//! header without records. An end mark newer than the database tells a mount that the database is
+//! too old. An end mark of the database's generation tells it that an unreadable block holds no
+//! confirmed entry. The first entry of a generation overwrites both marks. Only a close syncs the
+//! marks ([`Log::end`]), since a sync would make each commit a third longer.
 //!
 //! # Length
 //! The superblock records the length of a log in use ([`SuperRecord::log_bytes`]), and 0 once the
-//! store is closed. A shorter log is refused ([`crate::OpenError::LogShort`]). The mount fills the
-//! whole log with zeros, so that a sync is one write for the host and cannot fail for lack of
-//! space.
+//! store is closed. A store whose log is shorter is refused ([`crate::OpenError::LogShort`]). The
+//! mount fills the whole log with zeros. So a sync of an entry is one write for the host, and
+//! cannot fail for lack of space.
 //!
 //! Source: the ZFS intent log; Linux `fs/jbd2/recovery.c`, and its revoke records for I.4.
 
@@ -54,35 +54,36 @@ const BLOCK_BYTES: usize = 4096;
 /// Length of the hash, and of the whole header, in bytes.
 const HASH_BYTES: usize = 8;
 const HEADER_BYTES: usize = 32;
-/// Maximum number of bytes of an entry, which is read into memory as a whole. A logged transaction
-/// has less than half of that.
+/// Maximum number of bytes of an entry, which a reader loads into memory as a whole. The entries of
+/// logged transactions have less than half of that.
 const ENTRY_BYTES_MAX: usize = 1 << 20;
-/// The number of an end mark, and the length of the area whose blocks each have one.
+/// The number that marks the header of an end mark, and the length of the area with end marks: one
+/// per block.
 const END: u64 = u64::MAX;
 const MARKED_BYTES: usize = 2 * BLOCK_BYTES;
 /// The position of the generation and the number in the second end mark.
 const MARK_WORDS: Range<usize> = BLOCK_BYTES + HASH_BYTES..BLOCK_BYTES + 3 * HASH_BYTES;
-/// The tags of a record, a removed record, and data.
+/// The tags of the items of an entry: a record, a removed record, and file data.
 const VALUE: u8 = 1;
 const REMOVED: u8 = 2;
 const DATA: u8 = 3;
 
-/// The log of a mounted store. The module's documentation describes it.
+/// The log of a mounted store, to which entries are appended.
 pub(crate) struct Log {
     device: Arc<dyn Device>,
     secret: Secret,
     superblock: SuperRecord,
-    /// Length in bytes; 0 for a log that takes no entries.
+    /// Length in bytes, 0 for a log that takes no entries.
     capacity: u64,
-    /// Offset and number of the next entry.
+    /// The offset and the number of the next entry.
     end: u64,
     number: u64,
     buffer: Vec<u8>,
 }
 
 impl Log {
-    /// Returns the empty log of a store, with `capacity` bytes. If the host has no space or fails,
-    /// the capacity is 0 and all transactions go to the database.
+    /// Returns the empty log of a store, with `capacity` bytes. If the host fails or has no space
+    /// for it, the capacity is 0 and all transactions go to the database.
     pub(crate) fn new(device: Arc<dyn Device>, superblock: SuperRecord, capacity: u64) -> Log {
         let mut capacity = capacity - capacity % BLOCK_BYTES as u64;
         // Too short for the end marks.
@@ -91,7 +92,7 @@ impl Log {
         }
         if take_room(&*device, capacity).and_then(|()| device.sync()).is_err() {
             capacity = 0;
-            // Truncate the log, since its entries are void. If that fails, they are void anyway.
+            // Remove the entries, which are void. A failure does not matter for the same reason.
             let _ = device.set_len(0);
         }
         let secret = Secret::new(superblock.seed);
@@ -103,7 +104,7 @@ impl Log {
         self.capacity
     }
 
-    /// Starts an entry. An entry that was started before and not appended is dropped.
+    /// Starts an entry. Drops an entry that was started before and not appended.
     pub(crate) fn begin(&mut self) -> Entry<'_> {
         self.buffer.clear();
         self.buffer.resize(HEADER_BYTES, 0);
@@ -125,34 +126,35 @@ impl Log {
         SuperRecord { log_bytes, ..self.superblock }
     }
 
-    /// Notes that the database has `superblock`, which has the same generation.
+    /// Notes that the superblock of the database is now `superblock`. The generation is the same.
     pub(crate) fn set_superblock(&mut self, superblock: SuperRecord) {
         self.superblock = superblock;
     }
 
-    /// Returns the superblock for the next commit of the database, which makes the log void.
+    /// Returns the superblock for the next commit of the database, whose generation makes the log
+    /// void.
     pub(crate) fn next_superblock(&self) -> SuperRecord {
         SuperRecord { generation: self.superblock.generation + 1, ..self.superblock }
     }
 
-    /// Starts the next generation, after a commit of the database, and writes an end mark without a
-    /// sync. An error is ignored, since the mark is only a hint.
+    /// Starts the next generation after a commit of the database. Writes the end marks without a
+    /// sync. An error is ignored, since the marks are only hints.
     pub(crate) fn restart(&mut self) {
         self.superblock = self.next_superblock();
         (self.end, self.number) = (0, 0);
         let _ = self.mark();
     }
 
-    /// Makes the end mark durable if no entry was appended since the last commit of the database.
-    /// An error is ignored, since the mark is only a hint.
+    /// Makes the end marks durable if no entry was appended since the last commit of the database.
+    /// An error is ignored, since the marks are only hints.
     pub(crate) fn end(&mut self) {
         if self.is_empty() {
             let _ = self.mark().and_then(|()| self.device.sync());
         }
     }
 
-    /// Writes the end marks over entries of an earlier generation. After a torn write one of the
-    /// two marks is enough.
+    /// Writes both end marks over entries of an earlier generation. If the write is torn, one mark
+    /// is enough.
     fn mark(&mut self) -> io::Result<()> {
         if self.capacity == 0 {
             return Ok(());
@@ -164,7 +166,8 @@ impl Log {
         self.device.write_at(0, &self.buffer)
     }
 
-    /// Writes the header of the entry in the buffer, with `payload` bytes of records and data.
+    /// Writes the header of the entry in the buffer. `payload` is the number of bytes of records
+    /// and data.
     fn seal(&mut self, number: u64, payload: usize) {
         let header = [self.superblock.generation, number, payload as u64];
         for (at, word) in header.iter().enumerate() {
@@ -181,7 +184,7 @@ impl Log {
     }
 }
 
-/// An entry that is being assembled. Its format:
+/// An entry that is being assembled. The format of an entry is:
 ///
 /// | bytes | contents |
 /// |---|---|
@@ -209,7 +212,8 @@ impl Entry<'_> {
         }
     }
 
-    /// Adds `len` bytes of the data device at `offset`. `read` reads them.
+    /// Adds `len` bytes of file data, which belong at `offset` on the data device. `read` reads
+    /// them into a buffer.
     ///
     /// # Errors
     /// The error of `read`.
@@ -228,10 +232,11 @@ impl Entry<'_> {
         read(&mut buffer[at..])
     }
 
-    /// Makes the entry durable. Returns its length in bytes; None if the log has no space for it.
+    /// Makes the entry durable. Returns its length in bytes, or None if the log has no space for
+    /// it.
     ///
     /// # Errors
-    /// The error of the device. The log then takes no more entries until it is restarted, since the
+    /// The error of the device. Then the log takes no more entries until it is restarted, since the
     /// bytes at its end are unknown.
     pub(crate) fn append(self) -> io::Result<Option<u64>> {
         let log = self.log;
@@ -242,8 +247,8 @@ impl Entry<'_> {
             return Ok(None);
         }
         log.seal(log.number, payload);
-        // The file data of this entry looks like the second end mark. So the transaction has to go
-        // to the database.
+        // A mount would take the file data of this entry for the second end mark. So the
+        // transaction has to go to the database.
         let words = [log.superblock.generation, END].map(u64::to_le_bytes);
         if log.end == 0
             && log.buffer.get(MARK_WORDS).is_some_and(|bytes| bytes == words.as_flattened())

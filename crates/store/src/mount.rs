@@ -1,25 +1,25 @@
-//! The checks of a mount, before it changes the store.
+//! The checks that a mount makes before it changes the store.
 //!
-//! A mount computes facts that are not stored: which blocks are free, and how many inodes and
-//! attribute blocks there are. After a crash the records in the log count, too.
+//! A mount computes some facts that are not stored: which blocks are free, and how many inodes and
+//! attribute blocks exist. After a crash it takes the records in the log into account.
 //!
-//! A block is free if no extent has it. If a damaged page hides an extent, its blocks look free,
-//! and a new file would overwrite them. So redb verifies the checksums of all pages (`database`),
-//! and the mount refuses overlapping extents.
+//! A block is free if no extent contains it. If a damaged page hid an extent, its blocks would look
+//! free, and a new file would overwrite them. So redb verifies the checksums of all pages
+//! (`database`), and the mount refuses overlapping extents.
 //!
 //! # Invariants
-//! - N.1: a mount finds every reason to refuse before it changes a byte: [`Mount::look`] asks no
-//!   device for a change. A failure of the host later, in [`Mount::settle`], loses nothing. The log
-//!   keeps its entries until the commit that makes it void, and the next mount starts again.
+//! - N.1: a mount finds every reason to refuse a store before it changes a byte: [`Mount::look`]
+//!   only reads the devices. A failure of the host later, in [`Mount::settle`], loses nothing. The
+//!   log keeps its entries until the commit that makes it void, and the next mount starts again.
 //!
 //! # How it works
 //! The database is opened on a device that buffers its writes (`buffered`). The mount reads the
-//! whole log and keeps the records that it needs (`log::Contents`). It counts them as if they were
-//! in the database. Only then the buffered writes are released, the log is replayed, and missing
-//! files are made.
+//! whole log and keeps the records that it needs (`log::Contents`). It counts these as if they were
+//! in the database. Only after that it makes missing files, releases the buffered writes, and
+//! replays the log.
 //!
-//! Rejected: a replay in memory, as a check of a store does it, and then a second replay on disk.
-//! The replay in memory would keep all changed pages, at worst some hundred MiB.
+//! Rejected: a replay in memory first, as a check of a store does it, and then a second replay on
+//! disk. The replay in memory would keep all changed pages in memory, at worst some hundred MiB.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ pub(crate) struct BufferedDatabase {
 }
 
 impl BufferedDatabase {
-    /// As [`open_database`], with all writes buffered.
+    /// Opens a database like [`open_database`], but buffers all its writes.
     pub(crate) fn open(
         devices: &Devices,
         cache_bytes: usize,
@@ -55,17 +55,17 @@ impl BufferedDatabase {
         Ok(BufferedDatabase { database: open_database(&above, cache_bytes)?, buffered })
     }
 
-    /// Returns true if the database holds a store.
+    /// Returns true if the database has the records of a store.
     ///
     /// # Errors
-    /// [`OpenError::Damaged`]; the error of the device.
+    /// [`OpenError::Damaged`] for a damaged database; the error of the device.
     pub(crate) fn has_store(&self) -> Result<bool, OpenError> {
         let snapshot = self.database.snapshot()?;
         let superblock = snapshot.get(&Key::SUPER).map_err(|errno| refusal(&snapshot, errno))?;
         Ok(superblock.is_some())
     }
 
-    /// Releases the buffered writes. The database writes directly from now on.
+    /// Releases the buffered writes. From now on the database writes directly to its device.
     ///
     /// # Errors
     /// The error of the device.
@@ -75,7 +75,7 @@ impl BufferedDatabase {
     }
 }
 
-/// A store that was checked and is not changed yet. The module's documentation describes it.
+/// A store that [`Mount::look`] has checked, and that is not changed yet.
 pub(crate) struct Mount {
     devices: Devices,
     database: BufferedDatabase,
@@ -88,7 +88,7 @@ impl Mount {
     /// Checks the store on `devices`. `database` is its open database.
     ///
     /// # Errors
-    /// Each [`OpenError`] of an existing store. Nothing is changed then (N.1).
+    /// Each [`OpenError`] for an existing store. In that case nothing has changed (N.1).
     pub(crate) fn look(devices: Devices, database: BufferedDatabase) -> Result<Mount, OpenError> {
         let snapshot = database.database.snapshot()?;
         let superblock = read_super(&snapshot)?;
@@ -97,7 +97,8 @@ impl Mount {
         let found = found.map_err(|errno| refusal(&snapshot, errno))?;
         drop(snapshot);
         let len = devices.data.len()?;
-        // The log may hold bytes behind the end of the device. The replay writes them.
+        // The log may have file data that belongs behind the end of the device. The replay will
+        // write it.
         for (end, is_logged) in [(found.based_end, false), (found.data_end, true)] {
             let expected = end.saturating_mul(BLOCK_BYTES);
             let there = if is_logged { len.max(log.data_end) } else { len };
@@ -111,8 +112,8 @@ impl Mount {
         Ok(Mount { devices, database, superblock, log, found })
     }
 
-    /// Replays the log into the database. `make` makes missing files of the store. Returns the
-    /// database, the devices, the superblock, and the counts of the scan.
+    /// Makes missing files of the store with `make`, and replays the log into the database. Returns
+    /// the database, the devices, the superblock, and the counts of the scan.
     ///
     /// # Errors
     /// The error of a device.
@@ -127,7 +128,7 @@ impl Mount {
     }
 }
 
-/// Opens the database of a store. Makes one on an empty device.
+/// Opens the database of a store. Makes a database if the device is empty.
 pub(crate) fn open_database(devices: &Devices, cache_bytes: usize) -> Result<Database, OpenError> {
     match is_ours(&*devices.meta)? {
         true => Ok(Database::open(&devices.meta, cache_bytes)?),
@@ -135,7 +136,7 @@ pub(crate) fn open_database(devices: &Devices, cache_bytes: usize) -> Result<Dat
     }
 }
 
-/// Returns the reason to refuse a store, after a read of `snapshot` has failed with `errno`.
+/// Returns the reason to refuse a store for which a read of `snapshot` has failed with `errno`.
 pub(crate) fn refusal(snapshot: &Snapshot, errno: Errno) -> OpenError {
     if snapshot.is_damaged() { OpenError::Damaged } else { errno.into() }
 }
@@ -151,10 +152,10 @@ pub(crate) fn read_super(snapshot: &Snapshot) -> Result<SuperRecord, OpenError> 
     }
 }
 
-/// Reads the log of a store with the superblock `found`. Changes nothing.
+/// Reads the log of a store whose superblock is `found`. Changes nothing.
 ///
 /// # Errors
-/// As [`log::look`]; [`OpenError::LogShort`].
+/// The errors of [`log::look`]; [`OpenError::LogShort`].
 pub(crate) fn look_at_log(devices: &Devices, found: SuperRecord) -> Result<Contents, OpenError> {
     let contents = log::look(&*devices.log, found)?;
     let (len, expected) = (devices.log.len()?, found.log_bytes);
@@ -174,7 +175,7 @@ pub(crate) struct Scan {
     pub(crate) inodes: u64,
     pub(crate) last_ino: u64,
     pub(crate) runs: Vec<Run>,
-    /// The block behind the last block that a written extent has. `based_end` does not count the
+    /// The block of the device behind all written extents. `based_end` is the same without the
     /// extents in the log.
     data_end: u64,
     based_end: u64,
@@ -186,7 +187,7 @@ impl Scan {
     /// The kinds of records that a mount reads.
     pub(crate) const KINDS: [Kind; 4] = [Kind::Orphan, Kind::Inode, Kind::Extent, Kind::XattrUsers];
 
-    /// Reads the records of the database as if `changes` were applied.
+    /// Reads the records of the database as if the changes in the log were applied to it.
     fn of(snapshot: &Snapshot, changes: &Changes) -> Result<Scan, Errno> {
         let mut found = Scan::default();
         each_changed(snapshot, changes, Kind::Orphan, &mut |key, _| {
@@ -229,14 +230,15 @@ impl Scan {
         Ok(found)
     }
 
-    /// Returns a block that is in two extents. Freeing one extent would give it to another file.
+    /// Returns a block that is in two extents, if there is one. If one of the extents were freed,
+    /// another file would get the block.
     fn find_used_twice(&self) -> Option<u64> {
         let mut pairs = self.runs.iter().zip(self.runs.iter().skip(1));
         pairs.find(|(run, next)| run.start + run.len > next.start).map(|(_, next)| next.start)
     }
 
-    /// Adds to the count of blocks. `EIO` if there are more than a device can have: extents must
-    /// overlap.
+    /// Adds `blocks` to the count of used blocks. `EIO` if the count exceeds the largest device,
+    /// since extents must overlap then.
     fn add_blocks(&mut self, blocks: u64) -> Result<(), Errno> {
         let sum = self.blocks.checked_add(blocks).filter(|&sum| sum <= BLOCKS_MAX);
         self.blocks = sum.ok_or(Errno::IO)?;
@@ -244,12 +246,12 @@ impl Scan {
     }
 }
 
-/// Calls `visit` with all records of `kind`, in order, until it fails.
+/// Calls `visit` with all records of `kind`, in order, until `visit` fails.
 pub(crate) fn each(snapshot: &Snapshot, kind: Kind, visit: &mut Visit<'_>) -> Result<(), Errno> {
     each_changed(snapshot, &Changes::new(), kind, visit)
 }
 
-/// As [`each`], as if `changes` were applied to the database.
+/// Calls `visit` like [`each`], but as if `changes` were applied to the database.
 fn each_changed(
     snapshot: &Snapshot,
     changes: &Changes,

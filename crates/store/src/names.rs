@@ -1,24 +1,25 @@
-//! Changes of names: make, remove, rename, link.
+//! Changes of names: make, remove, rename and link.
 //!
-//! Each change is atomic for every observer and lies in one transaction. It locks the directories
-//! that it changes, checks everything, and only then changes anything. A record may be damaged. So
-//! the checks include that counts of entries are large enough and that inodes have the kinds of
-//! their entries. A mismatch is `EIO` with nothing changed.
+//! Each change is atomic for every observer and in one transaction. A call locks the directories
+//! that it changes, checks everything, and only then changes them. A record may be damaged. So the
+//! checks include that counts of entries are large enough, and that inodes have the kinds of their
+//! entries. If not, the call fails with `EIO` and nothing has changed.
 //!
 //! # Locks and their order
 //! 1. The de-duplication lock of `late`, then a handle of the journal.
 //! 2. The data lock of one file, while no directory is locked.
 //! 3. Directories, exclusive, in ascending order of inode number, all at once ([`Locks`]). These
-//!    are the one or two that hold the names, and a directory that is itself moved, removed or
-//!    replaced. So no entry can be made in it between the check and the removal.
+//!    are the one or two directories of the names, and a directory that is itself moved, removed or
+//!    replaced. So no entry can be made in the latter between the check and the removal.
 //! 4. One inode that is no directory.
-//! 5. An attribute block; then the leaves: shards of tables and layers, free blocks.
+//! 5. An attribute block, and last the locks of shards of tables and layers, and of free blocks.
 //!
-//! Only the entries tell which directories are needed. If the locks lack one, all are released and
-//! taken again with it, and the entries are looked up again. Trap P9 is a rename that deadlocks
-//! with others.
+//! Only the entries of the names tell which directories have to be locked. If a lock is missing,
+//! all locks are released and taken again with it, and the entries are looked up again. So no
+//! rename deadlocks with another one (trap P9).
 //!
-//! The caller, not this module, excludes loops through further directories.
+//! The caller of this module prevents loops of directories. `names` itself only refuses to move a
+//! directory into itself.
 //!
 //! Source: rename(2), link(2), unlink(2), rmdir(2); `corewalk::tmpfs`; Linux
 //! `Documentation/filesystems/directory-locking.rst`.
@@ -95,7 +96,7 @@ impl Store {
         self.unlink(&mut locks, &child, view)
     }
 
-    /// Adds a name to the inode `node`.
+    /// Adds another name to the inode `node`.
     pub(crate) fn add_name(&self, node: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
         let view = &*self.journal.grow()?;
         let (parent, child) = (self.table.get(dir, view)?, self.table.get(node, view)?);
@@ -138,7 +139,7 @@ impl Store {
         mode: RenameMode,
     ) -> Result<(), Errno> {
         let view = &*match mode {
-            // The new name needs space. That of the old name is free only after the commit.
+            // The new name needs space. The space of the old name is free only after the commit.
             RenameMode::Replace | RenameMode::NoReplace => self.journal.grow()?,
             RenameMode::Exchange => self.journal.change()?,
         };
@@ -157,7 +158,7 @@ impl Store {
             match (mode, target) {
                 (RenameMode::NoReplace, Some(_)) => return Err(Errno::EXIST),
                 (RenameMode::Exchange, None) => return Err(Errno::NOENT),
-                // Both names belong to one file: rename(2) changes nothing.
+                // Both names lead to one inode, so rename(2) changes nothing.
                 (_, Some(target)) if target.ino == moved.ino => return Ok(()),
                 _ => {}
             }
@@ -194,7 +195,7 @@ impl Store {
         Hashed::new(name, &self.secret)
     }
 
-    /// Returns the inode of an entry. `EIO` if its kind is not that of the entry.
+    /// Returns the inode of an entry. `EIO` if the kinds of inode and entry differ.
     fn linked(&self, link: Link, view: &View) -> Result<Arc<Inode>, Errno> {
         let inode = self.table.get(link.ino, view)?;
         check_kind(&inode, link)?;
@@ -246,8 +247,8 @@ impl Store {
             let changed = self.change_set(inode.ino, &mut state, &set, view);
             changed.inspect_err(|_| self.inodes.give_back(1))?;
         }
-        // `true` is for `had_links`: a new inode has no orphan record that would have to be
-        // removed.
+        // The argument `had_links` is true, so that no orphan record is removed: a new inode has
+        // none.
         inode.save_links(&state, true, view);
         let attr = state.attr(inode.ino);
         drop(state);
@@ -255,7 +256,7 @@ impl Store {
         Ok(attr)
     }
 
-    /// Removes a link from an inode. A directory has only one name.
+    /// Removes a link from an inode. A directory has only one, so it is left with none.
     fn unlink(&self, locks: &mut Locks<'_>, inode: &Inode, view: &View) -> Result<(), Errno> {
         let change = |state: &mut State| {
             state.record.nlink = match inode.kind {
@@ -272,7 +273,7 @@ impl Store {
         Ok(())
     }
 
-    /// Saves a directory whose entries have changed; `counted` has its new counts.
+    /// Saves a directory whose entries have changed. `counted` is its record with the new counts.
     fn change_directory(
         &self,
         locks: &mut Locks<'_>,
@@ -289,10 +290,10 @@ impl Store {
     }
 }
 
-/// A number of entries, and how many of them are directories.
+/// A number of entries, and the number of directories among them.
 type Entries = (u64, u32);
 
-/// A rename in progress, with the locks that it holds.
+/// A rename in progress, and the locks that it holds.
 struct Rename<'a, 'b> {
     store: &'a Store,
     view: &'a View,
@@ -303,7 +304,7 @@ struct Rename<'a, 'b> {
 }
 
 impl Rename<'_, '_> {
-    /// Renames to a name that does not exist.
+    /// Renames to a name that does not exist yet.
     fn move_to_free_name(&mut self) -> Result<(), Errno> {
         self.check_loop()?;
         self.locks.state(self.new.0.ino)?.check_alive()?;
@@ -315,7 +316,7 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Renames over the existing entry `victim`.
+    /// Renames to a name that exists, and unlinks its inode, `victim`.
     fn replace(&mut self, victim: Link) -> Result<(), Errno> {
         self.check_loop()?;
         match (self.moved.kind, victim.kind) {
@@ -337,7 +338,7 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Swaps the inodes of the two names.
+    /// Swaps the inodes of the two names; `other` is that of the new name.
     fn exchange(&mut self, other: Link) -> Result<(), Errno> {
         self.check_loop()?;
         if other.ino == self.old.0.ino {
@@ -354,8 +355,9 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Returns `rest`, the result of the steps after the change of names. These fail only if a lock
-    /// is missing. Then the journal aborts, so that half a rename never becomes durable.
+    /// Returns `rest`, the result of the steps after the change of names. If one of them has
+    /// failed, the journal aborts, so that half a rename never becomes durable. They can fail only
+    /// because a lock is missing.
     fn whole(&self, rest: Result<(), Errno>) -> Result<(), Errno> {
         rest.inspect_err(|_| self.store.journal.abort())
     }
@@ -370,12 +372,12 @@ impl Rename<'_, '_> {
     }
 
     /// Sets the new name to the moved inode, and the old name to `other` or to nothing. All steps
-    /// that can fail come first and change nothing. `EIO`, `ENOSPC`.
+    /// that can fail come before the first change. `EIO`, `ENOSPC`.
     fn set_names(&mut self, other: Option<Link>) -> Result<(), Errno> {
         let (new, old) = (self.name_record(self.new)?, self.name_record(self.old)?);
         new.set(self.moved, self.view)?;
-        // If both names are in one record, `set` has just replaced that record, so it is looked up
-        // again.
+        // If both names are in one record, `set` has just replaced that record. Look it up again,
+        // so that the change of the old name does not undo that of the new one.
         let old = if old.is_beside(&new) { self.name_record(self.old)? } else { old };
         match other {
             Some(other) => old.set(other, self.view),
@@ -390,8 +392,8 @@ impl Rename<'_, '_> {
         NameRecord::find(at.0.ino, self.locks.state(at.0.ino)?, at.1, self.view)
     }
 
-    /// Returns the records of the two directories, the new one first, with their counts changed.
-    /// For each directory, a pair tells which entries it gains and which it loses. `EIO`, `EMLINK`.
+    /// Returns the records of the new and the old directory with changed counts. Each pair of the
+    /// arguments has the entries that a directory gains and those that it loses. `EIO`, `EMLINK`.
     fn count(
         &mut self,
         of_new: (Entries, Entries),
@@ -405,8 +407,8 @@ impl Rename<'_, '_> {
         Ok([in_new, in_old])
     }
 
-    /// Saves both directories. If they are the same, the second record, which has both changes,
-    /// counts.
+    /// Saves both directories. If they are the same, the second record replaces the first. It has
+    /// both changes.
     fn save_directories(&mut self, counted: [InodeRecord; 2]) -> Result<(), Errno> {
         let now = now();
         for (dir, counted) in [self.new.0, self.old.0].into_iter().zip(counted) {
@@ -415,7 +417,7 @@ impl Rename<'_, '_> {
         Ok(())
     }
 
-    /// Saves an inode that was moved to directory `dir`, with a new change time.
+    /// Saves an inode after its move to directory `dir`, with a new change time.
     fn touch(&mut self, inode: &Inode, dir: u64) -> Result<(), Errno> {
         let view = self.view;
         let change = |state: &mut State| {
@@ -433,7 +435,7 @@ impl Rename<'_, '_> {
     }
 }
 
-/// The locks of up to four directories, without an allocation.
+/// The locks of up to four directories, kept without an allocation.
 struct Locks<'a>([Option<(u64, RwLockWriteGuard<'a, State>)>; 4]);
 
 impl<'a> Locks<'a> {
@@ -475,12 +477,13 @@ pub(crate) fn check_directory(inode: &Inode) -> Result<(), Errno> {
     if inode.kind == FileKind::Directory { Ok(()) } else { Err(Errno::NOTDIR) }
 }
 
-/// Checks that an inode has the kind of its entry: `EIO`. The choice of locks depends on entries.
+/// Checks that an inode has the kind that its entry says; otherwise `EIO`. A call chooses its locks
+/// by the kinds of entries, so a wrong kind would leave a directory unlocked.
 fn check_kind(inode: &Inode, link: Link) -> Result<(), Errno> {
     if inode.kind == link.kind { Ok(()) } else { Err(Errno::IO) }
 }
 
-/// Returns how many links an entry adds to its directory.
+/// Returns by how many links an entry raises the count of its directory.
 fn subdirectories(link: Link) -> u32 {
     u32::from(link.kind == FileKind::Directory)
 }
@@ -490,8 +493,8 @@ mod tests {
     use super::*;
     use crate::store::StoreOptions;
 
-    /// Sets two names with the same hash to `before`, renames the first to the second, and returns
-    /// the inodes of both names.
+    /// Sets two names with the same hash to `before` and renames the first to the second with
+    /// `rename`. Returns the inodes of both names.
     fn rename_in_one_record(
         store: &Store,
         before: [Option<Link>; 2],
@@ -518,7 +521,8 @@ mod tests {
         names.map(|name| name_record(name, &mut locks).link())
     }
 
-    /// If both names are in one record, the second step of a rename does not undo the first.
+    /// If both names of a rename are in one record, the change of the old name must not undo that
+    /// of the new name.
     #[test]
     fn rename_within_one_record_is_whole() {
         let path = std::env::temp_dir().join(format!("names-{}", std::process::id()));

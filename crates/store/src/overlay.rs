@@ -1,20 +1,20 @@
-//! A device whose changes stay in memory.
+//! A device above another one. Its changes stay in memory.
 //!
-//! A check of a store does what a mount does, and a mount writes: it repairs a database that was
-//! not closed and replays the log. So the check puts an [`Overlay`] above each device. Reads come
-//! from the device below until the overlay has the block. The device below is never written, so its
-//! file may be open for reading only.
+//! A check of a store does the same as a mount. A mount writes: it repairs a database that was not
+//! closed, and replays the log. So the check puts an [`Overlay`] above each device. A read gets
+//! each block from the overlay if it was written there, otherwise from the device below. The device
+//! below is never written, so its file may be open for reading only.
 //!
 //! # Invariants
-//! - V.1: bytes of the device below are visible up to the smallest length that the overlay has had.
-//!   Truncated bytes come back as zeros.
-//! - V.2: a read of the device below covers the bytes asked for, or the rest of a block that is
-//!   partly written. So a read error belongs to one of these bytes.
+//! - V.1: the overlay shows bytes of the device below only up to the smallest length that the
+//!   overlay has had. So truncated bytes come back as zeros.
+//! - V.2: a read of the device below covers only bytes that the caller asked for, or the rest of a
+//!   block that is partly written. So if it fails, one of these bytes cannot be read.
 //!
 //! # Limits
 //! Each written block of 4096 bytes stays in memory. A check writes the contents of the log, 16 MiB
-//! by default, and the database pages changed by them. That is up to some hundred MiB, if each
-//! record is on a page of its own.
+//! by default, and the database pages that these change. That may be some hundred MiB if each
+//! record is on another page.
 //!
 //! Source: Linux `Documentation/filesystems/overlayfs.rst`, and the snapshot target of the device
 //! mapper.
@@ -29,7 +29,7 @@ use crate::device::Device;
 
 const BLOCK_BYTES: u64 = 4096;
 
-/// A device above another one, or above none, whose changes stay in memory.
+/// A device whose changes stay in memory, above another device or an empty one.
 #[derive(Debug)]
 pub(crate) struct Overlay {
     below: Option<Arc<dyn Device>>,
@@ -41,13 +41,13 @@ pub(crate) struct Overlay {
 #[derive(Debug, Default)]
 struct Written {
     len: u64,
-    /// Number of bytes of the device below that are visible (V.1).
+    /// The number of bytes of the device below that are still visible (V.1).
     shown: u64,
     blocks: HashMap<u64, Vec<u8>>,
 }
 
 impl Overlay {
-    /// Returns a device with the content of `below`; an empty device for None.
+    /// Returns a device with the content of `below`, or an empty device for None.
     ///
     /// # Errors
     /// The error of the device below when it is asked for its length.
@@ -57,7 +57,7 @@ impl Overlay {
         Ok(Overlay { below, written })
     }
 
-    /// Reads at `offset` into `out`. The range lies in one block.
+    /// Reads at `offset` into `out`. The range must be within one block.
     fn read_piece(&self, written: &Written, offset: u64, out: &mut [u8]) -> io::Result<()> {
         if let Some(block) = written.blocks.get(&(offset / BLOCK_BYTES)) {
             let at = (offset % BLOCK_BYTES) as usize;
@@ -74,7 +74,7 @@ impl Overlay {
     }
 }
 
-/// Splits a range into pieces that lie in one block each. Returns the offset and length of each.
+/// Splits a range at the bounds of blocks. Returns the offset and the length of each piece.
 fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize)> {
     let end = offset + len as u64;
     let first = (offset < end).then_some(offset);
@@ -97,7 +97,7 @@ impl Device for Overlay {
             && let Some(below) = &self.below
             && !pieces(offset, buf.len()).any(is_written)
         {
-            // Pass the read on as a whole.
+            // No block of the range is in memory, so pass on the whole read.
             return below.read_at(offset, buf);
         }
         let mut rest = buf;
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(overlay.len().unwrap(), 9);
     }
 
-    /// An overlay behaves like a byte vector, and the device below does not change.
+    /// An overlay must behave like a vector of bytes, and must not change the device below.
     #[test]
     fn overlay_is_as_a_copy_and_what_is_below_stays() {
         for seed in 0..20 {

@@ -1,7 +1,8 @@
 //! The format of the database: keys and values.
 //!
-//! There is one table, so that a small commit writes few pages. A key is a kind and two numbers,
-//! encoded in 17 bytes that sort as the numbers do. Numbers within values are little-endian.
+//! The database has a single table, so that a small commit writes few pages. A key is a kind and
+//! two numbers. It is encoded in 17 bytes that sort in the same order as the kinds and numbers.
+//! Numbers in values are little-endian.
 //!
 //! | kind | numbers | value |
 //! |---|---|---|
@@ -13,7 +14,7 @@
 //! | xattr users | block, 0 | hash of the content or 0, users, length of the content |
 //! | xattr | block, 0 | the content: see `xattr` |
 //!
-//! A value that does not parse is corruption: `EIO`, never a panic.
+//! A value that does not parse means corruption, and causes `EIO` but never a panic.
 
 use corewalk::{Errno, FileKind, Timespec};
 
@@ -23,23 +24,24 @@ const MAGIC: [u8; 8] = *b"corewlk\0";
 pub(crate) const FORMAT_VERSION: u32 = 2;
 /// Length of a key in bytes.
 pub(crate) const KEY_BYTES: usize = 17;
-/// Length of an inode record before the target of a symbolic link, in bytes.
+/// Length of an inode record without the target of a symbolic link, in bytes.
 const INODE_BYTES: usize = 108;
-/// Length of an entry before its name, in bytes.
+/// Length of an entry without its name, in bytes.
 const ENTRY_BYTES: usize = 11;
-/// Maximum number of names with one hash in a directory. A cookie can tell this many apart.
+/// Maximum number of names with one hash in a directory. A cookie has room for this many slot
+/// numbers.
 pub(crate) const SLOTS: u8 = 16;
-/// Flag of an inode without links that may still be linked.
+/// Flag of an inode without links that may still get a link.
 const LINKABLE: u32 = 1;
 /// Flag of an inode with an access ACL.
 const HAS_ACL: u32 = 2;
 
-/// The largest inode number, id of an attribute block, and generation. Numbers start at 1, so a
-/// store never reaches the maximum. A larger number is damage, and the number drawn after it might
-/// wrap around to a number in use.
+/// The largest inode number, id of an attribute block, and generation. Numbers are drawn from 1 on,
+/// so no store reaches this maximum. A larger number is damage, and the next number after it might
+/// wrap around to one in use.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 
-/// Maximum number of entries of a directory. With more, the size that stat(2) reports could
+/// Maximum number of entries of a directory. With more entries, the size that stat(2) reports could
 /// overflow.
 const ENTRIES_MAX: u64 = 1 << 56;
 
@@ -67,19 +69,19 @@ pub(crate) struct Key {
 impl Key {
     pub(crate) const SUPER: Key = Key { kind: Kind::Super, major: 0, minor: 0 };
 
-    /// Returns the key of a record of a kind with one record per number.
+    /// Returns the key of a record. `kind` has one record per number.
     #[inline]
     pub(crate) fn of(kind: Kind, major: u64) -> Key {
         Key { kind, major, minor: 0 }
     }
 
-    /// Returns the key of a record of a kind with many records per number.
+    /// Returns the key of a record. `kind` has many records per number.
     #[inline]
     pub(crate) fn at(kind: Kind, major: u64, minor: u64) -> Key {
         Key { kind, major, minor }
     }
 
-    /// Checks that `major` is a valid number and `minor` is 0: `EIO`.
+    /// Returns `EIO` unless `major` is a valid number and `minor` is 0.
     pub(crate) fn check_number(self) -> Result<(), Errno> {
         let is_sound = (1..=NUMBER_MAX).contains(&self.major) && self.minor == 0;
         if is_sound { Ok(()) } else { Err(Errno::IO) }
@@ -94,7 +96,7 @@ impl Key {
         bytes
     }
 
-    /// Decodes a key; None for an unknown kind.
+    /// Decodes a key, or returns None for an unknown kind.
     pub(crate) fn from_bytes(bytes: &[u8; KEY_BYTES]) -> Option<Key> {
         use Kind::*;
         let kinds = [Super, Orphan, Inode, Name, Extent, XattrUsers, Xattr];
@@ -111,11 +113,11 @@ impl Key {
 pub(crate) struct SuperRecord {
     pub(crate) version: u32,
     pub(crate) seed: u64,
-    /// The log's entries of this generation are not in the database yet.
+    /// The generation of log entries that are not in the database yet.
     pub(crate) generation: u64,
-    /// Length of the log in bytes, if the log may hold entries that are not in the database. A
-    /// shorter log has lost some of them. The length is 0 if the store was closed or has no log.
-    /// Then no entry of the log is needed.
+    /// Length in bytes of a log that may have entries that are not in the database. A shorter log
+    /// has lost some of them. The length is 0 if the store was closed or has no log: then nothing
+    /// in the log is needed.
     pub(crate) log_bytes: u64,
 }
 
@@ -126,8 +128,8 @@ impl SuperRecord {
         [&MAGIC[..], &version, &seed, &generation, &log].concat()
     }
 
-    /// Decodes the superblock. For an unknown version all other fields are 0. `EIO` if it is
-    /// invalid.
+    /// Decodes the superblock. If the version is unknown, all other fields are 0. `EIO` for an
+    /// invalid superblock.
     pub(crate) fn decode(bytes: &[u8]) -> Result<SuperRecord, Errno> {
         let mut fields = Fields(bytes);
         if fields.take::<8>()? != MAGIC {
@@ -141,7 +143,7 @@ impl SuperRecord {
         if generation > NUMBER_MAX {
             return Err(Errno::IO);
         }
-        // Older builds of the same version wrote no `log_bytes`.
+        // Older builds with the same format version wrote no `log_bytes`.
         let log_bytes = fields.u64().unwrap_or(0);
         Ok(SuperRecord { version, seed, generation, log_bytes })
     }
@@ -155,7 +157,7 @@ pub(crate) struct InodeRecord {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) rdev: u64,
-    /// Bytes of a file or of a target; number of entries of a directory.
+    /// The bytes of a file or of the target of a link, or the number of entries of a directory.
     pub(crate) size: u64,
     /// Allocated blocks of 4096 bytes.
     pub(crate) blocks: u64,
@@ -165,16 +167,17 @@ pub(crate) struct InodeRecord {
     pub(crate) mtime: Timespec,
     pub(crate) ctime: Timespec,
     pub(crate) btime: Timespec,
-    /// The parent of a directory. 0 for the root, for other kinds, and in records of older builds.
+    /// The inode number of the parent of a directory. 0 for the root, for other kinds, and in
+    /// records of older builds.
     pub(crate) parent: u64,
-    /// True for a file without a name that may still be linked.
+    /// True for a file without a name that may still get one.
     pub(crate) is_linkable: bool,
     /// True if the attribute set has an access ACL.
     pub(crate) has_acl: bool,
 }
 
 impl InodeRecord {
-    /// Appends the encoded inode, and then `target`.
+    /// Appends the encoded inode and after it `target`.
     pub(crate) fn encode(&self, target: &[u8], out: &mut Vec<u8>) {
         out.reserve(INODE_BYTES + target.len());
         for word in [self.mode, self.nlink, self.uid, self.gid] {
@@ -190,12 +193,12 @@ impl InodeRecord {
         let linkable = if self.is_linkable { LINKABLE } else { 0 };
         let acl = if self.has_acl { HAS_ACL } else { 0 };
         out.extend_from_slice(&(linkable | acl).to_le_bytes());
-        // Older builds of the same version write 0 here and ignore it.
+        // Older builds with the same format version write 0 here and ignore the field.
         out.extend_from_slice(&self.parent.to_le_bytes());
         out.extend_from_slice(target);
     }
 
-    /// Decodes an inode. Returns the bytes behind it as well. `EIO` if it is invalid.
+    /// Decodes an inode. Returns the inode and the bytes behind it. `EIO` for an invalid inode.
     pub(crate) fn decode(bytes: &[u8]) -> Result<(InodeRecord, &[u8]), Errno> {
         let mut fields = Fields(bytes);
         let [mode, nlink, uid, gid] = [(); 4].map(|()| fields.u32());
@@ -230,18 +233,18 @@ impl InodeRecord {
         Ok((record, fields.0))
     }
 
-    /// Updates a directory's counts. Each pair is a number of entries, and how many of them are
-    /// directories.
+    /// Updates the counts of a directory by the entries that it gets and loses. Each pair is a
+    /// number of entries, and the number of directories among them.
     ///
     /// # Errors
-    /// `EIO` if the directory has fewer entries than it loses; `EMLINK` if a count overflows.
-    /// Nothing is changed then.
+    /// `EIO` if the directory has fewer entries than it loses; `EMLINK` if a count overflows. In
+    /// both cases nothing has changed.
     pub(crate) fn count(&mut self, got: (u64, u32), lost: (u64, u32)) -> Result<(), Errno> {
         let size = self.size.checked_add(got.0).filter(|&size| size <= ENTRIES_MAX);
         let nlink = self.nlink.checked_add(got.1).ok_or(Errno::MLINK)?;
         let size = size.ok_or(Errno::MLINK)?.checked_sub(lost.0).ok_or(Errno::IO)?;
-        // A directory that has a subdirectory has at least two more links: its own name and its
-        // entry `.`.
+        // The links from subdirectories are not all links of a directory: it also has its own name
+        // and its entry `.`.
         let least = if lost.1 > 0 { 2 } else { 0 };
         let nlink = nlink.checked_sub(lost.1).filter(|&nlink| nlink >= least).ok_or(Errno::IO)?;
         (self.size, self.nlink) = (size, nlink);
@@ -252,7 +255,7 @@ impl InodeRecord {
 /// One entry of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry<'a> {
-    /// The slot of the entry among those with its hash.
+    /// The slot number of the entry, which no other entry with its hash has.
     pub(crate) slot: u8,
     pub(crate) kind: FileKind,
     pub(crate) ino: u64,
@@ -263,7 +266,7 @@ impl Entry<'_> {
     /// Appends the encoded entry to the record of its hash.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         out.reserve(ENTRY_BYTES + self.name.len());
-        // A name has at most 255 bytes, a kind four bits.
+        // A name has at most 255 bytes, and a kind fits into four bits.
         out.extend_from_slice(&[self.slot, (self.kind.to_mode() >> 12) as u8]);
         out.extend_from_slice(&self.ino.to_le_bytes());
         out.push(self.name.len() as u8);
@@ -271,8 +274,8 @@ impl Entry<'_> {
     }
 }
 
-/// Iterates over the entries of one hash, in order of their slots. Ends with `EIO` at an invalid
-/// entry.
+/// Iterates over the entries in the record of one hash, in order of their slots. Ends with `EIO` at
+/// an invalid entry.
 pub(crate) struct Entries<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Iterator for Entries<'a> {
@@ -306,17 +309,17 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// Maximum number of blocks of a device. Sums of larger numbers could overflow.
+/// Maximum number of blocks of a device. Sums of larger block numbers could overflow.
 pub(crate) const BLOCKS_MAX: u64 = 1 << 51;
 
-/// A run of adjacent blocks of a file.
+/// A run of blocks of a file that are adjacent on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     /// The first block on the device.
     pub(crate) physical: u64,
     /// The number of blocks.
     pub(crate) len: u64,
-    /// False for reserved blocks, which read as zeros.
+    /// False for reserved blocks, which read as zeros until they are written.
     pub(crate) is_written: bool,
 }
 
@@ -337,23 +340,23 @@ impl Extent {
         Ok(Extent { physical, len, is_written: flags == 0 })
     }
 
-    /// Returns the logical block behind the extent, which starts at `logical`.
+    /// Returns the logical block behind the extent, whose first logical block is `logical`.
     ///
     /// # Errors
-    /// `EIO` if no file has such a block. Inserted ranges may move reserved blocks behind the
-    /// largest size, at most by that size once more.
+    /// `EIO` if no file can have such a block. Inserted ranges may move reserved blocks behind the
+    /// largest size of a file, but at most to twice that size.
     pub(crate) fn logical_end(self, logical: u64) -> Result<u64, Errno> {
         let end = logical.checked_add(self.len).filter(|&end| end <= 4 * BLOCKS_MAX);
         end.ok_or(Errno::IO)
     }
 
-    /// Returns the block of the device behind the extent if it is written; 0 if not.
+    /// Returns the block of the device behind the extent, or 0 if the extent is not written.
     pub(crate) fn written_end(self) -> u64 {
         if self.is_written { self.physical + self.len } else { 0 }
     }
 }
 
-/// The hash in the record of a private block, which is not hashed.
+/// The hash in the record of a private block: its content is not hashed.
 pub(crate) const UNHASHED: u64 = 0;
 
 /// The record of an attribute block: its hash, its number of users and its length.
@@ -424,7 +427,7 @@ mod tests {
             times in [time(), time(), time(), time()], flags in any::<[bool; 2]>(),
         ) -> InodeRecord {
             let ([nlink, uid, gid], [rdev, size, blocks, xattr, parent]) = (words, numbers);
-            // Larger sizes and counts are refused.
+            // Choose a size and a count of blocks that `decode` accepts.
             let (size, blocks) = (size >> 1, blocks % BLOCKS_MAX);
             let [atime, mtime, ctime, btime] = times;
             let [is_linkable, has_acl] = flags;

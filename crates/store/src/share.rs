@@ -1,9 +1,9 @@
-//! The interface between attribute blocks and the de-duplication index.
+//! The interface between attribute blocks and the index that finds equal ones.
 //!
-//! A [`ShareIndex`] leads from the hash of an attribute set to blocks that may hold it. The store
-//! uses `corewalk-mbcache` ([`MbcacheIndex`]). With [`NoSharing`] every inode has a block of its
-//! own. Other implementations can be plugged in, for example for measurements. The rules are at
-//! [`ShareIndex`].
+//! A [`ShareIndex`] leads from the hash of an attribute set to the blocks that may contain it. The
+//! store uses `corewalk-mbcache` ([`MbcacheIndex`]). With [`NoSharing`] every inode has its own
+//! block. Other implementations can be plugged in, for example for measurements. [`ShareIndex`]
+//! states the rules for them.
 //!
 //! Source: `corewalk-mbcache`, "The protocol".
 
@@ -11,28 +11,31 @@ use std::io;
 
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
 
-/// The result of the removal of a pair.
+/// The result of [`ShareIndex::remove`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// The pair is not in the index, and no thread is about to use it.
+    /// The pair is not in the index, and no thread is about to use its block.
     Done,
-    /// A thread is about to use the pair. The caller waits and decides again.
+    /// A thread is about to use the block of the pair. The caller waits for that thread, and then
+    /// decides again whether to free the block.
     Busy,
 }
 
-/// An index from the hash of a content to blocks that may hold it.
+/// An index of pairs: the hash of a content is the key, and a block that may have the content is
+/// the value.
 ///
 /// # Rules
-/// - H.1: `find` calls `take` without holding a lock that `insert`, `note_users` or `remove` needs.
+/// - H.1: `find` holds no lock that `insert`, `note_users` or `remove` needs while it calls `take`.
 /// - H.2: while `find` is inside `take` for a pair, `remove` of that pair returns
 ///   [`Removal::Busy`]. After [`Removal::Done`], `take` is not called for the pair until it is
-///   inserted again. Trap T34 is a block that is found while its last user frees it.
-/// - H.3: an index may forget pairs. A missed pair costs a second block, no more.
+///   inserted again. Otherwise a block could be found while its last user frees it (trap T34).
+/// - H.3: an index may forget pairs. A forgotten pair only costs a second block with the same
+///   content.
 /// - H.4: a thread that removes a user from a block calls `leave` before it locks the block. It
-///   makes no `find` and no `insert` until [`Removal::Done`] or `left`. So an index may make
+///   calls neither `find` nor `insert` until [`Removal::Done`] or `left`. So an index may make
 ///   leaving threads and finding threads wait for each other, as Linux did before 4.6.
 ///   `corewalk-mbcache` does not.
-/// - H.5: `note_users` is called only for blocks that were inserted since the mount.
+/// - H.5: `note_users` is called only for a block that was inserted since the mount.
 ///
 /// # Examples
 /// An index that counts the lookups:
@@ -83,29 +86,33 @@ pub enum Removal {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait ShareIndex: Send + Sync + 'static {
-    /// Calls `take` with blocks under `key` until it returns true, and returns the last block.
-    /// `take` returns true if it has taken the block or wants to stop the search.
+    /// Calls `take` with the blocks under `key`, one after the other, until `take` returns true.
+    /// Returns that block. `take` returns true if it has taken the block or wants to stop the
+    /// search.
     fn find(&self, key: u64, take: &mut dyn FnMut(u64) -> bool) -> Option<u64>;
 
-    /// Inserts a block that has `users`. An existing pair stays.
+    /// Inserts a block that has `users` users. If the pair exists, it does not change.
     fn insert(&self, key: u64, block: u64, users: u32);
 
-    /// Sets the number of users of a block. The caller holds the block's lock.
+    /// Sets the number of users of a block. The caller holds the lock of the block.
     fn note_users(&self, key: u64, block: u64, users: u32);
 
-    /// Announces that a user is about to leave a block (H.4). The caller holds no block's lock.
+    /// Announces that a user is about to leave a block (H.4). The caller holds the lock of no
+    /// block.
     fn leave(&self, _block: u64) {}
 
-    /// Ends `leave`: the user has left, or stays. The caller holds no block's lock.
+    /// Ends `leave`: the user has left the block, or stays. The caller holds the lock of no block.
     fn left(&self, _block: u64) {}
 
-    /// Removes a pair, if it is there. The caller holds the block's lock and has called `leave`.
+    /// Removes a pair, if the index has it. The caller holds the lock of the block and has called
+    /// `leave`.
     fn remove(&self, key: u64, block: u64) -> Removal;
 
-    /// Returns once no thread is about to use the pair. The caller holds no block's lock.
+    /// Returns when no thread is about to use the block of the pair any more. The caller holds the
+    /// lock of no block.
     fn wait(&self, key: u64, block: u64);
 
-    /// Returns the most users of a block.
+    /// Returns the maximum number of users that a block may have.
     fn users_max(&self) -> u32;
 }
 
@@ -145,13 +152,14 @@ impl ShareIndex for MbcacheIndex {
 
     fn insert(&self, key: u64, block: u64, users: u32) {
         if users < self.0.users_max() {
-            // Ignore an error: by H.3 an index may forget pairs.
+            // Ignore an error, because an index may forget pairs (H.3).
             let _ = self.0.create(key, block);
         }
     }
 
     fn note_users(&self, key: u64, block: u64, users: u32) {
-        // The cache must be told the number of users only when it reaches or leaves the maximum.
+        // Tell the cache the number of users only when it reaches or leaves the maximum. Other
+        // numbers make no difference to it.
         if users + 1 >= self.0.users_max() {
             self.0.note_users(key, block, users);
         }
@@ -163,7 +171,7 @@ impl ShareIndex for MbcacheIndex {
 
     fn wait(&self, key: u64, block: u64) {
         // If the other thread has dropped its handle by now, this call removes the pair. The caller
-        // decides again, and inserts the pair if necessary.
+        // decides again anyway, and inserts the pair if it needs it.
         if let Some(busy) = self.0.delete_or_get(key, block) {
             busy.wait();
         }
@@ -214,12 +222,12 @@ mod tests {
     use super::*;
     use crate::{Store, StoreOptions, fsck};
 
-    /// The default index, with counters and checks of the rules. Each field under a mutex is
-    /// protected by that mutex.
+    /// The default index with counters and checks of the rules H.1 to H.5. Each mutex protects the
+    /// field that it contains.
     struct Watched {
         index: MbcacheIndex,
         looks: Mutex<u64>,
-        /// The blocks that threads are about to leave.
+        /// The block that each thread is about to leave.
         leaving: Mutex<HashMap<thread::ThreadId, u64>>,
         /// The blocks that were inserted.
         known: Mutex<HashSet<u64>>,
@@ -234,7 +242,7 @@ mod tests {
             Arc::new(Watched { index, looks, leaving, known, broken })
         }
 
-        /// Returns the block that this thread is about to leave.
+        /// Returns the block that this thread is about to leave, if any.
         fn leaving(&self) -> Option<u64> {
             self.leaving.lock().get(&thread::current().id()).copied()
         }
@@ -326,8 +334,8 @@ mod tests {
         store.setxattr(file, b"user.a", value, XattrMode::Set).unwrap();
     }
 
-    /// Returns a value for each number. The values differ only outside of the hashed samples, so
-    /// that their hashes collide as in trap T54.
+    /// Returns the value of this number. Two values differ only in bytes that the hash does not
+    /// sample, so that all values have one hash (trap T54).
     fn value(number: usize) -> Vec<u8> {
         let mut value = vec![7; 4000];
         value[200..208].copy_from_slice(&number.to_le_bytes());
@@ -335,7 +343,8 @@ mod tests {
     }
 
     const CONTENTS: usize = 200;
-    /// Maximum number of blocks that are compared with one content: four for each of its two keys.
+    /// Maximum number of blocks that are compared with one content. There are two keys, and four
+    /// blocks for each.
     const LOOKS_MAX: u64 = 2 * 4;
 
     #[test]
@@ -353,8 +362,8 @@ mod tests {
         assert_eq!((stats.xattr_blocks, stats.xattr_users), (200, 400));
         drop(store);
 
-        // After a remount the blocks are read from disk and inserted as they are read. The bound
-        // holds for them too.
+        // After a remount blocks enter the index as they are read. The limit on comparisons must
+        // hold then too.
         let share = Watched::new();
         let store = folder.open(&share);
         for (number, file) in files.iter().enumerate() {
@@ -411,8 +420,8 @@ mod tests {
         assert!(broken.is_empty(), "{broken:?}");
     }
 
-    /// H.5: a thread that finds a block just read by another thread must not update it before it is
-    /// inserted.
+    /// H.5: if a thread finds a block that another thread has just read, it must not update the
+    /// block before that is in the index.
     #[test]
     fn blocks_that_are_read_are_entered_before_their_users_are_counted() {
         const PAIRS: usize = 300;
@@ -432,9 +441,9 @@ mod tests {
         let store = folder.open(&share);
         let arrived = [(); PAIRS].map(|()| AtomicU64::new(0));
         let meet = |n: usize| {
-            // ORDERING: Relaxed. Only the moment matters.
+            // ORDERING: Relaxed. The counter only makes two threads start at the same moment.
             arrived[n].fetch_add(1, Ordering::Relaxed);
-            // ORDERING: Relaxed. As above.
+            // ORDERING: Relaxed. The counter only makes two threads start at the same moment.
             while arrived[n].load(Ordering::Relaxed) < 2 {
                 thread::yield_now();
             }
@@ -459,7 +468,7 @@ mod tests {
         assert!(broken.is_empty(), "{} times: {:?}", broken.len(), broken.first());
     }
 
-    /// Sets above 128 KiB have blocks of their own; sets of 120 KB are shared.
+    /// Sets longer than 128 KiB must have their own blocks. Sets of 120 kB must be shared.
     #[test]
     fn sets_of_more_than_128_kib_are_not_shared() {
         let folder = Folder::new("long");
@@ -476,7 +485,7 @@ mod tests {
         assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (1, 2));
         let three = [make_with("c", 3), make_with("d", 3)];
         assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (3, 4));
-        // The long sets can change. Once they are short enough, they are shared.
+        // A long set can change. Once it is short enough, it is shared.
         store.removexattr(three[0], b"user.2").unwrap();
         store.setxattr(three[1], b"user.3", b"x", XattrMode::Set).unwrap();
         store.removexattr(three[1], b"user.3").unwrap();

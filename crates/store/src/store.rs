@@ -1,10 +1,9 @@
 //! The store: mount, periodic commits, unmount.
 //!
-//! Module `mount` reads and checks a store before anything is changed. A mount then frees the
-//! inodes without links that a crash left behind.
+//! Module `mount` reads and checks a store before anything is changed. Then the mount frees inodes
+//! without links that a crash has left behind.
 //!
-//! A background thread, the committer, commits every few seconds while there is something to
-//! commit.
+//! A background thread, the committer, commits every few seconds if there is something to commit.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -33,7 +32,7 @@ use crate::share::{MbcacheIndex, ShareIndex};
 use crate::store_dir::{OpenError, StoreDir};
 use crate::xattr;
 
-/// The number of the root directory.
+/// The inode number of the root directory.
 pub(crate) const ROOT_INO: u64 = 1;
 /// Interval at which the committer checks the size of the running transaction.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -55,16 +54,16 @@ const INDEX_BYTES: u64 = 4 << 20;
 #[non_exhaustive]
 pub struct StoreOptions {
     /// Maximum number of bytes of file data and extended attributes, rounded up to blocks of 4096
-    /// bytes (`size=`). With None the free space of the host is the only limit.
+    /// bytes (`size=`). None means that only the free space of the host is a limit.
     pub size_bytes: Option<u64>,
-    /// Maximum number of inodes, including the root directory (`nr_inodes=`). None is no limit.
+    /// Maximum number of inodes, including the root directory (`nr_inodes=`). None means no limit.
     pub inodes_max: Option<u64>,
-    /// Interval of the periodic commits (`commit=`). With None only a sync commits.
+    /// Interval of the periodic commits (`commit=`). None means that only a sync commits.
     pub commit_every: Option<Duration>,
     /// If the records of the running transaction have more bytes than this, the committer commits
-    /// early. Above twice this size, operations wait for a commit.
+    /// early. Above twice this number, operations wait for a commit.
     pub transaction_bytes: u64,
-    /// Length of the write-ahead log in bytes. The store has no log if this is below 8192.
+    /// Length of the write-ahead log in bytes. Below 8192 bytes, the store has no log.
     pub log_bytes: u64,
     /// Memory for the page cache of the database, in bytes.
     pub cache_bytes: usize,
@@ -74,18 +73,18 @@ pub struct StoreOptions {
     pub root_uid: u32,
     /// The group of the root directory of a new store.
     pub root_gid: u32,
-    /// The de-duplication index of attribute sets. None is `corewalk-mbcache` with a budget of 4
+    /// The de-duplication index of attribute sets. None means `corewalk-mbcache` with a budget of 4
     /// MiB.
     pub share: Option<Arc<dyn ShareIndex>>,
-    /// When a read updates the access time (`relatime`, `noatime`, `strictatime`, `nodiratime`).
+    /// Which reads update the access time (`relatime`, `noatime`, `strictatime`, `nodiratime`).
     pub atime: AtimePolicy,
-    /// True if a change of a directory is durable when its call returns (`dirsync`).
+    /// True if a change of a directory must be durable when its call returns (`dirsync`).
     pub is_dirsync: bool,
-    /// True if a mount makes a new store where there is none (`create`, `no_create`).
+    /// True if a mount makes a new store where none exists (`create`, `no_create`).
     pub is_made: bool,
     /// True for a read-only mount (`ro`). Changes fail with `EROFS`, no new store is made, and
-    /// inodes without links stay. As in ext4, the mount still replays the log. If the host's file
-    /// system is mounted read-only, the replay happens in memory.
+    /// inodes without links stay. As in ext4, the mount still replays the log. If the file system
+    /// of the host is mounted read-only, the replay happens in memory.
     pub is_read_only: bool,
     /// True if a file whose attributes change often gets a private attribute block until the next
     /// commit. If false, every change looks for an equal attribute set at once.
@@ -93,10 +92,10 @@ pub struct StoreOptions {
 }
 
 impl Default for StoreOptions {
-    /// Returns the defaults. There are no limits. A commit comes every 5 seconds, as in ext4.
-    /// Transactions have up to 32 MiB, the log 16 MiB, the cache 64 MiB. The root directory
-    /// belongs to user 0 and has mode 755. De-duplication is deferred. The mount is read-write,
-    /// with `relatime`, and makes a new store if there is none.
+    /// Returns the defaults. There are no limits on size and inodes. A commit comes every 5
+    /// seconds, as in ext4. Transactions have up to 32 MiB, the log 16 MiB, the cache 64 MiB. The
+    /// root directory belongs to user 0 and has mode 755. De-duplication is deferred. The mount is
+    /// read-write, with `relatime`, and makes a new store if none exists.
     fn default() -> StoreOptions {
         StoreOptions {
             size_bytes: None,
@@ -151,11 +150,11 @@ pub struct StoreStats {
     pub commits: u64,
     /// Commits to the log.
     pub logged_commits: u64,
-    /// Bytes written to the log by those commits.
+    /// Bytes that these commits wrote to the log.
     pub logged_bytes: u64,
-    /// Transactions written to the database because a write or a sync of the log failed.
+    /// Transactions that went to the database because a write or a sync of the log failed.
     pub log_failures: u64,
-    /// Sync calls that were satisfied by a commit of another thread.
+    /// Sync calls whose changes were committed by another thread.
     pub shared_commits: u64,
     /// Records written by commits to the database.
     pub records: u64,
@@ -171,8 +170,8 @@ pub struct StoreStats {
     pub xattr_blocks: u64,
     /// Inodes that use an attribute block.
     pub xattr_users: u64,
-    /// Inodes whose attribute sets are de-duplicated at the next commit. Until then each may use a
-    /// private block.
+    /// Inodes whose attribute sets will be de-duplicated at the next commit. Until then each may
+    /// use a private block.
     pub xattr_waiting: u64,
     /// Blocks of 4096 bytes saved by the sharing of attribute blocks.
     pub xattr_saved_blocks: u64,
@@ -180,12 +179,12 @@ pub struct StoreStats {
     pub running_bytes: u64,
     /// Estimated bytes of records that are in the log but not in the database.
     pub logged_running_bytes: u64,
-    /// Length of the log in bytes. It is 0 if the host had no space for the log at the mount, or
-    /// failed.
+    /// Length of the log in bytes. It is 0 if the host failed at the mount, or had no space for the
+    /// log.
     pub log_bytes: u64,
-    /// True if the reserve for commits on a full host is allocated.
+    /// True if the reserve is allocated, which a commit uses on a full host.
     pub has_reserve: bool,
-    /// True if changes are refused: the mount is read-only, or a commit has failed.
+    /// True if changes are refused because the mount is read-only or a commit has failed.
     pub is_read_only: bool,
 }
 
@@ -223,7 +222,7 @@ impl StoreStats {
     }
 }
 
-/// A file system in a directory of the host. The crate's documentation describes its guarantees.
+/// A file system in a directory of the host. [The crate](crate) describes its guarantees.
 pub struct Store {
     pub(crate) table: Arc<InodeTable>,
     pub(crate) blocks: Arc<Blocks>,
@@ -241,12 +240,12 @@ pub struct Store {
 }
 
 impl Store {
-    /// Mounts the store in the directory `path`. Makes one if the directory is empty or does not
-    /// exist.
+    /// Mounts the store in the directory `path`. Makes a store if the directory is empty or does
+    /// not exist.
     ///
     /// # Errors
-    /// See [`OpenError`]. [`OpenError::Missing`] if there is no store and the options forbid a new
-    /// one.
+    /// See [`OpenError`]. [`OpenError::Missing`] if there is no store and the options do not allow
+    /// to make one.
     ///
     /// # Examples
     /// ```
@@ -270,7 +269,7 @@ impl Store {
             })?,
         };
         let devices = store_dir.devices()?;
-        // `StoreDir` has checked, or written, a superblock.
+        // `StoreDir` has refused a directory without a database, or has made one.
         let database = BufferedDatabase::open(&devices, options.cache_bytes)?;
         let mount = Mount::look(devices, database)?;
         let mut store = Store::open_with(mount, options, |devices| store_dir.make_lost(devices))?;
@@ -278,7 +277,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Mounts the store on `devices`. Makes one if they are empty.
+    /// Mounts the store on `devices`. Makes a store if they are empty.
     ///
     /// # Errors
     /// See [`OpenError`]; [`OpenError::Missing`] as for [`Store::open`].
@@ -318,7 +317,7 @@ impl Store {
         Store::open_with(Mount::look(devices, database)?, options, Ok)
     }
 
-    /// Completes the mount of a checked store. `make` creates its missing files.
+    /// Completes the mount of a checked store. `make` makes its missing files.
     fn open_with(
         mount: Mount,
         options: &StoreOptions,
@@ -331,15 +330,15 @@ impl Store {
                 Arc::new(MbcacheIndex::new(budget)?)
             }
         };
-        // The first change of the store on disk.
+        // Only here the mount begins to change the store.
         let (database, devices, superblock, found) = mount.settle(make)?;
-        // Allocate the reserve before the log. Without the reserve no file can grow. Without the
-        // log only fsync is slower.
+        // Allocate the reserve before the log. A store without the reserve cannot let files grow,
+        // but one without the log only has a slower fsync.
         let has_reserve = devices.take_reserve() || {
             let _ = devices.log.set_len(0);
             devices.take_reserve()
         };
-        // Without a reserve the space of the log stays free, for commits on a full host.
+        // Without a reserve, make no log: commits on a full host need its space.
         let log_bytes = if has_reserve { options.log_bytes } else { 0 };
         let log = Log::new(devices.log.clone(), superblock, log_bytes);
         let secret = Secret::new(superblock.seed);
@@ -424,7 +423,7 @@ impl Store {
         self.journal.commit_running()
     }
 
-    /// De-duplicates the attribute sets that wait for the next commit, without a commit.
+    /// De-duplicates the attribute sets that are queued for the next commit, without a commit.
     /// [`ShareIndex`] has an example.
     pub fn share_xattrs(&self) {
         self.late.share();
@@ -439,7 +438,7 @@ impl Store {
             xattr_blocks,
             xattr_users,
             xattr_waiting: self.late.len(),
-            // Nearly every attribute set fits into one block.
+            // Count one block per set, since nearly every attribute set fits into one block.
             xattr_saved_blocks: xattr_users.saturating_sub(xattr_blocks),
             ..StoreStats::default()
         };
@@ -449,17 +448,19 @@ impl Store {
 
     /// Returns an unused inode number. `ENOSPC` once all numbers that a mount accepts are used.
     pub(crate) fn draw_ino(&self) -> Result<u64, Errno> {
-        // ORDERING: Relaxed. Only the numbers must differ.
+        // ORDERING: Relaxed. Two threads must get different numbers, which any atomic addition
+        // ensures.
         let ino = self.next_ino.fetch_add(1, Ordering::Relaxed);
         if ino <= NUMBER_MAX { Ok(ino) } else { Err(Errno::NOSPC) }
     }
 
-    /// Calls `change`. If the block budget refuses it while attribute sets wait for de-duplication,
-    /// de-duplicates them and calls `change` once more. That gives space back to the budget only,
-    /// not to the host and not to the number of inodes. The caller holds no lock and no handle of
-    /// the journal.
+    /// Calls `change`. If the block budget refuses it while attribute sets are queued for
+    /// de-duplication, de-duplicates them and calls `change` once more. The caller holds no lock
+    /// and no handle of the journal. De-duplication frees blocks of the budget, but neither space
+    /// of the host nor inodes.
     pub(crate) fn with_room<R>(&self, change: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
-        // Another thread may de-duplicate between the refusal and the second reading of the length.
+        // Read the length of the queue before and after `change`, since another thread may
+        // de-duplicate the sets in between.
         let (refusals, waited) = (self.space.refusals(), self.late.len());
         match change() {
             Err(Errno::NOSPC)
@@ -472,13 +473,13 @@ impl Store {
         }
     }
 
-    /// Returns inode `ino` in the running transaction, for a change of its data.
+    /// Returns the state with which the running transaction can change the data of inode `ino`.
     pub(crate) fn file_tx<'a>(&'a self, ino: u64, view: &'a View) -> FileTx<'a> {
         FileTx { ino, journal: &self.journal, view, space: &self.space }
     }
 
-    /// Returns the inode of `node`; reads it if it is not in memory. The caller holds no handle of
-    /// the journal.
+    /// Returns the inode of `node`, and reads it if it is not in memory. The caller holds no handle
+    /// of the journal.
     pub(crate) fn inode(&self, node: Node<'_>) -> Result<Arc<Inode>, Errno> {
         match self.table.find(node.ino()) {
             Some(inode) => Ok(inode),
@@ -486,7 +487,7 @@ impl Store {
         }
     }
 
-    /// Returns the attribute set of an inode; empty if it has no attributes.
+    /// Returns the attribute set of an inode. The set of an inode without attributes is empty.
     pub(crate) fn set_of(&self, state: &State, view: &View) -> Result<Arc<[u8]>, Errno> {
         match (&state.block, state.record.xattr) {
             (_, 0) => Ok(Arc::default()),
@@ -503,10 +504,10 @@ impl Store {
         Ok(())
     }
 
-    /// Replaces the attribute set of inode `ino`. The caller saves the inode's record.
+    /// Replaces the attribute set of inode `ino`. The caller then saves the record of the inode.
     ///
     /// # Errors
-    /// `ENOSPC` or `EIO`; nothing is changed then.
+    /// `ENOSPC` or `EIO`. Nothing has changed in that case.
     pub(crate) fn change_set(
         &self,
         ino: u64,
@@ -540,13 +541,14 @@ impl Store {
         Ok(())
     }
 
-    /// Frees an inode without links. Drops any other inode from memory.
+    /// Frees an inode without links. An inode with links is only dropped from memory.
     pub(crate) fn forget_inode(&self, ino: u64) {
         let Some(inode) = self.table.find(ino).or_else(|| self.orphan(ino)) else { return };
         if inode.state.read().record.nlink > 0 {
             return self.table.release(inode);
         }
-        // If this fails, the next mount frees the inode, since its orphan record stays.
+        // If no handle is available, the next mount frees the inode, because its orphan record
+        // stays.
         let Ok(view) = self.journal.change() else { return };
         let view = &*view;
         let mut content = inode.content.write();
@@ -555,14 +557,14 @@ impl Store {
             return;
         }
         let is_file = inode.kind == FileKind::Regular;
-        // All steps that can fail come first and change nothing.
+        // Do the steps that can fail first. They change nothing.
         let is_loaded = !is_file || content.load(ino, view).is_ok();
         if !is_loaded || self.load_block(&mut state, view).is_err() {
             return;
         }
         let is_discarded = !is_file || content.discard(self.file_tx(ino, view)).is_ok();
         if !is_discarded || self.change_set(ino, &mut state, &[], view).is_err() {
-            // A half-freed inode must not become durable.
+            // The inode is only half freed, which must not become durable.
             return self.journal.abort();
         }
         state.is_dead = true;
@@ -573,7 +575,8 @@ impl Store {
         self.table.remove(ino);
     }
 
-    /// Returns an inode without links that a crash left behind.
+    /// Returns the inode if it has an orphan record, but is not in memory. A crash has left it
+    /// behind.
     fn orphan(&self, ino: u64) -> Option<Arc<Inode>> {
         let view = self.journal.view();
         view.get(&Key::of(Kind::Orphan, ino)).ok()??;
@@ -585,11 +588,12 @@ impl Drop for Store {
     fn drop(&mut self) {
         self.journal.set_poke(None);
         if let Some(flusher) = self.flusher.take() {
-            // An error means that the committer has panicked. It has ended in that case too.
+            // `join` waits for the end of the committer. Its error only says that the committer has
+            // panicked.
             let _ = flusher.join();
         }
         self.late.share();
-        // Ignore an error, since a caller that needs the result has called `sync`.
+        // Ignore an error: a caller that needs the result has called `sync` before.
         let _ = self.journal.checkpoint();
         self.journal.end();
     }
@@ -601,8 +605,8 @@ impl From<Errno> for OpenError {
     }
 }
 
-/// Commits after `every` while there is something to commit, and earlier if the running transaction
-/// exceeds `bytes_max` bytes.
+/// Commits `every` interval if there is something to commit, and earlier if the running transaction
+/// has more than `bytes_max` bytes.
 fn commit_in_time(
     journal: &Journal,
     late: &Late,
@@ -623,12 +627,11 @@ fn commit_in_time(
             }
         }
         late.share();
-        // Ignore an error, since `sync` and fsync report it. `forget_poke` notices transactions
-        // that reach the log after this checkpoint.
+        // Ignore an error, since `sync` and fsync report it. `forget_poke` notices a transaction
+        // that reached the log during or after this checkpoint.
         let _ = journal.checkpoint();
         journal.forget_poke();
-        // The queue may have got attribute sets after `share` and before the freeze of the running
-        // layer.
+        // Sets may have been queued after `share`, but before the running layer was frozen.
         if late.len() > 0 {
             journal.poke();
         }

@@ -1,4 +1,4 @@
-//! The directory of the host that holds a store.
+//! The directory of the host in which a store is kept.
 //!
 //! | file | contents |
 //! |---|---|
@@ -9,7 +9,7 @@
 //! | `log` | small transactions that are not in the database yet, see `log` |
 //! | `meta.new` | a database that is being made; it is renamed to `meta` once it is complete |
 //!
-//! A directory with any other file is no store and is left alone.
+//! A directory with any other file is not a store, so it is refused and not changed.
 //!
 //! Source: flock(2), rename(2), proc_locks(5).
 
@@ -41,29 +41,29 @@ const FILES: [&str; 6] = [LOCK, META, META_NEW, DATA, RESERVE, LOG];
 pub enum OpenError {
     /// A process has the store open.
     Busy,
-    /// The directory has other files, or devices hold something else.
+    /// The directory has other files than those of a store, or the devices have other contents.
     Foreign,
-    /// There is no store, and the options forbid a new one.
+    /// There is no store, and the options do not allow to make one.
     Missing,
-    /// The file `lock` is missing, and this call may not make it.
+    /// The file `lock` is missing, and this call must not make it.
     LockMissing,
     /// Pages of the database are damaged.
     Damaged,
-    /// `data` ends before the last written block of a file: it was truncated.
+    /// `data` was truncated: it ends before the last written block of a file.
     DataShort {
         /// The length of `data` in bytes.
         len: u64,
-        /// The smallest length that it must have had.
+        /// The smallest length that `data` must have, in bytes.
         expected: u64,
     },
     /// Two extents have a block in common.
     UsedTwice {
-        /// The number of the block in `data`.
+        /// The number of the shared block in `data`.
         block: u64,
     },
-    /// This program does not know the format version.
+    /// This program does not know the format version of the store.
     Version(u32),
-    /// The log has lost confirmed entries: the one at `at` is invalid, but a later one is valid.
+    /// The log has lost confirmed entries: the entry at `at` is invalid, but a later one is valid.
     LogDamaged {
         /// The offset in bytes of the invalid entry.
         at: u64,
@@ -72,7 +72,7 @@ pub enum OpenError {
         /// The length of the log in bytes.
         len: u64,
     },
-    /// The store was not closed, and its log is missing or shorter than before. Confirmed entries
+    /// The store was not closed, and its log is missing or shorter than it was. Confirmed entries
     /// may be lost.
     LogShort {
         /// The length in bytes.
@@ -80,25 +80,25 @@ pub enum OpenError {
         /// The length that it had.
         expected: u64,
     },
-    /// An entry of the log has the right hash but does not parse.
+    /// The entry at `at` of the log has the right hash but does not parse.
     LogUnreadable {
         /// The offset of the entry in bytes.
         at: u64,
     },
-    /// The log cannot be read at `at`, where confirmed entries may be.
+    /// The log cannot be read at `at`, where a confirmed entry may be.
     LogRead {
         /// The offset in bytes.
         at: u64,
         /// The error of the host.
         error: io::Error,
     },
-    /// The database has gone back: the log holds an entry or an end mark of a later generation.
+    /// The database is too old: the log has an entry or an end mark of a later generation.
     DatabaseBehind {
         /// The generation of the database.
         database: u64,
         /// The generation in the log.
         log: u64,
-        /// The offset in bytes of that entry or mark.
+        /// The offset in bytes of the entry or the mark.
         at: u64,
     },
     /// Any other error of the host.
@@ -107,9 +107,9 @@ pub enum OpenError {
 
 impl OpenError {
     /// Returns the errno that mount(2) of a disk would return. It is `EBUSY` for a store in use,
-    /// and `ENOENT` if there is none. It is `EINVAL` for something else than a store, or an
-    /// unknown format. It is `EUCLEAN` ("structure needs cleaning") for damage. Otherwise it is
-    /// the errno of the host.
+    /// and `ENOENT` if there is no store. It is `EINVAL` for something else than a store, and for
+    /// an unknown format version. It is `EUCLEAN` ("structure needs cleaning") for damage.
+    /// Otherwise it is the errno of the host.
     ///
     /// # Examples
     /// ```
@@ -209,7 +209,7 @@ impl std::error::Error for OpenError {}
 impl From<io::Error> for OpenError {
     fn from(error: io::Error) -> OpenError {
         match error.kind() {
-            // The error of `database` for damage.
+            // `database` returns this error for damage.
             io::ErrorKind::InvalidData => OpenError::Damaged,
             io::ErrorKind::InvalidInput => OpenError::Foreign,
             _ => OpenError::Io(error),
@@ -221,7 +221,7 @@ impl From<io::Error> for OpenError {
 pub(crate) struct StoreDir {
     path: PathBuf,
     lock: File,
-    /// The host's files are read-only, and changes stay in memory.
+    /// True if the files of the host are only read, so that changes stay in memory.
     is_overlaid: bool,
 }
 
@@ -240,7 +240,8 @@ impl StoreDir {
             }
         }
         check_files(path)?;
-        // Check before `lock` is made, so that other directories are not changed.
+        // Check before the file `lock` is made, so that a directory with something else does not
+        // change.
         is_missing(path)?;
         let lock = open_file(&path.join(LOCK), true)?;
         let store_dir = StoreDir::lock(path, lock, FlockOperation::NonBlockingLockExclusive)?;
@@ -253,8 +254,8 @@ impl StoreDir {
             open_file(&path.join(RESERVE), true)?;
             fs::rename(&new, path.join(META))?;
         }
-        // Sync also if the store exists: the process that made it may have been killed before its
-        // sync.
+        // Sync the directory even if the store exists: a process may have been killed after it made
+        // the store and before it synced.
         File::open(path)?.sync_all()?;
         Ok(store_dir)
     }
@@ -266,8 +267,9 @@ impl StoreDir {
         StoreDir::lock(path, lock, FlockOperation::NonBlockingLockExclusive)
     }
 
-    /// As [`StoreDir::open`], for a read-only mount. If the host's file system is mounted
-    /// read-only, the [`StoreDir::devices`] keep changes in memory.
+    /// Locks the directory of an existing store for a read-only mount, like [`StoreDir::open`]. If
+    /// the file system of the host is mounted read-only, [`StoreDir::devices`] keep their changes
+    /// in memory.
     pub(crate) fn open_unchanged(path: &Path) -> Result<StoreDir, OpenError> {
         match StoreDir::open(path) {
             Err(error) if error.errno() == Errno::ROFS => StoreDir::open_to_read(path),
@@ -276,7 +278,7 @@ impl StoreDir {
     }
 
     /// Locks the directory of an existing store for reading, which needs no permission to write.
-    /// Several processes may read at the same time.
+    /// Several processes may do so at the same time.
     pub(crate) fn open_to_read(path: &Path) -> Result<StoreDir, OpenError> {
         StoreDir::check_there(path)?;
         let lock = open_file_to_read(&path.join(LOCK)).map_err(lock_error)?;
@@ -293,7 +295,8 @@ impl StoreDir {
         if is_missing(path)? { Err(OpenError::Missing) } else { Ok(()) }
     }
 
-    /// Locks the directory. With a shared lock the devices keep changes in memory.
+    /// Locks the directory. If the lock is a shared one, the devices will keep their changes in
+    /// memory.
     fn lock(path: &Path, lock: File, how: FlockOperation) -> Result<StoreDir, OpenError> {
         let is_overlaid = matches!(how, FlockOperation::NonBlockingLockShared);
         match flock(&lock, how) {
@@ -303,7 +306,8 @@ impl StoreDir {
         }
     }
 
-    /// Opens the devices. A missing file acts as an empty one until `make_lost` makes it.
+    /// Opens the devices. A missing file is replaced by an empty device in memory until `make_lost`
+    /// makes the file.
     pub(crate) fn devices(&self) -> io::Result<Devices> {
         match self.is_overlaid {
             true => {
@@ -315,12 +319,12 @@ impl StoreDir {
         }
     }
 
-    /// Opens the devices for reading only. As [`StoreDir::devices`].
+    /// Opens the devices for reading only. A missing file is replaced by an empty device in memory.
     pub(crate) fn devices_to_read(&self) -> io::Result<Devices> {
         self.devices_with(open_file_to_read)
     }
 
-    /// Makes missing files of the store, empty.
+    /// Makes the missing files of the store, which are empty then.
     pub(crate) fn make_lost(&self, mut devices: Devices) -> io::Result<Devices> {
         if self.is_overlaid {
             return Ok(devices);
@@ -370,9 +374,10 @@ impl StoreDir {
     }
 }
 
-/// Returns the process that has the store in the directory `path` open. None if there is none or it
-/// cannot be seen. The process cannot be seen from another pid namespace, or if the host reports no
-/// locks. Nor can it on btrfs, where the host reports another device number than stat(2).
+/// Returns the process that has the store in the directory `path` open. Returns None if there is
+/// none, or if it cannot be found. That is so if the process is in another pid namespace, or if the
+/// host reports no locks. It is also so on btrfs, whose locks have another device number than
+/// stat(2) reports.
 ///
 /// # Examples
 /// ```
@@ -394,24 +399,24 @@ pub fn holder(path: &Path) -> Option<u32> {
     find_holder(&fs::read_to_string("/proc/locks").ok()?, lock.dev(), lock.ino())
 }
 
-/// Returns the pid that holds a flock(2) lock on a file, according to `/proc/locks`
+/// Returns the pid of the process that holds a flock(2) lock on a file, according to `/proc/locks`
 /// (proc_locks(5)).
 fn find_holder(locks: &str, dev: u64, ino: u64) -> Option<u32> {
     let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
     let file = format!("{major:02x}:{minor:02x}:{ino}");
     locks.lines().find_map(|line| {
-        // For a process that waits for a lock, `/proc/locks` has an arrow in this field.
+        // A line of a process that only waits for the lock has an arrow in this field.
         let [_, "FLOCK", _, _, pid, at, ..] = line.split_whitespace().collect::<Vec<_>>()[..]
         else {
             return None;
         };
-        // A pid of 0 or less stands for a process of another pid namespace.
+        // A pid of 0 or less stands for a process in another pid namespace.
         if at == file { pid.parse().ok().filter(|&pid| pid > 0) } else { None }
     })
 }
 
-/// Returns true if there is no store. It is an error if `meta` is missing and the other files are
-/// not empty: they belong to a lost database.
+/// Returns true if there is no store. It is an error if `meta` is missing but another file has
+/// content. That content belongs to a store whose database is lost.
 fn is_missing(path: &Path) -> Result<bool, OpenError> {
     let bytes = |name| match fs::symlink_metadata(path.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -439,7 +444,7 @@ fn check_files(path: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Returns the reason for a failed open of `lock`.
+/// Returns the reason why the file `lock` could not be opened.
 fn lock_error(error: io::Error) -> OpenError {
     match error.kind() {
         io::ErrorKind::NotFound => OpenError::LockMissing,
@@ -457,7 +462,8 @@ fn open_file_to_read(path: &Path) -> io::Result<File> {
 }
 
 fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // A symbolic link might lead to another file, and the open of a pipe would wait for a writer.
+    // Refuse a symbolic link, which might lead to another file. Do not wait for the writer of a
+    // pipe.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = options.custom_flags(flags).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }

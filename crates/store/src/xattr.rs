@@ -1,20 +1,21 @@
 //! The extended attributes of an inode, encoded as one set.
 //!
-//! All attributes and ACLs of an inode are one byte string, sorted by name. So equal sets are equal
-//! bytes and can share a block (`blocks`). ACLs are in it as `system.posix_acl_*`, in the format of
-//! user space. `getxattr` does not see them (see `FileSystem::get_acl`).
+//! All attributes and ACLs of an inode are one string of bytes, sorted by name. So equal sets have
+//! equal bytes and can share a block (`blocks`). An ACL is stored under the name
+//! `system.posix_acl_*`, in the format of user space. `getxattr` does not return ACLs (see
+//! `FileSystem::get_acl`).
 //!
-//! An attribute is encoded as: length of the name (1 byte), length of the value (4 bytes,
-//! little-endian), name, value.
+//! An attribute is encoded as the length of its name (1 byte), the length of its value (4 bytes,
+//! little-endian), its name, and its value.
 //!
 //! # Limits
-//! The limits of xattr(7) hold: a name has at most 255 bytes, a value 64 KiB, all names with their
-//! NULs 64 KiB. All names and values of an inode have at most 1 MiB, as in tmpfs. (ext4 has 4 KiB
-//! without `ea_inode`, XFS no bound.) An older store may have a larger set, which is kept and may
-//! shrink.
+//! The limits of xattr(7) hold: a name has at most 255 bytes, a value 64 KiB, and all names of an
+//! inode with their NULs 64 KiB. All names and values of an inode together have at most 1 MiB, as
+//! in tmpfs. (ext4 allows 4 KiB without `ea_inode`, XFS has no limit.) A larger set from an older
+//! store is kept, and may become smaller.
 //!
-//! Names of an unknown class, or of only a class, are refused. So are `user` attributes of inodes
-//! other than regular files and directories.
+//! A name of an unknown class is refused, and so is a name that is only a class. `user` attributes
+//! are allowed only for regular files and directories.
 //!
 //! Source: xattr(7), setxattr(2), getxattr(2), listxattr(2); `corewalk::tmpfs`.
 
@@ -28,16 +29,17 @@ const VALUE_BYTES_MAX: usize = 65536;
 /// Maximum length of all names of an inode with their NULs, in bytes (`XATTR_LIST_MAX`).
 const LIST_BYTES_MAX: usize = 65536;
 /// Maximum number of bytes of all names and values of an attribute set, except ACLs: 16 values of
-/// the greatest length. A set is one value of the database, and every change copies it.
+/// the greatest length. There is a limit because a set is one value of the database, which every
+/// change copies.
 const SET_BYTES_MAX: usize = 1 << 20;
-/// The name classes of attributes that are stored.
+/// The classes of names whose attributes are stored.
 const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
 /// The name class of attributes of users.
 const USER: &[u8] = b"user.";
-/// The name class that is not listed.
+/// The class of names that listxattr(2) does not list.
 const SYSTEM: &[u8] = b"system.";
 
-/// The attributes of a set, in order. Ends early at invalid bytes.
+/// Iterates over the attributes of a set, in order. Ends early at invalid bytes.
 #[derive(Clone)]
 pub(crate) struct Attributes<'a>(pub(crate) &'a [u8]);
 
@@ -53,7 +55,7 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// Returns true if `set` is valid: sorted, without duplicates, within the limits.
+/// Returns true if `set` is valid: sorted, without duplicate names, and within the limits.
 pub(crate) fn is_set(set: &[u8]) -> bool {
     let (mut attributes, mut last, mut list_bytes) = (Attributes(set), &b""[..], 0);
     for (name, value) in attributes.by_ref() {
@@ -118,7 +120,7 @@ pub(crate) fn with(set: &[u8], name: &[u8], value: Option<&[u8]>) -> Vec<u8> {
 /// Returns `set` after a setxattr(2) call. The caller has checked the name.
 ///
 /// # Errors
-/// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` according to `mode`; `ENOSPC` for
+/// `E2BIG` for a value that is too long. `EEXIST` and `ENODATA` according to `mode`. `ENOSPC` for
 /// too many names or bytes.
 pub(crate) fn changed(
     set: &[u8],
@@ -171,11 +173,11 @@ fn acl_kind(name: &[u8]) -> Option<AclKind> {
     [AclKind::Access, AclKind::Default].into_iter().find(|&kind| acl_name(kind) == name)
 }
 
-/// Checks the name of an attribute before a change.
+/// Checks the name of an attribute before the attribute is changed.
 ///
 /// # Errors
-/// `ERANGE` for a name that is empty or too long; `EOPNOTSUPP` for an unknown class; `EINVAL` for a
-/// name that is only a class; `EPERM` for a user attribute of a file that cannot have one.
+/// `ERANGE` for a name that is empty or too long. `EOPNOTSUPP` for an unknown class. `EINVAL` for a
+/// name that is only a class. `EPERM` for a user attribute of a file that cannot have one.
 pub(crate) fn check_name(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         return Err(Errno::RANGE);
@@ -189,8 +191,8 @@ pub(crate) fn check_name(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
     if class == USER && !has_user_class { Err(Errno::PERM) } else { Ok(()) }
 }
 
-/// Checks the name of an attribute before a read. As [`check_name`], but `ENODATA` instead of
-/// `EPERM`.
+/// Checks the name of an attribute before the attribute is read. The errors are those of
+/// [`check_name`], but with `ENODATA` instead of `EPERM`.
 pub(crate) fn check_name_to_read(kind: FileKind, name: &[u8]) -> Result<(), Errno> {
     check_name(kind, name).map_err(|errno| if errno == Errno::PERM { Errno::NODATA } else { errno })
 }

@@ -10,8 +10,8 @@
 //! # Guarantees
 //!
 //! - A.1: while a `LockrefGuard` lives, no other thread changes the count or the dead bit.
-//! - A.2: after `mark_dead`, `get_not_dead` and `get_many_below` fail until `revive` (trap T18).
-//!   The check and the increment are one atomic step.
+//! - A.2: after `mark_dead`, `get_not_dead` fails until `revive` (trap T18). The check and the
+//!   increment are one atomic step.
 //! - A.3: the count has 61 bits and is checked at both ends. It never overflows into the flags
 //!   (trap T51). Each method says whether it fails or panics at an end.
 //! - A.4: a thread that finds the lock held waits until it is free and then counts by
@@ -204,30 +204,6 @@ impl Lockref {
     #[must_use]
     pub fn get_not_dead(&self) -> bool {
         self.change(|word| if word & DEAD != 0 { None } else { add(word, 1) }).is_ok()
-    }
-
-    /// Takes `n` references and returns true if the object is alive and its count is below `limit`.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `n + limit` is above [`Lockref::COUNT_MAX`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// let lockref = corewalk_sync::Lockref::new(1);
-    /// assert!(lockref.get_many_below(10, 2) && lockref.count() == 11);
-    /// assert!(!lockref.get_many_below(10, 2));
-    /// ```
-    #[inline]
-    #[must_use]
-    pub fn get_many_below(&self, n: u64, limit: u64) -> bool {
-        assert!(n <= Self::COUNT_MAX && limit <= Self::COUNT_MAX - n, "lockref limit too large");
-        self.change(|word| {
-            let may = word & DEAD == 0 && word >> COUNT_SHIFT < limit;
-            may.then_some(word.wrapping_add(n << COUNT_SHIFT))
-        })
-        .is_ok()
     }
 
     /// Drops one reference and returns the number of references left.
@@ -449,7 +425,7 @@ impl LockrefGuard<'_> {
         assert!(self.change_count(|word| sub(word, n)).is_ok(), "lockref put without a reference");
     }
 
-    /// Marks the object dead: from here on `get_not_dead` and `get_many_below` fail.
+    /// Marks the object dead: from here on `get_not_dead` fails.
     #[doc(alias = "lockref_mark_dead")]
     #[inline]
     pub fn mark_dead(&mut self) {

@@ -1,15 +1,17 @@
-//! A global allocator that counts, for tests that an operation does not allocate or does not leak.
+//! A global allocator that counts. With it a test can check that an operation does not allocate, or
+//! does not leak.
 //!
-//! A test binary makes a [`Counting`] its global allocator, and compares counts before and after an
-//! operation. There are two scopes, because other threads of the binary allocate at any time:
+//! A test binary makes a [`Counting`] its global allocator, and compares the counts before and
+//! after an operation. Other threads of the binary may allocate at any time, so there are two
+//! scopes:
 //!
-//! - the process: bytes and blocks that are allocated and not freed ([`Counting::live`]), for
-//!   bounds on memory;
-//! - the calling thread: its allocations so far ([`thread_allocations`]), for exact numbers.
+//! - the process: the bytes and blocks that it has allocated and not freed ([`Counting::live`]),
+//!   for bounds on memory;
+//! - the calling thread: the number of its allocations ([`thread_allocations`]), for exact numbers.
 //!
-//! Sizes are the requested ones, not those to which malloc rounds them.
+//! Sizes are the requested ones, and not those to which malloc rounds them up.
 //!
-//! The counters are atomics and a thread-local cell without a destructor: an allocator must not
+//! The counters are atomics, and a thread-local cell without a destructor. An allocator must not
 //! allocate, and it also runs while a thread ends.
 //!
 //! ```
@@ -56,14 +58,15 @@ impl Counting {
 
     /// Returns the memory that the process has allocated and not freed.
     ///
-    /// The result is exact only while no other thread allocates or frees: the counters are read one
-    /// after the other.
+    /// The counters are read one after the other. So the result is exact only if no other thread
+    /// allocates or frees at that time.
     pub fn live(&self) -> Live {
-        // ORDERING: Relaxed. Statistic; exact if no other thread allocates meanwhile. The freed
-        // counts are read first, so that the difference is not negative.
+        // ORDERING: Relaxed. A statistic, which is exact only if no other thread allocates
+        // meanwhile. The freed counts are read first, so that the difference is not negative.
         let freed_bytes = self.freed_bytes.load(Ordering::Relaxed);
         let freed_blocks = self.freed_blocks.load(Ordering::Relaxed);
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. A statistic, which is exact only if no other thread allocates
+        // meanwhile.
         let allocated_bytes = self.allocated_bytes.load(Ordering::Relaxed);
         let allocated_blocks = self.allocated_blocks.load(Ordering::Relaxed);
         Live {
@@ -107,8 +110,8 @@ pub fn thread_allocations() -> u64 {
     THREAD_ALLOCATIONS.with(Cell::get)
 }
 
-// SAFETY: every block comes from `System` with the layout asked for and goes back to it with the
-// same layout; counting neither allocates nor unwinds.
+// SAFETY: every block comes from `System` with the requested layout, and goes back to `System` with
+// the same layout. Counting neither allocates nor unwinds.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller promises a layout of non-zero size.
@@ -130,12 +133,14 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         self.count_freed(layout.size());
-        // SAFETY: the caller promises that `block` came from here with `layout`, so from `System`.
+        // SAFETY: the caller promises that `block` was allocated here with `layout`. So it came
+        // from `System`.
         unsafe { System.dealloc(block, layout) };
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        // SAFETY: as for `dealloc`, and the caller promises a valid new size.
+        // SAFETY: the caller promises that `block` was allocated here with `layout`, so it came
+        // from `System`. The caller also promises a valid new size.
         let moved = unsafe { System.realloc(block, layout, new_size) };
         if !moved.is_null() {
             self.count_freed(layout.size());

@@ -1,15 +1,17 @@
-//! Child processes by fork(2) without exec(2), for tests that kill many children: they start fast.
+//! Child processes by fork(2) without exec(2). They start fast, for tests that kill many of them.
 //!
-//! The child of a program with threads has only a copy of the forking thread. A lock that another
-//! thread held stays locked for ever. So [`Forked::start`] panics if the process has a second
-//! thread. A test that forks must be a program without the test harness (`harness = false`).
+//! The child of a process with several threads has only a copy of the forking thread. A lock that
+//! another thread held stays locked in the child for ever. So [`Forked::start`] panics if the
+//! process has a second thread. A test that forks must be a program without the test harness
+//! (`harness = false`).
 //!
 //! # Guarantees
 //!
-//! - A.1: a child ends after its body. It runs no destructors and no exit handlers of the parent.
+//! - A.1: a child ends when its body returns. It runs no destructors and no exit handlers of the
+//!   parent.
 //! - A.2: a child that is dropped is killed and waited for.
 //!
-//! Source: fork(2); the functions that POSIX permits in the child of a program with threads.
+//! Source: fork(2), and the functions that POSIX allows in the child of a process with threads.
 #![expect(unsafe_code, reason = "fork is an unsafe function")]
 
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid};
@@ -24,7 +26,7 @@ pub struct Forked {
 }
 
 impl Forked {
-    /// Starts a child that runs `body` and then exits, with status 0, or 1 if `body` panics.
+    /// Starts a child that runs `body` and then exits. Its exit status is 0, or 1 if `body` panics.
     ///
     /// # Errors
     ///
@@ -46,13 +48,13 @@ impl Forked {
     pub fn start(body: impl FnOnce()) -> io::Result<Self> {
         let threads = fs::read_dir("/proc/self/task")?.count();
         assert_eq!(threads, 1, "a process with several threads must not fork");
-        // SAFETY: the process has one thread, so no lock is held by a thread that the child lacks.
+        // SAFETY: the process has only this thread. So no thread that the child lacks holds a lock.
         let pid = unsafe { libc::fork() };
         match pid {
             -1 => Err(io::Error::last_os_error()),
             0 => {
                 let has_returned = catch_unwind(AssertUnwindSafe(body)).is_ok();
-                // SAFETY: the call ends this process at once.
+                // SAFETY: the call ends this process at once, and runs none of its code.
                 unsafe { libc::_exit(i32::from(!has_returned)) }
             }
             _ => Ok(Self { pid: Pid::from_raw(pid) }),
@@ -63,7 +65,8 @@ impl Forked {
     ///
     /// # Panics
     ///
-    /// Panics if [`Forked::try_wait`] has returned that the child has ended.
+    /// Panics if [`Forked::try_wait`] has reported the end of the child, because its pid may belong
+    /// to another process then.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid.expect("the child was not waited for").as_raw_pid().cast_unsigned()
@@ -88,8 +91,8 @@ impl Forked {
         Ok(status.is_some_and(|status| status.exit_status() == Some(0)))
     }
 
-    /// Returns None while the child runs. After its end, returns true if its body returned without
-    /// a panic.
+    /// Returns None while the child runs. After that, returns true if its body returned without a
+    /// panic.
     ///
     /// # Errors
     ///
@@ -104,7 +107,7 @@ impl Forked {
 
     fn end(&mut self) -> io::Result<Option<WaitStatus>> {
         let Some(pid) = self.pid.take() else { return Ok(None) };
-        // The signal reaches no other process, since the pid of an ended child is not reused before
+        // The signal reaches no other process: the pid of an ended child is not reused before
         // waitpid(2).
         let _killed = kill_process(pid, Signal::KILL);
         wait(Some(pid))
@@ -122,7 +125,7 @@ fn wait(pid: Option<Pid>) -> io::Result<Option<WaitStatus>> {
 
 impl Drop for Forked {
     fn drop(&mut self) {
-        // A drop cannot return the error.
+        // Ignore the error, which a drop cannot return.
         let _ended = self.end();
     }
 }

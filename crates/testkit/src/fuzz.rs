@@ -1,14 +1,14 @@
-//! Fuzz tests: they run a target, the code under test, with the inputs of a corpus and with random
-//! changes of them.
+//! Fuzz tests. They run a target, the code under test, with the inputs of a corpus and with random
+//! changes of these inputs.
 //!
-//! A fuzz test has a directory of inputs, its corpus, in `fuzz/` below the root of the repository.
-//! It first runs all of them. Then it repeatedly takes an input, changes a few bytes, and runs the
-//! result. The target returns an answer for each input, for example an error number. An input with
-//! a new answer joins the inputs to be changed, so that the search gets past the first check that
-//! refuses an input.
+//! The corpus of a fuzz test is a directory of inputs, in `fuzz/` below the root of the repository.
+//! The test first runs all of them. Then it repeatedly takes an input, changes a few bytes, and
+//! runs the result. For each input the target returns an answer, for example an error number. An
+//! input with a new answer joins the inputs that are changed. So the search gets past the first
+//! check that refuses an input.
 //!
-//! The target fails by a panic. The test then writes the input to a file, and prints the command
-//! that adds it to the corpus.
+//! The target fails by a panic. In that case the test writes the input to a file, and prints the
+//! command that adds the file to the corpus.
 //!
 //! ```
 //! use corewalk_testkit::fuzz::Fuzz;
@@ -42,14 +42,14 @@ use std::{
 /// The environment variable that multiplies the number of runs.
 const TIMES: &str = "COREWALK_FUZZ_TIMES";
 
-/// The longest input in bytes; a longer one is truncated.
+/// The longest input in bytes. A longer one is truncated.
 const LEN_MAX: usize = 1 << 16;
 
-/// Numbers that code often has as a limit, such as the largest value of a type.
+/// Numbers that are often limits in code, such as the largest value of a type.
 const EDGES: [u64; 10] =
     [0, 1, 0x7f, 0xff, 0x7fff, 0xffff, i32::MAX as u64, u32::MAX as u64, i64::MAX as u64, u64::MAX];
 
-/// A fuzz test: its corpus, the strings to insert, and the number of runs.
+/// A fuzz test, with its corpus, the strings that it inserts, and its number of runs.
 #[derive(Clone, Debug)]
 pub struct Fuzz {
     name: String,
@@ -63,21 +63,21 @@ impl Fuzz {
         Self { name: name.to_owned(), words: Vec::new(), runs: 2_000 }
     }
 
-    /// Sets byte strings that are inserted into inputs.
+    /// Sets byte strings that the test inserts into inputs.
     #[must_use]
     pub fn words(mut self, words: &[&[u8]]) -> Self {
         self.words = words.iter().map(|word| word.to_vec()).collect();
         self
     }
 
-    /// Sets the number of changed inputs to run. The default is 2,000.
+    /// Sets how many changed inputs the test runs. The default is 2,000.
     #[must_use]
     pub fn runs(mut self, runs: u64) -> Self {
         self.runs = runs;
         self
     }
 
-    /// Runs `target` with each input. Returns how often it gave each answer.
+    /// Runs `target` with each input. Returns how often `target` gave each answer.
     ///
     /// # Panics
     ///
@@ -124,8 +124,8 @@ impl Fuzz {
         paths.iter().map(|path| fs::read(path).expect("an input can be read")).collect()
     }
 
-    /// Changes `input` in one random place. `other` is another input, from which bytes may be
-    /// copied.
+    /// Changes `input` in one random place. Bytes may be copied from `other`, which is another
+    /// input.
     fn change(&self, input: &mut Vec<u8>, other: &[u8], rng: &mut Rng) {
         let at = rng.index(input.len() + 1);
         let end = (at + 1 + rng.index(16)).min(input.len());
@@ -143,8 +143,8 @@ impl Fuzz {
             }
             4 if !self.words.is_empty() => insert(input, at, rng.pick::<Vec<u8>>(&self.words)),
             5 => {
-                // Overwrite one to eight bytes with a number of `EDGES`, or with such a number plus
-                // or minus 1.
+                // Overwrite one to eight bytes with a number of `EDGES`, or with the number before
+                // or after it.
                 let number = rng.pick(&EDGES).wrapping_add(rng.below(3)).wrapping_sub(1);
                 let width = 1 << rng.below(4);
                 let end = (at + width).min(input.len());
@@ -167,7 +167,7 @@ fn times() -> u64 {
     text.map_or(1, |text| text.parse().expect("COREWALK_FUZZ_TIMES is a number"))
 }
 
-/// A guard that writes the input to a file when a panic of the target drops it.
+/// A guard that writes the input to a file if it is dropped during a panic of the target.
 struct Failing<'a> {
     name: &'a str,
     input: &'a [u8],
@@ -194,9 +194,9 @@ mod tests {
     use super::*;
     use std::panic::catch_unwind;
 
-    /// The target checks three bytes one after the other. The search passes all three only because
-    /// it keeps inputs with new answers.
-    // Do not run this test under Miri: it would take long, and this code is not unsafe.
+    /// Inputs with new answers must lead past checks. The target checks three bytes one after the
+    /// other. The search passes all three only because it keeps inputs with new answers.
+    // Do not run this test under Miri. It would take long, and this code has no unsafe parts.
     #[cfg(not(miri))]
     #[test]
     fn inputs_with_new_answers_lead_past_checks() {

@@ -1,24 +1,24 @@
 //! Records the calls of several threads and their results.
 //!
 //! A history is a set of calls. Each call has the time of its invocation, the time of its return,
-//! the operation and the result. Times come from one logical [`Clock`], a counter, so that the
+//! the operation and the result. The times come from a logical [`Clock`], a counter, so that the
 //! order of any two events is known. Wall-clock time is too coarse for that, and may differ between
-//! processors. Each thread records into its own [`Recorder`]. [`History::join`] joins the buffers
+//! processors. Each thread records into its own [`Recorder`]. [`History::join`] joins these buffers
 //! after the threads have ended.
 //!
 //! # Guarantees
 //!
-//! - A.1: if the return of call `a` happens before the invocation of call `b`, then
-//!   `a.returned < b.invoked`. Calls of one thread are such a case.
+//! - A.1: if the return of call `a` happens before the invocation of call `b`, then `a.returned <
+//!   b.invoked`. Two calls of one thread are an example.
 //! - A.2: if `a.returned < b.invoked`, then `a` happens before `b`. So a checker may demand that
 //!   `b` sees the effects of `a`.
-//! - A.3: a call whose thread panicked in it stays in the history without a result. It may have
-//!   taken effect or not.
+//! - A.3: a call that panicked stays in the history without a result. It may or may not have taken
+//!   effect.
 //!
 //! # Side effect
 //!
 //! Each call makes two read-modify-writes of one shared cache line. They order the calls of
-//! different threads more strongly than the code under test does, so that a missing barrier may go
+//! different threads more strongly than the code under test does. So a missing barrier may go
 //! unnoticed. Use the model checker to find weak orderings, and histories to find wrong results.
 //!
 //! Source: Herlihy and Wing, "Linearizability: a correctness condition for concurrent objects",
@@ -39,21 +39,21 @@ impl Clock {
         Self { ticks: AtomicU64::new(0) }
     }
 
-    /// Returns the time and advances the clock. No two calls return the same time.
+    /// Returns the time and then advances the clock. No two calls return the same time.
     pub fn tick(&self) -> u64 {
-        // ORDERING: AcqRel, paired with itself. The actions of a thread before its tick happen
-        // before the actions of any thread after a later tick; that is guarantee A.2.
+        // ORDERING: AcqRel, which pairs with the same operation in other threads. The actions of a
+        // thread before its tick happen before those of any thread after a later tick (A.2).
         self.ticks.fetch_add(1, Ordering::AcqRel)
     }
 
-    /// Returns the number of ticks so far, without a store.
+    /// Returns the number of ticks so far, and stores nothing.
     ///
-    /// Each counted tick happens before the return of this call. If the calling thread has read a
+    /// All counted ticks happen before the return of this call. If the calling thread has read a
     /// value that another thread stored after a tick, then that tick is counted. So readers that
     /// store nothing can be ordered among the ticks of writers.
     pub fn now(&self) -> u64 {
-        // ORDERING: Acquire fence. If an earlier read of this thread, also a relaxed one, saw a
-        // store, then the load below sees the ticks before that store.
+        // ORDERING: Acquire fence. An earlier read of this thread, even a relaxed one, may have
+        // seen a store. Then the load below sees the ticks before that store.
         fence(Ordering::Acquire);
         // ORDERING: Acquire, paired with `tick`.
         self.ticks.load(Ordering::Acquire)
@@ -67,21 +67,21 @@ pub struct Call<O, R> {
     pub thread: usize,
     /// The time just before the call.
     pub invoked: u64,
-    /// The time just after the call; `u64::MAX` if it never returned.
+    /// The time just after the call, or `u64::MAX` if the call never returned.
     pub returned: u64,
     /// The operation.
     pub op: O,
-    /// The result; None if the call never returned.
+    /// The result, or None if the call never returned.
     pub ret: Option<R>,
 }
 
 impl<O, R> Call<O, R> {
-    /// Returns a call that returned, for histories written by hand.
+    /// Returns a call that has returned. It is for histories that a test writes by hand.
     pub fn finished(thread: usize, invoked: u64, returned: u64, op: O, ret: R) -> Self {
         Self { thread, invoked, returned, op, ret: Some(ret) }
     }
 
-    /// Returns a call that never returned, for histories written by hand.
+    /// Returns a call that never returned. It is for histories that a test writes by hand.
     pub fn pending(thread: usize, invoked: u64, op: O) -> Self {
         Self { thread, invoked, returned: u64::MAX, op, ret: None }
     }
@@ -124,8 +124,8 @@ pub struct Recorder<'c, O, R> {
 impl<'c, O, R: Clone> Recorder<'c, O, R> {
     /// Returns an empty buffer for thread number `thread`.
     ///
-    /// It allocates memory for `capacity` calls now, so that recording up to `capacity` calls does
-    /// not allocate.
+    /// The buffer has memory for `capacity` calls from the start, so that recording these calls
+    /// does not allocate.
     pub fn new(clock: &'c Clock, thread: usize, capacity: usize) -> Self {
         Self { clock, thread, calls: Vec::with_capacity(capacity) }
     }
@@ -159,7 +159,7 @@ impl<O, R> History<O, R> {
         Self::from_calls(recorders.into_iter().flat_map(|recorder| recorder.calls).collect())
     }
 
-    /// Returns the history of `calls`, given in any order.
+    /// Returns the history of `calls`, which may be in any order.
     ///
     /// # Panics
     ///
@@ -180,7 +180,7 @@ impl<O, R> History<O, R> {
         Self { calls }
     }
 
-    /// Returns the calls, ordered by the time they were invoked.
+    /// Returns the calls in the order of their invocations.
     pub fn calls(&self) -> &[Call<O, R>] {
         &self.calls
     }

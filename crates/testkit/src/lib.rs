@@ -1,8 +1,8 @@
 //! Tools for the tests of the workspace.
 //!
-//! A concurrent test needs more than threads in a loop. It has to start them together, repeat a run
-//! from a seed, notice a hang, count the outcomes, and check the results of all threads. Each
-//! module is one tool.
+//! A concurrent test needs more than threads in a loop. It has to start the threads together,
+//! repeat a run from a seed, notice a hang, count the outcomes, and check the results of all
+//! threads. Each module is a tool for one of these tasks.
 //!
 //! | module | use it if |
 //! |---|---|
@@ -22,11 +22,12 @@
 //!
 //! # Rules
 //!
-//! - This crate is a dev-dependency only. It depends on no other crate of the workspace, so that
-//!   each of them, `corewalk-base` included, can use it.
-//! - Its atomics and threads are the real ones, never those of a model checker (see `real.rs`).
-//! - It may use `unsafe`, for the allocators and the sealed memory. No part of it is in a program
-//!   for users.
+//! - This crate is only a dev-dependency. It depends on no other crate of the workspace, so that
+//!   each of them, even `corewalk-base`, can use it.
+//! - Its atomics and threads are those of the standard library, never those of a model checker (see
+//!   `real.rs`).
+//! - It may have unsafe code, for the allocators and the sealed memory. No program for users
+//!   contains it.
 //!
 //! Source: crossbeam (`ci/`), mountpoint-s3 (`tests/reftests`), and `TigerBeetle`, whose tests have
 //! controls that must fail.

@@ -1,33 +1,36 @@
 //! Checks whether a history is linearizable.
 //!
-//! A history is linearizable if its calls can be put into a sequence with two properties. A call
-//! that returned before another was invoked comes before it. And a sequential model ([`Spec`]) that
-//! runs the sequence gives the recorded results. Concurrent calls may come in any order. A call
-//! that never returned may come anywhere after its invocation, or not at all.
+//! A history is linearizable if its calls can be put into a sequence with two properties. First, a
+//! call that returned before another one was invoked comes before it in the sequence. Second, a
+//! sequential model ([`Spec`]) that runs the sequence gives the recorded results. Concurrent calls
+//! may come in any order. A call that never returned may come anywhere after its invocation, or not
+//! at all.
 //!
 //! # How it works
 //!
-//! The search is that of Wing and Gong. It takes a call that no remaining call must precede, and
-//! runs it on the model. If the result fits, it continues with the remaining calls. If they have no
-//! explanation, it takes the call back.
+//! The search is that of Wing and Gong. It takes a call that may come first among the remaining
+//! calls, and runs it on the model. If the result fits, the search continues with the remaining
+//! calls. If no order of the remaining calls fits, the search puts the call back and tries another
+//! one.
 //!
 //! Lowe's addition makes the search practical. The rest of the search depends only on the set of
-//! taken calls and the state of the model. So the search enters each such pair once. The calls are
-//! in a list in order of time; to take a call or put it back changes two links each. The search has
-//! an explicit stack, so that a long history does not overflow that of the thread.
+//! taken calls and on the state of the model. So the search enters each pair of these only once.
+//! The calls are in a list in order of time. To take a call, or to put it back, changes two links
+//! each for its invocation and its return. The search has its own stack, so that a long history
+//! does not overflow the stack of the thread.
 //!
 //! # Bounds
 //!
 //! The problem is NP-complete. The search gives up after [`Limit::states`] distinct pairs and
-//! returns [`Verdict::Undecided`]. The cost grows with the number of calls that overlap: limit the
-//! number of threads rather than the number of calls.
+//! returns [`Verdict::Undecided`]. The cost grows with the number of calls that overlap. So limit
+//! the number of threads rather than the number of calls.
 //!
 //! # The report
 //!
 //! Each prefix of a linearizable history is linearizable, so a wrong history has a shortest wrong
-//! prefix. The report finds it by bisection. It shows the last call of the prefix, the calls that
-//! overlap it, and the state after an explanation of the calls before. It leaves other calls out in
-//! print only: to remove a call from the history could make a correct history wrong.
+//! prefix. The report finds that prefix by bisection. It shows the last call of the prefix, the
+//! calls that overlap it, and a state that explains the calls before. Other calls are left out only
+//! in print. The check keeps them, since without a call a correct history could be wrong.
 //!
 //! Source: Wing and Gong, "Testing and verifying concurrent objects", 1993; Lowe, "Testing for
 //! linearizability", 2016; Horn and Kroening, "Faster linearizability checking via
@@ -44,12 +47,12 @@ use std::{
     mem,
 };
 
-/// The number of calls before the wrong one that a report shows.
+/// The number of calls before the wrong call that a report shows.
 const SHOWN_BEFORE: usize = 12;
 
-/// A sequential model, which computes the correct results.
+/// A sequential model of the code under test. It computes the correct results.
 ///
-/// The search clones the state at each step, so it should be small or share structure.
+/// The search clones the state at each step. So the state should be small or share structure.
 ///
 /// ```
 /// use corewalk_testkit::linearize::Spec;
@@ -85,10 +88,10 @@ pub trait Spec: Clone + Eq + Hash {
     /// Runs `op` on the model and returns the correct result.
     fn apply(&mut self, op: &Self::Op) -> Self::Ret;
 
-    /// Returns true if the recorded result `seen` is permitted where the model's result is `right`.
+    /// Returns true if `seen` is a permitted result of `op`, where `right` is the model's result.
     ///
-    /// The default demands equality. Override it if an operation may give other results, such as
-    /// "try again". The state after the call is that of `right` in any case.
+    /// The default requires that the two are equal. Override it if an operation may give other
+    /// results, such as "try again". In any case the model has the state after `right`.
     fn accepts(&self, op: &Self::Op, right: &Self::Ret, seen: &Self::Ret) -> bool {
         let _ = op;
         right == seen
@@ -98,12 +101,12 @@ pub trait Spec: Clone + Eq + Hash {
 /// The limit of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// The number of distinct pairs (set of taken calls, state) after which the search gives up.
+    /// The number of distinct pairs of taken calls and state after which the search gives up.
     pub states: usize,
 }
 
 impl Default for Limit {
-    /// Returns a limit of four million pairs. They take a few seconds and a few hundred MiB.
+    /// Returns a limit of four million pairs, which take a few seconds and a few hundred MiB.
     fn default() -> Self {
         Self { states: 4_000_000 }
     }
@@ -112,8 +115,8 @@ impl Default for Limit {
 /// The result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The history is linearizable. The indices into [`History::calls`] give a sequence that
-    /// explains it.
+    /// The history is linearizable. The field is a sequence that explains it, as indices into
+    /// [`History::calls`].
     Linearizable(Vec<usize>),
     /// No sequence explains the results.
     Violated,
@@ -121,12 +124,12 @@ pub enum Verdict {
     Undecided,
 }
 
-/// Checks whether `history` is linearizable if it begins in state `initial`.
+/// Checks whether `history` is linearizable if the model starts in state `initial`.
 pub fn check<S: Spec>(initial: &S, history: &History<S::Op, S::Ret>, limit: Limit) -> Verdict {
     Search::new(initial, history.calls(), u64::MAX, limit).run()
 }
 
-/// Asserts that `history` is linearizable if it begins in state `initial`.
+/// Asserts that `history` is linearizable if the model starts in state `initial`.
 ///
 /// # Panics
 ///
@@ -147,8 +150,7 @@ pub fn assert_linearizable<S: Spec + Debug>(
     }
 }
 
-/// Returns a report on a history that is not linearizable. The module's documentation describes the
-/// report.
+/// Returns a report on a history that is not linearizable.
 pub fn report<S: Spec + Debug>(
     initial: &S,
     history: &History<S::Op, S::Ret>,
@@ -162,8 +164,8 @@ pub fn report<S: Spec + Debug>(
         .map(|(index, call)| (call.returned, index))
         .collect();
     returns.sort_unstable();
-    // Number of returns in the longest prefix that is linearizable. The search may assume that the
-    // whole history is not.
+    // Count the returns in the longest prefix that is not wrong. The whole history is known to be
+    // wrong.
     let first_failing = returns.partition_point(|&(until, _)| {
         Search::new(initial, calls, until, limit).run() != Verdict::Violated
     });
@@ -217,27 +219,27 @@ fn describe<S: Spec + Debug>(
 /// The search over one prefix of a history.
 struct Search<'h, S: Spec> {
     calls: &'h [Call<S::Op, S::Ret>],
-    /// True for each call that returned within the prefix. Other calls count as pending.
+    /// True for each call that returned within the prefix. All other calls count as pending.
     is_answered: Vec<bool>,
     limit: Limit,
     events: EventList,
     state: S,
     taken: BitSet,
-    /// The taken calls in sequence, each with the state before it.
+    /// The taken calls in sequence. Each has the state of the model before it.
     stack: Vec<(usize, S)>,
     seen: HashSet<(BitSet, S)>,
-    /// The number of calls that returned within the prefix and are not taken.
+    /// The number of calls that returned within the prefix but are not taken yet.
     missing: usize,
 }
 
 impl<'h, S: Spec> Search<'h, S> {
-    /// Returns the search over the events up to time `until`.
+    /// Returns a search over the prefix of the history that ends at time `until`.
     fn new(initial: &S, calls: &'h [Call<S::Op, S::Ret>], until: u64, limit: Limit) -> Self {
         let is_answered: Vec<bool> =
             calls.iter().map(|call| call.ret.is_some() && call.returned <= until).collect();
         let mut events = Vec::with_capacity(calls.len() * 2);
         for (index, call) in calls.iter().enumerate().filter(|(_, call)| call.invoked <= until) {
-            // Sort an invocation before a return at the same time, so that the two calls overlap.
+            // Sort an invocation before a return at the same time, so that these two calls overlap.
             events.push((call.invoked, 0, EventList::invocation(index)));
             if is_answered[index] {
                 events.push((call.returned, 1, EventList::answer(index)));
@@ -281,7 +283,7 @@ impl<'h, S: Spec> Search<'h, S> {
         }
     }
 
-    /// Takes call `index` if its result fits and the pair of taken calls and state is new.
+    /// Takes call `index`, if its result fits and the pair of taken calls and state is new.
     fn take(&mut self, index: usize) -> Step {
         let call = &self.calls[index];
         let mut next = self.state.clone();
@@ -306,7 +308,7 @@ impl<'h, S: Spec> Search<'h, S> {
         Step::Taken
     }
 
-    /// Takes the last call back and returns it. Returns None if no call is taken.
+    /// Puts the last taken call back and returns it. Returns None if no call is taken.
     fn put_back(&mut self) -> Option<usize> {
         let (index, before) = self.stack.pop()?;
         self.state = before;
@@ -320,21 +322,21 @@ impl<'h, S: Spec> Search<'h, S> {
 enum Step {
     /// The call was taken.
     Taken,
-    /// The result does not fit, or the pair of taken calls and state was seen before.
+    /// The result of the call does not fit, or the pair of taken calls and state was seen before.
     Refused,
-    /// The next event is the return of a call that is not taken, so an earlier choice was wrong.
+    /// The next event is the return of a call that is not taken. So an earlier choice was wrong.
     Blocked,
     /// The search reached its limit.
     Exhausted,
 }
 
-/// The events of the calls that are not taken, in a doubly linked ring in order of time.
+/// The events of the calls that are not taken, in a doubly linked ring that is ordered by time.
 ///
 /// # Invariants
 ///
-/// Node 0 is the head. Call `i` has node `2 * i + 1` for its invocation and `2 * i + 2` for its
-/// return. An unlinked node keeps its own links, so calls must be put back in the reverse order in
-/// which they were taken.
+/// Node 0 is the head. The invocation of call `i` is node `2 * i + 1`, and its return is node `2 *
+/// i + 2`. An unlinked node keeps its own links. So calls must be put back in the reverse of the
+/// order in which they were taken.
 struct EventList {
     next: Vec<usize>,
     prev: Vec<usize>,
@@ -364,7 +366,7 @@ impl EventList {
         2 * call + 2
     }
 
-    /// Returns the call whose invocation `node` is. Returns None for a return and for the head.
+    /// Returns the call whose invocation is `node`. Returns None for a return and for the head.
     fn invoked_call(node: usize) -> Option<usize> {
         (node % 2 == 1).then_some(node / 2)
     }
@@ -484,8 +486,8 @@ mod tests {
 
     #[test]
     fn control_new_then_old_read_is_rejected() {
-        // Each read alone has an explanation. Together they contradict: the second one reads the
-        // old value after the first one has read the new one.
+        // Each read alone has an explanation, but both together have none. The second read gives
+        // the old value, after the first one has given the new value.
         let calls = vec![
             Call::finished(0, 0, 9, Op::Write(7), 0),
             Call::finished(1, 1, 2, Op::Read, 7),
@@ -543,8 +545,8 @@ mod tests {
             calls.push(Call::finished(0, at, at + 2, Op::Write(value), 0));
             calls.push(Call::finished(1, at + 1, at + 3, Op::Read, value));
         }
-        // Check the calls in parts, because each step of the search copies a set with one bit per
-        // call.
+        // Check the calls in parts, because each step of the search copies a set that has a bit for
+        // each call.
         for part in calls.chunks(2_000) {
             assert!(is_linearizable(part.to_vec()));
         }
@@ -572,7 +574,7 @@ mod tests {
         assert_linearizable(&Register::default(), &history, Seed(42));
     }
 
-    /// Returns true if `calls` are linearizable. Tries all subsets and permutations.
+    /// Returns true if `calls` are linearizable, after trying all subsets and permutations.
     fn is_linearizable_by_force(calls: &[Call<Op, u8>]) -> bool {
         fn extend(calls: &[Call<Op, u8>], taken: u32, state: &Register) -> bool {
             let left = |index: &usize| taken & (1 << index) == 0;
@@ -594,7 +596,7 @@ mod tests {
         extend(calls, 0, &Register::default())
     }
 
-    /// Draws a history of up to seven calls by three threads with small values.
+    /// Draws a history of up to seven calls with small values, by three threads.
     fn small_history() -> impl Strategy<Value = Vec<Call<Op, u8>>> {
         let op = prop_oneof![
             Just(Op::Read),
@@ -644,8 +646,8 @@ mod tests {
 
     #[test]
     fn drawn_histories_are_of_both_kinds() {
-        // The comparison above would prove little if all drawn histories were linearizable, or
-        // none.
+        // Check that drawn histories are of both kinds. The comparison above would prove little if
+        // all of them were linearizable, or none.
         use proptest::{strategy::ValueTree, test_runner::TestRunner};
         let mut runner = TestRunner::deterministic();
         const DRAWS: usize = if cfg!(miri) { 25 } else { 500 };

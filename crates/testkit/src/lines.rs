@@ -1,30 +1,32 @@
-//! Records the cache lines that an operation reads and writes, to prove that two operations do not
-//! share written lines.
+//! Records which cache lines an operation reads and writes. A test can prove that two operations do
+//! not share lines that one of them writes.
 //!
-//! Two threads scale if neither writes a cache line that the other touches. A machine with two
-//! processors cannot measure how eighty would scale, but it can record the lines. Each operation is
-//! recorded by itself, and the lines of two recordings are compared. A line that one operation
+//! Two threads scale if neither writes a cache line that the other touches. With two processors, a
+//! test cannot measure how well eighty would scale, but it can record the lines. It records each
+//! operation by itself, and compares the lines of the two recordings. A line that one operation
 //! writes and the other reads or writes is a *conflict*.
 //!
 //! # How it works
 //!
-//! All memory that was allocated in a [`Phase`] is inaccessible while an operation runs, so that
-//! each access faults. The handler of SIGSEGV records the address, gives access to the page, and
-//! sets the trap flag, which stops the processor after one instruction. The handler of SIGTRAP then
-//! takes the access away. The code under test needs no change, and a release build can be recorded.
+//! While an operation runs, all memory that was allocated in a [`Phase`] is inaccessible, so that
+//! each access faults. The handler of SIGSEGV records the address and gives access to the page. It
+//! also sets the trap flag, which stops the processor after one instruction. Then the handler of
+//! SIGTRAP takes the access away again. The code under test needs no change, so even a release
+//! build can be recorded.
 //!
 //! # Rules
 //!
 //! - During a recording, no other thread accesses memory of the phase.
 //! - A counter with a line per thread shows no conflict only if the two operations are recorded on
-//!   two threads.
-//! - The operation makes no system call with a pointer to memory of the phase. The call would fail
-//!   with `EFAULT`.
+//!   two different threads.
+//! - The operation makes no system call with a pointer to memory of the phase. Such a call would
+//!   fail with `EFAULT`.
 //!
 //! # Limits
 //!
-//! The recording lacks statics, stacks and thread-local variables. It lacks the second line of an
-//! instruction that touches two lines of a page. It shows only paths that the operation took.
+//! A recording contains no statics, stacks and thread-local variables. If an instruction touches
+//! two lines of one page, the second line is missing. Only paths that the operation took are
+//! recorded.
 //!
 //! Source: Clements et al., "The scalable commutativity rule", 2013; sigaction(2).
 #![expect(unsafe_code, reason = "handlers of signals, and mprotect")]
@@ -40,26 +42,28 @@ use std::{collections::BTreeSet, ffi::c_void, mem::MaybeUninit, ptr};
 const LINE: usize = 64;
 /// Size of a page in bytes.
 const PAGE: usize = 4_096;
-/// Maximum number of accesses in one recording.
+/// Maximum number of accesses in one recording, which must not be reached.
 const ACCESSES_MAX: usize = 1 << 14;
 /// Maximum number of pages that one instruction touches.
 const OPEN_MAX: usize = 8;
-/// The bit in the error code of a page fault that is set for a store.
+/// The bit in the error code of a page fault that is set if a store has caused it.
 const FAULT_STORE: i64 = 1 << 1;
-/// The trap flag in the flags register.
+/// The trap flag in the flags register. It stops the processor after one instruction.
 const TRAP_FLAG: i64 = 1 << 8;
 
-/// The cache lines that an operation touched. The number of a line is its address divided by 64.
+/// The cache lines that an operation has touched. The number of a line is its address divided by
+/// 64.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lines {
-    /// Lines that the operation read and did not write.
+    /// The lines that the operation has read but not written.
     pub read: BTreeSet<usize>,
     /// Lines that the operation wrote.
     pub written: BTreeSet<usize>,
 }
 
 impl Lines {
-    /// Returns the conflicts: lines that one operation wrote and the other one touched.
+    /// Returns the conflicts: the lines that one operation has written and the other one has
+    /// touched.
     pub fn conflicts(&self, other: &Lines) -> BTreeSet<usize> {
         let touched = |line: &&usize| other.read.contains(line) || other.written.contains(line);
         let ours = self.written.iter().filter(touched);
@@ -71,19 +75,19 @@ impl Lines {
 /// The memory that was allocated in a phase, ready for recordings.
 #[derive(Debug)]
 pub struct Watched {
-    /// Boxed, because the handlers have a pointer to it.
+    /// In a box, because the signal handlers have a pointer to it.
     ranges: Box<Ranges>,
 }
 
-/// The state that the signal handlers share with [`Watched::record`]. Handlers may use atomics
-/// only.
+/// The state that the signal handlers share with [`Watched::record`]. A handler may use only
+/// atomics.
 struct Recorder {
-    /// The memory that is recorded; null outside of a recording.
+    /// The memory that is recorded, or null outside of a recording.
     ranges: AtomicPtr<Ranges>,
-    /// The address of each access. The lowest bit is replaced: 1 for a store, 0 for a load.
+    /// The address of each access. Its lowest bit is replaced by 1 for a store and 0 for a load.
     accesses: [AtomicUsize; ACCESSES_MAX],
     len: AtomicUsize,
-    /// The pages that the current instruction has access to.
+    /// The pages to which the current instruction has access.
     open: [AtomicUsize; OPEN_MAX],
     open_len: AtomicUsize,
     /// True during a recording.
@@ -100,22 +104,22 @@ static RECORDER: Recorder = Recorder {
 };
 
 impl Phase {
-    /// Ends the phase. Accesses to the memory that was allocated in it can be recorded from now on.
+    /// Ends the phase. From now on, accesses to the memory of the phase can be recorded.
     pub fn watch(self) -> Watched {
         Watched { ranges: Box::new(self.into_ranges()) }
     }
 }
 
 impl Watched {
-    /// Runs `operation`, and returns the lines of the phase's memory that it touched.
+    /// Runs `operation`. Returns the lines of the phase's memory that it has touched.
     ///
     /// # Panics
     ///
     /// Panics if another recording runs, if the kernel refuses mprotect(2) or sigaction(2), or if
     /// there are more than 16,383 accesses.
     pub fn record(&self, operation: impl FnOnce()) -> Lines {
-        // ORDERING: Relaxed, as in all of this file. A handler runs on the thread that it
-        // interrupts, and one thread is recorded at a time.
+        // ORDERING: Relaxed, like all orderings in this file. A handler runs on the thread that it
+        // interrupts, and only one thread is recorded at a time.
         assert!(!RECORDER.is_taken.swap(true, Ordering::Relaxed), "another recording runs");
         RECORDER.len.store(0, Ordering::Relaxed);
         RECORDER.ranges.store(ptr::from_ref(&*self.ranges).cast_mut(), Ordering::Relaxed);
@@ -147,8 +151,8 @@ impl Watched {
     fn set(&self, access: MprotectFlags) {
         for range in self.ranges.iter() {
             let start = ptr::with_exposed_provenance_mut::<c_void>(range.start);
-            // SAFETY: the range is private and was writable when it was read from the kernel. An
-            // access that faults continues after the handler has given access to the page.
+            // SAFETY: the kernel has reported the range as private and writable. An access that
+            // faults continues after the handler has given access to the page.
             let done = unsafe { mprotect(start, range.end - range.start, access) };
             assert!(done.is_ok(), "mprotect: {done:?}");
         }
@@ -158,17 +162,17 @@ impl Watched {
 /// Installs `handler` for `signal`, and returns the previous disposition.
 fn handle(signal: i32, handler: *const ()) -> libc::sigaction {
     let mut old = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: all zeroes is a valid `sigaction`: no flags, an empty mask.
+    // SAFETY: a `sigaction` of zeroes is valid: it has no flags and an empty mask.
     let mut new: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     new.sa_sigaction = handler as usize;
-    // `SA_NODEFER` is not set, so a fault in the handler ends the process instead of recursing for
+    // `SA_NODEFER` is not set. So a fault in the handler ends the process instead of recursing for
     // ever.
     new.sa_flags = libc::SA_SIGINFO;
-    // SAFETY: both pointers are to a `sigaction`, and the handler has the arguments of
-    // `SA_SIGINFO`.
+    // SAFETY: both pointers are to a `sigaction`. The handler has the arguments that `SA_SIGINFO`
+    // requires.
     let done = unsafe { libc::sigaction(signal, &raw const new, old.as_mut_ptr()) };
     assert_eq!(done, 0, "sigaction");
-    // SAFETY: the call has filled it in.
+    // SAFETY: sigaction(2) has succeeded, so it has filled in `old`.
     unsafe { old.assume_init() }
 }
 
@@ -186,11 +190,11 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     let address = unsafe { info.si_addr() }.addr();
     // ORDERING: Relaxed. See `record`.
     let ranges = RECORDER.ranges.load(Ordering::Relaxed);
-    // SAFETY: it is null or points into the `Watched` that is being recorded.
+    // SAFETY: the pointer is null, or leads to the `Watched` that is being recorded.
     let is_watched = unsafe { ranges.as_ref() }.is_some_and(|ranges| ranges.contains(address));
     if !is_watched {
-        // The fault is not in watched memory. Restore the default disposition: the fault recurs and
-        // ends the process.
+        // The fault is in other memory. Restore the default disposition, so that the fault occurs
+        // again and ends the process.
         // SAFETY: `SIG_DFL` is a valid handler.
         unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
         return;
@@ -199,7 +203,7 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     let is_store = registers[libc::REG_ERR as usize] & FAULT_STORE != 0;
     note(&RECORDER.accesses, &RECORDER.len, (address & !1) | usize::from(is_store));
-    // After a load, permit reads only, because a store of the same instruction must fault too.
+    // After a load, allow only reads, so that a store of the same instruction faults too.
     let access =
         if is_store { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
     note(&RECORDER.open, &RECORDER.open_len, address & !(PAGE - 1));
@@ -207,9 +211,10 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     registers[libc::REG_EFL as usize] |= TRAP_FLAG;
 }
 
-/// The handler of SIGTRAP, after one instruction: makes its pages inaccessible again.
+/// The handler of SIGTRAP, which runs after one instruction. It makes the pages of the instruction
+/// inaccessible again.
 extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: as in `on_fault`.
+    // SAFETY: with `SA_SIGINFO` the third argument is a `ucontext_t` of this thread.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     registers[libc::REG_EFL as usize] &= !TRAP_FLAG;
     // ORDERING: Relaxed. See `record`.
@@ -220,7 +225,7 @@ extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
     }
 }
 
-/// Appends to a list of fixed size. If the list is full, only its length grows.
+/// Appends to a list of fixed size. If the list is full, only its length increases.
 fn note(list: &[AtomicUsize], len: &AtomicUsize, word: usize) {
     // ORDERING: Relaxed. See `record`.
     let at = len.fetch_add(1, Ordering::Relaxed);
@@ -232,7 +237,8 @@ fn note(list: &[AtomicUsize], len: &AtomicUsize, word: usize) {
 
 fn allow(page: usize, access: MprotectFlags) {
     let start = ptr::with_exposed_provenance_mut::<c_void>(page);
-    // SAFETY: the page lies in a range of the recorded memory, see `Watched::set`.
+    // SAFETY: the page is in a range of the recorded memory. That memory is private, and no access
+    // to it is lost: a fault gives access again.
     if unsafe { mprotect(start, PAGE, access) }.is_err() {
         // A panic must not unwind out of a signal handler.
         std::process::abort();

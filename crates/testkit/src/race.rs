@@ -1,24 +1,24 @@
 //! Starts threads together, counts the outcomes of a race, and detects hangs.
 //!
 //! In a loop that spawns threads, the first thread often ends before the last one starts. [`run`]
-//! lets all threads wait at one barrier, gives each its own random numbers, and collects their
-//! results. A test should end each thread after a number of rounds, not after a time, so that a
-//! slow machine does the same work.
+//! makes all threads wait at one barrier, gives each its own random numbers, and collects their
+//! results. A thread of a test should end after a number of rounds and not after a time. So a slow
+//! machine does the same work.
 //!
-//! A race that never happened proves nothing. A [`Tally`] counts the outcomes that the threads saw,
-//! and fails if one was never reached.
+//! A race that never happened proves nothing. A [`Tally`] counts the outcomes that the threads have
+//! seen, and fails if an outcome was never reached.
 //!
-//! A deadlock must not hang the whole test run. A [`Watchdog`] prints the names and states of all
-//! threads and aborts the process if its guard lives too long. It aborts because a blocked thread
-//! cannot be unwound, and because a core file has the stacks.
+//! A deadlock must not hang the whole test run. If the guard of a [`Watchdog`] lives too long, it
+//! prints the names and states of all threads and aborts the process. It aborts since a blocked
+//! thread cannot be unwound, and since a core file has the stacks.
 //!
 //! # Rejected
 //!
-//! There is no function to sleep until another thread is probably ready. A test that needs an order
-//! uses a channel or a barrier.
+//! There is no function that sleeps until another thread is probably ready. A test that needs an
+//! order uses a channel or a barrier.
 //!
 //! Source: the traps T22 (a livelock) and P9 (deadlocks of rename) of `docs/developing/traps.md`.
-//! Their tests must end in bounded time.
+//! Tests of these must end in bounded time.
 
 use crate::{
     real::{
@@ -45,7 +45,7 @@ pub struct Racer {
     pub rng: Rng,
 }
 
-/// Runs `body` on `threads` threads that start together. Returns the results in the order of the
+/// Runs `body` on `threads` threads that start together. Returns their results in the order of the
 /// threads' numbers.
 ///
 /// ```
@@ -57,7 +57,8 @@ pub struct Racer {
 ///
 /// # Panics
 ///
-/// If a thread panics, panics with its payload after all threads have ended, and prints the seed.
+/// If a thread panics, prints the seed and panics with the same payload after all threads have
+/// ended.
 pub fn run<T: Send>(threads: usize, seed: Seed, body: impl Fn(Racer) -> T + Sync) -> Vec<T> {
     let root = Rng::new(seed);
     let start = Barrier::new(threads);
@@ -112,9 +113,10 @@ impl<const N: usize> Tally<N> {
     ///
     /// # Panics
     ///
-    /// Panics if `name` is not an outcome of this tally. So an unexpected outcome fails the test.
+    /// Panics if `name` is not an outcome of this tally. So an outcome that the test does not
+    /// expect makes it fail.
     pub fn hit(&self, name: &str) {
-        // ORDERING: Relaxed. Statistic, read after the threads were joined.
+        // ORDERING: Relaxed. A statistic, which is read after the threads were joined.
         self.counts[self.position(name)].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -124,7 +126,7 @@ impl<const N: usize> Tally<N> {
     ///
     /// Panics if `name` is not an outcome of this tally.
     pub fn count(&self, name: &str) -> u64 {
-        // ORDERING: Relaxed. As in `hit`.
+        // ORDERING: Relaxed. A statistic, which is read after the threads were joined.
         self.counts[self.position(name)].load(Ordering::Relaxed)
     }
 
@@ -160,28 +162,28 @@ impl<const N: usize> Tally<N> {
     }
 }
 
-/// A guard that aborts the process if it lives longer than its limit.
+/// A guard that aborts the process if it is not dropped within its limit.
 ///
 /// # Locks
 ///
-/// `shared.is_done` is a leaf: no other lock is taken under it.
+/// No other lock is taken while `shared.is_done` is locked.
 #[derive(Debug)]
 pub struct Watchdog {
     shared: Arc<WatchdogState>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// The part of a watchdog that its thread shares.
+/// The part of a watchdog that it shares with its thread.
 #[derive(Debug, Default)]
 struct WatchdogState {
     /// Protected by its own mutex.
     is_done: Mutex<bool>,
-    /// Notified when `is_done` is set. Waited on under `is_done`.
+    /// Notified when `is_done` is set. The thread waits for it with `is_done` locked.
     changed: Condvar,
 }
 
 impl Watchdog {
-    /// Starts a watchdog that aborts after `limit`, and names `subject` in its message.
+    /// Starts a watchdog that aborts the process after `limit`. Its message names `subject`.
     ///
     /// # Panics
     ///
@@ -202,7 +204,7 @@ impl Watchdog {
 }
 
 impl WatchdogState {
-    /// Waits for the drop of the guard. Returns false if it does not happen within `limit`.
+    /// Waits until the guard is dropped. Returns false if that does not happen within `limit`.
     fn wait_done(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut is_done = self.lock();
@@ -227,14 +229,14 @@ impl Drop for Watchdog {
         *self.shared.lock() = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // The watchdog does not panic. A second panic in a drop would abort the process.
+            // Ignore a panic of the thread: a second panic in a drop would abort the process.
             let _ = thread.join();
         }
     }
 }
 
-/// Returns a line of text for each thread of this process: tid, name, state, and the kernel
-/// function in which the thread sleeps.
+/// Returns a line of text for each thread of this process. It has the tid, the name, the state, and
+/// the kernel function in which the thread sleeps.
 pub fn threads_text() -> String {
     let mut text = String::new();
     let Ok(tasks) = fs::read_dir("/proc/self/task") else { return text };
@@ -300,8 +302,8 @@ mod tests {
 
     #[test]
     fn racers_run_at_the_same_time() {
-        // Each thread waits for the other. If they ran one after the other, the first would wait
-        // for ever.
+        // Each thread waits for the other one. If the threads ran one after the other, the first
+        // would wait for ever.
         let _watchdog = Watchdog::start("two racers that meet", Duration::from_secs(60));
         let meet = Barrier::new(2);
         run(2, Seed(0), |_| meet.wait().is_leader());

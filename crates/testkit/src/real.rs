@@ -1,9 +1,9 @@
-//! The atomics and threads of the standard library, also in a build for a model checker.
+//! The atomics and threads of the standard library, even in a build for a model checker.
 //!
 //! Other crates use `corewalk_base::primitives`, which switches to the types of a model checker.
-//! This crate must not switch. Its allocators run below the model checker, its watchdog runs beside
-//! it, and the model checker must not explore the clock of a history. So `cargo xtask tidy` permits
-//! this file to name the standard library's atomics and threads.
+//! This crate must not switch. Its allocators run below the model checker, and its watchdog runs
+//! beside it. Also, the model checker must not explore the clock of a history. So `cargo xtask
+//! tidy` allows this file to name the standard library's atomics and threads.
 
 pub(crate) use std::sync::atomic;
 pub(crate) use std::thread;

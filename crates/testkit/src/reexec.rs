@@ -1,9 +1,9 @@
-//! Runs a test again in a child process, with limits, and checks how the child ends.
+//! Runs a test again in a child process with limits, and checks how the child ends.
 //!
-//! Some tests need their own process: to run on one processor or with few open files, or because
-//! the process dies or hangs. Such a test runs twice. In the parent, [`role`] is None, and the test
-//! starts itself again with [`Reexec`]. In the child, [`role`] is the word that the parent has set,
-//! and the test does its work.
+//! Some tests need their own process, for example to run on one processor or with few open files.
+//! Others need one because the process dies or hangs. Such a test runs twice. In the parent,
+//! [`role`] is None, and the test starts itself again with [`Reexec`]. In the child, [`role`] is
+//! the word that the parent has set, and the test does its work.
 //!
 //! ```no_run
 //! use corewalk_testkit::reexec::{self, Reexec, Resource};
@@ -26,11 +26,11 @@
 //!
 //! # Guarantees
 //!
-//! - A.1: a child does not outlive its timeout or the call. The child and its process group are
+//! - A.1: a child lives no longer than its timeout or the call. Then it and its process group are
 //!   killed.
-//! - A.2: [`Reexec::run`] panics if no test has the name. For libtest, a run without tests is a
-//!   success. After the renaming of a test, its old name in a string would otherwise start a child
-//!   that runs nothing and passes.
+//! - A.2: [`Reexec::run`] panics if no test has the given name. libtest takes a run without tests
+//!   for a success. So after a test is renamed, a child with the old name would run nothing and
+//!   pass.
 //! - A.3: a child that dies leaves no core file.
 //!
 //! Source: libtest's `--exact`; `pidfd_open(2)`, `setrlimit(2)`, `sched_setaffinity(2)`.
@@ -64,7 +64,7 @@ pub const SIGSEGV: i32 = 11;
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Returns the role of this process. Returns None in the process that the user started.
+/// Returns the role of this process, or None in the process that the user has started.
 pub fn role() -> Option<String> {
     env::var(ROLE_VARIABLE).ok()
 }
@@ -87,7 +87,8 @@ enum Cpus {
 }
 
 impl Reexec {
-    /// Returns a child that runs `test`, a name as libtest prints it: `module::tests::name`.
+    /// Returns a child that runs `test`. The name is that which libtest prints:
+    /// `module::tests::name`.
     pub fn test(test: &str) -> Self {
         Self {
             test: test.to_owned(),
@@ -146,8 +147,8 @@ impl Reexec {
         let stdout = drain(child.stdout.take().expect("stdout is piped"));
         let stderr = drain(child.stderr.take().expect("stderr is piped"));
         let has_ended = wait_until(&child, Instant::now() + self.timeout);
-        // Kill the group in either case: a grandchild would keep the pipes open. An error means
-        // that the group has no process.
+        // Kill the group in either case, since a grandchild would keep the pipes open. An error
+        // means that the group has no process left.
         let _ = kill_process_group(pid, Signal::KILL);
         let status = child.wait().expect("a child can be waited for");
         let finished = Finished {
@@ -189,7 +190,7 @@ impl Reexec {
             Ok(())
         };
         // SAFETY: between fork and exec, the closure only makes system calls and reads its captured
-        // variables. It does not allocate or take a lock.
+        // variables. It neither allocates nor takes a lock.
         unsafe { command.pre_exec(confine) };
         command
     }
@@ -211,7 +212,7 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// Returns the signal that ended the child. Returns None if the child exited.
+    /// Returns the signal that ended the child, or None if the child exited by itself.
     pub fn signal(&self) -> Option<i32> {
         self.status.signal()
     }
@@ -239,7 +240,7 @@ impl fmt::Display for Finished {
 fn drain(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // After an error, the bytes that were read are still shown.
+        // Ignore an error, and show the bytes that were read before it.
         let _ = pipe.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     })

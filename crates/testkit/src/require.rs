@@ -1,19 +1,19 @@
-//! Requirements of tests on the machine, such as root or `/dev/fuse`.
+//! Requirements of tests, such as root or `/dev/fuse`, that a machine may not meet.
 //!
-//! A test that cannot run calls [`skip`], which prints the reason, and returns. Such a test counts
-//! as passed, so all tests could pass on a machine that runs few of them. The environment variable
-//! `COREWALK_REQUIRE` lists requirements that must be met. If a listed one is missing, [`skip`]
-//! panics, and the test fails.
+//! A test that cannot run calls [`skip`], which prints the reason, and returns. libtest counts such
+//! a test as passed, so all tests could pass on a machine that runs few of them. The environment
+//! variable `COREWALK_REQUIRE` lists requirements that must be met. If a listed one is missing,
+//! [`skip`] panics, so that the test fails.
 //!
-//! `COREWALK_REQUIRE` is a list of words separated by commas, for example `root,fuse`. The word
-//! `all` means all requirements that a user can provide: all but [`Need::Machine`]. `.ci/run` sets
-//! `all`.
+//! `COREWALK_REQUIRE` is a list of words that are separated by commas, for example `root,fuse`. The
+//! word `all` stands for all requirements that a user can provide: all but [`Need::Machine`].
+//! `.ci/run` sets `all`.
 //!
 //! Source: `docs/developing/testing.md`.
 
 use std::{env, fmt::Display, fs::OpenOptions};
 
-/// The environment variable that lists the requirements that must be met.
+/// The environment variable with the list of requirements that must be met.
 const REQUIRE: &str = "COREWALK_REQUIRE";
 
 /// A requirement on the machine.
@@ -25,16 +25,16 @@ pub enum Need {
     Fuse,
     /// A program or library of a package is installed.
     Package,
-    /// The kernel permits calls that a container may forbid even to root: new namespaces,
+    /// The kernel allows calls that a container may forbid even to root, such as new namespaces or
     /// ptrace(2).
     Kernel,
-    /// A property that no installation changes: processors, huge pages, the file system of the
-    /// disk, the version of the kernel.
+    /// The machine has a property that no installation changes. Examples are its processors, huge
+    /// pages, the file system of its disk, and its kernel version.
     Machine,
 }
 
 impl Need {
-    /// Returns the word for the requirement in `COREWALK_REQUIRE`.
+    /// Returns the word that stands for the requirement in `COREWALK_REQUIRE`.
     const fn word(self) -> &'static str {
         match self {
             Self::Root => "root",
@@ -54,7 +54,7 @@ impl Need {
     }
 }
 
-/// Prints that the calling test is skipped because `need` is missing. `reason` has the details.
+/// Prints that the calling test is skipped because `need` is not met. `reason` has the details.
 ///
 /// # Panics
 ///
@@ -70,7 +70,7 @@ pub fn skip(need: Need, reason: impl Display) {
     println!("skipped: {reason}");
 }
 
-/// Returns true if this process is root. If not, calls [`skip`].
+/// Returns true if this process is root. Otherwise calls [`skip`].
 #[track_caller]
 pub fn has_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
@@ -80,10 +80,10 @@ pub fn has_root() -> bool {
     is_root
 }
 
-/// Returns true if this process can mount with FUSE. If not, calls [`skip`].
+/// Returns true if this process can mount with FUSE. Otherwise calls [`skip`].
 #[track_caller]
 pub fn has_fuse() -> bool {
-    // To open the device has no side effect: a connection begins with the mount.
+    // Opening the device has no side effect, since a connection begins only with a mount.
     if OpenOptions::new().read(true).write(true).open("/dev/fuse").is_err() {
         skip(Need::Fuse, "/dev/fuse cannot be opened");
         return false;
@@ -95,7 +95,7 @@ pub fn has_fuse() -> bool {
     has_helper
 }
 
-/// Returns true if `program` is found in `PATH`. If not, calls [`skip`].
+/// Returns true if `program` is found in `PATH`. Otherwise calls [`skip`].
 #[track_caller]
 pub fn has_program(program: &str) -> bool {
     let is_there = is_installed(program);

@@ -1,15 +1,15 @@
 //! Seeds and a generator of random numbers, so that a random test can be repeated.
 //!
 //! All random choices of a test come from one [`Seed`]. It is the value of the environment variable
-//! `COREWALK_SEED`, or is made from the clock. [`ReportSeed`] prints the seed when the test panics,
-//! in the form in which the variable takes it.
+//! `COREWALK_SEED`, or is made from the time. If the test panics, [`ReportSeed`] prints the seed in
+//! the form that the variable takes.
 //!
-//! The generator is xorshift64*, with splitmix64 for its first state, so that similar seeds give
-//! different numbers. [`Rng::fork`] gives each thread its own stream. The generator is not for
-//! secrets. It is in this file and not in a dependency, because a new version of a crate could
+//! The generator is xorshift64*. splitmix64 makes its first state from the seed, so that similar
+//! seeds give different numbers. [`Rng::fork`] gives each thread its own stream. The generator is
+//! not for secrets. It is written here and is no dependency, because a new version of a crate could
 //! change the numbers of an old seed.
 //!
-//! The seed determines the operations of a test, but not the schedule of its threads.
+//! The seed determines the operations of a test, but not how its threads are scheduled.
 //!
 //! ```
 //! use corewalk_testkit::rng::{Rng, Seed};
@@ -36,12 +36,13 @@ pub struct Seed(
 );
 
 impl Seed {
-    /// Returns the seed of `COREWALK_SEED`, or one made from the time and the pid.
+    /// Returns the seed in `COREWALK_SEED`. If the variable is not set, returns a seed made from
+    /// the time and the pid.
     ///
     /// # Panics
     ///
-    /// Panics if the variable is neither a decimal nor a `0x` hexadecimal number: a mistyped seed
-    /// must not silently start another run.
+    /// Panics if the variable is neither a decimal nor a `0x` hexadecimal number. Otherwise a
+    /// mistyped seed would silently start another run.
     pub fn choose() -> Self {
         match env::var(SEED_VARIABLE) {
             Ok(text) => Self::parse(&text)
@@ -117,7 +118,7 @@ impl Drop for ReportSeed {
 #[derive(Clone, Debug)]
 pub struct Rng {
     /// # Invariants
-    /// Never zero, the one fixed point of xorshift.
+    /// Never zero, because from zero xorshift would give only zeros.
     state: u64,
     seed: Seed,
 }
@@ -126,13 +127,15 @@ impl Rng {
     /// Returns the generator for `seed`.
     pub fn new(seed: Seed) -> Self {
         let mut state = seed.0;
-        // INVARIANT: splitmix64 is a bijection, so at most one seed gives zero.
+        // INVARIANT: splitmix64 is a bijection. So only one seed gives zero, and it shares a state
+        // with the seed that gives one.
         Self { state: splitmix(&mut state).max(1), seed }
     }
 
-    /// Returns the generator of stream number `stream`.
+    /// Returns the generator of the stream with number `stream`.
     ///
-    /// It depends on the seed of `self` and on `stream`, but not on the numbers drawn so far.
+    /// The stream depends on the seed of `self` and on `stream`, but not on the numbers drawn so
+    /// far.
     pub fn fork(&self, stream: u64) -> Self {
         let mut state = self.seed.0 ^ stream.wrapping_add(1).wrapping_mul(0xd134_2543_de82_ef95);
         Self::new(Seed(splitmix(&mut state)))
@@ -153,7 +156,7 @@ impl Rng {
     /// Panics if `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "the bound is zero");
-        // The high half of the product has a bias of at most bound / 2^64, too small for a test.
+        // The high half of the product has a bias of at most bound / 2^64, which no test notices.
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 

@@ -1,42 +1,42 @@
-//! Proves that an operation stores nothing to memory that other threads can read.
+//! Proves that an operation stores nothing into memory that other threads can read.
 //!
-//! The system under test is built in memory that is then made read-only, *sealed*. The operation
-//! runs, and a store to sealed memory ends the process with SIGSEGV.
+//! A test builds the system under test in memory that is then made read-only (*sealed*). Then the
+//! operation runs. A store into sealed memory ends the process with SIGSEGV.
 //!
 //! # How it works
 //!
 //! A [`Seal`] is a global allocator. During a [`Phase`] it serves all threads from one large
 //! anonymous mapping, the region. Outside of a phase it is the system's allocator.
-//! [`Phase::protect`] ends the phase and makes read-only:
+//! [`Phase::protect`] ends the phase and makes this memory read-only:
 //!
 //! 1. the region;
 //! 2. all private, anonymous, writable mappings that were created during the phase, such as arenas.
-//!    They are found by a comparison of `/proc/self/maps` before and after;
+//!    A comparison of `/proc/self/maps` before and after finds them;
 //! 3. with [`Reach::WithStatics`], `.data` and `.bss` of the program.
 //!
-//! Stacks and thread-local variables of threads that existed before the phase stay writable, and so
-//! does memory that is allocated later. Such memory is private to its thread until a store to
+//! Stacks and thread-local variables of threads that existed before the phase stay writable. So
+//! does memory that is allocated later. Such memory is private to its thread until a store into
 //! sealed memory publishes it, and that store is caught.
 //!
 //! # Rules
 //!
-//! - Build the system in the phase. Create helper threads before the phase, or in it and join them
+//! - Build the system in the phase. Create helper threads before the phase, or create and join them
 //!   in it. A thread that is created while memory is sealed may get a cached stack that is sealed.
-//! - The operation does not print: the buffer of standard output may be sealed. A test may print
-//!   after it has dropped the guard.
-//! - A process has one phase. Memory of the region is never reused or unmapped: to free it does
-//!   nothing, and to grow a block moves it out of the region.
+//! - The operation must not print, because the buffer of standard output may be sealed. A test may
+//!   print after it has dropped the guard.
+//! - A process has only one phase. Memory of the region is never reused or unmapped. To free it
+//!   does nothing, and to grow a block moves it out of the region.
 //!
-//! [`prove`] is a complete test. It runs the operation in one child, which must succeed, and a
-//! store in another, which must die. So a seal without effect fails the test.
+//! [`prove`] is a complete test. It runs the operation in one child, which must succeed. It runs a
+//! store in another child, which must die. So the test fails if the seal has no effect.
 //!
 //! # Limits
 //!
-//! Not caught are stores to shared file mappings, stores by the kernel, and stores to memory that C
-//! code got from malloc before the phase.
+//! Some stores are not caught: stores to shared file mappings, stores by the kernel, and stores to
+//! memory that C code got from malloc before the phase.
 //!
 //! Source: `mprotect(2)`, `proc_pid_maps(5)`; Clements et al., "The scalable commutativity rule",
-//! 2013, for the claim worth proving.
+//! 2013, for the claim that is worth proving.
 #![expect(unsafe_code, reason = "an allocator, and mprotect of its memory")]
 
 use crate::{
@@ -56,7 +56,7 @@ use std::{
     ptr,
 };
 
-/// The size of the region in bytes of address space. Memory is used only for touched pages.
+/// The size of the region in bytes of address space. Only touched pages use memory.
 const REGION_BYTES: usize = 16 << 30;
 
 /// The largest alignment of a block in the region.
@@ -90,16 +90,16 @@ const UNSEALED_LINE: &str = "corewalk-testkit: memory was sealed until here\n";
 /// ```
 #[derive(Debug)]
 pub struct Seal {
-    /// The start of the region; null before the phase.
+    /// The start of the region, or null before the phase.
     region: AtomicPtr<u8>,
-    /// The bytes of the region that are allocated.
+    /// The number of bytes of the region that are allocated.
     used: AtomicUsize,
     /// True during the phase.
     is_building: AtomicBool,
 }
 
 impl Seal {
-    /// Returns an allocator outside of any phase.
+    /// Returns an allocator that is not in a phase.
     pub const fn new() -> Self {
         Self {
             region: AtomicPtr::new(ptr::null_mut()),
@@ -108,18 +108,20 @@ impl Seal {
         }
     }
 
-    /// Begins a phase: memory that any thread allocates from now on can be sealed.
+    /// Begins a phase. Memory that any thread allocates from now on can be sealed.
     ///
     /// # Panics
     ///
     /// Panics if the process had a phase before, or if the region cannot be mapped.
     pub fn begin(&'static self) -> Phase {
         let before = Ranges::read(Reach::Built);
-        // ORDERING(region): Acquire. See the store below.
+        // ORDERING(region): Acquire. Pairs with the store below. A thread that sees the address
+        // sees the mapping.
         assert!(self.region.load(Ordering::Acquire).is_null(), "the process had a phase before");
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice; it aliases nothing.
+        // SAFETY: the kernel chooses the address of this new mapping, so it overlaps no other
+        // memory.
         let region = unsafe { mmap_anonymous(ptr::null_mut(), REGION_BYTES, access, flags) }
             .expect("the region can be mapped");
         // ORDERING(region): Release. A thread that sees the address of the region sees the mapping.
@@ -131,32 +133,35 @@ impl Seal {
 
     /// Returns the number of bytes of the region that are allocated.
     pub fn used_bytes(&self) -> usize {
-        // ORDERING: Relaxed. Statistic; it is exact after the phase.
+        // ORDERING: Relaxed. A statistic, which is exact after the phase.
         self.used.load(Ordering::Relaxed)
     }
 
     /// Allocates a block of the region. Returns None outside of a phase, if the region is full, or
     /// if the alignment is too large.
     fn bump(&self, layout: Layout) -> Option<*mut u8> {
-        // ORDERING(building): Acquire. See `begin`. The region is aligned to a page, so larger
-        // alignments are left to the system's allocator.
+        // ORDERING(building): Acquire. Pairs with the store in `begin`, so that this thread sees
+        // the region. The region is aligned to a page. For larger alignments the caller uses the
+        // system's allocator.
         if !self.is_building.load(Ordering::Acquire) || layout.align() > REGION_ALIGN_MAX {
             return None;
         }
-        // ORDERING(region): Acquire. See `begin`.
+        // ORDERING(region): Acquire. Pairs with the store in `begin`, so that this thread sees the
+        // mapping.
         let region = self.region.load(Ordering::Acquire);
         let step = |used: usize| {
             let start = used.checked_next_multiple_of(layout.align())?;
             start.checked_add(layout.size()).filter(|end| *end <= REGION_BYTES)
         };
-        // ORDERING: Relaxed. It only makes the blocks disjoint. The caller that publishes a block
-        // publishes its memory.
+        // ORDERING: Relaxed. The counter only makes the blocks disjoint. A thread that passes a
+        // block to another thread also publishes its content.
         let used = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).ok()?;
         Some(region.wrapping_add(used.next_multiple_of(layout.align())))
     }
 
     fn is_in_region(&self, block: *mut u8) -> bool {
-        // ORDERING(region): Acquire. See `begin`.
+        // ORDERING(region): Acquire. Pairs with the store in `begin`, so that this thread sees the
+        // mapping.
         let region = self.region.load(Ordering::Acquire);
         !region.is_null() && (block.addr().wrapping_sub(region.addr())) < REGION_BYTES
     }
@@ -173,12 +178,12 @@ impl Default for Seal {
 pub enum Reach {
     /// The memory that was allocated or mapped during the phase.
     Built,
-    /// The memory of `Built`, and the program's `.data` and `.bss`. A global counter would be
-    /// there.
+    /// The memory of `Built`, and `.data` and `.bss` of the program. A global counter, for example,
+    /// would be in these.
     WithStatics,
 }
 
-/// A phase in which the system under test is built.
+/// A phase, during which the system under test is built.
 #[derive(Debug)]
 #[must_use = "`protect` ends a phase"]
 pub struct Phase {
@@ -187,11 +192,12 @@ pub struct Phase {
 }
 
 impl Phase {
-    /// Ends the phase and seals its memory until the guard is dropped. Aborts if mprotect(2) fails.
+    /// Ends the phase, and seals its memory until the guard is dropped. Aborts if mprotect(2)
+    /// fails.
     ///
     /// # Panics
     ///
-    /// Panics if the calling thread was created in the phase: its stack would be sealed.
+    /// Panics if the calling thread was created in the phase, because its stack would be sealed.
     pub fn protect(self, reach: Reach) -> Sealed {
         let mut built = self.into_ranges();
         if reach == Reach::WithStatics {
@@ -206,10 +212,11 @@ impl Phase {
         sealed
     }
 
-    /// Ends the phase and returns the ranges of its memory.
+    /// Ends the phase and returns the address ranges of its memory.
     pub(crate) fn into_ranges(self) -> Ranges {
-        // ORDERING: Relaxed. By the rules of the module, no other thread allocates now. A thread
-        // that still does gets a block of the region, and dies at its first store to it.
+        // ORDERING: Relaxed. By the rules of this module, no other thread allocates now. If a
+        // thread nevertheless does, it gets a block of the region, and dies at its first store to
+        // the block.
         self.seal.is_building.store(false, Ordering::Relaxed);
         let mut built = Ranges::read(Reach::Built);
         built.subtract(&self.before);
@@ -217,7 +224,7 @@ impl Phase {
     }
 }
 
-/// A guard. The memory of the phase is read-only while it lives.
+/// A guard. While it lives, the memory of the phase is read-only.
 #[derive(Debug)]
 pub struct Sealed {
     ranges: Ranges,
@@ -232,12 +239,13 @@ impl Sealed {
     fn set(&self, access: MprotectFlags) {
         for range in self.ranges.iter() {
             let start = ptr::with_exposed_provenance_mut::<c_void>(range.start);
-            // SAFETY: the range is private and was writable when it was read from the kernel.
-            // Without write access, a store can only end the process. With it, the state is as
+            // SAFETY: the kernel has reported the range as private and writable. Without write
+            // access, a store can only end the process. With write access, the state is that of
             // before.
             let done = unsafe { mprotect(start, range.end - range.start, access) };
             if done.is_err() {
-                // A panic would allocate and print, to memory that may be sealed already.
+                // Abort instead of panicking. A panic would allocate and print, and so store into
+                // memory that may be sealed.
                 std::process::abort();
             }
         }
@@ -250,13 +258,13 @@ impl Drop for Sealed {
     }
 }
 
-/// Proves that `operation` stores nothing to memory that `build` has allocated, and that `control`
-/// does.
+/// Proves that `operation` stores nothing into memory that `build` has allocated, and that
+/// `control` does.
 ///
-/// Call it as the whole body of the test named `test`, in a binary whose global allocator is
-/// `seal`. The test starts itself twice: with `operation`, which must succeed, and with `control`,
-/// which must die of its store. The statics of the program are sealed too. The result of `build` is
-/// boxed, so that it is in sealed memory and not on the stack.
+/// Call this function as the whole body of the test named `test`, in a binary whose global
+/// allocator is `seal`. The test starts itself twice: with `operation`, which must succeed, and
+/// with `control`, which must die of its store. The statics of the program are sealed too. The
+/// result of `build` is put into a box, so that it is in sealed memory and not on the stack.
 ///
 /// # Panics
 ///
@@ -280,7 +288,7 @@ pub fn prove<S>(
         return;
     };
     let phase = seal.begin();
-    // Boxed, because the stack stays writable.
+    // Put the system into a box, because the stack stays writable.
     let system = Box::new(build());
     // Print with write(2), because the buffer of standard output may be sealed.
     write(stdout(), SEALED_LINE.as_bytes()).expect("stdout is open");
@@ -301,7 +309,7 @@ pub(crate) struct Range {
     pub(crate) end: usize,
 }
 
-/// A list of ranges that does not allocate.
+/// A list of address ranges that does not allocate.
 pub(crate) struct Ranges {
     list: [Range; RANGES_MAX],
     len: usize,
@@ -310,9 +318,10 @@ pub(crate) struct Ranges {
 impl Ranges {
     const EMPTY: Self = Self { list: [Range { start: 0, end: 0 }; RANGES_MAX], len: 0 };
 
-    /// Reads the private writable ranges of this process that `reach` includes.
+    /// Returns those private writable ranges of this process that `reach` includes.
     ///
-    /// It does not allocate: a new mapping of malloc would look like memory of the phase.
+    /// This function does not allocate, because a new mapping of malloc would look like memory of
+    /// the phase.
     fn read(reach: Reach) -> Self {
         let mut text = [0_u8; MAPS_BYTES_MAX];
         let mut maps = File::open("/proc/self/maps").expect("/proc is mounted");
@@ -333,12 +342,12 @@ impl Ranges {
         let mut is_after_program = false;
         for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             let Some(mapping) = Mapping::parse(line) else { continue };
-            // The first mapping with a path is the program, on all supported machines.
+            // The program is the first mapping with a path, on all supported machines.
             if program.is_none() && mapping.name.starts_with(b"/") {
                 program = Some(mapping.name);
             }
             let is_program = program == Some(mapping.name) && !mapping.name.is_empty();
-            // The anonymous mapping right after .data is .bss.
+            // The anonymous mapping directly behind .data is .bss.
             let is_bss = is_after_program && mapping.name.is_empty();
             let is_static = is_program || is_bss;
             let is_anonymous = mapping.name.is_empty() && !is_bss;
@@ -370,8 +379,8 @@ impl Ranges {
         self.iter().any(|range| (range.start..range.end).contains(&address))
     }
 
-    /// Removes all addresses of `other`. That may cut a range, because the kernel merges adjacent
-    /// mappings.
+    /// Removes all addresses of `other`. The kernel merges adjacent mappings, so a range may be
+    /// cut.
     fn subtract(&mut self, other: &Self) {
         let mut left = Self::EMPTY;
         for range in self.iter() {
@@ -420,8 +429,8 @@ impl<'t> Mapping<'t> {
     }
 }
 
-// SAFETY: a block is either allocated and freed by `System`, or a part of the region that is
-// allocated once and never reused.
+// SAFETY: a block is either allocated and freed by `System`, or it is a part of the region that is
+// allocated only once.
 unsafe impl GlobalAlloc for Seal {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match self.bump(layout) {

@@ -1,8 +1,8 @@
-//! The System V IPC of the host kernel, as an oracle and for comparative measurements.
+//! The System V IPC of the host kernel. Tests use it as an oracle, and measurements for comparison.
 //!
-//! The functions are the system calls, with plain numbers as arguments and the errno as error. They
-//! act on the IPC namespace of the calling thread. [`unshare_ipc`] gives the thread a new one.
-//! `msg` has message queues, `shm` shared memory; this file has semaphores.
+//! The functions make the system calls. Their arguments are plain numbers, and their error is the
+//! errno. They act on the IPC namespace of the calling thread. [`unshare_ipc`] gives the thread a
+//! new one. `msg` has message queues, `shm` has shared memory, and this file has semaphores.
 //!
 //! Source: semget(2), semop(2), semctl(2), unshare(2).
 #![expect(unsafe_code, reason = "libc declares system calls as unsafe")]
@@ -15,7 +15,7 @@ use std::io;
 /// One operation: `sem_num`, `sem_op`, `sem_flg`.
 pub type Sop = (u16, i16, i16);
 
-/// The result of `IPC_STAT`, except for times.
+/// The attributes that `IPC_STAT` returns, without the times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
     /// Key, uid, gid, cuid, cgid.
@@ -40,7 +40,7 @@ fn check(result: libc::c_int) -> Result<i32, i32> {
 ///
 /// # Errors
 ///
-/// The error of unshare(2): `EPERM` without the privilege.
+/// The error of unshare(2), which is `EPERM` without the privilege.
 pub fn unshare_ipc() -> Result<i32, i32> {
     // SAFETY: the call takes a number and no pointer.
     check(unsafe { libc::unshare(libc::CLONE_NEWIPC) })
@@ -56,7 +56,7 @@ pub fn semget(key: i32, nsems: i32, flags: i32) -> Result<i32, i32> {
     check(unsafe { libc::semget(key, nsems, flags) })
 }
 
-/// semtimedop(2). The timeout is in seconds and nanoseconds; None waits without a limit.
+/// Calls semtimedop(2). The timeout is in seconds and nanoseconds. None means no limit.
 ///
 /// # Errors
 ///
@@ -68,21 +68,22 @@ pub fn semtimedop(id: i32, sops: &[Sop], timeout: Option<(i64, i64)>) -> Result<
         .collect();
     let timeout = timeout.map(|(tv_sec, tv_nsec)| libc::timespec { tv_sec, tv_nsec });
     let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: the operations and the timeout live during the call, and the count is correct.
+    // SAFETY: the operations and the timeout live during the call, and the count is that of the
+    // operations.
     check(
         unsafe { libc::syscall(libc::SYS_semtimedop, id, sops.as_mut_ptr(), sops.len(), pointer) }
             as i32,
     )
 }
 
-/// semop(2) with `N` operations, for measurements: it does not copy or allocate.
+/// Calls semop(2) with `N` operations. It is for measurements: it neither copies nor allocates.
 ///
 /// # Errors
 ///
 /// Its errno.
 #[inline]
 pub fn semop_raw<const N: usize>(id: i32, sops: &mut [libc::sembuf; N]) -> Result<i32, i32> {
-    // SAFETY: the operations live during the call, and the count is correct.
+    // SAFETY: the operations live during the call, and the count is that of the operations.
     check(unsafe { libc::semop(id, sops.as_mut_ptr(), N) })
 }
 
@@ -91,17 +92,18 @@ pub fn sembufs<const N: usize>(sops: [Sop; N]) -> [libc::sembuf; N] {
     sops.map(|(sem_num, sem_op, sem_flg)| libc::sembuf { sem_num, sem_op, sem_flg })
 }
 
-/// semctl(2) with a number as its argument.
+/// Calls semctl(2) with a number as its argument.
 ///
 /// # Errors
 ///
 /// Its errno.
 pub fn semctl(id: i32, num: i32, cmd: i32, value: i32) -> Result<i32, i32> {
-    // SAFETY: the commands that callers use take a number or no argument.
+    // SAFETY: the commands that callers pass take a number or no argument, so the kernel follows no
+    // pointer.
     check(unsafe { libc::semctl(id, num, cmd, libc::c_long::from(value)) })
 }
 
-/// `GETALL`. Returns the values of a set of `nsems` semaphores.
+/// Calls semctl(2) with `GETALL`. Returns the values of a set of `nsems` semaphores.
 ///
 /// # Errors
 ///
@@ -114,7 +116,7 @@ pub fn getall(id: i32, nsems: usize) -> Result<Vec<u16>, i32> {
     Ok(values)
 }
 
-/// `SETALL`. `values` has at least as many values as the set has semaphores.
+/// Calls semctl(2) with `SETALL`. `values` has at least as many values as the set has semaphores.
 ///
 /// # Errors
 ///
@@ -126,7 +128,8 @@ pub fn setall(id: i32, values: &[u16]) -> Result<i32, i32> {
     check(unsafe { libc::semctl(id, 0, libc::SETALL, values.as_mut_ptr()) })
 }
 
-/// `IPC_STAT`, `SEM_STAT` or `SEM_STAT_ANY`. Returns the result of the call and the attributes.
+/// Calls semctl(2) with `IPC_STAT`, `SEM_STAT` or `SEM_STAT_ANY`. Returns the result of the call
+/// and the attributes.
 ///
 /// # Errors
 ///
@@ -162,7 +165,8 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<i32, i32> {
     check(unsafe { libc::semctl(id, 0, libc::IPC_SET, std::ptr::from_mut(&mut ds)) })
 }
 
-/// `IPC_INFO` or `SEM_INFO`. Returns the result of the call and the fields of `struct seminfo`.
+/// Calls semctl(2) with `IPC_INFO` or `SEM_INFO`. Returns the result of the call and the fields of
+/// `struct seminfo`.
 ///
 /// # Errors
 ///
@@ -174,7 +178,7 @@ pub fn totals(cmd: i32) -> Result<(i32, [i32; 10]), i32> {
     Ok((result, numbers))
 }
 
-/// Sets the effective user and group of the calling process, and drops its supplementary groups.
+/// Sets the effective user and group of the calling process, and drops the supplementary groups.
 ///
 /// # Errors
 ///
@@ -182,11 +186,11 @@ pub fn totals(cmd: i32) -> Result<(i32, [i32; 10]), i32> {
 pub fn act_as(uid: u32, gid: u32) -> Result<i32, i32> {
     // SAFETY: these calls take numbers.
     check(unsafe { libc::seteuid(0) })?;
-    // SAFETY: as above; a length of zero reads nothing.
+    // SAFETY: setgroups(2) reads no pointer for a length of zero.
     check(unsafe { libc::setgroups(0, std::ptr::null()) })?;
-    // SAFETY: as above.
+    // SAFETY: the call takes a number and no pointer.
     check(unsafe { libc::setegid(gid) })?;
-    // SAFETY: as above.
+    // SAFETY: the call takes a number and no pointer.
     check(unsafe { libc::seteuid(uid) })
 }
 
@@ -197,11 +201,11 @@ pub fn act_as(uid: u32, gid: u32) -> Result<i32, i32> {
 /// Its errno.
 pub fn catch_usr1() -> Result<i32, i32> {
     extern "C" fn nothing(_signal: libc::c_int) {}
-    // SAFETY: zeroes are a valid structure: no flags, an empty mask.
+    // SAFETY: zeroes are a valid structure: it has no flags and an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = nothing as *const () as usize;
     action.sa_flags = libc::SA_RESTART;
-    // SAFETY: the handler does nothing, so it is safe in any thread at any time.
+    // SAFETY: the handler does nothing, so any thread may run it at any time.
     check(unsafe { libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) })
 }
 
@@ -221,14 +225,14 @@ pub fn send_usr1(pid: u32, thread: i32) -> Result<i32, i32> {
     check(unsafe { libc::syscall(libc::SYS_tgkill, pid, thread, libc::SIGUSR1) } as i32)
 }
 
-/// Forks a child that waits until it is killed or its parent ends. Returns its pid.
+/// Forks a child that waits until it is killed or its parent ends. Returns the pid of the child.
 ///
 /// # Errors
 ///
 /// The errno of fork(2).
 pub fn fork_idle() -> Result<i32, i32> {
-    // SAFETY: the child only makes system calls. That is permitted in the child of a process with
-    // several threads.
+    // SAFETY: the child only makes system calls, which the child of a process with several threads
+    // may do.
     let child = check(unsafe { libc::fork() })?;
     if child != 0 {
         return Ok(child);

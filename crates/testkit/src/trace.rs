@@ -1,13 +1,13 @@
-//! Counts the system calls of a part of a program.
+//! Counts the system calls that a part of a program makes.
 //!
-//! A thread of a child process calls [`trace_me`], and then [`mark`] at the beginning and the end
-//! of each part to be counted. The parent calls [`count`], which counts the system calls of this
-//! thread between the marks.
+//! A thread of a child process calls [`trace_me`]. Then it calls [`mark`] at the start and at the
+//! end of each part to be counted. The parent calls [`count`], which counts the system calls of
+//! this thread between the marks.
 //!
 //! # Rules
 //!
-//! - [`count`] is called by the thread that has started the child.
-//! - The code between two marks does not call getppid(2): that call is the mark.
+//! - Only the thread that has started the child may call [`count`].
+//! - The code between two marks must not call getppid(2), because that call is the mark.
 //!
 //! Source: ptrace(2) `PTRACE_SYSCALL`, `PTRACE_GET_SYSCALL_INFO`.
 #![expect(unsafe_code, reason = "ptrace is an unsafe function")]
@@ -19,7 +19,8 @@ use std::ptr;
 /// How often each system call was made, by its number.
 pub type Counts = BTreeMap<u64, u64>;
 
-/// Makes the calling thread traceable by its parent, and stops it until the parent calls [`count`].
+/// Makes the calling thread traceable by its parent process, and stops it until the parent calls
+/// [`count`].
 ///
 /// # Errors
 ///
@@ -37,7 +38,7 @@ pub type Counts = BTreeMap<u64, u64>;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn trace_me() -> io::Result<()> {
-    // SAFETY: the request has no pointers.
+    // SAFETY: this request passes no pointers.
     if unsafe { libc::ptrace(libc::PTRACE_TRACEME) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -46,13 +47,13 @@ pub fn trace_me() -> io::Result<()> {
     Ok(())
 }
 
-/// Begins a part to be counted, or ends it.
+/// Begins or ends a part to be counted.
 pub fn mark() {
     let _parent = rustix::process::getppid();
 }
 
-/// Continues a thread of a child that has called [`trace_me`], and counts its system calls between
-/// marks until the thread ends.
+/// Continues a thread of a child that has called [`trace_me`]. Counts the system calls of the
+/// thread between marks until the thread ends.
 ///
 /// # Errors
 ///
@@ -73,11 +74,11 @@ pub fn count() -> io::Result<Counts> {
     let (mut counts, mut is_marked) = (Counts::new(), false);
     let mut thread = wait(-1)?.0;
     let option = libc::PTRACE_O_TRACESYSGOOD;
-    // SAFETY: the request has no pointers, and the thread is stopped.
+    // SAFETY: this request passes no pointers, and the thread is stopped.
     check(unsafe { libc::ptrace(libc::PTRACE_SETOPTIONS, thread, 0usize, option) })?;
     let mut signal = 0;
     loop {
-        // SAFETY: the request has no pointers, and the thread is stopped.
+        // SAFETY: this request passes no pointers, and the thread is stopped.
         check(unsafe { libc::ptrace(libc::PTRACE_SYSCALL, thread, 0usize, signal) })?;
         let status;
         (thread, status) = wait(thread)?;
@@ -96,7 +97,7 @@ pub fn count() -> io::Result<Counts> {
 }
 
 /// Returns the number of the system call that a stopped thread enters. Returns None if the thread
-/// leaves one.
+/// leaves a system call.
 fn entered(thread: i32) -> Option<u64> {
     // SAFETY: all zeroes is a valid value of this plain structure.
     let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
@@ -107,15 +108,15 @@ fn entered(thread: i32) -> Option<u64> {
     if !is_entry {
         return None;
     }
-    // SAFETY: the kernel fills this member for an entry.
+    // SAFETY: the kernel has filled in this member, since the thread enters a system call.
     Some(unsafe { info.u.entry.nr })
 }
 
 fn wait(thread: i32) -> io::Result<(i32, i32)> {
     let mut status = 0;
     loop {
-        // `__WNOTHREAD` waits only for children of this thread, because other tests have children
-        // too.
+        // `__WNOTHREAD` makes the call wait only for children of this thread, because other tests
+        // have children too.
         // SAFETY: the status is written to a local variable.
         let waited =
             unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL | libc::__WNOTHREAD) };

@@ -1,4 +1,4 @@
-//! The counting allocator as the global allocator of a test binary.
+//! Tests of the counting allocator, which is the global allocator of this test binary.
 
 use corewalk_testkit::{
     alloc::{Counting, thread_allocations},
@@ -48,7 +48,7 @@ fn large_block_is_seen_live_and_then_not() {
     let with = ALLOC.live().bytes;
     assert!(with >= SIZE as u64);
     drop(block);
-    // The other tests of this binary allocate far less than half of `SIZE`.
+    // The other tests of this binary allocate far less than half of `SIZE` in the meantime.
     assert!(ALLOC.live().bytes < with - SIZE as u64 / 2);
 }
 

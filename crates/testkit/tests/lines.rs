@@ -1,4 +1,4 @@
-//! Recordings of cache lines: loads, stores and conflicts.
+//! Tests of recordings of cache lines: loads, stores and conflicts.
 #![cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
 
 use corewalk_testkit::seal::Seal;

@@ -1,4 +1,4 @@
-//! The seal as the global allocator of a test binary: stores that it must catch.
+//! Tests of the seal, which is the global allocator of this test binary. It must catch stores.
 #![cfg(not(miri))]
 
 use corewalk_testkit::seal::{Seal, prove};
@@ -34,7 +34,7 @@ fn lookup_in_a_map_stores_nothing_and_a_store_is_caught() {
 
 #[test]
 fn read_lock_of_a_rwlock_is_a_shared_store() {
-    // The control is a read lock: it stores to the lock, although it only reads the map.
+    // The control takes a read lock. That stores to the lock, although the map is only read.
     prove(
         &SEAL,
         "read_lock_of_a_rwlock_is_a_shared_store",
@@ -62,7 +62,8 @@ fn store_to_a_static_is_caught() {
 
 #[test]
 fn store_to_memory_mapped_in_the_phase_is_caught() {
-    // The alignment is too large for the region. So the system's allocator maps a block directly.
+    // This alignment is too large for the region, so the system's allocator maps the block by
+    // itself.
     #[repr(align(8192))]
     struct Page(Mutex<[u8; 1 << 20]>);
     prove(

@@ -1,10 +1,10 @@
-//! Suites with a server that is killed, and with a server that hangs.
+//! Suites in which the server is killed, or hangs.
 //!
-//! After the death of the server, its clients must get an error and not hang, and a new mount must
-//! be possible. A hung server is simulated by SIGSTOP. That suite is also the control of all other
-//! suites: it proves that the time limit, the abort and the cleanup work.
+//! After the server has died, its clients must get an error and not hang, and a new mount must be
+//! possible. SIGSTOP makes a server hang. That suite is also the control of all other suites. It
+//! proves that the time limit, the abort and the cleanup work.
 //!
-//! Source: `fuse(4)`: requests on a lost connection fail with ENOTCONN or ECONNABORTED.
+//! Source: `fuse(4)`, by which requests on a lost connection fail with ENOTCONN or ECONNABORTED.
 
 use super::mount::{Mount, OPTIONS, Site};
 use crate::{
@@ -18,7 +18,7 @@ use std::{
 
 const SHORT: Duration = Duration::from_secs(20);
 
-/// Kills the server while files are open, and mounts again on the same directory.
+/// Kills the server while a client has files open. Then mounts again on the same directory.
 pub(super) fn kill9(site: &Site) -> Outcome {
     check_kill9(site).unwrap_or_else(|outcome| outcome)
 }
@@ -26,8 +26,8 @@ pub(super) fn kill9(site: &Site) -> Outcome {
 fn check_kill9(site: &Site) -> Result<Outcome, Outcome> {
     let mut mount = Mount::start(site, OPTIONS)?;
     mount.shell("prepare", "mkdir d\necho one > d/file\nsync -f d/file")?;
-    // The client opens a file and a directory. After the end of its input it writes to the file,
-    // lists the directory, and prints the results.
+    // The client opens a file and a directory. When its input ends, it writes to the file, lists
+    // the directory, and prints the results.
     let script = "cd \"$MNT/d\"\nexec 3>>file 4<.\necho ready\nread -r go\n\
                   if echo two >&3 2>/dev/null; then echo written; else echo refused; fi\n\
                   if ls /proc/self/fd/4/ 2>/dev/null; then echo listed; else echo lost; fi";
@@ -69,8 +69,8 @@ fn wait_ready(user: &mut std::process::Child) -> Result<(), Outcome> {
     }
 }
 
-/// Stops the server, and checks that the abort frees a waiting client and that the mount can be
-/// detached.
+/// Stops the server with SIGSTOP. Checks that the abort frees a waiting client, and that the mount
+/// can be detached.
 pub(super) fn hang(site: &Site) -> Outcome {
     check_hang(site).unwrap_or_else(|outcome| outcome)
 }
@@ -82,8 +82,8 @@ fn check_hang(site: &Site) -> Result<Outcome, Outcome> {
     command.arg(mount.path.join("never"));
     let (ended, output) = mount.run_to_end("hang", &mut command, Duration::from_secs(2));
     match ended {
-        // The client was killed after the time limit. That worked because the abort had ended its
-        // call.
+        // The client was killed after the time limit. It could die only because the abort had ended
+        // its call.
         Ended::TimedOut => {}
         Ended::Stuck => {
             return Err(Outcome::Failed("the abort did not free the client".to_owned()));

@@ -1,17 +1,17 @@
 //! PostgreSQL with the shared memory of a namespace in user space.
 //!
 //! When PostgreSQL starts after a crash, it reads `shm_nattch` of the segment of the previous
-//! server. If a process still has the segment attached, PostgreSQL refuses to start: two servers on
-//! one directory would destroy the data. So `shm_nattch` must be correct after fork, after any end
-//! of a process, and for processes that never make a call.
+//! server. If a process still has the segment attached, PostgreSQL refuses to start, since two
+//! servers on one directory would destroy the data. So `shm_nattch` must be correct after fork,
+//! after any end of a process, and for processes that never make a call.
 //!
-//! The suite runs a server under `corewalk ipc exec --shm` and kills it while one of its processes
+//! The suite runs a server under `corewalk ipc exec --shm`, and kills it while one of its processes
 //! is stopped. A new server must refuse to start, with and without `postmaster.pid`. Then the suite
-//! kills the stopped process. Now a server must start and have all data. After its end no segment
-//! may be left.
+//! kills the stopped process. Now a server must start and have all data. After it has ended, no
+//! segment may be left.
 //!
-//! All of this is done twice. The first time the server's user runs `corewalk`. The second time
-//! root runs it, and su(1) below it changes to the server's user.
+//! The suite does all of this twice. The first time, the user of the server runs `corewalk`. The
+//! second time, root runs it, and su(1) changes to the user of the server.
 //!
 //! Source: PostgreSQL `src/backend/port/sysv_shmem.c`; postgres(1); pgbench(1); su(1).
 
@@ -26,12 +26,12 @@ use std::{
 
 const LIBRARY: &str = "libcorewalk_ipc_preload.so";
 
-/// Runs PostgreSQL with System V shared memory in user space.
+/// Checks PostgreSQL with System V shared memory in user space.
 pub(super) fn ipc_postgres(site: &Site) -> Outcome {
     let Some(postgres) = postgres_folder() else {
         return Outcome::Skipped("no complete postgres is installed".to_owned());
     };
-    // The user of the server may not have access to the target directory.
+    // Copy the program, since the user of the server may have no access to the target directory.
     let work = site.work();
     let files = [Some(site.program.clone()), library(&site.program)];
     for file in files {
@@ -60,7 +60,7 @@ pub(super) fn ipc_postgres(site: &Site) -> Outcome {
     Outcome::Passed
 }
 
-/// Returns the preload library that was built with the program.
+/// Returns the path of the preload library that was built with the program.
 fn library(program: &Path) -> Option<PathBuf> {
     let folder = program.parent()?;
     [folder.join("deps"), folder.to_owned()]

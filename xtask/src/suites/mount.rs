@@ -1,17 +1,18 @@
-//! A server with its mount, and how to end both in any state.
+//! A server and its mount, and how to end both in any state.
 //!
 //! A [`Site`] is the directory of a suite, with a mount point, files and logs. A [`Mount`] is a
-//! running server. This process never accesses the mount: a call into a hung server would hang, and
-//! this process has to clean up. Commands that access the mount are child processes with a limit.
+//! running server. This process must never access the mount: such a call could wait for a hung
+//! server for ever, but this process has to clean up. Commands that access the mount are child
+//! processes with a time limit.
 //!
 //! # The end of a hung server
 //!
-//! 1. Write `1` to the `abort` file of the connection. Each waiting request gets an error.
+//! 1. Write `1` to the `abort` file of its FUSE connection. Each waiting request gets an error.
 //! 2. Kill the server by its pid.
 //! 3. Detach the mount point.
 //!
-//! The number of the connection is the minor device number of the mount. It is read from
-//! `/proc/self/mountinfo`, without a call into the mount.
+//! The number of the connection is the minor device number of the mount. `/proc/self/mountinfo`
+//! shows it without a call into the mount.
 //!
 //! Source: the kernel's `Documentation/filesystems/fuse.rst`; `proc_pid_mountinfo(5)`.
 
@@ -28,7 +29,7 @@ use std::{
     time::Duration,
 };
 
-/// Mount options of most suites: other users, device nodes and set-user-ID are permitted. There are
+/// Mount options of most suites. Other users, device nodes and set-user-ID are permitted. There are
 /// more threads than by default, so that requests are served concurrently.
 pub(super) const OPTIONS: &str = "allow_other,dev,suid,threads=4";
 
@@ -45,7 +46,7 @@ pub(super) enum Source {
     Tmpfs,
     /// A directory of the machine's file system.
     Host,
-    /// A store in a directory of the host. `fsck` checks it at the end.
+    /// A store in a directory of the host. The suite checks it with `fsck` at the end.
     Store,
 }
 
@@ -54,21 +55,21 @@ const LEAVE_LIMIT: Duration = Duration::from_secs(20);
 const FSCK_LIMIT: Duration = Duration::from_secs(60);
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
-/// The directory of a suite, and paths that it needs.
+/// The directory of a suite, and the paths that it needs.
 #[derive(Debug)]
 pub(super) struct Site {
     /// The root of the repository.
     pub(super) root: PathBuf,
     /// The program under test.
     pub(super) program: PathBuf,
-    /// The directory in which suites install tools.
+    /// The directory into which suites install tools.
     pub(super) tools: PathBuf,
-    /// The directory of the suite, on the machine's file system. All users may enter it.
+    /// The directory of the suite, on the machine's own file system. All users may enter it.
     pub(super) folder: PathBuf,
 }
 
 impl Site {
-    /// Creates the directory of the suite `name`, and removes an older one.
+    /// Creates the directory of the suite `name`. Removes an older one first.
     ///
     /// # Errors
     ///
@@ -87,16 +88,16 @@ impl Site {
         })
     }
 
-    /// Returns the directory for files of the suite, on the machine's file system.
+    /// Returns the directory for files of the suite that are not on the mount.
     pub(super) fn work(&self) -> PathBuf {
         self.folder.join("work")
     }
 
-    /// Runs `command`, which must not access a mount, and returns its output.
+    /// Runs `command`, which must not access a mount. Returns its output.
     ///
     /// # Errors
     ///
-    /// The outcome of the suite if the exit status is not 0.
+    /// The outcome of the suite, if the exit status of the command is not 0.
     pub(super) fn run(&self, what: &str, command: &mut Command) -> Result<String, Outcome> {
         let log = self.folder.join(format!("{what}.log"));
         let (ended, output) = process::run_logged(command, &log, Duration::from_secs(15 * 60));
@@ -106,8 +107,8 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // Remove the mount point first. If the mount is still there, this fails, and nothing below
-        // it must be removed.
+        // Remove the mount point first. If something is still mounted there, that fails, and
+        // nothing below it must be removed.
         let _ = fs::remove_dir(self.folder.join("mnt"));
         if !self.folder.join("mnt").exists() {
             let _ = fs::remove_dir_all(&self.folder);
@@ -115,7 +116,7 @@ impl Drop for Site {
     }
 }
 
-/// A running server with its mount.
+/// A running server and its mount.
 #[derive(Debug)]
 pub(super) struct Mount {
     /// The mount point.
@@ -125,16 +126,17 @@ pub(super) struct Mount {
     server: Child,
     connection: Option<String>,
     has_hung: bool,
-    /// The source, if that is a store.
+    /// The path of the source, if the source is a store.
     store: Option<PathBuf>,
 }
 
 impl Mount {
-    /// Starts a server of a tmpfs in the directory of `site`, and waits until the mount is ready.
+    /// Starts a server that mounts a tmpfs in the directory of `site`. Waits until the mount is
+    /// ready.
     ///
     /// # Errors
     ///
-    /// The outcome of the suite if the mount does not get ready.
+    /// The outcome of the suite, if the mount does not become ready.
     pub(super) fn start(site: &Site, options: &str) -> Result<Self, Outcome> {
         Self::start_with(site, Source::Tmpfs, options)
     }
@@ -186,12 +188,12 @@ impl Mount {
         Ok(mount)
     }
 
-    /// Runs `command`, which may access the mount, and returns its output.
+    /// Runs `command`, which may access the mount. Returns its output.
     ///
     /// # Errors
     ///
-    /// The outcome of the suite if the exit status is not 0. After `limit`, aborts the connection
-    /// and kills the command.
+    /// The outcome of the suite, if the exit status of the command is not 0. After `limit`, the
+    /// connection is aborted and the command is killed.
     pub(super) fn run(
         &mut self,
         what: &str,
@@ -202,20 +204,20 @@ impl Mount {
         settle(what, ended, output)
     }
 
-    /// Runs the shell script `script` in the root directory of the mount.
+    /// Runs the shell script `script`, in the root directory of the mount.
     ///
     /// # Errors
     ///
     /// As [`Mount::run`].
     pub(super) fn shell(&mut self, what: &str, script: &str) -> Result<String, Outcome> {
         let mut command = Command::new("sh");
-        // Change the directory in the script, because this process must not access the mount.
+        // Let the script change the directory, because this process must not access the mount.
         command.args(["-euc", &format!("cd \"$MNT\"\n{script}")]).env("MNT", &self.path);
         command.env("WORK", self.folder.join("work"));
         self.run(what, &mut command, Duration::from_secs(10 * 60))
     }
 
-    /// As [`Mount::run`], but also returns the output of a command that fails.
+    /// Runs `command` like [`Mount::run`], but also returns the output of a command that fails.
     pub(super) fn run_to_end(
         &mut self,
         what: &str,
@@ -255,12 +257,12 @@ impl Mount {
         process::kill(&mut self.server)
     }
 
-    /// Aborts the connection: each waiting request gets an error.
+    /// Aborts the FUSE connection, so that each waiting request gets an error.
     pub(super) fn abort(&self) {
         let Some(connection) = &self.connection else { return };
         let folder = Path::new(CONNECTIONS);
         if !folder.join(connection).exists() {
-            // Mount fusectl, in this mount namespace only, unless it is mounted already.
+            // Mount fusectl, unless it is mounted already. Only this mount namespace sees it.
             let _ = Command::new("mount").args(["-t", "fusectl", "fusectl", CONNECTIONS]).status();
         }
         if let Err(error) = fs::write(folder.join(connection).join("abort"), "1") {
@@ -268,7 +270,7 @@ impl Mount {
         }
     }
 
-    /// Detaches the mount, also if it is in use.
+    /// Detaches the mount, even if it is in use.
     pub(super) fn detach(&self) {
         let _ = Command::new("umount").arg("-l").arg(&self.path).stderr(Stdio::null()).status();
     }
@@ -278,8 +280,8 @@ impl Mount {
         mount_line(&self.path).is_some()
     }
 
-    /// Ends the server by SIGTERM. Checks that it exits with status 0, that the mount is gone, and
-    /// that a store has no errors.
+    /// Ends the server with SIGTERM. Checks that it exits with status 0, that the mount is gone,
+    /// and that a store has no errors.
     pub(super) fn finish(mut self) -> Outcome {
         if self.has_hung {
             return Outcome::Failed("the server hung".to_owned());
@@ -304,7 +306,7 @@ impl Mount {
         }
     }
 
-    /// Runs `fsck` if the source is a store.
+    /// Checks the source with `fsck`, if it is a store.
     fn check_store(&self) -> Outcome {
         let Some(store) = &self.store else { return Outcome::Passed };
         let mut fsck = Command::new(&self.program);
@@ -324,7 +326,8 @@ impl Drop for Mount {
     }
 }
 
-/// Returns the output of a command with exit status 0. Prints the output of another one.
+/// Returns the output of a command that exited with status 0. Otherwise prints the output and
+/// returns the failure.
 fn settle(what: &str, ended: Ended, output: String) -> Result<String, Outcome> {
     if ended == Ended::Well {
         return Ok(output);

@@ -1,8 +1,8 @@
-//! Common test suites for file systems: pjdfstest, fsx, stress-ng.
+//! Common test suites for file systems: pjdfstest, fsx and stress-ng.
 //!
-//! pjdfstest and fsx are installed in a fixed version, so that a new version does not fail an old
-//! change. The exit status is not enough, because a suite that runs no test may exit with 0. So the
-//! number of tests is read from the output.
+//! pjdfstest and fsx are installed in a fixed version. Otherwise a new version could make an
+//! unrelated change fail. The exit status is not enough, because a suite that runs no test may exit
+//! with 0. So the number of tests is read from the output.
 //!
 //! Source: the crates `pjdfstest` and `fsx`, `stress-ng(1)`.
 
@@ -18,12 +18,12 @@ use std::{env, fs, path::PathBuf, process::Command};
 
 const PJDFSTEST_VERSION: &str = "0.2.2";
 const FSX_VERSION: &str = "0.3.2";
-/// The variable that sets the number of operations of each run of fsx.
+/// The environment variable that sets the number of operations of each run of fsx.
 const FSX_OPERATIONS: &str = "COREWALK_FSX_OPERATIONS";
-/// The number of operations if the variable is not set.
+/// The number of operations of each run of fsx if the variable is not set.
 const FSX_OPERATIONS_DEFAULT: &str = "20000";
 
-/// The user that pjdfstest switches to besides `nobody`.
+/// The user, besides `nobody`, as which pjdfstest makes calls.
 const TESTS_USER: &str = "tests";
 
 /// Minimum number of tests of pjdfstest that must pass. On tmpfs, 384 of 398 pass and the others
@@ -44,8 +44,8 @@ naptime = 0.02
 entries = [["nobody", "nogroup"], ["tests", "tests"]]
 "#;
 
-/// The configuration of fsx: all kinds of operations, also on a mapping. An operation has at least
-/// one byte, because posix_fallocate(3) refuses a length of 0.
+/// The configuration of fsx with all kinds of operations, even those on a mapping. An operation has
+/// at least one byte, because posix_fallocate(3) refuses a length of 0.
 const FSX_MAPPED: &str = "
 flen = 1048576
 [opsize]
@@ -68,7 +68,7 @@ posix_fadvise = 1.0
 copy_file_range = 3.0
 ";
 
-/// Stressors that need devices, other mounts or other kernels.
+/// Stressors that are left out, because they need devices, other mounts or other kernels.
 const STRESS_EXCLUDED: &str = "fiemap,sync-file,io,iomix,revio,hdd,verity,binderfs,loop,dnotify,\
                                fanotify,aiol,aio,secretmem,swap,procfs,sysfs,dev,readahead,seal";
 
@@ -77,17 +77,17 @@ pub(super) fn pjdfstest(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Tmpfs, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs pjdfstest where the server checks permissions.
+/// Runs pjdfstest on a mount where the server checks permissions.
 pub(super) fn pjdfstest_server(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Tmpfs, SERVER_PERMISSIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs pjdfstest where the kernel collects writes and times.
+/// Runs pjdfstest on a mount where the kernel collects writes and times.
 pub(super) fn pjdfstest_writeback(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Tmpfs, WRITEBACK).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs pjdfstest on a directory of the host.
+/// Runs pjdfstest on a mounted directory of the host.
 pub(super) fn pjdfstest_host(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Host, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
@@ -107,7 +107,7 @@ fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome
     let config = site.folder.join("pjdfstest.toml");
     write(&config, PJDFSTEST_CONFIG)?;
     let mut mount = Mount::start_with(site, source, options)?;
-    // Use a short name, because the path of a socket is limited to 107 bytes.
+    // Use a short name, because the path of a socket may have at most 107 bytes.
     mount.shell("pjdfstest-folder", "mkdir -m 0755 t")?;
     let mut command = Command::new(program);
     command.arg("-c").arg(config).arg("-p").arg(mount.path.join("t"));
@@ -131,10 +131,10 @@ fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome
     Ok(mount.finish())
 }
 
-/// Returns true if only the tests `etxtbsy` failed, which write a program and run it.
+/// Returns true if only those tests failed that write a program and then run it (`etxtbsy`).
 ///
-/// They have a race on any file system. Another thread may fork between the write and the run. Its
-/// child has the program open for writing until it calls execve(2), so the run fails with
+/// These tests have a race on any file system. Another thread may fork between the write and the
+/// run. Its child has the program open for writing until it calls execve(2), so the run fails with
 /// `ETXTBSY`.
 fn has_lost_race(output: &str) -> bool {
     let plain = without_colours(output);
@@ -144,7 +144,7 @@ fn has_lost_race(output: &str) -> bool {
             .all(|line| line.split_whitespace().next().is_some_and(|n| n.ends_with("::etxtbsy")))
 }
 
-/// Returns the numbers of failed and of passed tests from the summary of pjdfstest.
+/// Returns how many tests failed and how many passed, from the summary of pjdfstest.
 fn pjdfstest_summary(output: &str) -> Option<(u64, u64)> {
     let plain = without_colours(output);
     let line = plain.lines().rev().find(|line| line.starts_with("Summary:"))?;
@@ -166,17 +166,17 @@ pub(super) fn fsx(site: &Site) -> Outcome {
     check_fsx(site, Source::Tmpfs, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs fsx where the server checks permissions.
+/// Runs fsx on a mount where the server checks permissions.
 pub(super) fn fsx_server(site: &Site) -> Outcome {
     check_fsx(site, Source::Tmpfs, SERVER_PERMISSIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs fsx where the kernel collects writes and times.
+/// Runs fsx on a mount where the kernel collects writes and times.
 pub(super) fn fsx_writeback(site: &Site) -> Outcome {
     check_fsx(site, Source::Tmpfs, WRITEBACK).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs fsx on a directory of the host.
+/// Runs fsx on a mounted directory of the host.
 pub(super) fn fsx_host(site: &Site) -> Outcome {
     check_fsx(site, Source::Host, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
@@ -210,7 +210,7 @@ fn check_fsx(site: &Site, source: Source, options: &str) -> Result<Outcome, Outc
     Ok(mount.finish())
 }
 
-/// Runs the file system class of stress-ng.
+/// Runs the stressors of stress-ng for file systems.
 pub(super) fn stress_ng(site: &Site) -> Outcome {
     check_stress_ng(site).unwrap_or_else(|outcome| outcome)
 }
@@ -227,7 +227,8 @@ fn check_stress_ng(site: &Site) -> Result<Outcome, Outcome> {
     Ok(mount.finish())
 }
 
-/// Installs `name` in `version` below the target directory if it is missing. Returns its path.
+/// Installs `name` in `version` below the target directory, if it is missing. Returns the path of
+/// its program.
 fn installed(site: &Site, name: &str, version: &str) -> Result<PathBuf, Outcome> {
     let program = site.tools.join("bin").join(name);
     if program.exists() {
@@ -240,7 +241,7 @@ fn installed(site: &Site, name: &str, version: &str) -> Result<PathBuf, Outcome>
     command.args(["--profile", "dev"]).env("CARGO_PROFILE_DEV_OPT_LEVEL", "1");
     command.env("CARGO_PROFILE_DEV_DEBUG", "0");
     let log = site.folder.join("install.log");
-    // Try several times, since the registry may not answer for a moment.
+    // Try several times, since the registry may fail to answer at times.
     for _ in 0..INSTALL_TRIES {
         if process::run_logged(&mut command, &log, minutes(10)).0 == Ended::Well {
             return Ok(program);

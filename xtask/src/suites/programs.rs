@@ -9,12 +9,12 @@
 //! | `IPC::SysV` of Perl | its own tests, or `sysv.pl` if they cannot be downloaded |
 //! | Perl under strace(1) | no call is a system call: 100,000 semop(2), 500 or more of the others |
 //!
-//! All programs run in a *closed* IPC namespace of the kernel: its limits are 0. A call that
-//! reached the kernel would fail, and the program with it. A control checks that the namespace is
-//! closed. The count of system calls has a control as well.
+//! All programs run in a *closed* IPC namespace of the kernel, whose limits are 0. If a call
+//! reached the kernel, it would fail, and so would the program. A control checks that the namespace
+//! is closed. The count of system calls has a control as well.
 //!
-//! A program that is missing and cannot be installed is skipped. Then the suite is skipped, not
-//! passed.
+//! If a program is missing and cannot be installed, its part is skipped. Then the suite counts as
+//! skipped, not as passed.
 //!
 //! Source: the manuals of the programs; `ipc_namespaces(7)`, `proc_sys_kernel(5)`.
 
@@ -32,19 +32,19 @@ use std::{
 };
 
 const SYSV_IPC: &str = "sysv_ipc==1.2.0";
-/// Minimum number of tests of that version that must pass. One more test is skipped.
+/// Minimum number of tests of that version that must pass. One further test is skipped.
 const SYSV_IPC_TESTS_MIN: u32 = 136;
 
 const IPC_SYSV: &str = "https://github.com/mhx/IPC-SysV";
-/// The variable with the path of a copy of that repository. If it is not set, the suite clones the
-/// repository.
+/// The environment variable with the path of a copy of that repository. If it is not set, the suite
+/// clones the repository.
 const IPC_SYSV_ENV: &str = "COREWALK_PERL_IPC_SYSV";
 const IPC_SYSV_TESTS_MIN: u32 = 70;
 const OWN_PERL: &str = include_str!("programs/sysv.pl");
 
 const SEMOPS: usize = 100_000;
 
-/// The system call number of semtimedop(2). Perl has no function for it.
+/// The number of the system call semtimedop(2), for which Perl has no function.
 const SEMTIMEDOP: u32 = if cfg!(target_arch = "aarch64") { 192 } else { 220 };
 
 /// The system calls of System V IPC. The C library may use semtimedop(2) for semop(2).
@@ -63,8 +63,8 @@ const CALLS: [&str; 12] = [
     "shmctl",
 ];
 
-/// A Perl script that makes all these calls. Its first argument is the number of rounds. A round
-/// makes two semop(2); some rounds make the other calls as well.
+/// A Perl script that makes all system calls of [`CALLS`]. Its first argument is the number of
+/// rounds. Each round makes two semop(2), and some rounds also make the other calls.
 const ALL_CALLS: &str = r#"
 my ($rounds, $semtimedop) = @ARGV;
 my $set = semget(0, 1, 0600) // die $!;
@@ -85,12 +85,12 @@ for my $round (1 .. $rounds) {
 semctl($set, 0, 0, 0) && msgctl($queue, 0, 0) && shmctl($segment, 0, 0) or die $!;
 "#;
 
-/// Maximum number of heap pages that a long run uses in addition to those of a short one. Before
-/// the library writes to a page of the caller for the first time, it checks the page by one
+/// Maximum number of heap pages that a long run uses in addition to those of a short run. Before
+/// the library writes to a page of the caller for the first time, it checks the page with one
 /// futex(2).
 const PAGES_MAX: usize = 8;
 
-/// The option of strace(1): the calls that must not reach the kernel, and futex(2).
+/// The option of strace(1) that selects the calls that must not reach the kernel, and futex(2).
 const TRACED: &str = "trace=semget,semop,semtimedop,semctl,msgget,msgsnd,msgrcv,msgctl,\
                       shmget,shmat,shmdt,shmctl,futex";
 
@@ -129,7 +129,8 @@ impl<'s> Closed<'s> {
         Self { site, has_shm }
     }
 
-    /// Returns a command in a closed namespace, without corewalk. It cannot create objects.
+    /// Returns a command that runs in a closed namespace without corewalk. So it cannot create
+    /// objects.
     fn without_corewalk(&self) -> Command {
         let shm = if self.has_shm { "echo 0 > /proc/sys/kernel/shmmni;" } else { "" };
         let script = format!(
@@ -141,7 +142,7 @@ impl<'s> Closed<'s> {
         command
     }
 
-    /// Returns a command in a closed namespace, under `corewalk ipc exec`.
+    /// Returns a command that runs in a closed namespace under `corewalk ipc exec`.
     fn with_corewalk(&self) -> Command {
         let mut command = self.without_corewalk();
         command.arg(&self.site.program).args(["ipc", "exec"]);
@@ -153,15 +154,16 @@ impl<'s> Closed<'s> {
     }
 }
 
-/// Returns a command in a new IPC namespace of the kernel with the usual limits, without corewalk.
+/// Returns a command that runs in a new IPC namespace of the kernel with the usual limits, without
+/// corewalk.
 fn open() -> Command {
     let mut command = Command::new("unshare");
     command.args(["--ipc", "--"]);
     command
 }
 
-/// Runs a program that creates a semaphore set and a message queue. It must fail without corewalk,
-/// and succeed with it.
+/// Runs a program that creates a semaphore set and a message queue. The program must fail without
+/// corewalk, and must succeed with it.
 fn control(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = "defined semget(0, 1, 0600) or exit 3; defined msgget(0, 0600) or exit 4;";
     let log = closed.site.folder.join("closed.log");
@@ -179,10 +181,10 @@ fn control(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Counts the system calls of a program that makes 100,000 semop(2) and other calls.
+/// Counts the system calls of a program that makes 100,000 semop(2) and some other calls.
 ///
-/// None of [`CALLS`] may reach the kernel. The program may make [`PAGES_MAX`] more futex(2) than a
-/// program of one round. The control is the same program without corewalk.
+/// None of [`CALLS`] may reach the kernel. The program may make at most [`PAGES_MAX`] more futex(2)
+/// than a program of one round. The control is the same program without corewalk.
 fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     needed("strace")?;
     let kernel = trace(closed, "calls-kernel", open(), SEMOPS)?;
@@ -196,8 +198,8 @@ fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     if semops < SEMOPS || !CALLS.iter().all(|name| is_seen(name)) {
         return Err(Outcome::Failed("strace did not show the calls without corewalk".to_owned()));
     }
-    // Leave out the calls of shared memory if the program has no `--shm`, since these calls reach
-    // the kernel.
+    // If the program has no `--shm`, leave out the calls of shared memory, which reach the kernel
+    // then.
     let ours = CALLS.iter().filter(|name| closed.has_shm || !name.starts_with("shm"));
     let is_more = seen(&many, "futex") > seen(&few, "futex") + PAGES_MAX;
     if ours.into_iter().any(|name| seen(&many, name) > 0) || is_more {
@@ -206,10 +208,10 @@ fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// How often each system call reached the kernel, by its name.
+/// How many calls of each system call reached the kernel, by its name.
 type Counts = BTreeMap<String, usize>;
 
-/// Runs [`ALL_CALLS`] under strace(1), as arguments of `command`.
+/// Runs [`ALL_CALLS`] under strace(1). Both are arguments of `command`.
 fn trace(
     closed: &Closed<'_>,
     what: &str,
@@ -223,7 +225,7 @@ fn trace(
     Ok(counted(&fs::read_to_string(&trace).unwrap_or_default()))
 }
 
-/// Counts the system calls in the output of strace(1) by name.
+/// Returns how often each system call is in the output of strace(1).
 fn counted(trace: &str) -> Counts {
     let mut counts = Counts::new();
     for line in trace.lines().filter(|line| !line.contains("resumed>")) {
@@ -234,7 +236,7 @@ fn counted(trace: &str) -> Counts {
     counts
 }
 
-/// Runs the tests of the Perl module, or `sysv.pl`.
+/// Runs the tests of the Perl module, or `sysv.pl` if the module is not available.
 fn perl(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     let site = closed.site;
     if !is_well("perl", &["-MIPC::SysV", "-MTest::More", "-e", "1"]) && !install("perl") {
@@ -266,7 +268,8 @@ fn perl(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Returns the directory of the module, with its tests in `t`. Returns None if it cannot be cloned.
+/// Returns the directory of the Perl module, with its tests in `t`. Returns None if it cannot be
+/// cloned.
 fn perl_tests(site: &Site) -> Option<PathBuf> {
     if let Some(path) = std::env::var_os(IPC_SYSV_ENV) {
         return Some(PathBuf::from(path));
@@ -282,7 +285,8 @@ fn perl_tests(site: &Site) -> Option<PathBuf> {
     folder.join("t/sem.t").exists().then_some(folder)
 }
 
-/// Compares the archives of a tree with changed owners, made with and without corewalk.
+/// Makes an archive of a tree with changed owners, with and without corewalk. Both archives must be
+/// equal.
 fn fakeroot(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = r#"
 mkdir -p "$1/tree"
@@ -337,7 +341,7 @@ fn sysv_ipc(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Runs a Python program that looks up the calls in the C library by itself.
+/// Runs a Python program that looks up the functions of System V IPC in the C library by itself.
 fn ctypes(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = r#"
 import ctypes
@@ -365,8 +369,8 @@ check(libc.msgctl(queue, 0, 0))
     Ok(Outcome::Passed)
 }
 
-/// Returns a directory with the source of the module and a virtual environment that has it
-/// installed.
+/// Returns a directory with the source of the Python module, and with a virtual environment in
+/// which the module is installed.
 fn python_tests(site: &Site) -> Result<PathBuf, Outcome> {
     const SCRIPT: &str = r#"
 rm -rf "$1"
@@ -381,7 +385,8 @@ rm -rf source/build source/src/*.so
 venv/bin/python -c 'import sysv_ipc'
 touch complete
 "#;
-    // Checks for the headers of Python, and for ensurepip, which a virtual environment needs.
+    // A Python program that checks for the headers of Python, and for ensurepip, which a virtual
+    // environment needs.
     const PYTHON_CHECK: &str = "import ensurepip, os, sysconfig; \
         os.stat(os.path.join(sysconfig.get_paths()['include'], 'Python.h'))";
     let folder = site.tools.join("sysv_ipc");
@@ -390,7 +395,7 @@ touch complete
     }
     needed("python3")?;
     if !is_well("python3", &["-c", PYTHON_CHECK]) {
-        // If the packages cannot be installed, the script below fails with a message.
+        // Ignore the result: without these packages the script below fails with a message.
         let _installed = install("python3-dev") && install("python3-venv");
     }
     let mut command = Command::new("sh");
@@ -407,14 +412,15 @@ touch complete
     Err(Outcome::Skipped(format!("{SYSV_IPC} cannot be installed: {last}")))
 }
 
-/// Runs the stressors of stress-ng for semaphores and message queues.
+/// Runs those stressors of stress-ng that use semaphores and message queues.
 fn stress_ng(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     needed("stress-ng")?;
     let asked = std::env::var("COREWALK_STRESS_SECONDS").ok();
     let seconds = asked.unwrap_or_else(|| "10".to_owned());
     let mut command = closed.with_corewalk();
-    // Status 7 says only that a stressor was ended while it counted an operation, which is likely
-    // with a million of them a second. The line "successful run completed" must still be there.
+    // Accept status 7. It only says that a stressor was ended while it counted an operation, which
+    // is likely at a million operations per second. The line "successful run completed" must still
+    // be there.
     command.args(["sh", "-c", "stress-ng \"$@\" || test $? = 7", "sh"]);
     command.args(["--sem-sysv", "2", "--msg", "2", "--verify", "--metrics-brief"]);
     command.args(["-t", &seconds]).current_dir(closed.site.work());
@@ -427,7 +433,8 @@ fn stress_ng(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Returns the number of operations of the stressor `name` in the output of stress-ng, or 0.
+/// Returns the number of operations of the stressor `name` in the output of stress-ng, or 0 if it
+/// is missing.
 fn bogo_ops(output: &str, name: &str) -> u64 {
     let lines = output.lines().filter_map(|line| line.rsplit_once("] ").map(|(_, rest)| rest));
     let words = lines.map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -435,7 +442,7 @@ fn bogo_ops(output: &str, name: &str) -> u64 {
     counts.filter_map(|words| words[1].parse::<u64>().ok()).next().unwrap_or(0)
 }
 
-/// Returns the number that follows `mark` in `output`, or 0.
+/// Returns the number that follows `mark` in `output`, or 0 if there is none.
 fn number_after(output: &str, mark: &str) -> u32 {
     let rest = output.split_once(mark).map_or("", |(_, rest)| rest);
     let digits = rest.split(|letter: char| !letter.is_ascii_digit()).next();
@@ -448,7 +455,7 @@ fn is_well(program: &str, words: &[&str]) -> bool {
     process::run(&mut command, minutes(1)) == Ended::Well
 }
 
-/// Installs the package `name` if it has a program of that name that is missing.
+/// Installs the package `name` if the program of the same name is missing.
 ///
 /// # Errors
 ///

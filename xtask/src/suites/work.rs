@@ -1,8 +1,9 @@
-//! Real programs on a mount, with their results checked.
+//! Real programs on a mount. The suites check their results.
 //!
-//! Each program is hard on the file system in its own way. git renames over existing files and maps
-//! its packs. cargo creates and looks up thousands of files. Databases sync and lock. rsync and tar
-//! copy all attributes. Each check compares with data that does not come from the mount.
+//! Each program uses the file system in a demanding way of its own. git renames over existing files
+//! and maps its packs. cargo creates and looks up thousands of files. Databases sync and lock.
+//! rsync and tar copy all attributes. Each check compares with data that does not come from the
+//! mount.
 //!
 //! Source: the manuals of the programs.
 
@@ -13,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Clones this repository into the mount, commits changes, repacks and runs `git fsck`.
+/// Clones this repository into the mount, commits changes, repacks, and runs `git fsck`.
 pub(super) fn git(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 export GIT_CONFIG_NOSYSTEM=1 HOME="$WORK" GIT_CONFIG_COUNT=3
@@ -52,7 +53,7 @@ test -z "$(git status --porcelain)"
     })
 }
 
-/// Copies /usr/share into the mount and compares contents and attributes.
+/// Copies /usr/share into the mount, and compares contents and attributes.
 pub(super) fn tar(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 tar -C /usr -cf - share | tar -xf -
@@ -69,7 +70,7 @@ test -z "$(ls -A "$MNT")"
     in_mount(site, |mount| mount.shell("tar", SCRIPT).map(drop))
 }
 
-/// Builds a crate of this workspace, with its dependencies, inside the mount.
+/// Builds a crate of this workspace with its dependencies on the mount.
 pub(super) fn cargo(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 mkdir tree
@@ -87,7 +88,7 @@ cargo build -q --offline -p corewalk
     })
 }
 
-/// Runs a workload of sqlite in each journal mode and checks the database.
+/// Runs a workload of sqlite in each journal mode, and checks the database.
 pub(super) fn sqlite(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 for mode in delete truncate persist wal; do
@@ -146,7 +147,8 @@ user "$BIN/pg_ctl" -D data -w -m fast stop
     })
 }
 
-/// Makes an archive with owners and devices on the mount, by fakeroot as a user other than root.
+/// Makes an archive with owners and devices on the mount. fakeroot does that as a user other than
+/// root.
 pub(super) fn fakeroot(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 mkdir home
@@ -171,7 +173,7 @@ test "$(stat -c %U tree/file)" = nobody
     in_mount(site, |mount| mount.shell("fakeroot", SCRIPT).map(drop))
 }
 
-/// Copies a tree with all kinds of attributes to the mount and back.
+/// Copies a tree with all kinds of attributes to the mount and back. Both copies must be equal.
 pub(super) fn rsync(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 cd "$WORK"
@@ -215,7 +217,7 @@ fn in_mount(site: &Site, work: impl FnOnce(&mut Mount) -> Result<(), Outcome>) -
     }
 }
 
-/// Returns the directory of the server programs of postgres.
+/// Returns the directory that has the server programs of postgres.
 pub(super) fn postgres_folder() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut folders: Vec<PathBuf> = versions.map(|entry| entry.path().join("bin")).collect();
@@ -224,7 +226,7 @@ pub(super) fn postgres_folder() -> Option<PathBuf> {
     folders.into_iter().find(|folder| wanted.iter().all(|name| folder.join(name).is_file()))
 }
 
-/// Returns `path` as one word of a shell script.
+/// Returns `path` quoted as one word of a shell script.
 pub(super) fn quoted(path: &Path) -> String {
     format!("'{}'", path.to_string_lossy().replace('\'', r"'\''"))
 }

@@ -1,12 +1,12 @@
-//! Extended attributes and ACLs, compared with ext4 call by call.
+//! Comparison of extended attributes and ACLs with those of ext4, call by call.
 //!
-//! A program (`crates/corewalk/examples/xattr_calls.rs`) makes system calls on a new ext4 in a loop
-//! device and on the mount under test. It prints the results, errnos and bytes. Both transcripts
-//! must be equal. The ext4 has the feature `ea_inode`, which permits values of 64 KiB.
+//! A program (`crates/corewalk/examples/xattr_calls.rs`) makes the same system calls on a new ext4
+//! in a loop device and on the mount under test. It prints the results, errnos and bytes. Both
+//! outputs must be equal. The ext4 has the feature `ea_inode`, which allows values of 64 KiB.
 //!
-//! Two cases are not compared. For names that take more than a block, ext4 returns `ENOSPC` also
-//! with `ea_inode`; a unit test of tmpfs covers the limit of 64 KiB of names. FUSE has no immutable
-//! files (setxattr03).
+//! Two cases are not compared. If names take more than a block, ext4 returns `ENOSPC` even with
+//! `ea_inode`. A unit test of tmpfs covers the limit of 64 KiB of names. The second case is
+//! immutable files, which FUSE does not have (setxattr03).
 //!
 //! Source: LTP `testcases/kernel/syscalls`; ext4(5); mkfs.ext4(8).
 
@@ -21,9 +21,9 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// The size of the ext4 in bytes.
+/// The size of the ext4 file system in bytes.
 const EXT4_BYTES: u64 = 64 << 20;
-/// Minimum number of lines of a transcript. A complete one has about 800.
+/// Minimum number of lines in each output. A complete output has about 800.
 const LINES_MIN: usize = 600;
 /// Maximum number of differences that are printed.
 const SHOWN_MAX: usize = 40;
@@ -33,7 +33,7 @@ pub(super) fn xattr(site: &Site) -> Outcome {
     check(site, Source::Tmpfs, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Compares a tmpfs with ext4 where the server checks permissions.
+/// Compares a tmpfs with ext4 on a mount where the server checks permissions.
 pub(super) fn xattr_server(site: &Site) -> Outcome {
     check(site, Source::Tmpfs, SERVER_PERMISSIONS).unwrap_or_else(|outcome| outcome)
 }
@@ -90,7 +90,7 @@ fn compare(expected: &str, seen: &str) -> Result<(), Outcome> {
     Ok(())
 }
 
-/// Builds the program and returns its path.
+/// Builds the program that makes the calls, and returns its path.
 fn built(site: &Site) -> Result<PathBuf, Outcome> {
     let target = checks::target_folder(&site.root);
     let mut command = Command::new("cargo");
@@ -100,7 +100,7 @@ fn built(site: &Site) -> Result<PathBuf, Outcome> {
     Ok(target.join("release/examples/xattr_calls"))
 }
 
-/// A new ext4 in a loop device. Dropping it unmounts it.
+/// A new ext4 file system in a loop device. Dropping the value unmounts it.
 struct Ext4 {
     path: PathBuf,
 }

@@ -1,9 +1,9 @@
 //! Rules about atomics: which files may name them, and that each ordering has a reason.
 //!
 //! A model checker sees only atomics of `corewalk_base::primitives`. Code that names those of the
-//! standard library would silently drop out of all models. An ordering without a reason cannot be
-//! reviewed. The two ends of a pair of orderings have the same tag, so a tag that occurs once lacks
-//! the other end.
+//! standard library would silently be missing in all models. An ordering without a reason cannot be
+//! reviewed. The two ends of a pair of orderings have the same tag. So a tag that occurs only once
+//! has no other end.
 //!
 //! Source: `docs/developing/style.md` section 4; seize; Linux `ipc/sem.c` with its named barriers.
 
@@ -11,7 +11,7 @@ use super::Finding;
 use crate::source::{RustFile, has_word};
 use std::collections::BTreeMap;
 
-/// Files that may name the standard library's atomics and threads, each with its reason.
+/// Files that may name the standard library's atomics and threads. Each has a reason.
 const PRIMITIVES: [(&str, &str); 4] = [
     ("crates/base/src/primitives.rs", "it switches between the real types and those of models"),
     ("crates/base/src/primitives/crash.rs", "its atomics stop their thread"),
@@ -19,17 +19,17 @@ const PRIMITIVES: [(&str, &str); 4] = [
     ("xtask/src/process.rs", "xtask uses the standard library only and has no models"),
 ];
 
-/// Paths that only these files may name, as expanded from a `use`.
+/// Paths that only the files of [`PRIMITIVES`] may name, as they are after a `use` is expanded.
 const SWITCHED: [&str; 4] =
     ["std::sync::atomic", "core::sync::atomic", "std::thread", "alloc::sync::atomic"];
 
-/// Orderings that need a reason. (The names of `std::cmp::Ordering` differ.)
+/// Orderings that need a reason. (`std::cmp::Ordering` has other names.)
 const ORDERINGS: [&str; 5] = ["Relaxed", "Acquire", "Release", "AcqRel", "SeqCst"];
 
-/// How many lines above an ordering its comment may begin.
+/// Maximum number of lines between the start of an ordering's comment and the ordering.
 const REASON_LINES: usize = 6;
 
-/// Returns a finding for each atomic or thread that is named without `corewalk_base::primitives`.
+/// Returns a finding for each atomic or thread that does not come from `corewalk_base::primitives`.
 pub(super) fn place(file: &RustFile) -> Vec<Finding> {
     if PRIMITIVES.iter().any(|(path, _)| *path == file.path) {
         return Vec::new();
@@ -58,7 +58,7 @@ pub(super) fn place(file: &RustFile) -> Vec<Finding> {
     findings
 }
 
-/// Returns a finding for each ordering without an ORDERING comment above it.
+/// Returns a finding for each ordering that has no ORDERING comment above it.
 pub(super) fn comments(file: &RustFile) -> Vec<Finding> {
     let has_reason = |at: usize| {
         file.lines[at.saturating_sub(REASON_LINES)..=at]
@@ -83,7 +83,7 @@ fn names_ordering(code: &str) -> bool {
     })
 }
 
-/// Returns a finding for each ORDERING tag that occurs once in all files.
+/// Returns a finding for each ORDERING tag that occurs only once in all files.
 pub(super) fn lonely_tags(files: &[RustFile]) -> Vec<Finding> {
     let mut places: BTreeMap<&str, Vec<(&str, usize)>> = BTreeMap::new();
     for file in files {
@@ -105,7 +105,7 @@ pub(super) fn lonely_tags(files: &[RustFile]) -> Vec<Finding> {
         .collect()
 }
 
-/// Returns the `use` statements of `code`, each with the number of its first line.
+/// Returns the `use` statements of `code`. Each has the number of its first line.
 fn use_statements(code: &str) -> Vec<(usize, String)> {
     let mut statements = Vec::new();
     let mut rest = code;

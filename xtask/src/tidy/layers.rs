@@ -1,11 +1,11 @@
-//! Rules about crates: dependencies between them and between the modules of `corewalk-ipc` and
-//! `corewalk`, and which crates may have unsafe code.
+//! Rules about crates: dependencies between them, dependencies between the modules of
+//! `corewalk-ipc` and of `corewalk`, and which crates may have unsafe code.
 //!
-//! A crate depends only on crates of lower layers, never on one of its own layer. Code that two
+//! A crate depends only on crates of lower layers, and never on one of its own layer. Code that two
 //! crates of a layer share is in a lower layer. The test kit has no layer: it depends on none of
 //! the crates, and only tests depend on it.
 //!
-//! Four crates may have unsafe code. The others begin with `#![forbid(unsafe_code)]`, which the
+//! Four crates may have unsafe code. The others start with `#![forbid(unsafe_code)]`, which the
 //! compiler enforces.
 //!
 //! Source: `ARCHITECTURE.md`; Asterinas, "a kernel crate may depend on lower layers".
@@ -13,7 +13,7 @@
 use super::{Finding, Manifest};
 use crate::source::RustFile;
 
-/// The layer of each crate. A crate may depend on crates of lower layers.
+/// The layer of each crate. A crate may depend only on crates of lower layers.
 const LAYERS: [(&str, u32); 12] = [
     ("corewalk-base", 0),
     ("corewalk-sync", 1),
@@ -29,8 +29,8 @@ const LAYERS: [(&str, u32); 12] = [
     ("xtask", 0),
 ];
 
-/// The modules of the lower layers of `corewalk-ipc`, lowest first. All others are in the highest
-/// layer.
+/// The modules in the lower layers of `corewalk-ipc`, lowest layer first. All other modules are in
+/// the highest layer.
 const IPC_MODULES: [&str; 3] = [
     "backing contention field flags handle ids ids/recover layout limits list lock perm pool \
      pool/join process shared spin status task_line",
@@ -54,7 +54,7 @@ const CORE_MODULES: [&str; 9] = [
 
 const TESTKIT: &str = "corewalk-testkit";
 
-/// Directories of the crates that may have unsafe code.
+/// The directories of the crates that may have unsafe code.
 const UNSAFE_CRATES: [&str; 4] =
     ["crates/base/", "crates/sync/", "crates/testkit/", "crates/ipc-preload/"];
 
@@ -66,7 +66,8 @@ pub(super) fn dependencies(manifest: &Manifest) -> Vec<Finding> {
     for (at, line) in manifest.text.lines().map(str::trim).enumerate() {
         let header = line.strip_prefix('[').map(|header| header.trim_end_matches(']'));
         section = header.unwrap_or(section);
-        // The name of the dependency is in the header `[dependencies.NAME]`, or begins a line.
+        // The name of a dependency is in the header `[dependencies.NAME]`, or at the start of a
+        // line.
         let (table, name) = match header.map(|header| header.rsplit_once('.')) {
             Some(Some((table, name))) => (table, name),
             Some(None) => continue,
@@ -108,7 +109,7 @@ fn package_name(text: &str) -> Option<&str> {
     line.split('"').nth(1)
 }
 
-/// Returns a finding for each `use` of a module of a higher layer in `corewalk-ipc`.
+/// Returns a finding for each `use` in `corewalk-ipc` of a module in a higher layer.
 pub(super) fn ipc_modules(file: &RustFile) -> Vec<Finding> {
     let module =
         file.path.strip_prefix("crates/ipc/src/").and_then(|path| path.strip_suffix(".rs"));
@@ -125,7 +126,7 @@ pub(super) fn ipc_modules(file: &RustFile) -> Vec<Finding> {
             None => ("", line.code.strip_prefix("use crate::").unwrap_or_default()),
         };
         let names = used.split(|c: char| c != '_' && !c.is_alphanumeric());
-        // Without braces, the names after the first are items of the module.
+        // Without braces, only the first name is a module. The names after it are its items.
         let count = if used.starts_with('{') { usize::MAX } else { 1 };
         let modules = names.take(count).filter(|name| name.starts_with(char::is_lowercase));
         for used in modules.map(|name| format!("{folder}{name}")) {
@@ -164,7 +165,7 @@ pub(super) fn core_modules(file: &RustFile) -> Vec<Finding> {
     findings
 }
 
-/// Returns a finding for each crate root that should forbid unsafe code and does not.
+/// Returns a finding for each crate root that should forbid unsafe code but does not.
 pub(super) fn unsafe_crates(files: &[RustFile]) -> Vec<Finding> {
     let is_root = |path: &str| path.ends_with("src/lib.rs") || path.ends_with("src/main.rs");
     files

@@ -1,7 +1,7 @@
-//! Rules about names: types with an empty name, tests that begin with `test_`.
+//! Rules about names of types and of tests: no words that say nothing.
 //!
-//! Words such as manager and wrapper do not say what a type is. Tests are named
-//! `subject_condition_result`. A prefix `test_`, which each test could have, adds nothing.
+//! Words such as manager and wrapper do not say what a type is. A test is named
+//! `subject_condition_result`. A prefix `test_`, which any test could have, says nothing.
 
 use super::Finding;
 use crate::source::RustFile;
@@ -11,7 +11,7 @@ const BANNED: [&str; 8] =
 
 const TYPE_KEYWORDS: [&str; 5] = ["struct ", "enum ", "trait ", "type ", "union "];
 
-/// Returns a finding for each type with a banned word in its name.
+/// Returns a finding for each type that has a banned word in its name.
 pub(super) fn types(file: &RustFile) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (at, line) in file.lines.iter().enumerate() {
@@ -27,7 +27,7 @@ pub(super) fn types(file: &RustFile) -> Vec<Finding> {
     findings
 }
 
-/// Returns a finding for each function whose name begins with `test_`.
+/// Returns a finding for each function whose name starts with `test_`.
 pub(super) fn tests(file: &RustFile) -> Vec<Finding> {
     file.lines
         .iter()
@@ -42,7 +42,7 @@ pub(super) fn tests(file: &RustFile) -> Vec<Finding> {
         .collect()
 }
 
-/// Returns the name that `code` declares with `keyword`.
+/// Returns the name that `code` declares with `keyword`, if it declares one.
 fn name_after<'c>(code: &'c str, keyword: &str) -> Option<&'c str> {
     let (before, after) = code.split_once(keyword)?;
     let is_whole = before.is_empty() || before.ends_with([' ', '(', '{', ';', ')']);

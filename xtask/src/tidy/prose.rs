@@ -1,8 +1,8 @@
 //! Rules about the sentences of comments and pages: plain words, short sentences, short lines.
 //!
-//! A reader has to read a sentence without a named subject twice ("who asks first is served", "What
-//! is left goes back"). The rules recognize such sentences by a few words. Sentences, lines and
-//! essays have a limit each.
+//! A sentence without a named subject has to be read twice ("who asks first is served", "What is
+//! left goes back"). The rules recognize such sentences by a few words. The lengths of sentences,
+//! lines and essays are limited.
 //!
 //! | rule | finds |
 //! |---|---|
@@ -17,7 +17,7 @@
 //! checked.
 //!
 //! Source: `docs/developing/style.md`. The limit of words is that of redb, seize, papaya and
-//! crossbeam-epoch, where 0.2 to 3 of 100 sentences are longer.
+//! crossbeam-epoch. In these, 0.2 to 3 of 100 sentences are longer.
 
 use super::Finding;
 use crate::source::RustFile;
@@ -26,13 +26,13 @@ const SENTENCE_WORDS_MAX: usize = 35;
 const LINE_LETTERS_MAX: usize = 100;
 const ESSAY_LINES_MAX: usize = 40;
 
-/// Words after which `who` has no noun to refer to.
+/// Words after which `who` refers to no noun.
 const BEFORE_A_BARE_WHO: [&str; 15] = [
     "and", "or", "but", "of", "by", "for", "to", "as", "that", "from", "with", "if", "than", "so",
     "which",
 ];
 
-/// A paragraph: its words, each with its line number.
+/// The words of a paragraph. Each has the number of its line.
 #[derive(Debug, Default)]
 struct Paragraph<'t> {
     words: Vec<(&'t str, usize)>,
@@ -85,7 +85,7 @@ fn too_long(path: &str, line: usize, letters: usize) -> Finding {
     Finding::new(path, line, "comment line", instead)
 }
 
-/// The paragraphs of a text, collected line by line.
+/// Collects the paragraphs of a text line by line.
 #[derive(Debug, Default)]
 struct Paragraphs<'t> {
     ended: Vec<Paragraph<'t>>,
@@ -100,7 +100,7 @@ impl<'t> Paragraphs<'t> {
         }
     }
 
-    /// Ends a block of comment lines. A code fence ends with its block.
+    /// Ends a block of comment lines, and with it a code fence.
     fn end_block(&mut self) {
         self.end();
         self.is_code = false;

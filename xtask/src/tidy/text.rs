@@ -1,6 +1,6 @@
-//! Rules about the text of a file: its length, ASCII, marks of unfinished work, its name.
+//! Rules about the text of a file: its length, ASCII, marks of unfinished work, and its name.
 //!
-//! Macros such as `dbg!` are searched in code only, and other marks in comments only.
+//! Macros such as `dbg!` are searched only in code, and other marks only in comments.
 
 use super::Finding;
 use crate::source::{RustFile, has_word};
@@ -26,7 +26,7 @@ const BANNED_FILES: [&str; 6] =
 
 /// Returns a finding if the file is too long.
 pub(super) fn length(file: &RustFile) -> Vec<Finding> {
-    // The text after the last line break does not count as a line.
+    // Do not count the text after the last line break as a line.
     let count = file.lines.len().saturating_sub(1);
     if count <= LINES_MAX {
         return Vec::new();
@@ -67,7 +67,7 @@ fn holds_macro(code: &str, word: &str) -> bool {
     })
 }
 
-/// Returns a finding if the name of the file does not describe its contents.
+/// Returns a finding if the name of the file says nothing about its contents.
 pub(super) fn file_name(file: &RustFile) -> Vec<Finding> {
     let name = file.path.rsplit('/').next().unwrap_or_default();
     let instead = match name {

@@ -1,17 +1,18 @@
 //! `corewalk ipc exec`: runs a command in a namespace.
 //!
-//! The command finds the preload library and the namespace by its environment. It gets descriptors
-//! of the namespace's file and of the folder of segments. Programs that the command starts inherit
-//! all of this. `exec` waits for the command and ends as the command does.
+//! The preload library in the command finds the namespace by environment variables. The command
+//! also inherits descriptors of the namespace's file and of the folder of segments. Programs that
+//! the command starts inherit all of this. `exec` waits for the command, and its exit status is
+//! that of the command.
 //!
-//! `exec` passes on to the command each signal that a process sends to `exec`. It does not pass on
-//! signals of the terminal, which the command gets from the kernel as well.
+//! If a process sends a signal to `exec`, `exec` sends it to the command. It does not pass on a
+//! signal of the terminal, which the kernel sends to the command as well.
 //!
 //! # Exit status
 //!
 //! `exec` has the status of the command. It is 126 if the command cannot be run in a namespace, and
-//! 127 if the command does not exist. It is 1 or 2, as in other subcommands, if `exec` itself
-//! fails. If a signal kills the command, `exec` dies of the same signal.
+//! 127 if the command does not exist. If `exec` itself fails, it is 1 or 2, as in other
+//! subcommands. If a signal kills the command, `exec` dies of the same signal.
 //!
 //! Source: env(1), timeout(1).
 
@@ -77,11 +78,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .args(&arguments.command[1..])
         .env("LD_PRELOAD", preload::value(&preload, before.as_deref()))
         .env(NAMESPACE_ENV, &place.path);
-    // These are set if this command itself runs in a namespace.
+    // Remove these variables. They are set if this command itself runs in a namespace.
     for name in [FD_ENV, SHM_ENV, SHM_FD_ENV] {
         command.env_remove(name);
     }
-    // Keep both descriptors until the command has inherited them.
+    // Keep both descriptors open until the command has inherited them.
     let handed = place.hand_on();
     let mut handed_shm = None;
     if arguments.shm {
@@ -118,14 +119,15 @@ fn refused(name: &OsStr, refusal: Refusal) -> Failure {
     Failure::Command(status, format!("{}: {why}", name.display()))
 }
 
-/// Waits for the command. Meanwhile passes on signals and cleans up in the namespace.
+/// Waits for the end of the command. Meanwhile passes on signals, and cleans up after killed
+/// processes of the namespace.
 fn supervise(
     mut child: Child,
     signals: SignalsInfo<WithOrigin>,
     place: &Place,
 ) -> Result<ExitStatus, Failure> {
     let failed = |error| Failure::of("waiting for the command", error);
-    // Use a pidfd, because the pid could belong to another process by the time of a signal.
+    // Send signals through a pidfd, because the pid could belong to another process by then.
     let pid = Pid::from_raw(child.id().cast_signed()).expect("a process has a number");
     let open = || pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.into()));
     pass_on(signals, open()?);
@@ -140,24 +142,25 @@ fn supervise(
     }
 }
 
-/// Starts a thread that passes on the signals that processes send to `exec`.
+/// Starts a thread. It passes on to `process` the signals that other processes send to `exec`.
 fn pass_on(mut signals: SignalsInfo<WithOrigin>, process: OwnedFd) {
     thread::spawn(move || {
         for origin in &mut signals {
             let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
             if origin.process.is_some() {
-                // The call fails if the command has ended. `supervise` learns of that by the
-                // command's status.
+                // An error means that the command has ended. `supervise` gets the status of the
+                // command.
                 let _sent = pidfd_send_signal(&process, signal);
             }
         }
     });
 }
 
-/// Turns the status of the command into the result of `exec`, or dies of the command's signal.
+/// Makes the status of the command that of `exec`. If a signal killed the command, dies of the same
+/// signal.
 fn ended_as(status: ExitStatus) -> Result<(), Failure> {
     if let Some(signal) = status.signal() {
-        // The call returns only for a signal that does not end a process by default.
+        // The call returns only if the signal does not end a process by default.
         let _alive = signal_hook::low_level::emulate_default_handler(signal);
         return Err(Failure::Reported(128u8.wrapping_add(signal as u8)));
     }

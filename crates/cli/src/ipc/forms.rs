@@ -1,7 +1,7 @@
 //! The output formats of ipcs(1): tables of objects, the details of one object, limits and usage.
 //!
-//! Words and columns are those of util-linux. Only times differ: they are in UTC and in the format
-//! of ISO 8601.
+//! Words and columns are those of util-linux. Only the times differ: they are in UTC and in the ISO
+//! 8601 format.
 //!
 //! Source: ipcs(1) of util-linux 2.39.
 
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::objects::{Kind, Object, group_name, user_name};
 
-/// The columns of a table: those of ipcs(1) without options, and with `-t`, `-p` and `-c`.
+/// The choice of columns of a table: those of ipcs(1) without options, or with `-t`, `-p` or `-c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     Plain,
@@ -23,7 +23,7 @@ pub(super) enum Form {
 pub(super) fn table(kind: Kind, form: Form, objects: &[Object]) -> String {
     let (title, names) = head(kind, form);
     let rows: Vec<Vec<String>> = objects.iter().map(|object| row(object, kind, form)).collect();
-    // The table of pids has no columns for semaphore sets, because each semaphore has its own pid.
+    // Show no semaphore sets in the table of pids, because each semaphore has its own pid.
     let rows = if names.is_empty() { &[][..] } else { &rows };
     format!("\n------ {title} --------\n{}", columns(names, rows))
 }
@@ -100,8 +100,8 @@ fn row(object: &Object, kind: Kind, form: Form) -> Vec<String> {
     row
 }
 
-/// Formats rows in columns of at least ten letters with a blank between, as ipcs(1) does. A longer
-/// cell widens its column.
+/// Formats rows in columns that are at least ten letters wide, with a blank between them, as
+/// ipcs(1) does. A longer cell widens its column.
 pub(super) fn columns(names: &[&str], rows: &[Vec<String>]) -> String {
     let width = |at: usize| {
         let cells = rows.iter().filter_map(|row| row.get(at)).map(String::len);
@@ -121,7 +121,7 @@ pub(super) fn columns(names: &[&str], rows: &[Vec<String>]) -> String {
 ///
 /// # Errors
 ///
-/// Those of semctl(2) with `GETVAL`, `GETNCNT`, `GETZCNT` and `GETPID`.
+/// The errors of semctl(2) with `GETVAL`, `GETNCNT`, `GETZCNT` and `GETPID`.
 pub(super) fn details(task: &Task, kind: Kind, object: &Object) -> Result<String, Errno> {
     let (perm, id) = (&object.perm, object.id);
     let owners =
@@ -207,12 +207,12 @@ pub(super) fn limits(kind: Kind, limits: &Limits) -> String {
     }
 }
 
-/// Returns the usage, as `ipcs --summary` prints it, but without the lines on swap: the namespace
-/// does not know which pages are swapped out.
+/// Returns the usage as `ipcs --summary` prints it. The lines on swap are missing, since the
+/// namespace does not know which pages are swapped out.
 ///
 /// # Errors
 ///
-/// Those of the calls that count the objects.
+/// The errors of the calls that count the objects.
 pub(super) fn summary(kind: Kind, task: &Task) -> Result<String, Errno> {
     Ok(match kind {
         Kind::Msg => {
@@ -240,7 +240,7 @@ pub(super) fn summary(kind: Kind, task: &Task) -> Result<String, Errno> {
     })
 }
 
-/// Formats seconds since 1970 as a date and a time in UTC; 0 as "Not set".
+/// Formats seconds since 1970 as a date and a time in UTC. 0 becomes "Not set".
 fn time(seconds: u64) -> String {
     if seconds == 0 {
         return "Not set".to_owned();
@@ -251,9 +251,9 @@ fn time(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Returns year, month and day of the date that is `days` after 1970-01-01.
+/// Returns the year, the month and the day of the date that is `days` days after 1970-01-01.
 ///
-/// The computation lets years begin in March, so that a leap day is the last day of its year.
+/// The computation starts each year in March, so that a leap day is the last day of its year.
 fn date(days: u64) -> (u64, u64, u64) {
     const DAYS_OF_400_YEARS: u64 = 146_097;
     // Count from 0000-03-01.

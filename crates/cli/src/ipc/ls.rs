@@ -1,5 +1,5 @@
-//! `corewalk ipc ls`: lists the objects of a namespace as ipcs(1) does (`forms`), or the
-//! namespaces.
+//! `corewalk ipc ls`: lists the objects of a namespace as ipcs(1) does (`forms`), or lists the
+//! namespaces of the user.
 //!
 //! Source: ipcs(1).
 
@@ -145,11 +145,11 @@ fn one(task: &Task, kind: Kind, id: i32, is_json: bool) -> Result<String, Failur
 struct Named {
     name: String,
     path: PathBuf,
-    /// The memory of its file, in bytes.
+    /// The memory that the file of the namespace uses, in bytes.
     used_bytes: u64,
 }
 
-/// Returns the namespaces with a name that belong to the user.
+/// Returns the named namespaces of this user.
 fn namespaces() -> Result<Vec<Named>, Failure> {
     let prefix = place::path("x")?;
     let folder = prefix.parent().unwrap_or(std::path::Path::new("/")).to_owned();
@@ -160,8 +160,7 @@ fn namespaces() -> Result<Vec<Named>, Failure> {
         let entry = entry.ok()?;
         let name = entry.file_name().into_string().ok()?.strip_prefix(prefix)?.to_owned();
         let status = entry.metadata().ok().filter(fs::Metadata::is_file)?;
-        // Skip files of other users, since any user may create a file with this prefix in
-        // `/dev/shm`.
+        // Skip files of other users: any user may create a file with this prefix in `/dev/shm`.
         let status = Some(status).filter(|status| status.uid() == geteuid().as_raw())?;
         Some(Named { name, path: entry.path(), used_bytes: status.blocks() * 512 })
     });
@@ -189,7 +188,7 @@ fn namespaces_table(namespaces: &[Named]) -> String {
     forms::columns(&["namespace", "bytes", "path"], &rows.collect::<Vec<_>>())
 }
 
-/// Escapes control characters as `ls -b` does, so that a name fills one row and cannot control the
+/// Escapes control characters as `ls -b` does. So a name cannot span several rows or control the
 /// terminal.
 fn escaped(name: &str) -> String {
     let mut shown = String::with_capacity(name.len());

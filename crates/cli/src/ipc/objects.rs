@@ -1,4 +1,4 @@
-//! The objects of a namespace with the attributes that ipcs(1) shows.
+//! The objects of a namespace, with the attributes that ipcs(1) shows.
 
 use corewalk_ipc::{Perm, SHM_DEST, SHM_LOCKED, Task};
 use serde_json::{Map, Value, json};
@@ -15,7 +15,7 @@ impl Kind {
     /// All kinds, in the order of ipcs(1).
     pub(super) const ALL: [Self; 3] = [Self::Msg, Self::Shm, Self::Sem];
 
-    /// Returns the short name of the kind, as in JSON and `rm --all`.
+    /// Returns the short name of the kind, as it is used in JSON and in `rm --all`.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Msg => "msg",
@@ -24,7 +24,7 @@ impl Kind {
         }
     }
 
-    /// Returns the words of ipcs(1) for an object of this kind.
+    /// Returns the words that ipcs(1) uses for an object of this kind.
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::Msg => "message queue",
@@ -33,7 +33,7 @@ impl Kind {
         }
     }
 
-    /// Returns how many of [`Object::numbers`] the table shows. They are the first ones.
+    /// Returns how many of the first [`Object::numbers`] the table shows.
     fn numbers(self) -> usize {
         match self {
             Self::Msg | Self::Shm => 2,
@@ -47,7 +47,7 @@ impl Kind {
 pub(super) struct Object {
     pub(super) id: i32,
     pub(super) perm: Perm,
-    /// The attributes that only this kind of object has, with their names.
+    /// The attributes that only this kind of object has, each with its name.
     pub(super) numbers: Vec<(&'static str, u64)>,
 }
 
@@ -70,7 +70,7 @@ impl Object {
         row
     }
 
-    /// Returns an attribute of [`Object::numbers`] by its name, 0 if the object has none.
+    /// Returns the attribute of [`Object::numbers`] with this name, or 0 if the object has none.
     pub(super) fn number(&self, name: &str) -> u64 {
         self.numbers.iter().find(|(known, _)| *known == name).map_or(0, |(_, number)| *number)
     }
@@ -93,8 +93,8 @@ impl Object {
     }
 }
 
-/// Returns the objects of a kind in the order of their indexes. Objects that are created or removed
-/// meanwhile may be missing or present.
+/// Returns the objects of a kind in the order of their indexes. An object that is created or
+/// removed meanwhile may be in the result or not.
 pub(super) fn collect(task: &Task, kind: Kind) -> Vec<Object> {
     let max = match kind {
         Kind::Msg => task.msg_totals().map_or(0, |totals| totals.index_max),
@@ -104,7 +104,7 @@ pub(super) fn collect(task: &Task, kind: Kind) -> Vec<Object> {
     (0..=max).filter_map(|index| object(task, kind, index.cast_signed())).collect()
 }
 
-/// Returns the object at an index.
+/// Returns the object at an index, if there is one.
 fn object(task: &Task, kind: Kind, index: i32) -> Option<Object> {
     match kind {
         Kind::Msg => {
@@ -143,17 +143,18 @@ fn object(task: &Task, kind: Kind, index: i32) -> Option<Object> {
     }
 }
 
-/// Returns the name of a user, or the uid if `/etc/passwd` has no name for it.
+/// Returns the name of a user, or the uid if `/etc/passwd` does not have it.
 pub(super) fn user_name(uid: u32) -> String {
     name_in("/etc/passwd", uid)
 }
 
-/// Returns the name of a group, or the gid if `/etc/group` has no name for it.
+/// Returns the name of a group, or the gid if `/etc/group` does not have it.
 pub(super) fn group_name(gid: u32) -> String {
     name_in("/etc/group", gid)
 }
 
-/// Looks up an id in `/etc/passwd` or `/etc/group`: the name is the first field, the id the third.
+/// Looks an id up in `/etc/passwd` or `/etc/group`. In both, the first field is the name and the
+/// third the id.
 fn name_in(path: &str, id: u32) -> String {
     let lines = std::fs::read_to_string(path).unwrap_or_default();
     let found = lines.lines().find_map(|line| {

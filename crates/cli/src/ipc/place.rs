@@ -1,4 +1,4 @@
-//! The file of a namespace and the directory of its segments.
+//! The file of a namespace and the folder of its segments.
 //!
 //! | `--namespace` | file | lifetime |
 //! |---|---|---|
@@ -6,24 +6,26 @@
 //! | PATH, with a slash | PATH | until `rm --purge` |
 //! | none | a memfd | until the last process that has it ends |
 //!
-//! The file must belong to the user; see `open_file`. The command inherits a descriptor of it. So a
-//! program that may not open the file, for example after setuid(2), still reaches the namespace.
+//! The file must belong to the user; see `open_file`. The command inherits a descriptor of the
+//! file. So a program that may not open the file, for example after setuid(2), still reaches the
+//! namespace.
 //!
 //! # Shared memory
 //!
-//! The memory of each segment is a file in the folder `segments`, which lies in an *outer folder*.
-//! The outer folder has the name of the namespace's file with `.shm` behind it. For a namespace
-//! without a name it is a folder in `/dev/shm` that is removed after the command. It has the
-//! permissions of the namespace's file. A user who may read the file may enter the folder.
+//! The memory of each segment is a file in the folder `segments`, which is in an *outer folder*.
+//! The path of the outer folder is that of the namespace's file with `.shm` at the end. A namespace
+//! without a name has an outer folder in `/dev/shm`, which is removed after the command. The outer
+//! folder has the permissions of the namespace's file, so a user who may read the file may enter
+//! the folder.
 //!
-//! All users may write in `segments`, but the outer folder keeps strangers out. The command
-//! inherits a descriptor of `segments`. So a program that has changed its user can make segments,
-//! and can attach each segment whose permissions allow it.
+//! All users may write in `segments`, but they reach it only if the outer folder lets them in. The
+//! command inherits a descriptor of `segments`. So a program that has changed its user can make
+//! segments, and can attach each segment whose permissions allow it.
 //!
-//! An outer folder without a name is locked (flock(2)) by its `exec` for as long as that runs. The
-//! next `exec`, `ls`, `rm` or `serve` of the same user removes a folder that a killed `exec` has
-//! left. The lock of such a folder is free, and no process has a segment of it attached. Pids
-//! cannot tell that, because pid namespaces may share `/dev/shm`.
+//! While `exec` runs, it has the outer folder of a namespace without a name locked (flock(2)). A
+//! killed `exec` leaves such a folder. The next `exec`, `ls`, `rm` or `serve` of the same user
+//! removes the folder, if it is not locked and no process has a segment in it attached. A pid would
+//! not show that `exec` has ended, because pid namespaces may share `/dev/shm`.
 //!
 //! Source: shm_overview(7), memfd_create(2), flock(2), pid_namespaces(7).
 
@@ -42,48 +44,49 @@ use rustix::process::{Pid, Resource, geteuid, getrlimit, test_kill_process};
 
 use crate::failure::Failure;
 
-/// The variable with the path of the namespace, for the preload library.
+/// The variable that gives the preload library the path of the namespace.
 pub(super) const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
 
-/// The variable with the directory of the segments, for the preload library.
+/// The variable that gives the preload library the path of the folder of segments.
 pub(super) const SHM_ENV: &str = "COREWALK_IPC_SHM";
 
-/// Where the preload library finds the descriptor that was handed on.
+/// The variable that gives the preload library the inherited descriptor of the namespace's file.
 pub(super) const FD_ENV: &str = "COREWALK_IPC_FD";
 
-/// Where the preload library finds the descriptor of the folder of segments.
+/// The variable that gives the preload library the inherited descriptor of the folder of segments.
 pub(super) const SHM_FD_ENV: &str = "COREWALK_IPC_SHM_FD";
 
-/// The usual limit on open files. The inherited descriptor gets a high number below it.
+/// The usual limit on open files. An inherited descriptor gets a high number below this limit.
 const NUMBERS: u64 = 1024;
 
-/// Where folders without a name lie.
+/// The directory with the outer folders of namespaces without a name.
 const SHM_FOLDER: &str = "/dev/shm";
 
-/// The folder of segments in its outer folder.
+/// The name of the folder of segments in its outer folder.
 const SEGMENTS: &str = "segments";
 
-/// Permissions of the folder of segments. All users may write there, because the outer folder
+/// Permissions of the folder of segments. All users may write in it, because the outer folder
 /// decides which users reach it.
 const SEGMENTS_MODE: u32 = 0o777;
 
-/// Names that are tried for a folder.
+/// Maximum number of names that are tried for a folder.
 const NAMES_TRIED: u32 = 1000;
 
-/// The longest name of a namespace in bytes. The name of its file is longer, at most 255 bytes.
+/// The longest name of a namespace in bytes. The name of its file is longer, but has at most 255
+/// bytes.
 const NAME_MAX: usize = 200;
 
-/// Opens the file at `path`, to which the argument `word` leads. Creates it if `flags` contain
+/// Opens the file at `path`, which the argument `word` names. Creates the file if `flags` contain
 /// `CREATE`.
 ///
-/// The file must belong to the user, because the owner of the file can read and change the whole
-/// namespace. Root may use any user's file by its path. By a name root may not, because any user
-/// may create a file of any name in `/dev/shm`.
+/// The file must belong to the user, because its owner can read and change the whole namespace.
+/// Root may use a file of any user by its path, but not by a name. Any user may create a file of
+/// any name in `/dev/shm`, so a name could lead root to a stranger's file.
 fn open_file(path: &Path, word: &str, flags: OFlags) -> Result<OwnedFd, OpenError> {
     let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = loop {
         // Try without CREATE first. With CREATE and `fs.protected_regular`, open(2) of another
-        // user's file fails with `EACCES`, a less clear error than `OtherUser`.
+        // user's file fails with `EACCES`, and that error is less clear than `OtherUser`.
         match open(path, flags - OFlags::CREATE, Mode::empty()) {
             Err(Errno::NOENT) if flags.contains(OFlags::CREATE) => {}
             opened => break opened?,
@@ -105,7 +108,7 @@ fn is_path(word: &str) -> bool {
     word.contains('/')
 }
 
-/// Returns the path of the file of the namespace `word`, a name or a path.
+/// Returns the path of the file of the namespace `word`, which is a name or a path.
 pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     if is_path(word) {
         return std::path::absolute(word).map_err(|error| Failure::of(word, error));
@@ -113,7 +116,8 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     if word.is_empty() || word.len() > NAME_MAX || word.chars().any(char::is_control) {
         return Err(Failure::Usage(format!("'{word}' is not a name for a namespace")));
     }
-    // `.` as a name would mean a file in `/dev/shm`, not the working directory.
+    // Refuse `.` and `..`. As names they would mean files in `/dev/shm`, but the user may mean a
+    // directory.
     if word == "." || word == ".." {
         return Err(Failure::Usage(format!(
             "'{word}' is a folder, not a name for a namespace; a path to a file has a slash in it"
@@ -123,10 +127,10 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     Ok(PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{word}")))
 }
 
-/// Returns the path of the file of the namespace `word`, for its removal.
+/// Returns the path of the file of the namespace `word`, so that the file can be removed.
 ///
-/// If `word` is a name, the file may hold anything. If `word` is a path, the file must be a
-/// namespace. It may be damaged or truncated, or from before the last start of the machine.
+/// If `word` is a name, the file may have any content. If `word` is a path, the file must be a
+/// namespace. It may be damaged or truncated, or from before the last boot.
 pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
     let path = path(word)?;
     let failed = |error: OpenError| Failure::of(path.display(), error);
@@ -140,30 +144,30 @@ pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
     }
 }
 
-/// A namespace, and how a process that this one starts finds it.
+/// A namespace, and what a process needs to find it.
 pub(super) struct Place {
     pub(super) namespace: Namespace,
-    /// The file of the namespace; for a memfd a path in `/proc/PID/fd`.
+    /// The path of the namespace's file. For a memfd it is a path in `/proc/PID/fd`.
     pub(super) path: PathBuf,
     /// The folder of segments, if the namespace has shared memory.
     pub(super) shm: PathBuf,
-    /// The open file of the namespace. For a memfd, `path` leads through this descriptor.
+    /// The open file of the namespace. For a memfd, `path` leads to this descriptor.
     file: OwnedFd,
-    /// The directory of the segments of a namespace without a name. It is dropped with this value.
+    /// The outer folder of a namespace without a name. Dropping this value removes it.
     folder: Option<Folder>,
 }
 
-/// A locked directory for the segments of a namespace without a name.
+/// A locked outer folder for the segments of a namespace without a name.
 ///
-/// Dropping it removes the directory, unless a process still has a segment attached. In that case,
-/// [`Folder::make`] of a later `exec` removes it after the last detach.
+/// Dropping the value removes the folder, unless a process has a segment in it attached. In that
+/// case, [`Folder::make`] in a later `exec` removes it after the last detach.
 pub(super) struct Folder {
     path: PathBuf,
     _lock: OwnedFd,
 }
 
 impl Folder {
-    /// Creates a directory and removes those that killed processes have left.
+    /// Creates a folder, and removes the folders that killed processes have left.
     pub(super) fn make() -> Result<Self, Failure> {
         Self::make_in(Path::new(SHM_FOLDER)).map_err(|error| Failure::of(SHM_FOLDER, error))
     }
@@ -174,11 +178,11 @@ impl Folder {
             let path = parent.join(unnamed(std::process::id(), number));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {}
-                // A process of another pid namespace may have the same pid.
+                // A process with the same pid in another pid namespace may have created it.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }
-            // `remove_orphans` of another process may have locked and removed the new directory.
+            // `remove_orphans` of another process may have locked and removed the new folder.
             let Some(lock) = locked(&path) else { continue };
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
             make_segments(&path)?;
@@ -201,8 +205,8 @@ impl Drop for Folder {
     }
 }
 
-/// Opens and locks the directory at `path`. Returns None if a process holds the lock, or if the
-/// directory was removed or replaced meanwhile.
+/// Opens and locks the folder at `path`. Returns None if another process has it locked, or if it
+/// was removed or replaced meanwhile.
 fn locked(path: &Path) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = open(path, flags, Mode::empty()).ok()?;
@@ -212,7 +216,7 @@ fn locked(path: &Path) -> Option<OwnedFd> {
 }
 
 impl Place {
-    /// Opens the namespace `word`, and creates it if it does not exist.
+    /// Opens the namespace `word`. Creates it if it does not exist.
     pub(super) fn open(word: &str) -> Result<Self, Failure> {
         let path = path(word)?;
         let shm = beside(&path).join(SEGMENTS);
@@ -236,11 +240,11 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = match word {
             Some(word) if !is_path(word) => open_file(&path, word, OFlags::empty()),
-            // The namespace that this process runs in is given as a path.
+            // The namespace of this process is given by a path too, since the variable has a path.
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
         let file = file.map_err(|error| failed(&error))?;
-        // For a memfd there can be no directory beside the file.
+        // The file is a memfd, so there is no folder beside it.
         let is_elsewhere = shm.is_none() && path.starts_with("/proc");
         let shm = shm.map_or_else(|| beside(&path).join(SEGMENTS), PathBuf::from);
         let options = if is_elsewhere { without_shm() } else { options(&shm) };
@@ -249,13 +253,13 @@ impl Place {
         Ok(Self { namespace, path, shm, file, folder: None })
     }
 
-    /// Returns a descriptor of the file for the command to inherit, and the value of the variable
-    /// that names it to the preload library. Returns None if the process has no descriptor left.
+    /// Returns a descriptor of the file that the command will inherit, and the text that tells the
+    /// preload library its number. Returns None if the process has no descriptor left.
     pub(super) fn hand_on(&self) -> Option<(OwnedFd, String)> {
         hand_on(&self.file)
     }
 
-    /// As [`Place::hand_on`], for the folder of segments.
+    /// Returns the same as [`Place::hand_on`], but for the folder of segments.
     pub(super) fn hand_on_shm(&self) -> Option<(OwnedFd, String)> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         hand_on(&open(&self.shm, flags, Mode::empty()).ok()?)
@@ -274,8 +278,8 @@ impl Place {
         task.map_err(|error| Failure::of(self.path.display(), error))
     }
 
-    /// Creates a namespace in a memfd. Its segments are in `folder`; without `folder` it has no
-    /// shared memory, and programs use that of the kernel.
+    /// Creates a namespace in a memfd, with its segments in `folder`. Without `folder` the
+    /// namespace has no shared memory, and programs use that of the kernel.
     pub(super) fn anonymous(folder: Option<Folder>) -> Result<Self, Failure> {
         let failed = |error: rustix::io::Errno| Failure::of("a namespace in memory", error);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -289,7 +293,7 @@ impl Place {
         Ok(Self { namespace, path: path.into(), shm, file, folder })
     }
 
-    /// Makes the folder of segments and its outer folder, if they are not there.
+    /// Makes the folder of segments and its outer folder, if they do not exist.
     pub(super) fn make_shm(&self) -> Result<(), Failure> {
         if self.folder.is_some() {
             return Ok(());
@@ -298,7 +302,7 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(outer.display(), error);
         let status = fs::metadata(&self.path).map_err(|error| failed(&error))?;
         let bits = status.mode() & 0o666;
-        // A user who may read the namespace's file may enter the folder.
+        // Let users who may read the namespace's file enter the folder.
         let mode = bits | (bits & 0o444) >> 2;
         match DirBuilder::new().mode(0o700).create(&outer) {
             Ok(()) => {
@@ -318,8 +322,7 @@ impl Place {
         make_segments(&outer).map_err(|error| failed(&error))
     }
 
-    /// Removes the files `exec-PID` that killed processes have left in the directory of the
-    /// segments.
+    /// Removes the files `exec-PID` of ended processes from the folder of segments.
     pub(super) fn remove_marks(&self) {
         for entry in fs::read_dir(&self.shm).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -331,10 +334,11 @@ impl Place {
     }
 }
 
-/// Returns a descriptor of `file` for a command to inherit, and the value of the variable that
-/// names it to the preload library. Returns None if the process has no descriptor left.
+/// Returns a descriptor of `file` that a command will inherit, and the text that tells the preload
+/// library its number. Returns None if the process has no descriptor left.
 ///
-/// The number of the descriptor is high, because programs expect to get low numbers.
+/// The number of the descriptor is high, because programs expect that their own descriptors get low
+/// numbers.
 fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(NUMBERS).min(NUMBERS);
     let least = i32::try_from(limit / 8 * 7).ok()?;
@@ -345,8 +349,9 @@ fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
     Some((handed, word))
 }
 
-/// Checks that an outer folder has the owner of the namespace, and lets in no other users than the
-/// namespace's file. A user who reaches the folder reaches the memory of all segments.
+/// Checks that the outer folder belongs to the owner of the namespace, and that it lets in only
+/// users who may read the namespace's file. A user in the folder can reach the memory of all
+/// segments.
 fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::of(outer.display(), error);
     let status = fs::symlink_metadata(outer).map_err(|error| failed(&error))?;
@@ -364,7 +369,7 @@ fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes the folder of segments in an outer folder, if it is not there. It gets the owner of the
+/// Makes the folder of segments in an outer folder, if it does not exist. It gets the owner of the
 /// outer folder.
 fn make_segments(outer: &Path) -> std::io::Result<()> {
     let segments = outer.join(SEGMENTS);
@@ -372,7 +377,8 @@ fn make_segments(outer: &Path) -> std::io::Result<()> {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // Do not follow a link: any user whom the outer folder lets in can have made one of this name.
+    // Do not follow a symbolic link of this name: any user whom the outer folder lets in may have
+    // made it.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = open(&segments, flags, Mode::empty())?;
     let owner = fs::metadata(outer)?;
@@ -387,20 +393,20 @@ fn options(shm: &Path) -> NamespaceOptions {
     NamespaceOptions { backing: Some(backing), ..NamespaceOptions::default() }
 }
 
-/// As [`options`], for a namespace without shared memory.
+/// Returns the same as [`options`], but for a namespace without shared memory.
 fn without_shm() -> NamespaceOptions {
     NamespaceOptions { backing: Some(Box::new(NoBacking)), ..NamespaceOptions::default() }
 }
 
-/// Returns the outer folder of the segments of the namespace in the file `path`.
+/// Returns the path of the outer folder for the segments of the namespace in the file `path`.
 pub(super) fn beside(path: &Path) -> PathBuf {
     let mut folder = path.as_os_str().to_owned();
     folder.push(".shm");
     folder.into()
 }
 
-/// Returns the name of a directory for the process `pid`. `number` tells how many of its names
-/// other directories have already.
+/// Returns a name for an outer folder of the process `pid`. `number` is the number of names that
+/// are already in use.
 fn unnamed(pid: u32, number: u32) -> String {
     let prefix = unnamed_prefix();
     if number == 0 { format!("{prefix}{pid}") } else { format!("{prefix}{pid}-{number}") }
@@ -410,7 +416,7 @@ fn unnamed_prefix() -> String {
     format!("corewalk-shm-{}-", geteuid().as_raw())
 }
 
-/// Returns true if a process has ended, also if its parent has not waited for it yet.
+/// Returns true if a process has ended, even if its parent has not waited for it yet.
 fn has_ended(pid: Pid) -> bool {
     if test_kill_process(pid) == Err(Errno::SRCH) {
         return true;
@@ -419,8 +425,8 @@ fn has_ended(pid: Pid) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Removes the directories of the user that killed `exec`s without a named namespace have left. The
-/// lock of such a directory is free, and no process has a segment of it attached.
+/// Removes the outer folders that killed `exec`s of this user have left in `/dev/shm`. Such a
+/// folder is not locked, and no process has a segment in it attached.
 pub(super) fn remove_orphans() {
     remove_orphans_in(Path::new(SHM_FOLDER));
 }
@@ -434,8 +440,8 @@ fn remove_orphans_in(folder: &Path) {
         let path = entry.path();
         let is_own = fs::symlink_metadata(&path)
             .is_ok_and(|status| status.is_dir() && status.uid() == geteuid().as_raw());
-        // Hold the lock until the directory is removed. Otherwise a new `exec` could take the same
-        // name and lose its directory.
+        // Keep the lock until the folder is removed. Otherwise a new `exec` could take the same
+        // name and lose its folder.
         let lock = if is_own { locked(&path) } else { None };
         if lock.is_some() && !is_attached(&path) {
             let _gone = remove_shm(&path);
@@ -443,7 +449,7 @@ fn remove_orphans_in(folder: &Path) {
     }
 }
 
-/// Returns true if a process has a segment attached whose memory is below an outer folder.
+/// Returns true if a process has a segment attached whose memory is in an outer folder.
 fn is_attached(outer: &Path) -> bool {
     let folder = outer.join(SEGMENTS);
     let files = SegmentFiles::new(&folder);
@@ -454,12 +460,12 @@ fn is_attached(outer: &Path) -> bool {
     tasks.into_iter().any(|task| files.is_held(task))
 }
 
-/// Removes an outer folder with its folder of segments and the files that the library makes there.
-/// Removes no other file.
+/// Removes an outer folder, its folder of segments, and the files that the preload library makes
+/// there. Removes no other file.
 ///
 /// # Errors
 ///
-/// The error of the folder, if it cannot be read or is not empty then.
+/// The error of the outer folder, if it cannot be read, or still has other files.
 pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
     let folder = outer.join(SEGMENTS);
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
@@ -472,7 +478,7 @@ pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
             let _gone = fs::remove_file(entry.path());
         }
     }
-    // If this fails, the removal of the outer folder fails too, and reports the error.
+    // Ignore an error: then the removal of the outer folder fails too, and reports it.
     let _gone = fs::remove_dir(&folder);
     fs::remove_dir(outer)
 }
@@ -481,7 +487,7 @@ pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A directory that is removed at the end of the test.
+    /// A directory that is removed with its content at the end of the test.
     struct Parent(PathBuf);
 
     impl Parent {
@@ -491,8 +497,7 @@ mod tests {
             Self(path)
         }
 
-        /// Creates a directory with files as an `exec` with this pid in another pid namespace
-        /// would.
+        /// Creates a folder with files, like an `exec` with this pid in another pid namespace.
         fn folder(&self, pid: u32) -> PathBuf {
             let path = self.0.join(unnamed(pid, 0));
             let segments = path.join(SEGMENTS);
@@ -513,10 +518,10 @@ mod tests {
     #[test]
     fn folders_that_nobody_has_are_removed_and_others_are_not() {
         let parent = Parent::new("orphans");
-        // No process has one of the first four pids, since they are too high. Pid 1 always exists.
+        // The first four pids are too high for a process. Pid 1 always exists.
         let high = i32::MAX as u32;
         let paths = [high, high - 1, high - 2, high - 3, 1].map(|pid| parent.folder(pid));
-        // A folder with a file that `exec` did not make is not removed.
+        // A folder must stay if it has a file that `exec` did not make.
         fs::write(paths[1].join(SEGMENTS).join("letter"), "").expect("a folder of ours");
         let lock = locked(&paths[2]).expect("nobody has it");
         let hold = SegmentFiles::new(paths[3].join(SEGMENTS)).hold(26).expect("nobody has it");

@@ -1,7 +1,8 @@
 //! Finds the preload library.
 //!
-//! cargo builds the library into the directory of the program or into `deps` there. A package
-//! installs it into `../lib/corewalk`. `--preload` names another file; it must be the library.
+//! cargo builds the library into the directory of the program or into `deps` in it. A package
+//! installs the library into `../lib/corewalk`. `--preload` names another file, which must be the
+//! library too.
 //!
 //! Source: ld.so(8), `LD_PRELOAD`.
 
@@ -15,8 +16,8 @@ use crate::failure::Failure;
 
 const FILE: &str = "libcorewalk_ipc_preload.so";
 
-/// The directories to search, relative to that of the program. `deps` is first: cargo's copy beside
-/// the program may be older.
+/// The directories to search, relative to that of the program. `deps` comes first, because the copy
+/// beside the program may be older.
 const FOLDERS: [&str; 4] = ["deps", "", "../lib/corewalk", "../lib"];
 
 /// Returns the absolute path of the library.
@@ -31,23 +32,23 @@ pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
         return Err(Failure::of(path.display(), "there is no such file"));
     }
     let failed = |why: &dyn Display| Failure::of(path.display(), why);
-    // Check the file here. The dynamic loader only warns of a preload library that it cannot load,
-    // and then the program would use the kernel's IPC objects.
+    // Check here that the file is a library. If the dynamic loader cannot load a preload library,
+    // it only prints a warning, and the program would use the kernel's IPC objects.
     if !program::is_shared_object(&path).map_err(|error| failed(&error))? {
         return Err(failed(&"not a shared object for this machine"));
     }
     if given.is_some() && !is_ours(&path).map_err(|error| failed(&error))? {
         return Err(failed(&"not the preload library of corewalk"));
     }
-    // The loader splits LD_PRELOAD at colons and blanks, and there is no way to quote them.
+    // The loader splits LD_PRELOAD at colons and blanks, and a path cannot be quoted.
     if path.to_string_lossy().contains([':', ' ']) {
         return Err(Failure::of(path.display(), "the loader takes no path with a colon or blank"));
     }
     Ok(path)
 }
 
-/// Returns true if the file is a build of the preload library: it contains the name of the variable
-/// with the path of the namespace.
+/// Returns true if the file is a build of the preload library. It is one if it contains the name of
+/// the variable for the namespace's path.
 fn is_ours(path: &Path) -> std::io::Result<bool> {
     let (bytes, word) = (std::fs::read(path)?, NAMESPACE_ENV.as_bytes());
     Ok(bytes.windows(word.len()).any(|bytes| bytes == word))
@@ -61,7 +62,7 @@ fn beside_program() -> Result<PathBuf, Failure> {
     found.ok_or_else(|| Failure::of(FILE, "not found beside the program; see --preload"))
 }
 
-/// Returns the value of `LD_PRELOAD`: the library, followed by the previous value.
+/// Returns the new value of `LD_PRELOAD`: the library, and then the previous value.
 pub(super) fn value(path: &Path, before: Option<&OsStr>) -> OsString {
     let mut value = path.as_os_str().to_owned();
     if let Some(before) = before.filter(|before| !before.is_empty()) {

@@ -1,9 +1,11 @@
-//! Finds the command of `exec`, and checks that the loader will load a preload library for it.
+//! Finds the command of `exec`, and checks that the dynamic loader will load a preload library for
+//! it.
 //!
 //! A static program has no loader. For a program with set-user-ID, set-group-ID or file
 //! capabilities, the loader ignores the environment. A program for another machine has another
-//! loader. Such a program would silently use the kernel's objects, so `exec` refuses it. For a
-//! script (`#!`), the interpreter is checked. Programs that the command runs later are not checked.
+//! loader. Such programs would silently use the kernel's objects, so `exec` refuses them. For a
+//! script (`#!`), the interpreter is checked. Programs that the command starts later are not
+//! checked.
 //!
 //! Source: ld.so(8) "Secure-execution mode"; elf(5); execve(2).
 
@@ -23,11 +25,12 @@ const DEPTH_MAX: u32 = 4;
 /// The longest `#!` line, in bytes.
 const SCRIPT_BYTES: usize = 256;
 
-/// The longest path of a loader, in bytes. The rest of a longer one is ignored.
+/// The longest path of a loader, in bytes. The rest of a longer path is ignored.
 const LOADER_BYTES: usize = 4096;
 
 const SET_USER: u32 = 0o4000;
-/// Set-group-ID has an effect only together with execution by the group.
+/// The two mode bits of set-group-ID. The bit alone has no effect if the group may not execute the
+/// file.
 const SET_GROUP: u32 = 0o2010;
 
 const PT_INTERP: u32 = 3;
@@ -38,7 +41,7 @@ const ET_DYN: u16 = 3;
 /// The machine number (`e_machine`) of this architecture in an ELF header.
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 
-/// Why a command cannot be run.
+/// The reason why a command cannot be run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// The command does not exist. Exit status 127.
@@ -73,7 +76,7 @@ pub(super) fn check(path: &Path) -> Result<(), Refusal> {
 }
 
 fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
-    // A program that cannot be read may be executable all the same; execve(2) decides.
+    // Accept a program that cannot be read: execve(2) may run it nevertheless.
     let (Ok(file), Ok(status)) = (File::open(path), fs::metadata(path)) else { return Ok(()) };
     let is_other_user = status.mode() & SET_USER != 0 && status.uid() != geteuid().as_raw();
     let is_other_group =
@@ -96,7 +99,7 @@ fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
 /// Returns the first bytes of a file, or fewer if a read fails.
 fn start_of(file: &File) -> Vec<u8> {
     let mut start = Vec::new();
-    // After an error, the bytes that were read are kept.
+    // Ignore an error, and use the bytes that were read before it.
     let _ = file.take(SCRIPT_BYTES as u64).read_to_end(&mut start);
     start
 }
@@ -109,7 +112,7 @@ fn interpreter(start: &[u8]) -> Option<PathBuf> {
 }
 
 fn check_elf(file: &File, start: &[u8]) -> Result<(), Refusal> {
-    // The file is no ELF file: execve(2) fails, or a shell runs it as a script.
+    // Accept a file that is no ELF file: execve(2) fails, or a shell runs it as a script.
     if !is_elf(start) {
         return Ok(());
     }
@@ -133,7 +136,7 @@ pub(super) fn is_shared_object(path: &Path) -> io::Result<bool> {
     let file = File::open(path)?;
     let start = start_of(&file);
     let is_library = is_elf(&start) && is_for_this_machine(&start) && half(&start, 16) == ET_DYN;
-    // A position-independent program has the same type, but it names a loader.
+    // A position-independent program has the same type as a library, but it names a loader.
     Ok(is_library && matches!(loader_place(&file, &start), Ok(None)))
 }
 
@@ -150,7 +153,8 @@ fn half(start: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([start[at], start[at + 1]])
 }
 
-/// Returns the offset and the length of the loader's path in the file. None for a file without it.
+/// Returns the offset and the length of the loader's path in the file. Returns None for a file that
+/// names no loader.
 fn loader_place(file: &File, start: &[u8]) -> io::Result<Option<(u64, u64)>> {
     let table = u64::from_le_bytes(start[32..40].try_into().expect("eight bytes"));
     let (entry_bytes, entries) = (half(start, 54), half(start, 56));
@@ -166,8 +170,8 @@ fn loader_place(file: &File, start: &[u8]) -> io::Result<Option<(u64, u64)>> {
     Ok(None)
 }
 
-/// Returns true if the file is the loader itself. It is static, but obeys `LD_PRELOAD` when it is
-/// run as a command.
+/// Returns true if the file is the loader itself. The loader is static, but obeys `LD_PRELOAD` if
+/// it is run as a command.
 fn is_loader(file: &File) -> bool {
     use std::os::fd::AsRawFd as _;
     let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
@@ -230,7 +234,7 @@ mod tests {
         assert!(reason(&header).contains("static"));
         header[18] = 0;
         assert!(reason(&header).contains("another machine"));
-        // A truncated header and a file that is no program are accepted here, since execve(2)
+        // A truncated header, and a file that is no program, must be accepted, since execve(2)
         // reports the error.
         assert_eq!(judged(&header[..40]), Ok(()));
         assert_eq!(judged(b"echo hello\n"), Ok(()));

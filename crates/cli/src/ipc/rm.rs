@@ -1,6 +1,7 @@
 //! `corewalk ipc rm`: removes objects, as ipcrm(1) does, or a whole namespace.
 //!
-//! If some objects cannot be removed, the error names each of them, and the others are removed.
+//! If some objects cannot be removed, all others are removed nevertheless. The error names each
+//! object that is left.
 //!
 //! Source: ipcrm(1).
 
@@ -124,7 +125,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             if arguments.verbose {
                 println!("removing {} id '{}'", kind.word(), object.id);
             }
-            // Ignore a missing object, since another process may have removed it meanwhile.
+            // Ignore a missing object: another process may have removed it meanwhile.
             if let Err(errno) = remove(&task, kind, object.id)
                 && !matches!(errno, Errno::INVAL | Errno::IDRM)
             {
@@ -153,7 +154,7 @@ fn purge(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Returns the error message of ipcrm(1); `by` is "id" or "key".
+/// Returns the error message of ipcrm(1) for `errno`; `by` is "id" or "key".
 fn complaint(errno: Errno, by: &str) -> String {
     match errno {
         Errno::ACCESS | Errno::PERM => format!("permission denied for {by}"),
@@ -184,7 +185,7 @@ fn find(task: &Task, kind: Kind, key: i32) -> Result<i32, Errno> {
     }
 }
 
-/// Parses a key as strtoul(3) does: decimal, octal (`0...`) or hexadecimal (`0x...`).
+/// Parses a key like strtoul(3): decimal, octal (`0...`) or hexadecimal (`0x...`).
 fn key(word: &str) -> Result<i32, String> {
     let parsed = match word.strip_prefix("0x").or_else(|| word.strip_prefix("0X")) {
         Some(digits) => u32::from_str_radix(digits, 16),

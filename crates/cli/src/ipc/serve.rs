@@ -1,7 +1,8 @@
-//! `corewalk ipc serve`: cleans up after killed processes of a namespace, until SIGINT or SIGTERM.
+//! `corewalk ipc serve`: cleans up after killed processes of a namespace until it gets SIGINT or
+//! SIGTERM.
 //!
-//! `serve` also ends when the file of the namespace was removed or replaced, and no process is left
-//! in the namespace. No process can join it any more.
+//! `serve` also ends if the file of the namespace was removed or replaced and no process is left in
+//! the namespace, since no process can join it any more.
 //!
 //! Source: see `watch`.
 
@@ -31,7 +32,7 @@ pub(crate) struct Arguments {
     namespace: String,
 }
 
-/// Serves until a signal or the end of the namespace.
+/// Serves until a signal comes or the namespace ends.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     place::remove_orphans();
     let place = Place::open(&arguments.namespace)?;
@@ -44,7 +45,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     println!("serving {}", place.path.display());
     let file = file_at(&place.path);
     let mut watch = Watch::default();
-    // ORDERING: Relaxed. A flag to stop; the signal handler publishes nothing else.
+    // ORDERING: Relaxed. A stop flag, with which the signal handler passes no data.
     while !is_over.load(Ordering::Relaxed) {
         watch.turn(&place.namespace, None);
         let now = file_at(&place.path);
@@ -66,7 +67,8 @@ enum At {
         ino: u64,
     },
     Nothing,
-    /// stat(2) failed with another error, for example for lack of permission. `serve` goes on.
+    /// stat(2) has failed with another error, for example for lack of permission. `serve`
+    /// continues.
     Unknown,
 }
 

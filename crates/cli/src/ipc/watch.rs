@@ -1,9 +1,10 @@
-//! Watches the processes of a namespace, and cleans up after each that ends without leaving.
+//! Watches the processes of a namespace, and cleans up after each process that ends without leaving
+//! the namespace.
 //!
-//! The cleanup (`Namespace::recover`) applies semaphore undo and detaches segments. It would happen
-//! later without a watch: one of the waiting calls looks for dead processes ten times a second. The
-//! watch has a pidfd of each registered process, which becomes readable when the process ends. It
-//! looks for new processes every [`LOOK_MS`].
+//! The cleanup (`Namespace::recover`) applies semaphore undo and detaches segments. Without a watch
+//! it would happen later: one of the waiting calls looks for dead processes ten times a second. The
+//! watch has a pidfd of each registered process. A pidfd becomes readable when its process ends.
+//! Every [`LOOK_MS`], the watch looks for new processes.
 //!
 //! Source: pidfd_open(2), poll(2).
 
@@ -17,22 +18,23 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 /// Time between two searches for new processes, in milliseconds.
 pub(super) const LOOK_MS: i64 = 50;
 
-/// Maximum number of pidfds. If there are more processes, waiting calls clean up after the others.
+/// Maximum number of pidfds. Further processes are not watched, and waiting calls clean up after
+/// them.
 const WATCHED_MAX: usize = 512;
 
 /// The processes of a namespace.
 #[derive(Default)]
 pub(super) struct Watch {
     /// The pidfds by pid. None for a process that has ended but is still registered, because a
-    /// child has inherited its attached segments.
+    /// child process has inherited its attached segments.
     processes: HashMap<u32, Option<OwnedFd>>,
-    /// Number of tasks of dead processes that were cleaned up.
+    /// Number of tasks of dead processes after which the watch has cleaned up.
     pub(super) recovered: usize,
 }
 
 impl Watch {
-    /// Looks for new processes, then waits until a process ends, `more` is readable, or
-    /// [`LOOK_MS`] have passed. Cleans up after processes that have ended.
+    /// Looks for new processes. Then waits until a process ends, `more` is readable, or [`LOOK_MS`]
+    /// have passed. Cleans up after the processes that have ended.
     pub(super) fn turn(&mut self, namespace: &Namespace, more: Option<&OwnedFd>) {
         if self.look(namespace) {
             self.recover(namespace);
@@ -42,7 +44,7 @@ impl Watch {
         let all = watched.iter().map(|(_, fd)| *fd).chain(more);
         let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_MS * 1_000_000 };
-        // A signal interrupts poll(2); the caller calls `turn` again.
+        // Ignore an error: if a signal interrupts poll(2), the caller calls `turn` again.
         let ready = poll(&mut fds, Some(&timeout)).unwrap_or(0);
         let is_over = |(fd, (pid, _)): (&PollFd<'_>, &(u32, _))| {
             (ready > 0 && !fd.revents().is_empty()).then_some(*pid)
@@ -56,12 +58,12 @@ impl Watch {
 
     /// Cleans up after dead processes.
     pub(super) fn recover(&mut self, namespace: &Namespace) {
-        // Ignore an error, since the next call of `turn` tries again.
+        // Ignore an error: the next call of `turn` tries again.
         self.recovered += namespace.recover().unwrap_or(0);
     }
 
-    /// Opens pidfds of new processes, and drops those of processes that are not registered any
-    /// more. Returns true if a registered process has ended.
+    /// Opens pidfds of new processes, and drops the pidfds of processes that are no longer
+    /// registered. Returns true if a registered process has ended.
     fn look(&mut self, namespace: &Namespace) -> bool {
         let pids = namespace.pids();
         self.processes.retain(|pid, _| pids.contains(pid));

@@ -1,14 +1,14 @@
 //! The server in the background (`--daemon`).
 //!
-//! The first process runs the program again, as the server: a process in its own session, whose
-//! standard output is a pipe. The server writes one line into the pipe when the mount is ready.
-//! Then the first process ends. If the pipe closes without a line, the server has failed. It has
+//! The first process runs this program again as the server. The server has its own session, and its
+//! standard output is a pipe. When the mount is ready, the server writes one line into the pipe,
+//! and the first process ends. If the pipe closes without a line, the server has failed. It has
 //! printed the reason on standard error, which both processes share until the mount is ready.
 //!
-//! The server closes all other descriptors that it inherits. Otherwise a lock of flock(1) would be
-//! held, and the reader of a pipe would wait, until the mount ends.
+//! The server closes all other descriptors that it inherits. Otherwise it would keep a lock of
+//! flock(1), or the write end of a pipe whose reader waits, until the mount ends.
 //!
-//! Rejected: fork without exec. It would be shorter, but is not safe in a process with threads.
+//! Rejected: fork without exec. It would be shorter, but it is not safe in a process with threads.
 //!
 //! Source: daemon(7), "SysV Daemons", step 1.
 
@@ -22,11 +22,13 @@ use std::process::{Command, Stdio};
 
 use crate::failure::Failure;
 
-/// Starts the server and waits until the mount is ready. Returns the line that the server wrote.
+/// Starts the server and waits until the mount is ready. Returns the line that the server has
+/// written.
 pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result<Vec<u8>, Failure> {
     let failed = |error| Failure::of("cannot start the background process", error);
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-    // The name of this process may be `mount.corewalk`, which takes other arguments.
+    // Set the name of the server. This process may have the name `mount.corewalk`, with which the
+    // program takes other arguments.
     command.arg0("corewalk").args(["mount", "--background"]);
     for option in options {
         command.arg("-o").arg(option);
@@ -47,29 +49,29 @@ pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result
     }
 }
 
-/// Leaves the terminal's session, so that the terminal's signals do not reach the server.
+/// Leaves the session of the terminal, so that signals of the terminal do not reach the server.
 pub(super) fn leave_terminal() {
     if let Err(error) = rustix::process::setsid() {
-        // The call fails if the process already leads a session or a process group.
+        // An error means that the process already leads a session or a process group.
         log::debug!("setsid: {error}");
     }
 }
 
-/// Closes all descriptors except the standard streams. To be called at the start, before the
-/// process opens descriptors of its own.
+/// Closes all descriptors except the standard streams. The caller has not opened a descriptor of
+/// its own yet.
 pub(super) fn close_inherited() {
-    // Without /proc the mount fails later with a message.
+    // Ignore that `/proc` is missing: the mount will fail with a message later.
     let Ok(open) = std::fs::read_dir("/proc/self/fd") else { return };
     let number = |entry: std::io::Result<DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     let open: Vec<RawFd> = open.filter_map(number).collect();
     for fd in open.into_iter().filter(|fd| *fd > 2) {
-        // The call fails for the descriptor of the listing itself, which is closed already.
+        // Ignore an error: the descriptor of the listing itself is already closed.
         let _ = nix::unistd::close(fd);
     }
 }
 
-/// Releases the working directory and the output of the first process: changes to `/`, and sends
-/// standard output and standard error to `/dev/null`.
+/// Releases the working directory and the output of the first process. Changes to `/`, and makes
+/// standard output and standard error lead to `/dev/null`.
 pub(super) fn detach() {
     let _ = std::env::set_current_dir("/");
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {

@@ -1,10 +1,10 @@
 //! The limit on open files (`RLIMIT_NOFILE`) of a server.
 //!
-//! Each server thread opens `/dev/fuse` for itself. It does so after the mount is in place, when a
-//! failure would come too late. So the limit is checked before the mount.
+//! Each server thread opens `/dev/fuse` for itself. It does so after the file system is mounted,
+//! and a failure then would come too late. So the limit is checked before the mount.
 //!
 //! The soft limit is often 1024, because select(2) takes no higher descriptors. This program does
-//! not use select(2), so it raises the soft limit to the hard limit, as other servers do.
+//! not use select(2). So it raises the soft limit to the hard limit, as other servers do.
 //!
 //! Source: getrlimit(2); fuser 0.18 (`Session::run`).
 
@@ -12,14 +12,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::failure::Failure;
 
-/// Descriptors of a mount that belong to no thread: the standard streams, ten files of a store, the
-/// device, and a few that are open for a moment.
+/// Descriptors of a mount that belong to no thread. These are the standard streams, ten files of a
+/// store, the device, and a few that are open for a short time.
 const SHARED: u64 = 24;
-/// Descriptors that one thread uses for a call on a directory of the host: the device, two
-/// directories, a file, and the directory that it lists.
+/// Descriptors that one thread uses for a call on a directory of the host. These are the device,
+/// two directories, a file, and the directory that it lists.
 const PER_THREAD: usize = 5;
 
-/// Returns the number of descriptors that must stay free of files that clients have open.
+/// Returns how many descriptors the files that clients open must leave free.
 pub(super) fn reserved(threads: usize) -> usize {
     SHARED as usize + threads * PER_THREAD
 }
@@ -27,7 +27,7 @@ pub(super) fn reserved(threads: usize) -> usize {
 /// Raises the soft limit to the hard limit.
 ///
 /// # Errors
-/// A usage error if the limit is too low for `threads` threads.
+/// A usage error if even the hard limit is too low for `threads` threads.
 pub(super) fn raise_limit(threads: usize) -> Result<(), Failure> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, ..limit };

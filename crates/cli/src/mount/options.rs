@@ -1,13 +1,13 @@
 //! The options of `-o`. Most of them come from mount(8), fuse(8), tmpfs(5) and ext4(5).
 //!
 //! A later option overrides an earlier one, as in mount(8). An unknown option or an invalid value
-//! is a usage error that names it: a misspelt `nosuid` must not be ignored.
+//! is a usage error that names it. So a misspelt `nosuid`, for example, is not ignored.
 //!
 //! # Options that are accepted without effect
 //! - Options that mount(8) itself uses in a line of fstab(5): `noauto`, `nofail`, `_netdev`, `x-*`.
-//!   (`user` and its like imply `nosuid` and others, as in mount(8).)
+//!   (`user` and similar options imply `nosuid` and others, as in mount(8).)
 //! - Options for behaviour that corewalk always has: `acl`, `user_xattr`.
-//! - `lazytime`, which permits the server to delay updates of times. The server never delays them.
+//! - `lazytime`, which allows the server to delay updates of times. The server never delays them.
 //!
 //! # Options that are refused
 //! An option is refused if the source cannot obey it. `noacl` is always refused. A directory of the
@@ -30,14 +30,15 @@ use crate::source::Source;
 
 /// Default of `size=` for tmpfs, in percent of the memory, as in tmpfs(5).
 const SIZE_PERCENT: u64 = 50;
-/// Size of a page. The default of `nr_inodes=` is one inode per page of `size=`, as in tmpfs(5).
+/// Size of a page in bytes. The default of `nr_inodes=` is one inode per page of `size=`, as in
+/// tmpfs(5).
 const PAGE_BYTES: u64 = 4096;
 const THREADS_MAX: u64 = 1024;
-/// Default of `threads=` if every change waits for a disk: the threads per processor, and the
-/// minimum.
+/// The default of `threads=` if every change waits for a disk. The first number is the threads per
+/// processor, the second the minimum of threads.
 const WAITING_THREADS: (usize, usize) = (4, 8);
 
-/// The result of parsing: the options of the mount, of the server and of each back end.
+/// The parsed options of the mount, of the server and of each back end.
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub(crate) mount: MountOptions,
@@ -47,19 +48,19 @@ pub(crate) struct Plan {
     pub(crate) host: HostFsOptions,
 }
 
-/// Options whose effect depends on other options. They are applied after all are parsed.
+/// Options whose effect depends on other options. They are applied after all options are parsed.
 #[derive(Debug, Default)]
 struct Pending {
     server_permissions: bool,
     /// `entry_timeout`, `attr_timeout`, `negative_timeout`.
     timeouts: [Option<Duration>; 3],
     threads: Option<usize>,
-    /// The options among [`NOT_FOR_HOST`] that were given.
+    /// Those of the given options that are in [`NOT_FOR_HOST`].
     not_for_host: Vec<&'static str>,
 }
 
 /// Options that a directory of the host does not take. (It takes `no_mbcache` and `create`, which
-/// ask for what it does anyway.)
+/// have no effect on it.)
 const NOT_FOR_HOST: [&str; 8] =
     ["size", "nr_inodes", "mode", "uid", "gid", "mbcache", COMMIT, NO_CREATE];
 const COMMIT: &str = "commit";
@@ -67,7 +68,7 @@ const NO_CREATE: &str = "no_create";
 /// Options that only a store takes.
 const STORE_ONLY: [&str; 2] = [COMMIT, NO_CREATE];
 
-/// Options of mount(8) that are accepted without effect. See the text of the module.
+/// Options of mount(8) that are accepted without effect. The documentation of the module says why.
 const WITHOUT_EFFECT: [&str; 19] = [
     "defaults",
     "auto",
@@ -86,13 +87,13 @@ const WITHOUT_EFFECT: [&str; 19] = [
     "loud",
     "acl",
     "user_xattr",
-    // The server unmounts at its end. (If it is killed, the mount stays.)
+    // The server unmounts when it ends anyway, unless it is killed.
     "auto_unmount",
     "norelatime",
 ];
 
 impl Plan {
-    /// Parses `lists`, the arguments of all `-o`, for a mount of `source`.
+    /// Parses `lists`, the arguments of all `-o` options, for a mount of `source`.
     pub(crate) fn parse(source: Source, lists: &[OsString]) -> Result<Plan, Failure> {
         let mut plan = Plan::new(source);
         let mut pending = Pending::default();
@@ -130,15 +131,15 @@ impl Plan {
                 let (each, least) = WAITING_THREADS;
                 (processors * each).max(least)
             }
-            // One thread per processor. With more, the threads compete for the processors: eight
-            // threads on two processors serve two clients at half the speed or less. At least two
-            // threads. One thread saves a fifth of the processor time with one client. But on a
-            // machine with other load, two busy clients then waited up to four times as long.
+            // Use one thread per processor, but at least two. More threads compete for the
+            // processors: eight threads on two processors serve two clients at half the speed or
+            // less. One thread saves a fifth of the processor time with one client. But on a
+            // machine with other load, two busy clients then wait up to four times as long.
             Source::Store(_) | Source::Host(_) | Source::Tmpfs => processors.max(2),
         }
     }
 
-    /// Passes the mount flags that the kernel does not implement for FUSE to the back ends: access
+    /// Passes mount flags to the back ends if the kernel does not implement them for FUSE: access
     /// times, `ro`, `sync` and `dirsync`.
     fn pass_flags_to_back_ends(&mut self) {
         let flags = self.mount.flags;
@@ -156,15 +157,15 @@ impl Plan {
         self.store.is_dirsync = flags.intersects(MountFlags::DIRSYNC | MountFlags::SYNC);
     }
 
-    /// Checks that `source` can obey the options. `not_for_host` has the options among
-    /// [`NOT_FOR_HOST`] that were given.
+    /// Checks that `source` can obey the options. `not_for_host` has those of the given options
+    /// that are in [`NOT_FOR_HOST`].
     fn check_supported(&self, source: Source, not_for_host: &[&str]) -> Result<(), Failure> {
         let has = |flag| self.mount.flags.contains(flag);
         let (name, whose) = match source {
             Source::Host(_) => {
                 let name = match () {
                     () if has(MountFlags::DIRSYNC) => Some(&"dirsync"),
-                    // The options of the host's own mount decide on access times.
+                    // The host's own mount decides which reads update access times.
                     () if has(MountFlags::STRICTATIME) => Some(&"strictatime"),
                     () => not_for_host.first(),
                 };
@@ -181,8 +182,9 @@ impl Plan {
         }
     }
 
-    /// Returns the defaults. A mount by root is for all users, with devices and set-user-ID
-    /// programs. A mount by another user is for that user alone, as fusermount3(1) permits.
+    /// Returns the defaults. If root mounts, the mount is for all users, with devices and
+    /// set-user-ID programs. If another user mounts, it is for that user alone, as fusermount3(1)
+    /// allows.
     fn new(source: Source) -> Plan {
         let is_root = rustix::process::geteuid().is_root();
         let mut mount = MountOptions::default().with_source(source.name());
@@ -227,7 +229,7 @@ impl Plan {
                     "option 'remount' is not supported; unmount and mount again".to_owned(),
                 ));
             }
-            // As in mount(8), a later option may undo these flags.
+            // A later option may undo the flags that these imply, as in mount(8).
             "user" | "users" => {
                 *flags |= MountFlags::NOEXEC | MountFlags::NOSUID | MountFlags::NODEV;
             }
@@ -306,12 +308,12 @@ impl Plan {
                     _ => return None,
                 }
             }
-            // 0 means the default, as in ext4(5).
+            // 0 stands for the default, as in ext4(5).
             "commit" => {
                 let every = Some(seconds(value)?).filter(|time| !time.is_zero());
                 self.store.commit_every = every.or(StoreOptions::default().commit_every);
             }
-            // `user=NAME` is how mount(8) records the user who mounted a file system.
+            // mount(8) records the user who has mounted a file system as `user=NAME`.
             "user" => return Some(self.take_flag(name, pending)),
             "comment" => {}
             name if is_for_other_programs(name) => {}
@@ -320,11 +322,11 @@ impl Plan {
         Some(Ok(()))
     }
 
-    /// Parses an option of tmpfs(5), which a store takes too. Returns None if the value is invalid.
+    /// Parses an option of tmpfs(5) that a store takes too. Returns None if the value is invalid.
     fn take_limit(&mut self, name: &str, value: &str) -> Option<Result<(), Failure>> {
         let (tmpfs, store) = (&mut self.tmpfs, &mut self.store);
         match name {
-            // 0 means no limit, as in tmpfs(5).
+            // 0 stands for no limit, as in tmpfs(5).
             "size" => {
                 let bytes = Some(size(value)?).filter(|&bytes| bytes > 0);
                 (tmpfs.size_bytes, store.size_bytes) = (bytes, bytes);
@@ -333,7 +335,7 @@ impl Plan {
                 let count = Some(scaled(value)?).filter(|&count| count > 0);
                 (tmpfs.inodes_max, store.inodes_max) = (count, count);
             }
-            // `mode`, `uid` and `gid` hold for a root directory that this mount creates.
+            // `mode`, `uid` and `gid` apply to a root directory that this mount creates.
             "mode" => {
                 let mode = u32::from_str_radix(value, 8).ok().filter(|mode| *mode <= 0o7777)?;
                 (tmpfs.root_mode, store.root_mode) = (mode, mode);
@@ -358,7 +360,8 @@ impl Plan {
     }
 }
 
-/// Describes the values of an option, for error messages. Returns None for an option without value.
+/// Returns a description of the values of an option, for error messages. Returns None for an option
+/// without a value.
 fn allowed(name: &str) -> Option<&'static str> {
     Some(match name {
         "size" | "cache" => {
@@ -378,7 +381,7 @@ fn allowed(name: &str) -> Option<&'static str> {
     })
 }
 
-/// Returns true for the options that mount(8) reserves for other programs.
+/// Returns true for an option that mount(8) reserves for other programs.
 fn is_for_other_programs(word: &str) -> bool {
     word.starts_with("x-") || word.starts_with("X-")
 }
@@ -394,7 +397,7 @@ fn number(text: &str) -> Option<u64> {
     text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Parses a number with an optional suffix k, m, g or t, for a power of 1024.
+/// Parses a number with an optional suffix k, m, g or t, which stands for a power of 1024.
 fn scaled(text: &str) -> Option<u64> {
     let scale = |suffix: char| match suffix.to_ascii_lowercase() {
         'k' => Some(10),
@@ -409,7 +412,7 @@ fn scaled(text: &str) -> Option<u64> {
     }
 }
 
-/// Parses a number of bytes, or a share of the memory (`50%`).
+/// Parses a number of bytes, or a share of the machine's memory (`50%`).
 fn size(text: &str) -> Option<u64> {
     match text.strip_suffix('%') {
         Some(percent) => Some(memory_bytes() / 100 * number(percent).filter(|p| *p <= 100)?),
@@ -655,7 +658,7 @@ mod tests {
         assert!(plan("no_default_permissions,entry_timeout=0").is_ok());
     }
 
-    /// Any list of options is accepted, or refused with a usage error.
+    /// Any list of options must be accepted, or refused with a usage error.
     #[test]
     fn fuzz_options_are_accepted_or_refused() {
         const WORDS: [&[u8]; 16] = [
@@ -684,7 +687,7 @@ mod tests {
                 let refused = match Plan::parse(source, std::slice::from_ref(&list)) {
                     Ok(plan) => {
                         assert!((1..=THREADS_MAX as usize).contains(&plan.mount.threads));
-                        // An unknown option after an accepted list is still refused.
+                        // An unknown option after an accepted list must still be refused.
                         let more = [list.clone(), "frobnicate".into()];
                         let refused = Plan::parse(source, &more).map(|_| ());
                         let expected = "unknown option 'frobnicate'";
@@ -695,7 +698,7 @@ mod tests {
                 };
                 let Failure::Usage(line) = refused else { panic!("{refused:?}") };
                 assert!(!line.is_empty());
-                // Take the message up to the option that it names, as the kind of the mistake.
+                // Classify the mistake by the start of the message, up to the option that it names.
                 line.split(['\'', ':']).next().unwrap_or_default().to_owned()
             });
             answers.sort();

@@ -1,4 +1,5 @@
-//! Appends to a file through a mounted directory of the host, while the host appends to it as well.
+//! Tests of appends to a file through a mounted directory of the host, while the host appends to
+//! the file as well.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -48,7 +49,7 @@ fn appends_of_the_mount_and_of_the_host_are_all_kept() {
             "{round}"
         );
     }
-    // fcntl(2) clears and sets O_APPEND of the open file; each write obeys the current flag.
+    // Clear and set O_APPEND of the open file with fcntl(2). Each write must obey the current flag.
     use rustix::fs::{OFlags, fcntl_setfl};
     use std::os::unix::fs::FileExt as _;
     fcntl_setfl(&here, OFlags::empty()).expect("the file is open");
@@ -63,8 +64,8 @@ fn appends_of_the_mount_and_of_the_host_are_all_kept() {
     );
 }
 
-/// Sends a write of `ab` at offset 3 to a file of six bytes that is open with `O_APPEND`. The host
-/// has written the six bytes since the file was created. Returns the content afterwards.
+/// Makes a file that the host extends to six bytes, and that a client has open with `O_APPEND`.
+/// Sends a write of `ab` at offset 3 to it. Returns the content afterwards.
 fn written_at_3_of_6(options: Options, origin: WriteOrigin) -> String {
     let folder = Folder::new();
     let fs = HostFs::new(&folder.0, HostFsOptions::default()).expect("the directory can be opened");
@@ -88,7 +89,7 @@ fn append_finds_the_end_unless_the_kernel_collects_writes() {
     assert_eq!(written_at_3_of_6(back, WriteOrigin::Append), "123ab6");
 }
 
-/// Control: the writeback of pages and a pwrite(2) write at the offset of the request.
+/// Control: a writeback of pages and a pwrite(2) must write at the offset of the request.
 #[test]
 fn control_other_writes_keep_their_offset() {
     for origin in [WriteOrigin::Cache, WriteOrigin::Call] {

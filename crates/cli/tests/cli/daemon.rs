@@ -1,5 +1,5 @@
-//! `corewalk ipc exec --shm` with a command that starts a process and ends before it. The process
-//! has a segment attached.
+//! Tests of `corewalk ipc exec --shm` with a command that starts another process and ends before
+//! it. The other process has a segment attached.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read, Write as _};
@@ -13,16 +13,17 @@ use corewalk_testkit::sysv::shm;
 
 use crate::fixtures::{Folder, LIMIT, corewalk, run, wait};
 
-/// The variable with the role of a process: `command`, or `stays` for the process that it starts.
+/// The variable with the role of a process: `command`, or `stays` for the process that the command
+/// starts.
 const ROLE: &str = "COREWALK_TEST_ROLE";
 
-/// The variable with the path of the file to which the staying process writes its results.
+/// The variable with the path of the file into which the staying process writes its results.
 const FOUND: &str = "COREWALK_TEST_FOUND";
 
 /// The start of the line that names the directory of the segments.
 const ATTACHED: &str = "attached below ";
 
-/// Runs in a child process: as the command, or as the process that stays. Without a role in the
+/// Is the command, or the process that stays, in a child process of a test. Without a role in the
 /// environment it does nothing.
 #[test]
 fn process() {
@@ -31,11 +32,11 @@ fn process() {
         Ok("stays") => stay(),
         _ => return,
     }
-    // Exit here, so that the test harness prints nothing more.
+    // Exit here, so that the test harness does not print more.
     std::process::exit(0);
 }
 
-/// Starts the process that stays, waits for its line, and ends.
+/// Starts the process that stays, waits for the line that it prints, and ends.
 #[expect(clippy::zombie_processes, reason = "the child outlives this process")]
 fn start() {
     let mut command =
@@ -45,7 +46,8 @@ fn start() {
     println!("\n{ATTACHED}{}", read_attached_directory(stays.stdout.expect("the stream is piped")));
 }
 
-/// Attaches a segment, and a second time after it has read a byte. Ends at the end of its input.
+/// Attaches a segment, and attaches it again after it has read a byte. Ends at the end of its
+/// standard input.
 fn stay() {
     let id = shm::shmget(IPC_PRIVATE, 4096, 0o600).expect("the segment is created");
     shm::shmat(id, 0, 0).expect("the segment is attached");
@@ -58,7 +60,7 @@ fn stay() {
     let whole = found.with_extension("whole");
     fs::write(&whole, format!("{again:?}, {nattch:?}")).expect("the test's directory is writable");
     fs::rename(whole, found).expect("the test's directory is writable");
-    // Blocks until the test closes the pipe or ends.
+    // Wait until the test closes the pipe or ends.
     let _bytes = input.read(&mut [0]);
 }
 
@@ -77,7 +79,7 @@ fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Runs `true` in a new namespace. `exec` removes the directories that others have left.
+/// Runs `true` in a new namespace. This `exec` removes the folders that ended processes have left.
 fn exec() {
     assert!(run(corewalk(&["ipc", "exec", "--shm", "--", "true"])).status.success());
 }
@@ -93,8 +95,8 @@ fn memory_of_a_process_that_outlives_the_command_stays_until_it_has_ended() {
     let file = File::create(&stderr).expect("the test's directory is writable");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
     let mut exec_child: Child = command.spawn().expect("the program starts");
-    // The write end of the standard input of the staying process. The process ends when this is
-    // dropped, also if the test fails.
+    // Keep the write end of the standard input of the staying process. When it is dropped, the
+    // process ends, even if the test fails.
     let mut input = exec_child.stdin.take().expect("the stream is piped");
     let memory = PathBuf::from(read_attached_directory(
         exec_child.stdout.take().expect("the stream is piped"),
@@ -106,7 +108,7 @@ fn memory_of_a_process_that_outlives_the_command_stays_until_it_has_ended() {
     let outer = memory.parent().expect("the segments are in an outer directory");
     let line = format!("corewalk: {}: ", outer.display());
     assert!(printed.contains(&line) && printed.contains("attached"), "{printed}");
-    // The next `exec` must not remove it either.
+    // The next `exec` must not remove the directory either.
     exec();
     input.write_all(b"\n").expect("the file exists");
     until("the process attaches a second time", || found.exists());

@@ -1,4 +1,4 @@
-//! Starts the program as a user does, and cleans up after each test.
+//! Starts the program as a user would do it, and cleans up after each test.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -19,13 +19,14 @@ pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_corewalk");
 /// How long a test waits for the program before it fails.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// A temporary directory. Dropping it unmounts the mounts below it and removes it.
+/// A temporary directory. Dropping it unmounts all mounts below it and removes it.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
     pub(crate) fn new() -> Folder {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // ORDERING: Relaxed. Only the numbers must differ.
+        // ORDERING: Relaxed. Two directories must get different numbers, which any atomic addition
+        // ensures.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("corewalk-cli-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -44,8 +45,8 @@ impl Folder {
         paths.filter(|path| path.starts_with(&self.0)).collect()
     }
 
-    /// Asserts that the command fails with `status`, prints one line on standard error that
-    /// contains `words`, and leaves no mount below the directory.
+    /// Asserts that the command fails with `status`, prints one line with `words` on standard
+    /// error, and leaves no mount below the directory.
     pub(crate) fn assert_refused(&self, command: Command, status: i32, words: &str) {
         let before = self.mounts();
         let shown = format!("{command:?}");
@@ -71,10 +72,10 @@ impl Drop for Folder {
     }
 }
 
-/// A server in the foreground. Dropping it kills the process.
+/// A server in the foreground. Dropping this value kills it.
 pub(crate) struct Server {
     child: Child,
-    /// The line that the server printed when the mount was ready. Empty if it failed.
+    /// The line that the server prints when the mount is ready. Empty if the server has failed.
     pub(crate) line: String,
 }
 
@@ -91,13 +92,13 @@ impl Server {
         Server::run(command)
     }
 
-    /// Runs a command that mounts and serves, and waits for its line.
+    /// Runs a command that mounts and serves, and waits until it prints its line.
     pub(crate) fn run(mut command: Command) -> Server {
         command.stderr(Stdio::null());
         Server::spawn(command)
     }
 
-    /// Mounts `source` on `path`; the server writes its warnings to `stderr`.
+    /// Mounts `source` on `path`. The server writes its warnings to `stderr`.
     pub(crate) fn with_stderr(stderr: File, source: &str, path: &Path) -> Server {
         let mut command = corewalk(&["mount", source]);
         command.arg(path).stderr(stderr);
@@ -140,7 +141,8 @@ pub(crate) fn corewalk(arguments: &[&str]) -> Command {
     command
 }
 
-/// As [`corewalk`], with `/dev/full` as standard output: each write to it fails.
+/// Returns the same command as [`corewalk`], but with `/dev/full` as its standard output. Each
+/// write to it fails.
 pub(crate) fn with_full_stdout(arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", "exec \"$@\" > /dev/full", "sh", PROGRAM]).args(arguments);
@@ -148,7 +150,7 @@ pub(crate) fn with_full_stdout(arguments: &[&str]) -> Command {
     command
 }
 
-/// Waits for the end of a child, at most [`LIMIT`], and returns its exit status.
+/// Waits for the end of a child for at most [`LIMIT`], and returns its exit status.
 pub(crate) fn wait(child: &mut Child) -> ExitStatus {
     let start = Instant::now();
     loop {
@@ -179,7 +181,7 @@ pub(crate) fn run(mut command: Command) -> Output {
 
 /// Returns the mount table, `/proc/self/mountinfo`.
 pub(crate) fn mount_table() -> String {
-    // The paths in the table need not be UTF-8.
+    // Read bytes, because paths in the mount table need not be UTF-8.
     let table = fs::read("/proc/self/mountinfo").expect("the mount table can be read");
     String::from_utf8_lossy(&table).into_owned()
 }
@@ -189,7 +191,7 @@ pub(crate) fn is_mounted(path: &Path) -> bool {
     mount_table().lines().any(|line| line.split(' ').nth(4) == Some(path))
 }
 
-/// Returns true if the tests can mount as root. If not, prints why the test is skipped.
+/// Returns true if the tests may mount as root. If not, prints why the test is skipped.
 pub(crate) fn can_mount() -> bool {
     has_fuse() && has_root()
 }

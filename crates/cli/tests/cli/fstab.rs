@@ -1,4 +1,4 @@
-//! The program as an external helper of mount(8).
+//! Tests of the program as an external helper of mount(8).
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -64,7 +64,8 @@ fn helper_exits_with_the_statuses_of_mount() {
     assert!(!folder.path("m").exists() && folder.mounts().is_empty());
 }
 
-/// Builds the command line that mount(8) would run for a line of fstab. `-f` mounts nothing.
+/// Each command line that mount(8) builds for a line of fstab must be accepted, or refused with one
+/// line. `-f` makes the program mount nothing.
 #[test]
 fn fuzz_lines_of_fstab_are_accepted_or_refused_with_one_line() {
     let folder = scene();
@@ -87,7 +88,7 @@ fn fuzz_lines_of_fstab_are_accepted_or_refused_with_one_line() {
     assert!(answers.contains_key(&Some(0)) && answers.contains_key(&Some(1)), "{answers:?}");
 }
 
-/// The commands of `corewalk mount --help` work with mount(8) itself. The test runs in a mount
+/// The commands of `corewalk mount --help` must work with mount(8) itself. The test runs in a mount
 /// namespace with its own `/sbin`.
 #[test]
 fn line_of_fstab_is_mounted() {
@@ -111,8 +112,8 @@ umount m
     assert_eq!(run_in_mount_namespace(script, &folder), "");
 }
 
-/// umount(8) returns before the server has written its last commit. A mount or a check that follows
-/// at once waits for it.
+/// A mount or a check of a store must wait if it comes directly after umount(8). That program
+/// returns before the server has written its last commit.
 ///
 /// The test runs in a mount namespace, so that no other process has a copy of the mount.
 #[test]
@@ -143,7 +144,7 @@ ln -s "$1" /sbin/mount.corewalk
 mkdir m
 "#;
 
-/// Runs [`SET_UP`] and a script in a new mount namespace. Returns its standard error.
+/// Runs [`SET_UP`] and a script in a new mount namespace. Returns the standard error of both.
 fn run_in_mount_namespace(script: &str, folder: &Folder) -> String {
     let script = [SET_UP, script].concat();
     let mut command = Command::new("unshare");

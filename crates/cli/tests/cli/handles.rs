@@ -1,5 +1,5 @@
-//! File handles of a mount after the kernel, or the kernel and the server, have dropped the inodes.
-//! The kernel's own tmpfs is the oracle.
+//! Tests of file handles after the kernel alone, or the kernel and the server, have dropped the
+//! inodes. The results must be those of the kernel's own tmpfs (the oracle).
 //!
 //! Source: open_by_handle_at(2).
 
@@ -18,28 +18,30 @@ use rustix::mount::{MountFlags, mount_remount};
 
 use crate::fixtures::{Folder, Server, can_mount, run};
 
-/// The files whose handles are tested: the path below the root, and whether it is a directory.
+/// The files whose handles are tested. Each has its path below the root, and true for a directory.
 const FILES: [(&str, bool); 5] =
     [("a", true), ("a/b", true), ("a/b/c", true), ("a/b/c/file", false), ("top", false)];
-/// An attribute of the root of a mount. Setting it makes the server evict all unused entries.
+/// An extended attribute of the root of a mount. To set it makes the server evict all unused
+/// entries.
 const PRUNE: &str = "user.corewalk.prune";
 
-/// The caches that are dropped before a handle is opened.
+/// The caches that a test drops before it opens a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Forgotten {
     /// The cache of the kernel.
     ByKernel,
-    /// The caches of the kernel and of the server.
+    /// The caches of both the kernel and the server.
     ByBoth,
 }
 
 /// Drops the unused entries of `mount` from the caches that `what` names.
 ///
-/// A remount drops the entries of this mount alone. `/proc/sys/vm/drop_caches` would drop those of
+/// A remount drops only the entries of this mount. `/proc/sys/vm/drop_caches` would drop those of
 /// the whole machine.
 fn forget(mount: &Path, what: Forgotten) {
     for _ in 0..2 {
-        // Drop the caches twice, because the server can evict a directory only after its entries.
+        // Drop the caches twice, because the server can evict a directory only after the entries in
+        // it.
         mount_remount(mount, MountFlags::empty(), c"").expect("root is permitted to");
         if what == Forgotten::ByBoth {
             rustix::fs::setxattr(mount, PRUNE, b"1", XattrFlags::empty())
@@ -96,7 +98,7 @@ fn resolve(mount: &Path, handle: &FileHandle) -> Result<String, Errno> {
     Ok(format!("{} {names:?}", place.display()))
 }
 
-/// A file system under test or the oracle, mounted at `at`.
+/// A mounted file system, either the one under test or the oracle. `at` is the mount point.
 struct Site {
     at: PathBuf,
     _server: Option<Server>,
@@ -134,8 +136,8 @@ impl Site {
     }
 }
 
-/// Takes handles of all files, moves the files, and then replaces them. Opens each handle before
-/// and after each step, with the caches dropped. Returns the results.
+/// Takes handles of all files, moves some of the files, and then replaces some. Opens each handle
+/// at the start and after each step, with the caches dropped. Returns the results.
 fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<String, Errno>> {
     let site = Site::new(source, options);
     let (at, path) = (&site.at, |name: &str| site.at.join(name));
@@ -145,19 +147,19 @@ fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<
     let mut all = vec![];
     let mut look = || {
         for handle in handles.iter().chain([&root]) {
-            // Drop the caches before each handle, because opening one loads the entries that lead
-            // to others.
+            // Drop the caches before each handle. To open a handle loads entries, which may lead to
+            // the other files.
             site.forget(what);
             all.push(resolve(at, handle));
         }
     };
     look();
-    // Move files to another directory and name.
+    // Move files to another directory and give them other names.
     fs::create_dir(path("d")).expect("the directory is created");
     fs::rename(path("a/b"), path("d/moved")).expect("both exist");
     fs::rename(path("top"), path("d/moved/top")).expect("both exist");
     look();
-    // Remove files, and create others that may get their inode numbers.
+    // Remove files, and create other files that may get their inode numbers.
     fs::remove_file(path("d/moved/c/file")).expect("the file exists");
     fs::remove_dir(path("d/moved/c")).expect("the directory is empty");
     fs::remove_file(path("d/moved/top")).expect("the file exists");
@@ -208,13 +210,14 @@ fn handle_of_a_removed_file_never_leads_to_one_with_its_number() {
     if !can_mount() {
         return;
     }
-    // Set no timeouts. The host replaces the file, so the kernel must ask for the name each time.
+    // Set no timeouts. The host replaces the file, so the kernel must ask the server for the name
+    // each time.
     let site = Site::new("host", "entry_timeout=0,attr_timeout=0");
     let (mount, host) = (site.at.join("f"), site.folder.path("source").join("f"));
     let root = File::open(&site.at).expect("the root can be opened");
     let (mut numbers, mut handles) = (std::collections::BTreeSet::new(), vec![]);
     for round in 0..300 {
-        // Create the file through the mount and on the host in turns.
+        // Create the file in turns through the mount and on the host.
         let path = if round % 2 == 0 { &mount } else { &host };
         fs::write(path, "text").expect("the file is created");
         numbers.insert(fs::metadata(&host).expect("the file exists").ino());
@@ -236,7 +239,7 @@ fn handle_of_a_removed_file_never_leads_to_one_with_its_number() {
     assert!(numbers.len() < handles.len(), "control: the host reuses inode numbers");
 }
 
-/// A forged handle with the inode number of a file outside of the shared directory is refused.
+/// A forged handle with the inode number of a file outside of the shared directory must be refused.
 #[test]
 fn handle_with_a_number_from_outside_of_the_root_is_stale() {
     if !can_mount() {
@@ -256,8 +259,8 @@ fn handle_with_a_number_from_outside_of_the_root_is_stale() {
             skip(Need::Machine, "the host is no ext4");
             return;
         }
-        // The kernel encodes a FUSE handle as the inode number in two words, high word first, and
-        // then the generation.
+        // The kernel's FUSE handle has the inode number in two words, the high word first, and then
+        // the generation.
         let ino = fs::metadata(path).expect("the file exists").ino();
         let words = [(ino >> 32) as u32, ino as u32].map(u32::to_ne_bytes).concat();
         let forged = [&words, &outside.bytes()[4..8]].concat();
@@ -265,7 +268,7 @@ fn handle_with_a_number_from_outside_of_the_root_is_stale() {
         let opened = own.with_bytes(&forged).open(root.as_fd(), OFlags::PATH);
         assert_eq!(opened.err(), Some(Errno::STALE), "{path:?}");
     }
-    // Control: for a file inside of the root, a handle that is built in this way equals the
+    // Control: for a file in the root, a handle that is built in the same way must equal the
     // kernel's handle.
     let ino = fs::metadata(site.at.join("inside")).expect("the file exists").ino();
     let words = [(ino >> 32) as u32, ino as u32].map(u32::to_ne_bytes).concat();

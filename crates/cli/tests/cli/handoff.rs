@@ -1,5 +1,5 @@
-//! `corewalk ipc exec` for programs that change their user, enter other namespaces, or fill the
-//! file system, and for namespaces that are damaged.
+//! Tests of `corewalk ipc exec` with programs that change their user, enter other namespaces, or
+//! fill the file system, and with damaged namespaces.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
@@ -12,14 +12,14 @@ use crate::fixtures::{Folder, PROGRAM, corewalk, run};
 
 const LIBRARY: &str = "libcorewalk_ipc_preload.so";
 
-/// Copies of the program and the library, in a directory that every user may read.
+/// Copies of the program and the preload library, in a directory that every user may read.
 struct Shared {
     folder: Folder,
 }
 
 impl Shared {
-    /// Makes the copies. Prints a message and returns None if the test does not run as root, or if
-    /// one of `programs` is missing.
+    /// Makes the copies. Returns None, with a message, if the test does not run as root or one of
+    /// `programs` is missing.
     fn new(programs: &[&str]) -> Option<Self> {
         if !has_root() || !programs.iter().all(|program| has_program(program)) {
             return None;
@@ -42,8 +42,8 @@ impl Shared {
         run(exec)
     }
 
-    /// Runs a command, asserts that it succeeds and prints nothing on standard error, and returns
-    /// its output.
+    /// Runs a command in a namespace. Asserts that it succeeds and prints nothing on standard
+    /// error. Returns its output.
     fn said(&self, command: &[&str]) -> String {
         let output = self.exec(&[], command);
         let error = String::from_utf8_lossy(&output.stderr);
@@ -52,14 +52,14 @@ impl Shared {
     }
 }
 
-/// Returns owner and permissions of each object in a table of ipcs(1).
+/// Returns the owner and the permissions of each object in a table of ipcs(1).
 fn rows(shown: &str) -> Vec<String> {
     let rows = shown.lines().filter(|line| line.starts_with("0x"));
     rows.map(|row| row.split_whitespace().skip(2).take(2).collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// Trap X4: the namespace must still work after a program has changed its user. The programs are
-/// su(1), setpriv(1) and one that drops capabilities.
+/// Trap X4: after a program has changed its user, it must still reach the namespace. The programs
+/// are su(1), setpriv(1), and setpriv(1) with all capabilities dropped.
 #[test]
 fn program_that_changes_its_user_stays_in_the_namespace() {
     let Some(shared) = Shared::new(&["ipcmk", "setpriv", "su"]) else { return };
@@ -71,14 +71,14 @@ fn program_that_changes_its_user_stays_in_the_namespace() {
     for command in [&setpriv[..], &dropped, &su] {
         assert_eq!(rows(&shared.said(command)), ["nobody 644"], "{command:?}");
     }
-    // Root has made the semaphore set, and the other user may not write to it.
+    // Root makes a semaphore set that the other user may not write to.
     let script = "ipcmk -S 1 -p 600 > /dev/null; setpriv --reuid 65534 --clear-groups ipcrm -s 0";
     let output = shared.exec(&[], &["sh", "-c", script]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("ermission denied"), "{output:?}");
 }
 
-/// Only root may enter the outer folder, and the folder of segments lies in it. A program reaches
-/// it by the inherited descriptor.
+/// A program that has changed its user must be able to make and attach segments. Only root may
+/// enter the outer folder. But the program has inherited a descriptor of the folder of segments.
 #[test]
 fn program_that_changes_its_user_makes_and_attaches_segments() {
     let Some(shared) = Shared::new(&["perl", "setpriv"]) else { return };
@@ -98,7 +98,7 @@ fn program_that_changes_its_user_makes_and_attaches_segments() {
         let output = shared.exec(options, &["sh", "-c", both, "sh", make, read]);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        // The third user may read the segment, but not write or remove it.
+        // The second of these users may read the segment, but may not write or remove it.
         let wanted = "AAAAAAAAAA\nwrite: Permission denied\nremove: Operation not permitted\n";
         assert_eq!((said.as_str(), error.as_str()), (wanted, ""), "{options:?}");
     }
@@ -122,8 +122,8 @@ fn program_in_a_user_namespace_stays_in_the_namespace() {
     assert_eq!(rows(&made), ["root 644"]);
 }
 
-/// A pid has no meaning in another pid namespace. So the calls return an error, and the program
-/// goes on.
+/// In another pid namespace, calls must return an error and the program must continue. The pid of
+/// the program would mean another process in the namespace.
 #[test]
 fn program_in_a_pid_namespace_is_told_so_and_goes_on() {
     let Some(shared) = Shared::new(&["ipcmk", "unshare"]) else { return };
@@ -139,7 +139,8 @@ fn program_in_a_pid_namespace_is_told_so_and_goes_on() {
     assert!(said.contains("Function not implemented"), "{said}");
 }
 
-/// The interpreter closes all descriptors in each program that it starts.
+/// A program must reach the namespace even if its parent closes all descriptors. The interpreter
+/// here does that in each program that it starts.
 #[test]
 fn program_whose_parent_closes_descriptors_stays_in_the_namespace() {
     let Some(shared) = Shared::new(&["ipcmk", "python3", "setpriv"]) else { return };
@@ -148,7 +149,8 @@ fn program_whose_parent_closes_descriptors_stays_in_the_namespace() {
     assert_eq!(shared.said(&["python3", "-c", script]), "Message queue id: 0\n");
 }
 
-/// `exec` refuses a file of another user at the start, even if every user may write to it.
+/// `exec` must refuse a file of another user at the start, even if every user may write to the
+/// file.
 #[test]
 fn file_of_another_user_is_refused_at_the_start() {
     let Some(shared) = Shared::new(&["setpriv"]) else { return };
@@ -162,8 +164,8 @@ fn file_of_another_user_is_refused_at_the_start() {
     shared.folder.assert_refused(other, 1, "belongs to another user");
 }
 
-/// A full `/dev/shm`, as in a container where it has 64 MiB, makes calls fail and does not kill the
-/// program.
+/// If `/dev/shm` is full, calls must fail, but the program must not be killed. In a container,
+/// `/dev/shm` often has only 64 MiB.
 #[test]
 fn full_file_system_is_an_error() {
     let Some(shared) = Shared::new(&["ipcmk", "unshare", "mount"]) else { return };
@@ -205,15 +207,15 @@ fn full_file_system_is_an_error() {
         assert!(said.contains(part), "{part} in {said}{error}");
     }
     assert!(!said.contains("failed: 1"), "{said}");
-    // If a call fails, ipcmk(1) ends with status 1. If a signal killed it, the status would be 128
-    // plus the signal's number.
+    // ipcmk(1) ends with status 1 if a call fails. If a signal killed it, the status would be 128
+    // plus the number of the signal.
     let statuses: Vec<&str> =
         said.lines().filter_map(|line| line.strip_prefix("status ")).collect();
     assert!(!statuses.is_empty() && statuses.iter().all(|status| *status == "1"), "{said}");
 }
 
-/// A damaged namespace, which no process can join any more, is listed until `rm --purge` removes
-/// it.
+/// A damaged namespace must be listed until `rm --purge` removes it, although no process can join
+/// it any more.
 #[test]
 fn damaged_namespace_is_listed_and_purged() {
     let folder = Folder::new();
@@ -221,7 +223,7 @@ fn damaged_namespace_is_listed_and_purged() {
     let name = format!("damaged-{}", std::process::id());
     let named = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}"));
     let path = folder.path("namespace");
-    // The words of the header begin at byte 64: the boot id is the fifth, the capacity the ninth.
+    // The words of the header start at byte 64. The fifth is the boot id, the ninth the capacity.
     let damages: [fn(&File); 4] = [
         |file| file.write_all_at(&[7; 8], 64 + 4 * 8).expect("it is open"),
         |file| file.write_all_at(&[7; 8], 64 + 8 * 8).expect("it is open"),
@@ -240,8 +242,7 @@ fn damaged_namespace_is_listed_and_purged() {
             assert_eq!(listed.contains(&name), word == name, "{listed}");
             let purged = run(corewalk(&["ipc", "rm", "--namespace", word, "--purge"]));
             if word != name && at == 3 {
-                // The file under the path might be any file of the user, so `rm --purge` refuses
-                // it.
+                // `rm --purge` must refuse this file: at a path it might be any file of the user.
                 assert_eq!(purged.status.code(), Some(1));
                 fs::remove_file(path).expect("it is ours");
                 fs::remove_dir_all(path.with_extension("shm")).expect("it is ours");

@@ -1,4 +1,4 @@
-//! A mounted directory of the host, while the host changes it as well.
+//! Tests of a mounted directory of the host, while the host changes the directory as well.
 
 use corewalk_testkit::require::{Need, skip};
 use std::fs::{self, File, OpenOptions};
@@ -8,7 +8,8 @@ use std::process::Command;
 
 use crate::fixtures::{Folder, PROGRAM, Server, can_mount, run};
 
-/// The kernel caches nothing, so that only the server's cache can be out of date.
+/// Options with which the kernel caches nothing. So only the cache of the server can be out of
+/// date.
 const KEEP_NOTHING: &str = "entry_timeout=0,attr_timeout=0";
 
 fn mounted(folder: &Folder, options: &str) -> Server {
@@ -51,7 +52,7 @@ fn files_come_and_go(host: &Path, mount: &Path) {
     fs::remove_file(host.join("file")).expect("the file exists");
     assert_eq!(kind_of(read("file")), missing);
     assert_eq!(kind_of(fs::remove_file(mount.join("file"))), missing);
-    // The server has cached that the name does not exist.
+    // The server has cached that the name does not exist. Create the file on the host.
     fs::write(host.join("file"), "three").expect("the file is created");
     assert_eq!(kind_of(File::create_new(mount.join("file"))), Some(ErrorKind::AlreadyExists));
     let mut opened = OpenOptions::new();
@@ -91,8 +92,8 @@ fn directories_come_and_go(host: &Path, mount: &Path) {
     assert_eq!(names.iter().map(|entry| entry.file_name()).collect::<Vec<_>>(), ["c", "link"]);
 }
 
-/// On the host another file system is mounted on the directory `m`, so the server refuses to look
-/// `m` up. A listing of the parent still shows `m` and the names after it.
+/// A listing must show a directory on which another file system is mounted on the host, and the
+/// names after it. The server refuses to look that directory (`m`) up.
 #[test]
 fn directory_with_another_file_system_in_it_is_listed() {
     if !can_mount() {
@@ -122,7 +123,7 @@ fn directory_with_another_file_system_in_it_is_listed() {
         let is_found = |name: &str| fs::metadata(folder.path("m").join(name)).is_ok();
         assert_eq!(["a", "m", "z"].map(is_found), [true, false, true]);
         drop(listed);
-        // The server holds no descriptor that would make umount(8) fail.
+        // umount(8) must succeed: the server must have no descriptor of these file systems.
         for path in [host.join("m"), folder.path("m")] {
             let umount = Command::new("umount").arg(&path).output().expect("umount runs");
             assert!(umount.status.success(), "{}", String::from_utf8_lossy(&umount.stderr));
@@ -132,8 +133,8 @@ fn directory_with_another_file_system_in_it_is_listed() {
     }
 }
 
-/// Mounts inside of the shared directory are not served. The server must find that out without a
-/// request to the inner mount: here the inner mount is its own, and it would wait for itself.
+/// The server must notice a mount in the shared directory without a request to it, and refuse it.
+/// In this test the inner mount is that of the server itself, so a request would wait for ever.
 #[test]
 fn mount_point_below_its_own_source_does_not_wait_for_itself() {
     if !can_mount() {
@@ -186,15 +187,15 @@ fn directory_is_mounted_on_itself() {
     assert_eq!(fs::read(host.join("dir/file")).expect("the file is in the directory below"), b"x");
 }
 
-/// The shared directory lies on another FUSE mount, whose attributes change without a notice to the
-/// kernel, as on a network file system.
+/// Attributes must be current if the shared directory is on another FUSE mount. There they change
+/// without a notice to the kernel, as on a network file system.
 #[test]
 fn directory_on_another_mount_shows_its_current_attributes() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
-    // The long entry timeout avoids new lookups. A lookup would renew the attributes as well.
+    // Set a long entry timeout to avoid new lookups, which would renew the attributes as well.
     let _below = mounted(&folder, "entry_timeout=600,attr_timeout=0");
     let (host, below, above) = (folder.path("host"), folder.path("m"), folder.path("above"));
     fs::write(host.join("file"), "").expect("the file is created");
@@ -206,9 +207,8 @@ fn directory_on_another_mount_shows_its_current_attributes() {
     }
 }
 
-/// Trap X10: a client with many open files must not stop other clients. The server may have 64
-/// descriptors, and a client opens files until open(2) fails with `ENFILE`. All other calls still
-/// succeed.
+/// Trap X10: a client with many open files must not make other calls fail. The server may have 64
+/// descriptors. A client opens files until open(2) fails with `ENFILE`.
 #[test]
 fn client_with_many_open_files_does_not_stop_other_calls() {
     if !can_mount() {
@@ -253,7 +253,7 @@ fn client_with_many_open_files_does_not_stop_other_calls() {
     assert!(server.wait().success());
 }
 
-/// The working directory of a process stays usable when the host renames it.
+/// The working directory of a process must stay usable when the host renames it.
 #[test]
 fn working_directory_that_the_host_renames_can_be_used() {
     if !can_mount() || !rustix::process::geteuid().is_root() {
@@ -264,7 +264,7 @@ fn working_directory_that_the_host_renames_can_be_used() {
     let mut server = mounted(&folder, KEEP_NOTHING);
     fs::create_dir_all(host.join("a/held")).expect("the directories are created");
     fs::write(host.join("a/held/file"), "text").expect("the file is created");
-    // Use further directories, so that the server keeps no descriptor of the first.
+    // Use many other directories, so that the server keeps no descriptor of the first one.
     for i in 0..200 {
         fs::create_dir(host.join(format!("d{i}"))).expect("the directory is created");
     }

@@ -1,4 +1,4 @@
-//! The subcommands of `corewalk ipc` as a user runs them.
+//! Tests of the subcommands of `corewalk ipc`, run as a user would run them.
 
 use corewalk_testkit::require::{has_program, has_root};
 use std::fs;
@@ -39,7 +39,8 @@ fn folder_is_no_name_of_a_namespace() {
     }
 }
 
-/// The loader would only warn of such a file, and the command would use the kernel's objects.
+/// `exec` must refuse a file that is not the preload library. The loader would only print a
+/// warning, and the command would use the kernel's objects.
 #[test]
 fn exec_refuses_what_is_not_the_library() {
     let folder = Folder::new();
@@ -57,21 +58,21 @@ fn exec_refuses_what_is_not_the_library() {
     folder.assert_refused(exec(), 1, "f2: not the preload library of corewalk");
     fs::copy(&library, path).expect("a copy");
     assert!(run(exec()).status.success(), "the control");
-    // Change the machine number, so that the file is a library for another machine.
+    // Change the machine number, so that the library is for another machine.
     let mut bytes = fs::read(library).expect("it is there");
     bytes[18] ^= 1;
     fs::write(path, bytes).expect("a file");
     folder.assert_refused(exec(), 1, "f2: not a shared object for this machine");
 }
 
-/// Returns the path of the preload library and of another shared library.
+/// Returns the paths of the preload library and of another shared library.
 fn libraries() -> (PathBuf, PathBuf) {
     let folder = Path::new(PROGRAM).parent().expect("it is in a folder");
     let name = "libcorewalk_ipc_preload.so";
     let places = [folder.join("deps").join(name), folder.join(name)];
     let library = places.into_iter().find(|path| path.is_file()).expect("it is built");
     let maps = fs::read_to_string("/proc/self/maps").expect("it is there");
-    // Do not use the C library, which can be run as a program as well.
+    // Do not use the C library as the other one, because it can also be run as a program.
     let words = maps.split_whitespace().find(|word| word.contains("/libgcc_s"));
     (library, words.expect("this program has it").into())
 }
@@ -80,7 +81,7 @@ fn libraries() -> (PathBuf, PathBuf) {
 struct Planted(Vec<PathBuf>);
 
 impl Planted {
-    /// Returns the path of the user's namespace `name`, and adds it to the files to be removed.
+    /// Returns the path of the user's namespace `name`. The file there will be removed at the end.
     fn path(&mut self, name: &str) -> PathBuf {
         let user = rustix::process::geteuid().as_raw();
         let path = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}"));
@@ -97,7 +98,8 @@ impl Drop for Planted {
     }
 }
 
-/// The owner of the file could read all messages in the namespace, also those of root.
+/// If another user has created the file of a name, every command must refuse the name. The owner of
+/// the file could read all messages in the namespace, even those of root.
 #[test]
 fn name_that_another_user_has_taken_is_refused() {
     if !has_root() {
@@ -136,7 +138,7 @@ fn name_that_another_user_has_taken_is_refused() {
     let shown = run(corewalk(&["ipc", "ls"]));
     assert!(!String::from_utf8_lossy(&shown.stdout).contains(&name), "it is none of the user's");
     assert_eq!(fs::metadata(&path).expect("it is there").len(), 0);
-    // A file that is named by its path may belong to another user.
+    // Root may use the file of another user by its path.
     let mut exec = of("exec", path.to_str().expect("a plain path"));
     assert!(
         run({
@@ -146,7 +148,8 @@ fn name_that_another_user_has_taken_is_refused() {
         .status
         .success()
     );
-    // A symbolic link at the path of a name is refused: it could lead to any file of the user.
+    // A symbolic link in place of the file must be refused, because it could lead to any file of
+    // the user.
     let link = format!("link-{}", std::process::id());
     fs::write(folder.path("file"), "").expect("a file");
     std::os::unix::fs::symlink(folder.path("file"), planted.path(&link)).expect("a link");
@@ -188,8 +191,8 @@ fn namespace_with_a_path_is_shown_and_removed() {
     folder.assert_refused(corewalk(&["ipc", "ls", "--namespace", path]), 1, "No such file");
 }
 
-/// ipcmk(1), an unmodified program, creates a queue, a segment and a set. `ls` shows them, and `rm`
-/// removes them.
+/// `ls` must show, and `rm` must remove, a queue, a segment and a set that ipcmk(1), an unmodified
+/// program, has created.
 #[test]
 fn objects_of_a_program_are_shown_and_removed() {
     if !has_program("ipcmk") {
@@ -251,7 +254,7 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     let exec = corewalk(&["ipc", "exec", "--namespace", path, "--shm", "--", "true"]);
     folder.assert_refused(exec, 1, "needs a folder of this name");
     fs::remove_file(format!("{path}.shm")).expect("a folder of ours");
-    // Users who may enter the directory could read all segments.
+    // Make the outer folder accessible to all. Users who may enter it could read all segments.
     fs::create_dir(format!("{path}.shm")).expect("a folder of ours");
     let open = fs::Permissions::from_mode(0o777);
     fs::set_permissions(format!("{path}.shm"), open).expect("a folder of ours");
@@ -259,7 +262,7 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     folder.assert_refused(exec, 1, "lets in who may not read the namespace");
 }
 
-/// Compares columns and cells with those of ipcs(1), and messages with those of ipcrm(1).
+/// Columns and cells must be those of ipcs(1), and messages those of ipcrm(1).
 #[test]
 fn objects_are_shown_and_removed_in_the_forms_of_ipcs() {
     use corewalk_ipc::{Cred, GetFlags, MsgFlags, Namespace, NamespaceOptions, SemBuf, SemFlags};
@@ -313,7 +316,8 @@ fn objects_are_shown_and_removed_in_the_forms_of_ipcs() {
     assert!(removed.status.success() && task.sem_getall(set).is_err());
 }
 
-/// `ls` and `rm` remove the files that a killed `exec --shm` leaves, not only the next `exec`.
+/// `ls` and `rm` must also remove the files that a killed `exec --shm` has left, like the next
+/// `exec`.
 #[test]
 fn files_that_killed_processes_leave_go_with_ls_and_rm() {
     let user = rustix::process::geteuid().as_raw();
@@ -325,7 +329,7 @@ fn files_that_killed_processes_leave_go_with_ls_and_rm() {
     };
     of(&["exec", "--shm", "--namespace", &name, "--", "true"]);
     let marks = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}.shm/segments"));
-    // No process has such a number.
+    // Use a pid that is too high for any process.
     let mark = marks.join(format!("exec-{}", i32::MAX));
     let commands: [&[&str]; 3] =
         [&["ls"], &["ls", "--namespace", &name], &["rm", "-a", "--namespace", &name]];

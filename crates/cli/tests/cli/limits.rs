@@ -1,5 +1,5 @@
-//! Resource limits of the server process (setrlimit(2)). A client gets an errno, and the server
-//! continues.
+//! Tests of resource limits of the server process (setrlimit(2)). A client must get an errno, and
+//! the server must continue.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,12 +12,12 @@ use rustix::process::Signal;
 
 use crate::fixtures::{Folder, PROGRAM, Server, can_mount, corewalk, run};
 
-/// A file size limit of 20 MiB. The unit of `ulimit -f` is 512 bytes.
+/// Sets a file size limit of 20 MiB. The unit of `ulimit -f` is 512 bytes.
 const FILE_LIMIT: &str = "ulimit -f 40960";
 /// The same limit in bytes.
 const FILE_BYTES: u64 = 40_960 * 512;
 
-/// Returns the program, run by a shell that first sets a limit.
+/// Returns a command that runs the program in a shell, which first sets a limit.
 fn limited<S: AsRef<OsStr>>(limit: &str, arguments: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("{limit}; exec \"$0\" \"$@\""), PROGRAM]).args(arguments);
@@ -25,8 +25,8 @@ fn limited<S: AsRef<OsStr>>(limit: &str, arguments: impl IntoIterator<Item = S>)
     command
 }
 
-/// Trap X10: a limit of the server must not become an error of other calls. A write over the limit
-/// fails with `EFBIG` for the client, and the server continues.
+/// Trap X10: a write over the file size limit of the server must fail with `EFBIG` for the client,
+/// and the server must continue.
 #[test]
 fn write_over_the_file_limit_of_the_server_is_efbig() {
     if !can_mount() {
@@ -47,7 +47,7 @@ fn write_over_the_file_limit_of_the_server_is_efbig() {
         let written = fs::write(path.join("large"), vec![7; FILE_BYTES as usize + (4 << 20)]);
         let errno = written.expect_err("the file is over the limit").raw_os_error();
         assert_eq!(errno, Some(rustix::io::Errno::FBIG.raw_os_error()), "{kind}");
-        // The server continues, and a write below the limit succeeds.
+        // A write below the limit must still succeed.
         fs::remove_file(path.join("large")).expect("the file was created");
         let small = fs::File::options().write(true).open(path.join("small"));
         small
@@ -65,8 +65,8 @@ fn write_over_the_file_limit_of_the_server_is_efbig() {
     }
 }
 
-/// Trap X10: a limit of the process must not kill it. The file of a namespace is larger than the
-/// limit, and the program reports that.
+/// Trap X10: if the file of a namespace would be larger than the file size limit, the program must
+/// report that. The limit must not kill it.
 #[test]
 fn namespace_over_the_file_limit_is_reported() {
     let folder = Folder::new();
@@ -78,8 +78,8 @@ fn namespace_over_the_file_limit_is_reported() {
     }
 }
 
-/// Trap X10: a limit of the process must not kill it. A segment is larger than the limit of the
-/// program that makes it. The call fails, and the program goes on.
+/// Trap X10: if a segment would be larger than the file size limit of the program that makes it,
+/// the call must fail. The limit must not kill the program.
 #[test]
 fn segment_over_the_file_limit_is_an_error() {
     if !has_program("ipcmk") {
@@ -95,7 +95,7 @@ fn segment_over_the_file_limit_is_an_error() {
     assert!(errors.contains("Cannot allocate memory"), "{errors}");
 }
 
-/// `ipc exec` passes the disposition of SIGXFSZ that it was started with on to its command.
+/// `ipc exec` must pass its own disposition of SIGXFSZ at its start on to its command.
 #[test]
 fn command_of_exec_inherits_the_disposition_of_sigxfsz() {
     let over = "ulimit -f 1; exec head -c 4096 /dev/zero > \"$0\"";
@@ -108,7 +108,7 @@ fn command_of_exec_inherits_the_disposition_of_sigxfsz() {
     assert_eq!((status.signal(), status.code()), (None, Some(1)), "{status}");
 }
 
-/// Trap X10: a small limit must not stop the program. It works with a stack limit of 64 KiB.
+/// Trap X10: the program must work with a stack limit of 64 KiB.
 #[test]
 fn small_stack_is_enough() {
     const STACK_LIMIT: &str = "ulimit -s 64";

@@ -1,6 +1,6 @@
-//! Tests that run the program as a user does.
+//! Tests that run the program as a user would run it.
 //!
-//! Tests that mount are skipped if this machine has no `/dev/fuse` or the user may not mount.
+//! Tests that mount are skipped if this machine has no `/dev/fuse`, or if the user may not mount.
 
 #![forbid(unsafe_code)]
 

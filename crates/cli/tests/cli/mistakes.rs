@@ -1,5 +1,5 @@
-//! Mistakes on the command line: the program prints one line that names the mistake, and mounts
-//! nothing.
+//! Tests of mistakes on the command line. The program must print one line that names the mistake,
+//! and mount nothing.
 
 use corewalk_testkit::require::has_program;
 use std::ffi::OsStr;
@@ -165,7 +165,8 @@ fn stat_of_a_path_that_is_no_mount_fails() {
     folder.assert_refused(stat(folder.0.clone()), 1, words);
 }
 
-/// The program runs in a mount namespace whose `/dev` is an empty tmpfs.
+/// A missing `/dev/fuse` must be reported. The program runs in a mount namespace whose `/dev` is an
+/// empty tmpfs.
 #[test]
 fn missing_device_is_reported() {
     if !can_mount() || !has_program("unshare") {

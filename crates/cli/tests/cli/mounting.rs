@@ -1,4 +1,4 @@
-//! The life of a mount, from the line that it is ready to its end.
+//! Tests of the life of a mount, from the line that says that it is ready to its end.
 
 use std::fs::{self, File, FileTimes, OpenOptions};
 use std::path::Path;
@@ -20,7 +20,7 @@ fn mount_prints_one_line_and_ends_on_a_signal() {
     let folder = Folder::new();
     let path = folder.path("made");
     use rustix::process::Signal;
-    // If this test runs under nohup(1), SIGHUP is ignored, and the server ignores it too.
+    // If this test runs under nohup(1), SIGHUP is ignored, and the server has to ignore it too.
     let is_ignored = |signal: Signal| mask("self", "SigIgn:") & 1 << (signal.as_raw() - 1) != 0;
     let hangup = Some(Signal::HUP).filter(|signal| !is_ignored(*signal));
     for signal in [Signal::TERM, Signal::INT].into_iter().chain(hangup) {
@@ -40,7 +40,7 @@ fn mask(pid: &str, name: &str) -> u64 {
     u64::from_str_radix(mask.trim(), 16).expect("the mask is hexadecimal")
 }
 
-/// nohup(1) starts programs with SIGHUP ignored.
+/// If SIGHUP is ignored at the start of the server, as under nohup(1), it must not end the mount.
 #[test]
 fn mount_that_was_started_with_sighup_ignored_survives_it() {
     if !can_mount() {
@@ -62,7 +62,8 @@ fn mount_that_was_started_with_sighup_ignored_survives_it() {
     assert!(!is_mounted(&path));
 }
 
-/// A new mount namespace, of a container for example, has copies of all mounts.
+/// A copy of the mount in another mount namespace, for example of a container, must not delay the
+/// end of the server.
 #[test]
 fn copy_in_another_namespace_does_not_delay_the_end() {
     if !can_mount() || !has_program("unshare") {
@@ -81,7 +82,8 @@ fn copy_in_another_namespace_does_not_delay_the_end() {
     assert!(!is_mounted(&path) && !path.exists());
 }
 
-/// The test runs in a mount namespace, because other tests read the mount table as UTF-8.
+/// A directory whose name is not UTF-8 can be mounted. The test runs in a mount namespace, because
+/// other tests read the mount table as UTF-8.
 #[test]
 fn directory_whose_name_is_not_utf_8_is_mounted() {
     use std::os::unix::ffi::OsStrExt as _;
@@ -104,7 +106,8 @@ fn directory_whose_name_is_not_utf_8_is_mounted() {
     assert_eq!(output.stdout, line);
 }
 
-/// The reader of a pipe gets end of file only after all write ends are closed.
+/// The server must close an inherited pipe. Its reader gets end of file only after all write ends
+/// are closed.
 #[test]
 fn daemon_closes_inherited_pipes() {
     if !can_mount() {
@@ -122,7 +125,8 @@ fn daemon_closes_inherited_pipes() {
     assert!(Command::new("umount").arg(&path).status().expect("umount runs").success());
 }
 
-/// Returns the command of a mount with a limit of open files, as `ulimit` sets it.
+/// Returns the command of a mount that runs with a limit on open files. `ulimit` has the options of
+/// the shell command.
 fn limited(ulimit: &str, threads: usize, path: &Path) -> Command {
     let mut command = Command::new("sh");
     let script = format!("ulimit {ulimit} && exec \"$@\"");
@@ -144,7 +148,8 @@ fn too_many_threads_for_the_descriptor_limit_are_refused_before_the_mount() {
     daemon.arg("--daemon");
     folder.assert_refused(daemon, 2, words);
     assert!(!path.exists(), "the mount point was created");
-    // Control: one thread less is accepted. So are more where only the soft limit is low.
+    // Control: one thread less must be accepted. More threads must be accepted if only the soft
+    // limit is low.
     for (ulimit, threads) in [("-n 64", 40), ("-S -n 64", 150)] {
         let mut server = Server::run(limited(ulimit, threads, &path));
         let tasks = format!("/proc/{}/task", server.pid());
@@ -223,7 +228,8 @@ fn daemon_returns_when_the_mount_is_ready() {
     let folder = Folder::new();
     let path = folder.path("m");
     let mut command = corewalk(&["mount", "tmpfs", "--daemon", "-o", "ro,fsname=mine"]);
-    // A relative path: the background process must resolve it before it changes its directory.
+    // Use a relative path. The background process must resolve it before it changes its working
+    // directory.
     command.arg("m").current_dir(&folder.0);
     let output = run(command);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
@@ -304,7 +310,7 @@ fn stat_shows_the_counters() {
     folder.assert_refused(below, 1, "not the root directory of a corewalk mount");
 }
 
-/// Returns the type and the source of a mount in the mount table.
+/// Returns the type and the source that the mount table shows for a mount.
 fn shown(path: &std::path::Path) -> (String, String) {
     let table = mount_table();
     let path = path.to_str().expect("the path is UTF-8");
@@ -364,7 +370,7 @@ fn full_tmpfs_reports_enospc_and_has_space_again_after_removal() {
     assert_eq!(server.wait().code(), Some(0));
 }
 
-/// Limits of names, paths and symbolic links are those of the kernel for each source.
+/// For each source, limits of names, paths and symbolic links must be those of the kernel.
 #[test]
 fn limits_of_names_paths_and_links_hold_for_each_source() {
     if !can_mount() {
@@ -404,8 +410,8 @@ fn limits_of_names_paths_and_links_hold_for_each_source() {
     }
 }
 
-/// Access times of tmpfs and stores obey the options. The reads use `O_DIRECT`: the server does not
-/// learn of reads that the kernel answers from its cache.
+/// Access times of tmpfs and stores must obey the options. The reads use `O_DIRECT`, because the
+/// server does not learn of reads that the kernel answers from its page cache.
 #[test]
 fn reads_that_reach_the_server_change_access_times_by_the_options() {
     use std::io::Read as _;
@@ -415,7 +421,7 @@ fn reads_that_reach_the_server_change_access_times_by_the_options() {
     }
     let folder = Folder::new();
     let (path, store) = (folder.path("m"), format!("store:{}", folder.path("s").display()));
-    // Set an access time that is later than each change of the file. relatime does not update it.
+    // Set an access time after each change of the file, so that relatime does not update it.
     let later = SystemTime::now() + Duration::from_secs(3600);
     for source in ["tmpfs", &store] {
         for (option, is_set) in [("relatime", false), ("noatime", false), ("strictatime", true)] {
@@ -452,7 +458,8 @@ fn reads_that_reach_the_server_change_access_times_by_the_options() {
     }
 }
 
-/// For a directory of the host, the host keeps the access times.
+/// In a mounted directory, `noatime` must keep the access times of the host. `strictatime` must be
+/// refused, since the host keeps the access times.
 #[test]
 fn noatime_keeps_access_times_of_the_host_and_strictatime_is_refused() {
     if !can_mount() {

@@ -1,7 +1,8 @@
-//! Owners, modes and ACLs in a mounted directory of the host, while the host changes them as well.
+//! Tests of owners, modes and ACLs in a mounted directory of the host, while the host changes them
+//! as well.
 //!
-//! The kernel checks permissions and caches nothing. So a wrong result means that the server
-//! decided by attributes in its own cache.
+//! The kernel checks permissions and caches nothing. So a wrong result means that the server has
+//! used outdated attributes from its own cache.
 
 use std::fs::{self, File, Permissions};
 use std::io::ErrorKind;
@@ -38,7 +39,7 @@ impl Site {
         if !can_mount() {
             return None;
         }
-        // The tests compare modes that depend on the umask.
+        // Set the umask, on which the compared modes depend.
         rustix::process::umask(Mode::from_raw_mode(0o022));
         let folder = Folder::new();
         let (host, mount) = (folder.path("host"), folder.path("m"));
@@ -82,7 +83,7 @@ fn new_files_inherit_from_the_current_attributes_of_their_directory() {
         assert_eq!(mode_and_group(&site.host.join(name)).1, GROUP, "{name}");
     }
     assert_eq!(mode_and_group(&site.host.join("dir")).0 & 0o7000, 0o2000);
-    // After the host has cleared the bit, new files do not inherit the group any more.
+    // Clear the set-group-ID bit on the host. New files must not inherit the group any more.
     set_mode(&site.host, 0o755);
     fs::create_dir(path("later")).expect("the directory is created");
     assert_eq!(mode_and_group(&site.host.join("later")), (0o755, 0));
@@ -93,7 +94,8 @@ fn acl_keeps_the_sticky_bit_that_the_host_has_set_since() {
     let Some(site) = Site::new() else { return };
     site.warm();
     set_mode(&site.host, 0o1777);
-    // An ACL in the format of the attribute: version 2; owner, user 1, group, mask, others.
+    // Set an ACL in the format of the extended attribute: version 2, then entries for owner, user
+    // 1, group, mask, others.
     let entries =
         [(1, 7, u32::MAX), (2, 7, 1), (4, 7, u32::MAX), (16, 7, u32::MAX), (32, 7, u32::MAX)];
     let mut acl = vec![2, 0, 0, 0];
@@ -115,13 +117,14 @@ fn change_of_owner_leaves_the_mode_that_the_host_has_set_since() {
     set_mode(&site.host.join("file"), 0o600);
     fchown(&file, Some(OTHER), None).expect("root is permitted to");
     assert_eq!(mode_and_group(&site.host.join("file")).0, 0o600);
-    // Control: chown(2) clears a set-user-ID bit that is set.
+    // Control: if the set-user-ID bit is set, chown(2) must clear it.
     set_mode(&site.host.join("file"), 0o4755);
     fchown(&file, Some(OTHER), None).expect("root is permitted to");
     assert_eq!(mode_and_group(&site.host.join("file")).0, 0o755);
 }
 
-/// The kernel has the name cached, so that it does not send a lookup to the server.
+/// A file that the host has made executable must run at once. The kernel has cached the name, so it
+/// does not send a lookup to the server.
 #[test]
 fn file_that_the_host_has_made_executable_since_can_be_run() {
     let Some(site) = Site::with("entry_timeout=600,attr_timeout=0") else { return };
@@ -137,7 +140,8 @@ fn file_that_the_host_has_made_executable_since_can_be_run() {
     }
 }
 
-/// Compares open(2) with `O_TRUNC` on the mount and on the host, by root and by another user.
+/// An open(2) with `O_TRUNC` must clear set-user-ID on the mount as it does on the host, for root
+/// and for another user.
 #[test]
 fn open_that_truncates_clears_set_user_id_as_on_the_host() {
     let Some(site) = Site::new() else { return };

@@ -1,4 +1,4 @@
-//! Unmounting a mount that was moved or covered, and concurrent mounts on one directory.
+//! Tests of the unmount of a moved or covered mount, and of concurrent mounts on one directory.
 
 use std::fs;
 use std::path::Path;
@@ -34,7 +34,7 @@ fn mount_whose_parent_was_renamed_ends_on_a_signal() {
         }
         fs::rename(&old, &new).expect("the parent of a mount point can be renamed");
         fs::write(new.join("m/file"), "x").expect("the mount serves at its new path");
-        // A new directory at the old path: the server must not touch it.
+        // Create a new directory at the old path. The server must not touch it.
         fs::create_dir_all(old.join("m")).expect("the directory is created");
         server.signal(Signal::TERM);
         assert_eq!(server.wait().code(), Some(0));
@@ -75,8 +75,8 @@ fn mount(path: &Path) -> Result<Mount, MountError> {
     Mount::new(fs, path, Options::exclusive(), &MountOptions::default())
 }
 
-/// Three threads mount on one directory at once. If the check and the mount were not one step, two
-/// threads could find the directory free and both mount.
+/// Of three threads that mount on one directory at once, exactly one must succeed. If the check and
+/// the mount were not one step, two threads could find the directory free and mount.
 #[test]
 fn one_of_concurrent_mounts_on_a_directory_succeeds() {
     if !can_mount() {

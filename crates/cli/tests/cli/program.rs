@@ -1,7 +1,9 @@
-//! Programs that `corewalk ipc exec` refuses: static programs and those that gain privileges.
+//! Tests of programs that `corewalk ipc exec` must refuse: static programs and programs that gain
+//! privileges.
 //!
-//! They cannot load the preload library and would silently use the kernel's objects. Each test also
-//! runs a program that differs in this one property alone, and that `exec` accepts.
+//! Such programs cannot load the preload library, and would silently use the kernel's objects. Each
+//! test also runs a program that `exec` must accept, and that differs only in the property under
+//! test.
 
 use corewalk_testkit::require::{Need, has_root, skip};
 use std::fs;
@@ -51,17 +53,19 @@ fn program_with_set_user_or_group_id_of_another_is_refused() {
         if is_refused {
             folder.assert_refused(exec(&program), 126, GAINS);
         } else {
-            // Set-group-ID without execution by the group means mandatory locking, no privilege.
+            // Without execution by the group, the set-group-ID bit means mandatory locking and
+            // gives no privilege.
             assert_eq!(run(exec(&program)).status.code(), Some(0), "{mode:o}");
         }
     }
-    // Set-user-ID of the calling user itself gains nothing.
+    // A program that has set-user-ID of the calling user gains no privilege.
     std::os::unix::fs::chown(&program, Some(0), Some(0)).expect("root is permitted to");
     set_mode(&program, 0o6755);
     assert_eq!(run(exec(&program)).status.code(), Some(0));
 }
 
-/// execve(2) ignores set-user-ID of a script and obeys that of its interpreter.
+/// A script must be refused if its interpreter gains privileges. execve(2) ignores set-user-ID of a
+/// script, but obeys that of the interpreter.
 #[test]
 fn script_whose_interpreter_gains_privileges_is_refused() {
     if !has_root() {
@@ -80,7 +84,8 @@ fn script_whose_interpreter_gains_privileges_is_refused() {
     folder.assert_refused(exec(&script), 126, GAINS);
 }
 
-/// The test runs as the user `nobody`: for root, file capabilities gain nothing.
+/// A program with file capabilities must be refused. The test runs as the user `nobody`, because
+/// root gains nothing by file capabilities.
 #[test]
 fn program_with_file_capabilities_is_refused() {
     if !has_root() {
@@ -88,7 +93,7 @@ fn program_with_file_capabilities_is_refused() {
     }
     let folder = Folder::new();
     let program = copy_of_true(&folder);
-    // The user `nobody` may not have access to the directory of the program.
+    // Copy the program, since the user `nobody` may have no access to its directory.
     let ours = folder.path("corewalk");
     fs::copy(PROGRAM, &ours).expect("the file is copied");
     let library = Path::new(PROGRAM).with_file_name("libcorewalk_ipc_preload.so");
@@ -107,7 +112,8 @@ fn program_with_file_capabilities_is_refused() {
         command
     };
     assert_eq!(run(exec_as_nobody()).status.code(), Some(0));
-    // `struct vfs_cap_data` of version 2: effective, with CAP_IPC_OWNER, bit 15.
+    // `struct vfs_cap_data` of version 2, with the flag "effective" and CAP_IPC_OWNER, which is bit
+    // 15.
     let words: [u32; 5] = [0x0200_0001, 1 << 15, 0, 0, 0];
     let value: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let flags = rustix::fs::XattrFlags::empty();
@@ -119,7 +125,8 @@ fn program_with_file_capabilities_is_refused() {
     assert_eq!(run(exec(&program)).status.code(), Some(0), "root gains nothing");
 }
 
-/// Compiles a program that does nothing, as a static and as a dynamic program.
+/// A static program must be refused. The test compiles a program that does nothing, once static and
+/// once dynamic.
 #[test]
 fn static_program_is_refused() {
     const SOURCE: &str = "int main(void) { return 0; }\n";
@@ -138,7 +145,7 @@ fn static_program_is_refused() {
     assert!(is_built, "{printed}");
     assert_eq!(run(exec(&shared)).status.code(), Some(0));
     const LINE: &str = "a static program loads no library of ours";
-    // Link without the C library, whose static form may not be installed.
+    // Link without the C library, because a static C library may not be installed.
     for words in [&["-static", "-nostdlib"][..], &["-static-pie", "-nostdlib", "-fPIE"]] {
         let (program, is_built, printed) = build("bare", BARE, words);
         assert!(is_built, "{printed}");

@@ -1,7 +1,8 @@
-//! `corewalk ipc serve`: it cleans up after killed processes, and ends with its namespace.
+//! Tests of `corewalk ipc serve`: it must clean up after killed processes, and end with its
+//! namespace.
 //!
-//! A call on an object that a dead process has left cleans up as well. So the tests must not make
-//! such calls while they wait: they only read which processes are registered.
+//! A call on an object that a dead process has left cleans up as well. So the tests make no such
+//! call while they wait for `serve`. They only read which processes are registered.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
@@ -14,13 +15,13 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::fixtures::{Folder, corewalk, run, wait};
 
-/// The variable with the namespace of `holder`.
+/// The variable with the path of the namespace for `holder`.
 const NAMESPACE: &str = "COREWALK_TEST_NAMESPACE";
 
 const KEY: i32 = 7;
 
-/// How long a test waits for the cleanup. `serve` promises a tenth of a second, which a machine
-/// under load does not keep.
+/// How long a test waits for the cleanup. `serve` promises a tenth of a second, but a machine under
+/// load may not allow that.
 const SOON: Duration = Duration::from_secs(120);
 
 /// A child process and its output. Dropping it kills the process.
@@ -30,7 +31,7 @@ struct Running {
 }
 
 impl Running {
-    /// Starts a command and waits until it prints a line that contains `words`.
+    /// Starts a command and waits until it prints a line with `words`.
     fn start(mut command: Command, words: &str) -> Self {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().expect("the program starts");
@@ -75,7 +76,7 @@ fn serve(path: &Path) -> Running {
     Running::start(command, "serving ")
 }
 
-/// Starts a process that changes a semaphore with `SEM_UNDO` and then waits.
+/// Starts a process that changes a semaphore with `SEM_UNDO`, and then waits to be killed.
 fn start_holder(path: &Path) -> Running {
     let mut command =
         Command::new(std::env::current_exe().expect("the path of this program is known"));
@@ -83,7 +84,7 @@ fn start_holder(path: &Path) -> Running {
     Running::start(command, "taken")
 }
 
-/// Runs in a child process that the tests kill. Without the variable in its environment it does
+/// Is the process that the tests start and kill. Without the variable in its environment it does
 /// nothing.
 #[test]
 fn holder() {
@@ -93,7 +94,7 @@ fn holder() {
     let id = task.semget(KEY, 1, GetFlags::CREATE, 0o600).expect("a set");
     task.semop(id, &[SemBuf::new(0, 5, SemFlags::UNDO)]).expect("it is possible");
     println!("taken");
-    // Blocks until it is killed or the test ends.
+    // Wait until this process is killed or the test ends.
     let _bytes = std::io::stdin().read(&mut [0]);
 }
 
@@ -161,7 +162,7 @@ fn serve_prints_a_line_and_ends_after_its_namespace_is_removed() {
     let mut purge = corewalk(&["ipc", "rm", "--purge", "--namespace"]);
     purge.arg(&path);
     assert!(run(purge).status.success());
-    // The removed namespace lives as long as a process is in it, and `serve` still cleans up.
+    // The removed namespace lives as long as a process is in it. `serve` must still clean up in it.
     holder.kill();
     until("serve cleans up", || !namespace.pids().contains(&pid));
     let (status, printed) = server.end();

@@ -1,8 +1,8 @@
-//! The set-group-ID bit of files that users outside of their group change.
+//! Tests of the set-group-ID bit of files that users outside of the file's group change.
 //!
 //! For a FUSE mount, the kernel clears the bit only if the group may execute the file. For other
-//! files the server must find out whether the caller is in the group or has `CAP_FSETID`. The host
-//! file system is the oracle.
+//! files the server must find out whether the caller is in the group or has `CAP_FSETID`. The
+//! results must be those of the host file system.
 //!
 //! Source: write(2), chown(2); Linux `setattr_should_drop_sgid`.
 
@@ -25,7 +25,7 @@ use crate::fixtures::{Folder, Server, can_mount};
 const OTHER: u32 = 65534;
 /// The group of the files.
 const GROUP: u32 = 4242;
-/// Modes with and without execution by the group, with set-user-ID, set-group-ID, both and none.
+/// Modes with and without execution by the group, combined with set-user-ID, set-group-ID, or both.
 const MODES: [u32; 6] = [0o2666, 0o6666, 0o2676, 0o6676, 0o4666, 0o666];
 
 /// A user who changes a file.
@@ -43,7 +43,7 @@ const CALLERS: [Caller; 4] = [
     Caller { uid: 0, gid: 0, groups: &[] },
 ];
 
-/// A change of the file `f` in a directory. The directory also has a file `from` with 8 bytes.
+/// A change of the file `f` in a directory, which also has a file `from` of 8 bytes.
 type Change = fn(&Path) -> io::Result<()>;
 
 const CHANGES: [(&str, Change); 9] = [
@@ -61,7 +61,7 @@ const CHANGES: [(&str, Change); 9] = [
         assert_eq!(count, 8);
         Ok(())
     }),
-    // These two fail with `EPERM` for users other than the owner of the file.
+    // For users other than the owner of the file, chgrp and chmod fail with `EPERM`.
     ("chgrp", |at| chown(at.join("f"), None, Some(OTHER))),
     ("chmod", |at| fs::set_permissions(at.join("f"), Permissions::from_mode(0o2644))),
 ];
@@ -70,7 +70,7 @@ fn open(at: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).open(at.join("f"))
 }
 
-/// Runs `change` with the credentials of `caller`, on a new thread.
+/// Calls `change` with the credentials of `caller`, on a new thread.
 fn change_as<T: Send>(caller: Caller, change: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let done = scope.spawn(|| {
@@ -84,8 +84,8 @@ fn change_as<T: Send>(caller: Caller, change: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Applies each of `CHANGES` as `caller` to a file of `owner` in `at`, with each of `MODES`.
-/// Returns the results: the error, and the mode and the group afterwards.
+/// As `caller`, applies each of `CHANGES` to a file of `owner` in `at` with each of `MODES`.
+/// Returns for each the error, and the mode and the group afterwards.
 fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
     let mut left = vec![];
     fs::write(at.join("from"), "12345678").expect("the file is created");
@@ -96,8 +96,8 @@ fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
             chown(&file, Some(owner), Some(GROUP)).expect("root is permitted to");
             fs::set_permissions(&file, Permissions::from_mode(mode)).expect("root is permitted to");
             let done = change_as(caller, || change(at)).map_err(|error| error.kind());
-            // Ask for mode and group only. If the call asked for times or size, the kernel would
-            // fetch all attributes anew and hide that its cached mode is out of date.
+            // Ask only for mode and group. If the call asked for times or size, the kernel would
+            // fetch all attributes again and hide that its cached mode is out of date.
             let wanted = StatxFlags::MODE | StatxFlags::GID;
             let now = statx(CWD, &file, AtFlags::empty(), wanted).expect("the file exists");
             let (now, gid) = (now.stx_mode & 0o7777, now.stx_gid);
@@ -108,7 +108,7 @@ fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
     left
 }
 
-/// Creates files and FIFOs as `caller` in a set-group-ID directory of `GROUP`. Returns their modes
+/// As `caller`, creates files and FIFOs in a set-group-ID directory of `GROUP`. Returns their modes
 /// and groups.
 fn collect_created(at: &Path, caller: Caller) -> Vec<String> {
     let dir = at.join("dir");
@@ -130,7 +130,7 @@ fn collect_created(at: &Path, caller: Caller) -> Vec<String> {
     made
 }
 
-/// Compares a mount of `source` with a directory of the host.
+/// Checks that a mount of `source` has the results of a directory of the host.
 fn assert_as_host(source: &str, options: &str) {
     if !can_mount() {
         return;
@@ -162,7 +162,8 @@ fn assert_as_host(source: &str, options: &str) {
     }
 }
 
-/// Trap X9: a rule that depends on the caller's capabilities must not be skipped.
+/// Trap X9: the set-group-ID bit must be cleared as on the host. The rule depends on the caller's
+/// capabilities and must not be skipped.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
     for source in ["tmpfs", "host", "store"] {
@@ -170,7 +171,8 @@ fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
     }
 }
 
-/// Trap X9: a rule that depends on the caller's capabilities must not be skipped.
+/// Trap X9: the set-group-ID bit must be cleared as on the host, even if the server checks
+/// permissions. The rule depends on the caller's capabilities and must not be skipped.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_server_checks_permissions() {
     for source in ["tmpfs", "host"] {

@@ -1,4 +1,5 @@
-//! Stores through the program: mount, check, refusal, and a server that is killed under load.
+//! Tests of stores through the program: mount, check, refusal, and a server that is killed under
+//! load.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -41,7 +42,8 @@ fn store_keeps_what_was_written() {
     assert_eq!(server.line, format!("mounted {source} on {}\n", path.display()));
     fs::create_dir(path.join("dir")).expect("the directory exists");
     fs::write(path.join("dir/file"), b"kept").expect("the file is created");
-    // Some host file systems do not tell which process holds the lock. Then the message has no pid.
+    // The message must have the pid of the server, unless the host's file system does not tell
+    // which process has the lock.
     let by = corewalk_store::holder(&folder.path("store")).map(|_| server.pid());
     let held = by.map_or("the store is in use".to_owned(), |pid| {
         format!("the store is in use by process {pid}")
@@ -53,7 +55,7 @@ fn store_keeps_what_was_written() {
     let (status, printed) = fsck(&folder);
     assert_eq!(status, Some(0), "{printed}");
     assert!(printed.starts_with("0 errors, 3 inodes"), "{printed}");
-    // The status must not be 1, which means "errors corrected" in fsck(8).
+    // The exit status must not be 1, which means "errors corrected" in fsck(8).
     folder.assert_refused(with_full_stdout(&["fsck", &source]), 8, "standard output: No space");
     let server = Server::of(&source, &["-o", "ro"], &path);
     assert_eq!(fs::read(path.join("dir/file")).expect("the file exists"), b"kept");
@@ -73,8 +75,8 @@ fn has_small_disk(folder: &Folder) -> bool {
     is_mounted
 }
 
-/// A store on a read-only file system can be mounted read-only. The mount shows changes that are
-/// still in the log, and no byte of the store changes.
+/// A store on a read-only file system must be mounted read-only. The mount must show changes that
+/// are only in the log, and must not change a byte of the store.
 #[test]
 fn store_on_a_read_only_disk_is_mounted_read_only() {
     let folder = Folder::new();
@@ -113,19 +115,19 @@ fn store_on_a_read_only_disk_is_mounted_read_only() {
         assert!(server.line.starts_with("mounted "), "{number}: {:?}", server.line);
         assert_eq!(fs::read(path.join("file")).expect("the file exists"), expected);
         assert!(fs::write(path.join("new"), b"").is_err());
-        // A check may read the store while it is mounted read-only.
+        // A check must be able to read the store while it is mounted read-only.
         assert_eq!(fsck(&folder).0, Some(0));
         server.signal(Signal::TERM);
         assert_eq!(server.wait().code(), Some(0));
     }
     assert!(read() == before, "a read-only mount changed the store");
-    // Control: a mount that may write replays the log into the database.
+    // Control: a mount that may write puts the log into the database.
     remount("rw", "100m");
     drop(Server::of(&source, &[], &path));
     assert!(read() != before);
 }
 
-/// The file `lock` of a store is missing, and the mount must not create it.
+/// If the file `lock` of a store is missing, the mount must report that, and not create the file.
 #[test]
 fn missing_lock_of_a_store_is_reported() {
     let folder = Folder::new();
@@ -141,8 +143,8 @@ fn missing_lock_of_a_store_is_reported() {
     assert_eq!(fsck(&folder).0, Some(0));
 }
 
-/// The disk is too small to reserve space for commits, so the store accepts no file. df(1) shows
-/// that, and the program warns of it.
+/// If the disk is too small to reserve space for commits, the store accepts no file. df(1) must
+/// show that, and the program must warn of it.
 #[test]
 fn store_on_a_small_disk_warns_that_nothing_can_be_added() {
     let folder = Folder::new();
@@ -162,7 +164,7 @@ fn store_on_a_small_disk_warns_that_nothing_can_be_added() {
     assert_eq!(server.wait().code(), Some(0));
 }
 
-/// `fsck` changes nothing, so it works on a read-only disk.
+/// `fsck` must work on a read-only disk, since it changes nothing.
 #[test]
 fn store_on_a_read_only_disk_is_checked() {
     let folder = Folder::new();
@@ -179,8 +181,8 @@ fn store_on_a_read_only_disk_is_checked() {
     assert_eq!(status, Some(0), "{printed}");
 }
 
-/// `no_create` is for lines of fstab: if the disk of the store is not mounted, the mount must fail
-/// and not create an empty store.
+/// With `no_create`, a mount must fail if there is no store, and must not create one. In a line of
+/// fstab, the disk of the store may not be mounted yet.
 #[test]
 fn missing_store_is_not_created_with_no_create() {
     let folder = Folder::new();
@@ -213,8 +215,8 @@ fn store_of_a_foreign_directory_is_refused() {
     assert_eq!(fs::read(folder.path("store").join("letter")).expect("the file was kept"), b"mine");
 }
 
-/// Damages each page of the database in turn. A mount fails with one line, and a check reports the
-/// damage without a panic message.
+/// If a page of the database is damaged, a mount must fail with one line, and a check must report
+/// the damage without a panic message. The test damages each page in turn.
 #[test]
 fn store_with_damaged_pages_is_refused_in_one_line() {
     const PAGE: usize = 4096;
@@ -241,8 +243,8 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
             fs::write(&meta, damaged).expect("the database is overwritten");
         };
         damage();
-        // Use an invalid mount point, so that the mount always fails, but only after it has opened
-        // the store.
+        // Use an invalid mount point, so that the mount always fails, but only after the store is
+        // opened.
         let output = run(corewalk(&["mount", &source(&folder), "/dev/null/x"]));
         let printed = String::from_utf8_lossy(&output.stderr);
         assert_eq!(
@@ -268,14 +270,14 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
     assert_eq!(fsck(&folder).0, Some(0), "control: the restored database has no errors");
 }
 
-/// The files of a writer, by number, whose state was confirmed by fsync(2).
+/// The numbers of the files of a writer whose state fsync(2) has confirmed.
 #[derive(Debug, Default)]
 struct Confirmed {
     /// Files that were synced.
     kept: Vec<u64>,
-    /// Files that were removed, after which their directory was synced.
+    /// Files that were removed, and whose directory was synced afterwards.
     gone: Vec<u64>,
-    /// The file of the last operation. It may exist or not after the kill.
+    /// The file of the last operation. After the kill it may exist or not.
     last: u64,
 }
 
@@ -291,7 +293,7 @@ fn write_until_killed(dir: &Path, first: u64, is_over: &AtomicBool) -> Confirmed
         let (new, path) = (dir.join(format!("new{number}")), dir.join(number.to_string()));
         let mut file = File::create_new(&new)?;
         file.write_all(&content(number))?;
-        // One of four labels, so that files share attribute blocks.
+        // Use one of four labels, so that files share attribute blocks.
         let label = vec![number as u8 % 4; 400];
         rustix::fs::setxattr(&new, "user.label", &label, rustix::fs::XattrFlags::empty())?;
         fs::rename(&new, &path)?;
@@ -307,7 +309,7 @@ fn write_until_killed(dir: &Path, first: u64, is_over: &AtomicBool) -> Confirmed
         Ok(())
     };
     let mut number = first;
-    // ORDERING: Relaxed. A flag to stop; it publishes nothing.
+    // ORDERING: Relaxed. A stop flag, with which no data is passed.
     while step(number).is_ok() && !is_over.load(Ordering::Relaxed) {
         number += 1;
     }
@@ -329,9 +331,9 @@ fn assert_kept(dir: &Path, confirmed: &Confirmed, round: u64) {
     }
 }
 
-/// Kills the server at random moments under load, and checks that all confirmed changes are kept.
-/// After a random half of the kills, `fsck` runs before the next mount. It replays the log; without
-/// it the mount does.
+/// A server that is killed at any moment must not lose a confirmed change. The kills come at random
+/// moments under load. After a random half of them, `fsck` checks the store before the next mount
+/// replays the log.
 #[test]
 fn killed_server_loses_nothing_that_was_confirmed() {
     if !can_mount() {
@@ -356,20 +358,20 @@ fn killed_server_loses_nothing_that_was_confirmed() {
                 thread::spawn(move || write_until_killed(&dir, first, &is_over))
             })
             .collect();
-        // The kill comes 3 to 152 ms later: between the first write and some hundred operations.
+        // Kill after 3 to 152 ms: between the first write and some hundred operations.
         let begun = Instant::now();
         let wait = Duration::from_millis(3 + rng.below(150));
         while begun.elapsed() < wait {
             thread::yield_now();
         }
         server.signal(Signal::KILL);
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. A stop flag, with which no data is passed.
         is_over.store(true, Ordering::Relaxed);
         for (writer, known) in writers.into_iter().zip(&mut known) {
             let now = writer.join().expect("the writer ends");
             known.kept.retain(|number| !now.gone.contains(number));
             known.kept.extend(now.kept);
-            // `write_until_killed` drops a file from `kept` before it removes it.
+            // `write_until_killed` takes a file out of `kept` before it removes it.
             known.gone.extend(now.gone);
             known.last = now.last;
         }

@@ -1,7 +1,8 @@
-//! Mounts by users other than root, through fusermount3(1).
+//! Tests of mounts by users other than root, through fusermount3(1).
 //!
-//! Each test starts as root, enters a new mount namespace and becomes the user `nobody`. In the
-//! namespace `/dev/fuse` is open to all users, as udev sets it up. Its mounts end with the test.
+//! Each test starts as root, enters a new mount namespace, and becomes the user `nobody`. In the
+//! namespace `/dev/fuse` is open to all users, as udev sets it up. The mounts of the namespace end
+//! with the test.
 
 use corewalk_testkit::require::has_program;
 use std::fs;
@@ -14,7 +15,8 @@ use crate::fixtures::{Folder, PROGRAM, can_mount, run};
 /// The user and the group `nobody`.
 const NOBODY: u32 = 65534;
 
-/// Sets up the namespace of a test. `$1` is an empty directory, the rest is the command to run.
+/// Sets up the namespace of a test. `$1` is an empty directory, and the other arguments are the
+/// command to run.
 const PREPARE: &str = r#"
 set -eu
 mount -t tmpfs -o dev,mode=755 none "$1"
@@ -24,7 +26,7 @@ shift
 exec setpriv --reuid=65534 --regid=65534 --clear-groups -- "$@"
 "#;
 
-/// Shell functions for the scripts. The working directory belongs to the user.
+/// Shell functions for the scripts of the tests. Their working directory belongs to the user.
 const FUNCTIONS: &str = r#"
 set -eu
 fail() { echo "failed: $*" >&2; exit 1; }
@@ -54,7 +56,7 @@ struct User {
 }
 
 impl User {
-    /// Sets up the files. Returns None, and prints why, if the test must be skipped.
+    /// Sets up the files. If the test must be skipped, prints why and returns None.
     fn new() -> Option<User> {
         if !can_mount() || !["unshare", "setpriv"].into_iter().all(has_program) {
             return None;
@@ -64,7 +66,7 @@ impl User {
         fs::create_dir(folder.path("home")).expect("the directory is created");
         std::os::unix::fs::chown(folder.path("home"), Some(NOBODY), Some(NOBODY))
             .expect("root is permitted to");
-        // The user `nobody` may not have access to the directory of the program.
+        // Copy the program, since the user `nobody` may have no access to its directory.
         let program = folder.path("corewalk");
         fs::copy(PROGRAM, &program).expect("the file is copied");
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755))
@@ -81,7 +83,7 @@ impl User {
         command
     }
 
-    /// Runs a shell script as the user.
+    /// Runs a shell script as the user, in the user's directory.
     fn shell(&self, script: &str) {
         let output = run(self.command(&["sh", "-c", &format!("{FUNCTIONS}\n{script}")]));
         let printed = String::from_utf8_lossy(&output.stderr);
@@ -92,7 +94,8 @@ impl User {
     }
 }
 
-/// The example of README.md, for a user other than root. The mount point does not exist before.
+/// The example of README.md must work for a user other than root. The mount point does not exist
+/// before.
 #[test]
 fn user_mounts_uses_and_unmounts_a_tmpfs() {
     if !has_program("fusermount3") {
@@ -161,7 +164,7 @@ fn errors_of_a_user_name_the_missing_permission() {
         let path = path.to_str().expect("the path is UTF-8");
         user.folder.assert_refused(user.command(&[program, "mount", "tmpfs", path]), 1, words);
     };
-    // The user may not create the first directory, and not search the second.
+    // The user may not create the first directory, and may not search the second one.
     refused(&user.folder.path("new"), "Permission denied");
     let secret = user.folder.path("secret");
     fs::create_dir(&secret).expect("the directory is created");
@@ -173,7 +176,7 @@ fn errors_of_a_user_name_the_missing_permission() {
     if has_program("fusermount3") {
         refused(&roots, "user has no write access to mountpoint");
     }
-    // No fusermount3 in PATH, or only in a directory that the user may not search.
+    // fusermount3 is not in PATH, or only in a directory that the user may not search.
     for path in [String::from("PATH=/nowhere"), format!("PATH={}", secret.display())] {
         let alone = user.command(&["env", &path, program, "mount", "tmpfs", "m"]);
         let output = run(alone);

@@ -641,6 +641,8 @@ impl Dcache {
 
     /// Invalidates one name, and cancels its fill.
     pub(crate) fn invalidate_name(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
+        // Before the cancellation (L.2).
+        drop(self.listings.change(directory));
         self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
         self.counters.invalidations.add(1);
         if let Some(now) = self.directory(directory) {

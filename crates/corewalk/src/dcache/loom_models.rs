@@ -47,6 +47,7 @@ pub(super) fn attr(ino: u64, mode: u32) -> Attr {
         ctime: time,
         btime: time,
         has_acl: false,
+        ttl: crate::attr::Ttl::default(),
     }
 }
 

@@ -202,6 +202,7 @@ fn attr(ino: u64) -> Attr {
         ctime: time,
         btime: time,
         has_acl: false,
+        ttl: crate::attr::Ttl::default(),
     }
 }
 

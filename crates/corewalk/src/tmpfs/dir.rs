@@ -331,7 +331,7 @@ impl Batch {
             rest = after;
             // Every stored name is valid, so this skips none.
             let name = Name::new(name).ok()?;
-            Some(DirEntry { name, ino: link.ino, kind: link.kind, cookie })
+            Some(DirEntry::new(name, link.ino, link.kind, cookie))
         })
     }
 

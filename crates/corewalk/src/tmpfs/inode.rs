@@ -44,7 +44,7 @@ use super::table::NO_NUMBER;
 use super::xattr::OwnSet;
 use crate::Errno;
 use crate::acl::Acl;
-use crate::attr::{Atime, Attr, FileKind, SetAttr, SetTime, Timespec, mode};
+use crate::attr::{Atime, Attr, FileKind, SetAttr, SetTime, Timespec, Ttl, mode};
 use crate::fs::{AclKind, Make};
 
 /// The bits of the mode that chmod(2) changes.
@@ -235,6 +235,7 @@ impl Inode {
             ctime: attributes.ctime.into(),
             btime: attributes.btime.into(),
             has_acl: attributes.acl(AclKind::Access).is_some(),
+            ttl: Ttl::default(),
         }
     }
 }

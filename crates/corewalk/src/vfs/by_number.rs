@@ -17,7 +17,7 @@
 
 use std::ops::ControlFlow;
 
-use super::{InodeRef, Vfs};
+use super::{InodeRef, LookedUp, Vfs};
 use crate::Errno;
 use crate::attr::FileKind;
 use crate::cred::Cred;
@@ -50,19 +50,32 @@ impl Vfs {
     /// drop(dir);
     /// vfs.prune();
     /// assert_eq!(vfs.inode(handle.0).err(), Some(Errno::STALE));
-    /// assert_eq!(vfs.by_number(handle.0, Some(handle.1))?.path()?, b"/d");
+    /// assert_eq!(vfs.by_number(handle.0, Some(handle.1))?.inode.path()?, b"/d");
     /// # Ok::<(), Errno>(())
     /// ```
-    pub fn by_number(&self, ino: u64, generation: Option<u64>) -> Result<InodeRef<'_>, Errno> {
-        let inode = self.loaded(ino, generation)?;
-        if inode.kind() == FileKind::Directory {
-            self.connect(&inode)?;
+    pub fn by_number(&self, ino: u64, generation: Option<u64>) -> Result<LookedUp<'_>, Errno> {
+        let found = self.loaded(ino, generation)?;
+        if found.inode.kind() == FileKind::Directory {
+            self.connect(&found.inode)?;
         }
-        Ok(inode)
+        Ok(found)
+    }
+
+    /// Returns a path of the inode with this number from the root of its file system. All names on
+    /// the path exist at one instant. If no name on the path changes meanwhile, this writes no
+    /// shared memory.
+    ///
+    /// # Errors
+    /// `ESTALE` if no inode with this number is in use; `ENOENT` if it has no name any more.
+    pub fn path_of_ino(&self, ino: u64) -> Result<Vec<u8>, Errno> {
+        match crate::dpath::path_of_ino(&self.dcache, ino) {
+            Some(path) => Ok(path),
+            None => self.inode(ino)?.path(),
+        }
     }
 
     /// Like [`Vfs::by_number`], but does not connect a directory.
-    fn loaded(&self, ino: u64, generation: Option<u64>) -> Result<InodeRef<'_>, Errno> {
+    fn loaded(&self, ino: u64, generation: Option<u64>) -> Result<LookedUp<'_>, Errno> {
         let is_wanted = |inode: &InodeRef<'_>| generation.is_none_or(|it| it == inode.generation());
         match self.inode(ino) {
             Err(Errno::STALE) => {}
@@ -70,7 +83,7 @@ impl Vfs {
                 let found = found?;
                 // The back end may have reused the number since.
                 if is_wanted(&found) {
-                    return Ok(found);
+                    return Ok(LookedUp { inode: found, attr: None });
                 }
             }
         }
@@ -81,7 +94,7 @@ impl Vfs {
         // for it.
         let inode = self.enter(near, &attr, changes, None)?;
         match inode.ino() == ino && is_wanted(&inode) && attr.nlink > 0 {
-            true => inode.unless_saturated(),
+            true => Ok(self.looked_up(inode.unless_saturated()?, &attr, changes)),
             false => Err(Errno::STALE),
         }
     }
@@ -98,7 +111,7 @@ impl Vfs {
                 if above.iter().any(|seen| seen.ino() == parent) {
                     break;
                 }
-                above.push(self.loaded(parent, None)?);
+                above.push(self.loaded(parent, None)?.inode);
             }
             while let Some(parent) = above.pop()
                 && let Some(child) = above.last()
@@ -119,20 +132,35 @@ impl Vfs {
     /// Finds the name of `child` in the directory `parent` and looks it up. Returns false if
     /// `child` is not there.
     fn look_up_child(&self, parent: &InodeRef<'_>, child: &InodeRef<'_>) -> Result<bool, Errno> {
-        let (mut name, ino) = (Vec::new(), child.ino());
-        let read = self.readdir(parent, 0, &mut |entry| {
-            if entry.ino != ino || entry.kind != FileKind::Directory {
-                return ControlFlow::Continue(());
-            }
-            name.extend_from_slice(entry.name.as_bytes());
-            ControlFlow::Break(())
-        });
-        let found = read.and_then(|()| self.lookup(&Cred::root(), parent, Name::new(&name)?));
+        let name = self.name_of_child(parent, child);
+        let found = name.and_then(|name| self.lookup(&Cred::root(), parent, Name::new(&name)?));
         match found {
             Ok(found) => Ok(found.slot == child.slot),
             // The child was moved or removed.
             Err(Errno::NOENT | Errno::STALE | Errno::NOTDIR) => Ok(false),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the name of the directory `child` in `parent`. `ENOENT` if it is not there.
+    fn name_of_child(&self, parent: &InodeRef<'_>, child: &InodeRef<'_>) -> Result<Vec<u8>, Errno> {
+        let (mut name, mut cookie, ino) = (Vec::new(), 0, child.ino());
+        loop {
+            let page = cookie;
+            self.readdir(parent, page, &mut |entry| {
+                cookie = entry.cookie;
+                if entry.ino != ino || entry.kind != FileKind::Directory {
+                    return ControlFlow::Continue(());
+                }
+                name.extend_from_slice(entry.name.as_bytes());
+                ControlFlow::Break(())
+            })?;
+            if !name.is_empty() {
+                return Ok(name);
+            }
+            if cookie == page {
+                return Err(Errno::NOENT);
+            }
         }
     }
 }

@@ -1,8 +1,7 @@
-//! Operations on an inode: data, directory listing, symbolic links, extended attributes. Each does
-//! the checks of the system call, then calls the back end.
+//! Operations on an inode: data, symbolic links, extended attributes. Each does the checks of the
+//! system call, then calls the back end.
 
 use std::borrow::Borrow;
-use std::ops::ControlFlow;
 
 use super::attributes::acl_kind;
 use super::paths::Nesting;
@@ -10,7 +9,7 @@ use super::{InodeRef, Vfs};
 use crate::Errno;
 use crate::attr::{FileKind, StatFs, mode};
 use crate::cred::{Caps, Cred, May};
-use crate::fs::{DirEntry, DirSink, Fallocate, FileSystem, Node, Seek, XattrMode};
+use crate::fs::{Fallocate, FileSystem, Node, Seek, XattrMode};
 
 /// The longest name of an extended attribute, in bytes (`XATTR_NAME_MAX`).
 const XATTR_NAME_MAX: usize = 255;
@@ -182,52 +181,6 @@ impl Vfs {
         load_cred: impl FnOnce() -> Cred,
     ) -> Result<usize, Errno> {
         self.write_by(inode, bytes, load_cred, |fs, node| fs.append(node, handle, end, bytes))
-    }
-
-    /// Reports the entries of a directory behind `cookie`, without `.` and `..`. Cookie 0 is the
-    /// start. The caller has opened the directory for reading. `sink` must not call this namespace:
-    /// a back end by path holds the path of the directory meanwhile, and renames wait for it.
-    ///
-    /// # Errors
-    /// `ENOTDIR`; the errors of the back end.
-    ///
-    /// # Examples
-    /// ```
-    /// # use std::sync::Arc;
-    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-    /// # use corewalk::{Cred, Make, Name, Vfs, VfsOptions};
-    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
-    /// # use std::ops::ControlFlow;
-    /// let (cred, root) = (Cred::root(), vfs.root());
-    /// vfs.make(&cred, &root, Name::new(b"f")?, Make::new(0o644, 0, 0))?;
-    /// let mut names = vec![];
-    /// vfs.readdir(&root, 0, &mut |entry| {
-    ///     names.push(entry.name.as_bytes().to_vec());
-    ///     ControlFlow::Continue(())
-    /// })?;
-    /// assert_eq!(names, [b"f"]);
-    /// # Ok::<(), corewalk::Errno>(())
-    /// ```
-    pub fn readdir(
-        &self,
-        dir: &InodeRef<'_>,
-        cookie: u64,
-        sink: &mut DirSink<'_>,
-    ) -> Result<(), Errno> {
-        if dir.kind() != FileKind::Directory {
-            return Err(Errno::NOTDIR);
-        }
-        let paths = self.superblock(dir.slot).paths.as_ref();
-        let is_hidden = |name: &[u8]| paths.is_some_and(|paths| paths.is_hidden_name(name));
-        let mut shown = |entry: DirEntry<'_>| match is_hidden(entry.name.as_bytes()) {
-            true => ControlFlow::Continue(()),
-            false => sink(entry),
-        };
-        // A removed directory gives `ENOENT`, not `ESTALE`, so call `with_node`.
-        self.awaiting_removal(&[dir.slot], || {
-            self.with_node(dir.slot, |fs, node| fs.readdir(node, cookie, &mut shown))
-        })
     }
 
     /// Returns the inode number of a directory's parent. The parent of the root is the root.

@@ -13,7 +13,7 @@ use crate::slot::{DentrySlot, InodeSlot};
 use super::call::KnownPath;
 use super::held::{DentryAndInode, DentryHold, Dir, FoundName, Unattached};
 use super::hidden::LockedName;
-use super::{InodeRef, LOOKUP, Vfs};
+use super::{InodeRef, LookedUp, Vfs};
 
 /// The device number of a whiteout, the character device with which overlayfs marks a removed name.
 const WHITEOUT_DEV: u64 = 0;
@@ -34,6 +34,15 @@ pub(super) enum Missing {
     Cached,
     /// The fill does not cache a negative answer, because the caller is about to enter the name.
     Dropped,
+}
+
+/// The answer of the back end for a name.
+pub(super) struct Answer {
+    /// The parent key before the back end was asked.
+    key: ParentKey,
+    /// The attribute changes before the back end was asked.
+    pub(super) changes: i64,
+    pub(super) attr: Result<Attr, Errno>,
 }
 
 /// The cached answer for a name.
@@ -60,13 +69,15 @@ impl Vfs {
         let lookup_key = self.dcache.lookup_key(name);
         match self.lookup_cached(dir.slot, &lookup_key) {
             Some(found) => found,
-            None => self.lookup_slow(dir.slot, &lookup_key),
+            None => self
+                .lookup_slow(dir.slot, &lookup_key, Vfs::resolve_with_attr)
+                .map(|found| found.inode),
         }
     }
 
     /// Checks search permission. A caller that may search every directory skips the check.
     #[inline]
-    fn may_search(&self, cred: &Cred, dir: InodeSlot) -> Result<(), Errno> {
+    pub(super) fn may_search(&self, cred: &Cred, dir: InodeSlot) -> Result<(), Errno> {
         if cred.has(Caps::DAC_READ_SEARCH) {
             return Ok(());
         }
@@ -76,44 +87,8 @@ impl Vfs {
         })
     }
 
-    /// Looks up a name for a FUSE server and returns the inode number. `parent` is the number of an
-    /// inode in use. `name` is unchecked; it is checked only on a cache miss. The inode found gets
-    /// one client lookup, which [`Vfs::forget`] returns. On a cache hit the only store is that
-    /// count: the parent needs no reference.
-    ///
-    /// # Errors
-    /// As [`Vfs::lookup`] and [`Name::new`]; `ESTALE` if `parent` is not in use.
-    pub fn lookup_by_ino(&self, cred: &Cred, parent: u64, name: &[u8]) -> Result<u64, Errno> {
-        if cred.has(Caps::DAC_READ_SEARCH)
-            && let Some(ino) = self.dcache.count_by_ino(parent, name, LOOKUP)
-        {
-            return Ok(ino);
-        }
-        self.lookup_by_ino_slow(cred, parent, name)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn lookup_by_ino_slow(&self, cred: &Cred, parent: u64, name: &[u8]) -> Result<u64, Errno> {
-        let dir = self.inode(parent)?;
-        Ok(self.lookup(cred, &dir, Name::new(name)?)?.into_lookups())
-    }
-
-    /// Returns a path of the inode with this number from the root of its file system. All names on
-    /// the path exist at one instant. If no name on the path changes meanwhile, this writes no
-    /// shared memory.
-    ///
-    /// # Errors
-    /// `ESTALE` if no inode with this number is in use; `ENOENT` if it has no name any more.
-    pub fn path_of_ino(&self, ino: u64) -> Result<Vec<u8>, Errno> {
-        match crate::dpath::path_of_ino(&self.dcache, ino) {
-            Some(path) => Ok(path),
-            None => self.inode(ino)?.path(),
-        }
-    }
-
     /// Looks the name up in the cache. The only store is the reference that it takes.
-    fn lookup_cached(
+    pub(super) fn lookup_cached(
         &self,
         dir: InodeSlot,
         lookup_key: &LookupKey<'_>,
@@ -139,21 +114,6 @@ impl Vfs {
         }
         self.dcache.inodes.touch(inode);
         Some(InodeRef { vfs: self, slot: inode }.unless_saturated())
-    }
-
-    #[cold]
-    fn lookup_slow(
-        &self,
-        dir: InodeSlot,
-        lookup_key: &LookupKey<'_>,
-    ) -> Result<InodeRef<'_>, Errno> {
-        let found = self.awaiting_removal(&[dir], || {
-            let dir = self.dir(dir)?;
-            let in_lookup =
-                self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, lookup_key));
-            Ok(self.resolve(&dir, lookup_key, &in_lookup)?.map(FoundName::into_inode))
-        })?;
-        found.ok_or(Errno::NOENT)?.unless_saturated()
     }
 
     /// Returns the dentry of a directory inode with a reference.
@@ -201,7 +161,9 @@ impl Vfs {
         // the answer.
         match self.cached(dir, lookup_key) {
             Cached::Known(found) => Ok(found),
-            Cached::Unknown => self.fill(dir, lookup_key, in_lookup, missing),
+            Cached::Unknown => {
+                Ok(self.fill(dir, lookup_key, in_lookup, missing)?.map(|(found, _)| found))
+            }
         }
     }
 
@@ -237,31 +199,70 @@ impl Vfs {
     }
 
     /// Looks a name up in the back end and caches the answer. It does not cache an answer that an
-    /// invalidation during the call may have made stale (traps T25, P12).
-    fn fill(
+    /// invalidation during the call may have made stale (traps T25, P12). Returns the attributes
+    /// too, unless [`Vfs::looked_up`] leaves them out.
+    pub(super) fn fill(
         &self,
         dir: &Dir<'_>,
         lookup_key: &LookupKey<'_>,
         in_lookup: &KeyGuard<'_>,
         missing: Missing,
-    ) -> Result<Option<FoundName<'_>>, Errno> {
-        let key = dir.key();
-        let changes = self.dcache.inodes.changes();
+    ) -> Result<Option<(FoundName<'_>, Option<Attr>)>, Errno> {
         self.dcache.counters.fills.add(1);
-        let answer = self.with_node(dir.now.inode, |fs, node| fs.lookup(node, lookup_key.name));
-        if missing == Missing::Dropped && matches!(answer, Err(Errno::NOENT)) {
+        let answer = self.ask_for_name(dir, lookup_key);
+        if missing == Missing::Dropped && matches!(answer.attr, Err(Errno::NOENT)) {
             return Ok(None);
         }
+        self.take_answer(dir, lookup_key, in_lookup, answer, None)
+    }
+
+    /// Asks the back end for a name. The caller holds its in-lookup lock.
+    pub(super) fn ask_for_name(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) -> Answer {
+        let (key, changes) = (dir.key(), self.dcache.inodes.changes());
+        let attr = self.with_node(dir.now.inode, |fs, node| fs.lookup(node, lookup_key.name));
+        Answer { key, changes, attr }
+    }
+
+    /// Caches the answer for a name, unless an invalidation has made it stale. `known` is what the
+    /// cache has had; it is invalidated if the answer is another one.
+    pub(super) fn take_answer<'v>(
+        &'v self,
+        dir: &Dir<'_>,
+        lookup_key: &LookupKey<'_>,
+        in_lookup: &KeyGuard<'_>,
+        answer: Answer,
+        known: Option<FoundName<'v>>,
+    ) -> Result<Option<(FoundName<'v>, Option<Attr>)>, Errno> {
+        let Answer { key, changes, attr } = answer;
         let is_current = dir.key() == key && !in_lookup.is_fill_cancelled();
         if !is_current {
             self.dcache.counters.refused_fills.add(1);
         }
-        match answer {
-            Ok(attr) => {
-                let inode = self.enter(dir.now.inode, &attr, changes, None)?;
-                let key = if is_current { key } else { ParentKey::stale(key.parent()) };
-                let dentry = self.attach(dir, key, lookup_key, &inode, in_lookup);
-                Ok(Some(FoundName::new(inode, dentry)))
+        let entered = attr.and_then(|attr| {
+            let inode = self.enter(dir.now.inode, &attr, changes, None)?;
+            Ok(self.looked_up(inode, &attr, changes))
+        });
+        let is_same = |known: &FoundName<'_>| {
+            entered.as_ref().is_ok_and(|found| found.inode.slot == known.inode)
+        };
+        let is_known = known.is_some();
+        let same = known.filter(is_same);
+        if is_known && same.is_none() {
+            self.invalidate_cached(dir, lookup_key);
+        }
+        match entered {
+            Ok(LookedUp { inode, attr, .. }) => {
+                let dentry = match same {
+                    Some(same) => {
+                        self.prefer(&same);
+                        same.into_dentry()
+                    }
+                    None => {
+                        let key = if is_current { key } else { ParentKey::stale(key.parent()) };
+                        self.attach(dir, key, lookup_key, &inode, in_lookup)
+                    }
+                };
+                Ok(Some((FoundName::new(inode, dentry), attr)))
             }
             Err(Errno::NOENT) => {
                 if is_current
@@ -299,7 +300,7 @@ impl Vfs {
             return Err(Errno::NOMEM);
         };
         if let Some(stale) = entered.stale_generation {
-            // The number now belongs to the new inode. `count_by_ino` must not find names below the
+            // The number now belongs to the new inode. `get_by_ino` must not find names below the
             // old directory.
             if let Some(old) = self.dcache.get_directory(stale) {
                 self.dcache.invalidate_directory(old.slot);
@@ -312,7 +313,7 @@ impl Vfs {
 
     /// Enters an inode under `lookup_key` in the directory of `key`, and returns its dentry. A
     /// stale key makes a dentry that no lookup finds.
-    fn attach(
+    pub(super) fn attach(
         &self,
         dir: &Dir<'_>,
         key: ParentKey,
@@ -381,6 +382,7 @@ impl Vfs {
         } else {
             Some(self.dcache.in_lookup.try_lock(old_key).ok_or(Unattached::Overtaken)?)
         };
+        let _change = self.dcache.listings.change(old_parent);
         let (parent_now, name_now) = self.dcache.name_of(hold.slot);
         if parent_now != old_parent || name_now.as_bytes() != old_name.as_bytes() {
             // The dentry was moved before this thread took the lock, so the lock is that of an old
@@ -462,6 +464,7 @@ impl Vfs {
             let lookup_key = self.dcache.lookup_key(name);
             let in_lookup =
                 self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
+            let _change = self.dcache.listings.change(dir.now.slot);
             let negative = self.free_name(&dir, &lookup_key)?;
             let what = self
                 .permission(cred, parent, May::WRITE | May::EXEC)
@@ -526,6 +529,7 @@ impl Vfs {
             let lookup_key = self.dcache.lookup_key(name);
             let in_lookup =
                 self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
+            let _change = self.dcache.listings.change(dir.now.slot);
             self.free_name(&dir, &lookup_key)?;
             let inodes = &self.dcache.inodes;
             let allowed = if inodes.superblock(inode.slot) != inodes.superblock(parent) {
@@ -587,6 +591,7 @@ impl Vfs {
             let lookup_key = self.dcache.lookup_key(name);
             let in_lookup =
                 self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
+            let _change = self.dcache.listings.change(dir.now.slot);
             let found = self.resolve(&dir, &lookup_key, &in_lookup)?.ok_or(Errno::NOENT)?;
             self.may_delete(cred, dir.now.inode, &found)?;
             match (removal, found.is_directory()) {

@@ -89,6 +89,8 @@ impl Vfs {
                 self.dcache.in_lookup_key(old_dir.now.slot, old),
                 self.dcache.in_lookup_key(new_dir.now.slot, new),
             );
+            let dirs = [old_dir.now.slot, new_dir.now.slot];
+            let changes = dirs.map(|slot| self.dcache.listings.change(slot));
             let source = self.resolve(old_dir, old, &in_lookup)?.ok_or(Errno::NOENT)?;
             let op = Rename { vfs: self, cred, old_dir, new_dir, old, new, mode };
             let target = match self.cached(new_dir, new) {
@@ -105,7 +107,7 @@ impl Vfs {
             if let Err(Failed::InBackEnd(_)) = done {
                 // Without the in-lookup locks, only the dentry is held.
                 let victim = target.as_ref().and_then(FoundName::directory);
-                drop(in_lookup);
+                drop((changes, in_lookup));
                 self.wait_for_renames(victim);
             }
             done.map_err(|failed| match failed {

@@ -4,12 +4,14 @@
 //! Source: Linux `d_revalidate` (`Documentation/filesystems/vfs.rst`).
 
 use crate::Errno;
+use crate::cred::Cred;
 use crate::dentry::LookupKey;
+use crate::key_lock::KeyGuard;
 use crate::name::Name;
 
 use super::held::{Dir, FoundName};
-use super::names::Cached;
-use super::{InodeRef, Vfs};
+use super::names::{Answer, Cached};
+use super::{InodeRef, LookedUp, Vfs};
 
 impl Vfs {
     /// Invalidates the cached name, unless the back end still has the same inode under it. A server
@@ -64,21 +66,61 @@ impl Vfs {
         Ok(())
     }
 
+    /// Looks up `name` in `dir` in the back end, whatever the cache has, and corrects the cache.
+    /// The answer is at least as new as the call. A server whose back end is also changed by other
+    /// programs calls this instead of [`Vfs::revalidate`], [`Vfs::lookup`] and [`Vfs::getattr`].
+    ///
+    /// If the name is still the same directory, the entries below it stay cached.
+    ///
+    /// # Errors
+    /// As [`Vfs::lookup`].
+    pub fn lookup_fresh(
+        &self,
+        cred: &Cred,
+        dir: &InodeRef<'_>,
+        name: Name<'_>,
+    ) -> Result<LookedUp<'_>, Errno> {
+        self.may_search(cred, dir.slot)?;
+        self.lookup_slow(dir.slot, &self.dcache.lookup_key(name), Vfs::resolve_again)
+    }
+
+    /// Asks the back end for a name. Caches the answer, unless the cache has it already. The caller
+    /// holds the in-lookup lock of the name.
+    fn resolve_again(
+        &self,
+        dir: &Dir<'_>,
+        lookup_key: &LookupKey<'_>,
+        in_lookup: &KeyGuard<'_>,
+    ) -> Result<Option<LookedUp<'_>>, Errno> {
+        let known = match self.cached(dir, lookup_key) {
+            Cached::Known(found) => found,
+            Cached::Unknown => None,
+        };
+        self.dcache.counters.fills.add(1);
+        let answer = self.ask_for_name(dir, lookup_key);
+        let answer = self.take_answer(dir, lookup_key, in_lookup, answer, known)?;
+        Ok(answer.map(|(found, attr)| LookedUp { inode: found.into_inode(), attr }))
+    }
+
     /// Returns true if the back end agrees with the cached name. The caller holds its in-lookup
     /// lock.
     fn is_still(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, found: &FoundName<'_>) -> bool {
-        let changes = self.dcache.inodes.changes();
-        let answer = self.with_node(dir.now.inode, |fs, node| fs.lookup(node, lookup_key.name));
+        let Answer { attr, changes, .. } = self.ask_for_name(dir, lookup_key);
         // `enter` takes a reference even for another inode. Dropping it makes the cache send
         // `forget`.
-        let entered = answer.and_then(|attr| self.enter(dir.now.inode, &attr, changes, None));
+        let entered = attr.and_then(|attr| self.enter(dir.now.inode, &attr, changes, None));
         let is_same = entered.is_ok_and(|inode| inode.slot == found.inode);
         if is_same {
-            if let Ok(slot) = found.dentry() {
-                self.dcache.inodes.prefer_alias(found.inode, slot, &self.dcache.dentries);
-            }
+            self.prefer(found);
             self.invalidate_attributes(&found.inode_ref());
         }
         is_same
+    }
+
+    /// Makes a cached name, which the back end has confirmed, the first one of its inode.
+    pub(super) fn prefer(&self, found: &FoundName<'_>) {
+        if let Ok(slot) = found.dentry() {
+            self.dcache.inodes.prefer_alias(found.inode, slot, &self.dcache.dentries);
+        }
     }
 }

@@ -9,8 +9,8 @@ use std::ops::ControlFlow;
 use corewalk::acl::Acl;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    AclKind, Attr, DirSink, Errno, Fallocate, FileSystem, Make, Name, Node, RenameMode, Seek,
-    SetAttr, StatFs, XattrMode,
+    AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileSystem, Make, Name, Node, RenameMode,
+    Seek, SetAttr, StatFs, XattrMode,
 };
 
 /// The call that a [`HookedTmpfs`] is about to pass on, or has passed on. Inode numbers are those
@@ -159,7 +159,7 @@ impl<M: Hook> FileSystem for HookedTmpfs<M> {
             let attr = self.inner.getattr(Node::detached(entry.ino, entry.kind));
             // An entry that was just removed has no attributes to show.
             match self.outside(attr) {
-                Ok(attr) => sink(entry.with_ino(attr.ino)),
+                Ok(attr) => sink(DirEntry::from_attr(entry.name, attr, entry.cookie)),
                 Err(_) => ControlFlow::Continue(()),
             }
         })

@@ -61,8 +61,14 @@ impl Drop for HostTree {
 
 /// Resolves `path` on the host, to the index of an entry of the tree.
 fn on_host(root: &fs::File, numbers: &BTreeMap<u64, usize>, path: &[u8]) -> Result<usize, Errno> {
-    let file = openat2(root, path, OFlags::PATH, Mode::empty(), ResolveFlags::IN_ROOT)?;
-    Ok(numbers[&rustix::fs::fstat(&file)?.st_ino])
+    loop {
+        match openat2(root, path, OFlags::PATH, Mode::empty(), ResolveFlags::IN_ROOT) {
+            // By openat2(2), the answer for a path with `..` if another program renames a file
+            // anywhere meanwhile.
+            Err(Errno::AGAIN) => {}
+            file => return Ok(numbers[&rustix::fs::fstat(&file?)?.st_ino]),
+        }
+    }
 }
 
 /// Resolves `path` in the namespace.

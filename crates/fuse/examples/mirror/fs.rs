@@ -1,4 +1,4 @@
-//! The back end. Each call opens, changes or lists the file at its path.
+//! The back end of the example. Each call opens, changes or lists the file at its path.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -46,8 +46,8 @@ impl Mirror {
         let found = fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, wanted)?;
         let time = |at: &fs::StatxTimestamp| Timespec { secs: at.tv_sec, nanos: at.tv_nsec };
         let birth = time(&found.stx_btime);
-        // The host uses inode numbers again. Two files with one number differ in their creation
-        // time.
+        // The host reuses inode numbers. The creation time distinguishes two files that had one
+        // number.
         let generation = birth.secs as u64 * 1_000_000_000 + u64::from(birth.nanos);
         Ok(Attr::new(found.stx_ino, found.stx_mode.into())
             .with_generation(generation)
@@ -121,7 +121,7 @@ impl FileSystem for Mirror {
         let owner = (Some(Uid::from_raw(what.uid)), Some(Gid::from_raw(what.gid)));
         fs::chownat(CWD, &path, owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW)?;
         if what.mode & S_IFMT != S_IFLNK {
-            // The umask of this process must not apply.
+            // Set the mode again, because the umask of this process may have cleared bits of it.
             fs::chmod(&path, mode)?;
         }
         self.attr(&path)
@@ -167,7 +167,7 @@ impl FileSystem for Mirror {
         let mut entries = RawDir::new(&dir, buf.spare_capacity_mut());
         while let Some(entry) = entries.next() {
             let entry = entry?;
-            // `.` and `..` are no valid names here. The caller adds them.
+            // Skip `.` and `..`, which are not valid names. The caller adds them.
             let Ok(name) = Name::new(entry.file_name().to_bytes()) else { continue };
             let kind = FileKind::from_mode(entry.file_type().as_raw_mode());
             let (ino, kind) = (entry.ino(), kind.unwrap_or(FileKind::Regular));

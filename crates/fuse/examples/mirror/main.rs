@@ -1,4 +1,5 @@
-//! A back end that finds files by path alone. It shows a directory of the host at a second place.
+//! An example of a back end that finds files only by their paths. It shows a directory of the host
+//! at a second place.
 //!
 //! ```console
 //! mkdir /tmp/mirror
@@ -7,8 +8,9 @@
 //! ```
 //!
 //! [`fs::Mirror`] keeps no descriptors, no table of inodes and no lock. The library guarantees that
-//! a path stays valid during a call. It also keeps a file that is removed while it is open.
-//! `corewalk-hostfs` does the same with descriptors, and is safe against changes by other programs.
+//! a path stays valid during a call. The library also keeps a file that is removed while it is
+//! open. `corewalk-hostfs` shows a directory of the host with descriptors, and is safe against
+//! changes by other programs.
 
 mod fs;
 

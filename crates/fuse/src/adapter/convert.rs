@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use corewalk::{Attr, Errno, FileKind, SetTime, Timespec};
 use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
 
-/// Returns fuser's error with the same number. Both sides use the kernel's numbers.
+/// Returns fuser's error with the number of `error`. Both types use the kernel's numbers.
 pub(super) fn errno(error: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(error.raw_os_error())
 }
@@ -25,16 +25,16 @@ pub(super) fn attr(attr: &Attr) -> FileAttr {
         nlink: attr.nlink,
         uid: attr.uid,
         gid: attr.gid,
-        // The protocol has 32 bits for a device number. A device number fits if its major number
-        // has at most 12 bits.
+        // The protocol has only 32 bits for a device number. A number fits if its major number has
+        // at most 12 bits.
         rdev: attr.rdev as u32,
         blksize: attr.blksize,
         flags: 0,
     }
 }
 
-/// Returns the attributes for the answer "no such name". The kernel recognises that answer by inode
-/// number 0.
+/// Returns the attributes of the answer "no such name". The kernel recognises that answer by its
+/// inode number 0.
 pub(super) fn no_attr() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),
@@ -75,11 +75,11 @@ pub(super) fn set_time(time: TimeOrNow) -> SetTime {
     }
 }
 
-/// Returns the seconds and nanoseconds that the kernel sent.
+/// Returns the seconds and nanoseconds that the kernel has sent.
 ///
-/// fuser 0.18 subtracts the nanoseconds of a time before 1970 where it should add them. The kernel
-/// sends -1.5 s as -2 s and 0.5e9 ns, and fuser passes on -2.5 s. The whole seconds and the
-/// fraction of fuser's value are still the two numbers that the kernel sent.
+/// fuser 0.18 subtracts the nanoseconds of a time before 1970, but it should add them. For example,
+/// the kernel sends -1.5 s as -2 s and 0.5e9 ns, and fuser passes on -2.5 s. The whole seconds and
+/// the fraction of fuser's value are still the two numbers that the kernel has sent.
 pub(super) fn timespec(time: SystemTime) -> Timespec {
     let (secs, nanos) = match time.duration_since(UNIX_EPOCH) {
         Ok(since) => (i64::try_from(since.as_secs()).unwrap_or(i64::MAX), since.subsec_nanos()),
@@ -111,7 +111,7 @@ mod tests {
         for secs in [0, 1, -1, 1 << 40, -(1 << 40)] {
             for nanos in [0, 1, 500_000_000, 999_999_999] {
                 let there = system_time(Timespec { secs, nanos });
-                // The seconds and nanoseconds that fuser sends for this time.
+                // Compute the seconds and nanoseconds that fuser sends for this time.
                 let sent = match there.duration_since(UNIX_EPOCH) {
                     Ok(since) => (since.as_secs() as i64, since.subsec_nanos()),
                     Err(before) => {
@@ -123,7 +123,7 @@ mod tests {
                     }
                 };
                 assert_eq!(sent, (secs, nanos));
-                // The time that fuser passes on when it receives these two numbers.
+                // Compute the time that fuser passes on when it receives these two numbers.
                 let back = match sent.0 >= 0 {
                     true => UNIX_EPOCH + Duration::new(sent.0 as u64, sent.1),
                     false => UNIX_EPOCH - Duration::new(-sent.0 as u64, sent.1),

@@ -1,14 +1,14 @@
-//! Offload threads, for requests that wait for a disk or another machine.
+//! Offload threads. They handle requests that wait for a disk or another machine.
 //!
 //! A mount should have as many threads that read requests as there are processors. The kernel wakes
 //! these threads in turn. With one thread more, a request and the process that waits for it run on
-//! different processors each time, which takes up to three times as long. But a thread that waits
-//! for a disk reads no requests. So the reading threads pass each request that waits to an offload
-//! thread, which also sends the answer.
+//! different processors each time, and the request takes up to three times as long. But a thread
+//! that waits for a disk reads no requests. So a reading thread passes each request that waits to
+//! an offload thread, which also sends the answer.
 //!
-//! The pool starts a thread when no thread is idle, up to a limit. The threads stay until the pool
-//! is dropped. If all are busy, requests wait in a queue. The calling process waits for its answer,
-//! so its requests keep their order.
+//! The pool starts a thread if no thread is idle, up to a limit. The threads stay until the pool is
+//! dropped. If all are busy, requests wait in a queue. A calling process waits for its answer, so
+//! the requests of one process keep their order.
 //!
 //! Source: Linux `fs/fuse/dev.c` (`fuse_dev_do_read`, `wait_event_interruptible_exclusive`).
 
@@ -26,20 +26,22 @@ const THREADS_MAX: usize = 32;
 /// The rest of a request, including the answer.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
-/// The pool. Dropping it waits until all queued jobs have run.
+/// The pool of offload threads. Dropping it waits until all queued jobs have run.
 #[derive(Default)]
 pub(super) struct Offload {
     shared: Arc<Shared>,
-    /// The started threads. Protected by its own mutex, which is taken without that of the queue.
+    /// The started threads. Protected by its own mutex, which no thread holds together with that of
+    /// the queue.
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
-/// The part that the pool's threads share with the pool.
+/// The state that the threads of a pool share with the pool.
 #[derive(Default)]
 struct Shared {
-    /// Protected by its own mutex, which is not held while a job runs.
+    /// Protected by its own mutex, which is unlocked while a job runs.
     queue: Mutex<Queue>,
-    /// Notified when a job is added or the queue is closed. Waited on under `queue`.
+    /// Notified when a job is added or the queue is closed. A thread waits for it with `queue`
+    /// locked.
     changed: Condvar,
 }
 
@@ -48,14 +50,15 @@ struct Shared {
 struct Queue {
     jobs: VecDeque<Job>,
     started: usize,
-    /// The threads that wait for a job, and those that were woken but have not locked the queue
-    /// yet.
+    /// The number of threads that wait for a job. A thread that was woken counts until it has
+    /// locked the queue.
     idle: usize,
     is_closed: bool,
 }
 
 impl Offload {
-    /// Runs `job` on a thread of the pool, or on the calling thread if no thread can be started.
+    /// Runs `job` on a thread of the pool. If no thread can be started, runs it on the calling
+    /// thread.
     pub(super) fn run(&self, job: Job) {
         let mut queue = self.shared.queue.lock();
         queue.jobs.push_back(job);
@@ -101,11 +104,12 @@ impl Shared {
         }
     }
 
-    /// Runs the queued jobs. The queue is unlocked while a job runs.
+    /// Runs the queued jobs one after the other. The queue is unlocked while a job runs.
     fn work_off(&self, queue: &mut MutexGuard<'_, Queue>) {
         while let Some(job) = queue.jobs.pop_front() {
             MutexGuard::unlocked(queue, || {
-                // A dropped reply answers EIO. The panic hook has printed the message.
+                // Ignore a panic: the dropped reply has answered `EIO`, and the panic hook has
+                // printed the message.
                 let _ = catch_unwind(AssertUnwindSafe(job));
             });
         }
@@ -117,7 +121,7 @@ impl Drop for Offload {
         self.shared.queue.lock().is_closed = true;
         self.shared.changed.notify_all();
         for thread in self.threads.get_mut().drain(..) {
-            // A job's panic was caught above.
+            // Ignore the result, because the panic of a job does not end a thread.
             let _ = thread.join();
         }
     }
@@ -143,7 +147,8 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    /// Each job waits until the test wakes it. The first `THREADS_MAX` are woken in reverse order.
+    /// Jobs must run side by side, and all must be done at the end. Each job waits until the test
+    /// wakes it, the first `THREADS_MAX` in reverse order.
     #[test]
     fn jobs_wait_side_by_side_and_all_are_done() {
         let offload = Offload::default();
@@ -174,7 +179,7 @@ mod tests {
             let done = done.clone();
             offload.run(Box::new(move || done.send(number).unwrap()));
             assert_eq!(all.recv_timeout(SOON), Ok(number));
-            // The thread has finished the job and is about to wait for the next one.
+            // Wait until the thread has finished the job and is about to wait for the next one.
             while offload.shared.queue.lock().idle == 0 {
                 thread::yield_now();
             }

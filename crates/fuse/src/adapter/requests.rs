@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use corewalk::attr::mode;
-use corewalk::{Attr, Fsync, Removal, SetAttr};
+use corewalk::{Attr, Fsync, Removal, SetAttr, Ttl};
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags,
     Generation, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
@@ -20,6 +20,7 @@ use rustix::fs::OFlags;
 use super::retry::Retry;
 use super::{Adapter, Opening, READ_BUFFER, convert, guarded};
 use crate::credentials::Caller;
+use crate::options::Permissions;
 use crate::server::{Change, EntryOut, NO_NODE, NewFile, Server, WriteOrigin, XattrAnswer};
 
 impl Adapter {
@@ -72,30 +73,49 @@ impl Adapter {
 struct Timeouts {
     entry: Duration,
     attr: Duration,
+    /// False where the kernel may cache nothing, whatever the back end says.
+    can_be_set: bool,
 }
 
 impl Timeouts {
+    /// Returns the timeouts of the options.
     fn of(server: &Server) -> Timeouts {
         let options = server.options();
-        Timeouts { entry: options.entry_timeout, attr: options.attr_timeout }
+        let can_be_set = options.permissions == Permissions::Kernel;
+        Timeouts { entry: options.entry_timeout, attr: options.attr_timeout, can_be_set }
+    }
+
+    /// Returns the timeouts of an answer with `attr`, which the back end may have set.
+    fn set_by(self, attr: &Attr) -> Timeouts {
+        let Ttl { entry, attr } = if self.can_be_set { attr.ttl } else { Ttl::default() };
+        Timeouts { entry: entry.unwrap_or(self.entry), attr: attr.unwrap_or(self.attr), ..self }
+    }
+
+    /// Returns the one timeout that fuser has for both in some answers. The shorter one is right
+    /// for both.
+    fn shorter(self) -> Duration {
+        self.entry.min(self.attr)
     }
 }
 
 fn entry(timeouts: Timeouts, result: Result<EntryOut, Errno>, reply: ReplyEntry) {
     match result {
-        Ok(entry) => reply.entry_with_ttls(
-            &timeouts.attr,
-            &timeouts.entry,
-            &convert::attr(&entry.attr),
-            Generation(entry.generation),
-        ),
+        Ok(entry) => {
+            let timeouts = timeouts.set_by(&entry.attr);
+            reply.entry_with_ttls(
+                &timeouts.attr,
+                &timeouts.entry,
+                &convert::attr(&entry.attr),
+                Generation(entry.generation),
+            );
+        }
         Err(error) => reply.error(error),
     }
 }
 
 fn attributes(timeouts: Timeouts, result: Result<Attr, Errno>, reply: ReplyAttr) {
     match result {
-        Ok(attr) => reply.attr(&timeouts.attr, &convert::attr(&attr)),
+        Ok(attr) => reply.attr(&timeouts.set_by(&attr).attr, &convert::attr(&attr)),
         Err(error) => reply.error(error),
     }
 }
@@ -108,8 +128,7 @@ fn created(
 ) {
     match result {
         Ok((entry, handle)) => reply.created(
-            // fuser has one timeout for both here. The shorter one is right for both.
-            &timeouts.entry.min(timeouts.attr),
+            &timeouts.set_by(&entry.attr).shorter(),
             &convert::attr(&entry.attr),
             Generation(entry.generation),
             FileHandle(handle),
@@ -437,14 +456,14 @@ impl Filesystem for Adapter {
         mut reply: ReplyDirectoryPlus,
     ) {
         let mut taken = 0_usize;
-        let options = self.server.options();
+        let timeouts = Timeouts::of(&self.server);
         let listed = self.guarded(|server| {
             server.readdirplus(ino.0, offset, &mut |entry, attr| {
                 // The lookup of this name failed, so the entry is sent without attributes. The
                 // kernel looks the name up itself before it uses it, and gets the error then.
                 let (attr, timeout) = match entry.node {
                     0 => (attr.with_ino(NO_NODE), Duration::ZERO),
-                    _ => (*attr, options.entry_timeout),
+                    _ => (*attr, timeouts.set_by(attr).shorter()),
                 };
                 let is_full = reply.add(
                     INodeNo(attr.ino),

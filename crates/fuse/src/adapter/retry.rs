@@ -1,12 +1,13 @@
-//! Retrying requests that fail with `ENOSPC`.
+//! Runs requests again that have failed with `ENOSPC`.
 //!
 //! unlink(2) returns as soon as the kernel has queued the forget that frees the removed file. The
 //! server may not have handled that forget when the next write arrives. So a program that removes
-//! one file to make space for another could fail with `ENOSPC`. The adapter therefore tries such a
-//! request a few times more. It passes the error on only after forgets had time to arrive.
+//! one file to make space for another could get `ENOSPC`. To avoid that, the adapter tries such a
+//! request again a few times. It passes the error on only after the forgets had time to arrive.
 //!
 //! The retries run on an offload thread (`offload`), since the thread of the request has to read
-//! the forgets. The calling process waits for the answer meanwhile, so requests keep their order.
+//! the forgets. Meanwhile the calling process waits for the answer, so the requests of one process
+//! keep their order.
 
 use std::time::Duration;
 
@@ -15,18 +16,18 @@ use corewalk_base::primitives::thread;
 use super::{Adapter, guarded};
 use crate::server::Server;
 
-/// The pauses before the retries, in which forgets can arrive.
+/// The pauses before the retries, during which forgets can arrive.
 const PAUSES: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(4)];
 
-/// A request with its own copy of the arguments, to be run again.
+/// A request with its own copy of the arguments, so that it can run again.
 pub(super) type Retry<T> = Box<dyn Fn(&Server) -> Result<T, corewalk::Errno> + Send>;
 
 impl Adapter {
-    /// Passes `result` to `answer`. If `result` is `ENOSPC`, the adapter first runs the request
-    /// again after each pause, until the result is another.
+    /// Passes `result` to `answer`. If `result` is `ENOSPC`, runs the request again after each
+    /// pause until it has another result, and passes on the last result.
     ///
-    /// `retry` makes the copy of the request, so a request that succeeds copies nothing.
+    /// `retry` copies the arguments of the request. So a request that succeeds copies nothing.
     pub(super) fn answer_or_retry<T: 'static>(
         &self,
         result: Result<T, fuser::Errno>,

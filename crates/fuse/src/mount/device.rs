@@ -1,7 +1,7 @@
-//! The FUSE device: opening it, and mounting and unmounting with it.
+//! The FUSE device: how it is opened, mounted and unmounted.
 //!
-//! Root mounts by mount(2). For any other user fusermount3(1) mounts. It gets the number of a
-//! socket in an environment variable, and sends the open device over that socket.
+//! Root mounts with mount(2). For any other user fusermount3(1) mounts. An environment variable
+//! tells it the number of a socket, over which it sends the open device.
 //!
 //! Source: Linux `fs/fuse/inode.c` (`fuse_fs_parameters`); libfuse `lib/mount.c` for the use of
 //! fusermount3(1).
@@ -32,11 +32,11 @@ const SUBTYPE: &str = "corewalk";
 
 /// The number of `FUSE_NOTIFY_PRUNE` (protocol 7.45), which fuser 0.18 does not have.
 const NOTIFY_PRUNE: u32 = 9;
-/// Maximum number of nodes in one notification. The kernel handles longer ones in portions of this
-/// size anyway.
+/// Maximum number of nodes in one notification. The kernel would handle a longer one in portions of
+/// this size anyway.
 const PRUNE_MAX: usize = 512;
 
-/// The flags of a mount, each with its name for mount(8) and its flag for mount(2).
+/// The flags of a mount. Each has its name for mount(8) and its flag for mount(2).
 const FLAGS: [(MountFlags, &str, rustix::mount::MountFlags); 10] = [
     (MountFlags::RDONLY, "ro", rustix::mount::MountFlags::RDONLY),
     (MountFlags::NOSUID, "nosuid", rustix::mount::MountFlags::NOSUID),
@@ -54,40 +54,41 @@ const FLAGS: [(MountFlags, &str, rustix::mount::MountFlags); 10] = [
 #[derive(Debug)]
 pub(crate) struct Device(File);
 
-/// The treatment of a mount in use.
+/// How to treat a mount that is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Force {
     /// Fail with `EBUSY`.
     None,
-    /// Detach the mount: its path is gone at once, and the mount ends when its last user closes it.
+    /// Detach the mount: no path leads to it any more, and it ends when its last user closes it.
     Detach,
 }
 
 impl Device {
-    /// Returns a descriptor for a session to own.
+    /// Returns a descriptor of the device that a session can own.
     pub(super) fn descriptor(&self) -> std::io::Result<OwnedFd> {
         Ok(self.0.try_clone()?.into())
     }
 
-    /// Returns true if the connection has ended, because of an unmount or an abort.
+    /// Returns true if the connection has ended because of an unmount or an abort.
     pub(super) fn is_disconnected(&self) -> bool {
         let mut polled = [PollFd::new(&self.0, PollFlags::empty())];
         let count = rustix::event::poll(&mut polled, Some(&Timespec::default()));
         count.is_ok() && polled[0].revents().contains(PollFlags::ERR)
     }
 
-    /// Requests the kernel to drop these nodes from its cache, except those in use. Must not be
-    /// called on a thread that serves requests, since the kernel may have to write pages first.
+    /// Requests the kernel to drop these nodes from its cache, except those in use. The caller must
+    /// not be a thread that serves requests, since the kernel may first have to write pages.
     ///
     /// # Errors
-    /// `EINVAL` if the kernel does not know the notification; `ENODEV`, `ENOTCONN` if the mount has
-    /// ended.
+    /// `EINVAL` if the kernel does not know the notification. `ENODEV` or `ENOTCONN` if the mount
+    /// has ended.
     pub(crate) fn notify_prune(&self, nodes: &[u64]) -> Result<(), Errno> {
         for nodes in nodes.chunks(PRUNE_MAX) {
             let count = nodes.len() as u32;
-            // `fuse_out_header`: length, code, and 0 since it answers no request.
+            // The words of `fuse_out_header` are the length, the code, and 0 for a message that
+            // answers no request.
             let header = [32 + 8 * count, NOTIFY_PRUNE, 0, 0];
-            // `fuse_notify_prune_out`: the count, and three reserved words.
+            // The words of `fuse_notify_prune_out` are the count and three reserved words.
             let prune = [count, 0, 0, 0];
             let mut message = Vec::with_capacity(header[0] as usize);
             message.extend(header.iter().chain(&prune).flat_map(|word| word.to_ne_bytes()));
@@ -97,8 +98,8 @@ impl Device {
         Ok(())
     }
 
-    /// Returns true if each thread can open a device of its own. Not all users may open
-    /// `/dev/fuse`; fusermount3(1) opens it for them.
+    /// Returns true if each thread can open a device of its own. If this user may not open
+    /// `/dev/fuse`, all threads share the device that fusermount3(1) has opened.
     pub(super) fn can_be_cloned(&self) -> bool {
         File::options().read(true).write(true).open(DEVICE).is_ok()
     }
@@ -190,8 +191,8 @@ fn mount_as_user(
 ) -> Result<Device, MountError> {
     let system = |what| move |error: std::io::Error| MountError::System(what, errno_of(error));
     let (theirs, ours) = UnixStream::pair().map_err(system("making a socket"))?;
-    // Any program that this process starts at this moment inherits the socket too. That is
-    // harmless, since the program does not know its number.
+    // A program that another thread starts at this moment inherits the socket too. That is
+    // harmless, since the program does not know the number of the socket.
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty())
         .map_err(|error| MountError::System("making a socket", error))?;
     let child = Command::new(FUSERMOUNT)
@@ -220,14 +221,15 @@ fn mount_as_user(
 
 /// Returns true if a directory in `PATH` contains fusermount3(1).
 ///
-/// The error of starting the program does not tell. It is `EACCES` also if no directory contains
-/// the program and this user may not search one of the directories.
+/// The error from starting the program does not tell that. It is `EACCES` even if no directory
+/// contains the program, if this user may not search one of the directories.
 fn is_fusermount_found() -> bool {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&folders).any(|folder| folder.join(FUSERMOUNT).exists())
 }
 
-/// Returns the descriptor received over `socket`, or `None` if the other side closed it.
+/// Returns the descriptor that was received over `socket`, or `None` if the other side has closed
+/// it.
 fn receive(socket: &UnixStream) -> Result<Option<File>, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -244,11 +246,11 @@ fn receive(socket: &UnixStream) -> Result<Option<File>, Errno> {
     Ok(None)
 }
 
-/// Waits for fusermount3(1), and returns the first line of its error messages.
+/// Waits for fusermount3(1). Returns the first line of its error messages.
 fn words_of(mut child: Child) -> Box<str> {
     let mut text = String::new();
     if let Some(stderr) = &mut child.stderr {
-        // Ignore an error. If there is no message, the default text below is used.
+        // Ignore an error: without a message, the default text below is used.
         let _ = stderr.read_to_string(&mut text);
     }
     let _ = child.wait();
@@ -267,8 +269,8 @@ fn protocol_options(options: &Options, mount: &MountOptions) -> Vec<&'static str
     list
 }
 
-/// Returns the options for fusermount3(1). It separates options by commas, so a comma inside one is
-/// escaped.
+/// Returns the options for fusermount3(1). A comma inside an option is escaped, since
+/// fusermount3(1) separates options by commas.
 fn fusermount_options(options: &Options, mount: &MountOptions) -> OsString {
     use std::os::unix::ffi::OsStringExt as _;
     let mut list = format!("subtype={SUBTYPE},fsname=").into_bytes();

@@ -1,4 +1,4 @@
-//! The errors of mounting, with messages for the user of a command.
+//! The errors of mounting. Their messages are for the user of a command.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use corewalk::Errno;
 
 use crate::options::Conflict;
 
-/// The reason why a mount failed.
+/// Tells why a mount failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MountError {
@@ -20,7 +20,7 @@ pub enum MountError {
     NotDirectory,
     /// Another file system is mounted on the mount point.
     Busy,
-    /// On the mount point lies a FUSE mount whose server has ended.
+    /// The mount point has a FUSE mount whose server has ended.
     Dead,
     /// This user may not use the mount point.
     Denied(Errno),
@@ -30,7 +30,7 @@ pub enum MountError {
     NoFusermount,
     /// fusermount3(1) failed. The text is the first line of its own message.
     Fusermount(Box<str>),
-    /// A system call failed. The text says which step failed.
+    /// A system call failed. The text names the step that failed.
     System(&'static str, Errno),
 }
 

@@ -1,13 +1,13 @@
-//! The options of a mount, apart from those of the server.
+//! The options of a mount, without those of the server.
 
 use std::ffi::OsString;
 
 use bitflags::bitflags;
 
-/// The default count of threads. It suits a back end that may wait in any request.
+/// The default number of threads. It suits a back end that may wait in any request.
 const THREADS: usize = 16;
 
-/// The options of a mount, after mount(8) and fuse(8).
+/// The options of a mount, which follow mount(8) and fuse(8).
 ///
 /// # Examples
 /// ```
@@ -29,7 +29,7 @@ pub struct MountOptions {
     ///
     /// If requests seldom wait, use one thread per processor. With more threads, parallel clients
     /// take up to three times as long. If each request may wait, use as many threads as the back
-    /// end can serve at a time. Requests that are known to wait run on further threads
+    /// end can serve at a time. Requests that are known to wait run on additional threads
     /// ([`FileSystem::fsync_waits`](corewalk::FileSystem::fsync_waits)).
     pub threads: usize,
 }
@@ -38,9 +38,9 @@ pub struct MountOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AllowedUsers {
-    /// Only the user who mounted it. Not even root may use it.
+    /// Only the user who has mounted it. Not even root may use it.
     Owner,
-    /// All users, within their permissions (`allow_other`).
+    /// All users, as far as permissions allow (`allow_other`).
     Everyone,
 }
 
@@ -48,10 +48,10 @@ bitflags! {
     /// Flags of a mount, as in mount(2).
     ///
     /// For a FUSE mount the kernel enforces `ro`, `nosuid`, `nodev`, `noexec` and `nosymfollow`.
-    /// The back end decides about times of access, and about the durability of changes of
-    /// directories. The kernel only shows these flags, so set them in the back end too
-    /// (`StoreOptions` and `TmpfsOptions` have fields for them). With `ro`, also tell a back end
-    /// that writes on its own.
+    /// The kernel only shows the flags for access times and for the durability of changes of
+    /// directories. Set these in the back end too, which decides about them (`StoreOptions` and
+    /// `TmpfsOptions` have fields for them). With `ro`, also tell a back end that writes on its
+    /// own.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct MountFlags: u32 {
         /// The mount is read-only (`ro`).
@@ -62,17 +62,17 @@ bitflags! {
         const NODEV = 1 << 2;
         /// Programs cannot be executed (`noexec`).
         const NOEXEC = 1 << 3;
-        /// Reading does not change the time of the last access (`noatime`). Set the back end too.
+        /// A read does not change the access time (`noatime`). Set this in the back end too.
         const NOATIME = 1 << 4;
         /// Each write is durable when it returns (`sync`).
         const SYNC = 1 << 5;
-        /// Each change of a directory is durable when it returns (`dirsync`). Set the back end too.
+        /// Each change of a directory is durable when its call returns (`dirsync`). Set this in the
+        /// back end too.
         const DIRSYNC = 1 << 6;
-        /// Reading a directory does not change its time of the last access (`nodiratime`). Set the
+        /// A read of a directory does not change its access time (`nodiratime`). Set this in the
         /// back end too.
         const NODIRATIME = 1 << 7;
-        /// Reading always changes the time of the last access (`strictatime`). Set the back end
-        /// too.
+        /// A read always changes the access time (`strictatime`). Set this in the back end too.
         const STRICTATIME = 1 << 8;
         /// Symbolic links are not followed (`nosymfollow`).
         const NOSYMFOLLOW = 1 << 9;
@@ -89,8 +89,8 @@ impl MountOptions {
 }
 
 impl Default for MountOptions {
-    /// Returns options for a mount that only its owner may use, without set-user-ID programs and
-    /// devices, and with 16 threads.
+    /// Returns options for a mount that only its owner may use. It has no set-user-ID programs, no
+    /// devices, and 16 threads.
     fn default() -> MountOptions {
         MountOptions {
             source: "corewalk".into(),

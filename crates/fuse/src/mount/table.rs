@@ -3,14 +3,14 @@
 //! The table is read from `/proc/self/mountinfo`. That calls no file system, so it cannot block on
 //! a mount whose server hangs.
 //!
-//! A mount is identified by its own number and the number of its device. Its path can change, since
-//! a directory above it may be renamed and the mount may be moved. The device number alone does not
-//! suffice: copies of the mount (`mount --bind`) have the same. The mount number alone does not
-//! suffice either: the kernel uses it again.
+//! A mount is identified by its own number and the number of its device. Its path can change,
+//! because the mount may be moved or a directory above it may be renamed. The device number alone
+//! does not suffice: copies of the mount (`mount --bind`) have the same one. The mount number alone
+//! does not suffice either, because the kernel reuses it.
 //!
-//! mount(2) does not return the number of the new mount. So it is read from the table afterwards.
-//! Meanwhile another process could mount on the same directory. Therefore each process that mounts
-//! with this crate holds a [`MountpointLock`] on the directory until it has read the number.
+//! mount(2) does not return the number of the new mount, so this module reads it from the table
+//! afterwards. In between, another process could mount on the same directory. So each process that
+//! mounts with this crate keeps a [`MountpointLock`] on the directory until it has read the number.
 //!
 //! Source: proc_pid_mountinfo(5).
 
@@ -28,11 +28,12 @@ use super::error::MountError;
 
 const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 
-/// How often the lock is tried, and the pause between two tries. A mount takes a few milliseconds.
+/// Maximum number of attempts to take the lock, and the pause between two. A mount takes a few
+/// milliseconds.
 const LOCK_TRIES: u32 = 500;
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
-/// The identity of a mount while it exists. Another mount may get the same numbers later.
+/// The identity of a mount while the mount exists. Later another mount may get the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     mount: u64,
@@ -48,14 +49,14 @@ pub(super) struct MountEntry {
     pub(super) is_fuse: bool,
 }
 
-/// A lock on the directory of a new mount, released by drop. It is `None` if the directory cannot
-/// be locked.
+/// A lock on the directory of a new mount. Dropping the value releases the lock. The field is
+/// `None` if the directory cannot be locked.
 #[must_use = "other processes may mount once it is dropped"]
 pub(super) struct MountpointLock(
     #[allow(dead_code, reason = "dropping it releases the lock")] Option<OwnedFd>,
 );
 
-/// Checks that a file system can be mounted on `path`, and returns the path without symbolic links.
+/// Checks that a file system can be mounted on `path`. Returns the path without symbolic links.
 pub(super) fn checked_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     let failed = |error: std::io::Error| match errno_of(error) {
         Errno::NOENT => MountError::Missing,
@@ -74,22 +75,23 @@ pub(super) fn checked_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     }
 }
 
-/// Returns true if the FUSE mount at `path` has lost its server. The kernel caches the attributes
-/// of the root, so only a request shows that.
+/// Returns true if the FUSE mount at `path` has lost its server. Only a request shows that, because
+/// the kernel caches the attributes of the root.
 pub(super) fn is_dead(path: &Path) -> bool {
     matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 /// Locks the directory `path`, on which nothing is mounted yet.
 ///
-/// If the lock is taken, this waits for about a second and then goes on without it. Any process
-/// that can read the directory can lock it by flock(1), so waiting longer could block all mounts.
+/// If another process has the lock, the call waits for about a second and then continues without
+/// it. Any process that can read the directory can lock it with flock(1), so a longer wait could
+/// block all mounts.
 ///
 /// # Errors
-/// [`MountError::Busy`] if a file system was mounted on `path` meanwhile.
+/// [`MountError::Busy`] if meanwhile a file system was mounted on `path`.
 pub(super) fn lock_mountpoint(path: &Path) -> Result<MountpointLock, MountError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    // A directory that cannot be read, or whose file system has no locks, is used without a lock.
+    // Continue without a lock if the directory cannot be read, or if its file system has no locks.
     let locked = rustix::fs::open(path, flags, Mode::empty()).ok().filter(|directory| {
         (0..LOCK_TRIES).any(|_| {
             match rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive) {
@@ -107,12 +109,12 @@ pub(super) fn lock_mountpoint(path: &Path) -> Result<MountpointLock, MountError>
     }
 }
 
-/// Returns the mount whose root a path walk to `path` reaches, if it reaches the root of one.
+/// Returns the mount whose root has the path `path`, if there is one.
 pub(super) fn mounted_on(path: &Path) -> Result<Option<MountEntry>, MountError> {
     Ok(find(&read()?, path))
 }
 
-/// Returns the path of a mount now.
+/// Returns the path that a mount has now, or `None` if the mount is gone.
 pub(super) fn find_again(identity: Identity) -> Result<Option<PathBuf>, MountError> {
     let found = lines(&read()?).find(|found| found.identity == identity);
     Ok(found.map(|found| found.path))
@@ -123,8 +125,8 @@ fn read() -> Result<Vec<u8>, MountError> {
         .map_err(|error| MountError::System("reading the mount table", errno_of(error)))
 }
 
-/// Returns the last entry of the mount table for `path`. It is the topmost mount, since later
-/// mounts lie on top.
+/// Returns the last entry of the mount table for `path`. Later mounts are on top of earlier ones,
+/// so it is the topmost mount.
 fn find(table: &[u8], path: &Path) -> Option<MountEntry> {
     lines(table).rfind(|found| found.path == path)
 }
@@ -142,7 +144,7 @@ fn lines(table: &[u8]) -> impl DoubleEndedIterator<Item = MountEntry> {
     })
 }
 
-/// Undoes the octal escapes (`\040` for a space) in a word of the table.
+/// Undoes the octal escapes in a word of the table (`\040` stands for a space).
 fn unescaped(word: &[u8]) -> OsString {
     let mut out = Vec::with_capacity(word.len());
     let mut rest = word;
@@ -191,7 +193,8 @@ mod tests {
         assert_eq!(find(TABLE, Path::new("/mnt/twice")), Some(fuse(42, 35, "/mnt/twice")));
     }
 
-    /// A bind mount of `/dir` has the device of its source. Column 4 shows the mounted directory.
+    /// Copies of a mount must have their own mount numbers. A bind mount of `/dir` has the device
+    /// of its source. Column 4 shows the mounted directory.
     #[test]
     fn copies_of_a_mount_have_numbers_of_their_own() {
         let all: Vec<_> = lines(TABLE).filter(|found| found.is_fuse).collect();

@@ -1,8 +1,8 @@
 //! The counters of a server.
 //!
 //! Each counter is spread over several cache lines, so that threads do not contend for it. A hit is
-//! a name that a request resolved without the back end. It is computed as the difference of two
-//! counters, which is exact only while no request runs. The name of a new file is neither a hit nor
+//! a name that a request resolved without the back end. The number of hits is the difference of two
+//! counters, so it is exact only while no request runs. The name of a new file is neither a hit nor
 //! a miss.
 
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use corewalk::Stats;
 use corewalk_base::ShardedCounter;
 
-/// The counters that the server itself increments.
+/// The counters that the server increments itself.
 #[derive(Debug, Default)]
 pub(crate) struct Tallies {
     pub(crate) requests: ShardedCounter,
@@ -21,15 +21,16 @@ pub(crate) struct Tallies {
     pub(crate) panics: ShardedCounter,
 }
 
-/// The state of a mount and its event counts since the start.
+/// The state of a mount, and the numbers of events since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
-    /// The names in the cache now, including the root.
+    /// The number of names in the cache, with the root.
     pub entries: u64,
-    /// The names in the cache now that do not exist (negative dentries).
+    /// The number of cached names that do not exist (negative dentries).
     pub negatives: u64,
-    /// Entries of removed names that are still referenced or still have cached children.
+    /// The number of dentries of removed names that are still referenced, or that still have cached
+    /// children.
     pub removed: u64,
     /// The inodes in the cache now.
     pub inodes: u64,
@@ -37,15 +38,16 @@ pub struct Counters {
     pub bytes: u64,
     /// The bytes that the cache may use.
     pub budget_bytes: u64,
-    /// Names that were resolved without the back end.
+    /// The number of names that were resolved without the back end.
     pub hits: u64,
-    /// Names that were resolved by the back end.
+    /// The number of names that the back end has resolved.
     pub misses: u64,
-    /// Restarts of a walk because of a concurrent change.
+    /// The number of restarts of a walk because of a concurrent change.
     pub retries: u64,
-    /// Walks that became a ref-walk after too many restarts.
+    /// The number of walks that became a ref-walk after too many restarts.
     pub fallbacks: u64,
-    /// Answers of the back end that were not cached because of a concurrent invalidation.
+    /// The number of answers of the back end that were not cached because of a concurrent
+    /// invalidation.
     pub refused_fills: u64,
     /// Evicted entries.
     pub reclaimed: u64,
@@ -55,9 +57,9 @@ pub struct Counters {
     pub invalidations: u64,
     /// Requests.
     pub requests: u64,
-    /// The lookups that the kernel holds now (the sum of `nlookup`).
+    /// The number of lookups that the kernel holds now (the sum of `nlookup`).
     pub lookups: u64,
-    /// Forgets of more lookups than the kernel held.
+    /// The number of forgets of more lookups than the kernel held.
     pub refused_forgets: u64,
     /// Requests that panicked.
     pub panics: u64,
@@ -91,7 +93,7 @@ impl Tallies {
 }
 
 impl Counters {
-    /// Returns each count with its name, in a fixed order.
+    /// Returns each counter with its name, in a fixed order.
     ///
     /// # Examples
     /// ```
@@ -122,7 +124,7 @@ impl Counters {
         .into_iter()
     }
 
-    /// Returns the counts as one JSON object, in the order of [`Counters::fields`].
+    /// Returns the counters as one JSON object, in the order of [`Counters::fields`].
     ///
     /// # Examples
     /// ```
@@ -135,7 +137,7 @@ impl Counters {
         self.to_json_with(&[])
     }
 
-    /// Returns the counters and then those of the back end as one JSON object.
+    /// Returns these counters and then those of the back end, as one JSON object.
     pub(crate) fn to_json_with(self, own: &[(&'static str, u64)]) -> String {
         let mut json = String::from("{");
         for (at, (name, value)) in self.fields().chain(own.iter().copied()).enumerate() {

@@ -1,4 +1,4 @@
-//! Requests about open files, their content, links' targets, and statfs.
+//! Requests about open files, about the content of files and links, and statfs.
 
 use corewalk::{Caps, Cred, Errno, Fallocate, Fsync, InodeRef, May, Seek, StatFs};
 use rustix::fs::OFlags;
@@ -9,34 +9,36 @@ use crate::options::{Ownership, Permissions, WriteCache};
 
 /// The flag of an open by execve(2).
 const OPEN_FOR_EXEC: u32 = 0x20;
-/// Maximum number of bytes that one request copies. A caller goes on after a short copy.
+/// Maximum number of bytes that one request copies. After a short copy the caller continues with
+/// the next request.
 const COPY_BYTES_MAX: u64 = 16 << 20;
 /// The bytes that are copied in one step.
 const COPY_CHUNK_BYTES: usize = 128 << 10;
 
-/// Why the kernel sends a write request.
+/// Tells why the kernel sends a write request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteOrigin {
     /// A process has called write(2) and waits for the answer.
     Call,
-    /// As `Call`, with the file opened with `O_APPEND`. The offset is the end of the file as the
-    /// kernel knows it.
+    /// A process has called write(2) for a file that is open with `O_APPEND`. The offset is the end
+    /// of the file as the kernel knows it.
     ///
-    /// A pwritev2(2) with `RWF_NOAPPEND` looks the same, since a request has only the flags of the
-    /// open file, but the caller means its offset. An offset before the end does not distinguish
-    /// the two, because another program may have extended the file.
+    /// A pwritev2(2) with `RWF_NOAPPEND` for such a file looks the same, since a request has only
+    /// the flags of the open file. But its caller wants to write at the offset. An offset before
+    /// the end does not show which call it was, since another program may have extended the file.
     Append,
-    /// The kernel writes back collected pages. The request does not name the user.
+    /// The kernel writes back pages that it has collected. The request does not name the user.
     Cache,
 }
 
 impl Server {
-    /// Opens `node` with `flags` (those of open(2)) and returns the handle. `O_TRUNC` truncates.
+    /// Opens `node` with `flags`, those of open(2), and returns the handle. `O_TRUNC` truncates the
+    /// file.
     ///
     /// # Errors
     /// `EACCES`; `EISDIR`; the errors of the back end.
     pub fn open(&self, caller: Caller, node: u64, flags: u32) -> Result<u64, Errno> {
-        // An exec and a truncation need the current mode: a truncation may have to clear mode bits.
+        // Execution and truncation need the current mode. A truncation may have to clear mode bits.
         let inode = match flags & (OPEN_FOR_EXEC | OFlags::TRUNC.bits()) {
             0 => self.inode(node)?,
             _ => self.inode_refreshed(node)?,
@@ -44,7 +46,7 @@ impl Server {
         self.open_checked(caller, &self.cred(caller), &inode, flags)
     }
 
-    /// Checks that a directory may be opened. Open directories have no state.
+    /// Checks that the caller may open a directory. Open directories have no state.
     ///
     /// # Errors
     /// `EACCES`; `ENOTDIR`; `ESTALE`.
@@ -59,10 +61,10 @@ impl Server {
         }
     }
 
-    /// Opens `inode` for `caller`, and checks permissions with `cred`.
+    /// Opens `inode` for `caller`. Checks the permissions with `cred`.
     ///
-    /// With `O_TRUNC` the kernel leaves two things to the server, whichever side checks
-    /// permissions: to truncate, and to clear the set-user-ID and set-group-ID bits.
+    /// Even a kernel that checks permissions leaves two things about `O_TRUNC` to the server: to
+    /// truncate, and to clear the set-user-ID and set-group-ID bits.
     pub(super) fn open_checked(
         &self,
         caller: Caller,
@@ -104,7 +106,7 @@ impl Server {
         Ok(())
     }
 
-    /// Reads at `offset` into `buf` and returns the count of bytes. It is less than the length of
+    /// Reads at `offset` into `buf`. Returns the number of bytes, which is below the length of
     /// `buf` only at the end of the file.
     ///
     /// # Errors
@@ -119,11 +121,11 @@ impl Server {
         self.vfs.read(&self.inode(node)?, handle, offset, buf)
     }
 
-    /// Writes at `offset` and returns the count of bytes.
+    /// Writes at `offset` and returns the number of written bytes.
     ///
     /// If other programs change the file too, an append goes to the end that the file has now. If
-    /// the kernel collects writes, it goes to `offset`: the kernel may know of an end that the back
-    /// end does not know yet.
+    /// the kernel collects writes, an append goes to `offset`: the kernel may know of an end that
+    /// the back end does not know yet.
     ///
     /// # Errors
     /// `ENOSPC`, `EFBIG`; `ESTALE`; the errors of the back end.
@@ -166,8 +168,8 @@ impl Server {
         }
     }
 
-    /// Returns true if another program may have moved the end of a file without the kernel's
-    /// knowledge.
+    /// Returns true if another program may have moved the end of a file without the knowledge of
+    /// the kernel.
     fn ends_move(&self) -> bool {
         let options = &self.options;
         options.ownership == Ownership::Shared && options.write_cache == WriteCache::Through
@@ -176,10 +178,9 @@ impl Server {
     /// Writes for `caller`, and clears set-user-ID and set-group-ID if the caller may not keep
     /// them.
     ///
-    /// The caller's groups and capabilities are read only if the file has such bits. Where the
-    /// kernel checks permissions, it has cleared them already, except set-group-ID without
-    /// execution by the group. It then also blocks changes of the mode until the request is
-    /// answered.
+    /// The caller's groups and capabilities are read only if the file has such bits. A kernel that
+    /// checks permissions has already cleared them, except set-group-ID without execution by the
+    /// group. Such a kernel also blocks changes of the mode until the request is answered.
     fn write_for(
         &self,
         caller: Caller,
@@ -200,7 +201,8 @@ impl Server {
         }
     }
 
-    /// As `write_for`, but at the current end of the file. The kernel believes that it is at `end`.
+    /// Writes like `write_for`, but at the current end of the file. `end` is the end that the
+    /// kernel knows.
     fn append_for(
         &self,
         caller: Caller,
@@ -229,11 +231,11 @@ impl Server {
         self.vfs.fsync(&self.inode(node)?, handle, what)
     }
 
-    /// Allocates or deallocates a range (offset and length, in bytes) of a file. The `flags` are
+    /// Allocates or deallocates a range of a file. `offset` and `len` are in bytes, and `flags` are
     /// those of fallocate(2).
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for flags that are unknown or not supported; `EINVAL`, `EFBIG`, `ENOSPC`.
+    /// `EOPNOTSUPP` for flags that are unknown or not supported. `EINVAL`, `EFBIG`, `ENOSPC`.
     pub fn fallocate(
         &self,
         caller: Caller,
@@ -252,11 +254,11 @@ impl Server {
     /// Returns the offset of the next data or hole.
     ///
     /// # Errors
-    /// - `ENXIO` after the end of the file;
+    /// - `ENXIO` behind the end of the file;
     /// - `EINVAL` if `whence` is neither `SEEK_DATA` nor `SEEK_HOLE`;
     /// - `ENOSYS` with [`WriteCache::Back`]. The kernel does not write its pages back before it
-    ///   asks, so the server could report a hole where there is data. After `ENOSYS` the kernel
-    ///   treats the whole file as data.
+    ///   asks, so the server could report a hole where the kernel has data. After `ENOSYS` the
+    ///   kernel treats the whole file as data.
     pub fn seek(&self, node: u64, handle: u64, offset: i64, whence: i32) -> Result<u64, Errno> {
         if self.options.write_cache == WriteCache::Back {
             return Err(Errno::NOSYS);
@@ -272,8 +274,9 @@ impl Server {
         self.vfs.seek(&inode, handle, offset, what)
     }
 
-    /// Copies up to `len` bytes between two files and returns the count. A file is given by node,
-    /// handle and offset. One call copies at most 16 MiB, so that no request takes too long.
+    /// Copies up to `len` bytes from one file to another, and returns the number of copied bytes.
+    /// Each file is given by node, handle and offset. One call copies at most 16 MiB, so that no
+    /// request takes too long.
     ///
     /// # Errors
     /// The errors of [`Server::read`] and [`Server::write`], if nothing was copied.

@@ -4,15 +4,20 @@
 //! 2, so no two entries have one cookie (A.1).
 //!
 //! A listing with attributes (`readdirplus`) looks each name up through the cache, so later lookups
-//! hit. The back end may hold locks while it lists. So the server first collects a batch of names
-//! and then looks them up. A lookup can fail, for example because another file system is mounted on
-//! the name. Such a name is listed without attributes. If a program needs them, the kernel looks
-//! the name up and gets the error.
+//! hit. If the back end reports attributes with an entry, they go to the cache and to the kernel
+//! ([`corewalk::Listing`]). The back end may hold locks while it lists. So the server first
+//! collects a batch of names and then looks them up. A lookup can fail, for example because another
+//! file system is mounted on the name. Such a name is listed without attributes. If a program needs
+//! them, the kernel looks the name up and gets the error.
+//!
+//! One answer is one call of the back end's `readdir`, so the back end chooses the pages. A batch
+//! contains as many names as fit the kernel's buffer. The protocol does not tell the server the
+//! size of the buffer, so the server learns it from earlier answers.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
 
-use corewalk::{Attr, Cred, DirEntry, Errno, FileKind, InodeRef};
+use corewalk::{Attr, Cred, DirEntry, Errno, FileKind, InodeRef, Listing};
 
 use super::{EntryOut, Server};
 
@@ -20,9 +25,12 @@ use super::{EntryOut, Server};
 const COOKIE_SHIFT: u64 = 2;
 /// The largest cookie of a back end: after the shift it must fit `loff_t`.
 const COOKIE_MAX: u64 = i64::MAX as u64 - COOKIE_SHIFT;
-/// The names in the first batch and in the largest batch. The first suits the smallest answer with
-/// attributes: 4096 bytes, with at least 160 bytes per name.
-const BATCH_NAMES: std::ops::RangeInclusive<usize> = 26..=208;
+/// The bytes of an entry with attributes in an answer, without its name. An entry with its name is
+/// padded to a multiple of 8 bytes (`struct fuse_direntplus`).
+const ENTRY_BYTES: usize = 152;
+/// The sizes of an answer, in bytes: that of the smallest buffer of the kernel, and that with which
+/// the C library lists.
+const ANSWER_BYTES: std::ops::RangeInclusive<usize> = 4096..=32768;
 
 /// One entry of a directory.
 #[derive(Clone, Copy, Debug)]
@@ -40,8 +48,10 @@ pub struct Dirent<'a> {
 }
 
 /// A batch of names of a directory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Names {
+    /// The bytes that the next answer may have.
+    answer_bytes: usize,
     bytes: Vec<u8>,
     /// For each name: the offset in `bytes` at which it ends, and the entry that the back end
     /// returned. A name starts where the one before ends.
@@ -54,11 +64,13 @@ struct ListedEntry {
     ino: u64,
     kind: FileKind,
     cookie: u64,
+    attr: Option<Attr>,
 }
 
 impl Server {
-    /// Passes the entries of `node` after `cookie` to `sink`, until the end or until `sink` breaks.
-    /// An entry for which `sink` breaks is not taken.
+    /// Passes a page of the entries of `node` after `cookie` to `sink`, until the back end ends the
+    /// page or `sink` breaks. An entry for which `sink` breaks is not taken. A page without entries
+    /// is the end.
     ///
     /// # Errors
     /// `ENOTDIR`; `ESTALE`; `EOVERFLOW` for a cookie above 2^63 - 3; the errors of the back end.
@@ -120,7 +132,8 @@ impl Server {
     }
 
     /// As [`Server::readdir`], with attributes. Each entry except `.` and `..` counts one lookup
-    /// once `sink` has taken it (A.2).
+    /// once `sink` has taken it (A.2). The kernel ignores the attributes of `.` and `..`, which
+    /// have only a number and a type.
     ///
     /// # Errors
     /// As [`Server::readdir`].
@@ -131,63 +144,69 @@ impl Server {
         sink: &mut dyn FnMut(Dirent<'_>, &Attr) -> ControlFlow<()>,
     ) -> Result<(), Errno> {
         let dir = self.inode(node)?;
-        let mut taken = 0_usize;
-        if cookie < COOKIE_SHIFT {
-            // The kernel ignores the attributes of `.` and `..`.
-            let attr = self.vfs.getattr(&dir)?;
-            let dots = self.dots(&dir, node, cookie, &mut |entry| {
-                sink(entry, &attr.with_ino(entry.node))?;
-                taken += 1;
-                ControlFlow::Continue(())
-            });
-            if dots.is_break() {
-                return Ok(());
-            }
+        let taken_bytes = Cell::new(0);
+        let mut take = |entry: Dirent<'_>, attr: &Attr| {
+            let bytes = bytes_of(entry.name);
+            sink(entry, attr)?;
+            taken_bytes.set(taken_bytes.get() + bytes);
+            ControlFlow::Continue(())
+        };
+        let dots = self.dots(&dir, node, cookie, &mut |entry| {
+            take(entry, &Attr::new(entry.node, entry.kind.to_mode()))
+        });
+        if dots.is_break() {
+            return Ok(());
         }
         let mut names = Names::borrow();
-        let result = self.report(&dir, unshifted(cookie), &mut names, &mut |entry, attr| {
-            sink(entry, attr)?;
-            taken += 1;
-            ControlFlow::Continue(())
-        });
+        let mut cookie = unshifted(cookie);
+        let result = loop {
+            let reported = self.report(&dir, cookie, &mut names, &mut take);
+            match names.ends.last() {
+                // All names of the page were removed meanwhile. It is not the end.
+                Some(&(_, last))
+                    if reported == Ok(ControlFlow::Continue(())) && taken_bytes.get() == 0 =>
+                {
+                    cookie = last.cookie;
+                }
+                _ => break reported,
+            }
+        };
+        if result == Ok(ControlFlow::Break(())) {
+            let least = *ANSWER_BYTES.start();
+            names.answer_bytes = taken_bytes.get().next_multiple_of(least).max(least);
+        }
         names.give_back();
-        if taken > 0 { Ok(()) } else { result }
+        if taken_bytes.get() > 0 { Ok(()) } else { result.map(drop) }
     }
 
-    /// Collects the names after the back end's `cookie`, looks them up and passes them to `sink`,
-    /// batch by batch.
+    /// Collects a page of names after the back end's `cookie`, looks them up and passes them to
+    /// `sink`.
     fn report(
         &self,
         dir: &InodeRef<'_>,
-        mut cookie: u64,
+        cookie: u64,
         names: &mut Names,
         sink: &mut dyn FnMut(Dirent<'_>, &Attr) -> ControlFlow<()>,
-    ) -> Result<(), Errno> {
-        let mut count_max = *BATCH_NAMES.start();
-        loop {
-            names.collect(self, dir, cookie, count_max)?;
-            for (name, listed) in names.iter() {
-                if self.report_one(dir, name, listed, sink)?.is_break() {
-                    return Ok(());
-                }
+    ) -> Result<ControlFlow<()>, Errno> {
+        let listing = self.vfs.listing(dir);
+        names.collect(&listing, cookie)?;
+        for (name, listed) in names.iter() {
+            if self.report_one((dir, &listing), name, listed, sink)?.is_break() {
+                return Ok(ControlFlow::Break(()));
             }
-            match names.ends.last() {
-                Some(&(_, last)) if names.ends.len() == count_max => cookie = last.cookie,
-                _ => return Ok(()),
-            }
-            count_max = (count_max * 2).min(*BATCH_NAMES.end());
         }
+        Ok(ControlFlow::Continue(()))
     }
 
     fn report_one(
         &self,
-        dir: &InodeRef<'_>,
+        from: (&InodeRef<'_>, &Listing<'_>),
         name: &[u8],
         listed: ListedEntry,
         sink: &mut dyn FnMut(Dirent<'_>, &Attr) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, Errno> {
         let cookie = shifted(listed.cookie)?;
-        let EntryOut { node, attr, .. } = match self.look_up(dir, name) {
+        let EntryOut { node, attr, .. } = match self.entry_of(from, name, listed) {
             Ok(entry) => entry,
             // The name was removed since it was collected.
             Err(Errno::NOENT) => return Ok(ControlFlow::Continue(())),
@@ -205,13 +224,23 @@ impl Server {
         Ok(taken)
     }
 
-    /// Looks up a collected name.
-    fn look_up(&self, dir: &InodeRef<'_>, name: &[u8]) -> Result<EntryOut, Errno> {
-        let name = self.revalidated(dir, self.name(name)?)?;
-        // A process that may read a directory may see all its names, so the lookup needs no check.
-        let inode = self.vfs.lookup(&Cred::root(), dir, name)?;
-        let attr = self.vfs.getattr(&inode)?;
-        self.hand_out(inode, attr)
+    /// Returns the entry of a collected name, counted. Looks the name up, unless the back end has
+    /// reported its attributes.
+    fn entry_of(
+        &self,
+        (dir, listing): (&InodeRef<'_>, &Listing<'_>),
+        name: &[u8],
+        listed: ListedEntry,
+    ) -> Result<EntryOut, Errno> {
+        let name = self.name(name)?;
+        let found = match listed.attr.and_then(|attr| listing.enter(name, &attr)) {
+            Some(found) => found,
+            // A process that may read a directory may see all its names, so the lookup needs no
+            // check.
+            None => self.look_up(&Cred::root(), dir, name)?,
+        };
+        let attr = found.attr()?;
+        self.hand_out(found.inode, attr)
     }
 
     /// Passes `.` and `..` to `sink` if they are after `cookie`.
@@ -251,6 +280,11 @@ impl Drop for Untaken<'_> {
     }
 }
 
+/// Returns the bytes of an entry with attributes in an answer.
+fn bytes_of(name: &[u8]) -> usize {
+    (ENTRY_BYTES + name.len()).next_multiple_of(8)
+}
+
 /// Returns the kernel's cookie for a cookie of the back end, or `EOVERFLOW` if it is too large.
 fn shifted(cookie: u64) -> Result<u64, Errno> {
     if cookie > COOKIE_MAX { Err(Errno::OVERFLOW) } else { Ok(cookie + COOKIE_SHIFT) }
@@ -267,6 +301,12 @@ thread_local! {
     static NAMES: RefCell<Names> = RefCell::default();
 }
 
+impl Default for Names {
+    fn default() -> Names {
+        Names { answer_bytes: *ANSWER_BYTES.end(), bytes: Vec::new(), ends: Vec::new() }
+    }
+}
+
 impl Names {
     fn borrow() -> Names {
         NAMES.take()
@@ -276,24 +316,29 @@ impl Names {
         NAMES.set(self);
     }
 
-    fn collect(
-        &mut self,
-        server: &Server,
-        dir: &InodeRef<'_>,
-        cookie: u64,
-        count_max: usize,
-    ) -> Result<(), Errno> {
+    /// Collects a page of names after `cookie`, as many as one answer may have.
+    fn collect(&mut self, listing: &Listing<'_>, cookie: u64) -> Result<(), Errno> {
         self.bytes.clear();
         self.ends.clear();
-        server.vfs.readdir(dir, cookie, &mut |entry: DirEntry<'_>| {
-            if self.ends.len() >= count_max {
+        // `.` and `..` come first.
+        let mut used = if cookie == 0 { bytes_of(b".") + bytes_of(b"..") } else { 0 };
+        let mut is_full = false;
+        listing.read(cookie, &mut |entry: DirEntry<'_>| {
+            let DirEntry { name, ino, kind, cookie, attr, .. } = entry;
+            used += bytes_of(name.as_bytes());
+            if used > self.answer_bytes {
+                is_full = true;
                 return ControlFlow::Break(());
             }
-            self.bytes.extend_from_slice(entry.name.as_bytes());
-            let listed = ListedEntry { ino: entry.ino, kind: entry.kind, cookie: entry.cookie };
-            self.ends.push((self.bytes.len(), listed));
+            self.bytes.extend_from_slice(name.as_bytes());
+            self.ends.push((self.bytes.len(), ListedEntry { ino, kind, cookie, attr }));
             ControlFlow::Continue(())
-        })
+        })?;
+        if is_full {
+            // If the kernel takes all names, its buffer may be larger.
+            self.answer_bytes = (2 * self.answer_bytes).min(*ANSWER_BYTES.end());
+        }
+        Ok(())
     }
 
     fn iter(&self) -> impl Iterator<Item = (&[u8], ListedEntry)> {

@@ -98,12 +98,10 @@ impl Server {
         flags: u32,
     ) -> Result<(EntryOut, u64), Errno> {
         let cred = caller.resolve(self.namespace);
-        let name = self.revalidated(dir, self.name(name)?)?;
-        let inode = self.vfs.lookup(&cred, dir, name)?;
+        let inode = self.look_up(&cred, dir, self.name(name)?)?.inode;
         if inode.kind() != FileKind::Regular {
             return Err(Errno::STALE);
         }
-        self.refresh(&inode);
         let handle = self.open_checked(caller, &cred, &inode, flags)?;
         match self.vfs.getattr(&inode) {
             Ok(attr) => Ok((self.hand_out(inode, attr)?, handle)),

@@ -1,9 +1,9 @@
-//! Extended attributes, including two that the server answers itself.
+//! Requests about extended attributes, two of which the server answers itself.
 //!
-//! The root of a mount has two attributes that the back end never sees and that no listing shows.
-//! Reading [`XATTR_STAT`] returns the counters as JSON. Setting [`XATTR_PRUNE`] evicts all unused
-//! entries from the cache. They need no further socket or file, work inside containers, and are
-//! protected by the permissions of the root directory.
+//! The root of a mount has two attributes that the back end never sees and that no listing shows. A
+//! read of [`XATTR_STAT`] returns the counters as JSON. Setting [`XATTR_PRUNE`] evicts all unused
+//! entries from the cache. So no additional socket or file is needed. The attributes work inside
+//! containers, and the permissions of the root directory protect them.
 
 use corewalk::acl::XATTR_ACCESS;
 use corewalk::{Caps, Cred, Errno, XattrMode};
@@ -14,14 +14,14 @@ use crate::options::Permissions;
 
 /// The attribute of the root whose value is the counters as JSON.
 pub const XATTR_STAT: &str = "user.corewalk.stat";
-/// The attribute of the root that evicts all unused entries when it is set. Only root and the owner
-/// of the root directory may set it.
+/// The attribute of the root that evicts all unused entries from the cache when it is set. Only
+/// root and the owner of the root directory may set it.
 pub const XATTR_PRUNE: &str = "user.corewalk.prune";
 
-/// The answer to a request for a value of at most a given size.
+/// The answer to a request for a value. The request has a maximum size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum XattrAnswer {
-    /// The length of the value in bytes. The answer to a request with size 0.
+    /// The length of the value in bytes, as the answer to a request with size 0.
     Length(u32),
     /// The value.
     Value(Vec<u8>),
@@ -69,7 +69,7 @@ impl Server {
             // The numbers of XATTR_CREATE and XATTR_REPLACE.
             1 => XattrMode::Create,
             2 => XattrMode::Replace,
-            // The two flags contradict each other. The error is that of the flag whose condition is
+            // The two flags contradict each other. Return the error of that flag whose condition is
             // not met.
             3 if self.getxattr(caller, node, name, 0).is_ok() => XattrMode::Create,
             3 => XattrMode::Replace,
@@ -97,7 +97,8 @@ impl Server {
         let inode = self.inode(node)?;
         let cred = self.cred(caller);
         let names = self.vfs.listxattr(&cred, &inode)?;
-        // The kernel checks who may read an attribute. It does not check who may see its name.
+        // The kernel checks which users may read an attribute, but not which users may see its
+        // name.
         let is_trusted = |name: &[u8]| name.starts_with(b"trusted.");
         let is_prechecked = self.options.permissions == Permissions::Kernel;
         if is_prechecked
@@ -120,11 +121,11 @@ impl Server {
         self.vfs.removexattr(&self.xattr_cred(caller, name), &inode, name)
     }
 
-    /// Returns credentials for a change of the attribute `name`.
+    /// Returns the credentials for a change of the attribute `name`.
     ///
     /// The kernel always checks changes of `security.*` attributes, so the server need not. The
     /// kernel also removes `security.capability` from a file when a process writes to it. That
-    /// request names the process, which may not be allowed to remove the attribute itself.
+    /// request names the process, which may not have the right to remove the attribute itself.
     fn xattr_cred(&self, caller: Caller, name: &[u8]) -> Cred {
         let cred = self.cred(caller);
         let more = match name.starts_with(b"security.") {

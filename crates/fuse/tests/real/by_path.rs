@@ -1,4 +1,5 @@
-//! The example `mirror`, a back end by path, while directories and files in use are renamed.
+//! Tests of the example `mirror`, a back end by path, while directories and files in use are
+//! renamed.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -19,10 +20,10 @@ use crate::site::{Folder, Site};
 #[path = "../../examples/mirror/fs.rs"]
 mod mirror;
 
-/// The number of reads of each test.
+/// The number of reads in each test.
 const READS: u32 = 300;
 
-/// A mirror whose renames wait before and after the change.
+/// A mirror that pauses before and after each rename.
 struct Slow {
     inner: mirror::Mirror,
     rename: Duration,
@@ -90,7 +91,7 @@ impl FileSystem for Slow {
     }
 }
 
-/// A mounted mirror with the folder that it mirrors.
+/// A mounted mirror, and the directory that it mirrors.
 struct Mirrored {
     site: Site,
     _host: Host,
@@ -131,7 +132,8 @@ fn open_direct(path: &Path) -> File {
     OpenOptions::new().read(true).custom_flags(flags).open(path).expect("open the file")
 }
 
-/// Trap X1: a file is read and files are created while the directories above are renamed.
+/// Trap X1: files must be read and created without an error while the directories above them are
+/// renamed.
 #[test]
 fn open_file_is_read_under_renames_of_directories_above() {
     for (options, rename, reads) in modes().into_iter().flat_map(|options| {
@@ -146,7 +148,7 @@ fn open_file_is_read_under_renames_of_directories_above() {
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
             let mover = scope.spawn(|| {
-                // ORDERING: Relaxed. A stop flag; nothing is published through it.
+                // ORDERING: Relaxed. A stop flag, with which no data is passed.
                 while !is_over.load(Ordering::Relaxed) {
                     fs::rename(mirrored.path("a"), mirrored.path("b")).expect("rename the folder");
                     fs::rename(mirrored.path("b"), mirrored.path("a"))
@@ -171,17 +173,18 @@ fn open_file_is_read_under_renames_of_directories_above() {
     }
 }
 
-/// Ends the renaming thread when it is dropped, also if the test fails.
+/// Ends the renaming thread when it is dropped, even if the test fails.
 struct Ending<'a>(&'a AtomicBool);
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. A stop flag; nothing is published through it.
+        // ORDERING: Relaxed. A stop flag, with which no data is passed.
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// Trap X1: a new version replaces a file by rename, as editors and git do.
+/// Trap X1: a file must exist at every moment while a rename replaces it by a new version, as
+/// editors and git do.
 #[test]
 fn file_replaced_by_rename_always_exists() {
     for (options, rename, reads) in modes()
@@ -195,7 +198,7 @@ fn file_replaced_by_rename_always_exists() {
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
             let publisher = scope.spawn(|| {
-                // ORDERING: Relaxed. A stop flag; nothing is published through it.
+                // ORDERING: Relaxed. A stop flag, with which no data is passed.
                 for version in (1..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
                     fs::write(&next, format!("version {version}")).expect("write the file");
                     fs::rename(&next, &current).expect("rename the file");
@@ -227,7 +230,7 @@ fn file_that_is_removed_while_open_stays_until_it_is_closed() {
         assert_eq!(file.read_at(&mut buf, 0).expect("read the file"), 7);
         assert_eq!(file.metadata().expect("read the attributes").nlink(), 0);
         drop(file);
-        // The kernel sends the close and the forget a moment later.
+        // Wait, because the kernel sends the close and the forget a moment later.
         while fs::read_dir(mirrored.host()).expect("list the folder").count() > 0 {
             thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! Content, attributes and permissions of files.
+//! Tests of the content, the attributes and the permissions of files.
 
 use std::fs;
 use std::io::{Seek as _, SeekFrom, Write as _};
@@ -16,7 +16,7 @@ use rustix::fs::{FallocateFlags, SeekFrom as Look, Timespec, Timestamps, XattrFl
 use crate::hooked::Hooked;
 use crate::site::Site;
 
-/// A system call that changes something, with its name.
+/// A system call that changes a file, and its name.
 type Change<'a> = (&'a str, &'a dyn Fn() -> Result<(), Errno>);
 
 fn errno<T>(result: std::io::Result<T>) -> Option<Errno> {
@@ -91,7 +91,7 @@ fn append_truncate_and_holes_work() {
     }
 }
 
-/// A back end may use all 64 bits of a handle.
+/// A handle of the back end must be passed back unchanged, even if it uses all 64 bits.
 #[test]
 fn handle_of_the_back_end_is_passed_back_unchanged() {
     let options = [Options::exclusive(), Options::shared()];
@@ -111,7 +111,8 @@ fn handle_of_the_back_end_is_passed_back_unchanged() {
     }
 }
 
-/// The file is created, but reading its attributes fails. This test needs no mount.
+/// If a file is created and opened, but its attributes cannot be read, the file must be closed.
+/// This test needs no mount.
 #[test]
 fn file_is_closed_if_its_creation_fails_after_the_open() {
     let fs = Arc::new(Hooked::hiding_attributes());
@@ -145,7 +146,8 @@ fn copy_file_range_copies_everything() {
     assert_eq!(fs::read(site.path("to")).expect("read the file"), bytes[5..]);
 }
 
-/// The store is full for a moment, as after a removal whose forget has not arrived yet.
+/// A copy must succeed if the store is full only for a moment. That is so after a removal whose
+/// forget has not arrived yet.
 #[test]
 fn copy_is_retried_when_the_store_is_full() {
     let fs = Arc::new(Hooked::new(|_, _| {}));
@@ -157,12 +159,12 @@ fn copy_is_retried_when_the_store_is_full() {
     fs.fill_for(2);
     assert_eq!(copy(), Ok(4));
     assert_eq!(fs::read(site.path("to")).expect("read the file"), b"text");
-    // Control: if the store stays full, the copy fails.
+    // Control: if the store stays full, the copy must fail.
     fs.fill_for(u64::MAX);
     assert_eq!(copy(), Err(Errno::NOSPC));
 }
 
-/// As above, for changes of names and attributes.
+/// Changes of names and attributes must succeed if the store is full only for a moment.
 #[test]
 fn changes_are_retried_when_the_store_is_full() {
     let fs = Arc::new(Hooked::new(|_, _| {}));
@@ -183,7 +185,7 @@ fn changes_are_retried_when_the_store_is_full() {
     ];
     let mut refused = Vec::new();
     for (what, change) in changes {
-        // Control: if the store stays full, the change fails.
+        // Control: if the store stays full, each change must fail.
         fs.fill_for(u64::MAX);
         assert_eq!(change(), Err(Errno::NOSPC), "{what}");
         fs.fill_for(2);
@@ -217,7 +219,7 @@ fn times_before_1970_survive() {
     }
 }
 
-/// Changes made on the back end itself are visible after a notification.
+/// Changes that were made on the back end itself must be visible after a notification.
 #[test]
 fn invalidated_inode_is_read_again_by_kernel_and_server() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -257,8 +259,8 @@ fn xattrs_are_probed_replaced_and_removed() {
     assert_eq!(rustix::fs::removexattr(&path, "user.k"), Err(Errno::NODATA));
 }
 
-/// Returns true if `sh -c script` succeeds in the mount as a user that is not root, with group
-/// `gid`.
+/// Returns true if the command `sh -c script` succeeds in the mount. It runs as a user other than
+/// root, with group `gid`.
 fn succeeds_as_other_user(site: &Site, gid: u32, script: &str) -> bool {
     let mut command = Command::new("sh");
     command.args(["-c", script]).current_dir(site.root()).uid(65534).gid(gid);
@@ -287,7 +289,7 @@ fn other_users_are_checked_in_both_modes() {
         assert!(!succeeds_as_other_user(&site, 65534, "cat secret"));
         assert!(succeeds_as_other_user(&site, 4242, "cat secret"));
         assert!(!succeeds_as_other_user(&site, 4242, "echo >> secret"));
-        // Root has read these files before, so their content is in every cache.
+        // Let root read these files first, so that their content is in every cache.
         assert_eq!(fs::read_to_string(site.path("closed/file")).expect("read the file"), "x");
         assert!(!succeeds_as_other_user(&site, 65534, "cat closed/file"));
         assert!(!succeeds_as_other_user(&site, 65534, "cd closed"));

@@ -1,4 +1,4 @@
-//! Lookups and forgets of a real kernel.
+//! Tests of lookups and forgets by a real kernel.
 
 use std::fs;
 use std::io::Read as _;
@@ -8,8 +8,8 @@ use corewalk_fuse::Options;
 
 use crate::site::Site;
 
-/// Trap P1. The kernel forgets a removed file when it is closed, long after another file has its
-/// name.
+/// Trap P1: a late forget of a removed file must not drop another file that has its name. The
+/// kernel forgets a removed file when it is closed.
 #[test]
 fn late_forget_after_recreate_keeps_the_new_file() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
@@ -30,7 +30,7 @@ fn late_forget_after_recreate_keeps_the_new_file() {
     assert_eq!(site.counters().refused_forgets, 0);
 }
 
-/// Trap P2: a rename replaces a file. A late forget of the replaced inode must not drop the new
+/// Trap P2: if a rename replaces a file, a late forget of the replaced inode must not drop the new
 /// file.
 #[test]
 fn forget_of_a_replaced_file_keeps_the_new_file() {
@@ -47,15 +47,15 @@ fn forget_of_a_replaced_file_keeps_the_new_file() {
     assert_eq!(site.counters().refused_forgets, 0);
 }
 
-/// Trap P4: after a rename over a file, the name must exist. Timeouts are a day, and the file is
-/// saved as editors, git and cargo do.
+/// Trap P4: after a rename over a file, the name must exist at once. Timeouts are a day, and the
+/// file is saved as editors, git and cargo do it.
 #[test]
 fn file_saved_by_rename_is_seen_at_once() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
     let (file, saved, lock) = (site.path("file"), site.path("file.tmp"), site.path("file.lock"));
     fs::write(&file, "round 0").expect("write the file");
     for round in 1..200 {
-        // The lock file does not exist, and the kernel remembers that.
+        // The kernel must remember that the lock file does not exist.
         assert!(!lock.exists() && !saved.exists());
         let text = format!("round {round}");
         let new = if round % 2 == 0 { &saved } else { &lock };
@@ -67,7 +67,7 @@ fn file_saved_by_rename_is_seen_at_once() {
 }
 
 /// Trap P5: the server must count lookups exactly. Threads create, look up, link, rename and remove
-/// files. At the end the kernel holds no lookup, and no forget was refused.
+/// files. At the end the kernel must hold no lookup, and no forget may have been refused.
 #[test]
 fn removal_of_everything_returns_every_lookup() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
@@ -76,7 +76,7 @@ fn removal_of_everything_returns_every_lookup() {
             let root = site.root().to_owned();
             thread::spawn(move || {
                 let shared = root.join("shared");
-                // Only one of the four threads succeeds.
+                // Ignore an error: only one of the four threads can create it.
                 let _ = fs::create_dir(&shared);
                 let own = root.join(format!("own{thread}"));
                 for round in 0..100 {

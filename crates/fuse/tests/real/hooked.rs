@@ -1,10 +1,12 @@
 //! A tmpfs with injected behaviour: delays, failures, panics, other inode numbers, and handles.
 
+use std::ops::ControlFlow;
+
 use corewalk::acl::Acl;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
-    AclKind, Attr, DirSink, Errno, Fallocate, FileSystem, Make, Name, Node, RenameMode, Seek,
-    SetAttr, StatFs, XattrMode,
+    AclKind, Attr, DirEntry, DirSink, Errno, Fallocate, FileSystem, Make, Name, Node, RenameMode,
+    Seek, SetAttr, StatFs, Ttl, XattrMode,
 };
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
@@ -24,6 +26,11 @@ pub(crate) struct Hooked {
     open: AtomicU64,
     /// While a file is open, reading attributes fails.
     hides_attributes: bool,
+    /// The entries that one call of `readdir` reports with their attributes. If it is 0, each call
+    /// reports all entries without attributes.
+    pub(crate) page_entries: usize,
+    /// How long a client may use the attributes and the names.
+    pub(crate) ttl: Ttl,
 }
 
 impl Hooked {
@@ -36,6 +43,8 @@ impl Hooked {
             handle: 0,
             open: AtomicU64::new(0),
             hides_attributes: false,
+            page_entries: 0,
+            ttl: Ttl::default(),
         }
     }
 
@@ -74,6 +83,11 @@ impl Hooked {
         self.open.load(Ordering::Relaxed)
     }
 
+    /// Returns the tmpfs behind the hooks.
+    pub(crate) fn inner(&self) -> &Tmpfs {
+        &self.inner
+    }
+
     fn number(&self, ino: u64) -> u64 {
         match ino {
             ino if ino == self.exchanged.0 => self.exchanged.1,
@@ -87,7 +101,7 @@ impl Hooked {
     }
 
     fn attr(&self, attr: Attr) -> Attr {
-        attr.with_ino(self.number(attr.ino))
+        attr.with_ino(self.number(attr.ino)).with_ttl(self.ttl)
     }
 
     fn call(&self, what: &str, name: &[u8]) {
@@ -155,9 +169,20 @@ impl FileSystem for Hooked {
 
     fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
         self.call("readdir", b"");
+        let mut reported = 0;
         self.inner.readdir(self.node(dir), cookie, &mut |entry| {
+            if self.page_entries == 0 {
+                self.call("entry", entry.name.as_bytes());
+                return sink(entry.with_ino(self.number(entry.ino)));
+            }
+            let attr = self.inner.getattr(Node::detached(entry.ino, entry.kind));
+            let Ok(attr) = attr else { return ControlFlow::Continue(()) };
+            if reported == self.page_entries {
+                return ControlFlow::Break(());
+            }
+            reported += 1;
             self.call("entry", entry.name.as_bytes());
-            sink(entry.with_ino(self.number(entry.ino)))
+            sink(DirEntry::from_attr(entry.name, self.attr(attr), entry.cookie))
         })
     }
 

@@ -36,7 +36,7 @@ fn large_directory_is_listed_once_in_each_mode() {
     }
 }
 
-/// If the kernel may not keep names, a listing contains no attributes and looks no names up.
+/// If the kernel may not keep names, a listing must contain no attributes and look no names up.
 #[test]
 fn listing_looks_names_up_only_with_an_entry_timeout() {
     let kept = Options::exclusive();
@@ -78,7 +78,8 @@ fn dots_come_first_with_their_numbers() {
     }
 }
 
-/// Trap P13: a listing must neither repeat nor skip an entry that stays while others come and go.
+/// Trap P13: a listing must neither repeat nor skip an entry that stays while other entries are
+/// added and removed.
 #[test]
 fn stable_entries_are_listed_once_while_others_come_and_go() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod by_path;
+mod calls;
 mod files;
 mod forgets;
 mod hooked;

@@ -1,4 +1,5 @@
-//! The budget of the cache on a real mount, where the kernel pins all inodes that it has looked up.
+//! Tests of the budget of the cache on a real mount, where the kernel pins all inodes that it has
+//! looked up.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -26,8 +27,8 @@ fn is_within_budget(counters: &Counters) -> bool {
 }
 
 /// Calls `visit` with the numbers of each directory and file. After each directory it asserts that
-/// the cache is at most half as large again as its budget. The slack is for the shrinker thread,
-/// which must be scheduled first.
+/// the cache has at most 1.5 times its budget. The cache may exceed its budget because the shrinker
+/// thread has to be scheduled first.
 fn for_each_file(site: &Site, mut visit: impl FnMut(u64, u64)) {
     for directory in 0..DIRECTORIES {
         for file in 0..FILES {
@@ -38,9 +39,9 @@ fn for_each_file(site: &Site, mut visit: impl FnMut(u64, u64)) {
     }
 }
 
-/// Trap P10: the table of inodes must not grow without bound. The server requests the kernel to
-/// forget inodes while files are created, read and removed, and also when no request arrives any
-/// more.
+/// Trap P10: the table of inodes must not grow without bound. The server must request the kernel to
+/// forget inodes while files are created, read and removed. It must do so even when no request
+/// arrives any more.
 #[test]
 fn cache_returns_to_its_budget_when_the_load_ends() {
     let Some(site) = site(2 << 20) else { return };
@@ -63,15 +64,15 @@ fn cache_returns_to_its_budget_when_the_load_ends() {
     for_each_file(&site, |directory, file| {
         fs::remove_file(path(directory, file)).expect("remove the file");
     });
-    // Negative entries may use an eighth of the budget, at 96 bytes each.
+    // Negative entries may use an eighth of the budget, and each has 96 bytes.
     site.wait_for("files were removed", |counters| {
         is_within_budget(counters) && counters.negatives <= (2 << 20) / 8 / 96
     });
     assert_eq!(site.counters().refused_forgets, 0);
 }
 
-/// Trap P10: the table of inodes must not grow without bound. The kernel forgets directories too,
-/// if it has `FUSE_NOTIFY_PRUNE`.
+/// Trap P10: the table of inodes must not grow without bound. If the kernel has
+/// `FUSE_NOTIFY_PRUNE`, it must forget directories too.
 #[test]
 fn deep_tree_does_not_outgrow_the_budget() {
     let Some(site) = site(256 << 10) else { return };
@@ -89,7 +90,7 @@ fn deep_tree_does_not_outgrow_the_budget() {
     }
 }
 
-/// Returns true if the kernel is 6.18 or newer and so has `FUSE_NOTIFY_PRUNE`.
+/// Returns true if the kernel is 6.18 or newer, and so has `FUSE_NOTIFY_PRUNE`.
 fn can_forget_directories() -> bool {
     let uname = rustix::system::uname();
     let release = uname.release().to_string_lossy().into_owned();
@@ -103,7 +104,8 @@ fn can_forget_directories() -> bool {
     is_new
 }
 
-/// Open files may exceed the budget. After they are closed the cache shrinks without a request.
+/// Open files may exceed the budget. After they are closed, the cache must shrink even if no
+/// request arrives.
 #[test]
 fn closed_files_are_evicted_without_another_request() {
     let Some(site) = site(64 << 10) else { return };
@@ -120,7 +122,8 @@ fn closed_files_are_evicted_without_another_request() {
     site.wait_for("files were closed", is_within_budget);
 }
 
-/// The working directory of a process keeps its path when the kernel is requested to forget.
+/// The working directory of a process must keep its path when the kernel is requested to forget
+/// inodes.
 #[test]
 fn working_directory_keeps_its_path_under_pressure() {
     let Some(site) = site(128 << 10) else { return };
@@ -149,7 +152,7 @@ fn working_directory_keeps_its_path_under_pressure() {
     assert_eq!(line.trim_end(), inside.to_str().expect("the path is UTF-8"));
 }
 
-/// The back end shares equal attributes that were changed twice, although no request arrives.
+/// The back end must share equal attributes that were changed twice, even if no request arrives.
 #[test]
 fn deferred_sharing_of_attributes_needs_no_request() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));

@@ -1,4 +1,4 @@
-//! A folder with a mount. Both are removed with the test, also if it fails.
+//! A directory with a mount, both of which are removed with the test, even if it fails.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,27 +15,28 @@ use corewalk_fuse::{AllowedUsers, Counters, Mount, MountOptions, Options, Server
 use corewalk_testkit::require::has_fuse;
 use rustix::mount::UnmountFlags;
 
-/// The time after which a test counts as hanging and its mount is removed. A process that waits for
-/// a hanging server cannot be ended otherwise.
+/// The time after which a test counts as hanging and its mount is removed. Otherwise a process that
+/// waits for a hanging server could not be ended.
 const TEST_LIMIT: Duration = Duration::from_secs(120);
 
-/// A mounted file system and its folder.
+/// A mounted file system and its directory.
 pub(crate) struct Site {
     mount: Option<Mount>,
     folder: Folder,
     _watched: Sender<()>,
 }
 
-/// An empty folder, removed when it is dropped.
+/// An empty directory, which is removed when this value is dropped.
 pub(crate) struct Folder(PathBuf);
 
 impl Site {
-    /// Mounts `fs`. Prints a message and returns `None` if mounting is not possible here.
+    /// Mounts `fs`. If mounting is not possible on this machine, prints a message and returns
+    /// `None`.
     pub(crate) fn new(fs: Arc<dyn FileSystem>, options: Options) -> Option<Site> {
         Site::with_threads(fs, options, MountOptions::default().threads)
     }
 
-    /// As [`Site::new`], with the given number of threads that read requests.
+    /// Does the same as [`Site::new`], with the given number of threads that read requests.
     pub(crate) fn with_threads(
         fs: Arc<dyn FileSystem>,
         options: Options,
@@ -77,7 +78,7 @@ impl Site {
     }
 
     /// Waits until the counters satisfy `condition`. Each check sends a request, so the server has
-    /// handled all earlier requests.
+    /// handled all earlier requests by then.
     pub(crate) fn wait_for(&self, what: &str, condition: impl Fn(&Counters) -> bool) {
         let begin = Instant::now();
         while !condition(&self.counters()) {
@@ -87,7 +88,7 @@ impl Site {
         }
     }
 
-    /// Ends the watch and returns the mount.
+    /// Ends the watch over the time limit, and returns the mount.
     pub(crate) fn into_mount(mut self) -> (Mount, Folder) {
         let folder = std::mem::replace(&mut self.folder, Folder::new());
         (self.mount.take().expect("only drop and into_mount take the mount"), folder)
@@ -96,7 +97,7 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // The mount must be gone before its folder is removed.
+        // Drop the mount before its directory is removed.
         drop(self.mount.take());
     }
 }
@@ -104,7 +105,8 @@ impl Drop for Site {
 impl Folder {
     pub(crate) fn new() -> Folder {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // ORDERING: Relaxed. Only the numbers must differ.
+        // ORDERING: Relaxed. Two directories must get different numbers, which any atomic addition
+        // ensures.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("corewalk-fuse-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -119,7 +121,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // This fails, as it should, if a file system is still mounted on the folder.
+        // The call fails, as it should, if a file system is still mounted on the directory.
         let _ = std::fs::remove_dir(&self.0);
     }
 }
@@ -139,8 +141,8 @@ fn watch(mount: &Mount) -> Sender<()> {
     thread::spawn(move || {
         if ended.recv_timeout(TEST_LIMIT) == Err(RecvTimeoutError::Timeout) {
             eprintln!("a test hangs on {}", point.path().display());
-            // The forced unmount fails all waiting calls. A waiting thread would keep this process
-            // and with it the connection for ever.
+            // A forced unmount makes all waiting calls fail. Otherwise a waiting thread would keep
+            // this process, and with it the connection, for ever.
             let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
             let _ = rustix::mount::unmount(point.path(), flags);
             std::process::exit(101);

@@ -1,4 +1,4 @@
-//! A back end that is slow or panics.
+//! Tests of a back end that is slow or panics.
 
 use std::fs;
 use std::os::fd::AsFd as _;
@@ -15,8 +15,8 @@ use crate::hooked::Hooked;
 use crate::site::Site;
 
 /// Trap P6: one slow lookup must not stop the mount. 16 threads each look up names in their own
-/// directory, with 20 ms per lookup. The rate must be at least 90 % of 16 lookups at a time. The
-/// best of three runs counts, since the machine may be busy.
+/// directory, and each lookup takes 20 ms. The rate must be at least 90 % of that of 16 lookups at
+/// a time. The best of three runs counts, since the machine may be busy.
 #[test]
 fn slow_lookups_run_side_by_side() {
     const LOOKUPS: u32 = 40;
@@ -52,9 +52,9 @@ fn slow_lookups_run_side_by_side() {
     assert!(ideal.as_secs_f64() / best.as_secs_f64() >= 0.9, "{best:?} instead of {ideal:?}");
 }
 
-/// Trap P7: a slow rename must not delay requests below the directory. While a rename of a
-/// directory takes 3 s, files below it can be used. The best of three runs counts, since the
-/// machine may be busy.
+/// Trap P7: a slow rename of a directory must not delay requests below the directory. The rename
+/// takes 3 s, and meanwhile files below are used. The best of three runs counts, since the machine
+/// may be busy.
 #[test]
 fn slow_rename_of_a_directory_delays_nothing_below_it() {
     let (began, has_begun) = channel();
@@ -65,7 +65,7 @@ fn slow_rename_of_a_directory_delays_nothing_below_it() {
         }
     });
     let mut options = Options::exclusive();
-    // Each fstat must be a request.
+    // Set no attribute timeout, so that each fstat is a request.
     options.attr_timeout = Duration::ZERO;
     let Some(site) = Site::new(Arc::new(fs), options) else { return };
     let mut best = Duration::MAX;
@@ -84,7 +84,7 @@ fn slow_rename_of_a_directory_delays_nothing_below_it() {
     panic!("a request below took {best:?}");
 }
 
-/// Returns the time of the slowest of 100 requests below a directory that is being renamed.
+/// Returns the time of the slowest of 100 requests below a directory while it is renamed.
 fn longest_below_a_rename(
     site: &Site,
     from: &str,
@@ -108,8 +108,8 @@ fn longest_below_a_rename(
         longest = longest.max(begin.elapsed());
         answers.push((length.ok(), stat.err()));
     }
-    // Assert only after the thread has ended. A test that panics while one of its calls waits for
-    // the server never ends.
+    // Assert only after the thread has ended. If a test panics while one of its calls waits for the
+    // server, the test never ends.
     let was_quick = renaming.is_finished();
     renaming.join().expect("the thread ends without a panic").expect("rename the folder");
     assert!(!was_quick, "the rename ended before the requests");
@@ -117,8 +117,8 @@ fn longest_below_a_rename(
     longest
 }
 
-/// The mount has one thread that reads requests. It goes on reading while fsyncs of a file and a
-/// folder wait.
+/// While fsyncs of a file and a directory wait, the mount must serve other requests. It has only
+/// one thread that reads requests.
 #[test]
 fn waiting_fsync_delays_no_other_request() {
     let (began, has_begun) = channel();
@@ -134,7 +134,7 @@ fn waiting_fsync_delays_no_other_request() {
     });
     let Some(site) = Site::with_threads(Arc::new(fs), Options::exclusive(), 1) else { return };
     let file = fs::File::create(site.path("file")).expect("create the file");
-    // The kernel locks a file during fsync, so this uses a file and a folder.
+    // Use a file and a directory, because the kernel locks an inode during fsync.
     fs::create_dir(site.path("dir")).expect("make the folder");
     let dir = fs::File::open(site.path("dir")).expect("open the file");
     let syncing = [file, dir].map(|file| {
@@ -159,7 +159,7 @@ fn waiting_fsync_delays_no_other_request() {
 fn fsync_that_panics_fails_and_the_next_one_does_not() {
     let is_first = AtomicBool::new(true);
     let fs = Hooked::new(move |what, _| {
-        // ORDERING: Relaxed. The test's requests come one after the other.
+        // ORDERING: Relaxed. The requests of the test come one after the other.
         if what == "fsync" && is_first.swap(false, Ordering::Relaxed) {
             panic!("the back end panics, as it should");
         }

@@ -1,5 +1,6 @@
-//! The same random calls, made through the namespace in one directory and directly in another. Each
-//! call has the same result, including the errno. At the end both directories are equal.
+//! Comparison of a namespace with the host. The same random calls are made through the namespace in
+//! one directory, and directly in another. Each call must have the same result, including the
+//! errno. At the end both directories must be equal.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -94,9 +95,9 @@ fn directly(root: &Path, op: Op) -> Result<(), Errno> {
     result.map_err(|error: io::Error| Errno::from_io_error(&error).expect("the error has an errno"))
 }
 
-/// Returns true if two errors apply to a call, and the namespace and the host return different
-/// ones. Either error is right: in a mount the kernel makes these checks, in its own order, before
-/// a call reaches the namespace.
+/// Returns true if two errors apply to a call, and the namespace and the host return different ones
+/// of them. Both are right. In a mount the kernel makes these checks, in its own order, before a
+/// call reaches the namespace.
 fn is_order_of_checks(op: Op, mine: Result<(), Errno>, right: Result<(), Errno>) -> bool {
     let both = (mine.err(), right.err());
     match op {
@@ -105,7 +106,7 @@ fn is_order_of_checks(op: Op, mine: Result<(), Errno>, right: Result<(), Errno>)
     }
 }
 
-/// Returns the tree below a directory: file type, link count and size by path.
+/// Returns the tree below a directory: the file type, the link count and the size for each path.
 fn collect_tree(root: &Path) -> BTreeMap<String, (u32, u64, u64)> {
     let (mut found, mut left) = (BTreeMap::new(), vec![root.to_path_buf()]);
     while let Some(dir) = left.pop() {
@@ -123,7 +124,7 @@ fn collect_tree(root: &Path) -> BTreeMap<String, (u32, u64, u64)> {
     found
 }
 
-/// For random sequences of calls, each result is that of the host.
+/// In random sequences of calls, each call must have the result that the host gives.
 #[test]
 fn random_calls_have_the_results_of_the_host() {
     let seed = Seed::choose();

@@ -1,4 +1,4 @@
-//! Attempts to leave the root, and changes that other programs make on the host.
+//! Tests of attempts to leave the root, and of changes that other programs make on the host.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -12,7 +12,7 @@ use corewalk_testkit::rng::Seed;
 
 use crate::fixtures::{TempDir, at, make, name, over, rename, walk, with_options};
 
-/// No descriptor is kept for reuse, so each call resolves a path.
+/// Returns options with which no descriptor is kept for reuse, so that each call resolves a path.
 fn by_path() -> HostFsOptions {
     let options = HostFsOptions::default().with_reusable(0).with_orphans(0);
     options.with_atime(AtimePolicy::NEVER)
@@ -33,8 +33,8 @@ fn symbolic_links_are_followed_in_the_namespace() {
     }
 }
 
-/// A directory that the cache knows is replaced by a link to a directory outside of the root. Calls
-/// for the file below it must not reach the file outside.
+/// If a directory that the cache knows is replaced by a link that leads out of the root, a call
+/// must not follow the link.
 #[test]
 fn directory_replaced_by_a_link_leads_nowhere() {
     let (dir, outside) = (TempDir::new(), TempDir::new());
@@ -56,7 +56,8 @@ fn directory_replaced_by_a_link_leads_nowhere() {
     assert!(!outside.join("made").exists());
 }
 
-/// H.1: a file is replaced by another one with the same name. The calls must not use the new file.
+/// If a file is replaced by another one with the same name, calls must not use the new file (H.1).
+/// After a lookup the new file must be found.
 #[test]
 fn file_replaced_on_the_host_is_stale_and_then_found() {
     let dir = TempDir::new();
@@ -74,8 +75,9 @@ fn file_replaced_on_the_host_is_stale_and_then_found() {
     assert_eq!(&buf, b"new");
 }
 
-/// The host renames a file away and back, with a lookup in between. Later the host removes one of
-/// its two names, the one that was looked up last. Both times the file is found by its other name.
+/// A file must be found by its other name after the host removes the name that was looked up last.
+/// First the host renames the file away and back, with a lookup in between. Later it removes the
+/// newer of two names.
 #[test]
 fn file_is_found_by_the_name_that_remains_on_the_host() {
     let dir = TempDir::new();
@@ -111,8 +113,8 @@ fn file_is_found_by_the_name_that_remains_on_the_host() {
     assert_eq!(vfs.getattr(&held).err(), Some(Errno::STALE));
 }
 
-/// Trap T20: the host moves a directory out of the root and back, while a file below it is written
-/// by path. The file with the same path outside of the root must never be written.
+/// Trap T20: a write by path must never reach a file outside of the root, even if that has the same
+/// path. Meanwhile the host moves a directory above the written file out of the root and back.
 #[test]
 fn directory_moved_out_and_back_leads_to_no_file_outside() {
     let _watchdog = Watchdog::start("moved out and back", Duration::from_secs(120));
@@ -127,7 +129,7 @@ fn directory_moved_out_and_back_leads_to_no_file_outside() {
     let counts = race::run(2, Seed::choose(), |racer| {
         let (mut reached, mut stale) = (0, 0);
         if racer.thread == 0 {
-            // ORDERING: Relaxed. A stop flag; nothing is published through it.
+            // ORDERING: Relaxed. A stop flag, with which no data is passed.
             while !done.load(Ordering::Relaxed) {
                 fs::rename(dir.join("d"), outside.join("gone")).unwrap();
                 symlink(outside.join("d"), dir.join("d")).unwrap();
@@ -151,8 +153,8 @@ fn directory_moved_out_and_back_leads_to_no_file_outside() {
     assert_eq!(fs::read(outside.join("d/e/f")).unwrap(), b"12345678");
 }
 
-/// While the namespace renames a directory, files below it never become stale. A rename changes the
-/// host first and the cache second, and no call may notice the time between.
+/// While the namespace renames a directory, files below it must never become stale. A rename
+/// changes the host first and the dentry cache second, and no call may see the state in between.
 #[test]
 fn renames_through_the_namespace_make_no_file_stale() {
     let _watchdog = Watchdog::start("renames through the namespace", Duration::from_secs(120));
@@ -166,7 +168,7 @@ fn renames_through_the_namespace_make_no_file_stale() {
     race::run(3, Seed::choose(), |racer| {
         if racer.thread == 0 {
             let steps = [("a", "x"), ("x/b", "z/c"), ("z/c", "x/b"), ("x", "a")];
-            // ORDERING: Relaxed. A stop flag; nothing is published through it.
+            // ORDERING: Relaxed. A stop flag, with which no data is passed.
             for i in (0..).take_while(|_| !done.load(Ordering::Relaxed)) {
                 let (from, to) = steps[i % 4];
                 rename(&vfs, from, to, RenameMode::Replace).unwrap();
@@ -184,7 +186,7 @@ fn renames_through_the_namespace_make_no_file_stale() {
 
 #[test]
 fn other_file_systems_below_the_root_are_not_entered() {
-    // `/proc` is another file system on every Linux host.
+    // Expect another file system at `/proc`, as on every Linux host.
     let vfs = over("/".as_ref());
     assert_eq!(walk(&vfs, "proc").err(), Some(Errno::XDEV));
     assert!(walk(&vfs, "usr").is_ok());

@@ -18,7 +18,8 @@ pub(crate) struct TempDir(PathBuf);
 impl TempDir {
     pub(crate) fn new() -> TempDir {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // ORDERING: Relaxed. The numbers must only differ.
+        // ORDERING: Relaxed. Two directories must get different numbers, which any atomic addition
+        // ensures.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("corewalk-hostfs-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -64,7 +65,8 @@ pub(crate) fn walk<'v>(vfs: &'v Vfs, path: &str) -> Result<InodeRef<'v>, Errno> 
     Ok(vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::empty())?.inode())
 }
 
-/// Returns the parent directory and the last component of `path`, found as in the host's calls.
+/// Returns the parent directory and the last component of `path`, resolved like the host's own
+/// calls do it.
 fn parent<'v, 'p>(vfs: &'v Vfs, path: &'p str) -> Result<(InodeRef<'v>, Name<'p>), Errno> {
     let path = path.trim_end_matches('/');
     let (dir, last) = path.rsplit_once('/').unwrap_or((".", path));

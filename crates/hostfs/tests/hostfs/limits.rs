@@ -1,4 +1,4 @@
-//! Many files with few descriptors and little memory.
+//! Tests with many files but few descriptors and little memory.
 
 use std::fs;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ const DIRS: usize = 2000;
 const FILES: usize = 100;
 const CACHE_BYTES: u64 = 16 << 20;
 
-/// Trap P10: a walk reads the attributes of 200,000 files, with at most 256 descriptors and 16 MiB
-/// of cache.
+/// Trap P10: a walk must read the attributes of 200,000 files with at most 256 descriptors and 16
+/// MiB of cache.
 #[test]
 fn walk_of_many_files_needs_few_descriptors() {
     const NAME: &str = "limits::walk_of_many_files_needs_few_descriptors";
@@ -50,7 +50,7 @@ fn walk_of_many_files_needs_few_descriptors() {
             let file = format!("f{f}");
             let found = vfs.lookup(&Cred::root(), &dir, name(&file)).unwrap();
             assert_eq!(vfs.getattr(&found).unwrap().ino, found.ino());
-            // Keep some references, as a kernel does.
+            // Keep some references to inodes, as a kernel does.
             if f % 10 == 0 {
                 held.push(found);
             }
@@ -65,8 +65,8 @@ fn walk_of_many_files_needs_few_descriptors() {
     }
 }
 
-/// Trap X10: a client opens files until an open fails with `ENFILE`. All other calls go on, of this
-/// client and of others, with a limit of 64 descriptors for the whole process.
+/// Trap X10: if a client opens files until an open fails with `ENFILE`, all other calls of all
+/// clients must still succeed. The whole process may have 64 descriptors.
 #[test]
 fn open_files_of_one_client_leave_descriptors_to_all_calls() {
     const NAME: &str = "limits::open_files_of_one_client_leave_descriptors_to_all_calls";
@@ -99,11 +99,11 @@ fn open_files_of_one_client_leave_descriptors_to_all_calls() {
     };
     assert_eq!(refused, Errno::NFILE);
     assert!(opened.len() >= 8, "{} files are open", opened.len());
-    // A file that cannot be opened must not be created either.
+    // If a file cannot be opened, it must not be created either.
     let made_open = Make::new(S_IFREG | 0o644, 0, 0).with_open(OFlags::RDWR.bits());
     assert_eq!(vfs.make(&cred, &vfs.root(), name("o"), made_open).err(), Some(Errno::NFILE));
     assert!(!tree.join("o").exists());
-    // No directory is in the cache yet, so each call needs descriptors.
+    // These directories are not in the cache yet, so each call needs descriptors.
     for i in 50..100 {
         let path = |name: &str| format!("d{i}/{name}");
         assert_eq!(list(&vfs, &format!("d{i}"), 100), Ok(vec!["f".to_owned(), "sub".to_owned()]));

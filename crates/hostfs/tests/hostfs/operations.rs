@@ -1,4 +1,5 @@
-//! The operations: their effect on the host, and how the host's state appears in the namespace.
+//! Tests of the operations: their effect on the host, and how the state of the host appears in the
+//! namespace.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -39,15 +40,15 @@ fn made_files_are_on_the_host_with_owner_and_mode() {
     assert_eq!(list(&vfs, "d", 1).unwrap(), ["f", "l", "p"]);
 }
 
-/// The host refuses to truncate a program that runs, and to set a size that is negative as an
-/// `i64`.
+/// A truncation that the host refuses must change nothing. The host refuses to truncate a running
+/// program, and to set a size that is negative as an `i64`.
 #[test]
 fn truncation_that_fails_changes_nothing() {
     let dir = TempDir::new();
     let vfs = over(dir.path());
     let path = dir.join("cat");
-    // Let `cp` write the program. If this process wrote it, a child of another test could inherit
-    // the descriptor, and the program could not start.
+    // Let `cp` write the program. If this process wrote it, a child process of another test could
+    // inherit the descriptor, and the program could not start.
     assert!(Command::new("cp").arg("/bin/cat").arg(&path).status().unwrap().success());
     let program = walk(&vfs, "cat").unwrap();
     let changed = || {
@@ -66,13 +67,14 @@ fn truncation_that_fails_changes_nothing() {
     assert!(running.wait().unwrap().success());
     assert_eq!(truncate(u64::MAX), Some(Errno::INVAL));
     assert_eq!(changed(), before);
-    // The mode was changed before the size, and must be restored.
+    // The mode is changed before the size, so it must be restored.
     let set = SetAttr::default().with_size(u64::MAX).with_mode(0o600);
     assert_eq!(vfs.setattr(&Cred::root(), &program, &set).err(), Some(Errno::INVAL));
     assert_eq!((changed().0, changed().1), (before.0, before.1));
 }
 
-/// The host can change the mode of a new file, by its umask and by the group of the directory.
+/// A new file must have the requested mode, although the host may change it by its umask and by the
+/// group of the directory.
 #[test]
 fn made_files_have_the_requested_mode() {
     let dir = TempDir::new();
@@ -91,7 +93,7 @@ fn made_files_have_the_requested_mode() {
                 let what = Make::new(kind | bits, uid, gid);
                 let made = vfs.make(&Cred::root(), &parent, name(&entry), what);
                 let (_, attr) = made.unwrap();
-                // A directory gets set-group-ID only from its parent.
+                // A directory gets set-group-ID only from its parent directory.
                 let expected = match (kind, sub) {
                     (S_IFDIR, "group") => kind | bits & 0o1777 | 0o2000,
                     (S_IFDIR, _) => kind | bits & 0o1777,
@@ -105,7 +107,8 @@ fn made_files_have_the_requested_mode() {
     }
 }
 
-/// A new file in a directory with a default ACL gets the same mode and ACL as in corewalk's tmpfs.
+/// A new file in a directory with a default ACL must get the same mode and ACL as in corewalk's
+/// tmpfs.
 #[test]
 fn made_files_inherit_the_default_acl() {
     let dir = TempDir::new();
@@ -166,7 +169,7 @@ fn permission_follows_changes_of_an_acl() {
         assert_eq!(vfs.access(&user, &f, May::READ), Err(Errno::ACCESS));
         assert_eq!(vfs.getxattr(&cred, &f, XATTR_ACCESS), Err(Errno::NODATA));
     }
-    // Another namespace sets an ACL, and this one is notified.
+    // If another namespace sets an ACL and this one is notified, the ACL must count here too.
     let again = over(dir.path());
     let same = walk(&again, "f").unwrap();
     again.setxattr(&cred, &same, XATTR_ACCESS, &acl.to_xattr(), XattrMode::Set).unwrap();
@@ -188,11 +191,11 @@ fn data_is_read_and_written_with_and_without_a_handle() {
     assert_eq!(vfs.read(&f, handle, 0, &mut buf), Ok(14));
     assert_eq!(&buf[..14], b"\0\0\0withoutwith");
     vfs.fsync(&f, handle, Fsync::All).unwrap();
-    // A read-only handle serves the writes of a writeback cache too.
+    // Writes with a read-only handle must succeed too, because a writeback cache makes them.
     let reader = vfs.open(&cred, &f, 0, May::READ).unwrap();
     assert_eq!(vfs.write(&cred, &f, reader, 0, b"abc"), Ok(3));
-    // An append goes to the end that the host knows. The client's offset, which may be out of date,
-    // does not matter.
+    // An append must go to the end of the file on the host. The client's offset may be out of date,
+    // and must not matter.
     for handle in [0, handle, reader] {
         assert_eq!(vfs.append(&cred, &f, handle, 3, b"!"), Ok(1));
     }
@@ -225,7 +228,7 @@ fn attributes_are_changed_on_the_host() {
     );
     assert_eq!((host.mode() & 0o7777, host.uid(), host.gid(), host.len()), (0o640, 7, 8, 100));
     assert_eq!((host.mtime(), host.mtime_nsec()), (1_000_000, 5_000));
-    // A symbolic link has its own owner and times.
+    // A symbolic link must have its own owner and times, not those of its target.
     fs::write(dir.join("target"), b"").unwrap();
     symlink(&vfs, "l", "target").unwrap();
     let l = walk(&vfs, "l").unwrap();
@@ -261,7 +264,7 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
     vfs.setxattr(&cred, &f, XATTR_ACCESS, &acl.to_xattr(), XattrMode::Set).unwrap();
     let mode = fs::metadata(dir.join("f")).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode, 0o640, "the group bits show the mask");
-    // Another namespace, which has never seen the file, finds the ACL.
+    // Another namespace, which has never seen the file, must find the ACL too.
     let again = over(dir.path());
     let f = walk(&again, "f").unwrap();
     assert!(again.access(&Cred::user(1000, 1000, &[]), &f, May::READ).is_ok());
@@ -270,11 +273,11 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
     assert_eq!(again.getxattr(&cred, &f, XATTR_ACCESS), Ok(acl.to_xattr()));
 }
 
-/// Trap P3: files below a renamed directory are found by their new paths and by old references.
+/// Trap P3: files below a renamed directory must be found by their new paths and by old references.
 #[test]
 fn descendants_of_a_renamed_directory_are_found() {
     let dir = TempDir::new();
-    // No descriptor is kept for reuse, so each call resolves a path.
+    // Keep no descriptor for reuse, so that each call resolves a path.
     let none = HostFsOptions::default().with_reusable(0).with_orphans(0);
     let vfs = with_options(dir.path(), none);
     for path in ["a/", "a/b/", "a/b/c/"] {
@@ -310,7 +313,7 @@ fn rename_modes_are_those_of_the_host() {
     assert!(!dir.join("d").exists());
 }
 
-/// Trap P11: a reused inode number comes with another generation, even within one tick of the
+/// Trap P11: a reused inode number must come with another generation, even within one tick of the
 /// host's clock.
 #[test]
 fn number_and_generation_never_repeat() {
@@ -344,8 +347,8 @@ fn listing_continues_after_its_last_entry() {
     }
 }
 
-/// Sets the access time of a file on the host far back, so that `relatime` updates it at the next
-/// read.
+/// Sets the access time of a file on the host far back. So the next read updates it, even with
+/// `relatime`.
 fn make_read_long_ago(path: &std::path::Path) {
     let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
     let times = fs::FileTimes::new().set_accessed(long_ago);
@@ -357,8 +360,7 @@ fn reads_without_atime_leave_access_times_of_the_host() {
     let dir = TempDir::new();
     fs::create_dir(dir.join("d")).unwrap();
     fs::write(dir.join("d/f"), "text").unwrap();
-    // Skip the test if the host itself does not update access times, because its mount forbids
-    // that.
+    // Skip the test if the host itself does not update access times, since its mount forbids it.
     make_read_long_ago(&dir.join("d/f"));
     fs::read(dir.join("d/f")).unwrap();
     let is_noted_here = fs::metadata(dir.join("d/f")).unwrap().atime() != 1_000_000;

@@ -1,4 +1,4 @@
-//! Directories in use that other programs rename on the host.
+//! Tests of directories in use that other programs rename on the host.
 
 use std::fs;
 use std::os::fd::AsFd as _;
@@ -11,13 +11,13 @@ use rustix::fs::OFlags;
 
 use crate::fixtures::{TempDir, make, name, walk, with_options};
 
-/// No descriptor is kept, so each call needs a path or a handle.
+/// Returns options with which no descriptor is kept, so that each call needs a path or a handle.
 fn none_kept() -> HostFsOptions {
     let options = HostFsOptions::default().with_reusable(0).with_orphans(0);
     options.with_atime(AtimePolicy::NEVER)
 }
 
-/// Returns true if this process may open file handles in the directory.
+/// Returns true if this process may open files in the directory by handle.
 fn has_handles(dir: &TempDir) -> bool {
     let root = fs::File::open(dir.path()).unwrap();
     let opened =
@@ -64,7 +64,8 @@ fn held_directory_renamed_on_the_host_is_found_by_its_handle() {
     assert_eq!(names, ["file", "new", "sub"]);
 }
 
-/// A handle reaches any file of the host's file system. Files outside of the root must be refused.
+/// A directory in use that is moved out of the root must be refused as stale. Its handle would
+/// still reach it, as it reaches any file of the host's file system.
 #[test]
 fn held_directory_moved_out_of_the_root_is_stale() {
     let dir = TempDir::new();
@@ -72,7 +73,8 @@ fn held_directory_moved_out_of_the_root_is_stale() {
         return;
     }
     fs::create_dir_all(dir.join("root/held/sub")).unwrap();
-    // The path of this directory starts with the path of the root, without a `/` behind it.
+    // The path of this directory starts with all letters of the path of the root, but no `/`
+    // follows.
     fs::create_dir(dir.join("rootless")).unwrap();
     let vfs = with_options(&dir.join("root"), none_kept());
     let (held, sub) = (walk(&vfs, "/held").unwrap(), walk(&vfs, "/held/sub").unwrap());

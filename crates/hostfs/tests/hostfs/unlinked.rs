@@ -1,4 +1,4 @@
-//! Files that are used after their last name was removed.
+//! Tests of files that are used after their last name was removed.
 
 use std::fs;
 
@@ -15,7 +15,8 @@ fn unlinked_file_stays_usable_until_it_is_forgotten() {
     vfs.write(&cred, &f, 0, 0, b"before").unwrap();
     remove(&vfs, "f", Removal::Unlink).unwrap();
     assert!(!dir.join("f").exists());
-    // The call has no handle, and another file has the same name.
+    // Let another file have the same name. The calls that follow have no handle, but must reach the
+    // removed file.
     let other = make(&vfs, "f").unwrap();
     assert_ne!((other.ino(), other.generation()), (f.ino(), f.generation()));
     assert_eq!(vfs.write(&cred, &f, 0, 6, b" and after"), Ok(10));
@@ -43,7 +44,7 @@ fn replaced_file_and_removed_directory_stay_usable() {
     assert_eq!(made.err(), Some(Errno::NOENT));
 }
 
-/// A removal that fails does not change the file.
+/// A removal of a directory that is not empty must fail and change nothing.
 #[test]
 fn directory_that_is_not_empty_stays() {
     let dir = TempDir::new();
@@ -56,7 +57,8 @@ fn directory_that_is_not_empty_stays() {
     assert_eq!(remove(&vfs, "d", Removal::Rmdir), Ok(()));
 }
 
-/// If there are more orphans than the limit, the oldest become stale, unless they are open.
+/// If there are more orphans than the limit, the oldest must become stale, except those that are
+/// open.
 #[test]
 fn orphans_beyond_the_bound_are_stale_unless_they_are_open() {
     let dir = TempDir::new();

@@ -1,4 +1,5 @@
-//! A server that does not run as root, so the host checks its calls.
+//! Tests of a server that does not run as root, so that the host checks the permissions of its
+//! calls.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt as _, chown};
@@ -12,16 +13,17 @@ use rustix::fs::{Gid, OFlags, Uid};
 
 use crate::fixtures::{TempDir, name, over};
 
-/// The user ID and group ID without rights (65534).
+/// The user ID and group ID of a user without rights (65534).
 const OTHER_ID: u32 = 65534;
 
-/// Makes a folder that belongs to a user without rights. Runs `call` with it on a thread that has
-/// that user's credentials.
+/// Makes a directory that belongs to a user without rights. Calls `call` with it on a thread that
+/// has that user's credentials.
 fn as_user(call: impl FnOnce(&Path) + Send) {
     as_user_with(|_| {}, call);
 }
 
-/// As [`as_user`]. `prepare` fills the folder first, with the credentials of the test.
+/// Does the same as [`as_user`], but calls `prepare` first, with the credentials of the test, to
+/// fill the directory.
 fn as_user_with(prepare: impl FnOnce(&Path), call: impl FnOnce(&Path) + Send) {
     let dir = TempDir::new();
     prepare(dir.path());
@@ -43,7 +45,7 @@ fn as_user_with(prepare: impl FnOnce(&Path), call: impl FnOnce(&Path) + Send) {
     });
 }
 
-/// A user truncates another user's file. The host clears the mode bits that the user may not
+/// If a user truncates another user's file, the host must clear the mode bits that the user may not
 /// change.
 #[test]
 fn file_of_another_user_is_truncated_and_loses_set_user_id() {
@@ -62,13 +64,14 @@ fn file_of_another_user_is_truncated_and_loses_set_user_id() {
         let set = SetAttr::default().with_size(0);
         let attr = vfs.setattr(&user, &file, &set).unwrap();
         assert_eq!((attr.size, attr.mode & 0o7777), (0, 0o775));
-        // Only the owner may change the mode itself.
+        // The user must not change the mode itself, since only the owner may.
         let set = SetAttr::default().with_size(0).with_mode(0o600);
         assert_eq!(vfs.setattr(&Cred::root(), &file, &set), Err(Errno::PERM));
     });
 }
 
-/// cp(1) does this at the end of a copy if the file ends with a hole.
+/// A user must be able to truncate an open file that could not be opened for writing again. cp(1)
+/// does that if a file ends with a hole.
 #[test]
 fn open_file_is_truncated_without_the_right_to_reopen_it() {
     as_user(|path| {
@@ -86,7 +89,8 @@ fn open_file_is_truncated_without_the_right_to_reopen_it() {
         };
         assert_eq!(truncate(8192), Ok(8192));
         assert_eq!(std::fs::metadata(path.join("f")).unwrap().len(), 8192);
-        // After the release of the writer, only a reader is open, which cannot truncate.
+        // After the release of the writer, only a reader has the file open, which cannot truncate
+        // it.
         vfs.release(&file, writer);
         assert!(reader.is_ok());
         assert_eq!(truncate(0), Err(Errno::ACCESS));

@@ -10,11 +10,12 @@
 //!
 //! Source: `fs/namei.c` and `fs/d_path.c` for what is measured; virtiofsd for the readlink.
 
-use std::os::fd::OwnedFd;
+use std::io::Write as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use anyhow::{Context as _, bail};
 use corewalk_base::primitives::Arc;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, readlinkat, statat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, readlinkat, renameat, statat};
 use rustix::process::{Resource, getrlimit};
 
 use super::Namespace;
@@ -68,19 +69,6 @@ impl Linux {
     fn directory(&self, ino: u64) -> Option<&OwnedFd> {
         self.directories.get(ino as usize - 1)?.as_ref()
     }
-
-    /// Returns the path of a directory as the kernel spells it.
-    #[inline]
-    fn directory_path(&self, ino: u64) -> Option<Vec<u8>> {
-        use std::io::Write as _;
-        use std::os::fd::AsRawFd as _;
-        let mut link = [0_u8; 32];
-        let mut rest = &mut link[..];
-        write!(rest, "/proc/self/fd/{}", self.directory(ino)?.as_raw_fd()).ok()?;
-        let unused = rest.len();
-        let link = &link[..link.len() - unused];
-        Some(readlinkat(CWD, link, Vec::with_capacity(256)).ok()?.into_bytes())
-    }
 }
 
 impl Namespace for Linux {
@@ -96,7 +84,7 @@ impl Namespace for Linux {
     #[inline]
     fn path(&self, ino: u64) -> Option<Vec<u8>> {
         let parent = self.corpus.parent(ino);
-        let mut path = self.directory_path(parent)?;
+        let mut path = path_of_fd(self.directory(parent)?)?;
         if parent != ROOT {
             path.push(b'/');
         }
@@ -116,16 +104,20 @@ impl Namespace for Linux {
 /// The kernel asked by threads that are in a directory where they are: getcwd(2).
 pub(crate) struct Cwd {
     directory: OwnedFd,
+    /// The directories of renames, in the order of their numbers.
+    parents: Vec<OwnedFd>,
 }
 
 impl Cwd {
-    /// Returns the kernel for threads that work in `path`.
+    /// Returns the kernel for threads that work in `path`, and rename in `parents`.
     ///
     /// # Errors
-    /// If it cannot be opened.
-    pub(crate) fn open(path: &[u8]) -> anyhow::Result<Cwd> {
+    /// If a directory cannot be opened.
+    pub(crate) fn open(path: &[u8], parents: &[Vec<u8>]) -> anyhow::Result<Cwd> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Cwd { directory: openat(CWD, path, flags, Mode::empty())? })
+        let open = |path: &[u8]| openat(CWD, path, flags, Mode::empty());
+        let parents = parents.iter().map(|path| open(path)).collect::<Result<_, _>>()?;
+        Ok(Cwd { directory: open(path)?, parents })
     }
 }
 
@@ -137,28 +129,34 @@ impl Namespace for Cwd {
     /// Returns where the thread is, whatever it asks for.
     #[inline]
     fn path(&self, _ino: u64) -> Option<Vec<u8>> {
-        getcwd()
+        Some(rustix::process::getcwd(Vec::with_capacity(256)).ok()?.into_bytes())
     }
 
+    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> bool {
+        let parent = |number: u64| &self.parents[number as usize];
+        renameat(parent(from.0), from.1, parent(to.0), to.1).is_ok()
+    }
+
+    /// Gives the calling thread a working directory of its own, and goes to the directory. If this
+    /// fails the paths are wrong.
     fn begin(&self) {
-        go_to(&self.directory);
+        #[expect(deprecated, reason = "the other is unsafe, for the sake of descriptors")]
+        let is_apart = rustix::thread::unshare(rustix::thread::UnshareFlags::FS).is_ok();
+        if is_apart {
+            let _ = rustix::process::fchdir(&self.directory);
+        }
     }
 }
 
-/// Gives the calling thread a working directory of its own, and goes to `directory`. If this fails
-/// the paths are wrong.
-pub(crate) fn go_to(directory: &OwnedFd) {
-    #[expect(deprecated, reason = "the other is unsafe, for the sake of descriptors")]
-    let is_apart = rustix::thread::unshare(rustix::thread::UnshareFlags::FS).is_ok();
-    if is_apart {
-        let _ = rustix::process::fchdir(directory);
-    }
-}
-
-/// Returns the path of the working directory.
+/// Returns the path of an open file as the kernel spells it.
 #[inline]
-pub(crate) fn getcwd() -> Option<Vec<u8>> {
-    Some(rustix::process::getcwd(Vec::with_capacity(256)).ok()?.into_bytes())
+pub(crate) fn path_of_fd(fd: &OwnedFd) -> Option<Vec<u8>> {
+    let mut link = [0_u8; 32];
+    let mut rest = &mut link[..];
+    write!(rest, "/proc/self/fd/{}", fd.as_raw_fd()).ok()?;
+    let unused = rest.len();
+    let link = &link[..link.len() - unused];
+    Some(readlinkat(CWD, link, Vec::with_capacity(256)).ok()?.into_bytes())
 }
 
 /// Returns the nanoseconds of processor time of a system call that does nothing (getppid), over

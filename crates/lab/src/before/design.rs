@@ -24,13 +24,14 @@
 //! Source: Linux `fs/namei.c` (`lookup_fast`, `complete_walk`), `fs/dcache.c` (`__d_lookup_rcu`,
 //! `d_lookup`, `__d_move`, and in 2.4 `dput` and `__d_path`), directory-locking.rst.
 
+use corewalk::FileKind;
 use corewalk_base::{CachePadded, Mutex, MutexGuard, ShardedCounter};
 use corewalk_sync::{LockrefGuard, SeqLock, SeqLockWriteGuard, SeqRwLock, SeqRwLockWriteGuard};
 
 use super::paths::Prepended;
 use super::timed::{Timed, timed};
 use super::tree::{Dentry, Probe, ROOT, Tree, hash};
-use super::{Dentries, Kind, Passes};
+use super::{Dentries, Passes};
 use crate::baseline::{Namespace, components};
 
 /// The lock rules.
@@ -299,7 +300,7 @@ impl Namespace for Before {
         let Some(number) = self.d_lookup(old, from.1) else { return false };
         let dentry = self.tree.dentry(number);
         let is_loop =
-            old != new && dentry.kind() == Kind::Directory && self.tree.is_below(new, number);
+            old != new && dentry.kind() == FileKind::Directory && self.tree.is_below(new, number);
         if is_loop || self.d_lookup(new, to.1).is_some() {
             return false;
         }
@@ -308,6 +309,11 @@ impl Namespace for Before {
         let _d_lock = self.lock_dentry(dentry);
         self.tree.rekey(number, key, to.1);
         true
+    }
+
+    fn passes(&self) -> Option<Passes> {
+        let count = |counter: &ShardedCounter| counter.sum().unsigned_abs();
+        Some(Passes { retries: count(&self.retries), fallbacks: count(&self.fallbacks) })
     }
 }
 
@@ -319,7 +325,7 @@ impl Dentries for Before {
         Some(found)
     }
 
-    fn create(&self, parent: u64, name: &[u8], kind: Kind) -> Option<u64> {
+    fn create(&self, parent: u64, name: &[u8], kind: FileKind) -> Option<u64> {
         let parent = self.tree.number(parent)?;
         let _names = self.tree.dentry(parent).names.lock();
         let _dcache = self.lock_dcache();
@@ -337,7 +343,7 @@ impl Dentries for Before {
         let dcache = self.lock_dcache();
         let Some(number) = self.d_lookup(parent, name) else { return false };
         let dentry = self.tree.dentry(number);
-        if dentry.kind() == Kind::Directory {
+        if dentry.kind() == FileKind::Directory {
             return false;
         }
         let d_lock = self.lock_dentry(dentry);
@@ -345,10 +351,5 @@ impl Dentries for Before {
         drop((d_lock, dcache, names));
         self.tree.put(number);
         true
-    }
-
-    fn passes(&self) -> Option<Passes> {
-        let count = |counter: &ShardedCounter| counter.sum().unsigned_abs();
-        Some(Passes { retries: count(&self.retries), fallbacks: count(&self.fallbacks) })
     }
 }

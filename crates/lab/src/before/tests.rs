@@ -1,10 +1,28 @@
 //! Every design answers what the tree says, before, while and after names move.
 
 use super::*;
-use crate::corpus::Move;
-use crate::questions::{Rng, Stop};
-use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use crate::corpus::tests::Move;
+use crate::questions::Rng;
+use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
+
+/// A flag that ends the threads of a test.
+#[derive(Default)]
+struct Stop(AtomicBool);
+
+impl Stop {
+    /// Tells the threads to stop.
+    fn set(&self) {
+        // ORDERING: Relaxed. A flag; the results come back by joining.
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true once the threads are to stop.
+    fn is_set(&self) -> bool {
+        // ORDERING: Relaxed. See `set`.
+        self.0.load(Ordering::Relaxed)
+    }
+}
 
 /// Returns every design, filled with `corpus`.
 pub(crate) fn all(corpus: &Corpus) -> Vec<Box<dyn Dentries>> {
@@ -63,8 +81,8 @@ fn every_design_makes_and_unlinks_a_name_once() {
         // More often than there is room: what was unlinked is used again.
         for turn in 0..5000_u32 {
             let name = format!("file-{turn}-{}", "x".repeat(turn as usize % 60)).into_bytes();
-            let made = dentries.create(2, &name, Kind::File).expect(variant);
-            assert_eq!(dentries.create(2, &name, Kind::File), None, "{variant}");
+            let made = dentries.create(2, &name, FileKind::Regular).expect(variant);
+            assert_eq!(dentries.create(2, &name, FileKind::Regular), None, "{variant}");
             let path = [b"/synthetic/", &name[..]].concat();
             assert_eq!(dentries.path(made).as_deref(), Some(&path[..]), "{variant}");
             assert_eq!(dentries.walk(&path), Some(made), "{variant}");
@@ -89,7 +107,7 @@ fn storm(dentries: &dyn Dentries, moved: &Move) {
     const PATHS: u32 = 100_000;
     const LONG: &[u8] = &[b'l'; 200];
     let variant = dentries.variant();
-    let file = dentries.create(moved.ino, b"file", Kind::File).expect("there is room");
+    let file = dentries.create(moved.ino, b"file", FileKind::Regular).expect("there is room");
     let home = dentries.path(moved.ino).expect("it is linked");
     let at = |directory: &[u8], name: &[u8]| [directory, b"/", name].concat();
     let right = [
@@ -134,7 +152,7 @@ fn stable_names_are_found_while_others_come_and_go() {
     let corpus = Corpus::collect(200);
     for dentries in all(&corpus) {
         let variant = dentries.variant();
-        dentries.create(2, b"a", Kind::File).expect("there is room");
+        dentries.create(2, b"a", FileKind::Regular).expect("there is room");
         let stable: Vec<(u64, Vec<u8>)> =
             corpus.inodes().skip(1).map(|ino| (ino, corpus.path(ino))).collect();
         let done = Stop::default();
@@ -149,7 +167,7 @@ fn stable_names_are_found_while_others_come_and_go() {
                 let mut rng = Rng(7);
                 while !done.is_set() {
                     let name = format!("passing-{}", rng.below(1000)).into_bytes();
-                    assert!(dentries.create(3, &name, Kind::File).is_some(), "{variant}");
+                    assert!(dentries.create(3, &name, FileKind::Regular).is_some(), "{variant}");
                     assert!(dentries.unlink(3, &name), "{variant}");
                 }
             });
@@ -173,7 +191,7 @@ fn file_that_is_renamed_is_never_under_neither_name() {
     let corpus = Corpus::collect(50);
     for dentries in all(&corpus) {
         let names: Vec<Vec<u8>> = (0..64).map(|at| format!("step-{at}").into_bytes()).collect();
-        dentries.create(2, &names[0], Kind::File).expect("there is room");
+        dentries.create(2, &names[0], FileKind::Regular).expect("there is room");
         let overtaken = follow(&*dentries, &names);
         assert_eq!(overtaken, None, "{}: neither name was there", dentries.variant());
     }

@@ -26,12 +26,12 @@
 
 use std::sync::OnceLock;
 
+use corewalk::FileKind;
 use corewalk_base::primitives::atomic::{AtomicU32, AtomicU64, Ordering};
 use corewalk_base::primitives::{SHARDS, shard_index};
 use corewalk_base::{CachePadded, Mutex, MutexGuard};
 use corewalk_sync::{Lockref, SeqCount};
 
-use super::Kind;
 use super::paths::Prepended;
 
 /// The number of no dentry.
@@ -108,7 +108,7 @@ impl Tree {
         let root = tree.alloc().expect("there is room for the root");
         let dentry = tree.dentry(root);
         dentry.put_key(ROOT, 0);
-        dentry.put_name(b"", Kind::Directory);
+        dentry.put_name(b"", FileKind::Directory);
         tree
     }
 
@@ -186,7 +186,13 @@ impl Tree {
     }
 
     /// Gives a key and a name to a dentry that is in no chain, and links it.
-    pub(super) fn link(&self, number: u32, (parent, hash): (u32, u64), name: &[u8], kind: Kind) {
+    pub(super) fn link(
+        &self,
+        number: u32,
+        (parent, hash): (u32, u64),
+        name: &[u8],
+        kind: FileKind,
+    ) {
         let dentry = self.dentry(number);
         let section = dentry.seq.write();
         dentry.put_key(parent, hash);
@@ -310,8 +316,8 @@ impl Dentry {
 
     /// Returns what the name is given to, which never changes while it has one.
     #[inline]
-    pub(super) fn kind(&self) -> Kind {
-        if self.shape() & DIRECTORY == 0 { Kind::File } else { Kind::Directory }
+    pub(super) fn kind(&self) -> FileKind {
+        if self.shape() & DIRECTORY == 0 { FileKind::Regular } else { FileKind::Directory }
     }
 
     /// Puts the name in front of `out`.
@@ -361,7 +367,7 @@ impl Dentry {
         self.parent.store(parent, Ordering::Relaxed);
     }
 
-    fn put_name(&self, name: &[u8], kind: Kind) {
+    fn put_name(&self, name: &[u8], kind: FileKind) {
         assert!(name.len() < 256, "a name has at most 255 bytes");
         let words = if name.len() > 8 * INLINE_WORDS {
             let long = || Box::new([const { AtomicU64::new(0) }; LONG_WORDS]);
@@ -373,7 +379,7 @@ impl Dentry {
             // ORDERING: Relaxed. As in `put_key`.
             to.store(word(from), Ordering::Relaxed);
         }
-        let flag = if kind == Kind::Directory { DIRECTORY } else { 0 };
+        let flag = if kind == FileKind::Directory { DIRECTORY } else { 0 };
         // ORDERING: Relaxed. As in `put_key`.
         self.shape.store(name.len() as u32 | flag, Ordering::Relaxed);
     }
@@ -408,7 +414,7 @@ mod tests {
 
     fn linked(tree: &Tree, parent: u32, name: &[u8]) -> u32 {
         let number = tree.alloc().unwrap();
-        tree.link(number, (parent, hash(parent, name)), name, Kind::File);
+        tree.link(number, (parent, hash(parent, name)), name, FileKind::Regular);
         number
     }
 

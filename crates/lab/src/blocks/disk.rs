@@ -20,18 +20,14 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
-use corewalk::{FileKind, FileSystem as _, Make, Name, Node, XattrMode};
 use corewalk_base::primitives::Arc;
 use corewalk_store::{Store, StoreOptions, StoreStats, fsck};
 
+use super::files::AttrFiles;
 use super::{AttrStore, Design, Index, USERS_MAX};
 
-/// The attribute.
-const NAME: &[u8] = b"user.bench";
 /// The design of this project.
 const OURS: &str = "corewalk";
-/// The number of the root directory.
-const ROOT_INO: u64 = 1;
 
 /// A store in a directory.
 pub(crate) struct DiskStore {
@@ -40,8 +36,7 @@ pub(crate) struct DiskStore {
     /// None once it is closed.
     store: Option<Store>,
     index: Arc<dyn Index>,
-    /// The files of each worker.
-    files: Vec<Vec<u64>>,
+    files: AttrFiles,
 }
 
 impl DiskStore {
@@ -52,23 +47,12 @@ impl DiskStore {
     pub(crate) fn new(
         (variant, index): Design,
         path: &Path,
-        (workers, files): (usize, usize),
+        size: (usize, usize),
     ) -> anyhow::Result<DiskStore> {
         let store = open(path, variant, &index)?;
-        let make = |dir: Node<'_>, name: String, mode| {
-            let made = store.make(dir, Name::new(name.as_bytes())?, &Make::new(mode, 0, 0))?;
-            anyhow::Ok(made.ino)
-        };
-        let mut all = vec![];
-        for worker in 0..workers {
-            let root = Node::detached(ROOT_INO, FileKind::Directory);
-            let dir = make(root, format!("worker-{worker}"), 0o040_755)?;
-            let dir = Node::detached(dir, FileKind::Directory);
-            let files = (0..files).map(|file| make(dir, format!("file-{file:06}"), 0o100_644));
-            all.push(files.collect::<anyhow::Result<_>>()?);
-        }
+        let files = AttrFiles::make(&store, size)?;
         store.sync().context("sync")?;
-        Ok(DiskStore { variant, path: path.to_owned(), store: Some(store), index, files: all })
+        Ok(DiskStore { variant, path: path.to_owned(), store: Some(store), index, files })
     }
 
     /// Returns the store's counters.
@@ -99,10 +83,6 @@ impl DiskStore {
     fn store(&self) -> &Store {
         self.store.as_ref().expect("only its owner closes it")
     }
-
-    fn node(&self, worker: usize, file: usize) -> Node<'static> {
-        Node::detached(self.files[worker][file], FileKind::Regular)
-    }
 }
 
 impl AttrStore for DiskStore {
@@ -111,19 +91,15 @@ impl AttrStore for DiskStore {
     }
 
     fn set(&self, worker: usize, file: usize, value: &[u8]) {
-        let set = self.store().setxattr(self.node(worker, file), NAME, value, XattrMode::Set);
-        set.expect("there is room");
+        self.files.set(self.store(), (worker, file), value);
     }
 
     fn has(&self, worker: usize, file: usize, value: &[u8]) -> bool {
-        self.store().getxattr(self.node(worker, file), NAME).is_ok_and(|has| has == value)
+        self.files.get(self.store(), (worker, file)).is_some_and(|has| has == value)
     }
 
     fn clear(&self, worker: usize) {
-        for file in 0..self.files[worker].len() {
-            // A file without an attribute is not in this cell.
-            let _ = self.store().removexattr(self.node(worker, file), NAME);
-        }
+        self.files.clear(self.store(), worker);
     }
 
     fn sync(&self) {
@@ -145,23 +121,16 @@ impl AttrStore for DiskStore {
 
     fn audit(&self) -> anyhow::Result<u64> {
         self.store().share_xattrs();
-        let stats = self.stats();
-        let all = self.files.iter().enumerate();
-        let has = |worker: usize, file: usize| self.store().getxattr(self.node(worker, file), NAME);
-        let users: usize = all
-            .map(|(worker, files)| {
-                (0..files.len()).filter(|&file| has(worker, file).is_ok()).count()
-            })
-            .sum();
+        let (stats, users) = (self.stats(), self.files.users(self.store()));
         ensure!(
-            stats.xattr_users == users as u64,
+            stats.xattr_users == users,
             "{}: {} users are counted and there are {users}",
             self.variant,
             stats.xattr_users
         );
         let (blocks, bound) = (stats.xattr_blocks, u64::from(USERS_MAX));
         ensure!(
-            blocks <= users as u64 && blocks * bound >= users as u64,
+            blocks <= users && blocks * bound >= users,
             "{}: {blocks} blocks for {users} users",
             self.variant
         );
@@ -170,7 +139,7 @@ impl AttrStore for DiskStore {
         }
         let entries = self.index.entries();
         // A full block may have none.
-        let least = blocks - (users as u64 / bound).min(blocks);
+        let least = blocks - (users / bound).min(blocks);
         ensure!(
             (least..=blocks).contains(&entries),
             "{}: {entries} entries for {blocks} blocks",

@@ -10,20 +10,15 @@
 
 use anyhow::ensure;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-use corewalk::{FileKind, FileSystem as _, Make, Name, Node, XattrMode};
 
 use super::AttrStore;
-
-/// The attribute.
-const NAME: &[u8] = b"user.bench";
-/// The number of the root directory.
-const ROOT_INO: u64 = 1;
+use super::files::AttrFiles;
 
 /// The file system, with the files of each worker.
 pub(crate) struct TmpfsStore {
     fs: Tmpfs,
     is_sharing: bool,
-    files: Vec<Vec<u64>>,
+    files: AttrFiles,
 }
 
 impl TmpfsStore {
@@ -32,24 +27,10 @@ impl TmpfsStore {
     ///
     /// # Errors
     /// If a file cannot be made.
-    pub(crate) fn new(
-        share_xattrs: bool,
-        (workers, files): (usize, usize),
-    ) -> anyhow::Result<TmpfsStore> {
+    pub(crate) fn new(share_xattrs: bool, size: (usize, usize)) -> anyhow::Result<TmpfsStore> {
         let fs = Tmpfs::new(TmpfsOptions::default().with_share_xattrs(share_xattrs));
-        let root = Node::detached(ROOT_INO, FileKind::Directory);
-        let make = |worker: usize, file: usize| {
-            let name = format!("{worker}-{file:06}");
-            let made = fs.make(root, Name::new(name.as_bytes())?, &Make::new(0o100_644, 0, 0))?;
-            anyhow::Ok(made.ino)
-        };
-        let all = (0..workers).map(|worker| (0..files).map(|file| make(worker, file)).collect());
-        let files = all.collect::<anyhow::Result<_>>()?;
+        let files = AttrFiles::make(&fs, size)?;
         Ok(TmpfsStore { fs, is_sharing: share_xattrs, files })
-    }
-
-    fn node(&self, worker: usize, file: usize) -> Node<'static> {
-        Node::detached(self.files[worker][file], FileKind::Regular)
     }
 }
 
@@ -59,30 +40,20 @@ impl AttrStore for TmpfsStore {
     }
 
     fn set(&self, worker: usize, file: usize, value: &[u8]) {
-        let set = self.fs.setxattr(self.node(worker, file), NAME, value, XattrMode::Set);
-        set.expect("there is no limit");
+        self.files.set(&self.fs, (worker, file), value);
     }
 
     fn has(&self, worker: usize, file: usize, value: &[u8]) -> bool {
-        self.fs.getxattr(self.node(worker, file), NAME).is_ok_and(|has| has == value)
+        self.files.get(&self.fs, (worker, file)).is_some_and(|has| has == value)
     }
 
     fn clear(&self, worker: usize) {
-        for file in 0..self.files[worker].len() {
-            // Those without one are not in this cell.
-            let _ = self.fs.removexattr(self.node(worker, file), NAME);
-        }
+        self.files.clear(&self.fs, worker);
     }
 
     fn audit(&self) -> anyhow::Result<u64> {
         self.fs.share_xattrs();
-        let all = self.files.iter().enumerate();
-        let nodes = all.flat_map(|(worker, files)| (0..files.len()).map(move |at| (worker, at)));
-        let has = |&(worker, file): &(usize, usize)| {
-            self.fs.getxattr(self.node(worker, file), NAME).is_ok()
-        };
-        let users = nodes.filter(has).count() as u64;
-        let stats = self.fs.xattr_stats();
+        let (users, stats) = (self.files.users(&self.fs), self.fs.xattr_stats());
         ensure!(stats.waiting == 0, "{}: {stats:?} after all was shared", self.variant());
         let blocks = if self.is_sharing { stats.shared_sets } else { users };
         ensure!(

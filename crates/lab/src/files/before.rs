@@ -17,14 +17,13 @@
 
 use std::ops::ControlFlow;
 
-use corewalk::attr::mode;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{FileKind, FileSystem as _, Make, Name, Node, RenameMode};
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
 use super::{Files, List, Status, User};
 use crate::baseline::Namespace as _;
-use crate::before::{Before, Dentries as _, Design, Kind};
+use crate::before::{Before, Dentries as _, Design};
 use crate::corpus::ROOT;
 
 /// The cache, the file system below it, and what each dentry refers to there.
@@ -64,7 +63,9 @@ impl BeforeFiles {
         Node::detached(self.inode(dentry), kind)
     }
 
-    fn make(&self, dir: u64, name: &[u8], mode: u32, kind: Kind) -> Option<()> {
+    fn make(&self, dir: u64, name: &[u8], kind: FileKind) -> Option<()> {
+        let permissions = if kind == FileKind::Directory { 0o755 } else { 0o644 };
+        let mode = kind.to_mode() | permissions;
         let (parent, checked) = (self.node(dir, FileKind::Directory), Name::new(name).ok()?);
         let attr = self.tmpfs.make(parent, checked, &Make::new(mode, 0, 0)).ok()?;
         let dentry = self.dentries.create(dir, name, kind)?;
@@ -117,12 +118,12 @@ impl User for &BeforeFiles {
     }
 
     fn make_dir(&self, dir: &u64, name: &[u8]) -> bool {
-        self.make(*dir, name, mode::S_IFDIR | 0o755, Kind::Directory).is_some()
+        self.make(*dir, name, FileKind::Directory).is_some()
     }
 
     #[inline]
     fn create(&self, dir: &u64, name: &[u8]) -> bool {
-        self.make(*dir, name, mode::S_IFREG | 0o644, Kind::File).is_some()
+        self.make(*dir, name, FileKind::Regular).is_some()
     }
 
     #[inline]
@@ -170,7 +171,7 @@ impl User for &BeforeFiles {
     fn list(&self, dir: &u64, list: &mut List) -> bool {
         list.clear();
         let listed = self.tmpfs.readdir(self.node(*dir, FileKind::Directory), 0, &mut |entry| {
-            list.push_kind(entry.name.as_bytes(), entry.kind);
+            list.push(entry.name.as_bytes(), entry.kind);
             ControlFlow::Continue(())
         });
         listed.is_ok()

@@ -10,23 +10,22 @@
 //!
 //! Source: openat(2), fstatat(2), getdents64(2), proc_pid_fd(5), statfs(2).
 
-use std::io::Write as _;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
+use corewalk::FileKind;
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RawDir, chmodat, linkat, mkdirat, openat, readlinkat,
-    renameat, statat, statfs, unlinkat,
+    AtFlags, CWD, FileType, Mode, OFlags, RawDir, chmodat, linkat, mkdirat, openat, renameat,
+    statat, statfs, unlinkat,
 };
 
-use super::{Files, Kind, List, Status, User};
-use crate::peer::Scratch;
+use super::{Files, List, Status, User};
+use crate::baseline::path_of_fd;
+use crate::peer::{Scratch, TMPFS};
 
-/// Where the host has a tmpfs.
-const TMPFS: &str = "/dev/shm";
 /// The type of a tmpfs in statfs(2) (`TMPFS_MAGIC`).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 /// Bytes of a buffer for getdents64(2).
@@ -142,7 +141,7 @@ impl User for HostUser<'_> {
             let name = entry.file_name().to_bytes();
             if name != b"." && name != b".." {
                 let is_directory = entry.file_type() == FileType::Directory;
-                list.push(name, if is_directory { Kind::Directory } else { Kind::Other });
+                list.push(name, if is_directory { FileKind::Directory } else { FileKind::Regular });
             }
         }
         true
@@ -155,12 +154,7 @@ impl User for HostUser<'_> {
 
     #[inline]
     fn path_of(&self, file: &OwnedFd) -> Option<Vec<u8>> {
-        let mut link = [0_u8; 32];
-        let mut rest = &mut link[..];
-        write!(rest, "/proc/self/fd/{}", file.as_raw_fd()).ok()?;
-        let unused = rest.len();
-        let link = &link[..link.len() - unused];
-        let mut path = readlinkat(CWD, link, Vec::with_capacity(256)).ok()?.into_bytes();
+        let mut path = path_of_fd(file)?;
         let folder = self.folder.as_os_str().as_bytes();
         path.starts_with(folder).then(|| path.drain(..folder.len()));
         Some(path)

@@ -146,7 +146,7 @@ impl<'v> User for OurUser<'v> {
     fn list(&self, dir: &InodeRef<'v>, list: &mut List) -> bool {
         list.clear();
         let listed = self.vfs.readdir(dir, 0, &mut |entry| {
-            list.push_kind(entry.name.as_bytes(), entry.kind);
+            list.push(entry.name.as_bytes(), entry.kind);
             ControlFlow::Continue(())
         });
         listed.is_ok()

@@ -4,13 +4,12 @@
 
 use std::fmt::Write as _;
 
-use super::Failed;
 use super::plot::{Line, draw};
 use crate::Report;
 use crate::machine::Machine;
 use crate::samples::Row;
-use crate::table::{self, Claim, Published, Text};
-use crate::text::{params_of, rows_of, with_names};
+use crate::table::{self, Claim, Published, Table};
+use crate::text::{self, params_of, rows_of, with_names};
 
 /// The style. Losses have the size and the weight of wins; a word says the same as a colour.
 const STYLE: &str = include_str!("style.css");
@@ -20,7 +19,7 @@ const ANY: &str = "*";
 const LINES_MAX: usize = 8;
 
 /// Returns the page.
-pub(super) fn render(reports: &[Report], failed: &[Failed]) -> String {
+pub(super) fn render(reports: &[Report]) -> String {
     let mut out = format!(
         "<!DOCTYPE html>\n<html xmlns=\"http://www.w3.org/1999/xhtml\" lang=\"en\">\n<head>\n\
          <meta charset=\"utf-8\"/>\n\
@@ -32,10 +31,6 @@ pub(super) fn render(reports: &[Report], failed: &[Failed]) -> String {
     );
     for machine in machines(reports) {
         let _ = writeln!(out, "<p class=\"machine\">{}</p>", escape(&machine));
-    }
-    for Failed { table, why } in failed {
-        let (table, why) = (escape(table), escape(why));
-        let _ = writeln!(out, "<p class=\"not-held\"><b>{table} did not run:</b> {why}</p>");
     }
     out.push_str("<ol class=\"front\">\n");
     for (at, report) in reports.iter().enumerate() {
@@ -81,10 +76,10 @@ fn machines(reports: &[Report]) -> Vec<String> {
 /// Writes the line of a table on the front page.
 fn front(out: &mut String, at: usize, report: &Report) {
     let table = table::find(report.table);
-    let claim = table.map_or(report.source, |table| table.text().claim);
-    let claims = table.map(|table| table.claims(&report.rows)).unwrap_or_default();
+    let claim = table.map_or(report.source, |table| table.claim);
+    let claims = table.map(|table| (table.claims)(&report.rows)).unwrap_or_default();
     let (word, verdict) = verdict(&claims);
-    let ratio = table.and_then(|table| headline(table.text(), &report.rows));
+    let ratio = table.and_then(|table| headline(table, &report.rows));
     let ratio = ratio.unwrap_or_else(|| String::from("no ratio"));
     let (name, claim, ratio) = (escape(report.table), escape(claim), escape(&ratio));
     let _ = writeln!(
@@ -107,10 +102,10 @@ fn verdict(claims: &[Claim]) -> (&'static str, String) {
 }
 
 /// Returns the ratio of corewalk's row that stands for the table.
-fn headline(text: &Text, rows: &[Row]) -> Option<String> {
+fn headline(table: &Table, rows: &[Row]) -> Option<String> {
     let wanted =
-        |row: &&&Row| row.params.get(text.plot.x).is_some_and(|x| value(x) == text.plot.headline);
-    let plotted = plotted(text, rows);
+        |row: &&&Row| row.params.get(table.plot.x).is_some_and(|x| value(x) == table.plot.headline);
+    let plotted = plotted(table, rows);
     let row = plotted.iter().filter(|row| row.variant == "corewalk").find(wanted)?;
     let params = with_names(&row.params);
     row.ratio.map(|ratio| format!("x{ratio:.2} of {} ({}, {params})", row.baseline, row.metric))
@@ -121,8 +116,8 @@ fn value(value: &serde_json::Value) -> String {
 }
 
 /// Returns the rows of the plot.
-fn plotted<'a>(text: &Text, rows: &'a [Row]) -> Vec<&'a Row> {
-    let plot = &text.plot;
+fn plotted<'a>(table: &Table, rows: &'a [Row]) -> Vec<&'a Row> {
+    let plot = &table.plot;
     let is_plotted = |row: &&Row| {
         row.metric == plot.metric
             && row.params.len() == plot.at.len() + 1
@@ -140,28 +135,28 @@ fn section(out: &mut String, at: usize, report: &Report) {
     let (name, source) = (escape(report.table), escape(report.source));
     let _ = writeln!(out, "<h2 id=\"t{at}\">{name}</h2>");
     if let Some(table) = table {
-        let _ = writeln!(out, "<p class=\"claim\">{}</p>", escape(table.text().claim));
+        let _ = writeln!(out, "<p class=\"claim\">{}</p>", escape(table.claim));
     }
     let commit = escape(&report.machine.commit);
     let _ = writeln!(out, "<p class=\"machine\">{source}; commit {commit}</p>");
-    for claim in table.map(|table| table.claims(&report.rows)).unwrap_or_default() {
+    for claim in table.map(|table| (table.claims)(&report.rows)).unwrap_or_default() {
         let (word, text) = (claim.word(), escape(&claim.to_string()));
         let _ = writeln!(out, "<p class=\"tested {word}\">{text}</p>");
     }
     if let Some(table) = table {
         out.push_str("<div class=\"plots\">\n");
-        measured_plot(out, table.text(), &plotted(table.text(), &report.rows));
-        if let Some(published) = table.published() {
-            published_plot(out, table.text(), &published);
+        measured_plot(out, table, &plotted(table, &report.rows));
+        if let Some(published) = (table.published)() {
+            published_plot(out, table, &published);
         }
         out.push_str("</div>\n");
     }
-    let footer = table.map(|table| table.footer(&report.rows)).unwrap_or_default();
-    if !footer.is_empty() {
-        let footer = escape(footer.trim_end());
+    let published = table.map(text::published).unwrap_or_default();
+    if !published.is_empty() {
+        let published = escape(published.trim_end());
         let _ = writeln!(
             out,
-            "<details><summary>published figures and sums</summary><pre>{footer}</pre></details>"
+            "<details><summary>published figures</summary><pre>{published}</pre></details>"
         );
     }
     let rows = report.rows.len();
@@ -176,11 +171,11 @@ fn section(out: &mut String, at: usize, report: &Report) {
 }
 
 /// Writes the plot of measured rows.
-fn measured_plot(out: &mut String, text: &Text, rows: &[&Row]) {
+fn measured_plot(out: &mut String, table: &Table, rows: &[&Row]) {
     let Some(first) = rows.first() else { return };
     let (mut values, mut names): (Vec<String>, Vec<&str>) = (vec![], vec![]);
     for row in rows {
-        let at = value(&row.params[text.plot.x]);
+        let at = value(&row.params[table.plot.x]);
         if !values.contains(&at) {
             values.push(at);
         }
@@ -192,7 +187,7 @@ fn measured_plot(out: &mut String, text: &Text, rows: &[&Row]) {
     names.sort_by_key(|name| (*name != "corewalk", *name != first.baseline));
     names.truncate(LINES_MAX);
     let point = |name: &str, at: &String| {
-        let is_it = |row: &&&Row| row.variant == name && value(&row.params[text.plot.x]) == *at;
+        let is_it = |row: &&&Row| row.variant == name && value(&row.params[table.plot.x]) == *at;
         rows.iter().find(is_it).map(|row| [row.median, row.min, row.max])
     };
     let line = |name: &&str| Line {
@@ -200,15 +195,15 @@ fn measured_plot(out: &mut String, text: &Text, rows: &[&Row]) {
         points: values.iter().map(|at| point(name, at)).collect(),
     };
     let lines: Vec<Line> = names.iter().map(line).collect();
-    let fixed: Vec<String> = text.plot.at.iter().map(|(key, at)| format!("{key}={at}")).collect();
-    let unit = format!("{}, {} is better", text.plot.metric, first.better);
-    let title = format!("{} over {} {}", text.name, text.plot.x, fixed.join(" "));
-    let x = format!("{} ({})", text.plot.x, fixed.join(" "));
+    let fixed: Vec<String> = table.plot.at.iter().map(|(key, at)| format!("{key}={at}")).collect();
+    let unit = format!("{}, {} is better", table.plot.metric, first.better);
+    let title = format!("{} over {} {}", table.name, table.plot.x, fixed.join(" "));
+    let x = format!("{} ({})", table.plot.x, fixed.join(" "));
     out.push_str(&draw(&title, &unit, (x.trim_end_matches(" ()"), &values), &lines));
 }
 
 /// Writes the plot of published curves.
-fn published_plot(out: &mut String, text: &Text, published: &Published) {
+fn published_plot(out: &mut String, table: &Table, published: &Published) {
     let points = published.curves.iter().flat_map(|(_, points)| points);
     let mut values: Vec<f64> = points.map(|(x, _)| *x).collect();
     values.sort_by(f64::total_cmp);
@@ -225,7 +220,7 @@ fn published_plot(out: &mut String, text: &Text, published: &Published) {
         })
         .collect();
     let values: Vec<String> = values.iter().map(f64::to_string).collect();
-    let (title, unit) = (format!("{}, as published", text.name), published.unit);
+    let (title, unit) = (format!("{}, as published", table.name), published.unit);
     out.push_str(&draw(&title, unit, (published.x, &values), &lines));
 }
 
@@ -262,8 +257,7 @@ mod tests {
             },
             rows: rows(),
         };
-        let failed = [Failed { table: "path", why: "no <names>".into() }];
-        render(&[report("rename"), report("a-table-from-elsewhere")], &failed)
+        render(&[report("rename"), report("a-table-from-elsewhere")])
     }
 
     fn parse(page: &str) -> roxmltree::Document<'_> {
@@ -291,7 +285,7 @@ mod tests {
         let front = page.split("<ol").nth(1).unwrap().split("</ol>").next().unwrap();
         let lines: Vec<&str> = front.split("<li>").skip(1).collect();
         assert_eq!(lines.len(), 2);
-        let claim = escape(table::find("rename").unwrap().text().claim);
+        let claim = escape(table::find("rename").unwrap().claim);
         for part in [&claim, "x2.00 of linux", "class=\"verdict not-measured\""] {
             assert!(lines[0].contains(part), "{part} is missing in {}", lines[0]);
         }
@@ -306,7 +300,6 @@ mod tests {
         // A table that this program does not know has rows and no plot.
         assert_eq!((count("svg"), count("h2")), (1, 2));
         assert!(page.contains("a &lt;cpu&gt;, 2 cores, Linux 6.1, commit abc"));
-        assert!(page.contains("path did not run:") && page.contains("no &lt;names&gt;"));
         assert_eq!(page.matches("all 4 rows").count(), 2);
         assert_eq!(page.matches("x2.000 of linux").count(), 4);
     }

@@ -7,16 +7,14 @@
 //! must then hold just that, so that an addition that was lost is seen, whichever semaphore it was
 //! for.
 
-use std::fmt::{self, Display};
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
 use corewalk_ipc::{SemBuf, SemFlags};
 
 use super::{Sems, check};
 use crate::crew::{self, Laps, Slice, Turn};
 use crate::questions::Rng;
-use crate::samples::Params;
+use crate::samples::Cell;
 
 /// Which semaphores a worker takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +23,7 @@ pub(crate) enum Pattern {
     Own,
     /// Another one each time.
     Random,
-    /// The first, as everybody.
+    /// The first one, as all workers.
     Same,
 }
 
@@ -41,54 +39,24 @@ pub(crate) struct Load {
     pub(crate) ops: usize,
 }
 
-impl Pattern {
-    pub(crate) const ALL: [Pattern; 3] = [Pattern::Own, Pattern::Random, Pattern::Same];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Pattern::Own => "own",
-            Pattern::Random => "random",
-            Pattern::Same => "same",
-        }
-    }
-}
-
 impl Load {
-    /// Returns the line that makes a worker process run this load (`worker`).
-    pub(crate) fn line(&self, time: Duration) -> String {
-        let Load { threads, sems, pattern, has_undo, ops } = self;
-        let (pattern, undo) = (pattern.name(), if *has_undo { "on" } else { "off" });
-        format!("{pattern} {sems} {undo} {ops} {threads} {}", time.as_millis().max(1))
-    }
+    /// The parameters of a cell that a load has.
+    pub(crate) const KEYS: [&str; 5] = ["threads", "sems", "pattern", "undo", "ops"];
 
-    /// Reads what [`Load::line`] returns.
-    ///
-    /// # Errors
-    /// A line that is no load.
-    pub(crate) fn parse(line: &str) -> anyhow::Result<(Load, Duration)> {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let [pattern, sems, undo, ops, threads, ms] = words[..] else { bail!("{line} is no load") };
-        let pattern = Pattern::ALL.into_iter().find(|known| known.name() == pattern);
-        let load = Load {
-            threads: threads.parse()?,
-            sems: sems.parse()?,
-            pattern: pattern.context("no such pattern")?,
-            has_undo: undo == "on",
-            ops: ops.parse()?,
+    /// Returns the load of a cell.
+    pub(crate) fn of(cell: &Cell) -> Load {
+        let pattern = match cell.word("pattern") {
+            "random" => Pattern::Random,
+            "same" => Pattern::Same,
+            _ => Pattern::Own,
         };
-        Ok((load, Duration::from_millis(ms.parse()?)))
-    }
-
-    /// Returns the parameters; `workers` is what the workers are.
-    pub(crate) fn params(&self, workers: &str) -> Params {
-        Params::from([
-            ("threads", self.threads.into()),
-            ("sems", self.sems.into()),
-            ("pattern", self.pattern.name().into()),
-            ("undo", if self.has_undo { "on" } else { "off" }.into()),
-            ("ops", self.ops.into()),
-            ("workers", workers.into()),
-        ])
+        Load {
+            threads: cell.number("threads"),
+            sems: cell.number("sems") as u16,
+            pattern,
+            has_undo: cell.word("undo") == "on",
+            ops: cell.number("ops"),
+        }
     }
 
     /// Runs one slice with threads of this process, which are one user.
@@ -157,14 +125,6 @@ impl Load {
     }
 }
 
-impl Display for Load {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Load { threads, sems, pattern, has_undo, ops } = self;
-        let undo = if *has_undo { " undo" } else { "" };
-        write!(f, "threads={threads} sems={sems} {} ops={ops}{undo}", pattern.name())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,26 +161,23 @@ mod tests {
     }
 
     #[test]
-    fn line_of_a_load_is_read_back() {
-        let (pattern, time) = (Pattern::Random, Duration::from_millis(20));
-        let load = Load { threads: 4, sems: 128, pattern, has_undo: true, ops: 2 };
-        assert_eq!(load.line(time), "random 128 on 2 4 20");
-        assert_eq!(Load::parse(&load.line(time)).unwrap(), (load, time));
-        for bad in ["", "random 128 on 2 4", "none 128 on 2 4 20", "own 128 on 2 x 20"] {
-            assert!(Load::parse(bad).is_err(), "{bad}");
-        }
+    fn load_is_that_of_its_cell() {
+        let cell = Cell::default().with("pattern", "random").with("sems", 128).with("ops", 2);
+        let load = Load::of(&cell.with("threads", 4).with("undo", "on"));
+        let pattern = Pattern::Random;
+        assert_eq!(load, Load { threads: 4, sems: 128, pattern, has_undo: true, ops: 2 });
     }
 
     #[test]
     fn operation_that_is_lost_is_found_out() {
         let mut whole = SemArrays::<IpcRcu>::new(1);
         whole.make(8).unwrap();
-        for pattern in Pattern::ALL {
+        for pattern in [Pattern::Own, Pattern::Random, Pattern::Same] {
             for (has_undo, ops) in [(false, 1), (true, 1), (true, 2)] {
                 let load = Load { threads: 2, sems: 8, pattern, has_undo, ops };
                 let slice = load.run(&whole, 0, Duration::from_millis(2)).unwrap();
-                assert!(slice.check("whole").is_ok(), "{load}");
-                assert_eq!(whole.values(0).unwrap(), [0; 8], "{load}");
+                assert!(slice.check("whole").is_ok(), "{load:?}");
+                assert_eq!(whole.values(0).unwrap(), [0; 8], "{load:?}");
             }
         }
         let lossy = Lossy { whole, calls: AtomicU64::new(0) };

@@ -21,15 +21,12 @@
 //! Source: document 003, "Future Directions", 1; Linux `fs/namei.c` (`inode_lock` of the parent);
 //! the shape is that of MWCM and MWUM in FxMark (USENIX ATC 2016).
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use serde_json::Value;
 
-use super::bench::{Bench, Cell, Measure, Workload, cells, values};
-use super::grid::Rounds;
-use super::{Claim, Grid, Plot, Settings, Table, Text, shape};
+use super::engine::{Measure, Workload, cells, values};
+use super::{Claim, Plot, Run, Settings, Sweep, Table, shape};
 use crate::crew::{self, Slice};
 use crate::files::{Files, List, User};
 use crate::samples::{Row, Samples};
@@ -46,68 +43,35 @@ const VARIANTS: [&str; 2] = ["corewalk", BASELINE];
 const PLACES: [&str; 2] = ["one", "own"];
 
 /// The table.
-pub(super) struct CreateOneDir;
+pub(super) const TABLE: Table = Table {
+    name: "create-one-dir",
+    source: "updates that are not gated by one lock: future direction 1 of document 003 (2004)",
+    about: "files made and removed by several threads, different names in one directory",
+    claim: "Different names in one directory are made and removed side by side.",
+    plot: Plot { x: "threads", metric: "ops_per_s", at: &[("directories", "one")], headline: "1" },
+    note: "The document publishes no figure for updates.",
+    claims,
+    sweeps,
+    run,
+    ..Table::PLAIN
+};
 
-impl Table for CreateOneDir {
-    fn text(&self) -> &'static Text {
-        &Text {
-            name: "create-one-dir",
-            source: "updates that are not gated by one lock: future direction 1 of document 003 (2004)",
-            about: "files made and removed by several threads, different names in one directory",
-            claim: "Different names in one directory are made and removed side by side.",
-            plot: Plot {
-                x: "threads",
-                metric: "ops_per_s",
-                at: &[("directories", "one")],
-                headline: "1",
-            },
-        }
-    }
-
-    fn footer(&self, rows: &[Row]) -> String {
-        let mut out = String::from("The document publishes no figure for updates.\n");
-        for variant in VARIANTS {
-            let [one, own] =
-                PLACES.map(|place| shape::times(shape::scaling(rows, variant, &at(place))));
-            let _ = writeln!(
-                out,
-                "{variant}: two threads over one {one} in one directory, {own} in their own"
-            );
-        }
-        out
-    }
-
-    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
-        let scaling = shape::scaling(rows, "corewalk", &at("one"));
-        vec![Claim::at_least("two threads over one in one directory", scaling, 1.0)]
-    }
-
-    fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        vec![Grid::new(settings, all_cells(settings).len(), VARIANTS.len(), 1.0)]
-    }
-
-    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let mut samples = Samples::default();
-        let bench = Bench {
-            rounds: &Rounds::begin(self.name(), settings)?,
-            grid: self.grids(settings)[0],
-            cells: &all_cells(settings),
-            baseline: BASELINE,
-            is_net_of_syscall: false,
-        };
-        let workload = Creates { threads: settings.threads_max() };
-        bench.run_files(None, &workload, &mut samples)?;
-        samples.add_scaling(|_, _| true);
-        Ok(samples)
-    }
+fn claims(rows: &[Row]) -> Vec<Claim> {
+    let scaling = shape::scaling(rows, "corewalk", &[("directories", "one".into())]);
+    vec![Claim::at_least("two threads over one in one directory", scaling, 1.0)]
 }
 
-fn at(place: &'static str) -> [(&'static str, Value); 1] {
-    [("directories", place.into())]
+fn sweeps(settings: &Settings) -> Vec<Sweep> {
+    let threads = values(&settings.threads);
+    let cells = cells(&[("directories", values(&PLACES)), ("threads", threads)]);
+    vec![Sweep::new(cells, (VARIANTS.len(), BASELINE), 1.0)]
 }
 
-fn all_cells(settings: &Settings) -> Vec<Cell> {
-    cells(&[("directories", values(&PLACES)), ("threads", values(&settings.threads))])
+fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+    let workload = Creates { threads: run.settings.threads_max() };
+    run.files(&run.sweeps[0], None, &workload, samples)?;
+    samples.add_scaling(|_, _| true);
+    Ok(())
 }
 
 /// Creates and unlinks of up to so many threads.
@@ -177,13 +141,14 @@ fn slice<F: Files>(files: &F, (place, threads): (&str, usize), time: Duration) -
 mod tests {
     use super::*;
     use crate::files::Ours;
+    use crate::table::engine::Cell;
     use crate::table::quick;
 
     #[test]
     fn quick_run_has_every_variant_in_one_directory_and_in_own_ones() {
-        let cells = quick::params(&all_cells(&quick::settings()));
-        let rows = quick::check(&CreateOneDir, &VARIANTS, &cells);
-        assert!(CreateOneDir.claims(&rows)[0].to_string().contains("held (x"));
+        let cells = quick::params(&sweeps(&quick::settings())[0].cells);
+        let rows = quick::check(&TABLE, &VARIANTS, &cells);
+        assert!(claims(&rows)[0].to_string().contains("held (x"));
     }
 
     #[test]

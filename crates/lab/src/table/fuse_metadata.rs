@@ -37,7 +37,6 @@
 //! Source: the phases are those of mdtest (<https://github.com/hpc/ior>), with renames and
 //! attributes.
 
-use std::fmt::{self, Display};
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
@@ -46,12 +45,14 @@ use anyhow::{Context as _, ensure};
 use corewalk_base::primitives::thread;
 use rustix::fs::statfs;
 
-use super::grid::Rounds;
-use super::{Claim, Grid, Plot, Settings, Size, Table, Text, shape};
-use crate::client::{Client, Lap, Phase};
+use super::engine::{cells, values};
+use super::{Claim, Plot, Run, Settings, Size, Sweep, Table, shape};
+use crate::client::{Client, PHASES, is_sync};
+use crate::cpus;
+use crate::crew::Slice;
 use crate::machine::Disturbance;
 use crate::peer::{self, Mounted, Program, Scratch, Terms, Threads};
-use crate::samples::{Metric, Params, Row, Samples};
+use crate::samples::{Row, Samples};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "bindfs";
@@ -63,8 +64,6 @@ const LINUX: &str = "linux";
 const LINUX_EXT4: &str = "linux-ext4";
 /// The variant that keeps its files on a disk.
 const STORE: &str = "corewalk-store";
-/// Where the host has a tmpfs.
-const TMPFS: &str = "/dev/shm";
 /// Operations per second that a mount is expected to reach, to choose how many files there are.
 const EXPECTED_OPS_PER_S: f64 = 10_000.0;
 /// The share of the time per row: there are many rows.
@@ -79,9 +78,6 @@ const EXT4_MAGIC: u64 = 0xef53;
 /// For how long the machine is watched before the run, to see who else works.
 const WATCH: Duration = Duration::from_millis(300);
 
-/// The table.
-pub(super) struct FuseMetadata;
-
 /// For how many clients a mount is.
 type Serves = RangeInclusive<usize>;
 
@@ -91,155 +87,128 @@ type Shape = (Serves, Threads);
 /// How a server is found.
 type Find = dyn Fn(Threads, &Path, &Path) -> anyhow::Result<Program>;
 
-impl Table for FuseMetadata {
-    fn text(&self) -> &'static Text {
-        &Text {
-            name: "fuse-metadata",
-            source: "mdtest-like metadata operations on FUSE mounts with timeouts 0, after IOR's mdtest",
-            about: "create, stat, readdir+stat, rename, unlink on a corewalk tmpfs mount and on peers",
-            claim: "A store makes files nearly as fast as memory, and makes them durable as fast as ext4.",
-            plot: Plot {
-                x: "processes",
-                metric: "ops_per_s",
-                at: &[("op", "create")],
-                headline: "1",
-            },
-        }
-    }
+/// The table.
+pub(super) const TABLE: Table = Table {
+    name: "fuse-metadata",
+    source: "mdtest-like metadata operations on FUSE mounts with timeouts 0, after IOR's mdtest",
+    about: "create, stat, readdir+stat, rename, unlink on a corewalk tmpfs mount and on peers",
+    claim: "A store makes files nearly as fast as memory, and makes them durable as fast as ext4.",
+    plot: Plot { x: "processes", metric: "ops_per_s", at: &[("op", "create")], headline: "1" },
+    claims,
+    sweeps,
+    run,
+    ..Table::PLAIN
+};
 
-    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
-        let create = |processes| {
-            let factor = store_over(rows, Phase::Create, OURS, processes);
-            let words = format!(
-                "files made in a store over files made in a tmpfs mount, clients: {processes}"
-            );
-            Claim::at_least(&words, factor, 0.8)
-        };
-        let mut claims: Vec<_> = [1, 2, 4].map(create).into();
-        for phase in [Phase::CreateSync, Phase::WriteSync] {
-            for processes in [1, 2, 4] {
-                let factor = store_over(rows, phase, LINUX_EXT4, processes);
-                let words = format!(
-                    "{} in a store over the same in an ext4 of the same disk, clients: {processes}",
-                    phase.name()
-                );
-                claims.push(Claim::at_least(&words, factor, 1.0));
-            }
-        }
-        claims
-    }
+fn claims(rows: &[Row]) -> Vec<Claim> {
+    let places = [
+        ("create", OURS, "files made in a store over files made in a tmpfs mount", 0.8),
+        (
+            "create+fsync",
+            LINUX_EXT4,
+            "create+fsync in a store over the same in an ext4 of the same disk",
+            1.0,
+        ),
+        (
+            "write+fsync",
+            LINUX_EXT4,
+            "write+fsync in a store over the same in an ext4 of the same disk",
+            1.0,
+        ),
+    ];
+    let claim = |(phase, other, words, least): (_, _, _, f64), processes: usize| {
+        let words = format!("{words}, clients: {processes}");
+        Claim::at_least(&words, store_over(rows, phase, other, processes), least)
+    };
+    places.into_iter().flat_map(|place| [1, 2, 4].map(|n| claim(place, n))).collect()
+}
 
-    fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        let phases = Phase::ALL.iter().filter(|phase| !phase.is_sync()).count();
-        let seconds = phases as f64 * files(settings) as f64 / EXPECTED_OPS_PER_S;
-        let slices: f64 =
-            settings.threads.iter().map(|&processes| seconds * processes as f64).sum();
-        let cells = settings.threads.len();
-        // Some mounts are for one client only, and the others for several.
-        let serving = SERVING as f64 / MOUNTS as f64;
-        let slice = Duration::from_secs_f64(slices * serving / cells.max(1) as f64);
-        vec![Grid { cells, variants: MOUNTS, slice, rounds: settings.rounds }]
-    }
+/// The time is that of the servers in the row of one number of clients, spread over all mounts.
+fn sweeps(settings: &Settings) -> Vec<Sweep> {
+    let phases = PHASES.iter().filter(|phase| !is_sync(phase)).count();
+    let seconds = phases as f64 * files(settings) as f64 / EXPECTED_OPS_PER_S;
+    let processes: usize = settings.threads.iter().sum();
+    let serving = SERVING as f64 / MOUNTS as f64;
+    let slice = seconds * processes as f64 * serving / settings.threads.len().max(1) as f64;
+    let cells = cells(&[("processes", values(&settings.threads))]);
+    let sweep = Sweep::new(cells, (MOUNTS, BASELINE), 1.0);
+    let share = slice / sweep.slice(settings).as_secs_f64().max(1e-9);
+    vec![Sweep { share, ..sweep }]
+}
 
-    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let program = settings.program.as_ref().context("this run cannot start the lab again")?;
-        let rounds = Rounds::begin(self.name(), settings)?;
-        let source = Scratch::new(Path::new(TMPFS), "source")?;
-        let scratch = Scratch::new(&std::env::temp_dir(), "mounts")?;
-        let disk = Scratch::new(&std::env::temp_dir(), "disk")?;
-        let mounts = mounts(&scratch, &source, &disk)?;
-        let disturbance = Disturbance::start();
-        thread::sleep(WATCH);
-        eprintln!(
-            "fuse-metadata: other processes used {:.0} % of the machine before the run; during it \
-             they are the servers and clients",
-            100.0 * disturbance.share()
-        );
-        let mut samples = Samples::default();
-        let cells: Vec<Processes> = settings.threads.iter().copied().map(Processes).collect();
-        rounds.each(&self.grids(settings)[0], (&cells, mounts.len()), |visit| {
-            let (serves, mount) = &mounts[visit.at];
-            let processes = visit.cell.0;
-            if !serves.contains(&processes) {
-                return Ok(());
-            }
-            let session = Session { program, mount, processes, round: visit.round };
-            session.run(files(settings), &rounds, &mut samples)
-        })?;
-        for (serves, mount) in mounts.iter().filter(|(_, mount)| mount.is_mount()) {
-            let (name, Terms { options, threads }) = (mount.variant(), mount.terms()?);
-            let from = serves.start();
-            eprintln!("fuse-metadata: {name} from {from} clients: {options}; {threads} threads");
+fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+    let program = run.settings.program.as_ref().context("this run cannot start the lab again")?;
+    let source = Scratch::new(Path::new(peer::TMPFS), "source")?;
+    let scratch = Scratch::new(&std::env::temp_dir(), "mounts")?;
+    let disk = Scratch::new(&std::env::temp_dir(), "disk")?;
+    let mounts = mounts(&scratch, &source, &disk)?;
+    let disturbance = Disturbance::start();
+    thread::sleep(WATCH);
+    eprintln!(
+        "fuse-metadata: other processes used {:.0} % of the machine before the run; during it \
+         they are the servers and clients",
+        100.0 * disturbance.share()
+    );
+    run.each(&run.sweeps[0], mounts.len(), |visit| {
+        let (serves, mount) = &mounts[visit.at];
+        let clients = visit.cell.number("processes");
+        if !serves.contains(&clients) {
+            return Ok(());
         }
-        Ok(samples)
+        let slices = session(run, (program, mount), clients)?;
+        for (phase, slice) in PHASES.into_iter().zip(slices) {
+            let params = visit.cell.with("op", phase).0;
+            slice.add_to(samples, visit.round, mount.variant(), &params, BASELINE)?;
+        }
+        Ok(())
+    })?;
+    for (serves, mount) in mounts.iter().filter(|(_, mount)| mount.is_mount()) {
+        let (name, Terms { options, threads }) = (mount.variant(), mount.terms()?);
+        let from = serves.start();
+        eprintln!("fuse-metadata: {name} from {from} clients: {options}; {threads} threads");
     }
+    Ok(())
 }
 
 /// Returns how many times as many operations per second the store does as `other`.
-fn store_over(rows: &[Row], phase: Phase, other: &str, processes: usize) -> Option<f64> {
-    let params = [("op", phase.name().into()), ("processes", processes.into())];
+fn store_over(rows: &[Row], phase: &str, other: &str, processes: usize) -> Option<f64> {
+    let params = [("op", phase.into()), ("processes", processes.into())];
     let rate = |variant| shape::median(rows, variant, "ops_per_s", &params);
     Some(rate(STORE)? / rate(other)?)
 }
 
-/// How many clients there are.
-struct Processes(usize);
-
-impl Display for Processes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "processes={}", self.0)
-    }
-}
-
-/// One mount, one number of processes, one round.
-struct Session<'a> {
-    program: &'a Path,
-    mount: &'a Mounted,
+/// Runs all phases on a mount with so many clients, and returns what each phase took. One client
+/// shares a processor with the server.
+fn session(
+    run: &Run<'_>,
+    (program, mount): (&Path, &Mounted),
     processes: usize,
-    round: usize,
-}
-
-impl Session<'_> {
-    fn run(&self, files: usize, rounds: &Rounds<'_>, samples: &mut Samples) -> anyhow::Result<()> {
-        let all = peer::all_cpus()?;
-        let (one, number) = peer::one_cpu(&all);
-        let is_alone = self.processes == 1;
-        self.mount.pin(if is_alone { &one } else { &all });
-        let mut clients = vec![];
-        for n in 0..self.processes {
-            let directory = self.mount.directory().join(format!("client-{n}"));
-            let cpu = is_alone.then_some(number);
-            clients.push(Client::start(self.program, &directory, files, cpu)?);
-        }
-        for phase in Phase::ALL {
-            rounds.check()?;
-            let server_ns = self.mount.cpu_ns();
-            clients.iter_mut().try_for_each(Client::go)?;
-            let laps: Vec<Lap> = clients
-                .iter_mut()
-                .map(Client::lap)
-                .collect::<anyhow::Result<_>>()
-                .with_context(|| format!("{}: {}", self.mount.variant(), phase.name()))?;
-            // A server that has ended threads meanwhile has less than before: then it is unknown.
-            let server_ns = self.mount.cpu_ns().saturating_sub(server_ns);
-            self.record(phase, &laps, server_ns, samples);
-        }
-        clients.into_iter().try_for_each(Client::finish)
+) -> anyhow::Result<Vec<Slice>> {
+    let first = cpus::each()[0];
+    let is_alone = processes == 1;
+    mount.pin(&if is_alone { cpus::one(first) } else { cpus::all()? });
+    let files = files(run.settings).to_string();
+    let start = |n: usize| {
+        let directory = mount.directory().join(format!("client-{n}"));
+        let mut args = vec!["client".into(), directory.into(), (&files).into()];
+        args.extend(is_alone.then(|| first.to_string().into()));
+        Client::spawn(program, args, &[])
+    };
+    let mut clients = (0..processes).map(start).collect::<anyhow::Result<Vec<Client>>>()?;
+    let mut slices = vec![];
+    for phase in PHASES {
+        run.check()?;
+        let server_ns = mount.cpu_ns();
+        clients.iter_mut().try_for_each(|client| client.say("go"))?;
+        let laps = clients.iter_mut().map(Client::lap).collect::<anyhow::Result<Vec<Slice>>>();
+        let laps = laps.with_context(|| format!("{}: {phase}", mount.variant()))?;
+        let mut slice = Slice::together(laps.iter());
+        // A server that has ended threads meanwhile has less than before: then it is unknown.
+        slice.cpu_ns += mount.cpu_ns().saturating_sub(server_ns);
+        slices.push(slice);
     }
-
-    fn record(&self, phase: Phase, laps: &[Lap], server_ns: u64, samples: &mut Samples) {
-        let params =
-            Params::from([("op", phase.name().into()), ("processes", self.processes.into())]);
-        let ops: u64 = laps.iter().map(|lap| lap.ops).sum();
-        let cpu_ns = server_ns + laps.iter().map(|lap| lap.cpu_ns).sum::<u64>();
-        let measured = [
-            (Metric::OpsPerSecond, laps.iter().map(Lap::ops_per_s).sum()),
-            (Metric::NsPerOp, cpu_ns as f64 / ops.max(1) as f64),
-        ];
-        for value in measured {
-            samples.add(self.round, self.mount.variant(), &params, value, BASELINE);
-        }
-    }
+    clients.into_iter().try_for_each(Client::finish)?;
+    Ok(slices)
 }
 
 /// Returns everything that is measured, mounted; a peer that is not there is named.

@@ -7,41 +7,40 @@
 //!
 //! # What the document measured
 //! The share of system time that went into the ipc lock under Oracle's swingbench with 100, 400 and
-//! 800 users on eight sockets ([`PUBLISHED`]).
+//! 800 users on eight sockets.
 //!
 //! # What is kept, and what is not
 //! Users and their numbers are kept: each is a thread here, and to corewalk and the designs before
 //! a process of its own. The database is not: a user does nothing but calls, of which three
 //! quarters are semop and the rest semctl, on semaphores drawn at random from 400 sets. Two
-//! processors never have more than two users inside a call at once, so a lock is found taken mostly
-//! when who holds it has lost its processor; what eight sockets make of a shared lock is not to be
-//! had here. A run has the document's 100, 400 and 800 users, all three; a quick one has 8 and 32,
-//! since it takes longer to start hundreds of threads than it lasts.
+//! processors never have more than two users inside a call at once. So a lock is found taken mostly
+//! when the user that holds it has lost its processor. The cost of a shared lock on eight sockets
+//! cannot be measured here. A run has the document's 100, 400 and 800 users. A quick run has 8 and
+//! 32, since it takes longer to start hundreds of threads than a quick run lasts.
 //!
-//! corewalk has no lock on the way of these calls but the set's for `SETVAL` and for those who were
-//! disturbed. It counts likewise what a user finds taken, and the time until it goes on
+//! corewalk takes only the lock of the set in these calls, for `SETVAL` and for disturbed calls. It
+//! also counts the locks that a user finds taken, and the time until the user goes on
 //! (`Namespace::contention`): the set's lock, and a semaphore in the middle of another's operation.
 //! The host kernel has rates only.
 //!
 //! # Checks
 //! Every call succeeds, what is read is in range, and no addition is lost: each user leaves a mark.
 
-use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
 use corewalk_ipc::{SemBuf, SemFlags};
 
-use super::grid::Rounds;
-use super::{Claim, Grid, Plot, Published, Settings, Table, Text, shape, sized};
+use super::engine::{Measure, cells, values};
+use super::shape::{Bound, rates};
+use super::{Claim, Plot, Published, Run, Settings, Sweep, Table, sized};
 use crate::before::sems::{IpcLock, IpcRcu, Protocol, SemArrays};
 use crate::crew::{self, Laps, Slice, Turn};
 use crate::questions::Rng;
-use crate::samples::{Metric, Params, Row, Samples};
+use crate::samples::{Metric, Row, Samples};
 use crate::sems::{Linux, Ours, Sems, apart, check};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";
-const OURS: &str = "corewalk";
 const VARIANTS: usize = 4;
 /// Numbers of users.
 const USERS: (&[usize], &[usize]) = (&[8, 32], &[100, 400, 800]);
@@ -50,120 +49,70 @@ const SETS: (usize, usize) = (40, 400);
 const SEMS: u16 = 16;
 /// The semaphore that is set and not added to, and to what.
 const STEADY: (u16, u16) = (SEMS - 1, 7);
-/// The figures of document 002: users, and percent of the system time in the ipc lock, before and
-/// after.
-const PUBLISHED: [(u32, f64, f64); 3] =
-    [(100, 8.74, 8.11), (400, 21.86, 19.93), (800, 84.35, 77.69)];
 /// The share of the time per row.
 const SHARE_OF_TIME: f64 = 0.7;
 
 /// The table.
-pub(super) struct IpcUsers;
-
-/// A number of users.
-struct Users(usize);
-
-/// The result of a slice: its speed, and nanoseconds and number of waits for locks, if they are
-/// counted.
-struct Outcome {
-    slice: Slice,
-    waited: Option<(u64, u64)>,
-}
-
-type Measure<'a> = Box<dyn Fn(usize, Duration) -> anyhow::Result<Outcome> + 'a>;
-
-impl Table for IpcUsers {
-    fn text(&self) -> &'static Text {
-        &Text {
-            name: "ipc-users",
-            source: "the swingbench runs of document 002 (Bueso, March 2013), in shape",
-            about: "100, 400 and 800 users of 400 semaphore sets, and what they wait for each other's locks",
-            claim: "Many users of many sets are served at least twice as fast as by the host kernel.",
-            plot: Plot { x: "users", metric: "ops_per_s", at: &[], headline: "100" },
-        }
-    }
-
-    fn published(&self) -> Option<Published> {
-        let before = PUBLISHED.map(|(users, before, _)| (f64::from(users), before)).to_vec();
-        let after = PUBLISHED.map(|(users, _, after)| (f64::from(users), after)).to_vec();
+pub(super) const TABLE: Table = Table {
+    name: "ipc-users",
+    source: "the swingbench runs of document 002 (Bueso, March 2013), in shape",
+    about: "100, 400 and 800 users of 400 semaphore sets, and what they wait for each other's locks",
+    claim: "Many users of many sets are served at least twice as fast as by the host kernel.",
+    plot: Plot { x: "users", metric: "ops_per_s", at: &[], headline: "100" },
+    published: || {
         Some(Published {
-            x: "users, 8 sockets",
-            unit: "% of system time in the ipc lock",
-            curves: vec![("before", before), ("after", after)],
+            x: "users, swingbench on 8 sockets",
+            unit: "percent of the system time in the ipc lock",
+            curves: vec![
+                ("before", vec![(100.0, 8.74), (400.0, 21.86), (800.0, 84.35)]),
+                ("after", vec![(100.0, 8.11), (400.0, 19.93), (800.0, 77.69)]),
+            ],
         })
-    }
+    },
+    claims,
+    sweeps,
+    run: |run, samples| apart(|| measure(run, samples)),
+    ..Table::PLAIN
+};
 
-    fn footer(&self, rows: &[Row]) -> String {
-        let mut out = String::from(
-            "document 002, swingbench on 8 sockets: percent of the system time in the ipc lock, before and \
-             after;\nhere, percent of the users' time, before-ipc-lock, before-ipc-rcu and corewalk:\n",
-        );
-        for (users, before, after) in PUBLISHED {
-            let _ = write!(out, "  {users:>3} users: {before:.2} and {after:.2}");
-            let here = [IpcLock::VARIANT, IpcRcu::VARIANT, OURS].map(|variant| {
-                let params = [("users", users.into()), ("of", "waiting".into())];
-                shape::median(rows, variant, "seconds", &params).map(|share| 100.0 * share)
-            });
-            if let [Some(before), Some(after), Some(ours)] = here {
-                let _ = write!(out, "; here {before:.2}, {after:.2} and {ours:.2}");
-            }
-            out.push('\n');
-        }
-        out
-    }
-
-    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
-        let rates = |row: &&Row| row.variant == OURS && row.metric == "ops_per_s";
-        let ratios = rows.iter().filter(rates).filter_map(|row| row.ratio);
-        let worst = ratios.min_by(f64::total_cmp);
-        vec![Claim::at_least("calls of any number of users, corewalk over linux", worst, 2.0)]
-    }
-
-    fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        let cells = sized(settings.size, USERS).len();
-        vec![Grid::new(settings, cells, VARIANTS, SHARE_OF_TIME)]
-    }
-
-    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        apart(|| run(self, settings))
-    }
+fn claims(rows: &[Row]) -> Vec<Claim> {
+    let words = "calls of any number of users, corewalk over linux";
+    vec![Claim::in_every_cell(words, &rates(rows, BASELINE, |_| true), Bound::Least(2.0))]
 }
 
-fn run(table: &IpcUsers, settings: &Settings) -> anyhow::Result<Samples> {
-    let rounds = Rounds::begin(table.name(), settings)?;
-    let (grid, sets) = (table.grids(settings)[0], sized(settings.size, SETS));
-    let users: Vec<Users> = sized(settings.size, USERS).iter().copied().map(Users).collect();
-    let most = users.iter().map(|users| users.0).max().unwrap_or(1);
+fn sweeps(settings: &Settings) -> Vec<Sweep> {
+    let cells = cells(&[("users", values(sized(settings.size, USERS)))]);
+    vec![Sweep::new(cells, (VARIANTS, BASELINE), SHARE_OF_TIME)]
+}
+
+fn measure(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+    let (sweep, sets) = (&run.sweeps[0], sized(run.settings.size, SETS));
+    let most = sweep.cells.iter().map(|cell| cell.number("users")).max().unwrap_or(1);
     let (linux, ours) = (made(Linux::default(), sets)?, made(Ours::counting(most)?, sets)?);
     let lock = made(SemArrays::<IpcLock>::new(most), sets)?;
     let rcu = made(SemArrays::<IpcRcu>::new(most), sets)?;
-    let variants: [(&str, Measure<'_>); VARIANTS] = [
-        measured(&linux, sets),
-        measured(&ours, sets),
-        measured(&lock, sets),
-        measured(&rcu, sets),
-    ];
-    let mut samples = Samples::default();
-    rounds.each(&grid, (&users, VARIANTS), |visit| {
+    let variants =
+        [counted(&linux, sets), counted(&ours, sets), counted(&lock, sets), counted(&rcu, sets)];
+    run.each(sweep, VARIANTS, |visit| {
         let (name, measure) = &variants[visit.at];
-        let Outcome { slice, waited } = measure(visit.cell.0, grid.slice)?;
-        let params = visit.cell.params();
-        slice.add_to(&mut samples, visit.round, name, &params, BASELINE)?;
-        let Some((ns, waits)) = waited else { return Ok(()) };
-        let users_s = visit.cell.0 as f64 * slice.span.as_secs_f64();
-        let found_taken = waits as f64 * 1e6 / slice.ops as f64;
+        let slice = measure(visit.cell, sweep.slice(run.settings))?;
+        slice.add_to(samples, visit.round, name, &visit.cell.0, BASELINE)?;
+        if *name == BASELINE {
+            return Ok(());
+        }
+        let users_s = visit.cell.number("users") as f64 * slice.span.as_secs_f64();
+        let waited_s = slice.spent.waiting_ns as f64 * 1e-9;
+        let found_taken = slice.spent.sections as f64 * 1e6 / slice.ops as f64;
         let rows = [
-            ("waiting", Metric::Seconds, ns as f64 * 1e-9 / users_s.max(1e-9)),
+            ("waiting", Metric::Seconds, waited_s / users_s.max(1e-9)),
             ("locks-found-taken", Metric::RetriesPerMillion, found_taken),
         ];
         for (of, metric, value) in rows {
-            let mut params = params.clone();
-            params.insert("of", of.into());
+            let params = visit.cell.with("of", of).0;
             samples.add(visit.round, name, &params, (metric, value), IpcLock::VARIANT);
         }
         Ok(())
-    })?;
-    Ok(samples)
+    })
 }
 
 fn made<S: Sems>(mut sems: S, sets: usize) -> anyhow::Result<S> {
@@ -171,14 +120,16 @@ fn made<S: Sems>(mut sems: S, sets: usize) -> anyhow::Result<S> {
     Ok(sems)
 }
 
-fn measured<S: Sems>(sems: &S, sets: usize) -> (&str, Measure<'_>) {
-    let measure = move |users, time| {
-        let before = sems.waited();
-        let slice = slice(sems, (users, sets), time)?;
-        let after = sems.waited();
-        let waited =
-            before.zip(after).map(|(before, after)| (after.0 - before.0, after.1 - before.1));
-        Ok(Outcome { slice, waited })
+/// Returns a variant whose slices have the number of locks that were found taken, and the time
+/// until the users had these locks, if the variant counts them.
+fn counted<S: Sems>(sems: &S, sets: usize) -> (&str, Measure<'_>) {
+    let measure = move |cell: &super::engine::Cell, time: Duration| {
+        let before = sems.waited().unwrap_or_default();
+        let mut slice = slice(sems, (cell.number("users"), sets), time)?;
+        let after = sems.waited().unwrap_or_default();
+        slice.spent.waiting_ns = after.0 - before.0;
+        slice.spent.sections = after.1 - before.1;
+        Ok(slice)
     };
     (sems.variant(), Box::new(measure))
 }
@@ -236,18 +187,6 @@ fn work<S: Sems>(sems: &S, (user, sets): (usize, usize), turn: Turn) -> Laps {
     laps
 }
 
-impl Users {
-    fn params(&self) -> Params {
-        Params::from([("users", self.0.into())])
-    }
-}
-
-impl Display for Users {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "users={}", self.0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,11 +196,10 @@ mod tests {
     fn quick_run_has_rates_of_all_and_waits_of_those_that_count() {
         let cells: Vec<_> = USERS.0.iter().map(|users| vec![("users", (*users).into())]).collect();
         let variants = ["linux", "corewalk", "before-ipc-lock", "before-ipc-rcu"];
-        let rows = quick::check(&IpcUsers, &variants, &cells);
+        let rows = quick::check(&TABLE, &variants, &cells);
         let waits = rows.iter().filter(|row| row.metric == "retries_per_million");
         assert_eq!(waits.count(), 3 * cells.len());
-        assert!(IpcUsers.claims(&rows)[0].to_string().contains("held (x"));
-        assert!(IpcUsers.footer(&rows).contains("800 users: 84.35 and 77.69\n"));
+        assert!(claims(&rows)[0].to_string().contains("held (x"));
     }
 
     #[test]
@@ -274,7 +212,7 @@ mod tests {
     }
 
     fn is_counted<S: Sems>(sems: &S) {
-        // Two who never stop meet at the lock of the only set, sooner or later.
+        // Two users that never stop meet at the lock of the only set, sooner or later.
         let is_counted = (0..50).any(|_| {
             slice(sems, (2, 1), Duration::from_millis(5)).unwrap();
             sems.waited().is_some_and(|(ns, waits)| ns > 0 && waits > 0)

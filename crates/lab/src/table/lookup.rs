@@ -6,8 +6,9 @@
 //! (`memory`).
 //!
 //! `op=lookup` is the namespace work of a FUSE LOOKUP: (parent inode number, name) to inode number
-//! with one reference for the client. `op=walk` is absolute path to inode number. The table `path`
-//! has inodes to paths.
+//! with one reference for the client. It is the call that corewalk's server makes. The attributes
+//! of the reply come from the back end and are not in it. `op=walk` is absolute path to inode
+//! number. The table `path` has inodes to paths.
 //!
 //! - `renamer=0`: targets: any entry of the tree; baseline: `rwlock-ahash`.
 //! - `targets=hot`: targets: 64 entries, eight names deep; `net_of=syscall` without the cost of a
@@ -27,13 +28,10 @@
 //! # Checks
 //! Those of `names`.
 
-use std::fmt::Write as _;
-
 use serde_json::Value;
 
-use super::grid::Rounds;
-use super::names::{self, BASELINE, BEST_MAP, DEPTH, Forest, MAPS, MILLION, VARIANTS, hot_params};
-use super::{Claim, Grid, Plot, Settings, Size, Table, Text, shape, sized};
+use super::names::{self, BASELINE, BEST_MAP, DEPTH, Forest, MILLION, VARIANTS, hot_params};
+use super::{Claim, Plot, Run, Settings, Sweep, Table, shape, sized};
 use crate::memory;
 use crate::questions::Op;
 use crate::samples::{Metric, OVER_THREADS, Params, Row, Samples};
@@ -50,99 +48,66 @@ const COLD: f64 = 1.3;
 const SCALING: f64 = 1.9;
 
 /// The table.
-pub(super) struct Lookup;
+pub(super) const TABLE: Table = Table {
+    name: "lookup",
+    source: "what inode tables are asked (libfuse, SeaweedFS, fuse_mt): 100,000 real names",
+    about: "(parent, name) to inode, path to inode: hot, over a tree, in one of a million",
+    claim: "A walk costs a sixth of the host's stat net of the system call, and walks of several threads do not slow each other down.",
+    plot: Plot {
+        x: "threads",
+        metric: "ops_per_s",
+        at: &[("op", "walk"), ("targets", "hot"), ("depth", "*")],
+        headline: "1",
+    },
+    claims,
+    sweeps,
+    run,
+    ..Table::PLAIN
+};
 
-impl Table for Lookup {
-    fn text(&self) -> &'static Text {
-        &Text {
-            name: "lookup",
-            source: "what inode tables are asked (libfuse, SeaweedFS, fuse_mt): 100,000 real names",
-            about: "(parent, name) to inode, path to inode: hot, over a tree, in one of a million",
-            claim: "A walk costs a sixth of the host's stat net of the system call, and walks of several threads do not slow each other down.",
-            plot: Plot {
-                x: "threads",
-                metric: "ops_per_s",
-                at: &[("op", "walk"), ("targets", "hot"), ("depth", "*")],
-                headline: "1",
-            },
-        }
-    }
+fn claims(rows: &[Row]) -> Vec<Claim> {
+    let hot = hot_params(Op::Walk, DEPTH);
+    let net = [&hot[..], &[("threads", 1.into()), ("net_of", "syscall".into())]].concat();
+    let ahead = shape::ahead(rows, "corewalk", &net);
+    let cold = million(rows, 1);
+    let entries = cold.iter().find(|(key, _)| *key == "entries").map(|(_, value)| value);
+    let words = format!(
+        "a cold walk in a tree of {} over the best map from whole paths",
+        entries.filter(|value| !value.is_null()).unwrap_or(&MILLION.1.into())
+    );
+    let cold = shape::ratio(rows, "corewalk", "ns_per_op", &cold);
+    let uniform = [("op", "walk".into()), ("renamer", 0.into())];
+    let scaling = |params: &[(&str, Value)]| shape::scaling(rows, "corewalk", params);
+    vec![
+        Claim::at_least(
+            "a hot walk of 8 names over the host's stat net of the system call",
+            ahead,
+            HOT,
+        ),
+        Claim::at_most(&words, cold, COLD),
+        Claim::at_least("two threads over one, hot walks", scaling(&hot), SCALING),
+        Claim::at_least("two threads over one, walks over the tree", scaling(&uniform), SCALING),
+    ]
+}
 
-    fn footer(&self, rows: &[Row]) -> String {
-        let mut out = String::new();
-        let hot = [&hot_params(Op::Walk, DEPTH)[..], &[("threads", 1.into())]].concat();
-        let cost = |variant| shape::median(rows, variant, "ns_per_op", &hot);
-        let maps = MAPS.iter().filter_map(|map| Some((cost(map)?, map)));
-        let best = maps.min_by(|(one, _), (other, _)| one.total_cmp(other));
-        if let (Some(ours), Some((map, name))) = (cost("corewalk"), best) {
-            let _ = writeln!(
-                out,
-                "walk, hot, depth {}: corewalk takes x{:.2} of the best map from whole paths ({name})",
-                DEPTH,
-                ours / map
-            );
-        }
-        for variant in ["corewalk"].into_iter().chain(MAPS) {
-            let [one, two] = [1, 2]
-                .map(|threads| shape::ratio(rows, variant, "ns_per_op", &million(rows, threads)));
-            let (one, two) = (shape::times(one), shape::times(two));
-            let _ = writeln!(
-                out,
-                "walk, cold: {variant} takes {one} of the best map, two threads {two}"
-            );
-        }
-        out
-    }
+fn sweeps(settings: &Settings) -> Vec<Sweep> {
+    let mut sweeps = OPS.map(|op| names::tree_sweep(op, settings)).to_vec();
+    sweeps.extend([names::hot_sweep(settings), names::cold_sweep(settings)]);
+    sweeps
+}
 
-    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
-        let hot = hot_params(Op::Walk, DEPTH);
-        let net = [&hot[..], &[("threads", 1.into()), ("net_of", "syscall".into())]].concat();
-        let ahead = shape::ahead(rows, "corewalk", &net);
-        let cold = million(rows, 1);
-        let entries = cold.iter().find(|(key, _)| *key == "entries").map(|(_, value)| value);
-        let words = format!(
-            "a cold walk in a tree of {} over the best map from whole paths",
-            entries.filter(|value| !value.is_null()).unwrap_or(&MILLION.1.into())
-        );
-        let cold = shape::ratio(rows, "corewalk", "ns_per_op", &cold);
-        let uniform = [("op", "walk".into()), ("renamer", 0.into())];
-        let scaling = |params: &[(&str, Value)]| shape::scaling(rows, "corewalk", params);
-        vec![
-            Claim::at_least(
-                "a hot walk of 8 names over the host's stat net of the system call",
-                ahead,
-                HOT,
-            ),
-            Claim::at_most(&words, cold, COLD),
-            Claim::at_least("two threads over one, hot walks", scaling(&hot), SCALING),
-            Claim::at_least(
-                "two threads over one, walks over the tree",
-                scaling(&uniform),
-                SCALING,
-            ),
-        ]
+fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+    let forest = Forest::load(run.table, run.settings)?;
+    for (op, sweep) in OPS.into_iter().zip(&run.sweeps) {
+        names::over_tree((run, sweep), op, &forest, samples)?;
     }
-
-    fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        let [over_tree, hot, cold] = names::grids(settings);
-        vec![over_tree, over_tree, hot, cold]
-    }
-
-    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let rounds = Rounds::begin(self.name(), settings)?;
-        let mut samples = Samples::default();
-        let forest = Forest::load(self.name(), settings)?;
-        for op in OPS {
-            names::over_tree(op, &forest, &rounds, &mut samples)?;
-        }
-        names::hot(Op::Walk, &forest, &rounds, &mut samples)?;
-        let entries = forest.corpus.len();
-        drop(forest);
-        names::cold(&rounds, &mut samples)?;
-        samples.add_scaling(|variant, params| variant != BEST_MAP && params["op"] == "walk");
-        measure_memory(settings, entries, &mut samples);
-        Ok(samples)
-    }
+    names::hot((run, &run.sweeps[2]), Op::Walk, &forest, samples)?;
+    let entries = forest.corpus.len();
+    drop(forest);
+    names::cold((run, &run.sweeps[3]), samples)?;
+    samples.add_scaling(|variant, params| variant != BEST_MAP && params["op"] == "walk");
+    measure_memory(run.settings, entries, samples);
+    Ok(())
 }
 
 /// Returns the parameters of the rows of cold walks.
@@ -168,7 +133,8 @@ fn measure_memory(settings: &Settings, entries: usize, samples: &mut Samples) {
     let resident = Params::from([("entries", entries.into())]);
     let mut arenas = resident.clone();
     arenas.insert("of", "arenas".into());
-    for round in 0..memory_rounds(settings.size) {
+    // It hardly varies.
+    for round in 0..sized(settings.size, (1, 3)) {
         for variant in VARIANTS {
             let bytes = match memory::measure_apart(program, variant, entries) {
                 Ok(bytes) => bytes,
@@ -187,13 +153,9 @@ fn measure_memory(settings: &Settings, entries: usize, samples: &mut Samples) {
     }
 }
 
-/// Returns how often memory is measured; it hardly varies.
-fn memory_rounds(size: Size) -> usize {
-    sized(size, (1, 3))
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::names::MAPS;
     use super::*;
     use crate::table::quick;
 
@@ -204,7 +166,7 @@ mod tests {
         };
         let uniform =
             OPS.map(|op| with(&[("op", op.name().into()), ("renamer", 0.into())])).concat();
-        let rows = quick::check(&Lookup, &VARIANTS, &uniform);
+        let rows = quick::check(&TABLE, &VARIANTS, &uniform);
         let hot = [("op", "walk".into()), ("targets", "hot".into())];
         let cold = [("op", "walk".into()), ("entries", MILLION.0.into())];
         for (params, variants) in [
@@ -237,7 +199,7 @@ mod tests {
         };
         assert!(cost("linux", true) < cost("linux", false));
         assert!((cost("corewalk", true) - cost("corewalk", false)).abs() < 1e-9);
-        let claims: Vec<String> = Lookup.claims(&rows).iter().map(Claim::to_string).collect();
+        let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
         assert!(claims[1].contains("held (x") && claims[3].contains("held (x"), "{claims:?}");
     }
 }

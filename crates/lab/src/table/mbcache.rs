@@ -31,138 +31,83 @@
 //! # Not measured
 //! Reclaim, waiting, and values with as many users as they may have: tests of the crate cover
 //! these. The table `xattr` has the designs before.
+//!
 //! # Checks
 //! Every answer is compared with the pairs; the cache must drop none.
 //!
 //! Source: document 004 (Kara, December 2015).
 
-use std::fmt::{self, Display};
 use std::time::Duration;
 
 use anyhow::ensure;
-use serde_json::Value;
 
-use super::grid::Rounds;
-use super::{Claim, Grid, Plot, Settings, Table, Text, shape, sized};
-use crate::crew::{self, Measure, Slice};
-use crate::pairs::{Dash, Locked, Ours, Pairs, Shards};
+use super::engine::{Cell, Measure, cells, values};
+use super::{Claim, Plot, Run, Settings, Sweep, Table, shape, sized};
+use crate::crew::{self, Slice};
+use crate::pairs::{Ours, Pairs, Shards};
 use crate::questions::Rng;
-use crate::samples::{Params, Row, Samples};
+use crate::samples::{Row, Samples};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "mutex-shards";
-/// The variants.
-#[cfg(test)]
-const VARIANTS: [&str; 4] = ["corewalk", BASELINE, "rwlock-ahash", "dashmap"];
 /// Values per key.
 const VALUES: [u64; 2] = [2, 10];
 /// The most that the three operations take of the time of the baseline.
 const MOST: f64 = 0.6;
 
+/// The operations; the last one is claimed.
+const OPS: [&str; 3] = ["get", "find", "get+create+delete"];
+
 /// The table.
-pub(super) struct MbcacheTable;
+pub(super) const TABLE: Table = Table {
+    name: "mbcache",
+    source: "the operations under document 004's benchmark (Kara, December 2015): 100,000 pairs",
+    about: "a cache from keys to values: get, find, and get + create + delete",
+    claim: "With few values per key, to get, create and delete a pair takes three fifths of what a map in 64 shards takes.",
+    plot: Plot {
+        x: "threads",
+        metric: "ops_per_s",
+        at: &[("op", "get+create+delete"), ("values", "2")],
+        headline: "1",
+    },
+    claims,
+    sweeps,
+    run,
+    ..Table::PLAIN
+};
 
-/// The operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Op {
-    Get,
-    Find,
-    All,
+fn claims(rows: &[Row]) -> Vec<Claim> {
+    let cells = VALUES.into_iter().flat_map(|values| [1, 2].map(|threads| (values, threads)));
+    let claim = |(values, threads): (u64, u64)| {
+        let params =
+            [("op", OPS[2].into()), ("values", values.into()), ("threads", threads.into())];
+        let ratio = shape::ratio(rows, "corewalk", "ns_per_op", &params);
+        let words =
+            format!("get + create + delete over 64 shards, {values} values, {threads} threads");
+        Claim::at_most(&words, ratio, MOST)
+    };
+    cells.map(claim).collect()
 }
 
-/// One set of parameters.
-struct Cell {
-    op: Op,
-    values: u64,
-    pairs: u64,
-    threads: usize,
+/// Returns a sweep for each number of values, since the pairs of one are made anew.
+fn sweeps(settings: &Settings) -> Vec<Sweep> {
+    let of_key = |of_key| {
+        let threads = values(&threads(settings));
+        cells(&[("op", values(&OPS)), ("values", values(&[of_key])), ("threads", threads)])
+    };
+    VALUES.map(|values| Sweep::new(of_key(values), (2, BASELINE), 0.25)).into()
 }
 
-impl Table for MbcacheTable {
-    fn text(&self) -> &'static Text {
-        &Text {
-            name: "mbcache",
-            source: "the operations under document 004's benchmark (Kara, December 2015): 100,000 pairs",
-            about: "a cache from keys to values: get, find, and get + create + delete",
-            claim: "With few values per key, to get, create and delete a pair takes three fifths of what a map in 64 shards takes.",
-            plot: Plot {
-                x: "threads",
-                metric: "ops_per_s",
-                at: &[("op", "get+create+delete"), ("values", "2")],
-                headline: "1",
-            },
-        }
+fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+    let pairs = sized(run.settings.size, (4_000, 100_000));
+    for (values, sweep) in VALUES.into_iter().zip(&run.sweeps) {
+        let (ours, shards) = (Ours::new()?, Shards::new((pairs / values) as usize));
+        let load = (pairs, values);
+        run.measure(sweep, &[variant(&ours, load), variant(&shards, load)], samples)?;
+        ensure!(ours.dropped() == 0, "corewalk dropped entries under its budget");
     }
-
-    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
-        let cells = VALUES.into_iter().flat_map(|values| [1, 2].map(|threads| (values, threads)));
-        let claim = |(values, threads)| {
-            let params = params(Op::All, values, threads);
-            let ratio = shape::ratio(rows, "corewalk", "ns_per_op", &params);
-            let words =
-                format!("get + create + delete over 64 shards, {values} values, {threads} threads");
-            Claim::at_most(&words, ratio, MOST)
-        };
-        cells.map(claim).collect()
-    }
-
-    fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        let cells = Op::ALL.len() * threads(settings).len();
-        vec![Grid::new(settings, cells, 4, 0.25); VALUES.len()]
-    }
-
-    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let rounds = Rounds::begin(self.name(), settings)?;
-        let pairs = sized(settings.size, (4_000, 100_000));
-        let mut samples = Samples::default();
-        for (values, grid) in VALUES.into_iter().zip(self.grids(settings)) {
-            let keys = (pairs / values) as usize;
-            let ours = Ours::new()?;
-            let (shards, locked, dash) = (Shards::new(keys), Locked::new(keys), Dash::new(keys));
-            let variants: [(&str, Measure<'_, Cell>); 4] = [
-                variant(&ours, (pairs, values)),
-                variant(&shards, (pairs, values)),
-                variant(&locked, (pairs, values)),
-                variant(&dash, (pairs, values)),
-            ];
-            let cell = |op| {
-                threads(settings).into_iter().map(move |threads| Cell {
-                    op,
-                    values,
-                    pairs,
-                    threads,
-                })
-            };
-            let cells: Vec<Cell> = Op::ALL.into_iter().flat_map(cell).collect();
-            rounds.each(&grid, (&cells, variants.len()), |visit| {
-                let (name, measure) = &variants[visit.at];
-                let slice = measure(visit.cell, grid.slice);
-                let params = Params::from(params(visit.cell.op, values, visit.cell.threads));
-                slice.add_to(&mut samples, visit.round, name, &params, BASELINE)
-            })?;
-            ensure!(ours.dropped() == 0, "corewalk dropped entries under its budget");
-        }
-        samples.add_scaling(|_, _| true);
-        Ok(samples)
-    }
-}
-
-impl Display for Cell {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} values={} threads={}", self.op.name(), self.values, self.threads)
-    }
-}
-
-impl Op {
-    const ALL: [Op; 3] = [Op::Get, Op::Find, Op::All];
-
-    fn name(self) -> &'static str {
-        match self {
-            Op::Get => "get",
-            Op::Find => "find",
-            Op::All => "get+create+delete",
-        }
-    }
+    samples.add_scaling(|_, _| true);
+    Ok(())
 }
 
 /// Returns the numbers of threads that can share the values of a key out evenly; one if there is
@@ -173,46 +118,42 @@ fn threads(settings: &Settings) -> Vec<usize> {
     if even.is_empty() { vec![1] } else { even }
 }
 
-fn params(op: Op, values: u64, threads: usize) -> [(&'static str, Value); 3] {
-    [("op", op.name().into()), ("values", values.into()), ("threads", threads.into())]
-}
-
 /// Returns the key of a pair; its value is its number.
 #[inline]
 fn key(number: u64, values: u64) -> u64 {
     (number / values).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Enters all pairs, and returns who is measured.
-fn variant<P: Pairs>(pairs: &P, (count, values): (u64, u64)) -> (&str, Measure<'_, Cell>) {
+/// Enters all pairs, and returns the variant.
+fn variant<P: Pairs>(pairs: &P, (count, values): (u64, u64)) -> (&str, Measure<'_>) {
     for number in 0..count {
         assert!(pairs.create(key(number, values), number), "{}: it is empty", pairs.variant());
     }
-    (pairs.variant(), Box::new(move |cell, time| slice(pairs, cell, time)))
+    (pairs.variant(), Box::new(move |cell, time| Ok(slice(pairs, (cell, count), time))))
 }
 
-/// Runs one slice.
-fn slice<P: Pairs>(pairs: &P, cell: &Cell, time: Duration) -> Slice {
-    let (values, threads) = (cell.values, cell.threads as u64);
+/// Runs one slice over so many pairs.
+fn slice<P: Pairs>(pairs: &P, (cell, count): (&Cell, u64), time: Duration) -> Slice {
+    let (values, threads) = (cell.number("values") as u64, cell.number("threads") as u64);
     let key = |number| key(number, values);
-    crew::run(cell.threads, time, |thread, turn| {
+    crew::run(threads as usize, time, |thread, turn| {
         let mut rng = Rng(thread as u64 + 1);
-        let own = cell.pairs / threads;
+        let own = count / threads;
         let mut any = move || rng.below(own) * threads + thread as u64;
         // Even keys stay, pairs of odd ones come and go.
         let stays = move |number: u64| number - if number / values % 2 == 1 { values } else { 0 };
         let goes = move |number: u64| number + if number / values % 2 == 1 { 0 } else { values };
         let mut missing = goes(thread as u64);
-        match cell.op {
-            Op::Get => turn.run(|_| {
+        match cell.word("op") {
+            "get" => turn.run(|_| {
                 let number = any();
                 pairs.get(key(number), number)
             }),
-            Op::Find => turn.run(|_| {
+            "find" => turn.run(|_| {
                 let number = any();
                 pairs.find(key(number)).is_some_and(|found| key(found) == key(number))
             }),
-            Op::All => {
+            _ => {
                 assert!(pairs.delete(key(missing), missing), "{}", pairs.variant());
                 let laps = turn.run(|_| {
                     let (got, gone) = (stays(any()), goes(any()));
@@ -234,13 +175,10 @@ mod tests {
 
     #[test]
     fn quick_run_has_every_operation_and_variant() {
-        let cells: Vec<_> = Op::ALL
-            .into_iter()
-            .flat_map(|op| VALUES.into_iter().map(move |values| (op, values)))
-            .flat_map(|(op, values)| [1, 2].map(|threads| params(op, values, threads).to_vec()))
-            .collect();
-        let rows = quick::check(&MbcacheTable, &VARIANTS, &cells);
-        let claims: Vec<String> = MbcacheTable.claims(&rows).iter().map(Claim::to_string).collect();
+        let sweeps = sweeps(&quick::settings());
+        let cells: Vec<Cell> = sweeps.into_iter().flat_map(|sweep| sweep.cells).collect();
+        let rows = quick::check(&TABLE, &["corewalk", BASELINE], &quick::params(&cells));
+        let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
         assert!(
             claims.len() == 4 && claims.iter().all(|claim| claim.contains("held (x")),
             "{claims:?}"
@@ -251,9 +189,13 @@ mod tests {
     fn pair_that_is_missing_is_a_wrong_answer() {
         let shards = Shards::new(100);
         let (_, measure) = variant(&shards, (200, 2));
-        let cell = Cell { op: Op::Get, values: 2, pairs: 200, threads: 1 };
-        assert!(measure(&cell, Duration::from_millis(1)).check("shards").is_ok());
+        let cell = Cell::default().with("op", "get").with("values", 2).with("threads", 1);
+        let is_right = |ms| {
+            let slice = measure(&cell, Duration::from_millis(ms)).unwrap();
+            slice.check("shards").is_ok()
+        };
+        assert!(is_right(1));
         assert!((0..100).all(|number| shards.delete(key(number, 2), number)));
-        assert!(measure(&cell, Duration::from_millis(5)).check("shards").is_err());
+        assert!(!is_right(5));
     }
 }

@@ -25,21 +25,22 @@
 //! # Checks
 //! Those of `queues`; at the end the queues are empty.
 
-use std::cell::{Cell as Counter, RefCell};
-use std::path::Path;
+use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
-use super::bench::{Bench, Cell, Measure, cells, values};
-use super::grid::Rounds;
-use super::{Claim, Grid, Plot, Settings, Table, Text, sized};
+use super::engine::{Cell, Measure, cells, values};
+use super::shape::{Bound, rates};
+use super::{Claim, Plot, Run, Settings, Sweep, Table, sized};
+use crate::cpus;
 use crate::crew::{self, Slice};
+use crate::peer::Scratch;
 use crate::pingpong::{self, QueuePair};
 use crate::queues::{Linux, Ours, Queues, pairs};
 use crate::samples::{Params, Row, Samples};
 use crate::sems::apart;
-use crate::worker::{self, Place, Workers, cpu_of_each, of_queues};
+use crate::worker::{Place, Workers, of_queues};
 
 /// The baseline of all rows.
 const BASELINE: &str = "linux";
@@ -54,56 +55,42 @@ const CLAIMED: [(usize, f64); 2] = [(64, 4.0), (4096, 2.0)];
 const BLOCKED: &str = "blocked";
 
 /// The table.
-pub(super) struct Msg;
+pub(super) const TABLE: Table = Table {
+    name: "msg",
+    source: "message queues, beside the semaphores of document 002 (Bueso, March 2013)",
+    about: "messages of 1 B to 8 KiB that are sent and received again",
+    claim: "A small message is sent and received in a quarter of the host kernel's time, a page in half.",
+    plot: Plot {
+        x: "bytes",
+        metric: "ops_per_s",
+        at: &[("queue", "own"), ("threads", "1"), ("workers", "threads")],
+        headline: "64",
+    },
+    claims,
+    sweeps,
+    run: |run, samples| apart(|| measure(run, samples)),
+    ..Table::PLAIN
+};
 
-impl Table for Msg {
-    fn text(&self) -> &'static Text {
-        &Text {
-            name: "msg",
-            source: "message queues, beside the semaphores of document 002 (Bueso, March 2013)",
-            about: "messages of 1 B to 8 KiB that are sent and received again",
-            claim: "A small message is sent and received in a quarter of the host kernel's time, a page in half.",
-            plot: Plot {
-                x: "bytes",
-                metric: "ops_per_s",
-                at: &[("queue", "own"), ("threads", "1"), ("workers", "threads")],
-                headline: "64",
-            },
-        }
-    }
+fn claims(rows: &[Row]) -> Vec<Claim> {
+    let least = |words: &str, least, is_meant: &dyn Fn(&Params) -> bool| {
+        let words = format!("{words}, corewalk over linux");
+        Claim::in_every_cell(&words, &rates(rows, BASELINE, is_meant), Bound::Least(least))
+    };
+    let is_blocked = |params: &Params| params["queue"] == BLOCKED;
+    let own = |(bytes, factor): (usize, f64)| {
+        let words = format!("pairs of {bytes} B on own queues, in threads and in processes");
+        least(&words, factor, &|params| params["bytes"] == bytes && params["queue"] == "own")
+    };
+    let mut claims = CLAIMED.map(own).to_vec();
+    claims.push(least("any pairs", 1.0, &|params| !is_blocked(params)));
+    claims.push(least("round trips of blocked receivers", 1.0, &is_blocked));
+    claims
+}
 
-    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
-        let ours = || rows.iter().filter(|row| row.variant == OURS && row.metric == "ops_per_s");
-        let worst = |is_meant: &dyn Fn(&Params) -> bool| {
-            let meant = ours().filter(|row| is_meant(&row.params) && row.baseline == BASELINE);
-            meant.filter_map(|row| row.ratio).min_by(f64::total_cmp)
-        };
-        let mut claims = CLAIMED
-            .map(|(bytes, least)| {
-                let ratio = worst(&|params| params["bytes"] == bytes && params["queue"] == "own");
-                let words = format!(
-                    "pairs of {bytes} B on own queues, in threads and in processes, corewalk over linux"
-                );
-                Claim::at_least(&words, ratio, least)
-            })
-            .to_vec();
-        let is_blocked = |params: &Params| params["queue"] == BLOCKED;
-        let pairs = worst(&|params| !is_blocked(params));
-        claims.push(Claim::at_least("any pairs, corewalk over linux", pairs, 1.0));
-        let words = "round trips of blocked receivers, corewalk over linux";
-        claims.push(Claim::at_least(words, worst(&is_blocked), 1.0));
-        claims
-    }
-
-    fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        [all_pairs(settings).len(), all_blocked(settings).len()]
-            .map(|cells| Grid::new(settings, cells, 2, SHARE_OF_TIME))
-            .into()
-    }
-
-    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        apart(|| run(self, settings))
-    }
+fn sweeps(settings: &Settings) -> Vec<Sweep> {
+    let sweep = |cells| Sweep::new(cells, (2, BASELINE), SHARE_OF_TIME);
+    vec![sweep(all_pairs(settings)), sweep(all_blocked(settings))]
 }
 
 /// Returns the cells of pairs: those of threads, then those of processes.
@@ -137,7 +124,7 @@ fn all_pairs(settings: &Settings) -> Vec<Cell> {
 
 /// Returns the cells of round trips.
 fn all_blocked(settings: &Settings) -> Vec<Cell> {
-    let cpus: Vec<usize> = (1..=cpu_of_each().map_or(1, |cpus| cpus.len().min(2))).collect();
+    let cpus: Vec<usize> = (1..=cpus::each().len().min(2)).collect();
     let workers = ["threads", "processes"];
     let workers = &workers[..1 + usize::from(settings.program.is_some())];
     cells(&[
@@ -149,88 +136,64 @@ fn all_blocked(settings: &Settings) -> Vec<Cell> {
     ])
 }
 
-fn run(table: &Msg, settings: &Settings) -> anyhow::Result<Samples> {
-    let rounds = Rounds::begin(table.name(), settings)?;
-    let mut samples = Samples::default();
-    let (grids, cells) = (table.grids(settings), all_pairs(settings));
-    let most = settings.threads_max();
-    let folder = worker::folder("msg")?;
+fn measure(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+    let most = run.settings.threads_max();
+    let folder = Scratch::in_memory(run.table)?;
     let file = folder.path().join("namespace");
     let (linux, ours) = (Linux::new(most)?, Ours::new()?.with_queues(most)?);
-    // Workers in processes have queues of their own.
     let shared = Ours::open(&file)?.with_queues(most)?;
     let start = |place, ids: &[i32]| -> anyhow::Result<_> {
-        let Some(program) = &settings.program else { return Ok(None) };
+        let Some(program) = &run.settings.program else { return Ok(None) };
         let queue = |worker: usize| of_queues(&ids[worker..=worker]);
-        Ok(Some(RefCell::new(Workers::start(program, place, most, queue)?)))
+        Workers::start(program, place, most, queue).map(Some)
     };
     let of_linux = start(Place::Host, &linux.ids())?;
     let of_ours = start(Place::Namespace(&file), &shared.raw_ids())?;
-    let in_place = Bench {
-        rounds: &rounds,
-        grid: grids[0],
-        cells: &cells,
-        baseline: BASELINE,
-        is_net_of_syscall: false,
-    };
     let variants = [
-        (BASELINE, variant(&linux, &linux, of_linux.as_ref())),
-        (OURS, variant(&ours, &shared, of_ours.as_ref())),
+        (BASELINE, all_send(&linux, &linux, of_linux.as_ref())),
+        (OURS, all_send(&ours, &shared, of_ours.as_ref())),
     ];
-    in_place.run(&variants, &mut samples)?;
-    let cells = all_blocked(settings);
-    let program = settings.program.as_deref();
-    let number = Counter::new(0);
+    run.measure(&run.sweeps[0], &variants, samples)?;
     let of_linux: Measure<'_> = Box::new(|cell, time| {
         let queues = Linux::new(2)?;
-        round_trips(&queues, cell, time, (program, Place::Host, &queues.ids()))
+        round_trips(run, &queues, (cell, time), (Place::Host, &queues.ids()))
     });
     let of_ours: Measure<'_> = Box::new(|cell, time| {
         if cell.word("workers") == "threads" {
-            return round_trips(
-                &Ours::new()?.with_queues(2)?,
-                cell,
-                time,
-                (None, Place::Host, &[]),
-            );
+            let queues = Ours::new()?.with_queues(2)?;
+            return round_trips(run, &queues, (cell, time), (Place::Host, &[]));
         }
-        number.set(number.get() + 1);
-        let file = folder.path().join(format!("blocked-{}", number.get()));
+        let file = folder.path().join("blocked");
+        // Each slice has a namespace of its own.
+        let _ = fs::remove_file(&file);
         let queues = Ours::open(&file)?.with_queues(2)?;
-        round_trips(&queues, cell, time, (program, Place::Namespace(&file), &queues.raw_ids()))
+        round_trips(run, &queues, (cell, time), (Place::Namespace(&file), &queues.raw_ids()))
     });
-    let blocked = Bench { grid: grids[1], cells: &cells, ..in_place };
-    blocked.run(&[(BASELINE, of_linux), (OURS, of_ours)], &mut samples)?;
-    Ok(samples)
+    run.measure(&run.sweeps[1], &[(BASELINE, of_linux), (OURS, of_ours)], samples)
 }
 
-/// Returns the measure of pairs: in threads with `queues`, in processes with `shared`.
-fn variant<'a, Q: Queues>(
+/// Measures pairs in threads on `queues`, and in processes on those that are `shared`.
+fn all_send<'a, Q: Queues>(
     queues: &'a Q,
     shared: &'a Q,
-    workers: Option<&'a RefCell<Workers>>,
+    workers: Option<&'a Workers>,
 ) -> Measure<'a> {
     Box::new(move |cell, time| {
-        let (threads, bytes) = (cell.number("threads"), cell.number("bytes"));
         if let (Some(workers), "processes") = (workers, cell.word("workers")) {
-            let line = format!("{bytes} {}", time.as_millis().max(1));
-            let slice = workers.borrow_mut().run(&line, threads)?;
-            are_empty(shared, threads)?;
+            let slice = workers.run(cell, time)?;
+            are_empty(shared, cell.number("threads"))?;
             return Ok(slice);
         }
-        let is_same = cell.word("queue") == "same";
-        slice(queues, (threads, bytes, is_same), time)
+        slice(queues, cell, time)
     })
 }
 
-fn slice<Q: Queues>(
-    queues: &Q,
-    (threads, bytes, is_same): (usize, usize, bool),
-    time: Duration,
-) -> anyhow::Result<Slice> {
+/// Runs one slice in threads. On one queue each worker has a type of messages.
+fn slice<Q: Queues>(queues: &Q, cell: &Cell, time: Duration) -> anyhow::Result<Slice> {
+    let (threads, is_same) = (cell.number("threads"), cell.word("queue") == "same");
     let slice = crew::run(threads, time, |worker, turn| {
         let queue = if is_same { 0 } else { worker };
-        pairs(queues, (queue, worker as u8 + 1), bytes, turn)
+        pairs(queues, (queue, worker as u8 + 1), cell.number("bytes"), turn)
     });
     are_empty(queues, threads)?;
     Ok(slice)
@@ -241,23 +204,20 @@ fn are_empty<Q: Queues>(queues: &Q, count: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures round trips; a process with the queues `ids` answers if the cell says so.
+/// Runs one slice of round trips, with an answering thread or an answering process.
 fn round_trips<Q: Queues>(
+    run: &Run<'_>,
     queues: &Q,
-    cell: &Cell,
-    time: Duration,
-    (program, place, ids): (Option<&Path>, Place<'_>, &[i32]),
+    (cell, time): (&Cell, Duration),
+    (place, ids): (Place<'_>, &[i32]),
 ) -> anyhow::Result<Slice> {
-    let (all, pair) = (cpu_of_each()?, QueuePair(queues));
-    let cpus = [all[0], all[cell.number("cpus") - 1]];
-    if cell.word("workers") == "threads" {
-        let slice = pingpong::in_threads(&pair, cpus, 1, time)?;
-        are_empty(queues, 2)?;
-        return Ok(slice);
-    }
-    let program = program.context("this run cannot start the lab again")?;
-    let _answers = Workers::answerer(program, place, cpus[1], of_queues(ids))?;
-    Ok(pingpong::ask(&pair, cpus[0], time))
+    let slice = pingpong::run(&QueuePair(queues), cell, time, |cpu| {
+        let program = run.settings.program.as_ref();
+        let program = program.context("this run cannot start the lab again")?;
+        Workers::answerer(program, place, cpu, of_queues(ids))
+    })?;
+    are_empty(queues, 2)?;
+    Ok(slice)
 }
 
 #[cfg(test)]
@@ -271,20 +231,21 @@ mod tests {
         let (settings, mut cells) = (quick::settings(), all_pairs(&quick::settings()));
         assert_eq!(cells.len(), 2 * BYTES.0.len() + 1);
         cells.extend(all_blocked(&settings));
-        let rows = quick::check(&Msg, &[BASELINE, OURS], &quick::params(&cells));
-        let claims: Vec<String> = Msg.claims(&rows).iter().map(Claim::to_string).collect();
+        let rows = quick::check(&TABLE, &[BASELINE, OURS], &quick::params(&cells));
+        let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
         assert!(claims.len() == 4 && claims.iter().all(|claim| claim.contains("held (x")));
     }
 
     #[test]
     fn message_that_is_left_or_another_is_a_wrong_answer() {
         let ours = Ours::new().unwrap().with_queues(1).unwrap();
-        let (load, time) = ((1, 64, false), Duration::from_millis(2));
-        assert!(slice(&ours, load, time).unwrap().check(OURS).is_ok());
+        let cell = &Cell::default().with("threads", 1).with("bytes", 64);
+        let time = Duration::from_millis(2);
+        assert!(slice(&ours, cell, time).unwrap().check(OURS).is_ok());
         ours.task.msgsnd(ours.ids[0], 9, b"left", corewalk_ipc::MsgFlags::empty()).unwrap();
-        assert!(slice(&ours, load, time).is_err());
+        assert!(slice(&ours, cell, time).is_err());
         ours.task.msgsnd(ours.ids[0], 1, &[LAST; 64], corewalk_ipc::MsgFlags::empty()).unwrap();
-        assert!(slice(&ours, load, time).is_err());
+        assert!(slice(&ours, cell, time).is_err());
         // From now on each receive of the type gets the message before its own.
         let mut text = ours.message(64);
         assert!(!ours.pair(0, 1, 5, &mut text));

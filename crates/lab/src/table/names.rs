@@ -22,15 +22,14 @@ use anyhow::{Context as _, ensure};
 use corewalk_base::primitives::Arc;
 use serde_json::Value;
 
-use super::bench::{Bench, Cell, Measure, cells, values};
-use super::grid::{Grid, Rounds, Threads};
-use super::{Settings, sized};
+use super::engine::{Cell, Measure, Sweep, cells, values};
+use super::{Run, Settings, sized};
 use crate::baseline::{Cwd, Linux, Namespace};
 use crate::corpus::{Corpus, ROOT};
 use crate::crew::{self, Slice};
 use crate::memory;
 use crate::questions::{Op, Questions};
-use crate::samples::{Params, Samples};
+use crate::samples::Samples;
 
 /// The baseline over the tree.
 pub(super) const BASELINE: &str = "rwlock-ahash";
@@ -82,15 +81,27 @@ fn load(variants: &[&str], corpus: &Corpus) -> anyhow::Result<Vec<Box<dyn Namesp
     variants.iter().map(load).collect()
 }
 
-/// Returns the grids of [`over_tree`], [`hot`] and [`cold`].
-pub(super) fn grids(settings: &Settings) -> [Grid; 3] {
-    let threads = settings.threads_with_processors().len();
-    let grid = |cells, variants| Grid::new(settings, cells, variants, 1.0);
-    [
-        grid(settings.threads.len(), VARIANTS.len() + 1),
-        grid(threads, VARIANTS.len() + 1 + MAPS.len()),
-        grid(threads, 1 + MAPS.len()),
-    ]
+/// Returns the sweep of [`over_tree`].
+pub(super) fn tree_sweep(op: Op, settings: &Settings) -> Sweep {
+    let threads = values(&settings.threads);
+    let axes = [("op", values(&[op.name()])), ("renamer", values(&[0])), ("threads", threads)];
+    Sweep::new(cells(&axes), (VARIANTS.len() + 1, BASELINE), 1.0)
+}
+
+/// Returns the sweep of [`hot`], whose targets are not known yet.
+pub(super) fn hot_sweep(settings: &Settings) -> Sweep {
+    let sweep = with_processors((VARIANTS.len() + 1 + MAPS.len(), "linux"), settings);
+    Sweep { is_net_of_syscall: true, ..sweep }
+}
+
+/// Returns the sweep of [`cold`], whose tree is not known yet.
+pub(super) fn cold_sweep(settings: &Settings) -> Sweep {
+    with_processors((1 + MAPS.len(), BEST_MAP), settings)
+}
+
+fn with_processors(variants: (usize, &'static str), settings: &Settings) -> Sweep {
+    let cells = cells(&[("threads", values(&settings.threads_with_processors()))]);
+    Sweep::new(cells, variants, 1.0)
 }
 
 /// Asks every variant about any entry of the tree, and adds the rows.
@@ -98,28 +109,15 @@ pub(super) fn grids(settings: &Settings) -> [Grid; 3] {
 /// # Errors
 /// A wrong answer, or a back end that was asked.
 pub(super) fn over_tree(
+    (run, sweep): (&Run<'_>, &Sweep),
     op: Op,
     forest: &Forest,
-    rounds: &Rounds<'_>,
     samples: &mut Samples,
 ) -> anyhow::Result<()> {
-    let settings = rounds.settings();
-    let threads = values(&settings.threads);
-    let bench = Bench {
-        rounds,
-        grid: grids(settings)[0],
-        cells: &cells(&[
-            ("op", values(&[op.name()])),
-            ("renamer", values(&[0])),
-            ("threads", threads),
-        ]),
-        baseline: BASELINE,
-        is_net_of_syscall: false,
-    };
-    let draws = sized(settings.size, DRAWS);
+    let draws = sized(run.settings.size, DRAWS);
     let draw = |seed| Questions::draw(&forest.corpus, op, draws, (0x5eed_0001 + seed, &[]));
     let tables: Vec<_> = forest.tables.iter().map(|table| &**table).collect();
-    ask(&bench, op, &tables, draw, samples)
+    ask((run, sweep), op, &tables, draw, samples)
 }
 
 /// Returns the parameters of the hot rows of `op`, whose targets have `depth` names.
@@ -132,71 +130,55 @@ pub(super) fn hot_params(op: Op, depth: usize) -> [(&'static str, Value); 3] {
 /// # Errors
 /// As [`over_tree`], and a tree without names.
 pub(super) fn hot(
+    (run, sweep): (&Run<'_>, &Sweep),
     op: Op,
     forest: &Forest,
-    rounds: &Rounds<'_>,
     samples: &mut Samples,
 ) -> anyhow::Result<()> {
+    run.note_skipped_threads();
     let corpus = &forest.corpus;
     let (depth, pool) = pool(corpus, op).context("the tree has no names")?;
     let more: Vec<Box<dyn Namespace>> = match op {
-        Op::Path => vec![Box::new(Cwd::open(&corpus.path(pool[0]))?)],
+        Op::Path => vec![Box::new(Cwd::open(&corpus.path(pool[0]), &[])?)],
         _ => load(&MAPS, corpus)?,
     };
     // A process translates by getcwd(2) here, so the kernel's other way is left out.
     let is_asked = |table: &&dyn Namespace| op == Op::Walk || table.variant() != "linux";
     let tables = forest.tables.iter().map(|table| &**table).filter(is_asked);
     let tables: Vec<_> = tables.chain(more.iter().map(|table| &**table)).collect();
-    let cell =
-        |threads: &Threads| Cell(Params::from(hot_params(op, depth))).with("threads", threads.0);
-    let bench = Bench {
-        rounds,
-        grid: grids(rounds.settings())[1],
-        cells: &rounds.threads().iter().map(cell).collect::<Vec<_>>(),
-        baseline: "linux",
-        is_net_of_syscall: true,
-    };
     let draw = |seed| Questions::draw(corpus, op, DRAWS_HOT, (0x5eed_0501 + seed, &pool));
-    ask(&bench, op, &tables, draw, samples)
+    ask((run, &sweep.with(&hot_params(op, depth))), op, &tables, draw, samples)
 }
 
 /// Lets corewalk and the maps walk in a tree of a million, and adds the rows.
 ///
 /// # Errors
 /// As [`over_tree`].
-pub(super) fn cold(rounds: &Rounds<'_>, samples: &mut Samples) -> anyhow::Result<()> {
-    let (settings, began) = (rounds.settings(), Instant::now());
-    let corpus = Corpus::collect(sized(settings.size, MILLION));
+pub(super) fn cold((run, sweep): (&Run<'_>, &Sweep), samples: &mut Samples) -> anyhow::Result<()> {
+    let (size, began) = (run.settings.size, Instant::now());
+    let corpus = Corpus::collect(sized(size, MILLION));
     let tables = load(&[&["corewalk"][..], &MAPS].concat(), &corpus)?;
     let (entries, made_up) = (corpus.len(), corpus.made_up());
     let seconds = began.elapsed().as_secs_f64();
     eprintln!("lookup: loaded {entries} entries, {made_up} of them made up, in {seconds:.1} s");
-    let fixed = [("op", "walk".into()), ("targets", "uniform".into()), ("entries", entries.into())];
-    let cell = |threads: &Threads| Cell(Params::from(fixed.clone())).with("threads", threads.0);
-    let bench = Bench {
-        rounds,
-        grid: grids(settings)[2],
-        cells: &rounds.threads().iter().map(cell).collect::<Vec<_>>(),
-        baseline: BEST_MAP,
-        is_net_of_syscall: false,
-    };
-    let draws = sized(settings.size, DRAWS_COLD);
+    let tree = [("op", "walk".into()), ("targets", "uniform".into()), ("entries", entries.into())];
+    let draws = sized(size, DRAWS_COLD);
     let draw = |seed| Questions::draw(&corpus, Op::Walk, draws, (0x5eed_0601 + seed, &[]));
     let tables: Vec<_> = tables.iter().map(|table| &**table).collect();
-    ask(&bench, Op::Walk, &tables, draw, samples)?;
+    ask((run, &sweep.with(&tree)), Op::Walk, &tables, draw, samples)?;
     samples.add_best(BEST_MAP, &MAPS);
     Ok(())
 }
 
 /// Asks all variants in all cells; `draw` returns the questions of one worker by their seed.
 fn ask(
-    bench: &Bench<'_>,
+    (run, sweep): (&Run<'_>, &Sweep),
     op: Op,
     tables: &[&dyn Namespace],
     draw: impl Fn(u64) -> Questions,
     samples: &mut Samples,
 ) -> anyhow::Result<()> {
-    let workers = bench.cells.iter().map(|cell| cell.number("threads")).max().unwrap_or(1);
+    let workers = sweep.cells.iter().map(|cell| cell.number("threads")).max().unwrap_or(1);
     let questions: Vec<Questions> = (0..workers as u64).map(|worker| draw(2 * worker)).collect();
     let mut variants: Vec<(&str, Measure<'_>)> = vec![];
     for &table in tables {
@@ -207,7 +189,7 @@ fn ask(
         };
         variants.push((table.variant(), Box::new(measure)));
     }
-    bench.run(&variants, samples)
+    run.measure(sweep, &variants, samples)
 }
 
 /// Lets each worker ask its questions, from question `first` on.

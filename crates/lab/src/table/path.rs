@@ -24,9 +24,8 @@
 
 use serde_json::Value;
 
-use super::grid::Rounds;
 use super::names::{self, BASELINE, DEPTH, Forest, hot_params};
-use super::{Claim, Grid, Plot, Settings, Table, Text, shape};
+use super::{Claim, Plot, Run, Settings, Sweep, Table, shape};
 use crate::questions::Op;
 use crate::samples::{Row, Samples};
 
@@ -40,59 +39,53 @@ const LIBFUSE: f64 = 3.0;
 const HOT: f64 = 4.0;
 
 /// The table.
-pub(super) struct Path;
+pub(super) const TABLE: Table = Table {
+    name: "path",
+    source: "what inode tables are asked (libfuse, SeaweedFS, fuse_mt): paths of 100,000 real entries",
+    about: "inode to path: hot, over a tree",
+    claim: "A translation costs a quarter of getcwd net of the system call, and two threads are nearly twice as fast as one lock over two maps.",
+    plot: Plot {
+        x: "threads",
+        metric: "ops_per_s",
+        at: &[("op", "path"), ("renamer", "0")],
+        headline: "1",
+    },
+    claims,
+    sweeps,
+    run,
+    ..Table::PLAIN
+};
 
-impl Table for Path {
-    fn text(&self) -> &'static Text {
-        &Text {
-            name: "path",
-            source: "what inode tables are asked (libfuse, SeaweedFS, fuse_mt): paths of 100,000 real entries",
-            about: "inode to path: hot, over a tree",
-            claim: "A translation costs a quarter of getcwd net of the system call, and two threads are nearly twice as fast as one lock over two maps.",
-            plot: Plot {
-                x: "threads",
-                metric: "ops_per_s",
-                at: &[("op", "path"), ("renamer", "0")],
-                headline: "1",
-            },
-        }
-    }
+fn claims(rows: &[Row]) -> Vec<Claim> {
+    let tree =
+        |threads: u64| [("op", "path".into()), ("renamer", 0.into()), ("threads", threads.into())];
+    let rate = |variant| shape::median(rows, variant, "ops_per_s", &tree(2));
+    let libfuse = rate("corewalk").zip(rate("libfuse-node")).map(|(ours, theirs)| ours / theirs);
+    let hot = hot_params(Op::Path, DEPTH);
+    let net = [&hot[..], &[("threads", 1.into()), ("net_of", Value::from("syscall"))]].concat();
+    let over = |threads| shape::ratio(rows, "corewalk", "ops_per_s", &tree(threads));
+    vec![
+        Claim::at_least(&format!("one thread over {BASELINE}, over the tree"), over(1), ONE),
+        Claim::at_least(&format!("two threads over {BASELINE}, over the tree"), over(2), TWO),
+        Claim::at_least("two threads over libfuse-node, over the tree", libfuse, LIBFUSE),
+        Claim::at_least(
+            "a hot path of 8 names over the host's getcwd net of the system call",
+            shape::ahead(rows, "corewalk", &net),
+            HOT,
+        ),
+    ]
+}
 
-    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
-        let tree = |threads: u64| {
-            [("op", "path".into()), ("renamer", 0.into()), ("threads", threads.into())]
-        };
-        let rate = |variant| shape::median(rows, variant, "ops_per_s", &tree(2));
-        let libfuse =
-            rate("corewalk").zip(rate("libfuse-node")).map(|(ours, theirs)| ours / theirs);
-        let hot = hot_params(Op::Path, DEPTH);
-        let net = [&hot[..], &[("threads", 1.into()), ("net_of", Value::from("syscall"))]].concat();
-        let over = |threads| shape::ratio(rows, "corewalk", "ops_per_s", &tree(threads));
-        vec![
-            Claim::at_least(&format!("one thread over {BASELINE}, over the tree"), over(1), ONE),
-            Claim::at_least(&format!("two threads over {BASELINE}, over the tree"), over(2), TWO),
-            Claim::at_least("two threads over libfuse-node, over the tree", libfuse, LIBFUSE),
-            Claim::at_least(
-                "a hot path of 8 names over the host's getcwd net of the system call",
-                shape::ahead(rows, "corewalk", &net),
-                HOT,
-            ),
-        ]
-    }
+fn sweeps(settings: &Settings) -> Vec<Sweep> {
+    vec![names::tree_sweep(Op::Path, settings), names::hot_sweep(settings)]
+}
 
-    fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        names::grids(settings)[..2].to_vec()
-    }
-
-    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let rounds = Rounds::begin(self.name(), settings)?;
-        let mut samples = Samples::default();
-        let forest = Forest::load(self.name(), settings)?;
-        names::over_tree(Op::Path, &forest, &rounds, &mut samples)?;
-        names::hot(Op::Path, &forest, &rounds, &mut samples)?;
-        samples.add_scaling(|_, params| params["op"] == "path");
-        Ok(samples)
-    }
+fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+    let forest = Forest::load(run.table, run.settings)?;
+    names::over_tree((run, &run.sweeps[0]), Op::Path, &forest, samples)?;
+    names::hot((run, &run.sweeps[1]), Op::Path, &forest, samples)?;
+    samples.add_scaling(|_, params| params["op"] == "path");
+    Ok(())
 }
 
 #[cfg(test)]
@@ -109,8 +102,8 @@ mod tests {
                 [1, 2].map(|n| vec![("op", "path".into()), row.clone(), ("threads", n.into())])
             })
             .collect();
-        let rows = quick::check(&Path, &[&VARIANTS[..], &["linux"]].concat(), &cells);
-        let claims: Vec<String> = Path.claims(&rows).iter().map(Claim::to_string).collect();
+        let rows = quick::check(&TABLE, &[&VARIANTS[..], &["linux"]].concat(), &cells);
+        let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
         assert!(claims[..3].iter().all(|claim| claim.contains("held (x")), "{claims:?}");
     }
 }

@@ -6,7 +6,7 @@
 //! translations.
 //!
 //! The document measured a profile of the AIM7 short workload, in which d_path and getcwd took 83 %
-//! of the time that was left in spin locks ([`PUBLISHED`]). It replaced the lock by the sequence of
+//! of the time that was left in spin locks. It replaced the lock by the sequence of
 //! all renames. The review asked about many renames: a translation then begins again because of any
 //! rename anywhere, and must take the lock in the end.
 //!
@@ -29,35 +29,23 @@
 //! which the renamer waited for a processor is measured again. Retries are rows only of variants
 //! whose counter moved under the ancestor: a counter that never moves proves nothing.
 
-use std::fmt::Write as _;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use rustix::fs::{CWD, Mode, OFlags, openat, renameat};
+use corewalk::FileKind;
 use serde_json::Value;
 
-use super::bench::Cell;
-use super::grid::Rounds;
-use super::{Claim, Grid, Plot, Settings, Size, Table, Text, shape, sized};
-use crate::baseline::{getcwd, go_to, syscall_ns};
-use crate::before::{Before, Dentries, Design, Kind, Passes, make_path};
-use crate::crew::{Laps, Pinning, Turn};
+use super::engine::Cell;
+use super::{Claim, Plot, Run, Settings, Size, Sweep, Table, shape};
+use crate::baseline::{Cwd, Namespace};
+use crate::before::{Before, Dentries, Design, Passes, make_path};
+use crate::crew::{Pinning, Slice};
 use crate::ours::Ours;
 use crate::peer::Scratch;
-use crate::race::{self, Outcome, Race, Racer, Reader, Writer};
+use crate::race::{self, Outcome, Race, Reader, Writer};
 use crate::samples::{Metric, Params, Row, Samples};
 
-/// The figures of document 001 for the short workload of AIM7, in percent of all time or of the
-/// time in spin locks.
-const PUBLISHED: [(&str, f64); 4] = [
-    ("time in spin locks before the patch", 8.46),
-    ("of which d_path (readlink in /proc)", 42.21),
-    ("of which getcwd", 40.97),
-    ("time in spin locks with the patch", 1.2),
-];
 /// The share of its undisturbed throughput that corewalk keeps beside a renamer elsewhere, at
 /// least.
 const KEPT_MIN: f64 = 0.95;
@@ -88,14 +76,11 @@ const FILLERS: usize = 1000;
 /// Room for names.
 const CAPACITY: usize = 2 * FILLERS;
 
-/// The table.
-pub(super) struct PathUnderRename;
-
 /// A variant with the work of its threads.
 struct Entrant {
-    racer: Box<dyn Racer>,
+    racer: Box<dyn Namespace>,
     /// A second namespace of the same kind, for the renamer `apart`.
-    apart: Option<Box<dyn Racer>>,
+    apart: Option<Box<dyn Namespace>>,
     reader: Reader,
     /// The renames of `elsewhere`, `neighbour` and `ancestor`.
     writers: [Writer; 3],
@@ -114,107 +99,76 @@ struct Place {
     parents: [Vec<u8>; 2],
 }
 
-/// The host kernel, in the scratch directory.
-struct Kernel {
-    /// The directories of the renames.
-    parents: [OwnedFd; 2],
-    /// The directory that is translated, wherever it is.
-    leaf: OwnedFd,
+/// The table.
+pub(super) const TABLE: Table = Table {
+    name: "path-under-rename",
+    source: "translation of a path beside a renamer (Long, September 2013, and its review)",
+    about: "one translator and one renamer, elsewhere or of an ancestor, each on a core of its own",
+    claim: "Only a rename of an ancestor disturbs a translation; renames elsewhere cost it nothing.",
+    plot: Plot {
+        x: "renamer",
+        metric: "ops_per_s",
+        at: &[("op", "path"), ("clock", "cpu")],
+        headline: "elsewhere",
+    },
+    note: "Document 001, on 80 cores, AIM7 short, in percent: time in spin locks before the patch 8.46; \
+           of which d_path (readlink in /proc) 42.21; of which getcwd 40.97; time in spin locks with \
+           the patch 1.2. It has no figure of a renamer.",
+    claims,
+    sweeps,
+    run,
+    ..Table::PLAIN
+};
+
+fn claims(rows: &[Row]) -> Vec<Claim> {
+    let at = |clock| params("elsewhere", clock);
+    let kept = shape::ratio(rows, "corewalk", "ops_per_s", &at(Some("cpu")));
+    let renames = shape::median(rows, "corewalk", "ops_per_s", &rename_params("elsewhere"));
+    let retries = shape::median(rows, "corewalk", "retries_per_million", &at(None));
+    vec![
+        Claim::at_least("beside a renamer elsewhere over undisturbed", kept, KEPT_MIN),
+        Claim::of(
+            String::from("no translation is disturbed by a renamer elsewhere"),
+            retries.map(|retries| retries == 0.0),
+            format!("{:.1} passes thrown away per million", retries.unwrap_or_default()),
+        ),
+        Claim::of(
+            format!("that renamer renames at least {RENAMES_MIN} times per second"),
+            renames.map(|renames| renames >= RENAMES_MIN),
+            format!("{:.2} M/s", renames.unwrap_or_default() / 1e6),
+        ),
+    ]
 }
 
-impl Table for PathUnderRename {
-    fn text(&self) -> &'static Text {
-        &Text {
-            name: "path-under-rename",
-            source: "translation of a path beside a renamer (Long, September 2013, and its review)",
-            about: "one translator and one renamer, elsewhere or of an ancestor, each on a core of its own",
-            claim: "Only a rename of an ancestor disturbs a translation; renames elsewhere cost it nothing.",
-            plot: Plot {
-                x: "renamer",
-                metric: "ops_per_s",
-                at: &[("op", "path"), ("clock", "cpu")],
-                headline: "elsewhere",
-            },
+fn sweeps(_settings: &Settings) -> Vec<Sweep> {
+    let share = SHARE_OF_TIME * RENAMERS.len() as f64;
+    vec![Sweep::new(vec![Cell::default()], (VARIANTS, "linux"), share)]
+}
+
+fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+    let place = Place::make(run.table)?;
+    let mut entrants = entrants(&place)?;
+    // Each variant meets one renamer after the other, since it is compared with itself.
+    run.each(&run.sweeps[0], entrants.len(), |visit| {
+        if visit.is_first {
+            run.add_syscall(visit.round, visit.cell, samples);
         }
-    }
-
-    fn footer(&self, rows: &[Row]) -> String {
-        let mut out = String::from("document 001, on 80 cores, AIM7 short, in percent:");
-        for (name, percent) in PUBLISHED {
-            let _ = write!(out, " {name} {percent};");
-        }
-        let _ = writeln!(out, " no figure of a renamer.");
-        let syscall = shape::median(rows, "linux", "ns_per_op", &[("op", "syscall".into())]);
-        let [calm, storm] = ["none", "elsewhere"].map(|renamer| {
-            shape::median(rows, "linux", "ops_per_s", &params(renamer, Some("cpu")))
-                .map(|r| 1e9 / r)
-        });
-        if let (Some(syscall), Some(calm), Some(storm)) = (syscall, calm, storm) {
-            let [calm, storm] = [calm - syscall, storm - syscall];
-            let _ = writeln!(
-                out,
-                "linux net of the {syscall:.0} ns of a system call: {calm:.0} ns undisturbed, \
-                 {storm:.0} ns beside its renamer"
-            );
-        }
-        out
-    }
-
-    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
-        let at = |clock| params("elsewhere", clock);
-        let kept = shape::ratio(rows, "corewalk", "ops_per_s", &at(Some("cpu")));
-        let renames = shape::median(rows, "corewalk", "ops_per_s", &rename_params("elsewhere"));
-        let retries = shape::median(rows, "corewalk", "retries_per_million", &at(None));
-        vec![
-            Claim::at_least("beside a renamer elsewhere over undisturbed", kept, KEPT_MIN),
-            Claim::of(
-                String::from("no translation is disturbed by a renamer elsewhere"),
-                retries.map(|retries| retries == 0.0),
-                format!("{:.1} passes thrown away per million", retries.unwrap_or_default()),
-            ),
-            Claim::of(
-                format!("that renamer renames at least {RENAMES_MIN} times per second"),
-                renames.map(|renames| renames >= RENAMES_MIN),
-                format!("{:.2} M/s", renames.unwrap_or_default() / 1e6),
-            ),
-        ]
-    }
-
-    fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        vec![Grid::new(settings, 1, VARIANTS, SHARE_OF_TIME * RENAMERS.len() as f64)]
-    }
-
-    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let rounds = Rounds::begin(self.name(), settings)?;
-        let place = Place::make(self.name())?;
-        let mut entrants = entrants(&place)?;
-        let grid = self.grids(settings)[0];
-        let calls = sized(settings.size, (1_000, 100_000));
-        let mut samples = Samples::default();
-        // Each variant meets one renamer after the other, since it is compared with itself.
-        rounds.each(&grid, (&[Cell::default()], entrants.len()), |visit| {
-            if visit.is_first {
-                let params = Params::from([("op", "syscall".into())]);
-                let cost = (Metric::NsPerOp, syscall_ns(calls));
-                samples.add(visit.round, "linux", &params, cost, "linux");
+        let entrant = &mut entrants[visit.at];
+        for renamer in RENAMERS {
+            if let Some(outcome) = entrant.slice(run.settings, renamer)? {
+                entrant.add(visit.round, renamer, &outcome, samples);
             }
-            let entrant = &mut entrants[visit.at];
-            for renamer in RENAMERS {
-                if let Some(outcome) = entrant.slice(settings, renamer)? {
-                    entrant.add(visit.round, renamer, &outcome, &mut samples);
-                }
-            }
-            Ok(())
-        })?;
-        for entrant in &entrants {
-            let (variant, lost) = (entrant.racer.variant(), entrant.lost);
-            if lost > 0 {
-                eprintln!("path-under-rename: {variant}: {lost} slices with a starved renamer");
-            }
-            entrant.add_retries(&mut samples);
         }
-        Ok(samples)
+        Ok(())
+    })?;
+    for entrant in &entrants {
+        let (variant, lost) = (entrant.racer.variant(), entrant.lost);
+        if lost > 0 {
+            eprintln!("path-under-rename: {variant}: {lost} slices with a starved renamer");
+        }
+        entrant.add_retries(samples);
     }
+    Ok(())
 }
 
 /// Returns the parameters of the reader's rows by a clock, or of rows without a clock.
@@ -231,8 +185,7 @@ fn rename_params(renamer: &str) -> [(&'static str, Value); 3] {
 impl Place {
     /// Returns the paths, made on the host, in memory if possible.
     fn make(label: &str) -> anyhow::Result<Place> {
-        let scratch = Scratch::new(Path::new("/dev/shm"), label)
-            .or_else(|_| Scratch::new(&std::env::temp_dir(), label))?;
+        let scratch = Scratch::in_memory(label)?;
         let leaf = scratch.folder(&BELOW.join("/"))?.canonicalize()?;
         let elsewhere = scratch.folder("elsewhere")?.canonicalize()?;
         std::fs::write(elsewhere.join("next"), b"")?;
@@ -250,7 +203,7 @@ impl Place {
     /// Returns a variant whose directories have these numbers.
     fn entrant(
         &self,
-        (racer, apart): (Box<dyn Racer>, Option<Box<dyn Racer>>),
+        (racer, apart): (Box<dyn Namespace>, Option<Box<dyn Namespace>>),
         leaf: u64,
         parents: [u64; 2],
     ) -> Entrant {
@@ -274,7 +227,7 @@ fn design<D: Dentries + 'static>(
         let parents = [0, 1].map(|at| make_path(&dentries, &place.parents[at]));
         let leaf = make_path(&dentries, &place.right[0]);
         let file = |name: &str| {
-            let made = dentries.create(parents[1], name.as_bytes(), Kind::File);
+            let made = dentries.create(parents[1], name.as_bytes(), FileKind::Regular);
             made.with_context(|| format!("{}: no room", dentries.variant()))
         };
         file("next")?;
@@ -286,21 +239,13 @@ fn design<D: Dentries + 'static>(
     Ok(place.entrant((Box::new(dentries), Some(Box::new(apart))), leaf, parents))
 }
 
-/// Returns the host kernel.
-fn kernel(place: &Place) -> anyhow::Result<Entrant> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let open = |path: &[u8]| openat(CWD, path, flags, Mode::empty());
-    let parents = [open(&place.parents[0])?, open(&place.parents[1])?];
-    let racer = Box::new(Kernel { parents, leaf: open(&place.right[0])? });
-    Ok(place.entrant((racer, None), 0, [0, 1]))
-}
-
 fn entrants(place: &Place) -> anyhow::Result<Vec<Entrant>> {
     let mut entrants = vec![design(place, || Ours::empty(CAPACITY))?];
     for before in [Design::GlobalLock, Design::SeqRwLock, Design::SeqLock] {
         entrants.push(design(place, || Ok(Before::new(before, CAPACITY)))?);
     }
-    entrants.push(kernel(place).context("the scratch directory")?);
+    let kernel = Cwd::open(&place.right[0], &place.parents).context("the scratch directory")?;
+    entrants.push(place.entrant((Box::new(kernel), None), 0, [0, 1]));
     Ok(entrants)
 }
 
@@ -333,7 +278,7 @@ impl Entrant {
             let piece = race::run(&*self.racer, &**renamed, &race);
             let (paths, wrong) = (piece.reads.ops, piece.reads.wrong);
             ensure!(wrong == 0, "{variant}: {wrong} of {paths} paths were wrong");
-            if is_full && piece.renames.starved_share() > STARVED_MAX {
+            if is_full && starved_share(&piece.renames) > STARVED_MAX {
                 continue;
             }
             match &mut whole {
@@ -362,14 +307,15 @@ impl Entrant {
         samples: &mut Samples,
     ) {
         let (variant, reads) = (self.racer.variant(), &outcome.reads);
-        for (clock, rate) in [("cpu", reads.ops_per_cpu_s()), ("wall", reads.ops_per_served_s())] {
+        let served_ns = reads.wall.as_nanos() as f64 - reads.delay_ns as f64;
+        for (clock, ns) in [("cpu", reads.cpu_ns as f64), ("wall", served_ns)] {
             let [beside, calm] =
                 [renamer, "none"].map(|renamer| Params::from_iter(params(renamer, Some(clock))));
-            let rate = (Metric::OpsPerSecond, rate);
+            let rate = (Metric::OpsPerSecond, reads.ops as f64 * 1e9 / ns.max(1.0));
             samples.add_against(round, variant, &beside, rate, (variant, &calm));
         }
         if renamer != "none" {
-            let rate = (Metric::OpsPerSecond, outcome.renames.ops_per_s());
+            let rate = (Metric::OpsPerSecond, outcome.renames.over_span().ops_per_s);
             let params = Params::from(rename_params(renamer));
             samples.add(round, variant, &params, rate, Design::SeqLock.name());
         }
@@ -398,25 +344,9 @@ impl Entrant {
     }
 }
 
-impl Racer for Kernel {
-    fn variant(&self) -> &'static str {
-        "linux"
-    }
-
-    /// Gives the thread a working directory of its own, goes to the leaf, and translates.
-    fn translate(&self, reader: &Reader, turn: Turn) -> Laps {
-        go_to(&self.leaf);
-        reader.ask(turn, |_| getcwd())
-    }
-
-    fn rename_until(&self, writer: &Writer, turn: Turn) -> Laps {
-        let parent = |number: u64| &self.parents[number as usize];
-        writer.go(turn, |from, to| renameat(parent(from.0), from.1, parent(to.0), to.1).is_ok())
-    }
-
-    fn passes(&self) -> Option<Passes> {
-        None
-    }
+/// Returns the share of their time in which workers waited for a processor.
+fn starved_share(side: &Slice) -> f64 {
+    side.delay_ns as f64 / (side.wall.as_nanos() as f64).max(1.0)
 }
 
 #[cfg(test)]
@@ -437,7 +367,7 @@ mod tests {
 
     #[test]
     fn quick_run_has_a_row_of_every_variant_beside_every_renamer() {
-        let rows = PathUnderRename.run(&quick::settings()).expect("all paths are right").rows();
+        let rows = TABLE.measure(&quick::settings()).expect("all paths are right").rows();
         let variants =
             ["corewalk", "before-global-lock", "before-seqrwlock", "before-seqlock", "linux"];
         for (variant, renamer) in variants.iter().flat_map(|v| RENAMERS.map(|r| (*v, r))) {
@@ -454,10 +384,7 @@ mod tests {
         }
         let syscall = rows.iter().find(|row| row.params["op"] == "syscall");
         assert!(syscall.is_some_and(|row| row.median > 0.0));
-        let footer = PathUnderRename.footer(&rows);
-        assert!(footer.contains("linux net"), "{footer}");
-        let claims: Vec<String> =
-            PathUnderRename.claims(&rows).iter().map(Claim::to_string).collect();
+        let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
         assert!(claims[0].contains("held (x") && claims[2].contains(" M/s)"), "{claims:?}");
     }
 }

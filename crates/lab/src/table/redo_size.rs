@@ -6,9 +6,9 @@
 //!
 //! # The document
 //! Oracle SLOB on a DL980 with 80 cores, data files in a tmpfs. Sessions read and write, and have
-//! the kernel translate dentries to paths. The size of the redo log stands for the amount written
-//! ([`PUBLISHED`]): the shared side of a seqrwlock in place of the write side of the rename lock
-//! gave 8.5 to 21.3 % more. A profile gave the share of time in spin locks ([`PUBLISHED_SHARE`]).
+//! the kernel translate dentries to paths. The size of the redo log stands for the amount written:
+//! the shared side of a seqrwlock in place of the write side of the rename lock
+//! gave 8.5 to 21.3 % more. A profile gave the share of time in spin locks.
 //!
 //! # Kept and dropped
 //! Kept: the grid of readers and writers, scaled from 80 cores to a small machine, with more
@@ -18,41 +18,29 @@
 //! the document's machine), and so the scale of the percentages.
 //!
 //! # Lock sections
-//! Only a build with the feature `lock-share` counts them (`before::timed`). corewalk's
-//! translations take no lock but in a fallback, which its counters tell; its rows are left out if
-//! the counters do not move in a trial. The locks of corewalk's renames are not counted.
+//! They are counted while `lock-share` runs (`before::timed`). A translation of corewalk takes a
+//! lock only in a fallback, which its counters tell. If the counters do not move in a trial, the
+//! rows of corewalk are left out. The locks of corewalk's renames are not counted.
 //!
 //! # Checks
 //! Every path is compared; a wrong path fails the run.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use corewalk::FileKind;
 use serde_json::Value;
 
-use super::bench::{Cell, cells, values};
-use super::grid::Rounds;
-use super::{Claim, Grid, Plot, Published, Settings, Table, Text, shape, sized};
+use super::engine::{Cell, cells, values};
+use super::{Claim, Plot, Published, Run, Settings, Sweep, Table, shape, sized};
+use crate::baseline::Namespace;
 use crate::before::timed::Counting;
-use crate::before::{Before, Dentries, Design, Kind, make_path};
-use crate::crew::Pinning;
+use crate::before::{Before, Dentries, Design, make_path};
+use crate::crew::{Pinning, Slice};
 use crate::ours::Ours;
-use crate::race::{self, Outcome, Race, Racer, Reader, Side, Writer};
+use crate::race::{self, Outcome, Race, Reader, Writer};
 use crate::samples::{Metric, Row, Samples};
 
-/// The figures of document 000: readers, writers, MB/s of redo without and with the patch.
-const PUBLISHED: [(u32, u32, u32, u32); 4] =
-    [(8, 64, 802, 903), (32, 64, 798, 892), (80, 64, 658, 714), (128, 64, 748, 907)];
-/// The same: readers, writers, percent of the time in spin locks, and the number in parentheses.
-const PUBLISHED_SHARE: [(u32, u32, f64, f64); 6] = [
-    (32, 0, 6.3, 17.4),
-    (80, 0, 2.9, 31.7),
-    (128, 0, 43.5, 62.2),
-    (32, 64, 9.1, 35.0),
-    (80, 64, 4.5, 38.8),
-    (128, 64, 34.8, 58.7),
-];
 /// Readers and writers of `redo-size`.
 const READERS: (&[usize], &[usize]) = (&[1, 2], &[1, 2, 4, 8]);
 const WRITERS: (&[usize], &[usize]) = (&[0, 1], &[0, 1, 2, 4]);
@@ -78,215 +66,178 @@ const TRIAL: Duration = Duration::from_millis(100);
 /// The variant that is measured only if its counters count.
 const OURS: &str = "corewalk";
 
-/// The table of throughput.
-pub(super) struct RedoSize;
-
-/// The table of time in lock sections.
-pub(super) struct LockShare;
-
 /// A variant with the work of its threads.
 struct Load {
-    racer: Box<dyn Racer>,
+    racer: Box<dyn Namespace>,
     reader: Reader,
     writers: Vec<Writer>,
 }
 
-impl Table for RedoSize {
-    fn text(&self) -> &'static Text {
-        &Text {
-            name: "redo-size",
-            source: "readers and writers of document 000 (Long, February 2013), scaled",
-            about: "readers that translate paths beside writers that rename: throughput of both",
-            claim: "Readers that share the rename lock are faster than readers that exclude each other, and a \
-                    writer does not slow down a reader of corewalk.",
-            plot: Plot {
-                x: "readers",
-                metric: "ops_per_s",
-                at: &[("op", "path"), ("writers", "1")],
-                headline: "2",
-            },
-        }
-    }
-
-    fn published(&self) -> Option<Published> {
-        let rows = || PUBLISHED.iter().map(|row| (f64::from(row.0), row));
-        let without = rows().map(|(readers, row)| (readers, f64::from(row.2))).collect();
-        let with = rows().map(|(readers, row)| (readers, f64::from(row.3))).collect();
+/// The table.
+pub(super) const REDO_SIZE: Table = Table {
+    name: "redo-size",
+    source: "readers and writers of document 000 (Long, February 2013), scaled",
+    about: "readers that translate paths beside writers that rename: throughput of both",
+    claim: "Readers that share the rename lock are faster than readers that exclude each other, and a \
+            writer does not slow down a reader of corewalk.",
+    plot: Plot {
+        x: "readers",
+        metric: "ops_per_s",
+        at: &[("op", "path"), ("writers", "1")],
+        headline: "2",
+    },
+    published: || {
         Some(Published {
             x: "readers beside 64 writers, 80 cores",
             unit: "MB/s of redo",
-            curves: vec![("without the patch", without), ("with the patch", with)],
+            curves: vec![
+                (
+                    "without the patch",
+                    vec![(8.0, 802.0), (32.0, 798.0), (80.0, 658.0), (128.0, 748.0)],
+                ),
+                (
+                    "with the patch",
+                    vec![(8.0, 903.0), (32.0, 892.0), (80.0, 714.0), (128.0, 907.0)],
+                ),
+            ],
         })
-    }
+    },
+    claims: claims_redo_size,
+    sweeps: sweeps_redo_size,
+    run: run_redo_size,
+    ..Table::PLAIN
+};
 
-    fn footer(&self, _rows: &[Row]) -> String {
-        let mut out = String::from(
-            "document 000, Oracle SLOB on 80 cores, redo MB/s without and with the patch:\n",
-        );
-        for (readers, writers, without, with) in PUBLISHED {
-            let change = 100.0 * (f64::from(with) / f64::from(without) - 1.0);
-            let _ = writeln!(
-                out,
-                "  {readers:>3} readers {writers} writers: {without} {with} ({change:+.1} %)"
-            );
-        }
-        out
-    }
-
-    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
-        let at = |readers: u64, writers: u64| {
-            [("op", Value::from("path")), ("readers", readers.into()), ("writers", writers.into())]
-        };
-        let shared = shape::ratio(rows, Design::SeqRwLock.name(), "ops_per_s", &at(2, 0));
-        let cost = |writers| shape::median(rows, OURS, "ns_per_op", &at(1, writers));
-        let kept = cost(0).zip(cost(1)).map(|(alone, beside)| alone / beside);
-        let document =
-            "of the document: two readers that share the lock over two that exclude each other";
-        let ours = "a reader of corewalk beside a writer over one alone, by its processor time";
-        vec![Claim::at_least(document, shared, 1.0), Claim::at_least(ours, kept, KEPT_MIN)]
-    }
-
-    fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        let cells = all_cells(settings, READERS, WRITERS);
-        vec![Grid::new(settings, cells.len(), DESIGNS, SHARE_OF_TIME)]
-    }
-
-    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let rounds = Rounds::begin(self.name(), settings)?;
-        let (loads, grid) = (loads()?, self.grids(settings)[0]);
-        let mut samples = Samples::default();
-        let cells = all_cells(settings, READERS, WRITERS);
-        rounds.each(&grid, (&cells, loads.len()), |visit| {
-            let load = &loads[visit.at];
-            let outcome = load.run(grid.slice, visit.cell)?;
-            for (op, side) in [("path", &outcome.reads), ("rename", &outcome.renames)] {
-                if side.ops > 0 {
-                    let params = visit.cell.with("op", op).0;
-                    let speed = (side.ops_per_s(), side.ns_per_op());
-                    let variant = load.racer.variant();
-                    samples.add_speed(
-                        visit.round,
-                        variant,
-                        &params,
-                        speed,
-                        Design::GlobalLock.name(),
-                    );
-                }
-            }
-            Ok(())
-        })?;
-        Ok(samples)
-    }
+fn claims_redo_size(rows: &[Row]) -> Vec<Claim> {
+    let at = |readers: u64, writers: u64| {
+        [("op", Value::from("path")), ("readers", readers.into()), ("writers", writers.into())]
+    };
+    let shared = shape::ratio(rows, Design::SeqRwLock.name(), "ops_per_s", &at(2, 0));
+    let cost = |writers| shape::median(rows, OURS, "ns_per_op", &at(1, writers));
+    let kept = cost(0).zip(cost(1)).map(|(alone, beside)| alone / beside);
+    let document =
+        "of the document: two readers that share the lock over two that exclude each other";
+    let ours = "a reader of corewalk beside a writer over one alone, by its processor time";
+    vec![Claim::at_least(document, shared, 1.0), Claim::at_least(ours, kept, KEPT_MIN)]
 }
 
-impl Table for LockShare {
-    fn text(&self) -> &'static Text {
-        &Text {
-            name: "lock-share",
-            source: "share of time in locks of document 000 (Long, February 2013), scaled",
-            about: "time in lock sections under the load of redo-size",
-            claim: "Readers that share the rename lock wait less for it, and translations of corewalk take no lock.",
-            plot: Plot {
-                x: "readers",
-                metric: "seconds",
-                at: &[("side", "readers"), ("of", "waiting"), ("writers", "0")],
-                headline: "2",
-            },
-        }
-    }
+fn sweeps_redo_size(settings: &Settings) -> Vec<Sweep> {
+    sweep(settings, READERS, WRITERS)
+}
 
-    fn published(&self) -> Option<Published> {
-        let rows = || PUBLISHED_SHARE.iter().filter(|row| row.1 == 0);
-        let with = rows().map(|row| (f64::from(row.0), row.2)).collect();
-        let without = rows().map(|row| (f64::from(row.0), row.3)).collect();
+fn run_redo_size(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+    let (loads, sweep) = (loads()?, &run.sweeps[0]);
+    run.each(sweep, loads.len(), |visit| {
+        let load = &loads[visit.at];
+        let outcome = load.run(sweep.slice(run.settings), visit.cell)?;
+        for (op, side) in [("path", outcome.reads), ("rename", outcome.renames)] {
+            if side.ops > 0 {
+                let (variant, params) = (load.racer.variant(), visit.cell.with("op", op).0);
+                side.over_span().add_to(samples, visit.round, variant, &params, sweep.baseline)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The table.
+pub(super) const LOCK_SHARE: Table = Table {
+    name: "lock-share",
+    source: "share of time in locks of document 000 (Long, February 2013), scaled",
+    about: "time in lock sections under the load of redo-size",
+    claim: "Readers that share the rename lock wait less for it, and translations of corewalk take no lock.",
+    plot: Plot {
+        x: "readers",
+        metric: "seconds",
+        at: &[("side", "readers"), ("of", "waiting"), ("writers", "0")],
+        headline: "2",
+    },
+    published: || {
         Some(Published {
             x: "readers, no writers, 80 cores",
             unit: "% of time in spin locks",
-            curves: vec![("without the patch", without), ("with the patch", with)],
+            curves: vec![
+                ("without the patch", vec![(32.0, 17.4), (80.0, 31.7), (128.0, 62.2)]),
+                ("with the patch", vec![(32.0, 6.3), (80.0, 2.9), (128.0, 43.5)]),
+            ],
         })
-    }
+    },
+    note: "Document 000, 64 writers, percent of time in spin locks, as printed; in parentheses \
+           without the patch (it says with):\n\
+           32 readers 9.1(35.0), 80 readers 4.5(38.8), 128 readers 34.8(58.7)",
+    claims: claims_lock_share,
+    sweeps: sweeps_lock_share,
+    run: run_lock_share,
+    ..Table::PLAIN
+};
 
-    fn footer(&self, _rows: &[Row]) -> String {
-        let mut out = String::from(
-            "document 000, Oracle SLOB on 80 cores, percent of time in spin locks, as printed; in \
-             parentheses without the patch (it says with):\n",
-        );
-        for (readers, writers, with, without) in PUBLISHED_SHARE {
-            let _ = writeln!(out, "  {readers:>3} readers {writers:>2} writers: {with}({without})");
-        }
-        out
-    }
+fn claims_lock_share(rows: &[Row]) -> Vec<Claim> {
+    let params = [
+        ("side", "readers".into()),
+        ("of", "waiting".into()),
+        ("readers", 2.into()),
+        ("writers", 0.into()),
+    ];
+    let waiting = |variant| shape::median(rows, variant, "seconds", &params);
+    let [without, with] = [Design::GlobalLock.name(), Design::SeqRwLock.name()].map(waiting);
+    let pct = |share: Option<f64>| 100.0 * share.unwrap_or_default();
+    let document = Claim::of(
+        String::from("of the document: two readers wait less for a lock that they share"),
+        with.zip(without).map(|(with, without)| with <= without),
+        format!("{:.1} % without, {:.1} % with", pct(without), pct(with)),
+    );
+    let most = shape::ours(rows).map(|row| row.median).max_by(f64::total_cmp);
+    let ours = Claim::of(
+        String::from("translations of corewalk are in no lock"),
+        most.map(|most| most == 0.0),
+        format!("at most {:.3} %", pct(most)),
+    );
+    vec![document, ours]
+}
 
-    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
-        let params = [
-            ("side", "readers".into()),
-            ("of", "waiting".into()),
-            ("readers", 2.into()),
-            ("writers", 0.into()),
-        ];
-        let waiting = |variant| shape::median(rows, variant, "seconds", &params);
-        let [without, with] = [Design::GlobalLock.name(), Design::SeqRwLock.name()].map(waiting);
-        let pct = |share: Option<f64>| 100.0 * share.unwrap_or_default();
-        let document = Claim::of(
-            String::from("of the document: two readers wait less for a lock that they share"),
-            with.zip(without).map(|(with, without)| with <= without),
-            format!("{:.1} % without, {:.1} % with", pct(without), pct(with)),
-        );
-        let most = shape::ours(rows).map(|row| row.median).max_by(f64::total_cmp);
-        let ours = Claim::of(
-            String::from("translations of corewalk are in no lock"),
-            most.map(|most| most == 0.0),
-            format!("at most {:.3} %", pct(most)),
-        );
-        vec![document, ours]
-    }
+fn sweeps_lock_share(settings: &Settings) -> Vec<Sweep> {
+    sweep(settings, SHARE_READERS, SHARE_WRITERS)
+}
 
-    fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        let cells = all_cells(settings, SHARE_READERS, SHARE_WRITERS);
-        vec![Grid::new(settings, cells.len(), DESIGNS, SHARE_OF_TIME)]
+fn run_lock_share(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+    let (mut loads, sweep, _counting) = (loads()?, &run.sweeps[0], Counting::start());
+    if !counts_translations()? {
+        eprintln!("lock-share: {OURS}: no rows: its counters do not count translations");
+        loads.retain(|load| load.racer.variant() != OURS);
     }
-
-    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let rounds = Rounds::begin(self.name(), settings)?;
-        let (mut loads, grid, _counting) = (loads()?, self.grids(settings)[0], Counting::start());
-        if !counts_translations()? {
-            eprintln!("lock-share: {OURS}: no rows: its counters do not count translations");
-            loads.retain(|load| load.racer.variant() != OURS);
-        }
-        let mut samples = Samples::default();
-        let cells = all_cells(settings, SHARE_READERS, SHARE_WRITERS);
-        rounds.each(&grid, (&cells, loads.len()), |visit| {
-            let load = &loads[visit.at];
-            let outcome = load.run(grid.slice, visit.cell)?;
-            for (side, done) in [("readers", &outcome.reads), ("writers", &outcome.renames)] {
-                let variant = load.racer.variant();
-                if done.ops == 0 || (side == "writers" && variant == OURS) {
-                    continue;
-                }
-                for (of, share) in ["waiting", "holding"].into_iter().zip(shares(done)) {
-                    let params = visit.cell.with("side", side).with("of", of).0;
-                    let share = (Metric::Seconds, share);
-                    samples.add(visit.round, variant, &params, share, Design::GlobalLock.name());
-                }
+    run.each(sweep, loads.len(), |visit| {
+        let load = &loads[visit.at];
+        let outcome = load.run(sweep.slice(run.settings), visit.cell)?;
+        for (side, done) in [("readers", &outcome.reads), ("writers", &outcome.renames)] {
+            // corewalk's counters tell of translations only.
+            let variant = load.racer.variant();
+            if done.ops == 0 || (side == "writers" && variant == OURS) {
+                continue;
             }
-            Ok(())
-        })?;
-        Ok(samples)
-    }
+            for (of, share) in ["waiting", "holding"].into_iter().zip(shares(done)) {
+                let params = visit.cell.with("side", side).with("of", of).0;
+                let share = (Metric::Seconds, share);
+                samples.add(visit.round, variant, &params, share, sweep.baseline);
+            }
+        }
+        Ok(())
+    })
 }
 
 type Sized = (&'static [usize], &'static [usize]);
 
-fn all_cells(settings: &Settings, readers: Sized, writers: Sized) -> Vec<Cell> {
+/// Returns the sweep over some numbers of readers and of writers.
+fn sweep(settings: &Settings, readers: Sized, writers: Sized) -> Vec<Sweep> {
     let of = |list| values(sized(settings.size, list));
-    cells(&[("readers", of(readers)), ("writers", of(writers))])
+    let cells = cells(&[("readers", of(readers)), ("writers", of(writers))]);
+    vec![Sweep::new(cells, (DESIGNS, Design::GlobalLock.name()), SHARE_OF_TIME)]
 }
 
 impl Load {
     /// Returns the load over `dentries`, which are empty.
     fn over<D: Dentries + 'static>(dentries: D) -> anyhow::Result<Load> {
         let file = |parent: u64, name: &str| {
-            let made = dentries.create(parent, name.as_bytes(), Kind::File);
+            let made = dentries.create(parent, name.as_bytes(), FileKind::Regular);
             made.with_context(|| format!("{}: no room", dentries.variant()))
         };
         let database = make_path(&dentries, DATABASE.as_bytes());
@@ -321,7 +272,7 @@ impl Load {
             pinning: Pinning::Free,
         };
         let outcome = race::run(&*self.racer, &*self.racer, &race);
-        let (variant, Side { ops, wrong, .. }) = (self.racer.variant(), outcome.reads);
+        let (variant, Slice { ops, wrong, .. }) = (self.racer.variant(), outcome.reads);
         ensure!(wrong == 0, "{variant}: {wrong} of {ops} paths were wrong");
         Ok(outcome)
     }
@@ -338,9 +289,9 @@ fn loads() -> anyhow::Result<Vec<Load>> {
 }
 
 /// Returns the shares of waiting and of holding.
-fn shares(side: &Side) -> [f64; 2] {
+fn shares(side: &Slice) -> [f64; 2] {
     let spent = side.spent;
-    let all = (side.wall_s * 1e9 - spent.aside_ns as f64).max(1.0);
+    let all = (side.wall.as_nanos() as f64 - spent.aside_ns as f64).max(1.0);
     [spent.waiting_ns, spent.holding_ns].map(|ns| ns as f64 / all)
 }
 
@@ -369,24 +320,22 @@ mod tests {
     #[test]
     fn quick_run_has_both_sides_of_every_cell_of_the_grid() {
         let variants = ["corewalk", "before-global-lock", "before-seqrwlock", "before-seqlock"];
-        let all = all_cells(&quick::settings(), READERS, WRITERS);
+        let all = &sweeps_redo_size(&quick::settings())[0].cells;
         let with = |op: &'static str| all.iter().map(move |cell| cell.with("op", op));
         let writes = with("rename").filter(|cell| cell.number("writers") > 0);
         let cells: Vec<Cell> = with("path").chain(writes).collect();
         assert_eq!(cells.len(), 6);
-        let rows = quick::check(&RedoSize, &variants, &quick::params(&cells));
-        let claims: Vec<String> = RedoSize.claims(&rows).iter().map(Claim::to_string).collect();
+        let rows = quick::check(&REDO_SIZE, &variants, &quick::params(&cells));
+        let claims: Vec<String> = (REDO_SIZE.claims)(&rows).iter().map(Claim::to_string).collect();
         assert!(
             claims.len() == 2 && claims.iter().all(|claim| claim.contains("held (x")),
             "{claims:?}"
         );
-        let footer = RedoSize.footer(&rows);
-        assert!(footer.contains("128 readers 64 writers: 748 907 (+21.3 %)"), "{footer}");
     }
 
     #[test]
     fn quick_run_has_shares_of_every_design() {
-        let rows = LockShare.run(&quick::settings()).expect("all paths are right").rows();
+        let rows = LOCK_SHARE.measure(&quick::settings()).expect("all paths are right").rows();
         for (variant, side) in [Design::GlobalLock.name(), Design::SeqRwLock.name()]
             .into_iter()
             .flat_map(|variant| ["readers", "writers"].map(|side| (variant, side)))
@@ -402,6 +351,5 @@ mod tests {
             assert!(row.rounds == 5 && (0.0..=1.0).contains(&row.median), "{variant} {side}");
             assert!(row.median > 0.0, "{variant} {side}");
         }
-        assert!(LockShare.footer(&rows).contains("128 readers 64 writers: 34.8(58.7)"));
     }
 }

@@ -25,15 +25,13 @@
 //! Source: rename(2); Linux `fs/namei.c` (`lock_rename`); documents 000 (Long, February 2013) and
 //! 001 (Long, September 2013).
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::bench::{Bench, Cell, Measure, Workload, cells, values};
-use super::grid::Rounds;
-use super::{Claim, Grid, Plot, Settings, Table, Text, shape};
+use super::engine::{Measure, Workload, cells, values};
+use super::{Claim, Plot, Run, Settings, Sweep, Table, shape};
 use crate::crew::{self, Slice};
 use crate::files::{Files, Ours, User};
 use crate::samples::{Row, Samples};
@@ -55,100 +53,57 @@ const SCALING: [(&str, &str, f64); 2] =
     [("own", "different directories", 1.8), ("one", "one directory", 1.5)];
 
 /// The table.
-pub(super) struct Rename;
+pub(super) const TABLE: Table = Table {
+    name: "rename",
+    source: "renames without a global lock, which documents 000 and 001 left in place (Long, 2013)",
+    about: "files renamed there and back: alone, in different directories, in one directory",
+    claim: "A rename takes no lock that renames elsewhere take: in different directories they scale.",
+    plot: Plot { x: "threads", metric: "ops_per_s", at: &[("directories", "own")], headline: "1" },
+    note: "The documents publish no figure for renames. linux renames on the tmpfs at /dev/shm.\n\
+           directories=apart has a file system for each thread: the scaling of the machine.",
+    claims,
+    sweeps,
+    run,
+    ..Table::PLAIN
+};
 
-impl Table for Rename {
-    fn text(&self) -> &'static Text {
-        &Text {
-            name: "rename",
-            source: "renames without a global lock, which documents 000 and 001 left in place (Long, 2013)",
-            about: "files renamed there and back: alone, in different directories, in one directory",
-            claim: "A rename takes no lock that renames elsewhere take: in different directories they scale.",
-            plot: Plot {
-                x: "threads",
-                metric: "ops_per_s",
-                at: &[("directories", "own")],
-                headline: "1",
-            },
-        }
+fn claims(rows: &[Row]) -> Vec<Claim> {
+    let one = [("net_of", Value::from("syscall")), ("threads", Value::from(1))];
+    let ahead = shape::ahead(rows, "corewalk", &[&at("own")[..], &one].concat());
+    let words = "one thread over the host's rename on a tmpfs net of the system call";
+    let mut claims = vec![Claim::at_least(words, ahead, FASTER)];
+    for (place, words, least) in SCALING {
+        let scaling = shape::scaling(rows, "corewalk", &at(place));
+        let words = format!("two threads over one, renaming different names in {words}");
+        claims.push(Claim::at_least(&words, scaling, least));
     }
+    claims
+}
 
-    fn footer(&self, rows: &[Row]) -> String {
-        let mut out = String::from(
-            "The documents publish no figure for renames. linux renames on the tmpfs at /dev/shm.\n",
-        );
-        for variant in VARIANTS {
-            let _ = write!(out, "{variant}: two threads over one");
-            for place in PLACES {
-                let scaling = shape::times(shape::scaling(rows, variant, &at(place)));
-                let _ = write!(out, " {scaling} ({place})");
-            }
-            out.push('\n');
-        }
-        let apart = shape::times(shape::scaling(rows, "corewalk", &at(APART)));
-        let _ = writeln!(out, "the machine: {apart}, with a file system for each thread (apart)");
-        out
-    }
+fn sweeps(settings: &Settings) -> Vec<Sweep> {
+    let cells = |places: &[&str]| {
+        cells(&[("directories", values(places)), ("threads", values(&settings.threads))])
+    };
+    let together = Sweep::new(cells(&PLACES), (VARIANTS.len(), BASELINE), 1.0);
+    let apart = Sweep::new(cells(&[APART]), (1, "corewalk"), 1.0);
+    vec![Sweep { is_net_of_syscall: true, ..together }, apart]
+}
 
-    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
-        let one = [("net_of", Value::from("syscall")), ("threads", Value::from(1))];
-        let ahead = shape::ahead(rows, "corewalk", &[&at("own")[..], &one].concat());
-        let words = "one thread over the host's rename on a tmpfs net of the system call";
-        let mut claims = vec![Claim::at_least(words, ahead, FASTER)];
-        for (place, words, least) in SCALING {
-            let scaling = shape::scaling(rows, "corewalk", &at(place));
-            let words = format!("two threads over one, renaming different names in {words}");
-            claims.push(Claim::at_least(&words, scaling, least));
-        }
-        claims
-    }
-
-    fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        let (all, apart) = (all_cells(settings, &PLACES), settings.threads.len());
-        vec![
-            Grid::new(settings, all.len(), VARIANTS.len(), 1.0),
-            Grid::new(settings, apart, 1, 1.0),
-        ]
-    }
-
-    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let rounds = Rounds::begin(self.name(), settings)?;
-        let (grids, threads) = (self.grids(settings), settings.threads_max());
-        let (together, apart) = (all_cells(settings, &PLACES), all_cells(settings, &[APART]));
-        let mut samples = Samples::default();
-        let bench = Bench {
-            rounds: &rounds,
-            grid: grids[0],
-            cells: &together,
-            baseline: BASELINE,
-            is_net_of_syscall: true,
-        };
-        bench.run_files(None, &Renames { threads }, &mut samples)?;
-        let namespaces: Vec<Ours> =
-            (0..threads).map(|_| Ours::new()).collect::<anyhow::Result<_>>()?;
-        namespaces.iter().try_for_each(|files| make_files(files, threads))?;
-        let measure: Measure<'_> = Box::new(|cell, time| {
-            Ok(slice(&|thread| &namespaces[thread], ("own", cell.number("threads")), time))
-        });
-        let bench = Bench {
-            grid: grids[1],
-            cells: &apart,
-            baseline: "corewalk",
-            is_net_of_syscall: false,
-            ..bench
-        };
-        bench.run(&[("corewalk", measure)], &mut samples)?;
-        samples.add_scaling(|_, _| true);
-        Ok(samples)
-    }
+fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+    let threads = run.settings.threads_max();
+    run.files(&run.sweeps[0], None, &Renames { threads }, samples)?;
+    let namespaces: Vec<Ours> = (0..threads).map(|_| Ours::new()).collect::<anyhow::Result<_>>()?;
+    namespaces.iter().try_for_each(|files| make_files(files, threads))?;
+    let measure: Measure<'_> = Box::new(|cell, time| {
+        Ok(slice(&|thread| &namespaces[thread], ("own", cell.number("threads")), time))
+    });
+    run.measure(&run.sweeps[1], &[("corewalk", measure)], samples)?;
+    samples.add_scaling(|_, _| true);
+    Ok(())
 }
 
 fn at(place: &'static str) -> [(&'static str, Value); 1] {
     [("directories", place.into())]
-}
-
-fn all_cells(settings: &Settings, places: &[&str]) -> Vec<Cell> {
-    cells(&[("directories", values(places)), ("threads", values(&settings.threads))])
 }
 
 /// Renames of up to so many threads.
@@ -232,8 +187,8 @@ mod tests {
 
     #[test]
     fn quick_run_has_every_place_and_the_cost_of_a_system_call() {
-        let cells = quick::params(&all_cells(&quick::settings(), &PLACES));
-        let rows = quick::check(&Rename, &VARIANTS, &cells);
+        let cells = quick::params(&sweeps(&quick::settings())[0].cells);
+        let rows = quick::check(&TABLE, &VARIANTS, &cells);
         let own = [&at("own")[..], &[("threads", 1.into())]].concat();
         let net = [&own[..], &[("net_of", "syscall".into())]].concat();
         let cost =
@@ -241,7 +196,7 @@ mod tests {
         assert!(cost("linux", &net).unwrap() < cost("linux", &own).unwrap());
         assert_eq!(cost("corewalk", &net), cost("corewalk", &own));
         assert!(quick::row(&rows, ("linux", "ns_per_op"), &[("op", "syscall".into())]).is_some());
-        let claims: Vec<String> = Rename.claims(&rows).iter().map(Claim::to_string).collect();
+        let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
         assert_eq!(claims.len(), 3);
         assert!(claims.iter().all(|claim| claim.contains("held (x")), "{claims:?}");
     }

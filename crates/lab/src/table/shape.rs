@@ -15,7 +15,7 @@ use std::fmt::{self, Display};
 
 use serde_json::Value;
 
-use crate::samples::{OVER_THREADS, Row};
+use crate::samples::{OVER_THREADS, Params, Row};
 use crate::text::with_names;
 
 /// Losses that are named in a line; the others are counted.
@@ -35,6 +35,13 @@ enum Verdict {
     Held,
     NotHeld,
     NotMeasured,
+}
+
+/// The bound of a factor.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Bound {
+    Least(f64),
+    Most(f64),
 }
 
 impl Claim {
@@ -68,6 +75,24 @@ impl Claim {
     }
 
     /// Returns a claim that holds or not, or was not measured, with the figure that says so.
+    /// Returns the claim that a factor is within `bound` in each of some rows.
+    pub(super) fn in_every_cell(words: &str, factors: &[(f64, &Row)], bound: Bound) -> Claim {
+        let (sense, words) = match bound {
+            Bound::Least(least) => (1.0, format!("{words}, at least x{least} in every cell")),
+            Bound::Most(most) => (-1.0, format!("{words}, at most x{most} in every cell")),
+        };
+        let is_right = |factor: f64| match bound {
+            Bound::Least(least) => factor >= least,
+            Bound::Most(most) => factor <= most,
+        };
+        let worst = factors.iter().min_by(|a, b| (sense * a.0).total_cmp(&(sense * b.0)));
+        let Some((factor, row)) = worst else { return Claim::of(words, None, String::new()) };
+        let right = factors.iter().filter(|(factor, _)| is_right(*factor)).count();
+        let (of, place) = (factors.len(), with_names(&row.params));
+        let figure = format!("x{factor:.2} at {place}; {right} of {of} cells");
+        Claim::of(words, Some(right == of), figure)
+    }
+
     pub(super) fn of(words: String, is_held: Option<bool>, figure: String) -> Claim {
         let verdict = match is_held {
             Some(true) => Verdict::Held,
@@ -96,6 +121,17 @@ impl Display for Claim {
             Verdict::NotMeasured => write!(f, "claim: {words}: not measured"),
         }
     }
+}
+
+/// Returns the ratios of corewalk's throughput to `baseline`, at the parameters that are meant.
+pub(super) fn rates<'a>(
+    rows: &'a [Row],
+    baseline: &str,
+    is_meant: impl Fn(&Params) -> bool,
+) -> Vec<(f64, &'a Row)> {
+    let ours = ours(rows).filter(|row| row.metric == "ops_per_s" && row.baseline == baseline);
+    let meant = ours.filter(|row| is_meant(&row.params));
+    meant.filter_map(|row| Some((row.ratio?, row))).collect()
 }
 
 /// Returns the rows of corewalk.

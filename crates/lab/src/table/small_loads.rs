@@ -26,13 +26,10 @@
 //!
 //! Source: document 000 (Long, "dcache: make Oracle more scalable on large systems").
 
-use std::fmt::Write as _;
-
 use anyhow::Context as _;
 
-use super::bench::{Bench, Cell, Measure, Workload, cells, values};
-use super::grid::Rounds;
-use super::{Claim, Grid, Plot, Settings, Table, Text, shape, sized};
+use super::engine::{Measure, Workload, cells, values};
+use super::{Claim, Plot, Run, Settings, Sweep, Table, shape, sized};
 use crate::before::Design;
 use crate::corpus::Corpus;
 use crate::crew::{self, Laps, Turn};
@@ -51,14 +48,10 @@ const MAPPED: usize = 64;
 /// The loads.
 const LOADS: [&str; 3] = ["find-size", "cat-maps", "git-diff"];
 /// The words of document 000 about each load with its patches.
-const PUBLISHED: [&str; 3] = [
-    "within a few percentage points; one thread slightly worse, several better",
-    "within a few percentage points; one thread slightly worse, several better",
-    "no difference; slightly more system time, slightly less user time",
-];
-
-/// The table.
-pub(super) struct SmallLoads;
+const PUBLISHED: &str = "Published by document 000, patched against unpatched Linux 3.8:
+find-size: within a few percentage points; one thread slightly worse, several better
+cat-maps: within a few percentage points; one thread slightly worse, several better
+git-diff: no difference; slightly more system time, slightly less user time";
 
 /// The tree, as the loads know it.
 struct Plan {
@@ -69,70 +62,34 @@ struct Plan {
     files: Vec<Vec<u8>>,
 }
 
-impl Table for SmallLoads {
-    fn text(&self) -> &'static Text {
-        &Text {
-            name: "small-loads",
-            source: "find, cat /proc/*/maps and git diff, which must not lose: document 000 (Long, 2013)",
-            about: "a whole tree listed with attributes, open files to paths, attributes of known paths",
-            claim: "Everyday loads lose nothing against the kernel before the patches.",
-            plot: Plot {
-                x: "threads",
-                metric: "ops_per_s",
-                at: &[("load", "find-size")],
-                headline: "1",
-            },
-        }
-    }
+/// The table.
+pub(super) const TABLE: Table = Table {
+    name: "small-loads",
+    source: "find, cat /proc/*/maps and git diff, which must not lose: document 000 (Long, 2013)",
+    about: "a whole tree listed with attributes, open files to paths, attributes of known paths",
+    claim: "Everyday loads lose nothing against the kernel before the patches.",
+    plot: Plot { x: "threads", metric: "ops_per_s", at: &[("load", "find-size")], headline: "1" },
+    note: PUBLISHED,
+    claims,
+    sweeps,
+    run,
+    ..Table::PLAIN
+};
 
-    fn footer(&self, rows: &[Row]) -> String {
-        let mut out =
-            String::from("Published by document 000, patched against unpatched Linux 3.8:\n");
-        for (load, words) in LOADS.iter().zip(PUBLISHED) {
-            let _ = writeln!(out, "{load}: {words}");
-        }
-        for (load, other) in
-            LOADS.iter().flat_map(|load| VARIANTS[1..].iter().map(move |v| (load, v)))
-        {
-            let at = |variant| {
-                let params = [("load", (*load).into()), ("threads", 1.into())];
-                shape::median(rows, variant, "ns_per_op", &params)
-            };
-            let share = at("corewalk").zip(at(other)).map(|(ours, theirs)| theirs / ours);
-            let lost = if share.is_some_and(|share| share < 1.0) { ": a loss" } else { "" };
-            let times = shape::times(share);
-            let _ = writeln!(out, "{load}, one thread: corewalk over {other} {times}{lost}");
-        }
-        out
-    }
-
-    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
-        let words = "no load loses against the kernel before the patches";
-        vec![Claim::no_loss(words, shape::ours(rows))]
-    }
-
-    fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        vec![Grid::new(settings, all_cells(settings).len(), VARIANTS.len(), 1.0)]
-    }
-
-    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let entries = sized(settings.size, ENTRIES);
-        let plan = Plan::of(Corpus::collect(entries));
-        let mut samples = Samples::default();
-        let bench = Bench {
-            rounds: &Rounds::begin(self.name(), settings)?,
-            grid: self.grids(settings)[0],
-            cells: &all_cells(settings),
-            baseline: BASELINE,
-            is_net_of_syscall: false,
-        };
-        bench.run_files(Some((Design::GlobalLock, entries)), &plan, &mut samples)?;
-        Ok(samples)
-    }
+fn claims(rows: &[Row]) -> Vec<Claim> {
+    let words = "no load loses against the kernel before the patches";
+    vec![Claim::no_loss(words, shape::ours(rows))]
 }
 
-fn all_cells(settings: &Settings) -> Vec<Cell> {
-    cells(&[("load", values(&LOADS)), ("threads", values(&settings.threads))])
+fn sweeps(settings: &Settings) -> Vec<Sweep> {
+    let cells = cells(&[("load", values(&LOADS)), ("threads", values(&settings.threads))]);
+    vec![Sweep::new(cells, (VARIANTS.len(), BASELINE), 1.0)]
+}
+
+fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+    let entries = sized(run.settings.size, ENTRIES);
+    let plan = Plan::of(Corpus::collect(entries));
+    run.files(&run.sweeps[0], Some((Design::GlobalLock, entries)), &plan, samples)
 }
 
 impl Plan {
@@ -226,16 +183,16 @@ fn git_diff<U: User>(user: &U, plan: &Plan, numbers: &[u64], thread: usize, turn
 mod tests {
     use super::*;
     use crate::files::Ours;
+    use crate::table::engine::Cell;
     use crate::table::quick;
 
     #[test]
     fn quick_run_has_every_load_and_variant() {
-        let cells = quick::params(&all_cells(&quick::settings()));
-        let rows = quick::check(&SmallLoads, &VARIANTS, &cells);
+        let cells = quick::params(&sweeps(&quick::settings())[0].cells);
+        let rows = quick::check(&TABLE, &VARIANTS, &cells);
         assert!(rows.iter().all(|row| row.baseline == BASELINE));
-        let claim = SmallLoads.claims(&rows)[0].to_string();
+        let claim = claims(&rows)[0].to_string();
         assert!(claim.contains("of 12 rows behind"), "{claim}");
-        assert_eq!(SmallLoads.footer(&rows).matches("one thread: corewalk over").count(), 6);
     }
 
     #[test]

@@ -22,19 +22,20 @@
 //! # Checks
 //! Every call succeeds, and both semaphores are zero at the end.
 
-use std::cell::Cell as Counter;
+use std::fs;
 use std::time::Duration;
 
 use anyhow::Context as _;
 
-use super::bench::{Bench, Cell, Measure, cells, values};
-use super::grid::Rounds;
-use super::{Claim, Grid, Plot, Settings, Table, Text, shape, sized};
+use super::engine::{Cell, Measure, cells, values};
+use super::{Claim, Plot, Run, Settings, Sweep, Table, shape, sized};
+use crate::cpus;
 use crate::crew::Slice;
+use crate::peer::Scratch;
 use crate::pingpong::{self, SemPair};
 use crate::samples::{Row, Samples};
 use crate::sems::{Linux, Ours, Sems, apart, check};
-use crate::worker::{self, Place, Workers, cpu_of_each, of_sets};
+use crate::worker::{Place, Workers, of_sets};
 
 /// The baseline of all rows.
 const BASELINE: &str = "linux";
@@ -48,42 +49,39 @@ const MOST_OF_CROWD: f64 = 1.0;
 const CROWDS: (&[usize], &[usize]) = (&[8], &[8, 100, 400]);
 
 /// The table.
-pub(super) struct Wakeup;
+pub(super) const TABLE: Table = Table {
+    name: "wakeup",
+    source: "the waits that document 002's semop-multi leaves out, after lmbench's lat_sem",
+    about: "round trips of two that wait for each other at semaphores, on one processor and on two",
+    claim: "A wait that is really waited takes no longer than with the host kernel's semaphores.",
+    plot: Plot {
+        x: "cpus",
+        metric: "ns_per_op",
+        at: &[("workers", "threads"), ("waiters", "1")],
+        headline: "1",
+    },
+    claims,
+    sweeps,
+    run: |run, samples| apart(|| measure(run, samples)),
+    ..Table::PLAIN
+};
 
-impl Table for Wakeup {
-    fn text(&self) -> &'static Text {
-        &Text {
-            name: "wakeup",
-            source: "the waits that document 002's semop-multi leaves out, after lmbench's lat_sem",
-            about: "round trips of two that wait for each other at semaphores, on one processor and on two",
-            claim: "A wait that is really waited takes no longer than with the host kernel's semaphores.",
-            plot: Plot {
-                x: "cpus",
-                metric: "ns_per_op",
-                at: &[("workers", "threads"), ("waiters", "1")],
-                headline: "1",
-            },
-        }
-    }
+fn claims(rows: &[Row]) -> Vec<Claim> {
+    let claim = |cell: Cell| {
+        let params: Vec<_> = cell.0.clone().into_iter().collect();
+        let ratio = shape::ratio(rows, OURS, "ops_per_s", &params);
+        let words = format!("the time of a round trip over linux, {cell}");
+        let most = if cell.number("waiters") == 1 { MOST } else { MOST_OF_CROWD };
+        Claim::at_most(&words, ratio.map(|ratio| 1.0 / ratio), most)
+    };
+    all_cells(CROWDS.1, &["threads", "processes"], &[1, 2]).into_iter().map(claim).collect()
+}
 
-    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
-        let claim = |cell: Cell| {
-            let params: Vec<_> = cell.0.clone().into_iter().collect();
-            let ratio = shape::ratio(rows, OURS, "ops_per_s", &params);
-            let words = format!("the time of a round trip over linux, {cell}");
-            let most = if cell.number("waiters") == 1 { MOST } else { MOST_OF_CROWD };
-            Claim::at_most(&words, ratio.map(|ratio| 1.0 / ratio), most)
-        };
-        all_cells(CROWDS.1, &["threads", "processes"], &[1, 2]).into_iter().map(claim).collect()
-    }
-
-    fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        vec![Grid::new(settings, measured_cells(settings).len(), 2, SHARE_OF_TIME)]
-    }
-
-    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        apart(|| run(self, settings))
-    }
+fn sweeps(settings: &Settings) -> Vec<Sweep> {
+    let cpus = cpus::each().len().min(2);
+    let workers = &["threads", "processes"][..1 + usize::from(settings.program.is_some())];
+    let cells = all_cells(sized(settings.size, CROWDS), workers, &[1, 2][..cpus]);
+    vec![Sweep::new(cells, (2, BASELINE), SHARE_OF_TIME)]
 }
 
 /// Returns all cells: pairs of threads and processes, and crowds of threads.
@@ -97,55 +95,35 @@ fn all_cells(crowds: &[usize], workers: &[&str], cpus: &[usize]) -> Vec<Cell> {
     all
 }
 
-/// Returns the cells that this machine and this run can measure.
-fn measured_cells(settings: &Settings) -> Vec<Cell> {
-    let cpus = cpu_of_each().map_or(1, |cpus| cpus.len().min(2));
-    let workers = &["threads", "processes"][..1 + usize::from(settings.program.is_some())];
-    all_cells(sized(settings.size, CROWDS), workers, &[1, 2][..cpus])
-}
-
-fn run(table: &Wakeup, settings: &Settings) -> anyhow::Result<Samples> {
-    let folder = worker::folder("wakeup")?;
-    let number = Counter::new(0);
+fn measure(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+    let folder = Scratch::in_memory(run.table)?;
     let of_linux: Measure<'_> =
-        Box::new(|cell, time| measure(Linux::default(), cell, time, (settings, Place::Host)));
+        Box::new(|cell, time| round_trips(run, Linux::default(), (cell, time), Place::Host));
     let of_ours: Measure<'_> = Box::new(|cell, time| {
         if cell.word("workers") == "threads" {
-            return measure(Ours::new(2)?, cell, time, (settings, Place::Host));
+            return round_trips(run, Ours::new(2)?, (cell, time), Place::Host);
         }
-        number.set(number.get() + 1);
-        let file = folder.path().join(format!("namespace-{}", number.get()));
-        measure(Ours::open(&file)?, cell, time, (settings, Place::Namespace(&file)))
+        let file = folder.path().join("namespace");
+        // Each slice has a namespace of its own.
+        let _ = fs::remove_file(&file);
+        round_trips(run, Ours::open(&file)?, (cell, time), Place::Namespace(&file))
     });
-    let bench = Bench {
-        rounds: &Rounds::begin(table.name(), settings)?,
-        grid: table.grids(settings)[0],
-        cells: &measured_cells(settings),
-        baseline: BASELINE,
-        is_net_of_syscall: false,
-    };
-    let mut samples = Samples::default();
-    bench.run(&[(BASELINE, of_linux), (OURS, of_ours)], &mut samples)?;
-    Ok(samples)
+    run.measure(&run.sweeps[0], &[(BASELINE, of_linux), (OURS, of_ours)], samples)
 }
 
-/// Measures round trips over a new set of two semaphores.
-fn measure<S: Sems>(
+/// Runs one slice, with answering threads or an answering process.
+fn round_trips<S: Sems>(
+    run: &Run<'_>,
     mut sems: S,
-    cell: &Cell,
-    time: Duration,
-    (settings, place): (&Settings, Place<'_>),
+    (cell, time): (&Cell, Duration),
+    place: Place<'_>,
 ) -> anyhow::Result<Slice> {
     sems.make(2)?;
-    let all = cpu_of_each()?;
-    let (cpus, pair) = ([all[0], all[cell.number("cpus") - 1]], SemPair(&sems));
-    let slice = if cell.word("workers") == "threads" {
-        pingpong::in_threads(&pair, cpus, cell.number("waiters"), time)?
-    } else {
-        let program = settings.program.as_ref().context("this run cannot start the lab again")?;
-        let _answers = Workers::answerer(program, place, cpus[1], of_sets(&sems.ids(), &[2]))?;
-        pingpong::ask(&pair, cpus[0], time)
-    };
+    let slice = pingpong::run(&SemPair(&sems), cell, time, |cpu| {
+        let program = run.settings.program.as_ref();
+        let program = program.context("this run cannot start the lab again")?;
+        Workers::answerer(program, place, cpu, of_sets(&sems.ids(), &[2]))
+    })?;
     check(&sems, 0, |_| 0)?;
     Ok(slice)
 }
@@ -157,9 +135,9 @@ mod tests {
 
     #[test]
     fn quick_run_has_round_trips_on_one_processor_and_on_two() {
-        let cells = measured_cells(&quick::settings());
-        let rows = quick::check(&Wakeup, &[BASELINE, OURS], &quick::params(&cells));
-        let claims: Vec<String> = Wakeup.claims(&rows).iter().map(Claim::to_string).collect();
+        let cells = &sweeps(&quick::settings())[0].cells;
+        let rows = quick::check(&TABLE, &[BASELINE, OURS], &quick::params(cells));
+        let claims: Vec<String> = claims(&rows).iter().map(Claim::to_string).collect();
         assert_eq!(claims.len(), 4 + 2 * CROWDS.1.len());
         assert!(claims[0].contains("held (x"), "{}", claims[0]);
         assert!(claims[3].ends_with("not measured"), "{}", claims[3]);

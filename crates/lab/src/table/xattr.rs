@@ -44,23 +44,25 @@ mod published;
 mod run;
 mod space;
 
-use std::fmt::{self, Display};
-
 use corewalk_base::Mutex;
-use serde_json::Value;
 
-use super::grid::Rounds;
-use super::{Claim, Grid, Plot, Published, Settings, Table, Text};
+use super::engine::Cell;
+use super::{Plot, Run, Table};
 use crate::blocks::BLOCK_BYTES;
 use crate::questions::Rng;
-use crate::samples::{Metric, Row, Samples};
+use crate::samples::{Metric, Samples};
 
 /// The variants, in the order of the document.
 const VARIANTS: [&str; 5] = ["before-mbcache", "plain-lru", "lru-per-shard", "corewalk", BASELINE];
 /// The variant that all are compared with.
 const BASELINE: &str = "off";
 /// The kinds of stores, in the order in which they are measured.
-const KINDS: [Store; 3] = [Store::Memory, Store::Tmpfs, Store::Disk];
+const KINDS: [&str; 3] = [MEMORY, TMPFS, DISK];
+const MEMORY: &str = "memory";
+const TMPFS: &str = "tmpfs";
+const DISK: &str = "disk";
+/// The store of the document, whose figures are rows beside these.
+const DOCUMENT: &str = "document";
 /// Bytes of a value.
 const VALUE_BYTES: usize = 3_900;
 /// Sets of each process in the document.
@@ -68,29 +70,7 @@ const SETS: usize = 50_000;
 /// The parameter of rows that are averages over so many runs.
 const RUNS: &str = "averaged_runs";
 
-/// The table.
-pub(super) struct Xattr;
-
-/// Where attributes are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Store {
-    Memory,
-    Disk,
-    Tmpfs,
-    /// The document's own, whose figures are kept beside these.
-    Document,
-}
-
-/// One set of parameters.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Cell {
-    store: Store,
-    processes: usize,
-    files: usize,
-    values: usize,
-}
-
-/// Values to choose from, the same for everybody.
+/// Values to choose from, the same for all processes.
 struct Pool {
     bytes: Vec<u8>,
 }
@@ -105,91 +85,47 @@ struct Draws<'a> {
     last: Vec<usize>,
 }
 
-impl Table for Xattr {
-    fn text(&self) -> &'static Text {
-        &Text {
-            name: "xattr",
-            source: "xattr-bench of document 004 (Kara, December 2015), scaled",
-            about: "processes that set attributes of few or many different values: five designs of mbcache",
-            claim: "Sharing equal attribute blocks costs little where it saves nothing, and less than the designs before.",
-            plot: Plot {
-                x: "processes",
-                metric: "ops_per_s",
-                at: &[("store", "memory"), ("files", "100"), ("values", "100")],
-                headline: "1",
-            },
-        }
-    }
+/// The table.
+pub(super) const TABLE: Table = Table {
+    name: "xattr",
+    source: "xattr-bench of document 004 (Kara, December 2015), scaled",
+    about: "processes that set attributes of few or many different values: five designs of mbcache",
+    claim: "Sharing equal attribute blocks costs little where it saves nothing, and less than the designs before.",
+    plot: Plot {
+        x: "processes",
+        metric: "ops_per_s",
+        at: &[("store", "memory"), ("files", "100"), ("values", "100")],
+        headline: "1",
+    },
+    published: || Some(published::curves((100, 100))),
+    note: published::TABLE,
+    is_in_note: |row| row.params.get("store").is_some_and(|store| store == DOCUMENT),
+    claims: claims::of,
+    sweeps: |settings| KINDS.map(|kind| run::sweep(settings, kind)).into(),
+    run,
+};
 
-    fn published(&self) -> Option<Published> {
-        Some(published::curves((100, 100)))
+fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
+    let cells = run.sweeps.iter().flat_map(|sweep| &sweep.cells);
+    let pool = Pool::draw(cells.map(|cell| cell.number("values")).max().unwrap_or(1));
+    for sweep in &run.sweeps {
+        run::run(run, sweep, &pool, samples)?;
     }
-
-    fn footer(&self, rows: &[Row]) -> String {
-        published::footer(rows)
-    }
-
-    fn is_in_footer(&self, row: &Row) -> bool {
-        published::is_of_document(row)
-    }
-
-    fn claims(&self, rows: &[Row]) -> Vec<Claim> {
-        claims::of(rows)
-    }
-
-    fn grids(&self, settings: &Settings) -> Vec<Grid> {
-        KINDS.map(|kind| run::grid(settings, kind)).into()
-    }
-
-    fn run(&self, settings: &Settings) -> anyhow::Result<Samples> {
-        let rounds = Rounds::begin(self.name(), settings)?;
-        let cells = KINDS.iter().flat_map(|kind| run::cells(settings, *kind));
-        let pool = Pool::draw(cells.map(|cell| cell.values).max().unwrap_or(1));
-        let mut samples = Samples::default();
-        for kind in KINDS {
-            run::run(kind, (settings, &rounds), &pool, &mut samples)?;
-        }
-        space::run(settings, &pool, &mut samples)?;
-        published::add_to(&mut samples);
-        Ok(samples)
-    }
+    space::run(run.settings, &pool, samples)?;
+    published::add_to(samples);
+    Ok(())
 }
 
-impl Cell {
-    fn params(&self) -> [(&'static str, Value); 4] {
-        [
-            ("store", self.store.name().into()),
-            ("processes", self.processes.into()),
-            ("files", self.files.into()),
-            ("values", self.values.into()),
-        ]
-    }
-
-    /// Returns true if `row` is of this cell.
-    fn is_of(&self, row: &Row) -> bool {
-        self.params().iter().all(|(key, value)| row.params.get(key) == Some(value))
-    }
-
-    fn bytes_per_file(&self, bytes: u64) -> (Metric, f64) {
-        (Metric::BytesPerEntry, bytes as f64 / (self.processes * self.files) as f64)
-    }
+/// Returns the cell of so many processes, files of each, and values.
+fn cell(store: &str, [processes, files, values]: [usize; 3]) -> Cell {
+    let cell = Cell::default().with("store", store).with("processes", processes);
+    cell.with("files", files).with("values", values)
 }
 
-impl Display for Cell {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "P={} F={} V={}", self.processes, self.files, self.values)
-    }
-}
-
-impl Store {
-    fn name(self) -> &'static str {
-        match self {
-            Store::Memory => "memory",
-            Store::Disk => "disk",
-            Store::Tmpfs => "tmpfs",
-            Store::Document => "document",
-        }
-    }
+/// Returns the bytes that each file of a cell takes of so many.
+fn bytes_per_file(cell: &Cell, bytes: u64) -> (Metric, f64) {
+    let files = cell.number("processes") * cell.number("files");
+    (Metric::BytesPerEntry, bytes as f64 / files as f64)
 }
 
 impl Pool {
@@ -216,13 +152,14 @@ impl<'a> Draws<'a> {
     /// Returns the draws of process number `worker`.
     fn new(pool: &'a Pool, cell: &Cell, worker: usize) -> Draws<'a> {
         let rng = Rng(0x5eed_0040 + worker as u64);
-        let (files, values) = (cell.files as u64, cell.values as u64);
-        Draws { pool, rng, files, values, last: vec![0; cell.files] }
+        let (files, values) = (cell.number("files"), cell.number("values") as u64);
+        Draws { pool, rng, files: files as u64, values, last: vec![0; files] }
     }
 
     /// Returns the draws of each process of a cell.
     fn of_cell(pool: &'a Pool, cell: &Cell) -> Vec<Mutex<Draws<'a>>> {
-        (0..cell.processes).map(|worker| Mutex::new(Draws::new(pool, cell, worker))).collect()
+        let draws = |worker| Mutex::new(Draws::new(pool, cell, worker));
+        (0..cell.number("processes")).map(draws).collect()
     }
 
     /// Returns the next file and its value.
@@ -253,43 +190,41 @@ fn seconds(processes: usize, ops_per_s: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::samples::Row;
+    use crate::table::Claim;
     use crate::table::quick;
 
     #[test]
     fn quick_run_has_every_cell_its_blocks_and_the_claims() {
         let settings = quick::settings();
-        let cells = run::cells(&settings, Store::Memory);
+        let [cells, on_disk] = [MEMORY, DISK].map(|kind| run::sweep(&settings, kind).cells);
         assert_eq!(cells.len(), 2 * 2 * settings.threads.len());
-        let params: Vec<_> = cells.iter().map(|cell| cell.params().to_vec()).collect();
-        let rows = quick::check(&Xattr, &VARIANTS, &params);
+        let rows = quick::check(&TABLE, &VARIANTS, &quick::params(&cells));
         assert!(rows.iter().all(|row| row.baseline == BASELINE));
         let bytes = |variant, (processes, files, values)| {
-            let cell = Cell { store: Store::Memory, processes, files, values };
-            quick::row(&rows, (variant, "bytes_per_entry"), &cell.params()).unwrap().median
+            let params = quick::params(&[cell(MEMORY, [processes, files, values])]).remove(0);
+            quick::row(&rows, (variant, "bytes_per_entry"), &params).unwrap().median
         };
         for variant in &VARIANTS[..4] {
             assert_eq!(bytes(variant, (1, 100, 10)), 409.6, "{variant}: 10 blocks for 100 files");
         }
         assert_eq!(bytes("off", (1, 100, 10)), 4096.0);
-        for cell in run::cells(&settings, Store::Disk) {
+        for params in quick::params(&on_disk) {
             for metric in ["ops_per_s", "ns_per_op", "bytes_per_entry", "seconds"] {
-                let row = |variant: &&str| quick::row(&rows, (variant, metric), &cell.params());
-                assert!(VARIANTS.iter().all(|variant| row(variant).is_some()), "{metric} {cell}");
+                let row = |variant: &&str| quick::row(&rows, (variant, metric), &params);
+                assert!(
+                    VARIANTS.iter().all(|variant| row(variant).is_some()),
+                    "{metric} {params:?}"
+                );
             }
         }
         let of_memory = |row: &&Row| row.params["store"] == "memory";
         let averages = rows.iter().filter(of_memory).filter(|row| row.metric == "seconds").count();
         assert_eq!(averages, cells.len() * VARIANTS.len());
-        let claims: Vec<String> = Xattr.claims(&rows).iter().map(Claim::to_string).collect();
+        let claims: Vec<String> = claims::of(&rows).iter().map(Claim::to_string).collect();
         let measured = claims.iter().filter(|claim| claim.contains("held (x")).count();
         assert!(measured == 8, "{claims:?}");
-        let footer = Xattr.footer(&rows);
-        assert_eq!(footer.matches("       memory   ").count(), cells.len(), "{footer}");
-        assert_eq!(
-            footer.matches("       disk     ").count(),
-            run::cells(&settings, Store::Disk).len()
-        );
-        assert!(rows.iter().any(|row| Xattr.is_in_footer(row)));
+        assert!(rows.iter().any(|row| (TABLE.is_in_note)(row)));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A small store whose records a test can change.
+//! A small store for tests of damage: a test can change single records in it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,8 +20,8 @@ pub(super) fn options() -> StoreOptions {
     StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() }
 }
 
-/// Makes a store with a directory (2) and in it a file (3) with data and an attribute block (1).
-/// Returns its path.
+/// Makes a store and returns its path. The store has a directory (inode 2) with a file (inode 3),
+/// which has data and an attribute block (id 1).
 pub(super) fn store(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("fsck-{}-{name}", std::process::id()));
     let store = Store::open(&path, &options()).unwrap();
@@ -90,8 +90,8 @@ pub(super) fn extent(logical: u64, physical: u64, len: u64) -> (Key, Record) {
     (Key::at(Kind::Extent, 3, logical), Some(extent.encode().into()))
 }
 
-/// Returns a change that moves the last record of `kind` to the key `to`; makes an empty one if
-/// there is none.
+/// Returns a change that gives the last record of `kind` the key `to`. If there is no such record,
+/// the change makes an empty one.
 pub(super) fn rekeyed(
     kind: Kind,
     to: Key,
@@ -109,8 +109,8 @@ pub(super) fn rekeyed(
     }
 }
 
-/// Returns a change of the name record in `dir` for the hash of `name`. The record then has one
-/// entry, `name`, which leads to inode `ino`.
+/// Returns a change of the record for the hash of `name` in `dir`. Afterwards the record has one
+/// entry: `name`, which leads to inode `ino`.
 pub(super) fn named(
     dir: u64,
     name: &'static [u8],
@@ -125,7 +125,7 @@ pub(super) fn named(
     }
 }
 
-/// Returns extents of the file with more blocks in all than a `u64` can count.
+/// Returns extents of the file whose lengths add up to more than a `u64` can hold.
 pub(super) fn uncountable() -> Vec<(Key, Record)> {
     let extent = Extent { physical: 0, len: BLOCKS_MAX, is_written: false }.encode();
     let value: Arc<[u8]> = extent.into();

@@ -1,5 +1,5 @@
-//! A mounted store meets records that a check would report: an operation fails, or is done as a
-//! whole.
+//! Tests of a mounted store with records that a check would report. An operation on them fails, or
+//! is complete.
 
 use corewalk::{Errno, Fallocate, FileKind, FileSystem as _, Make, Name, Node, RenameMode};
 
@@ -26,7 +26,7 @@ fn name(name: &str) -> Name<'_> {
 }
 
 /// Mounts a store with changed records and calls `run`. Then checks that the store can still be
-/// changed, and that a check reports exactly `findings`.
+/// changed, and that a check of it reports exactly `findings`.
 fn try_with(
     what: &str,
     change: impl FnOnce(&Snapshot, &Secret) -> Vec<(Key, Record)>,
@@ -56,8 +56,8 @@ fn directory_that_says_it_has_no_entries_loses_none() {
             let renamed = store.rename((dir(), name("file")), (root(), name("x")), mode);
             assert_eq!(renamed, Err(Errno::IO));
         }
-        // The count of entries is wrong, so only the entries themselves show that the directory is
-        // not empty.
+        // The count of entries is wrongly 0. The operation must look at the entries to see that the
+        // directory is not empty.
         assert_eq!(store.remove(root(), name("dir"), dir()), Err(Errno::IO));
         let other = store.make(root(), name("other"), &Make::new(0o040_755, 0, 0)).unwrap();
         let renamed = store.rename((root(), name("other")), (root(), name("dir")), moves[0]);
@@ -82,13 +82,15 @@ fn directory_that_counts_no_subdirectories_loses_none() {
     let run = |store: &Store| {
         store.remove(dir(), name("file"), file()).unwrap();
         store.forget(3);
-        // The directory can be moved within its parent, but not removed.
+        // A move within the root does not change the count of subdirectories, so it succeeds. A
+        // removal would make the count wrong.
         store.rename((root(), name("dir")), (root(), name("x")), RenameMode::Replace).unwrap();
         assert_eq!(store.remove(root(), name("x"), dir()), Err(Errno::IO));
         let made = store.make(root(), name("sub"), &Make::new(0o040_755, 0, 0)).unwrap();
         let sub = Node::detached(made.ino, made.kind());
         store.rename((root(), name("x")), (sub, name("dir")), RenameMode::Replace).unwrap();
-        // The directory that was moved in is counted. The one that was there before is not.
+        // The count of the root is that of no subdirectory again, so `sub` cannot leave it. `sub`
+        // is not empty, since it contains the moved directory.
         let renamed = store.rename((root(), name("sub")), (dir(), name("x")), RenameMode::Replace);
         assert_eq!(
             (renamed, store.remove(root(), name("sub"), sub)),
@@ -102,7 +104,7 @@ fn directory_that_counts_no_subdirectories_loses_none() {
     try_with("no-subdirectories", nlink, run, &[Finding::Links(1, 2, 3)]);
 }
 
-/// A creation that would overflow the count of subdirectories fails before it changes anything.
+/// A creation that would overflow the count of subdirectories must fail before it changes anything.
 #[test]
 fn directory_that_has_as_many_as_can_be_counted_gets_no_more() {
     let run = |store: &Store| {
@@ -114,14 +116,14 @@ fn directory_that_has_as_many_as_can_be_counted_gets_no_more() {
     try_with("full", nlink, run, &[Finding::Links(2, u32::MAX, 2)]);
 }
 
-/// An entry with another kind than its inode cannot be moved, removed or replaced.
+/// An entry whose kind is not that of its inode must not be moved, removed or replaced.
 #[test]
 fn entry_of_another_kind_than_its_inode_stays() {
     let run = |at: (Node<'static>, &'static str), node: Node<'static>| {
         move |store: &Store| {
             let at = (at.0, name(at.1));
             assert_eq!(store.remove(at.0, at.1, node), Err(Errno::IO));
-            // The call may also fail earlier, because of the kinds of the two entries.
+            // The kinds of the two entries may make the call fail before it finds the damage.
             let assert_fails = |from, to, mode| {
                 let renamed = store.rename(from, to, mode);
                 let is_refused =
@@ -152,8 +154,8 @@ fn entry_of_another_kind_than_its_inode_stays() {
     try_with("as-file", directory_as_file, run((root(), "dir"), dir()), &findings);
 }
 
-/// The next inode number after the largest one would be 0 or that of the root. A mount refuses such
-/// a store and changes nothing.
+/// A mount must refuse a store with an invalid number and change nothing. After the largest number
+/// the next one would be 0 or that of the root.
 #[test]
 fn numbers_that_nothing_has_are_refused() {
     for kind in [Kind::Orphan, Kind::Inode, Kind::XattrUsers] {
@@ -182,7 +184,8 @@ fn numbers_that_nothing_has_are_refused() {
 
 #[test]
 fn blocks_and_generations_that_cannot_be_counted_are_refused() {
-    // In the last case the sum of the blocks does not overflow, but exceeds the largest device.
+    // Damage 0: the sum of the blocks overflows. Damage 1: the generation cannot grow. Damage 2:
+    // the sum of the blocks exceeds the largest device.
     for damage in 0..3 {
         let path = store("uncountable");
         write(&path, |snapshot, _| match damage {
@@ -200,7 +203,8 @@ fn blocks_and_generations_that_cannot_be_counted_are_refused() {
     }
 }
 
-/// If one of two overlapping extents were freed, the next file would get blocks of the other one.
+/// A mount must refuse overlapping extents. If one of them were freed, the next file would get
+/// blocks of the other.
 #[test]
 fn blocks_that_are_used_twice_are_refused() {
     for (first, second, block) in [((5, 1), (5, 1), 5), ((5, 4), (6, 1), 6), ((5, 2), (6, 9), 6)] {
@@ -216,14 +220,15 @@ fn blocks_that_are_used_twice_are_refused() {
         assert!(fsck(&path).unwrap().findings.contains(&Finding::Overlap(3, block)));
         std::fs::remove_dir_all(&path).unwrap();
     }
-    // Control: the same extents are valid if they are adjacent and the device has their blocks.
+    // Control: the same file is valid if its extents are adjacent and within the device.
     let path = store("used-twice");
     write(&path, |_, _| vec![extent(0, 0, 1), extent(4, 1, 1)]);
     drop(Store::open(&path, &options()).unwrap());
     std::fs::remove_dir_all(&path).unwrap();
 }
 
-/// A damaged file or directory is `EIO`. Other files stay accessible.
+/// An operation on a damaged file or directory must fail with `EIO`. Other files must stay
+/// accessible.
 #[test]
 fn file_or_directory_that_cannot_be_counted_is_eio() {
     let far = Extent { physical: 9, len: 1, is_written: false };

@@ -1,4 +1,4 @@
-//! The findings of a check, and cases that are no damage.
+//! Tests of the findings of a check, and of cases that are no damage.
 
 use corewalk::{FileSystem as _, Make, Node, XattrMode};
 
@@ -60,7 +60,8 @@ fn each_kind_of_damage_is_found() {
     assert_eq!(got, [LogicalOverlap(3, 1), BlockCount(3, 2, 3)]);
 }
 
-/// A damaged ACL of a directory is found, since it fails each creation in the directory.
+/// A damaged ACL of a directory must be a finding, because it makes each creation in the directory
+/// fail.
 #[test]
 fn damaged_acls_are_found() {
     use Finding::*;
@@ -91,7 +92,8 @@ fn damaged_acls_are_found() {
 #[test]
 fn targets_with_wrong_lengths_are_found() {
     use Finding::*;
-    // Returns a change that turns the file into one with a target, without data and attributes.
+    // Returns a change that turns the file into an inode with this mode, size and target, without
+    // data and attributes.
     let file_as = |mode: u32, size: u64, target: &'static [u8]| {
         move |snapshot: &Snapshot, secret: &Secret| {
             let change = |inode: &mut InodeRecord| (inode.mode, inode.size) = (mode, size);
@@ -123,7 +125,7 @@ fn targets_with_wrong_lengths_are_found() {
     assert_eq!(found("no-target", file_as(0o100_644, 6, b"target")), [Target(3)]);
 }
 
-/// A sum that overflows is a finding, as a wrong sum is.
+/// A count whose sum overflows must be a finding, like any wrong count.
 #[test]
 fn numbers_that_overflow_are_found() {
     use Finding::*;
@@ -162,7 +164,7 @@ fn wrong_names_are_found() {
     assert!(got.contains(&Unreachable(2)) && got.contains(&Unreachable(3)), "{got:?}");
 }
 
-/// If the stored count of users is too small, the space of a block is still freed only once.
+/// If the stored count of users is too small, the space of a block must still be freed only once.
 #[test]
 fn damaged_count_of_users_gives_no_room_twice() {
     let path = store("twice-left");
@@ -171,7 +173,7 @@ fn damaged_count_of_users_gives_no_room_twice() {
     let root = Node::detached(1, FileKind::Directory);
     let file = Node::detached(3, FileKind::Regular);
     let opened = Store::open(&path, &options).unwrap();
-    // Sharing needs the block in the index, which it enters when it is read.
+    // Read the attribute. That puts the block into the index, so that other inodes can share it.
     opened.getxattr(file, b"user.a").unwrap();
     let others = [b"n0", b"n1", b"n2"].map(|name| {
         let made = opened.make(root, Name::new(name).unwrap(), &Make::new(0o644, 0, 0));
@@ -189,7 +191,7 @@ fn damaged_count_of_users_gives_no_room_twice() {
     database.write(&[(key, Some(users.into()))]).unwrap();
     drop(database);
     let opened = Store::open(&path, &options).unwrap();
-    // Set the same attributes as before, so that each inode loads its attribute block.
+    // Set the attributes that each inode already has, so that it loads its attribute block.
     for node in [file, others[0], others[1], others[2]] {
         opened.setxattr(node, b"user.a", b"1", XattrMode::Set).unwrap();
     }

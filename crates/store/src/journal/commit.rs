@@ -1,21 +1,23 @@
 //! Commits: how a transaction becomes durable.
 //!
-//! One thread at a time commits, for all waiting threads. It freezes the running layer. Then it
-//! appends that layer to the log, or writes all records to the database.
+//! One thread at a time commits, on behalf of all waiting threads. It freezes the running layer.
+//! Then it appends that layer to the log, or writes all records to the database.
 //!
 //! # Log or database
-//! The database takes a transaction in these cases:
-//! - The log cannot take it, because it has too many records, the log has no space, data cannot be
-//!   read, or a write or sync of the log failed.
-//! - It wrote much file data, and J.6 forbids to sync that data beside the log.
-//! - It is a periodic commit, or the last one.
+//! A transaction goes to the database in these cases:
+//! - The log cannot take it. The transaction has too many records, the log has no space, file data
+//!   cannot be read, or a write or sync of the log fails.
+//! - It has written much file data, and J.6 does not allow to sync that data while the log holds
+//!   data.
+//! - The commit is a periodic one, or the last one before the store is closed.
 //! - The host is full.
 //! - A read of the database has failed, so that the database must be reopened.
 //!
 //! # Shared commits
-//! A thread that is about to commit first waits for as many callers as the last commit had at its
-//! end. It waits for half of that commit's duration, at most [`PATIENCE_MAX`]. Otherwise two
-//! threads that sync in turn would never share a commit. A lone caller does not wait.
+//! A thread that is about to commit first waits until as many threads want a commit as when the
+//! last commit ended. It waits for at most half of that commit's duration, and at most
+//! [`PATIENCE_MAX`]. Without the wait, two threads that sync in turn would never share a commit. A
+//! thread that is alone does not wait.
 //!
 //! Source: Linux `fs/jbd2/commit.c`; the ZFS intent log.
 
@@ -34,20 +36,21 @@ use crate::device::full_or_io;
 use crate::layer::{Layer, Record};
 use crate::record::{Key, SuperRecord};
 
-/// Maximum number of bytes of records in one log entry. The size is an estimate.
+/// Estimated maximum number of bytes of records in one log entry.
 const LOGGED_RECORDS_MAX: u64 = 256 << 10;
-/// Maximum number of attempts to write records to the database. The first may find that a read has
-/// failed, and the second that the host is full. The third has the space of the reserve.
+/// Maximum number of attempts to write records to the database. The first attempt may find that a
+/// read has failed, and the second that the host is full. The third can use the space of the
+/// reserve.
 const ATTEMPTS_MAX: u32 = 3;
 
-/// How far a commit must get.
+/// The place that a commit must reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Goal {
     Durable,
     InDatabase,
 }
 
-/// A transaction that takes no more changes.
+/// A frozen transaction: it takes no more changes.
 struct Frozen {
     tid: u64,
     layer: Arc<Layer>,
@@ -56,15 +59,15 @@ struct Frozen {
     /// The ranges of the data device that the transaction wrote. None if they are too large for the
     /// log.
     written: Option<Vec<(u64, u32)>>,
-    /// A read of the database has failed, so that the commit must reopen it.
+    /// True if a read of the database has failed, so that the commit must reopen it.
     has_failed_read: bool,
 }
 
 impl Journal {
-    /// Makes the bytes durable that transactions up to `tid` wrote to files.
+    /// Makes the file data durable that transactions up to `tid` wrote.
     ///
     /// # Errors
-    /// `EIO` if this or an earlier commit failed. The bytes may be lost then.
+    /// `EIO` if this or an earlier commit failed. The data may be lost in that case.
     pub(crate) fn sync_data(&self, tid: u64) -> Result<(), Errno> {
         let state = self.state.lock();
         let (is_committed, has_logged_data) = (state.committed >= tid, state.has_logged_data);
@@ -72,8 +75,8 @@ impl Journal {
         if is_committed {
             return self.check();
         }
-        // J.6: a commit sets `has_logged_data` before it reads data for the log, so it reads no
-        // older data.
+        // J.6: a commit sets `has_logged_data` before it reads data for the log. So if the flag is
+        // not set yet, that commit will read no older data than this sync writes.
         if self.dirty.is_large() && !has_logged_data {
             return self.sync_data_once().map_err(|_| Errno::IO);
         }
@@ -82,12 +85,12 @@ impl Journal {
 
     fn sync_data_once(&self) -> io::Result<()> {
         let _turn = self.data_sync.lock();
-        // The host reports a failed write once. After it no sync may succeed.
+        // The host reports a failed write only once. So after a failure no later sync may succeed.
         if self.check().is_err() {
             return Err(io::ErrorKind::Other.into());
         }
-        // ORDERING: Relaxed. A write that this call must cover has set the flag before. The lock of
-        // the file, the barrier or the caller's own order comes between the two.
+        // ORDERING: Relaxed. A write that this call has to cover has set the flag before. The lock
+        // of the file, the barrier, or the caller itself orders the two.
         if !self.is_data_dirty.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
@@ -169,7 +172,8 @@ impl Journal {
         }
     }
 
-    /// Reopens the database if a read of it has failed. If that fails too, nothing has changed.
+    /// Reopens the database if a read of it has failed. If the reopening fails, a later call tries
+    /// again.
     fn reopen_if_failed(&self) {
         if !self.view().base.has_failed_read() {
             return;
@@ -183,35 +187,38 @@ impl Journal {
             let done = Some(Done::Nothing);
             let _turn = Turn { journal: self, done, since: Instant::now() };
             let mut opened = self.opened.lock();
-            // Check again, because another thread may have reopened the database. Do not reopen it
-            // after lost writes, since that does not bring them back.
+            // Check again, because another thread may have reopened the database meanwhile. Do not
+            // reopen it after lost writes, since a reopened database lacks them.
             if self.view().base.has_failed_read() && !opened.is_lost() {
-                // The last commit and the layers above it survive a reopening.
+                // All records are still there after a reopening: those of the last commit in the
+                // database, later ones in the layers.
                 let _ = self.open_again(&mut opened);
                 if opened.is_lost() {
-                    // The database may have gone back. Its older content must not be served.
+                    // The reopened database may be older than the last commit. Do not show its
+                    // content.
                     self.fail();
                 }
             }
         });
     }
 
-    /// Freezes the running transaction and makes it durable. Returns its id, and whether it reached
-    /// the log or the database. Returns None on failure.
+    /// Freezes the running transaction and makes it durable. Returns its id, and whether it is in
+    /// the log or in the database. Returns None on failure.
     fn commit(&self, goal: Goal) -> Option<(u64, Goal)> {
         let frozen = self.freeze();
-        // An operation that aborted before the barrier closed has only a part of its changes in the
-        // transaction.
+        // Check for an abort after the barrier was closed. An aborted operation has left only a
+        // part of its changes in the frozen layer.
         self.check().ok()?;
-        // ORDERING: Relaxed. See `grow`. On a full host a logged transaction could later not be
-        // written to the database.
+        // ORDERING: Relaxed. A stale value does no harm, since a commit can use the reserve. On a
+        // full host do not use the log, since the logged transaction might never fit into the
+        // database.
         let is_full = self.is_full.load(Ordering::Relaxed);
         let is_logged = goal == Goal::Durable && !frozen.has_failed_read && !is_full;
         let done = match is_logged.then(|| self.append(&frozen)) {
             Some(Ok(true)) => {
                 self.keep_logged(&frozen);
-                // The committer may have gone to sleep, but the logged layer still has to go to the
-                // database.
+                // Wake the committer, which may be asleep. It has to write the logged layer to the
+                // database later.
                 self.poke();
                 Ok(Goal::Durable)
             }
@@ -219,7 +226,7 @@ impl Journal {
             _ => self.write_all(&frozen).map(|()| Goal::InDatabase),
         };
         let Ok(reached) = done else {
-            // The frozen layer stays in the views, so that reads still find its records.
+            // Keep the frozen layer in the views, so that reads still find its records.
             self.fail();
             return None;
         };
@@ -255,14 +262,15 @@ impl Journal {
     /// Appends a transaction to the log. Returns false if the database has to take it.
     ///
     /// # Errors
-    /// The error of a sync of the data device. It makes the store read-only.
+    /// The error of a sync of the data device, after which the store is read-only.
     fn append(&self, frozen: &Frozen) -> io::Result<bool> {
         if frozen.layer.bytes() > LOGGED_RECORDS_MAX {
             return Ok(false);
         }
         let ranges = match &frozen.written {
             Some(ranges) => {
-                // Set before any byte is read; see `sync_data`.
+                // Set the flag before any byte is read for the log. `sync_data` relies on that
+                // order.
                 self.state.lock().has_logged_data |= !ranges.is_empty();
                 &ranges[..]
             }
@@ -284,7 +292,8 @@ impl Journal {
             Ok(Some(bytes)) => bytes,
             Ok(None) => return Ok(false),
             Err(_) => {
-                // This entry was not confirmed, and the log takes no more entries until it is void.
+                // The entry is not confirmed. The log takes no more entries until a commit of the
+                // database makes it void.
                 count(&self.counts.log_failures, 1);
                 return Ok(false);
             }
@@ -298,27 +307,29 @@ impl Journal {
     fn keep_logged(&self, frozen: &Frozen) {
         let logged = frozen.all();
         for shard in &self.barrier {
-            // Shards may be updated one by one, since the logged layer now has the same records.
+            // The shards need no common lock: frozen and logged layer together have the same
+            // records before and after.
             let mut view = shard.write();
             view.logged = Some(logged.clone());
             view.frozen = None;
         }
     }
 
-    /// Writes all records to the database and restarts the log.
+    /// Writes the logged and the frozen layer to the database, and restarts the log.
     fn write_all(&self, frozen: &Frozen) -> io::Result<()> {
         self.sync_data_once()?;
         let mut log = self.log.lock();
         let superblock = log.next_superblock();
         let mut records = frozen.all().collect_sorted();
-        // The generation grows also if the log is empty, so that later entries differ from older
-        // ones.
+        // Increment the generation even if the log is empty, so that later entries differ from
+        // older ones.
         records.insert(0, super_record(superblock));
         let base = Arc::new(self.write_records(&records, superblock.generation)?);
         log.restart();
         drop(log);
         for shard in &self.barrier {
-            // Shards may be updated one by one, since the new snapshot has the same records.
+            // The shards need no common lock: the new snapshot has the same records as the layers
+            // that it replaces.
             let mut view = shard.write();
             view.base = base.clone();
             (view.frozen, view.logged) = (None, None);
@@ -326,14 +337,14 @@ impl Journal {
         }
         count(&self.counts.database, 1);
         count(&self.counts.records, records.len() as u64);
-        // ORDERING: Relaxed. See `grow`.
+        // ORDERING: Relaxed. If this thread misses the flag, `grow` renews the reserve later.
         if self.is_full.load(Ordering::Relaxed) {
             self.renew_reserve();
         }
         Ok(())
     }
 
-    /// Makes a superblock durable that differs from the current one in `log_bytes` only.
+    /// Makes a superblock durable that differs from the current one only in `log_bytes`.
     pub(super) fn write_super(&self, superblock: SuperRecord) -> io::Result<()> {
         let snapshot = self.write_records(&[super_record(superblock)], superblock.generation)?;
         let base = Arc::new(snapshot);
@@ -343,12 +354,12 @@ impl Journal {
         Ok(())
     }
 
-    /// Makes records durable in the database and returns a snapshot. `records` include a superblock
-    /// of `generation`.
+    /// Makes records durable in the database and returns a snapshot. `records` contains a
+    /// superblock of `generation`.
     fn write_records(&self, records: &[(Key, Record)], generation: u64) -> io::Result<Snapshot> {
         let mut opened = self.opened.lock();
         if !opened.is_open() && !opened.is_lost() {
-            // If this fails, the write below fails with an error of its own.
+            // If the reopening fails, the write below fails too and returns the error.
             let _ = self.open_again(&mut opened);
         }
         let mut done = opened.write(records, generation);
@@ -358,11 +369,13 @@ impl Journal {
                 break;
             }
             if full_or_io(error) == Errno::NOSPC {
-                // ORDERING: Relaxed. See `grow`.
+                // ORDERING: Relaxed. A thread that misses the flag may use up the space of the
+                // host, but not the space of the reserve that this commit uses.
                 self.is_full.store(true, Ordering::Relaxed);
                 self.devices.reserve.set_len(0)?;
             }
-            // The database refuses all calls after an error. The last commit survives a reopening.
+            // The database refuses all calls after an error, so reopen it. The last commit survives
+            // that.
             done = match self.open_again(&mut opened) {
                 Ok(()) => opened.write(records, generation),
                 Err(error) => Err(error),
@@ -371,9 +384,9 @@ impl Journal {
         done
     }
 
-    /// Reopens the database at the last commit.
+    /// Reopens the database at its last commit.
     fn open_again(&self, opened: &mut Opened) -> io::Result<()> {
-        // The closed barrier keeps readers out while the database is reopened.
+        // Close the barrier, so that no thread reads while the database is reopened.
         let mut views = self.close();
         let nothing = Arc::new(Snapshot::closed());
         views.iter_mut().for_each(|view| view.base = nothing.clone());
@@ -384,7 +397,7 @@ impl Journal {
 }
 
 impl Frozen {
-    /// Returns the logged layer after it has absorbed this transaction.
+    /// Returns the logged layer with the records of this transaction added to it.
     fn all(&self) -> Arc<Layer> {
         let Some(logged) = &self.logged else { return self.layer.clone() };
         logged.absorb(&self.layer);
@@ -402,7 +415,8 @@ fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-/// A guard: one thread at a time may commit, and the guard's drop ends that, also during a panic.
+/// A guard of the right to commit, which only one thread has. Its drop passes the right on, also
+/// during a panic.
 struct Turn<'a> {
     journal: &'a Journal,
     /// None if the commit has failed.
@@ -413,7 +427,7 @@ struct Turn<'a> {
 /// The outcome of a turn.
 enum Done {
     Nothing,
-    /// All transactions up to this one are in the log or the database, as the goal says.
+    /// All transactions up to this one are in the log or in the database, depending on the goal.
     To(u64, Goal),
 }
 
@@ -446,9 +460,9 @@ mod tests {
     use crate::record::Kind;
     use crate::store::{Store, StoreOptions};
 
-    /// Lets one thread commit while an operation of another thread holds a handle. `end` runs
-    /// before the handle is dropped. Returns the result of the commit, and whether the operation's
-    /// record is there after a remount.
+    /// Lets one thread commit while an operation of another thread holds a handle. Calls `end`
+    /// before the handle is dropped. Returns the result of the commit, and whether the record of
+    /// the operation exists after a remount.
     fn commit_amid(name: &str, end: impl FnOnce(&Journal)) -> (Result<(), Errno>, bool) {
         let path = std::env::temp_dir().join(format!("commit-{}-{name}", std::process::id()));
         let log_bytes = 64 << 10;
@@ -459,7 +473,7 @@ mod tests {
             let handle = journal.change().unwrap();
             let tid = handle.tid;
             let committer = scope.spawn(move || journal.commit_up_to(tid));
-            // Wait until the committer has checked for failures and is closing the barrier.
+            // Wait until the committer has checked for failures and waits for the barrier.
             while !journal.state.lock().is_committing {
                 thread::yield_now();
             }
@@ -476,8 +490,8 @@ mod tests {
         (done, is_there)
     }
 
-    /// An operation that aborts between the committer's check and the close of the barrier is not
-    /// committed.
+    /// A transaction must not be committed if one of its operations aborts after the committer's
+    /// check for failures, but before the barrier is closed.
     #[test]
     fn abort_before_the_barrier_is_closed_stops_the_commit() {
         assert_eq!(commit_amid("abort", Journal::abort), (Err(Errno::IO), false));

@@ -1,15 +1,16 @@
-//! The open database of a mounted store, across reopenings.
+//! The open database of a mounted store, which may be reopened after errors.
 //!
 //! redb refuses all calls after an error, until it is reopened. A reopened database is read from
-//! the device anew and may be older than before. The host may have lost written pages, and redb
-//! silently goes back one commit if a page of the last one is damaged. So two facts are kept beside
-//! it.
+//! the device again and may be older than before. The host may have lost written pages, or redb may
+//! have silently fallen back by one commit because a page is damaged. So `Opened` keeps two facts
+//! beside the database: whether the device may have lost data, and the generation of the last
+//! commit.
 //!
 //! # Invariants
 //! - O.1: once the device may have lost written data, the database is not reopened and takes no
 //!   more writes. Opening and closing also write and sync, so their failures count too.
-//! - O.2: the generation in the superblock grows with every commit. A database with a smaller one
-//!   has lost a confirmed commit and is not used.
+//! - O.2: the generation in the superblock grows with every commit. A reopened database with a
+//!   smaller generation lacks a confirmed commit and is not used.
 //!
 //! Source: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
 
@@ -21,7 +22,7 @@ use crate::device::{Device, Loss};
 use crate::layer::Record;
 use crate::record::{Key, SuperRecord};
 
-/// The database of a mounted store. The module's documentation describes it.
+/// The database of a mounted store, with what is known about its last commit.
 pub(super) struct Opened {
     device: Arc<dyn Device>,
     cache_bytes: usize,
@@ -44,21 +45,21 @@ impl Opened {
         Opened { device, cache_bytes, database: Some(database), generation, loss }
     }
 
-    /// Returns true if confirmed data may be lost, so that the database may not be used (O.1, O.2).
+    /// Returns true if confirmed data may be lost. Then the database may not be used (O.1, O.2).
     pub(super) fn is_lost(&self) -> bool {
         self.loss.is_noted()
     }
 
-    /// Returns true if the database is open. It may still refuse all calls.
+    /// Returns true if the database is open. It may nevertheless refuse all calls.
     pub(super) fn is_open(&self) -> bool {
         self.database.is_some()
     }
 
-    /// Writes records and a superblock of `generation` as one transaction. Returns a snapshot after
-    /// it.
+    /// Writes records, one of which is a superblock of `generation`, as one transaction. Returns a
+    /// snapshot after it.
     ///
     /// # Errors
-    /// The error of the device. The database refuses all calls after that.
+    /// The error of the device. After an error the database refuses all calls.
     pub(super) fn write(
         &mut self,
         records: &[(Key, Record)],
@@ -70,25 +71,25 @@ impl Opened {
         Ok(snapshot)
     }
 
-    /// Reopens the database at its last commit. The caller has dropped all its snapshots.
+    /// Reopens the database at its last commit. The caller has dropped all snapshots of it.
     ///
     /// # Errors
-    /// The error of the device; `InvalidData` if confirmed commits are missing. The database is
-    /// closed then.
+    /// The error of the device; `InvalidData` if confirmed commits are missing. After an error the
+    /// database is closed.
     pub(super) fn open_again(&mut self) -> io::Result<Snapshot> {
         self.database = None;
         if self.is_lost() {
             return Err(io::ErrorKind::Other.into());
         }
-        // Read the pages of the last commit from the disk and not from the host's cache. Only then
-        // a lost commit is noticed.
+        // Read the pages from the disk and not from the host's cache. Otherwise the loss of the
+        // last commit would go unnoticed.
         self.device.drop_cached();
         let again = Database::open_with(&self.device, self.cache_bytes, &self.loss)?;
         let snapshot = again.snapshot()?;
         let superblock = snapshot.get(&Key::SUPER)?.map(|value| SuperRecord::decode(&value));
         match superblock {
-            // A larger generation means that the last commit is durable although it returned an
-            // error. The caller writes it once more.
+            // A larger generation means that a commit is durable although it returned an error. The
+            // caller writes the same records once more.
             Some(Ok(found)) if found.generation >= self.generation => {}
             _ => {
                 self.loss.note();

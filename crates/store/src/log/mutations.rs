@@ -1,13 +1,13 @@
-//! Randomly changed logs: a reader never panics, invents no entry, and loses no entry whose bytes
-//! are unchanged.
+//! Tests with randomly changed logs. A reader must not panic, must not invent an entry, and must
+//! not lose an entry whose bytes are unchanged.
 //!
 //! A test writes logs of three generations and changes that of the middle one. It changes bits,
-//! blocks and the length, and copies blocks of the other two and end marks of all three. The
-//! expected result follows from the entries that are whole. The test finds these by comparing bytes
-//! and uses nothing of the reader, neither hashes nor bounds.
+//! blocks and the length of the log. It also copies blocks of the other two logs and end marks of
+//! all three into it. The expected result follows from the entries that are unchanged. The test
+//! finds these by comparing bytes, so it depends on no code of the reader.
 //!
-//! The same is done with the log of a closed store, at random and byte by byte, and with a block
-//! that cannot be read. Then the end marks tell whether that block may have held an entry.
+//! The log of a closed store is changed too, at random and byte by byte, and also with a block that
+//! cannot be read. Then the end marks decide whether that block may have held an entry.
 
 use std::io;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::*;
 use crate::record::{FORMAT_VERSION, Kind};
 use crate::store_dir::OpenError;
 
-/// Number of logs, and of changed variants of each.
+/// Number of logs, and number of changed variants of each log.
 const LOGS: u64 = 8;
 const MUTATIONS: usize = 4_000;
 const LOG_BYTES: usize = 96 << 10;
@@ -28,7 +28,8 @@ const SEED: u64 = 0x5EED;
 /// The generation of the database.
 const GENERATION: u64 = 7;
 
-/// A device in memory. The second field is the number of a block that cannot be read.
+/// A device in memory. The second field is the number of a block that cannot be read, if there is
+/// one.
 #[derive(Debug, Default)]
 struct Bytes(Mutex<Vec<u8>>, Option<usize>);
 
@@ -71,7 +72,7 @@ fn superblock(generation: u64) -> SuperRecord {
     SuperRecord { version: FORMAT_VERSION, seed: SEED, generation, log_bytes: 0 }
 }
 
-/// A written entry: its offset, its header, and its bytes without the padding.
+/// An entry as it was written: its offset, its header, and its bytes without the padding.
 struct Written {
     at: usize,
     generation: u64,
@@ -126,7 +127,7 @@ fn mark(generation: u64) -> Vec<u8> {
 struct Known {
     logs: [Vec<u8>; 3],
     marks: [Vec<u8>; 3],
-    /// The entries, and last the end marks.
+    /// All entries of the three logs, followed by the end marks.
     written: Vec<Written>,
 }
 
@@ -148,21 +149,22 @@ impl Known {
         Known { logs, marks, written }
     }
 
-    /// Returns the log of a closed store: entries of an earlier generation below the end marks.
+    /// Returns the log of a closed store: the first log, with the end marks of the middle
+    /// generation in its first blocks.
     fn closed(&self) -> Vec<u8> {
         let mut log = self.logs[0].clone();
         log[..MARKED_BYTES].copy_from_slice(&self.marks[1].repeat(MARKED_BYTES / BLOCK_BYTES));
         log
     }
 
-    /// Returns the entries of the database's generation.
+    /// Returns the entries of the generation that the database has.
     fn all(&self) -> Vec<&Written> {
         let is_of = |entry: &&Written| entry.generation == GENERATION && entry.number != END;
         self.written.iter().filter(is_of).collect()
     }
 
-    /// Returns generation and number of the unchanged entry at `at`. Returns None if there is no
-    /// such entry, or if it is of an earlier generation.
+    /// Returns the generation and the number of the unchanged entry at `at`. Returns None if there
+    /// is none, or if it is of an earlier generation.
     fn find(&self, log: &[u8], at: usize) -> Option<(u64, u64)> {
         let rest = log.get(at..)?;
         let is_there =
@@ -170,7 +172,7 @@ impl Known {
         self.written.iter().find(is_there).map(|entry| (entry.generation, entry.number))
     }
 
-    /// Returns the expected result of the reader.
+    /// Returns the result that the reader must have for this log.
     fn expect(&self, log: &[u8]) -> Said {
         let (mut at, mut number) = (0, 0);
         while self.find(log, at) == Some((GENERATION, number)) {
@@ -213,21 +215,22 @@ fn say(log: Vec<u8>) -> Said {
     }
 }
 
-/// The result of a mount with a log of which a block cannot be read.
+/// The result of a mount whose log may have an unreadable block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mounted {
     /// This many entries are valid.
     Entries(u64),
     /// The end marks say that the log is empty.
     Ended,
-    /// The store is refused, because of the unreadable block, of a lost entry, or of an older
-    /// database.
+    /// The store is refused. In this order, the reasons are the unreadable block, a lost entry, and
+    /// a database older than the log.
     NoRead,
     Damaged,
     Behind,
 }
 
-/// Mounts with this log and a database of this generation.
+/// Returns the result of a mount with this log and a database of this generation. Block `bad`
+/// cannot be read.
 fn mounted(log: &[u8], bad: Option<usize>, generation: u64) -> Mounted {
     let device = Bytes(Mutex::new(log.to_vec()), bad);
     match look(&device, superblock(generation)) {
@@ -250,8 +253,8 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
     let other = other / BLOCK_BYTES * BLOCK_BYTES;
     let blocks = BLOCK_BYTES * (1 + rng.index(5));
     let len = blocks.min(log.len() - block.max(other));
-    // Change headers as often as other bytes. Most bytes of a log are file data, but the reader
-    // decides by headers.
+    // Change a byte of a header as often as any other byte. The reader decides by headers, but most
+    // bytes of a log are file data.
     let in_header = (block + rng.index(HEADER_BYTES)).min(log.len() - 1);
     match rng.below(12) {
         0 => log[at] ^= 1 << rng.below(8),
@@ -263,7 +266,7 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
         6 => log.resize(log.len() + blocks, 0),
         7 => log.copy_within(other..other + len, block),
         8 => {
-            // A word of a header becomes very large.
+            // Set a word of a header to a very large number.
             let word = block + 8 * rng.index(4);
             if let Some(bytes) = log.get_mut(word..word + 8) {
                 let value = *rng.pick(&[u64::MAX, u64::MAX - 31, 1 << 63, 1 << 20, GENERATION + 1]);
@@ -275,7 +278,7 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
             let len = mark.len().min(log.len() - block);
             log[block..block + len].copy_from_slice(&mark[..len]);
         }
-        // Copy blocks from the log of another generation, usually to the same offset.
+        // Copy blocks from one of the logs, mostly of another generation and to the same offset.
         _ => {
             let from = &known.logs[*rng.pick(&[0, 0, 0, 1, 1, 2])];
             let start = if rng.chance(3, 4) { block } else { other };
@@ -289,7 +292,8 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
 
 #[test]
 fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
-    // How many logs the reader found shorter, unchanged, damaged, and newer than their database.
+    // Counts the logs that the reader found shortened, unchanged, damaged, and newer than the
+    // database.
     let mut seen = [0_u32; 4];
     for seed in 0..LOGS {
         let mut rng = Rng::new(Seed(seed));
@@ -323,8 +327,8 @@ fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
     assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
 }
 
-/// With an unreadable block a reader has three results. The end marks say that the log is empty,
-/// the block cannot be read, or the database has gone back.
+/// A reader of a log with an unreadable block must have one of three results. The end marks say
+/// that the log is empty, the block is an error, or the database is too old.
 #[test]
 fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_has_nothing() {
     let mut seen = [0_u32; 3];
@@ -355,7 +359,7 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
             let is_behind = whole.iter().any(|&(_, generation, _)| generation > GENERATION);
             let is_begun = whole.iter().any(|&(.., number)| number != END);
             let is_marked = whole.iter().any(|&(at, _, number)| number == END && at < MARKED_BYTES);
-            // The reader does not read a truncated header.
+            // The reader does not read a header that the end of the log cuts off.
             let is_read = bad * BLOCK_BYTES + HEADER_BYTES <= log.len();
             let expected = match (is_behind, is_marked && !is_begun) {
                 (true, _) => Mounted::Behind,
@@ -371,9 +375,10 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
     assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
 }
 
-/// Each byte of the end marks is changed in turn, and the log is cut to each length in turn. A
-/// reader must still find the log of the closed store empty. With an unreadable block it trusts the
-/// other mark. It refuses an older database, even if only one mark is left.
+/// A damaged end mark must not make a reader find entries in the log of a closed store. The test
+/// changes each byte of the marks in turn, and cuts the log to each length in turn. If a block is
+/// unreadable, the reader must trust the other mark. One mark must be enough to refuse an older
+/// database.
 #[test]
 fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
     let known = Known::new(&mut Rng::new(Seed(1)));
@@ -396,8 +401,8 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
             };
             assert_eq!(mounted(log, bad, GENERATION), now, "{what}, {bad:?}");
             let older = mounted(log, bad, GENERATION - 1);
-            // Without a mark the reader cannot tell that the log was empty. An older database is
-            // then noticed only if the log has later entries.
+            // Without a mark the reader cannot know that the log was empty. It then notices an
+            // older database only if the log has later entries.
             let is_said = before.map_or(older != Mounted::Ended, |before| older == before);
             assert!(is_said, "{what}, {bad:?}, with the older database: {older:?}");
         }
@@ -407,7 +412,7 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
         for bit in 0..8 {
             let mut log = closed.clone();
             log[at] ^= 1 << bit;
-            // In the padding, one bit of a byte is tested instead of all.
+            // In the padding, change only one bit of each byte, to save time.
             if at % BLOCK_BYTES < HEADER_BYTES || bit == at % 8 {
                 check(&log, &format!("bit {bit} of byte {at}"));
             }
@@ -417,8 +422,9 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
     lens.for_each(|len| check(&closed[..len], &format!("{len} bytes")));
 }
 
-/// The entries of a second mount overwrite both end marks. No changed byte, no unreadable block and
-/// no torn first entry makes such a log look like that of a closed store.
+/// A log in use must never look like that of a closed store. It must not do so with a changed byte,
+/// an unreadable block, or a torn first entry. The entries of a second mount overwrite both end
+/// marks.
 #[test]
 fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     let known = Known::new(&mut Rng::new(Seed(1)));
@@ -443,7 +449,7 @@ fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     for bad in 0..blocks {
         assert_eq!(mounted(&again, Some(bad), GENERATION), Mounted::NoRead, "block {bad}");
     }
-    // Tear the write of the first entry at each point in turn. The entry was not confirmed then.
+    // Tear the write of the first entry at each point in turn. A torn entry was not confirmed.
     let len = first.bytes.len().max(MARKED_BYTES);
     for torn in (0..len).step_by(512) {
         let mut left = closed.clone();
@@ -460,7 +466,8 @@ fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     }
 }
 
-/// Entries with the right hash and random contents. Each is parsed or refused, and nothing panics.
+/// A reader must parse or refuse entries with the right hash and random contents. It must not
+/// panic.
 #[test]
 fn entries_that_are_whole_and_have_anything_in_them_are_read_or_refused() {
     let mut seen = [0_u32; 2];
@@ -472,7 +479,7 @@ fn entries_that_are_whole_and_have_anything_in_them_are_read_or_refused() {
         for _ in 0..MUTATIONS / 4 {
             let mut payload = rng.pick(&all).bytes[HEADER_BYTES..].to_vec();
             for _ in 0..1 + rng.below(3) {
-                // Change bytes near the start, where tags and lengths of items are.
+                // Change bytes near the start, because the tags and lengths of items are there.
                 let at = rng.index(payload.len().min(40));
                 payload[at] = *rng.pick(&[0, VALUE, REMOVED, DATA, 4, 0x7F, 0xFF]);
             }

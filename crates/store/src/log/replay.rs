@@ -1,32 +1,33 @@
-//! Reading the log: by a mount after a crash, and by a check of a store.
+//! The reader of the log, for a mount after a crash and for a check of a store.
 //!
-//! The log is read twice, one entry at a time. [`look`] verifies it and collects the facts that a
-//! mount needs before it changes anything (`mount`). [`replay`] then writes the entries to data
-//! device and database.
+//! The log is read twice, one entry at a time. First [`look`] verifies the log and collects the
+//! facts that a mount needs before it changes anything (`mount`). Then [`replay`] writes the
+//! entries to the data device and the database.
 //!
 //! # The end of the log
-//! An entry is written only after the sync of the entry before has returned. After a failed write
-//! or sync the generation gets no more entries. So only the last entry of a generation can be torn,
-//! and it was never confirmed. An invalid entry is therefore the end, unless a later entry of the
-//! same generation is valid. All blocks behind are searched for one. If there is one, confirmed
-//! entries are lost, and the log is refused as damaged. Damage of the last entry looks like a torn
-//! write.
+//! An entry is written only after the sync of the entry before it has returned. After a failed
+//! write or sync the generation gets no more entries. So only the last entry of a generation can be
+//! torn, and that entry was never confirmed. An invalid entry is therefore the end of the log,
+//! unless a valid entry of the same generation follows. The reader searches all blocks behind for
+//! such an entry. If there is one, confirmed entries are lost, and the log is refused as damaged.
+//! Damage of the last entry cannot be told from a torn write.
 //!
 //! # A database that has gone back
-//! Each commit of the database increments the generation. Entries and end marks of a generation
-//! are written after its commit is durable. So a generation in the log above the database's means
-//! that a confirmed commit is lost: one of its pages was damaged, or an older file replaced
-//! `meta`. The store is refused, since log and file data do not fit that database. The page
-//! `store.md` lists the cases that cannot be seen.
+//! Each commit of the database increments the generation. Entries and end marks of a generation are
+//! written after the commit of that generation is durable. So if the log has a later generation
+//! than the database, a confirmed commit is lost. Either one of its pages was damaged, or an older
+//! file replaced `meta`. Such a store is refused, since log and file data do not fit its database.
+//! The page `store.md` lists the losses that a mount cannot notice.
 //!
 //! # Unreadable blocks
-//! A log with a block that cannot be read is refused, since the block may hold a confirmed entry.
-//! If an end mark of the database's generation says that nothing was confirmed, it is accepted. The
+//! A log with an unreadable block is refused, since the block may hold a confirmed entry. It is
+//! accepted if an end mark of the database's generation says that nothing was confirmed. The
 //! readable blocks are still searched for a later generation. Then the log is made anew, since a
-//! truncated file may get other blocks of the disk.
+//! truncated and extended file may get other blocks of the disk.
 //!
-//! File data in an entry may look like an entry. If it was copied from the log, its number is below
-//! that of the entry that contains it. Otherwise its hash is wrong without the secret.
+//! File data in an entry may look like an entry. If it is a copy from the log, its number is below
+//! that of the entry that contains it. Otherwise its hash is wrong, because its writer does not
+//! know the secret.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -44,27 +45,27 @@ use crate::mount::Scan;
 use crate::record::{Fields, KEY_BYTES, Key, Kind, SuperRecord};
 use crate::store_dir::OpenError;
 
-/// The records of a log: new values, or None for removed ones.
+/// The records in a log: their new values, or None for removed records.
 pub(crate) type Changes = BTreeMap<Key, Record>;
 
-/// The valid contents of a log.
+/// A summary of the valid entries of a log.
 #[derive(Default)]
 pub(crate) struct Contents {
     pub(super) entries: u64,
-    /// True if there is no valid entry and a block cannot be read.
+    /// True if the log has no valid entry, and has a block that cannot be read.
     pub(super) is_unreadable: bool,
-    /// Records of the kinds that a mount reads. The value of an inode is left out.
+    /// The records of those kinds that a mount reads, without the values of inodes.
     pub(crate) changes: Changes,
-    /// The end of the log's file data on the data device, in bytes.
+    /// The end of the file data in the log, as an offset in bytes on the data device.
     pub(crate) data_end: u64,
 }
 
-/// Returns the contents of the log of the store with `superblock`.
+/// Verifies the log of the store with `superblock`, and returns a summary of it.
 ///
 /// # Errors
-/// [`OpenError::DatabaseBehind`], [`OpenError::LogDamaged`], [`OpenError::LogUnreadable`];
-/// [`OpenError::LogRead`] unless an end mark says that the log is empty; the device's error for its
-/// length.
+/// [`OpenError::DatabaseBehind`], [`OpenError::LogDamaged`], [`OpenError::LogUnreadable`].
+/// [`OpenError::LogRead`], unless an end mark says that the log is empty. The error of the device
+/// when it is asked for its length.
 pub(crate) fn look(log: &dyn Device, superblock: SuperRecord) -> Result<Contents, OpenError> {
     let mut contents = Contents::default();
     let read = survey(log, superblock, |item| match item {
@@ -88,8 +89,8 @@ pub(crate) fn look(log: &dyn Device, superblock: SuperRecord) -> Result<Contents
     }
 }
 
-/// Writes the log's entries, whose summary is `contents`, to data device and database. Returns the
-/// new superblock of the database.
+/// Writes the entries of the log, which [`look`] has summarized in `contents`, to the data device
+/// and the database. Returns the new superblock of the database.
 ///
 /// # Errors
 /// The error of a device.
@@ -106,13 +107,13 @@ pub(crate) fn replay(
             database.write(&[(Key::SUPER, Some(next.encode().into()))])?;
         }
         if contents.is_unreadable {
-            // If this fails, the log is as before.
+            // A failure leaves the log as it is, so ignore the error.
             let _ = devices.log.set_len(0);
         }
         return Ok(next);
     }
-    // Give up the reserve, whose space is enough for the replay. The mount allocates the reserve
-    // again later.
+    // Give up the reserve, so that a full host has space for the replay. The mount allocates the
+    // reserve again later.
     devices.reserve.set_len(0)?;
     let generation = superblock.generation + 1;
     let next = SuperRecord { generation, log_bytes: 0, ..superblock };
@@ -125,19 +126,19 @@ pub(crate) fn replay(
                 Item::Data(offset, bytes) => devices.data.write_at(offset, bytes),
             })?;
         }
-        // Sync the file data before the commit of the database. The commit makes the log void,
-        // which is the only other copy of these bytes.
+        // Sync the file data before the commit of the database. That commit makes the log void,
+        // which has the only other copy of the data.
         devices.data.sync()?;
         put(&Key::SUPER, Some(&next.encode()))
     })?;
     Ok(next)
 }
 
-/// Returns the number of valid entries. Calls `visit` with each record and each piece of data in
-/// them.
+/// Returns the number of valid entries. Calls `visit` with each record and each piece of file data
+/// in them.
 ///
 /// # Errors
-/// As [`look`], also if there is an end mark.
+/// The errors of [`look`], regardless of end marks.
 fn survey(
     log: &dyn Device,
     superblock: SuperRecord,
@@ -161,10 +162,11 @@ fn survey(
 }
 
 /// Returns true if an end mark says that no entry of the generation of `superblock` was confirmed.
-/// A readable entry overrides the mark: older builds did not overwrite both marks.
+/// A readable entry of that generation overrides the mark: older builds did not overwrite both
+/// marks.
 ///
 /// # Errors
-/// [`OpenError::DatabaseBehind`]; the device's error for its length.
+/// [`OpenError::DatabaseBehind`]; the error of the device when it is asked for its length.
 fn is_ended(log: &dyn Device, superblock: SuperRecord) -> Result<bool, OpenError> {
     let mut reader = Reader::new(log, superblock)?;
     let (mut is_ended, mut is_begun) = (false, false);
@@ -199,7 +201,7 @@ impl<'a> Reader<'a> {
         Ok(Reader { device, len, secret, generation, at: 0, number: 0, buffer: Vec::new() })
     }
 
-    /// Returns the records and data of the next entry; None if it is not valid.
+    /// Returns the records and the file data of the next entry, or None if there is no valid one.
     ///
     /// # Errors
     /// The error of the device.
@@ -213,16 +215,16 @@ impl<'a> Reader<'a> {
         Ok(Some(&self.buffer[HEADER_BYTES..]))
     }
 
-    /// Searches all blocks behind the last valid entry.
+    /// Searches all blocks behind the last valid entry for entries that prove a loss.
     ///
     /// # Errors
-    /// The errors of `look`. One is for a later entry of this generation, one for an entry of a
-    /// later generation, and one for an unreadable block, which may hold an entry.
+    /// The errors of `look`: for a later entry of this generation, for an entry of a later
+    /// generation, and for an unreadable block, which may hold an entry.
     fn check_behind(&mut self) -> Result<(), OpenError> {
         let mut damaged = None;
         let blocks = (self.at..self.len).step_by(BLOCK_BYTES);
-        // The block at `at` is `behind` blocks behind the last valid entry. An entry takes at least
-        // one block, so at most `behind` lost entries fit in between.
+        // The block at `at` is `behind` blocks behind the end of the valid entries. An entry takes
+        // at least one block, so at most `behind` lost entries are between the two.
         for (behind, at) in (0..).zip(blocks) {
             let found = self.read(at).map_err(|error| OpenError::LogRead { at, error })?;
             let Some((log, number)) = found else { continue };
@@ -238,8 +240,8 @@ impl<'a> Reader<'a> {
         damaged.map_or(Ok(()), Err)
     }
 
-    /// Reads the entry at `at`. Returns its generation and number; None if it is invalid or of an
-    /// earlier generation.
+    /// Reads the entry at `at`. Returns its generation and number, or None if it is invalid or of
+    /// an earlier generation.
     fn read(&mut self, at: u64) -> io::Result<Option<(u64, u64)>> {
         let mut header = [0; HEADER_BYTES];
         if at + HEADER_BYTES as u64 > self.len {
@@ -314,8 +316,8 @@ mod tests {
     use crate::mount::read_super;
     use crate::store::{Store, StoreOptions};
 
-    /// An entry with a right hash and an invalid item is refused by mount and check, and nothing is
-    /// changed.
+    /// An entry with a right hash and an invalid item must be refused by mount and check, and must
+    /// change nothing.
     #[test]
     fn entry_that_is_whole_and_makes_no_sense_is_an_error_of_its_own() {
         let path = std::env::temp_dir().join(format!("store-replay-{}", std::process::id()));
@@ -329,7 +331,7 @@ mod tests {
         let database = Database::open(&device("meta"), 1 << 20).unwrap();
         let superblock = read_super(&database.snapshot().unwrap()).unwrap();
         drop(database);
-        // An unknown item; an unknown kind of record; a truncated value.
+        // The three entries have an unknown item, an unknown kind of record, and a truncated value.
         let unknown = [9, 9, 9].to_vec();
         let kind = [&[REMOVED], &[77; KEY_BYTES][..]].concat();
         let cut =
@@ -352,7 +354,7 @@ mod tests {
             assert!(OpenError::LogUnreadable { at: 4096 }.to_string().contains(expected));
             assert_eq!(fsck(&path).unwrap().findings, [Finding::LogEntry(4096)]);
         }
-        // Control: the same log without such an entry is replayed.
+        // Control: the same log without the invalid entry is replayed.
         let mut log = Log::new(device("log"), superblock, 64 << 10);
         for _ in 0..2 {
             assert!(log.begin().append().unwrap().is_some());

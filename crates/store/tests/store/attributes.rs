@@ -1,11 +1,12 @@
-//! Limits of extended attributes and of reserved blocks behind the end, in the store and in tmpfs.
+//! The limits of extended attributes, and of blocks that are reserved behind the end of a file, in
+//! the store and in tmpfs.
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, SetAttr, XattrMode};
 
 use crate::memory::{Disks, quiet};
 
-/// Calls `check` with a file in a store, and with one in tmpfs.
+/// Calls `check` with a file in a store, and then with a file in tmpfs.
 fn with_both(check: impl Fn(&dyn FileSystem, Node<'_>, &str)) {
     let disks = Disks::new();
     let (store, tmpfs) = (disks.open(&quiet()), Tmpfs::new(TmpfsOptions::default()));
@@ -17,7 +18,7 @@ fn with_both(check: impl Fn(&dyn FileSystem, Node<'_>, &str)) {
     }
 }
 
-/// All names with their NULs have at most 64 KiB (xattr(7)).
+/// All names of an inode with their NULs must have at most 64 KiB (xattr(7)).
 #[test]
 fn names_are_bounded() {
     with_both(|fs, file, what| {
@@ -33,7 +34,7 @@ fn names_are_bounded() {
     });
 }
 
-/// All names and values together have at most 1 MiB.
+/// All names and values of an inode together must have at most 1 MiB.
 #[test]
 fn values_are_bounded_in_all() {
     with_both(|fs, file, what| {
@@ -50,14 +51,14 @@ fn values_are_bounded_in_all() {
         assert_eq!(set(16, 0), Err(Errno::NOSPC), "{what}");
         assert_eq!(set(15, room + 1), Err(Errno::NOSPC), "{what}");
         assert_eq!(fs.getxattr(file, b"user.15").map(|value| value.len()), Ok(room), "{what}");
-        // A change that needs no more space is allowed.
+        // A change that does not make the set larger is allowed.
         assert_eq!(set(3, 100), Ok(()), "{what}");
         assert_eq!(set(15, room + 1), Ok(()), "{what}");
     });
 }
 
-/// A call that sets the size, even to the same value, frees the blocks reserved behind the end, as
-/// on ext4 and the kernel's tmpfs. A call that sets a larger size keeps them.
+/// A call that sets the size, even to the same value, must free the blocks reserved behind the end,
+/// as on ext4 and the kernel's tmpfs. A call that sets a larger size must keep them.
 #[test]
 fn size_set_again_frees_what_is_reserved_behind_it() {
     with_both(|fs, file, what| {

@@ -1,5 +1,5 @@
-//! A closed store: its log is known to be empty, and its last commit is known. A check of any store
-//! changes nothing.
+//! Tests of a closed store. A mount knows that its log is empty, and which commit was the last. A
+//! check of any store must change nothing.
 
 use std::time::Duration;
 
@@ -15,7 +15,8 @@ const META: usize = 0;
 const LOG: usize = 3;
 const BLOCK: u64 = 4096;
 
-/// Returns the devices of a store that was closed after use of its log, and its tree.
+/// Returns the devices of a store that was closed after it had used its log, and the tree of the
+/// store.
 fn closed() -> (Disks, Tree) {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -32,21 +33,23 @@ fn open(disks: &Disks) -> Result<Store, OpenError> {
     Store::open_devices(disks.devices(), &quiet())
 }
 
-/// The log of a closed store is empty, whichever block of it is unreadable.
+/// The log of a closed store is known to be empty. So one unreadable block of it must not prevent a
+/// mount.
 #[test]
 fn closed_store_is_mounted_whatever_block_of_its_log_cannot_be_read() {
     let (disks, expected) = closed();
     let contents = disks.contents();
     for at in (0..contents[LOG].len() as u64).step_by(BLOCK as usize) {
         let disks = Disks::with(contents.clone());
-        // Make the first byte of the block unreadable, since only the start of a block is read.
+        // Make the first byte of the block unreadable, since the reader reads only the start of a
+        // block.
         disks.shared.lock().bad_byte = Some((LOG, at));
         assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, [], "byte {at}");
         assert!(disks.contents()[LOG] == contents[LOG], "byte {at}: changed by a check");
         let store = open(&disks).unwrap_or_else(|error| panic!("byte {at}: {error}"));
         assert_eq!(tree(&store), expected, "byte {at}");
         assert!(disks.contents()[LOG].iter().all(|&byte| byte == 0), "byte {at}: not made anew");
-        // The next commit goes to the log again, whose blocks are readable now.
+        // The next commit uses the log again, because its blocks are readable now.
         add(&store, "more").unwrap();
         assert_eq!(store.stats().logged_commits, 1, "byte {at}");
         let killed = disks.killed();
@@ -54,7 +57,8 @@ fn closed_store_is_mounted_whatever_block_of_its_log_cannot_be_read() {
     }
 }
 
-/// After a second mount, confirmed entries may be in the unreadable block, even if it is the first.
+/// A store that was mounted again may have confirmed entries in any block of its log. So an
+/// unreadable block, even the first one, must be an error.
 #[test]
 fn store_that_was_mounted_again_is_refused_for_an_unreadable_block() {
     let (disks, _) = closed();
@@ -78,12 +82,13 @@ fn store_that_was_mounted_again_is_refused_for_an_unreadable_block() {
     }
 }
 
-/// A database from before the close is refused, although the log got no entry since.
+/// A database from before the last close must be refused, even if no entry was added to the log
+/// afterwards.
 #[test]
 fn older_database_of_a_closed_store_is_refused() {
     let (disks, before) = closed();
     let older = disks.contents()[META].clone();
-    // A mount and close without a change leaves the generation.
+    // A mount and a close without changes keep the generation, so the older database still fits.
     drop(disks.open(&quiet()));
     let mut same = disks.contents();
     same[META] = older.clone();
@@ -94,7 +99,7 @@ fn older_database_of_a_closed_store_is_refused() {
     drop(store);
     let mut contents = disks.contents();
     contents[META] = older;
-    // The database is refused also if the first block of the log is lost or unreadable.
+    // The database must also be refused if the first block of the log is lost or unreadable.
     for (is_lost, bad_byte) in [(false, None), (true, None), (false, Some((LOG, 0)))] {
         let mut contents = contents.clone();
         contents[LOG][..BLOCK as usize * usize::from(is_lost)].fill(0);
@@ -102,8 +107,8 @@ fn older_database_of_a_closed_store_is_refused() {
         disks.shared.lock().bad_byte = bad_byte;
         match open(&disks).map(drop) {
             Err(OpenError::DatabaseBehind { database, log, .. }) => assert_eq!(log, database + 1),
-            // The log has no end mark of the older database's generation. So the unreadable block
-            // may hold a lost entry, and this error is right too.
+            // The log has no end mark of the generation of the older database. So the unreadable
+            // block may hold a lost entry, and this error is right too.
             Err(OpenError::LogRead { at: 0, .. }) if bad_byte.is_some() => {}
             other => panic!("{is_lost}, {bad_byte:?}: {other:?}"),
         }
@@ -113,7 +118,7 @@ fn older_database_of_a_closed_store_is_refused() {
     }
 }
 
-/// A check repairs a database that was not closed and replays the log, all in memory.
+/// A check must repair an unclosed database and replay the log in memory only.
 #[test]
 fn check_of_a_killed_store_changes_no_byte() {
     let disks = Disks::new();
@@ -138,7 +143,7 @@ fn check_of_a_killed_store_changes_no_byte() {
     assert!(killed.contents() != before);
 }
 
-/// A store that is dropped during a panic of its thread is closed like any other.
+/// A store that is dropped during a panic of its thread must be closed like any other.
 #[test]
 fn store_dropped_during_a_panic_is_closed() {
     let _watchdog = Watchdog::start("close during a panic", Duration::from_secs(60));

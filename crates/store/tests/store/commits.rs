@@ -22,7 +22,7 @@ fn make(store: &Store, name: &str) -> Result<Node<'static>, Errno> {
 }
 
 /// A device whose next sync can be made to wait for a signal and then to fail. As on a real host,
-/// only one sync fails.
+/// only that one sync fails.
 #[derive(Debug)]
 struct Slow {
     inner: Arc<dyn Device>,
@@ -65,9 +65,9 @@ impl Device for Slow {
     }
 }
 
-/// The host reports lost data once, so every thread that waits for that sync must get the error. If
-/// the log loses a transaction, it goes to the database instead, and no waiting thread gets an
-/// error.
+/// If a sync of file data fails, every thread that waits for it must get the error, because the
+/// host reports it only once. If a sync of the log fails, the transaction must go to the database,
+/// and no waiting thread may get an error.
 #[test]
 fn failed_sync_of_data_is_heard_by_those_who_wait() {
     let _watchdog = Watchdog::start("a failed sync", Duration::from_secs(60));
@@ -76,7 +76,7 @@ fn failed_sync_of_data_is_heard_by_those_who_wait() {
     }
 }
 
-/// Lets a sync of the log, or of the data device, take long and then fail.
+/// Makes a sync of the log, or else of the data device, take long and then fail.
 fn sync_that_fails(is_log: bool) {
     let disks = Disks::new();
     let mut devices = disks.devices();
@@ -96,7 +96,8 @@ fn sync_that_fails(is_log: bool) {
         let first = scope.spawn(|| store.fsync(file, 0, true));
         slow.changed.wait_while(&mut slow.state.lock(), |state| !state.1);
         let others = [scope.spawn(|| store.sync()), scope.spawn(|| store.fsync(file, 0, true))];
-        // Wait until most of the threads wait for the sync in progress.
+        // Give the other threads time to wait for the sync in progress. The expected results do not
+        // depend on it.
         thread::sleep(Duration::from_millis(20));
         slow.set(|state| state.1 = false);
         let expected = if is_log { Ok(()) } else { Err(Errno::IO) };
@@ -107,15 +108,14 @@ fn sync_that_fails(is_log: bool) {
     });
     if is_log {
         assert_eq!(store.stats().log_failures, 1);
-        // The database has the transaction, so the content of the log on disk is not needed any
-        // more.
+        // The database has the transaction, so the log is not needed any more.
         let mut contents = disks.contents();
         contents[3].fill(0);
         assert_eq!(tree(&Disks::with(contents).open(&quiet())), tree(&store));
     }
 }
 
-/// Several threads write on a full host.
+/// On a full host, several writing threads must get no error but `ENOSPC`.
 #[test]
 fn full_host_with_several_writers_is_enospc_only() {
     let _watchdog = Watchdog::start("a full host", Duration::from_secs(120));
@@ -150,7 +150,7 @@ fn full_host_with_several_writers_is_enospc_only() {
     }
 }
 
-/// During a slow commit, threads that make many records wait, so that memory is bounded.
+/// Threads that make many records must wait while a commit is slow, so that memory is bounded.
 #[test]
 fn writers_wait_while_a_commit_is_slow() {
     const BYTES: u64 = 256 << 10;
@@ -177,14 +177,14 @@ fn writers_wait_while_a_commit_is_slow() {
         println!("{held} bytes are held");
         assert!((BYTES / 2..BYTES * 3 / 2).contains(&held), "{held}");
         slow.set(|state| state.1 = false);
-        // The database takes over from the failed log, so there is no error.
+        // The log has failed, so the transaction is in the database, and there is no error.
         assert_eq!(first.join().unwrap(), Ok(()));
         assert_eq!(writer.join().unwrap(), None);
     });
 }
 
-/// The committer makes changes durable in the database without a call of sync, and commits each
-/// change once.
+/// The committer must make changes durable in the database without a call of sync. It must commit
+/// each change only once.
 #[test]
 fn commits_come_in_time() {
     let _watchdog = Watchdog::start("a commit in time", Duration::from_secs(60));
@@ -196,7 +196,7 @@ fn commits_come_in_time() {
         let file = make(&store, &format!("f{number}")).unwrap();
         let in_database = |stats: StoreStats| stats.commits - stats.logged_commits;
         if number > 0 {
-            // Transactions that are only in the log go to the database as well.
+            // A transaction that is only in the log must reach the database as well.
             store.fsync(file, 0, false).unwrap();
         }
         while in_database(store.stats()) == in_database(before) {

@@ -1,23 +1,23 @@
-//! Crash points at every write: after each, the store is at the end of a commit.
+//! Tests with a crash after every write: the store must then be in the state of a commit.
 //!
 //! A bounded load runs on devices that log every write and sync. For each of many crash points, the
-//! devices are rebuilt as a crash could leave them. Writes before a device's last sync are there.
-//! Each later write is there, missing or torn, at random. The store is checked and mounted. Its
-//! tree must be that of the last fsync that had returned, or of the one in progress.
+//! devices are rebuilt as a crash could leave them. They have all writes before their last sync.
+//! Each later write is present, missing or torn, at random. Then the store is checked and mounted.
+//! Its tree must be that of the last fsync that had returned, or of the one in progress.
 //!
-//! Each write has a byte of its own, so a test can tell the origin of each byte of a file. It may
-//! come from the state at the last sync. It may come from a later write to the same file, or be 0
-//! after a later truncation or punch. Older bytes, and bytes of other files, are errors. The load
-//! makes small and large writes, so that commits alternate between log and database. It truncates,
-//! extends, reserves, punches and moves blocks. The store is closed and mounted again in between.
+//! Each write writes a byte value of its own, so a test can tell where each byte of a file comes
+//! from. It may come from the last sync or from a later write to the same file. It may be 0 after a
+//! later truncation or punch. Older bytes, and bytes of other files, are errors. The load makes
+//! small and large writes, so that commits alternate between log and database. It truncates,
+//! extends, reserves, punches and moves blocks. In between, the store is closed and mounted again.
 //!
-//! The same is done with an unreadable block in the first mount after the crash. The mount fails
-//! with `EIO`, or serves all that can be read. Once the block is readable, everything confirmed is
-//! there.
+//! Other tests make one block unreadable during the first mount after the crash. That mount must
+//! fail with `EIO`, or serve everything that can be read. When the block is readable again, all
+//! confirmed changes must be there.
 //!
-//! The `control_` tests break an order of syncs, and the test must notice it. One omits the sync
-//! of file data before a commit. One omits all syncs of log and database. One reuses blocks before
-//! the commit that frees them is durable (J.4).
+//! Each `control_` test breaks one rule, and the tests must notice it. One omits the sync of file
+//! data before a commit. One omits all syncs of log and database. One reuses blocks before the
+//! commit that frees them is durable (J.4).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -32,15 +32,16 @@ use crate::differential::{Leaf, Tree, tree};
 use crate::log_fails::add;
 use crate::memory::{Disks, Step, quiet};
 
-/// Number of syncs of the load.
+/// Number of times that the load syncs the store.
 const EPOCHS: usize = 60;
 /// Number of mounts in the load.
 const MOUNTS: usize = 3;
 /// Maximum number of operations between two syncs.
 const STEPS: u64 = 12;
-/// Minimum number of crash points tried per load. A load with more writes and syncs gets more.
+/// Minimum number of crash points tried per load. A load with more writes and syncs gets more
+/// points.
 const POINTS: usize = 400;
-/// Distance between successive crash points; a prime number.
+/// Distance between successively tried crash points; a prime number.
 const STRIDE: usize = 7919;
 /// The index of each device of a store: database, data and log.
 const META: usize = 0;
@@ -49,23 +50,23 @@ const LOG: usize = 3;
 
 /// The state that a sync has confirmed.
 struct Confirmed {
-    /// Length of the devices' log when the sync returned.
+    /// Length of the log of device calls when the sync returned.
     at: usize,
     tree: Tree,
     /// Inode numbers by path.
     numbers: Numbers,
-    /// Changes of files until the next sync.
+    /// The changes of files between this sync and the next.
     since: Written,
 }
 
 /// Inode numbers by path.
 pub(crate) type Numbers = BTreeMap<Vec<u8>, u64>;
 
-/// The bytes that were written, with the inode number of the file; 0 for zeroed ranges.
+/// The byte values that were written, with the inode number of the file; 0 for zeroed ranges.
 #[derive(Default)]
 struct Written(BTreeSet<(u64, u8)>);
 
-/// Generates the byte that each write writes. The same byte comes again after 254 others.
+/// Generates the byte value of each write. A value is repeated after 254 others.
 struct Tags(u8);
 
 impl Tags {
@@ -75,7 +76,7 @@ impl Tags {
     }
 }
 
-/// Returns the inode numbers of all entries of `tree`, which lies below `dir`.
+/// Returns the inode numbers of all entries of `tree`, which is the tree below `dir`.
 pub(crate) fn numbers(store: &Store, dir: Node<'_>, tree: &Tree) -> Numbers {
     let number = |path: &[u8]| {
         let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
@@ -101,7 +102,7 @@ fn name(n: u64) -> Vec<u8> {
     format!("f{n}").into_bytes()
 }
 
-/// Makes an empty file, or removes it if it exists.
+/// Removes the file `child`, or makes it, empty, if it does not exist.
 fn change_below(store: &Store, dir: Node<'_>, child: &[u8]) {
     let child = Name::new(child).unwrap();
     if store.make(dir, child, &Make::new(0o644, 0, 0)).is_err() {
@@ -131,7 +132,7 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
     match rng.below(12) {
         _ if attr.is_dir() => change_below(store, node, &name(100 + rng.below(6))),
         0..3 => {
-            // A small write goes to the log. A few are too large for it.
+            // Most writes are small and go to the log. A few are too large for it.
             let len = if rng.chance(1, 12) { 70_000 } else { 1 + rng.index(12_000) };
             write(rng.below(20_000), len);
         }
@@ -152,13 +153,13 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
         }
         5 => {
             store.remove(root, this, node).unwrap();
-            // Forget most removed files at once. The others stay open as orphans for a while.
+            // Forget most removed files at once. The others stay open as orphans for some time.
             if rng.chance(2, 3) {
                 store.forget(attr.ino);
             }
         }
         6 => {
-            // The freed blocks are reused for another file soon after the next commit.
+            // Free all blocks of the file. Another file reuses them soon after the next commit.
             let empty = SetAttr::default().with_size(0);
             store.setattr(node, &empty).unwrap();
             let len = if rng.chance(1, 3) { 70_000 } else { 1 + rng.index(50_000) };
@@ -174,7 +175,7 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
             if how.intersects(Fallocate::PUNCH_HOLE | Fallocate::ZERO_RANGE) {
                 since.0.insert((attr.ino, 0));
             }
-            // Collapse and insert behind the end are refused.
+            // A collapse or insert behind the end is refused, so ignore the result.
             let done = store.fallocate(node, 0, at, len, how);
             assert!(done.is_ok() || is_moved, "{done:?}");
         }
@@ -185,7 +186,7 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
     }
 }
 
-/// Runs the load. Returns the log of the devices and the confirmed states.
+/// Runs the load. Returns the log of device calls and the confirmed states.
 fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed>) {
     disks.shared.lock().log = Some(Vec::new());
     let mut options = quiet();
@@ -203,7 +204,8 @@ fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed
             for _ in 0..1 + rng.below(STEPS) {
                 change(&store, &mut rng, &mut tags, since);
             }
-            // An fsync of the root directory commits the whole transaction.
+            // An fsync of the root directory commits the whole transaction, since the directory has
+            // changed in it.
             let root = Node::detached(1, FileKind::Directory);
             store.fsync(root, 0, false).unwrap();
             store.sync().unwrap();
@@ -223,13 +225,13 @@ fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed
     (log, confirmed)
 }
 
-/// Returns the devices as a crash after these calls may leave them.
+/// Returns the devices as a crash after the calls in `log` may leave them.
 pub(crate) fn crash(log: &[Step], rng: &mut Rng) -> Disks {
     let mut contents: [Vec<u8>; 4] = Default::default();
     for (device, content) in contents.iter_mut().enumerate() {
         let is_sync = |step: &Step| matches!(step, Step::Sync { device: at } if *at == device);
         let durable = log.iter().rposition(is_sync).unwrap_or(0);
-        // Devices differ in how many unsynced writes survive.
+        // Draw for each device what share of its unsynced writes survives.
         let kept = rng.below(5);
         for (at, step) in log.iter().enumerate() {
             let is_last = at + 1 == log.len();
@@ -256,7 +258,7 @@ pub(crate) fn crash(log: &[Step], rng: &mut Rng) -> Disks {
     Disks::with(contents)
 }
 
-/// Returns true if `got` equals `expected`, except for bytes that `may` allows in the file at a
+/// Returns true if `got` equals `expected`, apart from bytes that `may` allows in the file at a
 /// path.
 pub(crate) fn is_like(got: &Tree, expected: &Tree, may: impl Fn(&[u8], u8) -> bool) -> bool {
     got.len() == expected.len()
@@ -272,7 +274,7 @@ pub(crate) fn is_like(got: &Tree, expected: &Tree, may: impl Fn(&[u8], u8) -> bo
         })
 }
 
-/// Checks the store after one crash. Returns an error for a wrong state.
+/// Checks the store after one crash at `point`. Returns an error for a wrong state.
 fn try_point(
     steps: &[Step],
     confirmed: &[Confirmed],
@@ -282,8 +284,8 @@ fn try_point(
     judge(&crash(steps, rng), confirmed, point, None)
 }
 
-/// Checks the state of `disks` after a crash at `point`. `made` is a file that was made after the
-/// crash.
+/// Checks the state of `disks` after a crash at `point`. `made` names a file that was made after
+/// the crash and must exist.
 fn judge(
     disks: &Disks,
     confirmed: &[Confirmed],
@@ -317,12 +319,13 @@ fn judge(
     if !is_last && !is_next {
         return Err(format!("neither the tree of sync {last} nor of the next one"));
     }
-    // The mount has freed the orphans. The rest must still be consistent.
+    // The mount has freed the orphans. The other records must still be consistent.
     store.sync().map_err(|error| error.to_string())?;
     let stats = store.stats();
     drop(store);
     let report = fsck_devices(&disks.devices()).map_err(|error| error.to_string())?;
-    // The mount counts also the records in the log. An attribute set takes one block here.
+    // The counts of the mount must include the records in the log. Each attribute set of the load
+    // takes one block.
     let counted = (stats.inodes, stats.blocks, stats.xattr_blocks, stats.xattr_users);
     let blocks = report.blocks + report.xattr_blocks;
     let is_counted = counted == (report.inodes, blocks, report.xattr_blocks, report.xattr_users);
@@ -335,12 +338,13 @@ fn judge(
     }
 }
 
-/// Tries crash points all over the load. Returns the first error.
+/// Tries crash points in all parts of the load. Returns the first error.
 fn try_points(log: &[Step], confirmed: &[Confirmed], seed: u64, count: usize) -> Option<String> {
     try_points_of(&|point| log[..point].to_vec(), log.len(), confirmed, seed, count)
 }
 
-/// As `try_points`, for a log of `len` calls. `steps` returns the calls before a crash point.
+/// Tries crash points like `try_points`, but in a log of `len` calls. `steps` returns the calls
+/// before a crash point.
 fn try_points_of(
     steps: &dyn Fn(usize) -> Vec<Step>,
     len: usize,
@@ -350,8 +354,8 @@ fn try_points_of(
 ) -> Option<String> {
     let first = confirmed[0].at;
     for number in 0..count {
-        // Visit every crash point once before any is repeated, and visit distant points one after
-        // the other.
+        // Try every crash point once before any point is repeated, and jump far between successive
+        // points.
         let point = first + number * STRIDE % (len + 1 - first);
         let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
         if let Err(wrong) = try_point(&steps(point), confirmed, point, &mut rng) {
@@ -361,14 +365,16 @@ fn try_points_of(
     None
 }
 
-/// Crashes after every write and every sync of three loads, at a thousand points or more.
+/// A crash after any write or sync must keep all confirmed changes. The test tries a thousand
+/// points or more in each of three loads.
 #[test]
 fn crash_at_any_write_keeps_confirmed_changes() {
     let mut places = 0;
     for (seed, is_shared) in [(1, true), (2, true), (3, false)] {
         let (log, confirmed) = load(&Disks::new(), Seed(seed), is_shared);
         let points = log.len() + 1 - confirmed[0].at;
-        // With a multiple of `STRIDE`, some points would come twice and others never.
+        // If the number of points were a multiple of `STRIDE`, some points would come twice and
+        // others never.
         assert!(!points.is_multiple_of(STRIDE), "seed {seed}: {points} crash points");
         println!("seed {seed}: {points} crash points, {} syncs", confirmed.len());
         assert_eq!(try_points(&log, &confirmed, seed, points.max(POINTS)), None);
@@ -386,8 +392,8 @@ enum First {
     Unread,
 }
 
-/// Mounts and uses a store after a crash with one unreadable block of `device`. Makes the block
-/// readable again, checks the store as `judge` does, and returns the result of the first mount.
+/// Mounts and uses a store after a crash, with one unreadable block of `device`. Then makes the
+/// block readable again and checks the store with `judge`. Returns the result of the first mount.
 fn try_unreadable(
     steps: &[Step],
     confirmed: &[Confirmed],
@@ -418,7 +424,8 @@ fn try_unreadable(
         }
         Err(error) if error.errno() != Errno::IO => return Err(error.to_string()),
         Err(_) if device == DATA => return Err("refused, though a mount reads no data".to_owned()),
-        // A read of a database page may fail only during the replay, after the first changes.
+        // This is wrong only for the log. A read of the database may also fail during the replay,
+        // after the first changes.
         Err(error) if device == LOG && disks.contents() != before => {
             return Err(format!("refused and changed: {error}"));
         }
@@ -428,8 +435,8 @@ fn try_unreadable(
     judge(&disks, confirmed, point, made).map(|()| first)
 }
 
-/// Returns the number of files with a failed read. If only `data` has a bad block, names and
-/// attributes must be readable.
+/// Returns the number of files with a failed read. If `is_data` is true, only `data` has a bad
+/// block, and names and attributes must be readable.
 fn count_unread(store: &Store, is_data: bool) -> Result<u32, String> {
     let mut unread = 0;
     let mut open = vec![Node::detached(1, FileKind::Directory)];
@@ -461,8 +468,8 @@ fn count_unread(store: &Store, is_data: bool) -> Result<u32, String> {
     Ok(unread)
 }
 
-/// A crash, then an unreadable block of the log, of the data or of the database: reads are `EIO`,
-/// and nothing is lost.
+/// After a crash, an unreadable block of the log, the data or the database must only cause `EIO`.
+/// When it is readable again, nothing may be lost.
 #[test]
 fn unreadable_block_after_a_crash_is_eio_and_loses_nothing() {
     const TRIES: usize = 330;
@@ -496,7 +503,8 @@ fn unreadable_block_after_a_crash_is_eio_and_loses_nothing() {
     }
 }
 
-/// Control for `is_like`: it must reject a byte that was lost, whether it is zero or an older byte.
+/// Control for `is_like`: it must reject a wrong last byte of a file, whether the byte is zero or
+/// an older one.
 #[test]
 fn control_lost_byte_is_not_allowed() {
     let (_, confirmed) = load(&Disks::new(), Seed(1), true);
@@ -516,16 +524,16 @@ fn control_lost_byte_is_not_allowed() {
             }
         }
     }
-    // Check the control itself: `is_like` allows few of the 256 possible bytes.
+    // Check the control itself: `is_like` must allow only few of the 256 byte values.
     assert!(told[0] > 100 * told[1] && told[1] > 100, "{told:?}");
 }
 
-/// Returns the error that occurs if syncs of some devices do nothing.
+/// Omits the syncs of some devices from the load, and returns the error that this causes.
 fn without_syncs(devices: &[usize]) -> String {
     let (mut log, confirmed) = load(&Disks::new(), Seed(1), true);
     let first = confirmed[0].at;
     for step in &mut log[first..] {
-        // Replace the call, so that the indexes of the others stay.
+        // Replace the call instead of removing it, so that the other calls keep their indexes.
         if matches!(step, Step::Sync { device } if devices.contains(device)) {
             *step = Step::Sync { device: 9 };
         }
@@ -533,13 +541,15 @@ fn without_syncs(devices: &[usize]) -> String {
     try_points(&log, &confirmed, 1, 300).expect("an error")
 }
 
-/// Without the sync of data before a commit, extents refer to blocks that were never written.
+/// Without the sync of file data before a commit, extents refer to blocks that were never written.
+/// The tests must notice that.
 #[test]
 fn control_data_that_is_not_synced_is_caught() {
     println!("{}", without_syncs(&[DATA]));
 }
 
-/// Without syncs of the database, or of the log, confirmed changes are missing.
+/// Without syncs of the database, or of the log, confirmed changes are lost. The tests must notice
+/// that.
 #[test]
 fn control_database_and_log_that_are_not_synced_are_caught() {
     println!("{}", without_syncs(&[META]));
@@ -547,7 +557,8 @@ fn control_database_and_log_that_are_not_synced_are_caught() {
 }
 
 /// J.4: if blocks are reused before the commit that frees them, a crash shows bytes of another
-/// file. The test moves writes of file data that follow a sync before that sync.
+/// file. The tests must notice that. This control moves writes of file data that follow a sync
+/// before that sync.
 #[test]
 fn control_blocks_that_are_given_out_early_are_caught() {
     let (log, confirmed) = load(&Disks::new(), Seed(1), true);
@@ -558,7 +569,7 @@ fn control_blocks_that_are_given_out_early_are_caught() {
         let is_data = |step: &&Step| matches!(step, Step::Write { device: DATA, .. });
         log[..point].iter().chain(later.iter().filter(is_data)).cloned().collect()
     };
-    // 400 crash points do not always suffice.
+    // The 400 crash points of one seed do not always include an error, so try several seeds.
     let wrong = (1..9)
         .find_map(|seed| try_points_of(&overtaken, log.len(), &confirmed, seed, 400))
         .expect("an error");

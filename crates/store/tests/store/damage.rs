@@ -1,8 +1,8 @@
-//! A log that was damaged while the store was not mounted.
+//! Tests of a log that is damaged while the store is not mounted.
 //!
-//! Confirmed changes must not be lost silently. Each block of a log is damaged in turn. A torn last
-//! write was not confirmed and is no damage. Any other damage is refused by a mount and found by a
-//! check.
+//! No confirmed change may be lost silently. The tests damage each block of a log in turn. A torn
+//! last write was not confirmed, so it is no damage. Any other damage must be refused by a mount
+//! and found by a check.
 
 use corewalk::{FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{Finding, OpenError, Store, fsck_devices};
@@ -14,7 +14,7 @@ use crate::memory::{Disks, quiet};
 const BLOCK: usize = 4096;
 const LOG: usize = 3;
 
-/// An entry of the log: its offset and its number of blocks.
+/// An entry of the log: its offset in bytes and its number of blocks.
 struct Entry {
     at: usize,
     blocks: usize,
@@ -26,7 +26,7 @@ fn load() -> ([Vec<u8>; 4], Vec<Entry>, Vec<Tree>) {
     let store = disks.open(&quiet());
     let mut trees = vec![tree(&store)];
     let root = Node::detached(1, FileKind::Directory);
-    // Entries of one block and of several blocks.
+    // Make files whose entries have one block or several.
     for (number, len) in [0, 8_192, 4_096, 20_480, 0, 12_288].into_iter().enumerate() {
         let name = format!("f{number}");
         let name = Name::new(name.as_bytes()).unwrap();
@@ -61,7 +61,7 @@ fn open(contents: &[Vec<u8>; 4]) -> (Disks, Result<Store, OpenError>) {
     (disks, opened)
 }
 
-/// Checks that mount and check report damage at `at`.
+/// Checks that both a mount and a check report damage at byte `at` of the log.
 fn assert_is_refused(contents: &[Vec<u8>; 4], at: usize, what: &str) {
     let (disks, opened) = open(contents);
     match opened.map(drop) {
@@ -86,8 +86,8 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
     let last = entries.len() - 1;
     for (number, entry) in entries.iter().enumerate() {
         for block in 0..entry.blocks {
-            // Replace the block by zeros, as if it was never written; fill it with foreign bytes;
-            // flip one bit.
+            // Damage 0 is a block of zeros, as if it was never written. Damage 1 fills the block
+            // with foreign bytes. Damage 2 flips one bit.
             for how in 0..3 {
                 let what = format!("block {block} of entry {number}, damage {how}");
                 let mut damaged = contents.clone();
@@ -95,7 +95,7 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
                 match how {
                     0 => damaged[LOG][start..start + BLOCK].fill(0),
                     1 => damaged[LOG].copy_within(100..BLOCK / 2, start),
-                    // Every block has used bytes at its start.
+                    // Change byte 9 of the block: every block has used bytes there.
                     _ => damaged[LOG][start + 9] ^= 4,
                 }
                 assert!(damaged[LOG] != contents[LOG], "{what}");
@@ -110,8 +110,8 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
     }
 }
 
-/// The advice in the error message works: the store is then in the state of the commit before the
-/// damage.
+/// A mount must succeed after the log is cut as the error message advises. The store must then be
+/// in the state of the commit before the damage.
 #[test]
 fn log_that_is_cut_at_the_damage_is_mounted() {
     let (contents, entries, trees) = load();
@@ -122,7 +122,7 @@ fn log_that_is_cut_at_the_damage_is_mounted() {
         let (disks, opened) = open(&cut);
         let store = opened.unwrap();
         assert_eq!(tree(&store), trees[number], "{number}");
-        // A new entry is not confused with an old one.
+        // A new entry must not be confused with an old one that is still behind it.
         let root = Node::detached(1, FileKind::Directory);
         store.make(root, Name::new(b"more").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
         store.sync().unwrap();
@@ -134,7 +134,7 @@ fn log_that_is_cut_at_the_damage_is_mounted() {
     }
 }
 
-/// Control: without a later entry, damage looks like the end of the log.
+/// Control: damage without a later entry must look like the end of the log.
 #[test]
 fn control_damage_before_nothing_is_an_end() {
     let (contents, entries, trees) = load();
@@ -145,7 +145,7 @@ fn control_damage_before_nothing_is_an_end() {
     assert_eq!(tree(&opened.unwrap()), trees[3]);
 }
 
-/// Entries of an earlier generation behind the end are no damage.
+/// Entries of an earlier generation behind the end of the log must not count as damage.
 #[test]
 fn entries_of_an_earlier_generation_behind_the_end_are_no_damage() {
     let (contents, ..) = load();
@@ -160,8 +160,8 @@ fn entries_of_an_earlier_generation_behind_the_end_are_no_damage() {
     assert_eq!(tree(&again.unwrap()), now);
 }
 
-/// An unreadable block may have held confirmed entries, even behind the end: the mount is refused
-/// and names it.
+/// A mount must be refused if a block of the log is unreadable, even behind the last entry, because
+/// the block may hold a confirmed entry. The error must name the block.
 #[test]
 fn block_of_the_log_that_cannot_be_read_is_refused() {
     let (contents, entries, trees) = load();
@@ -175,8 +175,8 @@ fn block_of_the_log_that_cannot_be_read_is_refused() {
         let expected = entry.map_or(at, |entry| entry.at) as u64;
         is_behind += usize::from(entry.is_none());
         let disks = Disks::with(contents.clone());
-        // Behind the last entry the reader reads only the start of each block, so make that byte
-        // unreadable.
+        // Behind the last entry the reader reads only the start of each block, so make the first
+        // byte unreadable there.
         let byte = at as u64 + if entry.is_some() { 20 } else { 0 };
         disks.shared.lock().bad_byte = Some((LOG, byte));
         match Store::open_devices(disks.devices(), &quiet()).map(drop) {
@@ -189,15 +189,15 @@ fn block_of_the_log_that_cannot_be_read_is_refused() {
         }
         let report = fsck_devices(&disks.devices()).unwrap();
         assert_eq!(report.findings, [Finding::LogRead(expected)]);
-        // Nothing was changed: once the block is readable, everything is there.
+        // The refused mount has changed nothing. Once the block is readable, all files are there.
         disks.shared.lock().bad_byte = None;
         assert_eq!(tree(&disks.open(&quiet())), trees[entries.len()]);
     }
     assert!(is_behind > 5);
 }
 
-/// A randomly changed log is replayed with all whole entries, or refused. (`log::mutations` tests
-/// the parser with many more.)
+/// A mount must refuse a randomly changed log, or lose no entry that is still whole.
+/// (`log::mutations` tests the reader alone with many more logs.)
 #[test]
 fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
     const MOUNTS: u64 = 200;
@@ -229,7 +229,8 @@ fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
         let (disks, opened) = open(&[meta, data, reserve, log]);
         match opened {
             Ok(store) => {
-                // The entry may still be valid, since its padding is not hashed.
+                // More entries may be valid than are unchanged: the padding of an entry is not
+                // hashed.
                 let got = tree(&store);
                 assert!(trees[last..].contains(&got), "seed {number}");
                 mounted += 1;
@@ -245,7 +246,8 @@ fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
     assert!(mounted > 20 && refused > 20);
 }
 
-/// A log that is missing or shorter than before may have held confirmed entries.
+/// A missing or shortened log of a killed store must be refused, because it may have had confirmed
+/// entries.
 #[test]
 fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
     let (contents, entries, trees) = load();
@@ -257,7 +259,7 @@ fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
         let (disks, opened) = open(&cut);
         let error = match opened.map(drop) {
             Err(error @ OpenError::LogShort { .. }) => error,
-            // Any other result is wrong, also for an entry that is truncated and has no later one.
+            // Any other result is wrong, even if the truncated entry is the last one.
             other => panic!("{end}: {other:?}"),
         };
         assert_eq!(error.errno(), corewalk::Errno::UCLEAN);
@@ -266,21 +268,22 @@ fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
         let found = fsck_devices(&disks.devices()).unwrap().findings;
         assert_eq!(found, [Finding::LogShort(end as u64, len as u64)]);
         assert!(disks.contents() == cut, "{end}: changed");
-        // The advice in the error message loses the changes in the missing entries, and no others.
+        // The advice in the error message must lose only the changes in the missing entries.
         assert!(error.to_string().contains(&format!("truncate --size={len} log")), "{error}");
         cut[LOG].resize(len, 0);
         let (_, opened) = open(&cut);
         let kept = entries.iter().filter(|entry| entry.at + entry.blocks * BLOCK <= end).count();
         assert_eq!(tree(&opened.unwrap()), trees[kept], "{end}");
     }
-    // Control: a longer log has lost nothing.
+    // Control: a log that is longer than before has lost nothing, so it is accepted.
     let mut longer = contents;
     longer[LOG].resize(len + BLOCK, 0);
     let (_, opened) = open(&longer);
     assert_eq!(tree(&opened.unwrap()), trees[entries.len()]);
 }
 
-/// The log of a closed store is not needed, even if the store was mounted read-only since.
+/// The log of a closed store must not be needed, even if the store was mounted read-only after the
+/// close.
 #[test]
 fn log_of_a_closed_store_may_be_shortened_or_missing() {
     let (contents, _, trees) = load();
@@ -295,7 +298,7 @@ fn log_of_a_closed_store_may_be_shortened_or_missing() {
         assert_eq!(fsck_devices(&Disks::with(cut).devices()).unwrap().findings, [], "{end}");
         let store = opened.unwrap();
         assert_eq!(tree(&store), trees[trees.len() - 1], "{end}");
-        // After a second mount the log is in use again, and is needed.
+        // After a second mount the log is in use again, so a shorter log must be refused.
         let mut killed = disks.contents();
         killed[LOG].clear();
         assert!(matches!(open(&killed).1.map(drop), Err(OpenError::LogShort { len: 0, .. })));

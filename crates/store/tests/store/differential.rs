@@ -1,8 +1,8 @@
-//! The store beside tmpfs: random operations have equal results, errno by errno.
+//! Comparison of the store with tmpfs: random operations must have equal results, errno by errno.
 //!
-//! Both get the same calls. Inode numbers differ, so an inode is identified by its creation. After
-//! a run, and after a remount of the store, the whole trees are compared: names, attributes, data,
-//! extended attributes.
+//! Both file systems get the same calls. Their inode numbers differ, so a test identifies an inode
+//! by the call that made it. After a run, and after a remount of the store, the test compares the
+//! whole trees: names, attributes, data, extended attributes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -18,7 +18,7 @@ use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 
 use crate::memory::{Disks, quiet};
 
-/// An inode in both file systems.
+/// An inode in both file systems, by its number in each.
 #[derive(Clone, Copy, Debug)]
 struct Both {
     store: u64,
@@ -36,13 +36,13 @@ impl Both {
     }
 }
 
-/// Returns the attributes that must be equal.
+/// Returns those attributes that must be equal in both file systems.
 fn shown(attr: &Attr) -> (u32, u32, u32, u32, u64, u64, u64, bool) {
     let Attr { mode, nlink, uid, gid, rdev, size, blocks, has_acl, .. } = *attr;
     (mode, nlink, uid, gid, rdev, size, blocks, has_acl)
 }
 
-/// All entries below a directory, by path.
+/// All files and directories below a directory, by path.
 pub(crate) type Tree = BTreeMap<Vec<u8>, Leaf>;
 
 /// One entry of a tree.
@@ -50,14 +50,14 @@ pub(crate) type Tree = BTreeMap<Vec<u8>, Leaf>;
 pub(crate) struct Leaf {
     shown: (u32, u32, u32, u32, u64, u64, u64, bool),
     pub(crate) bytes: Vec<u8>,
-    /// Ranges of the file with data: start and end.
+    /// The start and the end of each range of the file with data.
     data: Vec<(u64, u64)>,
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     acls: [Option<Acl>; 2],
 }
 
 impl Leaf {
-    /// Returns the leaf with other data.
+    /// Returns the leaf with other bytes as its data.
     pub(crate) fn with_bytes(&self, bytes: &[u8]) -> Leaf {
         Leaf { bytes: bytes.to_vec(), ..self.clone() }
     }
@@ -114,7 +114,7 @@ fn data_of(fs: &dyn FileSystem, node: Node<'_>) -> Vec<(u64, u64)> {
     all
 }
 
-/// Returns the entries of a directory, read `step` at a time.
+/// Returns the entries of a directory. A call of `readdir` reads `step` entries.
 fn listing(fs: &dyn FileSystem, node: Node<'_>, step: usize) -> Vec<(Vec<u8>, FileKind)> {
     let (mut all, mut cookie) = (Vec::new(), 0);
     loop {
@@ -145,9 +145,9 @@ struct Run<'a> {
     rng: Rng,
     /// Existing directories.
     dirs: Vec<Both>,
-    /// Other inodes, some of which may be gone.
+    /// Inodes that are no directories. Some of them may be freed already.
     files: Vec<Both>,
-    /// Number of results by call and errno.
+    /// Number of results, by the name of the call and the errno.
     seen: HashMap<String, u32>,
 }
 
@@ -231,7 +231,7 @@ impl Run<'_> {
         }
     }
 
-    /// Looks a name up in both. Returns the inode.
+    /// Looks a name up in both file systems. Returns the inode.
     fn lookup(&mut self, dir: Both, name: Name<'_>) -> Option<Both> {
         let store = self.store.lookup(dir.in_store(), name);
         let tmpfs = self.tmpfs.lookup(dir.in_tmpfs(), name);
@@ -264,7 +264,8 @@ impl Run<'_> {
         let (from, to) = (self.dir(), self.dir());
         let (old, new) = (self.name(), self.name());
         let (old, new) = (Name::new(&old).unwrap(), Name::new(&new).unwrap());
-        // The caller of a `FileSystem` must not move a directory below itself, so skip such a move.
+        // Skip a move of a directory below itself: the caller of a `FileSystem` must not ask for
+        // it.
         let Some(moved) = self.lookup(from, old) else { return };
         let target = self.lookup(to, new);
         let has_directory = [Some(moved), target].into_iter().flatten();
@@ -316,7 +317,7 @@ impl Run<'_> {
                 self.same("write", got, tmpfs.write(t, 0, offset, &bytes));
             }
             4 => {
-                // Truncate the file to a random size, and sometimes to its current one.
+                // Truncate the file to a random size, and sometimes to its present size.
                 let now = tmpfs.getattr(t).map_or(offset, |attr| attr.size);
                 let size = if self.rng.chance(1, 3) { now } else { offset };
                 let set = SetAttr::default().with_size(size);
@@ -396,7 +397,7 @@ impl Run<'_> {
 /// Runs random operations in rounds, each with a new mount of the store, and compares the trees.
 fn run(seed: Seed, rounds: usize, steps: usize) -> HashMap<String, u32> {
     let report = ReportSeed::new(seed);
-    // No limit on room: attributes take bytes in tmpfs and blocks in the store.
+    // Set no limit on space, since attributes take bytes in tmpfs but blocks in the store.
     let tmpfs = Tmpfs::new(TmpfsOptions::default().with_root_mode(0o755));
     let options = quiet();
     let disks = Disks::new();
@@ -415,7 +416,7 @@ fn run(seed: Seed, rounds: usize, steps: usize) -> HashMap<String, u32> {
             }
         }
         rng.next_u64();
-        // An inode without links does not survive a remount of the store.
+        // Drop the inodes without links, because a remount of the store frees them.
         let all: Vec<Both> = run.dirs.iter().chain(&run.files).copied().collect();
         all.into_iter().filter(|both| both.store != 1).for_each(|both| run.forget(both));
         Run { seen, .. } = run;
@@ -435,8 +436,8 @@ fn random_operations_have_the_results_of_tmpfs() {
     }
 }
 
-/// Makes random changes of content on file systems of 24 blocks, so that writes are short and calls
-/// fail with `ENOSPC`.
+/// Random changes of content must have equal results on file systems of 24 blocks. There, writes
+/// are short and calls fail with `ENOSPC`.
 #[test]
 fn random_contents_on_a_full_store_have_the_results_of_tmpfs() {
     for seed in 0..8 {

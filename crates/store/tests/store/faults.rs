@@ -1,5 +1,5 @@
-//! Devices that run full, or whose reads or writes fail: `ENOSPC`, `EIO` and `EROFS`, and no other
-//! errno.
+//! Tests with devices that are full, or whose reads or writes fail. Calls must fail with `ENOSPC`,
+//! `EIO` or `EROFS` and no other errno.
 
 use corewalk::acl::{Acl, Entry, Tag};
 use corewalk::{
@@ -22,7 +22,7 @@ fn make(store: &Store, name: &str) -> Result<Node<'static>, Errno> {
     Ok(Node::detached(attr.ino, FileKind::Regular))
 }
 
-/// Changes files until the host is full, with syncs in between. Returns the errnos.
+/// Changes files until the host is full, and syncs at times. Returns the errnos.
 fn fill(store: &Store, rng: &mut Rng) -> Vec<Errno> {
     let (mut errnos, mut number) = (Vec::new(), 0);
     for step in 0..4_000 {
@@ -52,7 +52,7 @@ fn full_host_is_enospc_and_loses_nothing() {
         let errnos = fill(&store, &mut Rng::new(Seed(seed)));
         assert!(!errnos.is_empty(), "{room} bytes were enough");
         assert!(errnos.iter().all(|&errno| errno == Errno::NOSPC), "{room}: {errnos:?}");
-        // Calls that need no space succeed and become durable.
+        // Calls that need no space must succeed and become durable.
         let name = Name::new(b"f0").unwrap();
         let first = store.lookup(root(), name).unwrap();
         let first = Node::detached(first.ino, FileKind::Regular);
@@ -60,7 +60,7 @@ fn full_host_is_enospc_and_loses_nothing() {
         store.forget(first.ino());
         assert_eq!(store.fsync(root(), 0, false), Ok(()), "{room}");
         let before = tree(&store);
-        // After a kill the host is as full as before.
+        // Kill the store. The host is still full for the next mount.
         let killed = disks.killed();
         assert_eq!(fsck_devices(&killed.devices()).unwrap().findings, [], "{room}");
         assert_eq!(tree(&killed.open(&quiet())), before, "{room}");
@@ -68,7 +68,7 @@ fn full_host_is_enospc_and_loses_nothing() {
         assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, [], "{room}");
         let store = disks.open(&quiet());
         assert_eq!(tree(&store), before, "{room}");
-        // Once the host has space again, everything works again.
+        // Give the host space again. From now on every call must succeed.
         disks.shared.lock().room = None;
         let file = make(&store, "again").unwrap();
         assert_eq!(store.write(file, 0, 0, b"x"), Ok(1));
@@ -76,7 +76,7 @@ fn full_host_is_enospc_and_loses_nothing() {
     }
 }
 
-/// A check replays the log as a mount does, but leaves the reserve for the next mount.
+/// A check replays the log like a mount. Nevertheless it must leave the reserve for the next mount.
 #[test]
 fn fsck_after_a_kill_keeps_the_reserve() {
     let disks = Disks::new();
@@ -91,7 +91,7 @@ fn fsck_after_a_kill_keeps_the_reserve() {
     assert!(killed.open(&quiet()).stats().has_reserve);
 }
 
-/// Control: without the reserve, a commit on a full host fails and the store is read-only.
+/// Control: without the reserve, a commit on a full host must fail and make the store read-only.
 #[test]
 fn control_full_host_without_reserve_is_read_only() {
     let disks = Disks::new();
@@ -100,7 +100,8 @@ fn control_full_host_without_reserve_is_read_only() {
         let file = make(&store, &format!("{number:0200}")).unwrap();
         store.setxattr(file, b"user.a", &[number as u8; 900], XattrMode::Set).unwrap();
     }
-    // Let the host have less space than the store with its reserve already uses.
+    // Let the host have less space than the store and its reserve already use. So the reserve is of
+    // no use.
     disks.shared.lock().room = Some(1);
     assert_eq!(store.sync(), Err(Errno::IO));
     assert_eq!(make(&store, "more").err(), Some(Errno::ROFS));
@@ -140,7 +141,7 @@ fn failing_reads_are_eio_while_they_last() {
     }
     let before = tree(&store);
     drop(store);
-    // Records in the database's cache can still be read.
+    // Mount without a cache, because records in the cache of the database could still be read.
     let store = disks.open(&quiet().with_cache_bytes(0));
     disks.shared.lock().is_read_failing = true;
     let mut failed = 0;
@@ -158,7 +159,7 @@ fn failing_reads_are_eio_while_they_last() {
         assert!(results[1].is_err(), "the data cannot be read");
         assert!(results.iter().flat_map(|result| result.err()).all(|errno| errno == Errno::IO));
         failed += results.iter().filter(|result| result.is_err()).count();
-        // If this call succeeded, undo it, so that the store is as before.
+        // If the call succeeded, undo it, so that the store is unchanged.
         if results[4].is_ok() {
             store.link(file, root(), name).unwrap();
         }
@@ -203,7 +204,8 @@ fn failing_writes_are_eio_then_read_only() {
     assert_eq!(tree(&disks.open(&quiet())), before);
 }
 
-/// A file that cannot be freed now is freed later, and the store stays writable (S.3).
+/// A file that cannot be freed because reads fail must be freed later, and the store must stay
+/// writable (S.3).
 #[test]
 fn forgets_while_reads_fail_are_done_later() {
     let disks = Disks::new();
@@ -221,7 +223,7 @@ fn forgets_while_reads_fail_are_done_later() {
     let store = disks.open(&quiet().with_cache_bytes(0));
     for (name, &file) in names.iter().zip(&files) {
         store.remove(root(), Name::new(name.as_bytes()).unwrap(), file).unwrap();
-        // Load the extents of the file, but not its attribute block.
+        // Load the extents of the file, so that only its attribute block is left to read.
         assert_eq!(store.read(file, 0, 0, &mut [0; 10]), Ok(10));
     }
     disks.shared.lock().is_read_failing = true;
@@ -238,7 +240,7 @@ fn forgets_while_reads_fail_are_done_later() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().inodes, 1);
 }
 
-/// An fsync with nothing to do costs no sync of the host.
+/// An fsync without anything to commit must not sync the host.
 #[test]
 fn fsync_of_what_is_durable_costs_nothing() {
     let disks = Disks::new();
@@ -253,18 +255,19 @@ fn fsync_of_what_is_durable_costs_nothing() {
     store.fsync(file, 0, false).unwrap();
     store.sync().unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (1, 1));
-    // Overwrite data in place and make it durable. A second fsync must not sync it again.
+    // Overwrite data in place and make it durable. A second fsync must not sync the data again.
     store.write(file, 0, 100, b"abc").unwrap();
     store.fsync(file, 0, true).unwrap();
     store.fsync(file, 0, false).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (2, 2));
     assert_eq!(store.stats().logged_commits, 2);
-    // A large write goes to its place on the data device, not to the log. The log holds older data,
-    // so it must become void (J.6).
+    // A write too large for the log goes to the data device. The log holds older data at the same
+    // place, so the commit must also make the log void (J.6).
     store.write(file, 0, 0, &[6; 200_000]).unwrap();
     store.fsync(file, 0, false).unwrap();
     assert_eq!((syncs() - start, store.stats().logged_commits), (4, 2));
-    // Now the log holds no data. So file data may be synced without a log entry, or before one.
+    // The log holds no file data now. So file data may be synced without a log entry, or before
+    // one.
     store.write(file, 0, 0, &[7; 200_000]).unwrap();
     store.fsync(file, 0, true).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (5, 3));
@@ -274,9 +277,9 @@ fn fsync_of_what_is_durable_costs_nothing() {
     assert_eq!(store.stats().syncs, syncs() - start);
 }
 
-/// A rename with a failed read is `EIO` and changes nothing; it succeeds once its reads do. Each
-/// read of the rename fails in turn: within a directory and across two, to a free name, over a
-/// file, and as an exchange.
+/// A rename of which a read fails must return `EIO` and change nothing, and must succeed once its
+/// reads do. Each read fails in turn. The renames are within a directory and across two, to a free
+/// name, over a file, and exchanges.
 #[test]
 fn rename_whose_read_fails_changes_nothing_and_succeeds_later() {
     for (is_across, mode, has_target) in [
@@ -295,7 +298,8 @@ fn rename_whose_read_fails_changes_nothing_and_succeeds_later() {
     }
 }
 
-/// Renames on a host that fails after `reads` reads. Returns true if no read failed.
+/// Renames on a host whose reads fail after `reads` successful ones. Returns true if no read
+/// failed.
 fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -> bool {
     let options = quiet().with_cache_bytes(0);
     let names = ["a", "b", "c", "d"].map(|name| Name::new(name.as_bytes()).unwrap());
@@ -308,7 +312,7 @@ fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -
         let made = store.make(root(), name, &Make::new(0o040_755, 0, 0)).unwrap();
         Node::detached(made.ino, FileKind::Directory)
     });
-    // Enough names for several pages of the database.
+    // Make so many names that the database needs several pages for them.
     for number in 0..80 {
         let name = format!("{number:0200}");
         file(dirs[number % 2], Name::new(name.as_bytes()).unwrap());
@@ -340,7 +344,7 @@ fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -
     false
 }
 
-/// J.6: a replay does not put older data from the log over newer data at its place.
+/// J.6: a replay must not put older data from the log over newer data on the data device.
 #[test]
 fn older_bytes_of_the_log_do_not_come_back() {
     for len in [10_000, 100_000] {
@@ -350,13 +354,13 @@ fn older_bytes_of_the_log_do_not_come_back() {
         store.write(file, 0, 0, &[1; 200_000]).unwrap();
         store.sync().unwrap();
         for byte in 2..9 {
-            // Write bytes that go to the log, and then bytes that go to their place on the data
-            // device.
+            // First write bytes that go to the log, then bytes for the same place that go directly
+            // to the data device.
             store.write(file, 0, 0, &[byte; 9_000]).unwrap();
             store.fsync(file, 0, true).unwrap();
             store.write(file, 0, 5_000, &vec![byte + 100; len]).unwrap();
             store.fsync(file, 0, true).unwrap();
-            // Only the process ends here. The host keeps data that was not synced.
+            // Only the process ends here. The host still has data that was not synced.
             let again = Disks::with(disks.contents());
             let other = again.open(&quiet());
             let mut bytes = vec![0; 5_000 + len];
@@ -367,7 +371,7 @@ fn older_bytes_of_the_log_do_not_come_back() {
     }
 }
 
-/// Without `size=`, the free space of the host is the limit.
+/// Without `size=`, the free space of the host must limit fallocate(2).
 #[test]
 fn fallocate_takes_no_more_than_the_host_has() {
     let path = std::env::temp_dir().join(format!("corewalk-store-room-{}", std::process::id()));
@@ -384,7 +388,7 @@ fn fallocate_takes_no_more_than_the_host_has() {
     std::fs::remove_dir_all(&path).unwrap();
 }
 
-/// If one call changes size and mode, and there is no space for the new ACL, neither changes.
+/// If one call changes size and mode, and there is no space for the new ACL, neither may change.
 #[test]
 fn size_and_mode_change_both_or_neither() {
     let options = quiet().with_size_bytes(3 * 4096);
@@ -405,7 +409,8 @@ fn size_and_mode_change_both_or_neither() {
         store.set_acl(node, AclKind::Access, Some(&acl), Some(acl.mode())).unwrap();
     }
     assert_eq!(store.write(file, 0, 0, &[1; 9000]), Ok(8192), "no room is left");
-    // The ACL changed by chmod(2) needs a block of its own, and there is no room.
+    // chmod(2) changes the ACL of the file. The new ACL needs a block of its own, for which there
+    // is no space.
     let set = SetAttr::default().with_size(10).with_mode(0o600);
     let before = store.getattr(file).unwrap();
     assert_eq!(store.setattr(file, &set), Err(Errno::NOSPC));
@@ -416,7 +421,7 @@ fn size_and_mode_change_both_or_neither() {
     assert_eq!((after.size, after.mode & 0o777), (10, 0o600));
 }
 
-/// If one call changes size and mode, and the size cannot change, neither changes.
+/// If one call changes size and mode, and the size cannot change, the mode must not change either.
 #[test]
 fn size_that_cannot_change_leaves_the_mode() {
     let disks = Disks::new();
@@ -424,7 +429,7 @@ fn size_that_cannot_change_leaves_the_mode() {
     let file = make(&store, "a").unwrap();
     store.write(file, 0, 0, &[1; 100]).unwrap();
     let before = store.getattr(file).unwrap();
-    // A longer file has zeros behind its old end.
+    // A longer file needs zeros behind its old end, which cannot be written here.
     let set = SetAttr::default().with_size(3000).with_mode(0o600);
     disks.shared.lock().is_write_failing = true;
     assert_eq!(store.setattr(file, &set), Err(Errno::IO));

@@ -1,5 +1,6 @@
-//! A host that fails to write dirty pages, reports the failure once, and still returns the pages to
-//! readers. Data of the failed sync may not be on disk, though reads and later syncs succeed.
+//! Tests of a host that fails to write dirty pages, reports the failure once, and still returns the
+//! pages to readers. Data of a failed sync may not be on disk, although reads and later syncs
+//! succeed.
 //!
 //! Source: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
 
@@ -18,8 +19,8 @@ fn root() -> Node<'static> {
     Node::detached(1, FileKind::Directory)
 }
 
-/// Confirmed changes, also those in the log, survive a commit whose sync fails. The commit would
-/// have made the log void, but it is in the host's memory only.
+/// Confirmed changes must survive a commit whose sync fails, even those that are only in the log.
+/// The commit makes the log void in the memory of the host, but not on its disk.
 #[test]
 fn commit_whose_sync_failed_does_not_make_the_log_void() {
     let disks = Disks::new();
@@ -28,7 +29,7 @@ fn commit_whose_sync_failed_does_not_make_the_log_void() {
         add(&store, name).unwrap();
     }
     let confirmed = tree(&store);
-    // The writes of the database commit succeed, and only its sync fails.
+    // Let the writes of the database commit succeed, but its sync fail.
     let mut shared = disks.shared.lock();
     (shared.writes_fail_on, shared.syncs_fail_on) = (vec![LOG], vec![META]);
     drop(shared);
@@ -37,7 +38,7 @@ fn commit_whose_sync_failed_does_not_make_the_log_void() {
     let mut shared = disks.shared.lock();
     (shared.writes_fail_on, shared.syncs_fail_on) = (vec![], vec![]);
     drop(shared);
-    // The host works again and reports nothing more.
+    // From now on the host works again and reports no error.
     let store = disks.open(&quiet());
     assert!(tree(&store) == confirmed);
     add(&store, "after").unwrap();
@@ -51,8 +52,8 @@ fn commit_whose_sync_failed_does_not_make_the_log_void() {
     assert!(tree(&left.open(&quiet())) == after);
 }
 
-/// The next mount does not show bytes whose sync failed. For the host they are clean, so an fsync
-/// after that mount would not write them.
+/// The next mount must not show bytes whose sync failed. The host takes their pages for clean, so
+/// an fsync after that mount would not write them.
 #[test]
 fn bytes_whose_sync_failed_are_not_taken_for_durable() {
     let disks = Disks::new();
@@ -78,8 +79,8 @@ fn bytes_whose_sync_failed_are_not_taken_for_durable() {
     assert!(read(&disks.without_power()) == [1; 200_000]);
 }
 
-/// A sync that fails during a reopening of the database, after a failed read, is not forgotten once
-/// a reopening succeeds.
+/// A sync that fails while the database is reopened after a failed read must not be forgotten. A
+/// later successful reopening must not hide it.
 #[test]
 fn sync_that_fails_while_the_database_is_opened_again_is_not_forgotten() {
     let disks = Disks::new();

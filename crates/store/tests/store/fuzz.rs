@@ -1,13 +1,14 @@
-//! Invalid records and log entries whose checksums are right.
+//! Tests with invalid records and log entries whose checksums are right.
 //!
-//! Random damage stops at a checksum. Here the changes are made below it: records are changed with
-//! redb itself, and log entries get new hashes. So the check of every field of a record is reached.
+//! Random damage goes no further than a checksum. So these tests change records with redb itself,
+//! and give changed log entries a new hash. That way the check of every field of a record is
+//! reached.
 //!
-//! An input is a list of edits of 16 bytes. An edit has a place, a kind of change, and a number.
-//! Inputs are short, and keep their meaning if the store grows.
+//! An input is a list of edits of 16 bytes. An edit has a place, a kind of change, and a number. So
+//! an input is short, and keeps its meaning if the store grows.
 //!
-//! Check and mount neither panic nor hang. A mounted store serves every call, perhaps with an
-//! error. If the check finds nothing, the mount succeeds and no read is `EIO`.
+//! Check and mount must neither panic nor hang. A mounted store must answer every call, perhaps
+//! with an error. If the check finds nothing, the mount must succeed and no read may return `EIO`.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -22,7 +23,7 @@ use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
 
 use crate::memory::{Disks, quiet};
 
-/// The keyed hash of the format, which is private to the store.
+/// The keyed hash of the format. The store does not export it.
 #[path = "../../src/hash.rs"]
 mod hash;
 
@@ -30,27 +31,27 @@ const LOG: usize = 3;
 const BLOCK: usize = 4096;
 const HEADER: usize = 32;
 const EDIT: usize = 16;
-/// The table of the database; see `record`.
+/// The table of the database; `record` describes its contents.
 const TABLE: TableDefinition<'_, &[u8; 17], &[u8]> = TableDefinition::new("corewalk");
 /// The position of the hash's seed in the superblock.
 const SEED: std::ops::Range<usize> = 12..20;
-/// Maximum number of entries of a listing that are examined.
+/// Maximum number of entries of a listing that the test examines.
 const ENTRIES_MAX: usize = 1_000;
 
-/// The result for one changed store.
+/// The result of a check and a mount of one changed store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Answer {
-    /// The check finds nothing, and the store is mounted and read.
+    /// The check finds nothing, and the store is mounted and can be read.
     Whole,
-    /// The check finds something, but the mount succeeds.
+    /// The check finds something, but the mount succeeds nevertheless.
     Mounted,
-    /// The mount is refused because of the database, the log, or something else.
+    /// The mount is refused. The reason is the database, the log, or something else.
     Damaged,
     LogDamaged,
     Refused,
 }
 
-/// One change: its place, its kind, and a number.
+/// One change: the place, the kind and the number.
 struct Edit {
     place: usize,
     at: usize,
@@ -66,7 +67,7 @@ impl Edit {
         Edit { place, at, how, number: u64::from_le_bytes(number) }
     }
 
-    /// Applies the edit to `bytes`; `may_resize` allows a change of length.
+    /// Applies the edit to `bytes`. `may_resize` allows it to change their length.
     fn apply(&self, bytes: &mut Vec<u8>, may_resize: bool) {
         let at = self.at % bytes.len().max(1);
         let width = 1 << (self.how % 4);
@@ -103,7 +104,7 @@ fn load() -> [Vec<u8>; 4] {
     }
     make(dir, "link", 0o120_777);
     store.sync().unwrap();
-    // Make changes that are in the log only.
+    // Make changes that are only in the log.
     for number in 0..5 {
         let file = make(root, &format!("logged{number}"), 0o100_600);
         store.write(file, 0, 0, &vec![number; 1 << (3 * number)]).unwrap();
@@ -164,7 +165,7 @@ fn with_records(contents: &[Vec<u8>; 4], input: &[u8]) -> [Vec<u8>; 4] {
         match edit.how >> 5 {
             // Removes a record.
             7 => drop(table.remove(&key).unwrap()),
-            // Moves a record to another number.
+            // Move a record to a key with another number.
             6 => {
                 let at = 1 + edit.at % 16;
                 key[at] = edit.number as u8;
@@ -182,12 +183,13 @@ fn with_records(contents: &[Vec<u8>; 4], input: &[u8]) -> [Vec<u8>; 4] {
     disks.contents()
 }
 
-/// Returns the devices after `input` has changed the log. Every entry gets a new hash.
+/// Returns the devices after `input` has changed the log. Every entry gets the hash that fits its
+/// changed content.
 fn with_log(contents: &[Vec<u8>; 4], secret: &hash::Secret, input: &[u8]) -> [Vec<u8>; 4] {
     let mut contents = contents.clone();
     let log = &mut contents[LOG];
     for edit in edits(input) {
-        // Choose the place so that the header of an entry is changed as often as all its records
+        // Choose the place so that the header of an entry changes as often as all its records
         // together.
         let at = edit.place % (16 * BLOCK);
         let len = if edit.how & 0x80 == 0 { HEADER } else { BLOCK };
@@ -210,7 +212,7 @@ fn with_log(contents: &[Vec<u8>; 4], secret: &hash::Secret, input: &[u8]) -> [Ve
     contents
 }
 
-/// Checks, mounts, reads and changes a store.
+/// Checks the store, mounts it, and reads and changes it.
 fn examine(contents: [Vec<u8>; 4]) -> Answer {
     let disks = Disks::with(contents);
     let is_clean = fsck_devices(&disks.devices()).is_ok_and(|report| report.findings.is_empty());
@@ -233,7 +235,8 @@ fn examine(contents: [Vec<u8>; 4]) -> Answer {
     if is_clean { Answer::Whole } else { Answer::Mounted }
 }
 
-/// Reads everything below `dir`, down to some depth, since a directory may contain itself.
+/// Reads everything below `dir` down to a limited depth, since a damaged directory may contain
+/// itself.
 fn read_all(store: &Store, dir: Node<'_>, depth: usize) -> Result<(), Errno> {
     let mut found = Vec::new();
     store.readdir(dir, 0, &mut |entry| {

@@ -1,8 +1,8 @@
-//! Crash points under a load of several threads that share commits.
+//! Crash points in a load of several threads that share commits.
 //!
-//! Each thread changes a directory of its own and syncs files in it. The test keeps the directory's
-//! state after each operation, and each operation writes a byte of its own. After a crash the
-//! directory must be in the state of the thread's last completed fsync or of a later operation. So
+//! Each thread changes its own directory and syncs files in it. The test keeps the state of the
+//! directory after each operation. Each operation writes its own byte value. After a crash the
+//! directory must be in the state of the thread's last completed fsync, or of a later operation. So
 //! the operations of a thread become durable in their order. A sync takes some time, so that other
 //! threads arrive meanwhile and share the next commit.
 
@@ -22,20 +22,21 @@ const THREADS: u64 = 4;
 const STEPS: usize = 60;
 const POINTS: usize = 300;
 
-/// The state of a directory after an operation. It includes the length of the devices' log at the
-/// start of the operation, and at its confirmation, if any.
+/// The state of a directory after an operation. Two lengths of the log of device calls tell when
+/// the operation began, and when an fsync confirmed it.
 struct State {
     tree: Tree,
     numbers: Numbers,
-    /// The file that the operation wrote, and the byte that only this operation writes. The byte is
-    /// 0 for a truncation.
+    /// The file that the operation wrote, and the byte value that only this operation writes, or 0
+    /// for a truncation.
     wrote: Option<(u64, u8)>,
-    /// The length of the devices' log before the operation.
+    /// The length of the log of device calls before the operation.
     begun_at: usize,
     confirmed_at: Option<usize>,
 }
 
-/// Changes one file of `dir`. Returns the file and the byte; `tag` is the byte of a write.
+/// Changes one file of `dir`; `tag` is the byte value of a write. Returns the file to sync, and the
+/// written file with its byte value.
 fn change(
     store: &Store,
     dir: Node<'_>,
@@ -68,7 +69,7 @@ fn change(
     }
 }
 
-/// Runs the load. Returns the log of the devices, its length once all directories exist, and the
+/// Runs the load. Returns the log of device calls, its length when all directories existed, and the
 /// states of each directory.
 fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
     let disks = Disks::new();
@@ -130,7 +131,7 @@ fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
     (log, begin, states)
 }
 
-/// Checks the store after one crash. Returns an error for a wrong state.
+/// Checks the store after one crash at `point`. Returns an error for a wrong state.
 fn try_point(
     log: &[Step],
     point: usize,
@@ -152,7 +153,7 @@ fn try_point(
         let got = tree_of(&store, Node::detached(dir.ino, FileKind::Directory));
         let is_confirmed = |state: &State| state.confirmed_at.is_some_and(|at| at <= point);
         let last = states.iter().rposition(is_confirmed).unwrap_or(0);
-        // Operations that started after the crash have no effect.
+        // Ignore the operations that began after the crash.
         let begun = states.partition_point(|state| state.begun_at < point);
         let states = &states[..begun.max(last + 1)];
         let is_any = (last..states.len()).any(|at| {
@@ -189,7 +190,8 @@ fn crash_during_shared_commits_keeps_confirmed_changes() {
     }
 }
 
-/// Control: without syncs of the log, an fsync returns before its changes are durable.
+/// Control: without syncs of the log, an fsync returns before its changes are durable. The test
+/// must notice that.
 #[test]
 fn control_log_that_is_not_synced_is_caught() {
     let (mut log, begin, states) = load(Seed(1));

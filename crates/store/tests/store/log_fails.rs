@@ -1,4 +1,5 @@
-//! A host that cannot write or sync the log: an fsync makes changes durable all the same, or fails.
+//! Tests of a host that cannot write or sync the log. An fsync must make changes durable
+//! nevertheless, or fail.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{Store, fsck_devices};
@@ -10,14 +11,14 @@ const META: usize = 0;
 const DATA: usize = 1;
 const LOG: usize = 3;
 
-/// Sets which calls fail on which devices.
+/// A function that selects which calls fail, on the given devices.
 type Set = fn(&mut Shared, Vec<usize>);
 const WRITES: Set = |shared, devices| shared.writes_fail_on = devices;
 const SYNCS: Set = |shared, devices| shared.syncs_fail_on = devices;
 
 const LENGTHS: Set = |shared, devices| shared.lengths_fail_on = devices;
 
-/// Makes a file with data and calls fsync.
+/// Makes a file with data and calls fsync for it.
 pub(crate) fn add(store: &Store, name: &str) -> Result<(), Errno> {
     let (root, this) =
         (Node::detached(1, FileKind::Directory), Name::new(name.as_bytes()).unwrap());
@@ -27,7 +28,7 @@ pub(crate) fn add(store: &Store, name: &str) -> Result<(), Errno> {
     store.fsync(file, 0, false)
 }
 
-/// Returns the tree after a crash that loses the whole log.
+/// Returns the tree that a mount finds after a crash that loses the whole log.
 fn tree_without_log(disks: &Disks) -> Tree {
     let mut contents = disks.contents();
     contents[LOG].fill(0);
@@ -46,14 +47,14 @@ fn transaction_that_the_log_fails_to_take_is_durable_in_the_database() {
         set(&mut disks.shared.lock(), vec![LOG]);
         for number in 0..3 {
             assert_eq!(add(&store, &format!("failed{number}")), Ok(()));
-            // All earlier confirmed changes are there as well.
+            // All earlier confirmed changes are in that tree too.
             assert_eq!(tree_without_log(&disks), tree(&store));
         }
         let stats = store.stats();
         assert_eq!((stats.logged_commits, stats.commits, stats.log_failures), (1, 4, 3));
         assert!(!stats.is_read_only);
         set(&mut disks.shared.lock(), vec![]);
-        // The log is used again, from its first byte.
+        // The log can be written again, and is used from its first byte on.
         add(&store, "after").unwrap();
         assert_eq!((store.stats().logged_commits, store.stats().commits), (2, 5));
         assert_ne!(tree_without_log(&disks), tree(&store));
@@ -76,7 +77,7 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
             store.make(root, name, &Make::new(0o644, 0, 0)).unwrap();
             let first = store.lookup(root, Name::new(b"logged").unwrap()).unwrap();
             store.write(Node::detached(first.ino, FileKind::Regular), 0, 0, b"LOGGED").unwrap();
-            // The data was written to the data device, but not synced.
+            // The data was written to the data device but not synced.
             let mut shared = disks.shared.lock();
             shared.syncs_fail_on = vec![other];
             set(&mut shared, vec![LOG, other]);
@@ -90,7 +91,7 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
             (shared.writes_fail_on, shared.syncs_fail_on) = (vec![], vec![]);
             drop(shared);
             drop(store);
-            // The confirmed changes are in the tree. Unconfirmed ones may be there or not.
+            // The tree has the confirmed changes. It may have unconfirmed changes or not.
             assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
             let after = tree(&disks.open(&quiet()));
             assert!(before.keys().all(|path| after.contains_key(path)));
@@ -98,7 +99,7 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
     }
 }
 
-/// Returns the devices of a store with a file that never had a log.
+/// Returns the devices of a store that has a file but never had a log.
 fn without_log() -> Disks {
     let disks = Disks::new();
     let store = disks.open(&quiet().with_log_bytes(0));
@@ -131,7 +132,7 @@ fn store_whose_log_fails_at_the_mount_works_without_it() {
     }
 }
 
-/// On a host with space for the reserve but not for the log, files can grow.
+/// If the host has space for the reserve but not for the log, files must be able to grow.
 #[test]
 fn reserve_comes_before_the_log() {
     const RESERVE: u64 = 2 << 20;
@@ -142,7 +143,7 @@ fn reserve_comes_before_the_log() {
     assert!(store.stats().has_reserve);
     assert_works_without_log(&disks, &store);
     drop(store);
-    // An existing log is truncated if the reserve needs its space.
+    // An existing log must be truncated if the reserve needs its space.
     let disks = without_log();
     drop(disks.open(&quiet()));
     let disks = Disks::with(disks.contents());
@@ -153,11 +154,11 @@ fn reserve_comes_before_the_log() {
     assert_works_without_log(&disks, &store);
 }
 
-/// Control: on a host with space for both, the store has a reserve and a log.
+/// Control: if the host has space for both, the store must have a reserve and a log.
 #[test]
 fn control_room_for_reserve_and_log_is_taken_for_both() {
     let disks = without_log();
-    // Space for the commit that records the length of the log, in bytes.
+    // The space that a commit of the length of the log needs, in bytes.
     const COMMIT: u64 = 1 << 20;
     disks.shared.lock().room = Some(disks.used() + (2 << 20) + (256 << 10) + COMMIT);
     let stats = disks.open(&quiet()).stats();

@@ -11,7 +11,7 @@ use corewalk_store::{Device, Devices, Store, StoreOptions};
 
 const BLOCK: u64 = 4096;
 
-/// One call on a device. A log has the calls on all devices of a store in order.
+/// One call on a device. A list of steps has the calls on all devices of a store, in order.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Write { device: usize, offset: u64, bytes: Arc<[u8]> },
@@ -19,39 +19,40 @@ pub(crate) enum Step {
     Sync { device: usize },
 }
 
-/// State that the devices of one store share.
+/// Faults, counters and limits that the devices of one store share.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) log: Option<Vec<Step>>,
-    /// Maximum number of bytes of all devices together. None is no limit.
+    /// Maximum number of bytes of all devices together, if there is a limit.
     pub(crate) room: Option<u64>,
     pub(crate) is_read_failing: bool,
     pub(crate) is_write_failing: bool,
-    /// Devices whose writes fail, whose syncs fail, and whose changes of length fail.
+    /// The devices whose writes fail, those whose syncs fail, and those whose changes of length
+    /// fail.
     pub(crate) writes_fail_on: Vec<usize>,
     pub(crate) syncs_fail_on: Vec<usize>,
     pub(crate) lengths_fail_on: Vec<usize>,
-    /// A device and an unreadable byte of it.
+    /// The number of a device, and the offset of an unreadable byte in it.
     pub(crate) bad_byte: Option<(usize, u64)>,
-    /// A device and an unreadable block of 4096 bytes.
+    /// The number of a device, and the number of an unreadable block of 4096 bytes in it.
     pub(crate) bad_block: Option<(usize, u64)>,
     pub(crate) syncs: u64,
     /// The duration of a sync.
     pub(crate) sync_takes: Duration,
-    /// The number of reads that succeed before all fail; None for all.
+    /// The number of reads that succeed before all reads fail. None if no read fails.
     pub(crate) reads_left: Option<u64>,
     /// The size of the largest read of each device.
     pub(crate) largest_reads: [usize; 4],
     lens: [u64; 4],
 }
 
-/// The host of one device: the device's content in the host's memory, and the content on its disk.
+/// The content of one device in the memory of the host, and its content on disk.
 #[derive(Debug, Default)]
 struct Host {
     bytes: Vec<u8>,
     disk: Vec<u8>,
-    /// Ranges that are not on disk yet. A failed sync drops them and keeps the memory, as ext4 and
-    /// XFS do.
+    /// Ranges that are not on disk yet. A failed sync drops the ranges but keeps the bytes in
+    /// memory, as ext4 and XFS do.
     dirty: Vec<Range<usize>>,
 }
 
@@ -60,7 +61,7 @@ impl Host {
         Host { disk: bytes.clone(), bytes, dirty: Vec::new() }
     }
 
-    /// Returns the content after the host has lost its memory.
+    /// Returns the content that is left after the host has lost its memory.
     fn kept(&self) -> Vec<u8> {
         let mut kept = self.disk.clone();
         kept.resize(self.bytes.len(), 0);
@@ -148,8 +149,8 @@ impl Device for Memory {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut host = self.host.lock();
         self.resize(&mut host.bytes, len)?;
-        // Truncate the disk at once, so that a later extension has zeros in place of the truncated
-        // bytes.
+        // Truncate the disk at once. Otherwise a later extension would bring the truncated bytes
+        // back instead of zeros.
         host.disk.truncate(len as usize);
         host.dirty.iter_mut().for_each(|range| range.end = range.end.min(len as usize));
         self.log(|| Step::SetLen { device: self.number, len });
@@ -161,7 +162,7 @@ impl Device for Memory {
             return Ok(());
         }
         let mut shared = self.shared.lock();
-        // Make the reserve of a store in memory small. Only its size counts.
+        // Make the reserve smaller, to save memory. Its content does not matter.
         let len = len / 16;
         let others: u64 = shared.lens.iter().sum::<u64>() - shared.lens[self.number];
         if shared.room.is_some_and(|room| others + len > room) {
@@ -193,20 +194,20 @@ impl Device for Memory {
         }
         let Host { bytes, disk, .. } = &mut *host;
         disk.resize(bytes.len(), 0);
-        // A truncated range is empty, or starts behind its end.
+        // Skip a range that a truncation has made empty.
         for range in dirty.into_iter().filter(|range| !range.is_empty()) {
             disk[range.clone()].copy_from_slice(&bytes[range]);
         }
         drop(host);
-        // Log the sync before the wait, since a write of another thread during the wait need not be
-        // durable.
+        // Log the sync before the wait. A write that another thread makes during the wait need not
+        // become durable.
         self.log(|| Step::Sync { device: self.number });
         thread::sleep(takes);
         Ok(())
     }
 }
 
-/// The devices of a store: database, data, reserve, log.
+/// The devices of a store, in the order database, data, reserve, log.
 pub(crate) struct Disks {
     all: [Memory; 4],
     pub(crate) shared: Arc<Mutex<Shared>>,
@@ -230,7 +231,8 @@ impl Disks {
         Disks { all, shared }
     }
 
-    /// Returns the devices as a kill of the process leaves them. This store is not affected.
+    /// Returns copies of the devices as a kill of the process leaves them. The original store is
+    /// not affected.
     pub(crate) fn killed(&self) -> Disks {
         let disks = Disks::with(self.contents());
         let shared = self.shared.lock();
@@ -240,7 +242,8 @@ impl Disks {
         disks
     }
 
-    /// Returns the devices as a power failure of the host leaves them: with synced bytes only.
+    /// Returns copies of the devices as a power failure of the host leaves them: with synced bytes
+    /// only.
     pub(crate) fn without_power(&self) -> Disks {
         Disks::with(self.all.each_ref().map(|disk| disk.host.lock().kept()))
     }
@@ -272,7 +275,7 @@ impl Disks {
     }
 }
 
-/// Returns options for a store that commits only on request.
+/// Returns options for a store that commits only when a test calls it to.
 pub(crate) fn quiet() -> StoreOptions {
     let log_bytes = 256 << 10;
     StoreOptions::default()

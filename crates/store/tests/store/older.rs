@@ -1,8 +1,8 @@
-//! A database that has gone back to an older commit, because a page is damaged or an older file
-//! replaced it.
+//! Tests of a database that is older than the last commit, because a page is damaged or an older
+//! file replaced it.
 //!
-//! Confirmed changes since that commit are lost. Neither a mount nor a reopening may overlook it,
-//! since the newer log does not fit the older database.
+//! The confirmed changes since that older commit are lost. Neither a mount nor a reopening may
+//! overlook the loss, since the newer log does not fit the older database.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, XattrMode};
 use corewalk_store::{Finding, OpenError, Store, fsck_devices};
@@ -16,8 +16,7 @@ const DATA: usize = 1;
 const LOG: usize = 3;
 const PAGE: usize = 4096;
 
-/// Makes a file durable with more records than the log takes, so that the commit goes to the
-/// database.
+/// Makes a file durable with so many records that the commit goes to the database.
 fn add_to_database(store: &Store, name: &str) {
     let before = store.stats();
     let (root, this) =
@@ -33,21 +32,21 @@ fn add_to_database(store: &Store, name: &str) {
     assert_eq!((after.commits, after.logged_commits), (before.commits + 1, before.logged_commits));
 }
 
-/// A killed store, and its database at an earlier commit.
+/// The devices of a killed store, and an earlier state of its database.
 struct Killed {
     contents: [Vec<u8>; 4],
     tree: Tree,
-    /// The database before its last commit.
+    /// The content of the database before its last commit.
     older: Vec<u8>,
 }
 
-/// Returns a store that was killed some time after a commit of the database. `is_log_used`: the log
-/// had entries at that commit.
+/// Returns a store that was killed after a commit of the database and two log entries. If
+/// `is_log_used` is true, the log had entries before that commit too.
 fn killed(is_log_used: bool) -> Killed {
     let disks = Disks::new();
     let store = disks.open(&quiet());
     add(&store, "first").unwrap();
-    // After some commits the database file has its final length.
+    // Make some commits, after which the database file has its final length.
     for number in 0..3 {
         add_to_database(&store, &format!("{number:0200}"));
     }
@@ -89,8 +88,8 @@ fn older_database_beside_a_newer_log_is_refused() {
     }
 }
 
-/// A later entry of the next generation shows that the database is older, even if the entries
-/// before it are damaged.
+/// An older database must be refused even if the first entries of the next generation are damaged.
+/// A later entry of that generation still shows that the database is older.
 #[test]
 fn older_database_is_refused_though_the_first_entries_are_damaged() {
     let Killed { mut contents, older, .. } = killed(false);
@@ -103,8 +102,8 @@ fn older_database_is_refused_though_the_first_entries_are_damaged() {
     );
 }
 
-/// No entry was appended since the last database commit, but its end mark is in the log. The mark
-/// is not synced, so a power failure may lose it.
+/// An older database must be refused even if no entry was appended since the last database commit.
+/// The end mark of that commit is in the log. It is not synced, so a power failure may lose it.
 #[test]
 fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
     for is_log_used in [false, true] {
@@ -124,7 +123,7 @@ fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
         assert_eq!(steps.iter().filter(is_sync).count(), 0, "the end mark is not synced");
         let expected = tree(&store);
         let mut contents = disks.killed().contents();
-        // After a kill, and after a power failure of the host.
+        // Control: the database fits the log after a kill, and after a power failure of the host.
         for killed in [disks.killed(), disks.without_power()] {
             assert_eq!(tree(&killed.open(&quiet())), expected, "{is_log_used}");
         }
@@ -145,7 +144,8 @@ fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
     }
 }
 
-/// A mount that was killed after the replay has left the log unchanged. It fits the older database.
+/// A mount that is killed after the replay leaves the log unchanged. So the database from before
+/// the replay must be mounted with that log.
 #[test]
 fn database_from_before_the_replay_is_mounted_with_the_log() {
     let Killed { contents, tree: expected, .. } = killed(false);
@@ -159,7 +159,7 @@ fn database_from_before_the_replay_is_mounted_with_the_log() {
     assert_eq!(tree(&Disks::with(contents).open(&quiet())), expected);
 }
 
-/// Control: with its own database the same log is replayed.
+/// Control: with its own database the same log must be replayed.
 #[test]
 fn control_database_that_fits_its_log_is_mounted() {
     for is_log_used in [false, true] {
@@ -170,7 +170,7 @@ fn control_database_that_fits_its_log_is_mounted() {
     }
 }
 
-/// After any damage of the database, a mount shows all confirmed changes or is refused.
+/// After any damage of the database, a mount must show all confirmed changes or be refused.
 #[test]
 fn damaged_page_of_the_database_loses_nothing_in_silence() {
     for is_log_used in [false, true] {
@@ -178,8 +178,8 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
         let (mut behind, mut mounted) = (0, 0);
         let meta = &contents[META];
         let is_used = |at: &usize| meta[at / PAGE * PAGE..][..PAGE].iter().any(|&byte| byte != 0);
-        // Several bytes of the first page, which names the commits, and one byte of every fourth
-        // page behind it.
+        // Damage several bytes of the first page, which names the commits, and one byte of every
+        // fourth page behind it.
         let others = (1..meta.len() / PAGE).step_by(4).map(|page| page * PAGE + page * 97 % PAGE);
         let places = (0..320).step_by(5).chain(others).filter(is_used);
         for at in places {
@@ -192,9 +192,11 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
                     mounted += 1;
                 }
                 Err(OpenError::DatabaseBehind { .. }) => behind += 1,
-                // A mount may also fail without a fallback, if both commits use the damaged byte.
+                // A mount may also fail as damaged, if both commits of the database use the damaged
+                // byte.
                 Err(OpenError::Foreign | OpenError::Damaged) => {
-                    // A refused mount must not leave a store that has gone back.
+                    // A refused mount must not leave an older store that a second mount would
+                    // accept.
                     if let Ok(store) = Store::open_devices(disks.devices(), &quiet()) {
                         assert!(tree(&store) == expected, "byte {at}, tried again");
                     }
@@ -207,8 +209,8 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
     }
 }
 
-/// A database that has gone back, and is reopened after a failed read, is not used. Confirmed
-/// changes are not served, and no more are taken.
+/// If the database is older after it was reopened because of a failed read, it must not be used.
+/// The store must neither show its content nor confirm more changes.
 #[test]
 fn database_that_goes_back_while_it_is_mounted_is_not_used() {
     let disks = Disks::new();
@@ -236,7 +238,7 @@ fn database_that_goes_back_while_it_is_mounted_is_not_used() {
             disks.replace(META, older);
         }
         let expected = if goes_back { Err(Errno::IO) } else { Ok(()) };
-        // A failed sync must stay failed.
+        // A sync that has failed must fail again.
         assert_eq!([store.sync(), store.sync()], [expected; 2]);
         let changed = add(&store, "more");
         assert_eq!(changed, if goes_back { Err(Errno::ROFS) } else { Ok(()) });

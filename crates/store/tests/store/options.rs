@@ -1,4 +1,4 @@
-//! The mount options: read-only, access times, `dirsync`, and others.
+//! Tests of the mount options: read-only, access times, `dirsync`, and others.
 
 use std::ops::ControlFlow;
 
@@ -25,7 +25,7 @@ fn make(fs: &dyn FileSystem, text: &str, kind: FileKind) -> Node<'static> {
     Node::detached(made.unwrap().ino, kind)
 }
 
-/// Returns whether reads of a file and of a directory with the access time `atime` update it.
+/// Returns for a file and for a directory with access time `atime` whether a read updates it.
 fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
     let file = fs.lookup(root(fs), name("file")).unwrap().ino;
     let nodes = [Node::detached(file, FileKind::Regular), root(fs)];
@@ -43,7 +43,7 @@ fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
 
 #[test]
 fn times_of_access_are_as_the_policy_says() {
-    // Two access times: one far in the past, and one in the future, later than any change.
+    // One access time far in the past, and one in the future, later than any change.
     let (old, ahead) = (5, 1 << 33);
     let policy = |directories, others| AtimePolicy { directories, others };
     for (atime, expected_old, expected_ahead) in [
@@ -65,7 +65,8 @@ fn times_of_access_are_as_the_policy_says() {
     }
 }
 
-/// With `dirsync` a change of a directory survives a kill. Control: without `dirsync` it does not.
+/// With `dirsync` a change of a directory must survive a kill. Control: without `dirsync` it does
+/// not.
 #[test]
 fn names_are_durable_at_once_with_dirsync() {
     for is_dirsync in [true, false] {
@@ -109,7 +110,7 @@ fn store_that_is_read_only_changes_nothing() {
     store.remove(root(&store), name("gone"), gone).unwrap();
     store.sync().unwrap();
     let before = tree(&store);
-    // Kill the store, which leaves a file without links.
+    // Kill the store while it has a file without links.
     let disks = disks.killed();
     drop(store);
     let options = quiet().with_read_only(true).with_atime(AtimePolicy::NEVER);
@@ -163,7 +164,7 @@ fn missing_store_is_not_made_read_only_or_with_no_create() {
     std::fs::remove_dir_all(&path).unwrap();
 }
 
-/// Collapsing a range frees blocks, so it works on a full host.
+/// A range must be collapsed even on a full host, because that only frees blocks.
 #[test]
 fn range_is_collapsed_on_a_full_host() {
     let disks = Disks::new();
@@ -171,7 +172,7 @@ fn range_is_collapsed_on_a_full_host() {
     let file = make(&store, "file", FileKind::Regular);
     store.write(file, 0, 0, &[7; 5 * 4096]).unwrap();
     drop(store);
-    // Let the host have less free space than the reserve takes.
+    // Let the host have less free space than the reserve takes, so that the store is full.
     let room = disks.used();
     let disks = Disks::with(disks.contents());
     disks.shared.lock().room = Some(room.min(disks.used()));
@@ -181,15 +182,15 @@ fn range_is_collapsed_on_a_full_host() {
     assert_eq!(store.getattr(file).unwrap().size, 3 * 4096);
 }
 
-/// A call for a range that needs no space on the host does not fail for lack of space, however long
-/// the range is.
+/// A call for a range that needs no space on the host must not fail for lack of space, even if the
+/// range is very long.
 #[test]
 fn range_that_needs_no_room_is_of_any_length() {
     let path = std::env::temp_dir().join(format!("corewalk-store-ranges-{}", std::process::id()));
     let store = Store::open(&path, &quiet().with_log_bytes(64 << 10)).unwrap();
     let host = store.statfs().unwrap();
     let file = make(&store, "file", FileKind::Regular);
-    // Choose a range longer than the whole file system of the host.
+    // Choose a range that is longer than the host's whole file system.
     let len = (host.blocks + 16) * 4096;
     store.write(file, 0, 3 * len, b"behind").unwrap();
     let how = [Fallocate::COLLAPSE_RANGE, Fallocate::INSERT_RANGE];

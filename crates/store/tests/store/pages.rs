@@ -1,12 +1,12 @@
-//! A database whose pages were damaged while the store was not mounted.
+//! Tests of a database whose pages are damaged while the store is not mounted.
 //!
-//! redb by itself reads no checksum of a closed database. Over a damaged page it panics or misses
-//! records. The blocks of a missed extent look free, and a new file overwrites an old one. So a
-//! mount refuses every store for which a check reports damage, with the same reason. A store that
-//! is mounted has all its files unchanged.
+//! redb by itself does not verify the checksums of a closed database. On a damaged page it panics
+//! or misses records. Then the blocks of a missed extent would look free, and a new file would
+//! overwrite an old one. So a mount must refuse every store for which a check reports damage, with
+//! the same reason. If a store is mounted, all its files must be unchanged.
 //!
-//! Each mutation is derived from its number. `COREWALK_META_MUTATIONS=5000` tries more of them,
-//! `COREWALK_SEED` others.
+//! Each mutation is derived from its number. `COREWALK_META_MUTATIONS=5000` sets how many are
+//! tried, and `COREWALK_SEED` selects others.
 
 use corewalk::attr::mode;
 use corewalk::{
@@ -22,17 +22,17 @@ use crate::memory::{Disks, quiet};
 const META: usize = 0;
 const DATA: usize = 1;
 const PAGE: usize = 4096;
-/// Bytes of the first page that redb uses.
+/// Number of bytes of the first page that redb uses.
 const HEADER_BYTES: usize = 320;
 const MUTATIONS: u64 = 500;
 /// Number of kinds of damage. They are a flipped bit, a page of zeros, two exchanged pages, a page
-/// at another's place, a truncated file, and a page of an older state.
+/// copied to the place of another, a truncated file, and a page of an older state.
 const KINDS: usize = 6;
-/// Number of mounts while the store is filled, and of files in each.
+/// Number of mounts while the store is filled, and of files made in each.
 const ROUNDS: usize = 4;
 const FILES: usize = 110;
 
-/// A store that is not mounted.
+/// A store that is not mounted and is to be damaged.
 struct Victim {
     contents: [Vec<u8>; 4],
     /// Earlier states of its database.
@@ -44,7 +44,7 @@ fn name(number: usize) -> String {
     format!("{number:060}")
 }
 
-/// Makes a directory of files, some with data, some with attributes.
+/// Makes a directory with files. Some of the files have data, some have attributes.
 fn add_files(store: &Store, round: usize) {
     let root = Node::detached(1, FileKind::Directory);
     let dir = format!("dir{round}");
@@ -67,7 +67,7 @@ fn add_files(store: &Store, round: usize) {
     }
 }
 
-/// Returns a closed store, and one that was killed with entries in its log.
+/// Returns a closed store, and a store that was killed with entries in its log.
 fn load() -> [Victim; 2] {
     let disks = Disks::new();
     let mut older = Vec::new();
@@ -92,14 +92,14 @@ fn load() -> [Victim; 2] {
     [closed, killed]
 }
 
-/// Returns the pages that are not all zero.
+/// Returns the numbers of the pages that are not all zero.
 fn used_pages(meta: &[u8]) -> Vec<usize> {
     (0..meta.len() / PAGE)
         .filter(|page| meta[page * PAGE..][..PAGE].iter().any(|&byte| byte != 0))
         .collect()
 }
 
-/// Damages the database. Returns a description.
+/// Damages the database. Returns the kind and a description of the damage.
 fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> (usize, String) {
     let pages = used_pages(meta);
     let (page, other) = (*rng.pick(&pages), *rng.pick(&pages));
@@ -107,7 +107,7 @@ fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> (usize, String)
     let kind = rng.index(KINDS);
     let how = match kind {
         0 => {
-            // The header of redb is small, so it gets as many mutations as all pages.
+            // Change the header of redb as often as all pages together, although it is small.
             let byte =
                 if rng.chance(1, 2) { rng.index(HEADER_BYTES) } else { at + rng.index(PAGE) };
             let bit = rng.below(8);
@@ -154,7 +154,7 @@ fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> (usize, String)
     (kind, how)
 }
 
-/// Makes all calls of a server. Returns the failed ones.
+/// Makes all calls that a server makes. Returns those that failed.
 fn call_everything(store: &Store) -> Vec<(&'static str, Errno)> {
     let mut failed = Vec::new();
     let root = Node::detached(1, FileKind::Directory);
@@ -231,7 +231,7 @@ fn call_for_files(store: &Store, dir: Node<'_>, failed: &mut Vec<(&'static str, 
     note("readdir", store.readdir(dir, 0, &mut |_| std::ops::ControlFlow::Continue(())));
 }
 
-/// Returns true if the error agrees with the result of the check.
+/// Returns true if the error of the mount agrees with the result of the check.
 fn says_the_same(error: &OpenError, checked: &Result<Report, OpenError>) -> bool {
     let first = checked.as_ref().ok().and_then(|report| report.findings.first());
     match (error, checked) {
@@ -248,13 +248,13 @@ fn says_the_same(error: &OpenError, checked: &Result<Report, OpenError>) -> bool
 #[derive(Debug, Default)]
 struct Outcomes {
     refused: u32,
-    /// The damage is in a page that is not in use.
+    /// Stores that were mounted, because the damaged page is not in use.
     mounted: u32,
-    /// Errors: the number of the mutation and a reason.
+    /// Mutations with a wrong result: the number of each, and the reason.
     wrong: Vec<String>,
 }
 
-/// Mounts and checks the damaged store, and uses it if it is mounted. Returns an error for a wrong
+/// Mounts and checks a damaged store, and uses it if it is mounted. Returns an error for a wrong
 /// result.
 fn examine(victim: &Victim, damaged: &[Vec<u8>; 4], outcomes: &mut Outcomes) -> Result<(), String> {
     let disks = Disks::with(damaged.clone());
@@ -297,7 +297,8 @@ fn examine(victim: &Victim, damaged: &[Vec<u8>; 4], outcomes: &mut Outcomes) -> 
     check_again(victim, &disks)
 }
 
-/// Checks that the files of a used store are unchanged, and can be renamed and removed.
+/// Checks that the files of a store that was used are unchanged, and that they can be renamed and
+/// removed.
 fn check_again(victim: &Victim, disks: &Disks) -> Result<(), String> {
     let report = fsck_devices(&disks.devices()).map_err(|error| error.to_string())?;
     if !report.findings.is_empty() {
@@ -325,10 +326,10 @@ fn check_again(victim: &Victim, disks: &Disks) -> Result<(), String> {
     store.sync().map_err(|errno| errno.to_string())
 }
 
-/// A mount refuses every store for which the check reports damage, and never writes to it.
+/// A mount must refuse every store for which the check reports damage, and must never write to it.
 ///
-/// Traps X2 and X3: damaged pages must neither make new files overwrite old ones nor abort the
-/// server.
+/// Damaged pages must neither make new files overwrite old ones (Trap X2) nor abort the server
+/// (Trap X3).
 #[test]
 fn damaged_database_is_refused_with_what_the_check_says() {
     let asked = std::env::var("COREWALK_META_MUTATIONS").ok().and_then(|text| text.parse().ok());
@@ -362,8 +363,8 @@ fn damaged_database_is_refused_with_what_the_check_says() {
     assert!(refused > 100 && mounted > 20, "{refused} refused, {mounted} mounted");
 }
 
-/// If the first page is foreign, `meta` is no store. If the page was a database's and is damaged,
-/// `meta` is a damaged store.
+/// If the first page is foreign, `meta` is no store. If the first page is a damaged page of a
+/// database, `meta` is a damaged store.
 #[test]
 fn first_page_tells_a_store_from_a_foreign_file() {
     let [victim, _] = load();

@@ -1,4 +1,4 @@
-//! Directories that hold no store, or a damaged one.
+//! Tests of directories with no store, or with a damaged one.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -48,7 +48,8 @@ fn store_that_lost_its_database_is_not_made_anew() {
     assert!(folder.open().is_ok());
 }
 
-/// A store without file data still has a log.
+/// A store without file data has a log. So a store that has lost its database must not be made
+/// anew.
 #[test]
 fn store_without_bytes_that_lost_its_database_is_not_made_anew() {
     let folder = Folder::new("names");
@@ -86,7 +87,7 @@ fn store_that_lost_bytes_of_files_is_refused() {
     assert!(folder.open().is_ok());
 }
 
-/// A check of a killed store reads its files. It changes none and makes no missing one.
+/// A check of a killed store must not change its files or make missing ones.
 #[test]
 fn check_of_a_directory_leaves_every_file_as_it_was() {
     let (folder, copy) = (Folder::new("checked"), Folder::new("copy"));
@@ -101,7 +102,7 @@ fn check_of_a_directory_leaves_every_file_as_it_was() {
         let files = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap());
         files.map(|entry| (entry.file_name(), fs::read(entry.path()).unwrap())).collect()
     };
-    // As a kill leaves them, but without the reserve.
+    // Leave the files as a kill does, but without the reserve.
     for (name, bytes) in all(&folder).iter().filter(|(name, _)| *name != "reserve") {
         fs::write(copy.0.join(name), bytes).unwrap();
     }

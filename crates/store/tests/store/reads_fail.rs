@@ -1,5 +1,5 @@
-//! A host whose reads of the database fail for a while: `EIO`, and later all works again, also for
-//! threads that change nothing.
+//! Tests of a host whose reads of the database fail for some time. Calls must fail with `EIO`.
+//! Later all calls must succeed again, even in threads that change nothing.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn name(number: usize) -> String {
     format!("{number:0100}")
 }
 
-/// Returns devices with more files than fit into the database's cache.
+/// Returns the devices of a store with more files than fit into the cache of the database.
 fn disks() -> Disks {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -29,7 +29,7 @@ fn disks() -> Disks {
     disks
 }
 
-/// Returns the number of successful lookups. The others must be `EIO`.
+/// Returns the number of successful lookups. All others must fail with `EIO`.
 fn count_found(store: &Store) -> usize {
     let root = Node::detached(1, FileKind::Directory);
     let found = (0..FILES).filter(|&number| {
@@ -53,7 +53,8 @@ fn sync_with_nothing_to_commit_ends_eio_of_reads() {
     let store = disks.open(&quiet().with_cache_bytes(0));
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
-    // Without changes no data can be lost, however often the reads fail.
+    // There are no changes, so failed reads must not make the store read-only, however often they
+    // come.
     for _ in 0..3 {
         assert_eq!(store.sync(), Ok(()));
         assert!(count_found(&store) < FILES);
@@ -74,17 +75,17 @@ fn sync_with_nothing_to_commit_ends_eio_of_reads() {
     assert!(store.lookup(root, Name::new(b"new").unwrap()).is_ok());
 }
 
-/// A change made while the database could not be reopened is committed once it can.
+/// A change that is made while the database cannot be reopened must be committed when it can.
 #[test]
 fn change_after_a_failed_attempt_is_committed() {
     let disks = disks();
     let store = disks.open(&quiet().with_cache_bytes(0));
     let root = Node::detached(1, FileKind::Directory);
-    // Load it, so that it can be changed.
+    // Load the inode, so that it can be changed while reads fail.
     let first = store.lookup(root, Name::new(name(0).as_bytes()).unwrap()).unwrap();
     let first = Node::detached(first.ino, FileKind::Regular);
     assert_eq!(store.read(first, 0, 0, &mut [0]), Ok(0));
-    // The read has changed an access time.
+    // Commit the access time that the read has changed.
     assert_eq!(store.sync(), Ok(()));
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
@@ -99,8 +100,8 @@ fn change_after_a_failed_attempt_is_committed() {
     assert_eq!((store.read(first, 0, 0, &mut bytes), bytes), (Ok(4), *b"kept"));
 }
 
-/// A host whose reads fail, and that is full afterwards. The commit reopens the database, finds no
-/// space, and uses that of the reserve.
+/// A commit must succeed on a host whose reads failed and which is full now. It reopens the
+/// database, finds no space, and uses the space of the reserve.
 #[test]
 fn commit_after_a_failed_read_has_the_reserve() {
     let disks = disks();
@@ -118,7 +119,7 @@ fn commit_after_a_failed_read_has_the_reserve() {
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
     disks.shared.lock().is_read_failing = false;
-    // Let other files have taken all free space of the host.
+    // Let other files take all free space of the host.
     disks.shared.lock().room = Some(disks.used());
     // This is the first sync after the failed read, and it has records to commit. An earlier sync
     // would have reopened the database without a commit.
@@ -133,7 +134,7 @@ fn commit_after_a_failed_read_has_the_reserve() {
     }
 }
 
-/// A thread that only reads gets answers again without a call of sync.
+/// A thread that only reads must get answers again without a call of sync.
 #[test]
 fn eio_of_reads_ends_in_time() {
     let _watchdog = Watchdog::start("the end of EIO", Duration::from_secs(120));

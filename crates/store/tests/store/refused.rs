@@ -1,6 +1,7 @@
-//! A refused mount has changed nothing, since it checks before it writes.
+//! Tests that a refused mount has changed nothing: it must check everything before it writes.
 //!
-//! Otherwise the first mount would destroy evidence that a second one, or an administrator, needs.
+//! Otherwise the first mount would destroy evidence that a second mount, or an administrator,
+//! needs.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ const DATA: usize = 1;
 const LOG: usize = 3;
 const BLOCK: usize = 4096;
 
-/// Makes a file durable that is too large for the log.
+/// Makes a file durable whose data is too large for the log.
 fn add_large(store: &Store, name: &str) {
     let root = Node::detached(1, FileKind::Directory);
     let name = Name::new(name.as_bytes()).unwrap();
@@ -48,7 +49,8 @@ fn killed() -> ([Vec<u8>; 4], Tree) {
     (disks.killed().contents(), tree(&store))
 }
 
-/// Tries a mount that must be refused, checks that it has changed no device, and returns the error.
+/// Tries a mount that must be refused, and checks that it has not changed a device. Returns the
+/// error.
 fn refused(what: &str, contents: [Vec<u8>; 4], bad_byte: Option<(usize, u64)>) -> OpenError {
     let disks = Disks::with(contents.clone());
     disks.shared.lock().bad_byte = bad_byte;
@@ -62,7 +64,8 @@ fn refused(what: &str, contents: [Vec<u8>; 4], bad_byte: Option<(usize, u64)>) -
     error
 }
 
-/// Returns the database `meta` with another superblock. `change` gets the old one.
+/// Returns the database `meta` with a changed superblock. `change` changes the bytes of the
+/// superblock.
 fn with_superblock(name: &str, meta: &[u8], change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     const TABLE: TableDefinition<'_, &[u8; 17], &[u8]> = TableDefinition::new("corewalk");
     // The first of all keys.
@@ -115,25 +118,27 @@ fn store_whose_database_is_damaged_is_left_as_it_is() {
                 damaged += 1;
             }
         }
-        // redb takes the killed store back to the commit before, which differs only in the recorded
-        // length of the log.
+        // If a page of the killed store is damaged, redb falls back to the commit before. That
+        // commit differs only in the recorded length of the log, so most mounts succeed.
         let expected = if what == "killed" { 1 } else { 3 };
         assert!(damaged >= expected, "{what}: {damaged}");
     }
 }
 
-/// The loss must be noticed before the replay of the log extends `data`.
+/// A loss of file data must be noticed before the replay of the log extends `data`. The refused
+/// store must be unchanged.
 #[test]
 fn store_that_lost_bytes_of_files_is_left_as_it_is() {
     for (what, mut contents) in [("closed", closed().contents()), ("killed", killed().0)] {
         contents[DATA].truncate(BLOCK);
         let error = refused(what, contents.clone(), None);
         assert!(matches!(error, OpenError::DataShort { len: 4096, .. }), "{what}: {error}");
-        // A check names the file, even if the log has extended `data` over the loss.
+        // A check must name the file, even if the log has extended `data` over the loss.
         let found = fsck_devices(&Disks::with(contents.clone()).devices()).unwrap().findings;
         assert!(matches!(found[..], [Finding::BehindDevice(..), ..]), "{what}: {found:?}");
         if what == "closed" {
-            // The log of a closed store is not needed and would be made anew.
+            // The log of a closed store is not needed, so a mount without this damage would make it
+            // anew.
             let error = refused("log", contents, Some((LOG, 0)));
             assert!(matches!(error, OpenError::DataShort { .. }), "{error}");
         }
@@ -172,8 +177,8 @@ fn devices_without_a_store_are_left_as_they_are() {
     }
 }
 
-/// A host that fails during a mount. During the checks nothing is changed. After that the next
-/// mount has everything.
+/// A mount must lose nothing if a read of the host fails. During the checks it must change nothing.
+/// Later the next mount must have everything.
 #[test]
 fn mount_whose_host_fails_to_read_loses_nothing() {
     let (contents, expected) = killed();
@@ -187,15 +192,15 @@ fn mount_whose_host_fails_to_read_loses_nothing() {
         assert_eq!(tree(&disks.open(&quiet())), expected, "read {reads}");
         if opened.is_ok() {
             println!("{unchanged} of {reads} refusals had changed nothing");
-            // Most reads belong to the checks. The later ones read the log again, and the pages
-            // that the replay changes.
+            // More than half of the reads belong to the checks. The others read the log again, and
+            // the pages that the replay changes.
             assert!(unchanged * 2 > reads, "{unchanged} of {reads}");
             break;
         }
     }
 }
 
-/// The same for a directory: no file changes and no file is made.
+/// A refused mount of a directory must change no file and make none.
 #[test]
 fn directory_of_a_store_that_is_refused_is_left_as_it_is() {
     let path = std::env::temp_dir().join(format!("store-refused-{}", std::process::id()));
@@ -220,7 +225,7 @@ fn directory_of_a_store_that_is_refused_is_left_as_it_is() {
             assert!(all() == before, "{lost} is missing, {is_read_only}");
         }
     }
-    // A directory without a store gets no `lock`.
+    // A directory without a store must not get a `lock`.
     std::fs::remove_file(&meta).unwrap();
     std::fs::remove_file(path.join("lock")).unwrap();
     std::fs::write(&data, b"something").unwrap();

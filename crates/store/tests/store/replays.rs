@@ -1,4 +1,4 @@
-//! Replay of a log by a mount: its memory, and crashes during it.
+//! Tests of the replay of a log by a mount: the memory that it takes, and crashes during it.
 
 use corewalk::{FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{StoreOptions, fsck_devices};
@@ -14,8 +14,8 @@ const LOG: usize = 3;
 /// Tries per crash point.
 const CRASHES: u64 = 6;
 
-/// Returns a store after a crash that lost all unsynced writes. The log has the data, and `data`
-/// has none.
+/// Returns a store after a crash that lost all unsynced writes. The log has the file data, and
+/// `data` has none of it.
 fn killed(files: usize, options: &StoreOptions) -> ([Vec<u8>; 4], Tree) {
     let disks = Disks::new();
     let store = disks.open(options);
@@ -52,8 +52,8 @@ fn log_is_read_in_pieces() {
     assert!(largest > 20_000 && largest <= 1 << 20, "{largest} bytes in one read");
 }
 
-/// Returns the error after a crash during a mount, if there is one. `change` edits the log of the
-/// devices.
+/// Crashes at each point of a mount, whose calls `change` has edited. Returns the first error, if
+/// there is one.
 fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let (contents, expected) = killed(12, &quiet());
     let mut steps = Vec::new();
@@ -67,7 +67,8 @@ fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let store = disks.open(&quiet());
     assert_eq!(tree(&store), expected);
     steps.extend(disks.shared.lock().log.take().unwrap());
-    // Drop the steps from the last sync of the log on, because a new commit starts there.
+    // Drop the calls from the last sync of the log on: they belong to a new commit, not to the
+    // replay.
     let replayed = |step: &Step| matches!(step, Step::Sync { device: LOG });
     steps.truncate(steps.iter().rposition(replayed).unwrap());
     change(&mut steps);
@@ -86,13 +87,14 @@ fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     None
 }
 
-/// I.3: after a kill during a replay, the next mount replays the log again or finds it done.
+/// I.3: after a kill during a replay, the next mount must replay the log again or find it done.
 #[test]
 fn crash_during_a_replay_keeps_confirmed_changes() {
     assert_eq!(try_points(|_| ()), None);
 }
 
-/// Control: the data must be synced before the commit that makes the log void.
+/// Control: without the sync of file data before the commit that makes the log void, data is lost.
+/// The test must notice that.
 #[test]
 fn control_data_that_is_not_synced_before_the_log_is_void_is_caught() {
     for device in [DATA, META] {
@@ -100,13 +102,14 @@ fn control_data_that_is_not_synced_before_the_log_is_void_is_caught() {
             let begin = 8;
             for step in &mut steps[begin..] {
                 if matches!(step, Step::Sync { device: at } if *at == device) {
-                    // Replace the call, so that the indexes of the others stay.
+                    // Replace the call instead of removing it, so that the other calls keep their
+                    // indexes.
                     *step = Step::Sync { device: 9 };
                 }
             }
         });
-        // Without the sync of the database its commit is missing. Then the log is still valid, and
-        // nothing is lost.
+        // Without the sync of the database, only the commit of the replay is lost. The log is still
+        // valid then, and nothing is lost.
         assert_eq!(wrong.is_some(), device == DATA, "{wrong:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Many threads with commits amid their operations: nothing hangs, and all records agree.
+//! Many threads change a store during commits. No thread may hang, and all records must agree.
 
 use corewalk::{Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr, XattrMode};
 use corewalk_base::primitives::{Arc, thread};
@@ -11,8 +11,8 @@ use crate::memory::{Disks, quiet};
 const THREADS: u64 = 4;
 const STEPS: usize = 3_000;
 
-/// Makes random changes of names that only this thread uses (F.1 of `FileSystem`), in directories
-/// that all threads share.
+/// Makes random changes in directories that all threads share. Only this thread uses the names, as
+/// rule F.1 of `FileSystem` demands.
 fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
     for step in 0..STEPS {
         let (dir, other) = (*rng.pick(dirs), *rng.pick(dirs));
@@ -47,8 +47,8 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
                 store.setattr(node, &SetAttr::default().with_size(size)).unwrap();
             }
             5 if step % 10 == 0 => store.fsync(node, 0, false).unwrap(),
-            // All threads set the same values, so that their files become and cease to be users of
-            // shared blocks.
+            // All threads set the same few values, so that their files share blocks and leave them
+            // again.
             _ => {
                 let value = vec![rng.below(3) as u8; 500];
                 store.setxattr(node, b"user.a", &value, XattrMode::Set).unwrap();
@@ -57,8 +57,8 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
     }
 }
 
-/// Trap T34: a block that is found for reuse must not be freed by its last user. Some threads find
-/// blocks while their last users leave.
+/// Trap T34: a block that is found for reuse must not be freed by its last user at the same time.
+/// Some threads find blocks while others remove the last users.
 #[test]
 fn threads_and_commits_leave_records_that_agree() {
     for seed in 0..3 {
@@ -100,8 +100,8 @@ fn threads_and_commits_leave_records_that_agree() {
     }
 }
 
-/// Traps T38, T39: a block that is changed in place must not find itself, and full blocks must not
-/// slow down a search. A block has at most 1024 users, and more users take more blocks.
+/// A block that is changed in place must not find itself (Trap T38). Full blocks must not slow down
+/// a search (Trap T39). A block has at most 1024 users, so more users need more blocks.
 #[test]
 fn equal_sets_share_blocks_of_1024_users() {
     let disks = Disks::new();
@@ -119,7 +119,7 @@ fn equal_sets_share_blocks_of_1024_users() {
     }
     assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (4, 3_000));
     drop(store);
-    // After a remount, a block can be found for sharing once it was read.
+    // After a remount, a block can be found for sharing only after it was read.
     let store = disks.open(&quiet());
     for number in 0..2 {
         let node = Node::detached(2 + number, FileKind::Regular);
@@ -130,7 +130,7 @@ fn equal_sets_share_blocks_of_1024_users() {
         set(&store, 10_000 + number);
     }
     assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (4, 3_002));
-    // A block is changed in place, and then another inode wants its new content.
+    // Change a block in place. Then another inode sets the new content, and must find the block.
     let (one, two) = (set(&store, 20_000), set(&store, 20_002));
     let blocks = store.stats().xattr_blocks;
     store.setxattr(one, b"user.label", b"mine", XattrMode::Set).unwrap();

@@ -5,7 +5,7 @@
 
 use super::check;
 
-/// A message in the layout of the system calls: the type, and a buffer for the text.
+/// A message in the layout of the system calls: its type, and a buffer for its text.
 #[repr(C)]
 #[derive(Clone, Debug)]
 pub struct Buffer<const N: usize> {
@@ -15,7 +15,7 @@ pub struct Buffer<const N: usize> {
     pub text: [u8; N],
 }
 
-/// The result of `IPC_STAT`, except for times.
+/// The attributes that `IPC_STAT` returns, without the times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
     /// Key, uid, gid, cuid, cgid.
@@ -26,7 +26,7 @@ pub struct Stat {
     pub numbers: [u64; 3],
     /// The pids of the last msgsnd(2) and the last msgrcv(2).
     pub pids: [i32; 2],
-    /// True if the time of the last msgsnd(2), or msgrcv(2), is set.
+    /// For the last msgsnd(2) and the last msgrcv(2), true if the time is set.
     pub has_times: [bool; 2],
 }
 
@@ -40,7 +40,7 @@ pub fn msgget(key: i32, flags: i32) -> Result<i32, i32> {
     check(unsafe { libc::msgget(key, flags) })
 }
 
-/// msgsnd(2) of the first `size` bytes of a buffer.
+/// Calls msgsnd(2) with the first `size` bytes of a buffer.
 ///
 /// # Errors
 ///
@@ -61,7 +61,7 @@ pub fn msgsnd<const N: usize>(
     check(unsafe { libc::msgsnd(id, std::ptr::from_ref(buffer).cast(), size, flags) })
 }
 
-/// msgrcv(2) of at most `size` bytes into a buffer. Returns the length of the text.
+/// Calls msgrcv(2) to receive at most `size` bytes into a buffer. Returns the length of the text.
 ///
 /// # Errors
 ///
@@ -85,7 +85,7 @@ pub fn msgrcv<const N: usize>(
     usize::try_from(received).map_err(|_| super::errno())
 }
 
-/// msgctl(2) with a command without an argument.
+/// Calls msgctl(2) with a command that takes no argument.
 ///
 /// # Errors
 ///
@@ -97,7 +97,8 @@ pub fn msgctl(id: i32, cmd: i32) -> Result<i32, i32> {
     check(unsafe { libc::msgctl(id, cmd, &mut ds) })
 }
 
-/// `IPC_STAT`, `MSG_STAT` or `MSG_STAT_ANY`. Returns the result of the call and the attributes.
+/// Calls msgctl(2) with `IPC_STAT`, `MSG_STAT` or `MSG_STAT_ANY`. Returns the result of the call
+/// and the attributes.
 ///
 /// # Errors
 ///
@@ -140,7 +141,8 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32, qbytes: u64) -> Result<i32, i
     check(unsafe { libc::msgctl(id, libc::IPC_SET, &mut ds) })
 }
 
-/// `IPC_INFO` or `MSG_INFO`. Returns the result of the call and the fields of `struct msginfo`.
+/// Calls msgctl(2) with `IPC_INFO` or `MSG_INFO`. Returns the result of the call and the fields of
+/// `struct msginfo`.
 ///
 /// # Errors
 ///

@@ -7,7 +7,7 @@
 
 use super::{check, errno};
 
-/// The result of `IPC_STAT`, except for times.
+/// The attributes that `IPC_STAT` returns, without the times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
     /// Key, uid, gid, cuid, cgid.
@@ -18,7 +18,7 @@ pub struct Stat {
     pub numbers: [u64; 2],
     /// The pids of the creator and of the last shmat(2) or shmdt(2).
     pub pids: [i32; 2],
-    /// True if the time of the last shmat(2), or shmdt(2), is set.
+    /// For the last shmat(2) and the last shmdt(2), true if the time is set.
     pub has_times: [bool; 2],
 }
 
@@ -40,12 +40,12 @@ pub fn shmget(key: i32, size: u64, flags: i32) -> Result<i32, i32> {
 ///
 /// # Panics
 ///
-/// Panics if `flags` has `SHM_REMAP` and `address` is not 0: the call could replace a mapping in
-/// use.
+/// Panics if `flags` has `SHM_REMAP` and `address` is not 0, because the call could replace a
+/// mapping that is in use.
 pub fn shmat(id: i32, address: usize, flags: i32) -> Result<usize, i32> {
     let may_replace = flags & libc::SHM_REMAP != 0 && address != 0;
     assert!(!may_replace, "SHM_REMAP at an address could replace a mapping in use");
-    // SAFETY: without `SHM_REMAP` the kernel maps only unused addresses.
+    // SAFETY: without `SHM_REMAP` the kernel maps the segment only to unused addresses.
     let mapped = unsafe { libc::shmat(id, std::ptr::without_provenance(address), flags) };
     if mapped.addr() == usize::MAX { Err(errno()) } else { Ok(mapped.addr()) }
 }
@@ -56,11 +56,12 @@ pub fn shmat(id: i32, address: usize, flags: i32) -> Result<usize, i32> {
 ///
 /// Its errno.
 pub fn shmdt(address: usize) -> Result<i32, i32> {
-    // SAFETY: the call unmaps only a segment that `shmat` has mapped, to which no reference exists.
+    // SAFETY: the call unmaps only a segment that `shmat` has mapped, and no reference to such
+    // memory exists.
     check(unsafe { libc::shmdt(std::ptr::without_provenance(address)) })
 }
 
-/// shmctl(2) with a command without an argument.
+/// Calls shmctl(2) with a command that takes no argument.
 ///
 /// # Errors
 ///
@@ -72,7 +73,8 @@ pub fn shmctl(id: i32, cmd: i32) -> Result<i32, i32> {
     check(unsafe { libc::shmctl(id, cmd, &mut ds) })
 }
 
-/// `IPC_STAT`, `SHM_STAT` or `SHM_STAT_ANY`. Returns the result of the call and the attributes.
+/// Calls shmctl(2) with `IPC_STAT`, `SHM_STAT` or `SHM_STAT_ANY`. Returns the result of the call
+/// and the attributes.
 ///
 /// # Errors
 ///
@@ -114,10 +116,10 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32) -> Result<i32, i32> {
     check(unsafe { libc::shmctl(id, libc::IPC_SET, &mut ds) })
 }
 
-/// `IPC_INFO` or `SHM_INFO`. Returns the result of the call and its numbers.
+/// Calls shmctl(2) with `IPC_INFO` or `SHM_INFO`. Returns the result of the call and its numbers.
 ///
-/// They are `shmmax`, `shmmin`, `shmmni`, `shmseg` and `shmall` for `IPC_INFO`, and `used_ids` and
-/// `shm_tot` for `SHM_INFO`.
+/// For `IPC_INFO` the numbers are `shmmax`, `shmmin`, `shmmni`, `shmseg` and `shmall`. For
+/// `SHM_INFO` they are `used_ids` and `shm_tot`.
 ///
 /// # Errors
 ///

@@ -8,7 +8,7 @@
 
 use anyhow::{Context as _, ensure};
 
-use crate::files::{Files, User};
+use crate::files::{Files, User, make_path};
 use crate::questions::{Rng, Tally};
 
 /// Where headers are looked for, in this order.
@@ -59,15 +59,18 @@ impl Sources {
     /// If something cannot be made.
     pub(super) fn make<F: Files>(files: &F, users: usize) -> anyhow::Result<Sources> {
         let user = files.user();
-        for path in INCLUDES {
+        let make_file = |dir: &_, name: &str| {
+            ensure!(user.create(dir, name.as_bytes()), "{name} was not made");
+            anyhow::Ok(())
+        };
+        for path in INCLUDES.into_iter().chain([SHARED]) {
             make_path(&user, path)?;
         }
-        make_path(&user, SHARED)?;
         let mut headers = vec![];
         for header in 0..HEADERS {
             let name = format!("header-{header:03}.h");
             let place = if header.is_multiple_of(3) { 1 } else { 2 };
-            make_file(&user, INCLUDES[place], &name)?;
+            make_file(&make_path(&user, INCLUDES[place])?, &name)?;
             let at = |directory: &str| format!("{directory}/{name}").into_bytes();
             let path = at(INCLUDES[place]);
             let ino = user.resolve(&path).context("a header is missing")?;
@@ -76,11 +79,10 @@ impl Sources {
         }
         for number in 0..users {
             let [source, build] = directories(number);
-            make_path(&user, &source)?;
-            make_path(&user, &build)?;
+            let (source, build) = (make_path(&user, &source)?, make_path(&user, &build)?);
             for unit in 0..UNITS {
-                make_file(&user, &source, &format!("unit-{unit:02}.c"))?;
-                make_file(&user, &build, &format!("unit-{unit:02}.o"))?;
+                make_file(&source, &format!("unit-{unit:02}.c"))?;
+                make_file(&build, &format!("unit-{unit:02}.o"))?;
             }
         }
         Ok(Sources { headers })
@@ -148,57 +150,4 @@ impl<U: User> Desk<'_, U> {
 /// Returns the directories of a user's sources and objects.
 fn directories(user: usize) -> [String; 2] {
     ["src", "build"].map(|name| format!("/home/user-{user}/project/{name}"))
-}
-
-/// Makes the directories of a path that are not there yet.
-fn make_path<U: User>(user: &U, path: &str) -> anyhow::Result<()> {
-    let mut parent = String::from("/");
-    for name in path.split('/').filter(|name| !name.is_empty()) {
-        let dir = user.open_dir(parent.as_bytes()).context("a directory is missing")?;
-        let below = format!("{}/{name}", parent.trim_end_matches('/'));
-        if user.resolve(below.as_bytes()).is_none() {
-            ensure!(user.make_dir(&dir, name.as_bytes()), "{below} was not made");
-        }
-        parent = below;
-    }
-    Ok(())
-}
-
-fn make_file<U: User>(user: &U, directory: &str, name: &str) -> anyhow::Result<()> {
-    let dir = user.open_dir(directory.as_bytes()).context("a directory is missing")?;
-    ensure!(user.create(&dir, name.as_bytes()), "{directory}/{name} was not made");
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::before::Design;
-    use crate::files::{BeforeFiles, Host, Ours};
-
-    fn check<F: Files>(files: &F) {
-        let sources = Sources::make(files, 2).unwrap();
-        let (session, variant) = (files.user(), files.variant());
-        let mut desk = sources.desk(&session, 1);
-        for _ in 0..2 * UNITS {
-            assert_eq!(desk.compile().wrong, 0, "{variant}");
-        }
-        assert_eq!(session.resolve(b"/tmp/cc-1.s"), None, "{variant}");
-        let shared = session.open_dir(b"/tmp").unwrap();
-        assert!(session.create(&shared, b"cc-1.s"), "{variant}");
-        assert_eq!(desk.compile().wrong, 1, "{variant}: a file was in the way");
-        let include = session.open_dir(INCLUDES[0].as_bytes()).unwrap();
-        for header in 0..HEADERS {
-            session.create(&include, format!("header-{header:03}.h").as_bytes());
-        }
-        assert_eq!(desk.compile().wrong, 1, "{variant}: headers are where they should not be");
-    }
-
-    #[test]
-    fn every_file_system_compiles_and_notices_what_is_wrong() {
-        check(&Ours::new().unwrap());
-        check(&BeforeFiles::new(Design::DcacheLock, 2_000).unwrap());
-        check(&BeforeFiles::new(Design::GlobalLock, 2_000).unwrap());
-        check(&Host::new("job").unwrap());
-    }
 }

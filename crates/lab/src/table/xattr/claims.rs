@@ -5,11 +5,11 @@
 //! together with the number of cells on the right side.
 
 use super::space::{BY_STATISTICS, COUNTED, ON_DISK};
-use super::{BASELINE, BLOCK_BYTES, Store, VARIANTS};
+use super::{BASELINE, BLOCK_BYTES, DISK, MEMORY, TMPFS, VARIANTS};
 use crate::blocks::USERS_MAX;
 use crate::samples::Row;
 use crate::table::Claim;
-use crate::text::with_names;
+use crate::table::shape::{self, Bound};
 
 /// The most that sharing in memory may take of the time without it.
 const IN_MEMORY_MAX: f64 = 1.15;
@@ -25,102 +25,72 @@ const DISK_SHARE: f64 = 5.0;
 /// The designs of the document.
 const OF_DOCUMENT: &[&str] = VARIANTS.split_at(3).0;
 
-/// Which side of a bound a factor has to be on.
-#[derive(Clone, Copy)]
-enum Bound {
-    Least(f64),
-    Most(f64),
-}
-
 /// Returns the claims.
 pub(super) fn of(rows: &[Row]) -> Vec<Claim> {
-    let mut claims = of_store(rows, Store::Disk, ("on a disk", ON_DISK_MAX));
-    let late = times(rows, Store::Tmpfs);
+    let mut claims = of_store(rows, DISK, ("on a disk", ON_DISK_MAX));
     let words = "in a tmpfs, which shares late, the time of corewalk over that of off";
-    claims.push(in_every_cell(words, late, Bound::Most(IN_MEMORY_MAX)));
-    claims.extend(of_store(rows, Store::Memory, ("in memory", IN_MEMORY_MAX)));
-    claims.extend([space(rows, Store::Memory), space(rows, Store::Disk), on_disk(rows)]);
+    let late = times(&rates(rows, TMPFS));
+    claims.push(Claim::in_every_cell(words, &late, Bound::Most(IN_MEMORY_MAX)));
+    claims.extend(of_store(rows, MEMORY, ("in memory", IN_MEMORY_MAX)));
+    claims.extend([space(rows, MEMORY), space(rows, DISK), on_disk(rows)]);
     claims
 }
 
 /// Returns the claims of one kind of store, which `place` names.
-fn of_store(rows: &[Row], store: Store, (place, time_max): (&str, f64)) -> Vec<Claim> {
-    let ours: Vec<&Row> = rates(rows, store.name(), "corewalk").collect();
+fn of_store(rows: &[Row], store: &str, (place, time_max): (&str, f64)) -> Vec<Claim> {
+    let ours = rates(rows, store);
     // Both are held against the same baseline in the same rounds.
     let over = |row: &Row, variant: &str| {
-        let mut theirs = rates(rows, store.name(), variant);
-        let theirs = theirs.find(|other| other.params == row.params)?;
-        Some(row.ratio? / theirs.ratio?)
+        let is_it = |other: &&Row| {
+            other.variant == variant && other.metric == row.metric && other.params == row.params
+        };
+        Some(row.ratio? / rows.iter().find(is_it)?.ratio?)
     };
     let number = |row: &Row, key: &str| row.params[key].as_u64();
-    let time = times(rows, store);
-    let few = ours.iter().filter(|row| number(row, "values") <= Some(FEW_VALUES));
-    let few = few.filter_map(|row| Some((row.ratio?, *row))).collect();
-    let most = ours.iter().filter_map(|row| number(row, "processes")).max();
-    let crowded = ours.iter().filter(|row| number(row, "processes") == most);
-    let before = crowded.filter_map(|row| Some((over(row, OF_DOCUMENT[0])?, *row))).collect();
-    let best = ours.iter().filter_map(|row| {
+    let few = ours.iter().filter(|(_, row)| number(row, "values") <= Some(FEW_VALUES));
+    let most = ours.iter().filter_map(|(_, row)| number(row, "processes")).max();
+    let crowded = ours.iter().filter(|(_, row)| number(row, "processes") == most);
+    let before = crowded.filter_map(|(_, row)| Some((over(row, OF_DOCUMENT[0])?, *row)));
+    let best = ours.iter().filter_map(|(_, row)| {
         let factors = OF_DOCUMENT.iter().filter_map(|variant| over(row, variant));
         Some((factors.min_by(f64::total_cmp)?, *row))
     });
-    let claim =
-        |words: &str, factors, bound| in_every_cell(&format!("{place}, {words}"), factors, bound);
-    let mut claims =
-        vec![claim("the time of corewalk over that of off", time, Bound::Most(time_max))];
-    if store == Store::Disk {
+    let claim = |words: &str, factors: Vec<(f64, &Row)>, bound| {
+        Claim::in_every_cell(&format!("{place}, {words}"), &factors, bound)
+    };
+    let words = "the time of corewalk over that of off";
+    let mut claims = vec![claim(words, times(&ours), Bound::Most(time_max))];
+    if store == DISK {
         let words = format!("corewalk over off with {FEW_VALUES} values and fewer");
-        claims.push(claim(&words, few, Bound::Least(1.0)));
+        claims.push(claim(&words, few.copied().collect(), Bound::Least(1.0)));
     }
     let words = "corewalk over the design before with the most processes";
-    claims.push(claim(words, before, Bound::Least(OVER_BEFORE_MIN)));
+    claims.push(claim(words, before.collect(), Bound::Least(OVER_BEFORE_MIN)));
     let words = "corewalk over the best of the document's designs";
     claims.push(claim(words, best.collect(), Bound::Least(1.0)));
     claims
 }
 
-/// Returns the times of ours over those of the baseline.
-fn times(rows: &[Row], store: Store) -> Vec<(f64, &Row)> {
-    let ours = rates(rows, store.name(), "corewalk");
-    ours.filter_map(|row| Some((1.0 / row.ratio?, row))).collect()
+/// Returns the rates of corewalk over those of the baseline, in one kind of store.
+fn rates<'a>(rows: &'a [Row], store: &str) -> Vec<(f64, &'a Row)> {
+    shape::rates(rows, BASELINE, |params| params["store"] == store)
 }
 
-/// Returns the rates of a variant.
-fn rates<'a>(rows: &'a [Row], store: &'a str, variant: &'a str) -> impl Iterator<Item = &'a Row> {
-    rows.iter().filter(move |row| {
-        row.variant == variant
-            && row.metric == "ops_per_s"
-            && row.params.get("store").is_some_and(|is| is == store)
-    })
-}
-
-fn in_every_cell(words: &str, factors: Vec<(f64, &Row)>, bound: Bound) -> Claim {
-    let (sense, words) = match bound {
-        Bound::Least(least) => (1.0, format!("{words}, at least x{least} in every cell")),
-        Bound::Most(most) => (-1.0, format!("{words}, at most x{most} in every cell")),
-    };
-    let is_right = |factor: f64| match bound {
-        Bound::Least(least) => factor >= least,
-        Bound::Most(most) => factor <= most,
-    };
-    let worst = factors.iter().min_by(|a, b| (sense * a.0).total_cmp(&(sense * b.0)));
-    let Some((factor, row)) = worst else { return Claim::of(words, None, String::new()) };
-    let right = factors.iter().filter(|(factor, _)| is_right(*factor)).count();
-    let mut params = row.params.clone();
-    params.remove("store");
-    let (of, place) = (factors.len(), with_names(&params));
-    Claim::of(words, Some(right == of), format!("x{factor:.2} at {place}; {right} of {of} cells"))
+/// Returns the times that belong to such rates.
+fn times<'a>(rates: &[(f64, &'a Row)]) -> Vec<(f64, &'a Row)> {
+    rates.iter().map(|(ratio, row)| (1.0 / ratio, *row)).collect()
 }
 
 /// Returns the claim that 1000 files of 10 values take a block per value and 1024 users, by
 /// statistics.
-fn space(rows: &[Row], store: Store) -> Claim {
+fn space(rows: &[Row], store: &str) -> Claim {
     let (files, values) = (1000, 10);
     let of = |row: &&Row| {
         let is = |key: &str, value: u64| row.params.get(key).is_some_and(|is| *is == value);
         row.metric == "bytes_per_entry"
             && is("files", files)
             && is("values", values)
-            && row.params["store"] == store.name()
+            && row.params["store"] == store
             && !row.params.contains_key(COUNTED)
     };
     let mut figures = vec![];
@@ -137,8 +107,7 @@ fn space(rows: &[Row], store: Store) -> Claim {
         }
     }
     let words = format!(
-        "F={files} V={values}, store={}, takes {values} blocks per {USERS_MAX} users of each",
-        store.name()
+        "F={files} V={values}, store={store}, takes {values} blocks per {USERS_MAX} users of each"
     );
     Claim::of(words, is_held, figures.join(", "))
 }
@@ -189,52 +158,54 @@ fn blocks_of(files: u64, values: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::samples::{Metric, Params, Samples};
-    use crate::table::xattr::Cell;
+    use crate::samples::{Metric, Samples};
+    use crate::table::xattr::{bytes_per_file, cell};
 
     /// Returns rows in which corewalk has these rates, and blocks, with one process and with two.
-    fn rows(store: Store, ours: [f64; 2], blocks: u64) -> Vec<Row> {
+    fn rows(store: &str, ours: [f64; 2], blocks: u64) -> Vec<Row> {
         let mut samples = Samples::default();
         for (processes, ours) in [1, 2].into_iter().zip(ours) {
-            let cell = Cell { store, processes, files: 1000, values: 10 };
-            let params = Params::from(cell.params());
+            let cell = cell(store, [processes, 1000, 10]);
+            let params = &cell.0;
             for (variant, rate) in VARIANTS.into_iter().zip([10.0, 60.0, 70.0, ours, 100.0]) {
-                samples.add(0, variant, &params, (Metric::OpsPerSecond, rate), BASELINE);
+                samples.add(0, variant, params, (Metric::OpsPerSecond, rate), BASELINE);
             }
-            let bytes = cell.bytes_per_file(blocks * BLOCK_BYTES as u64);
-            samples.add(0, "corewalk", &params, bytes, BASELINE);
+            let bytes = bytes_per_file(&cell, blocks * BLOCK_BYTES as u64);
+            samples.add(0, "corewalk", params, bytes, BASELINE);
         }
         samples.rows()
     }
 
-    fn words(store: Store, ours: [f64; 2], blocks: u64) -> Vec<&'static str> {
+    fn words(store: &str, ours: [f64; 2], blocks: u64) -> Vec<&'static str> {
         let words: Vec<_> = of(&rows(store, ours, blocks)).iter().map(Claim::word).collect();
         match store {
             // Those of the disk, of a tmpfs, in memory, space in memory, on the disk by statistics,
             // by bytes.
-            Store::Disk => [&words[..4], &words[9..10]].concat(),
+            DISK => [&words[..4], &words[9..10]].concat(),
             _ => words[5..9].to_vec(),
         }
     }
 
     #[test]
     fn claims_in_memory_hold_in_the_worst_cell_or_not_at_all() {
-        let words = |ours, blocks| words(Store::Memory, ours, blocks);
+        let words = |ours, blocks| words(MEMORY, ours, blocks);
         assert_eq!(words([90.0, 90.0], 10), ["held"; 4]);
         assert_eq!(words([90.0, 80.0], 10), ["not-held", "held", "held", "held"]);
         assert_eq!(words([65.0, 90.0], 11), ["not-held", "held", "not-held", "not-held"]);
         assert_eq!(words([90.0, 45.0], 10), ["not-held", "not-held", "not-held", "held"]);
         assert!(of(&[]).iter().all(|claim| claim.word() == "not-measured"));
-        let line = of(&rows(Store::Memory, [90.0, 80.0], 10))[5].to_string();
+        let line = of(&rows(MEMORY, [90.0, 80.0], 10))[5].to_string();
         assert!(
-            line.ends_with("not held (x1.25 at files=1000 processes=2 values=10; 1 of 2 cells)"),
+            line.ends_with(
+                "not held (x1.25 at files=1000 processes=2 store=memory values=10; 1 of 2 cells)"
+            ),
             "{line}"
         );
     }
 
     #[test]
     fn claims_on_a_disk_are_stricter() {
-        let words = |ours, blocks| words(Store::Disk, ours, blocks);
+        let words = |ours, blocks| words(DISK, ours, blocks);
         assert_eq!(words([101.0, 101.0], 10), ["held"; 5]);
         assert_eq!(words([101.0, 96.0], 10), ["held", "not-held", "held", "held", "held"]);
         assert_eq!(words([101.0, 94.0], 10), ["not-held", "not-held", "held", "held", "held"]);
@@ -245,7 +216,7 @@ mod tests {
     fn bytes_on_the_disk_are_held_against_those_without_sharing() {
         let word = |blocks: u64, bytes: u64| {
             let mut samples = Samples::default();
-            let cell = Cell { store: Store::Disk, processes: 1, files: 4000, values: 1 };
+            let cell = cell(DISK, [1, 4000, 1]);
             let all = [
                 ("corewalk", BY_STATISTICS, blocks * BLOCK_BYTES as u64),
                 ("corewalk", ON_DISK, bytes),
@@ -253,9 +224,8 @@ mod tests {
                 (BASELINE, ON_DISK, 5000 * BLOCK_BYTES as u64),
             ];
             for (variant, counted, bytes) in all {
-                let mut params = Params::from(cell.params());
-                params.insert(COUNTED, counted.into());
-                samples.add(0, variant, &params, cell.bytes_per_file(bytes), BASELINE);
+                let params = cell.with(COUNTED, counted).0;
+                samples.add(0, variant, &params, bytes_per_file(&cell, bytes), BASELINE);
             }
             of(&samples.rows()).last().unwrap().word()
         };

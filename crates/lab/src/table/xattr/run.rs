@@ -14,27 +14,26 @@
 //!
 //! Source: document 004; ext4(5), `commit=`.
 
-use std::path::PathBuf;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use corewalk_base::Mutex;
 use corewalk_base::primitives::thread;
-use rustix::process::Pid;
-use rustix::thread::sched_setaffinity;
 
-use super::{BASELINE, BLOCK_BYTES, Cell, Draws, Pool, RUNS, Store, seconds};
+use super::{
+    BASELINE, BLOCK_BYTES, DISK, Draws, MEMORY, Pool, RUNS, TMPFS, VARIANTS, bytes_per_file,
+    seconds,
+};
 use crate::blocks::{AttrStore, DiskStore, MemoryStore, TmpfsStore, designs};
+use crate::cpus;
 use crate::crew::{self, Slice};
 use crate::machine::thread_cpu_ns;
 use crate::peer::Scratch;
-use crate::samples::{Metric, Params, Samples};
-use crate::table::grid::Rounds;
-use crate::table::{Grid, Settings, Size, sized};
+use crate::samples::{Cell, Metric, Samples};
+use crate::table::engine::{cells, values};
+use crate::table::{Run, Settings, Size, Sweep, sized};
 
-/// Where the host has a tmpfs.
-const TMPFS: &str = "/dev/shm";
 /// The share of the time per row that a row gets. On disk it has the 50,000 sets of each of four
 /// processes.
 const SHARE_OF_TIME: f64 = 0.2;
@@ -49,49 +48,36 @@ const EXPECTED_SETS_PER_S: f64 = 2_000_000.0;
 const SETS: [usize; 2] = [200, super::SETS];
 
 /// Returns the files of each process and the values of one kind of store.
-fn sizes(kind: Store, size: Size) -> (&'static [usize], &'static [usize]) {
+fn sizes(kind: &str, size: Size) -> (&'static [usize], &'static [usize]) {
     match (kind, size) {
-        (Store::Memory, Size::Full) => (&[10, 100, 1000], &[10, 100, 1000, 10_000]),
+        (MEMORY, Size::Full) => (&[10, 100, 1000], &[10, 100, 1000, 10_000]),
         (_, Size::Full) => (&[100, 1000], &[10, 100, 1000]),
         (_, Size::Quick) => (&[10, 100], &[10, 100]),
     }
 }
 
-pub(super) fn cells(settings: &Settings, kind: Store) -> Vec<Cell> {
-    let (all_files, all_values) = sizes(kind, settings.size);
-    let mut cells = vec![];
-    for &values in all_values {
-        for &files in all_files {
-            let of = |&processes| Cell { store: kind, processes, files, values };
-            cells.extend(settings.threads.iter().map(of));
-        }
-    }
-    cells
-}
-
-pub(super) fn grid(settings: &Settings, kind: Store) -> Grid {
-    let (variants, share) = match kind {
-        Store::Tmpfs => (2, SHARE_OF_TIME),
-        Store::Disk => (5, SHARE_ON_DISK),
-        _ => (5, SHARE_OF_TIME),
-    };
-    let grid = Grid::new(settings, cells(settings, kind).len(), variants, share);
-    if kind == Store::Memory { grid } else { grid.repeated(sized(settings.size, REPEATED)) }
-}
-
-/// Returns the directory for stores on disk.
-pub(super) fn parent() -> PathBuf {
-    let tmpfs = PathBuf::from(TMPFS);
-    if tmpfs.is_dir() { tmpfs } else { std::env::temp_dir() }
+/// Returns the cells of one kind of store.
+pub(super) fn sweep(settings: &Settings, kind: &'static str) -> Sweep {
+    let (files, all_values) = sizes(kind, settings.size);
+    let cells = cells(&[
+        ("store", values(&[kind])),
+        ("values", values(all_values)),
+        ("files", values(files)),
+        ("processes", values(&settings.threads)),
+    ]);
+    let variants = if kind == TMPFS { 2 } else { VARIANTS.len() };
+    let share = if kind == DISK { SHARE_ON_DISK } else { SHARE_OF_TIME };
+    let repeats = if kind == MEMORY { 1 } else { sized(settings.size, REPEATED) };
+    Sweep { repeats, ..Sweep::new(cells, (variants, BASELINE), share) }
 }
 
 /// Returns the stores of one kind, in the order of the document.
 fn stores(
-    kind: Store,
+    kind: &str,
     scratch: &Scratch,
     size: (usize, usize),
 ) -> anyhow::Result<Vec<Box<dyn AttrStore>>> {
-    if kind == Store::Tmpfs {
+    if kind == TMPFS {
         return Ok(vec![
             Box::new(TmpfsStore::new(true, size)?),
             Box::new(TmpfsStore::new(false, size)?),
@@ -101,7 +87,7 @@ fn stores(
     for design in designs(2 * size.0 * (size.1 + 1))? {
         let path = scratch.path().join(design.0);
         stores.push(match kind {
-            Store::Disk => Box::new(DiskStore::new(design, &path, size)?),
+            DISK => Box::new(DiskStore::new(design, &path, size)?),
             _ => Box::new(MemoryStore::new(design, size)),
         });
     }
@@ -114,41 +100,40 @@ fn stores(
 /// A file with another attribute than the last set, counts of blocks, users or entries that do not
 /// agree, or a store on disk that is not consistent at the end.
 pub(super) fn run(
-    kind: Store,
-    (settings, rounds): (&Settings, &Rounds<'_>),
+    run: &Run<'_>,
+    sweep: &Sweep,
     pool: &Pool,
     samples: &mut Samples,
 ) -> anyhow::Result<()> {
-    let (cells, grid) = (cells(settings, kind), grid(settings, kind));
-    let most = |each: fn(&Cell) -> usize| cells.iter().map(each).max().unwrap_or(1);
-    let scratch = Scratch::new(&parent(), "xattr-store")?;
-    let stores = stores(kind, &scratch, (most(|cell| cell.processes), most(|cell| cell.files)))?;
+    let (cells, kind) = (&sweep.cells, sweep.cells[0].word("store"));
+    let most = |key: &str| cells.iter().map(|cell| cell.number(key)).max().unwrap_or(1);
+    let scratch = Scratch::in_memory("xattr-store")?;
+    let stores = stores(kind, &scratch, (most("processes"), most("files")))?;
+    // The seconds of all runs, by cell and store.
     let mut sums = vec![0.0; cells.len() * stores.len()];
-    rounds.each(&grid, (&cells, stores.len()), |visit| {
-        let (store, cell) = (&*stores[visit.at], visit.cell);
+    run.each(sweep, stores.len(), |visit| {
+        let (store, cell, time) = (&*stores[visit.at], visit.cell, sweep.slice(run.settings));
         let load = Load { store, cell, draws: Draws::of_cell(pool, cell) };
         let slice = match kind {
-            Store::Disk => load.run_sets(sets(grid.slice, cell)),
-            _ => load.run_for(grid.slice),
+            DISK => load.run_sets(sets(time, cell)),
+            _ => load.run_for(time),
         };
-        let params = Params::from(cell.params());
-        let bytes = cell.bytes_per_file(load.check()? * BLOCK_BYTES as u64);
-        slice.add_to(samples, visit.round, store.variant(), &params, BASELINE)?;
-        samples.add(visit.round, store.variant(), &params, bytes, BASELINE);
+        let bytes = bytes_per_file(cell, load.check()? * BLOCK_BYTES as u64);
+        slice.add_to(samples, visit.round, store.variant(), &cell.0, BASELINE)?;
+        samples.add(visit.round, store.variant(), &cell.0, bytes, BASELINE);
         let nth = cells.iter().position(|other| other == cell).unwrap_or(0);
-        sums[nth * stores.len() + visit.at] += seconds(cell.processes, slice.ops_per_s);
+        sums[nth * stores.len() + visit.at] += seconds(cell.number("processes"), slice.ops_per_s);
         Ok(())
     })?;
+    let rounds = sweep.rounds(run.settings);
     for (at, sum) in sums.iter().enumerate() {
         let (cell, store) = (&cells[at / stores.len()], &stores[at % stores.len()]);
-        let mut params = Params::from(cell.params());
-        params.insert(RUNS, grid.rounds.into());
-        let average = (Metric::Seconds, sum / grid.rounds as f64);
-        samples.add(0, store.variant(), &params, average, BASELINE);
+        let average = (Metric::Seconds, sum / rounds as f64);
+        samples.add(0, store.variant(), &cell.with(RUNS, rounds).0, average, BASELINE);
     }
     for store in stores {
-        let mut draws = Draws::new(pool, &cells[0], 0);
-        (0..cells[0].files).for_each(|file| store.set(0, file, draws.of(file)));
+        let (mut draws, files) = (Draws::new(pool, &cells[0], 0), cells[0].number("files"));
+        (0..files).for_each(|file| store.set(0, file, draws.of(file)));
         let blocks = store.audit()?;
         store.check(blocks)?;
     }
@@ -157,7 +142,7 @@ pub(super) fn run(
 
 /// Returns how many attributes each process sets on disk.
 fn sets(slice: Duration, cell: &Cell) -> usize {
-    let each = EXPECTED_SETS_PER_S * slice.as_secs_f64() / cell.processes as f64;
+    let each = EXPECTED_SETS_PER_S * slice.as_secs_f64() / cell.number("processes") as f64;
     (each as usize).clamp(SETS[0], SETS[1])
 }
 
@@ -172,11 +157,12 @@ struct Load<'a> {
 impl Load<'_> {
     /// Sets the attribute of each file of a worker.
     fn fill(&self, worker: usize, draws: &mut Draws<'_>) {
-        (0..self.cell.files).for_each(|file| self.store.set(worker, file, draws.of(file)));
+        (0..self.cell.number("files"))
+            .for_each(|file| self.store.set(worker, file, draws.of(file)));
     }
 
     fn run_for(&self, time: Duration) -> Slice {
-        crew::run(self.cell.processes, time, |worker, turn| {
+        crew::run(self.cell.number("processes"), time, |worker, turn| {
             let mut draws = self.draws[worker].lock();
             self.fill(worker, &mut draws);
             turn.run(|_| {
@@ -188,13 +174,12 @@ impl Load<'_> {
     }
 
     fn run_sets(&self, sets: usize) -> Slice {
-        let processes = self.cell.processes;
+        let processes = self.cell.number("processes");
         let (ready, go) = (Barrier::new(processes + 1), Barrier::new(processes + 1));
-        let cpus = if processes > 1 { crew::cpu_of_each() } else { vec![] };
+        let cpus = if processes > 1 { cpus::each() } else { vec![] };
         let work = |worker: usize| {
             if let Some(cpu) = cpus.get(worker % cpus.len().max(1)) {
-                // A machine that refuses gives numbers with more spread.
-                let _ = sched_setaffinity(None::<Pid>, cpu);
+                cpus::pin(*cpu);
             }
             let mut draws = self.draws[worker].lock();
             self.fill(worker, &mut draws);
@@ -221,9 +206,7 @@ impl Load<'_> {
             self.store.sync();
             (start.elapsed(), of_workers + thread_cpu_ns() - cpu_start)
         });
-        let ops = (sets * processes) as u64;
-        let ops_per_s = ops as f64 / span.as_secs_f64().max(1e-9);
-        Slice { ops_per_s, ns_per_op: cpu_ns as f64 / ops as f64, ops, wrong: 0, span }
+        Slice::timed((sets * processes) as u64, span, cpu_ns)
     }
 
     /// Checks every file and every count, removes the attributes, and returns how many blocks there
@@ -245,6 +228,7 @@ impl Load<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cell;
     use super::*;
 
     /// Stores the attribute of file 7 in file 8.
@@ -270,8 +254,8 @@ mod tests {
 
     #[test]
     fn store_that_mixes_up_files_is_found_out() {
-        let cell = Cell { store: Store::Memory, processes: 1, files: 10, values: 50 };
-        let pool = Pool::draw(cell.values);
+        let cell = cell(MEMORY, [1, 10, 50]);
+        let pool = Pool::draw(50);
         let run = |store: &dyn AttrStore| {
             let load = Load { store, cell: &cell, draws: Draws::of_cell(&pool, &cell) };
             load.run_for(Duration::from_millis(5));

@@ -11,13 +11,13 @@
 //!
 //! Source: document 004; stat(2), `st_blocks`.
 
-use super::{BASELINE, BLOCK_BYTES, Cell, Pool, Store};
+use super::{BASELINE, BLOCK_BYTES, DISK, Pool, bytes_per_file, cell};
 use corewalk_base::primitives::Arc;
 use corewalk_store::NoSharing;
 
 use crate::blocks::{AttrStore as _, Design, DiskStore, designs};
 use crate::peer::Scratch;
-use crate::samples::{Metric, Params, Samples};
+use crate::samples::{Cell, Samples};
 use crate::table::{Settings, sized};
 
 /// Files and values.
@@ -37,15 +37,13 @@ pub(super) const ON_DISK: &str = "database";
 /// If a store fails, or `fsck` finds something.
 pub(super) fn run(settings: &Settings, pool: &Pool, samples: &mut Samples) -> anyhow::Result<()> {
     for &(files, values) in sized(settings.size, SIZES) {
-        let cell = Cell { store: Store::Disk, processes: 1, files, values };
+        let cell = cell(DISK, [1, files, values]);
         for variant in WHO {
             let (blocks, bytes) = measure(variant, pool, &cell)?;
             let by_blocks = blocks * BLOCK_BYTES as u64;
             for (counted, bytes) in [(BY_STATISTICS, by_blocks), (ON_DISK, bytes)] {
-                let mut params = Params::from(cell.params());
-                params.insert(COUNTED, counted.into());
-                let value: (Metric, f64) = cell.bytes_per_file(bytes);
-                samples.add(0, variant, &params, value, BASELINE);
+                let params = cell.with(COUNTED, counted).0;
+                samples.add(0, variant, &params, bytes_per_file(&cell, bytes), BASELINE);
             }
         }
     }
@@ -54,15 +52,16 @@ pub(super) fn run(settings: &Settings, pool: &Pool, samples: &mut Samples) -> an
 
 /// Returns the blocks that the attributes take by the statistics, and the bytes by the database.
 fn measure(variant: &str, pool: &Pool, cell: &Cell) -> anyhow::Result<(u64, u64)> {
-    let scratch = Scratch::new(&super::run::parent(), "xattr-space")?;
+    let scratch = Scratch::in_memory("xattr-space")?;
     let path = scratch.path().join(variant);
+    let (files, values) = (cell.number("files"), cell.number("values"));
     let none = || -> Design { (BASELINE, Arc::new(NoSharing)) };
-    let mut store = Box::new(DiskStore::new(none(), &path, (1, cell.files))?);
+    let mut store = Box::new(DiskStore::new(none(), &path, (1, files))?);
     let before = store.close_and_measure()?;
-    let design = designs(2 * cell.files)?.into_iter().find(|design| design.0 == variant);
+    let design = designs(2 * files)?.into_iter().find(|design| design.0 == variant);
     store.reopen(design.unwrap_or_else(none))?;
-    for file in 0..cell.files {
-        store.set(0, file, pool.value(file % cell.values));
+    for file in 0..files {
+        store.set(0, file, pool.value(file % values));
     }
     let blocks = store.audit()?;
     let after = store.close_and_measure()?;

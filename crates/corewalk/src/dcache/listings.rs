@@ -1,0 +1,110 @@
+//! Listings under way: whether a name may have changed since a listing of its directory began.
+//!
+//! A listing may report entries with attributes, which fill the cache. The back end reads them
+//! without an in-lookup lock, since their names are not known before. Meanwhile a rename or a
+//! removal may change a name, also in the cache. An older entry must not bring the name back (trap
+//! T25).
+//!
+//! # How it works
+//! A directory has a word, shared with other directories. It counts the listings under way and the
+//! changes of names. A listing counts itself before it calls the back end. A change of a name looks
+//! at the word after its call of the back end. It counts itself only if a listing is under way, so
+//! most changes store nothing here. A listing enters a name under the in-lookup lock of the name,
+//! and only if no change was counted since it began.
+//!
+//! # Invariants
+//! - L.1: a change counts itself before it releases the in-lookup locks of its names.
+//! - L.2: an invalidation takes no lock. It counts itself before it cancels the fill of the name.
+//!
+//! Suppose that the back end answered the listing before it made the change. The listing had
+//! counted itself before that answer, so the change counts itself. By L.1 a later holder of the
+//! in-lookup lock sees that. If the back end made the change first, the entry is not older.
+//!
+//! An invalidation that a listing does not see has not yet cancelled the fill. So it cancels that
+//! of the listing, or finds the name that the listing has entered (K.2).
+
+use corewalk_base::OwnLine;
+use corewalk_base::primitives::IS_MODEL;
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+
+use crate::slot::DentrySlot;
+
+/// The number of words.
+const WORDS: usize = if IS_MODEL { 1 } else { 64 };
+/// A word is `changes << 32 | listings`. The changes wrap around.
+const CHANGE: u64 = 1 << 32;
+const LISTINGS_MASK: u64 = CHANGE - 1;
+
+/// The listings under way and the changes of names beside them.
+pub(crate) struct Listings {
+    words: Box<[OwnLine<AtomicU64>]>,
+}
+
+/// A listing under way.
+#[must_use]
+pub(crate) struct ListingMark<'a> {
+    word: &'a AtomicU64,
+    changes: u64,
+}
+
+/// A change of names in a directory. Its drop counts the change, also if the back end panics.
+#[must_use]
+pub(crate) struct NameChange<'a> {
+    word: &'a AtomicU64,
+}
+
+impl Listings {
+    pub(crate) fn new() -> Listings {
+        Listings { words: (0..WORDS).map(|_| OwnLine::new(AtomicU64::new(0))).collect() }
+    }
+
+    /// Begins a listing of the directory in the slot `directory`.
+    pub(crate) fn begin(&self, directory: DentrySlot) -> ListingMark<'_> {
+        let word = self.word(directory);
+        // ORDERING: Relaxed. The back end orders it: it answers this listing before it makes a
+        // change that this listing must see.
+        let before = word.fetch_add(1, Ordering::Relaxed);
+        ListingMark { word, changes: before / CHANGE }
+    }
+
+    /// Returns a change of names in the directory in the slot `directory`. The caller holds the
+    /// in-lookup locks of the names, and drops the change before it releases them.
+    #[inline]
+    pub(crate) fn change(&self, directory: DentrySlot) -> NameChange<'_> {
+        NameChange { word: self.word(directory) }
+    }
+
+    fn word(&self, directory: DentrySlot) -> &AtomicU64 {
+        &self.words[directory.get() as usize % WORDS]
+    }
+}
+
+impl ListingMark<'_> {
+    /// Returns true if no name in the directory has changed since the listing began. The caller
+    /// holds the in-lookup lock of the name that it is about to enter.
+    pub(crate) fn is_unchanged(&self) -> bool {
+        // ORDERING: Relaxed. The in-lookup lock orders it after earlier changes of the name (L.1).
+        self.word.load(Ordering::Relaxed) / CHANGE == self.changes
+    }
+}
+
+impl Drop for ListingMark<'_> {
+    fn drop(&mut self) {
+        // ORDERING: Relaxed. A change that misses it would have counted for no listing.
+        self.word.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for NameChange<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // ORDERING: Relaxed. As in `begin`.
+        if self.word.load(Ordering::Relaxed) & LISTINGS_MASK != 0 {
+            // ORDERING: Relaxed. Published by the release of the in-lookup lock.
+            self.word.fetch_add(CHANGE, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(all(test, corewalk_loom))]
+mod loom_models;

@@ -1,0 +1,170 @@
+//! Listing a directory.
+//!
+//! A back end may report entries with their attributes. A server that needs them makes a
+//! [`Listing`], which enters such an entry in the cache without a call of the back end. An entry
+//! that may be older than a change of its name is refused (`dcache::listings`). The server then
+//! looks the name up.
+
+use std::ops::ControlFlow;
+
+use super::held::{Dir, FoundName};
+use super::names::Cached;
+use super::{InodeRef, LookedUp, Vfs};
+use crate::Errno;
+use crate::attr::{Attr, FileKind};
+use crate::dcache::ListingMark;
+use crate::dentry::ParentKey;
+use crate::fs::{DirEntry, DirSink};
+use crate::name::Name;
+use crate::slot::InodeSlot;
+
+/// A listing of a directory whose entries may enter the cache.
+///
+/// # Examples
+/// ```
+/// use std::ops::ControlFlow;
+/// use std::sync::Arc;
+/// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// use corewalk::{Cred, Make, Name, Vfs, VfsOptions};
+///
+/// let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+/// let (cred, root) = (Cred::root(), vfs.root());
+/// vfs.make(&cred, &root, Name::new(b"file")?, Make::new(0o644, 0, 0))?;
+/// let listing = vfs.listing(&root);
+/// let mut entries = vec![];
+/// listing.read(0, &mut |entry| {
+///     entries.push((entry.name.as_bytes().to_vec(), entry.attr));
+///     ControlFlow::Continue(())
+/// })?;
+/// for (name, attr) in entries {
+///     let name = Name::new(&name)?;
+///     let found = match attr.and_then(|attr| listing.enter(name, &attr)) {
+///         Some(found) => found,
+///         None => vfs.lookup_by_ino(&cred, root.ino(), name.as_bytes())?,
+///     };
+///     assert_eq!(found.attr()?.mode & 0o777, 0o644);
+/// }
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
+pub struct Listing<'v> {
+    directory: &'v InodeRef<'v>,
+    /// The attribute changes before the listing.
+    changes: i64,
+    /// None for a removed directory, which has no entries.
+    held: Option<Held<'v>>,
+}
+
+/// The dentry of a directory that is listed, as it was at the beginning.
+struct Held<'v> {
+    // Dropped first: the directory's slot may be reused after the reference is dropped.
+    mark: ListingMark<'v>,
+    key: ParentKey,
+    dir: Dir<'v>,
+}
+
+impl Vfs {
+    /// Reports a page of the entries of a directory behind `cookie`, without `.` and `..`. Cookie 0
+    /// is the start. The page ends where `sink` breaks or where the back end ends it. A page
+    /// without entries is the end of the directory. The caller has opened the directory for
+    /// reading. `sink` must not call this namespace: a back end by path holds the path of the
+    /// directory meanwhile, and renames wait for it.
+    ///
+    /// # Errors
+    /// `ENOTDIR`; the errors of the back end.
+    pub fn readdir(
+        &self,
+        dir: &InodeRef<'_>,
+        cookie: u64,
+        sink: &mut DirSink<'_>,
+    ) -> Result<(), Errno> {
+        if dir.kind() != FileKind::Directory {
+            return Err(Errno::NOTDIR);
+        }
+        let paths = self.superblock(dir.slot).paths.as_ref();
+        let is_hidden = |name: &[u8]| paths.is_some_and(|paths| paths.is_hidden_name(name));
+        let mut cookie = cookie;
+        loop {
+            // The page may consist of hidden names. Then it is not the end.
+            let (mut is_shown, mut last) = (false, cookie);
+            let mut shown = |entry: DirEntry<'_>| {
+                last = entry.cookie;
+                if is_hidden(entry.name.as_bytes()) {
+                    return ControlFlow::Continue(());
+                }
+                is_shown = true;
+                sink(entry)
+            };
+            // A removed directory gives `ENOENT`, not `ESTALE`, so call `with_node`.
+            self.awaiting_removal(&[dir.slot], || {
+                self.with_node(dir.slot, |fs, node| fs.readdir(node, cookie, &mut shown))
+            })?;
+            if is_shown || last == cookie {
+                return Ok(());
+            }
+            cookie = last;
+        }
+    }
+
+    /// Begins a listing of `dir`. Entries that it reads later may enter the cache.
+    pub fn listing<'v>(&'v self, dir: &'v InodeRef<'v>) -> Listing<'v> {
+        let changes = self.dcache.inodes.changes();
+        let held = self.dir(dir.slot).ok().map(|dir| {
+            // The key is read after the mark is made: an invalidation of the directory changes it.
+            let mark = self.dcache.listings.begin(dir.now.slot);
+            Held { mark, key: dir.key(), dir }
+        });
+        Listing { directory: dir, changes, held }
+    }
+}
+
+impl Listing<'_> {
+    /// Reports a page of entries, as [`Vfs::readdir`].
+    ///
+    /// # Errors
+    /// As [`Vfs::readdir`].
+    pub fn read(&self, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
+        self.directory.vfs.readdir(self.directory, cookie, sink)
+    }
+
+    /// Returns the inode of an entry that this listing has reported with the attributes `attr`, and
+    /// enters both in the cache. None if the entry may be out of date, or the cache has no room.
+    /// The caller then looks the name up.
+    pub fn enter(&self, name: Name<'_>, attr: &Attr) -> Option<LookedUp<'_>> {
+        let (vfs, Held { mark, key, dir }) = (self.directory.vfs, self.held.as_ref()?);
+        let lookup_key = vfs.dcache.lookup_key(name);
+        let in_lookup =
+            vfs.dcache.in_lookup.lock(vfs.dcache.in_lookup_key(dir.now.slot, &lookup_key));
+        if !mark.is_unchanged() || dir.key() != *key {
+            return None;
+        }
+        let found = match vfs.cached(dir, &lookup_key) {
+            Cached::Known(found) => found.filter(|found| self.is_inode(found.inode, attr))?,
+            Cached::Unknown if self.is_reused(attr) => return None,
+            Cached::Unknown => {
+                let inode = vfs.enter(dir.now.inode, attr, self.changes, None).ok()?;
+                let dentry = vfs.attach(dir, *key, &lookup_key, &inode, &in_lookup);
+                FoundName::new(inode, dentry)
+            }
+        };
+        // A removal of the name would drop the inode, so take the reference under the lock.
+        let inode = found.into_inode();
+        drop(in_lookup);
+        Some(vfs.looked_up(inode.unless_saturated().ok()?, attr, self.changes))
+    }
+
+    /// Returns true if the cached inode is the one that `attr` describes.
+    fn is_inode(&self, inode: InodeSlot, attr: &Attr) -> bool {
+        let inodes = &self.directory.vfs.dcache.inodes;
+        let superblock = inodes.superblock(self.directory.slot);
+        inodes.is(inode, superblock, attr.ino) && inodes.generation(inode) == attr.generation
+    }
+
+    /// Returns true if the number in `attr` is in use with another generation. Another program may
+    /// have reused it since the entry was read. So the back end must say which one is newer.
+    fn is_reused(&self, attr: &Attr) -> bool {
+        let inodes = &self.directory.vfs.dcache.inodes;
+        let superblock = inodes.superblock(self.directory.slot);
+        let known = inodes.peek(superblock, attr.ino, |_| ());
+        known.is_some_and(|slot| inodes.generation(slot) != attr.generation)
+    }
+}

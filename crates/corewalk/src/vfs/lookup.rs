@@ -1,0 +1,159 @@
+//! Lookups for servers that reply with attributes.
+//!
+//! A lookup that asks the back end gets the attributes with the name, and hands them on. So the
+//! server asks the back end once at most.
+
+use super::held::Dir;
+use super::names::{Cached, Missing};
+use super::paths::Paths;
+use super::{InodeRef, Vfs};
+use crate::Errno;
+use crate::attr::Attr;
+use crate::cred::{Caps, Cred};
+use crate::dentry::LookupKey;
+use crate::inode::Perm;
+use crate::key_lock::KeyGuard;
+use crate::name::Name;
+use crate::slot::InodeSlot;
+
+/// An inode that a lookup found.
+#[derive(Debug)]
+pub struct LookedUp<'v> {
+    /// The inode.
+    pub inode: InodeRef<'v>,
+    /// The attributes, if the lookup got them from the back end. None if the cache has answered.
+    pub attr: Option<Attr>,
+}
+
+impl LookedUp<'_> {
+    /// Returns the attributes. Asks the back end for them if the lookup did not.
+    ///
+    /// # Errors
+    /// As [`Vfs::getattr`].
+    pub fn attr(&self) -> Result<Attr, Errno> {
+        self.attr.map_or_else(|| self.inode.vfs.getattr(&self.inode), Ok)
+    }
+}
+
+impl Vfs {
+    /// Looks up a name as a FUSE server does: `parent` is the number of an inode in use. `name` is
+    /// unchecked; it is checked only on a cache miss. The result has the attributes if the back end
+    /// was asked for the name. On a cache hit the only store is the reference on the inode: the
+    /// parent needs none.
+    ///
+    /// # Errors
+    /// As [`Vfs::lookup`] and [`Name::new`]; `ESTALE` if `parent` is not in use.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::Arc;
+    /// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// use corewalk::{Cred, Make, Name, Vfs, VfsOptions};
+    ///
+    /// let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default())?;
+    /// let (cred, root) = (Cred::root(), vfs.root());
+    /// drop(vfs.make(&cred, &root, Name::new(b"f")?, Make::new(0o644, 0, 0))?);
+    /// vfs.prune();
+    /// let found = vfs.lookup_by_ino(&cred, root.ino(), b"f")?;
+    /// assert!(found.attr.is_some(), "the back end was asked for the name");
+    /// let again = vfs.lookup_by_ino(&cred, root.ino(), b"f")?;
+    /// assert_eq!((again.attr, again.attr()), (None, found.attr()));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
+    pub fn lookup_by_ino(
+        &self,
+        cred: &Cred,
+        parent: u64,
+        name: &[u8],
+    ) -> Result<LookedUp<'_>, Errno> {
+        if cred.has(Caps::DAC_READ_SEARCH)
+            && let Some(slot) = self.dcache.get_by_ino(parent, name)
+        {
+            let inode = InodeRef { vfs: self, slot }.unless_saturated()?;
+            return Ok(LookedUp { inode, attr: None });
+        }
+        self.lookup_by_ino_slow(cred, parent, name)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lookup_by_ino_slow(
+        &self,
+        cred: &Cred,
+        parent: u64,
+        name: &[u8],
+    ) -> Result<LookedUp<'_>, Errno> {
+        let (dir, lookup_key) = (self.inode(parent)?, self.dcache.lookup_key(Name::new(name)?));
+        self.may_search(cred, dir.slot)?;
+        match self.lookup_cached(dir.slot, &lookup_key) {
+            Some(inode) => Ok(LookedUp { inode: inode?, attr: None }),
+            None => self.lookup_slow(dir.slot, &lookup_key, Vfs::resolve_with_attr),
+        }
+    }
+
+    /// Looks a name up under its in-lookup lock, by `resolve`.
+    #[cold]
+    pub(super) fn lookup_slow<'v>(
+        &'v self,
+        dir: InodeSlot,
+        lookup_key: &LookupKey<'_>,
+        resolve: impl FnOnce(
+            &'v Vfs,
+            &Dir<'_>,
+            &LookupKey<'_>,
+            &KeyGuard<'_>,
+        ) -> Result<Option<LookedUp<'v>>, Errno>,
+    ) -> Result<LookedUp<'v>, Errno> {
+        let found = self.awaiting_removal(&[dir], || {
+            let dir = self.dir(dir)?;
+            let in_lookup =
+                self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, lookup_key));
+            resolve(self, &dir, lookup_key, &in_lookup)
+        })?;
+        let LookedUp { inode, attr } = found.ok_or(Errno::NOENT)?;
+        Ok(LookedUp { inode: inode.unless_saturated()?, attr })
+    }
+
+    /// As [`Vfs::resolve`], with the attributes if the back end was asked.
+    pub(super) fn resolve_with_attr(
+        &self,
+        dir: &Dir<'_>,
+        lookup_key: &LookupKey<'_>,
+        in_lookup: &KeyGuard<'_>,
+    ) -> Result<Option<LookedUp<'_>>, Errno> {
+        let (found, attr) = match self.cached(dir, lookup_key) {
+            Cached::Known(found) => (found, None),
+            Cached::Unknown => {
+                let fill = self.fill(dir, lookup_key, in_lookup, Missing::Cached)?;
+                fill.map_or((None, None), |(found, attr)| (Some(found), attr))
+            }
+        };
+        Ok(found.map(|found| LookedUp { inode: found.into_inode(), attr }))
+    }
+
+    /// Returns an inode with the attributes that came with its name. `changes` is the count of
+    /// attribute changes from before the back end was asked.
+    ///
+    /// As in `getattr`, the permission record must not be older than the attributes. It leaves out
+    /// attributes whose link count may include a hidden name: it does not know whether the file had
+    /// that name when the back end answered.
+    pub(super) fn looked_up<'v>(
+        &self,
+        inode: InodeRef<'v>,
+        attr: &Attr,
+        changes: i64,
+    ) -> LookedUp<'v> {
+        let (inodes, perm) = (&self.dcache.inodes, Perm::of(attr, attr.has_acl));
+        match inodes.perm(inode.slot) {
+            Some(known) if known == perm || known == (Perm { has_acl: true, ..perm }) => {}
+            Some(_) => self.invalidate_attributes(&inode),
+            None => {
+                inodes.install_unless_changed(inode.slot, changes, perm);
+                self.dcache.sync_searchable(inode.slot);
+            }
+        }
+        let paths = self.superblock(inode.slot).paths.as_ref();
+        let may_be_hidden = attr.nlink > 1 && !attr.is_dir() && paths.is_some_and(Paths::hides);
+        LookedUp { inode, attr: (!may_be_hidden).then_some(*attr) }
+    }
+}

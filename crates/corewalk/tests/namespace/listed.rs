@@ -1,0 +1,248 @@
+//! Entries with attributes that a listing enters in the cache: traps T25, P12.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use corewalk::attr::mode::S_IFREG;
+use corewalk::{
+    Attr, Cred, Errno, FileKind, FileSystem as _, InodeRef, Listing, Make, Name, Node, Removal,
+    RenameMode, Vfs,
+};
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+use corewalk_testkit::race::{self, Tally, Watchdog};
+use corewalk_testkit::rng::{Rng, Seed};
+
+use crate::backends::{Call, HookedTmpfs};
+use crate::fixtures::{name, over, remove, rename, tree, walk};
+use crate::storms::Leaving;
+
+/// The names that each changing thread of the storm owns.
+const NAMES: usize = 5;
+/// The changing threads of the storm.
+const CHANGERS: usize = 2;
+/// The changes of one such thread.
+const CHANGES: usize = 20_000;
+
+fn read(listing: &Listing<'_>) -> Vec<(Vec<u8>, Attr)> {
+    let mut entries = vec![];
+    let read = listing.read(0, &mut |entry| {
+        let attr = entry.attr.expect("the back end reports attributes");
+        entries.push((entry.name.as_bytes().to_vec(), attr));
+        ControlFlow::Continue(())
+    });
+    // The directory may have been removed.
+    assert!(matches!(read, Ok(()) | Err(Errno::NOENT | Errno::STALE)), "{read:?}");
+    entries
+}
+
+/// Returns the inode number that `file` in `dir` leads to.
+fn ino(vfs: &Vfs, dir: &InodeRef<'_>, file: &str) -> Result<u64, Errno> {
+    vfs.lookup(&Cred::root(), dir, name(file)).map(|found| found.ino())
+}
+
+#[test]
+fn entry_with_attributes_is_found_without_a_call() {
+    let lookups = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&lookups);
+    let vfs = over(HookedTmpfs::new(move |_, call| {
+        let is_counted = matches!(call, Call::Lookup(_) | Call::Getattr(_));
+        // ORDERING: Relaxed. One thread.
+        counted.fetch_add(u64::from(is_counted), Ordering::Relaxed);
+        Ok(())
+    }));
+    tree(&vfs, &["d/", "d/f", "d/e/", "d/e/g"]);
+    vfs.prune();
+    let d = walk(&vfs, "d").unwrap();
+    // ORDERING: Relaxed. As above.
+    let before = lookups.load(Ordering::Relaxed);
+    let listing = vfs.listing(&d);
+    for (file, attr) in read(&listing) {
+        let found = listing.enter(Name::new(&file).unwrap(), &attr).expect("nothing has changed");
+        assert_eq!((found.inode.ino(), found.attr), (attr.ino, Some(attr)));
+        assert_eq!(found.inode.path().unwrap(), [b"/d/", &file[..]].concat());
+    }
+    assert_eq!(walk(&vfs, "d/f").unwrap().kind(), FileKind::Regular);
+    let e = walk(&vfs, "d/e").unwrap();
+    // ORDERING: Relaxed. As above.
+    assert_eq!(lookups.load(Ordering::Relaxed), before, "the back end was asked");
+    drop((e, listing));
+    assert_eq!(walk(&vfs, "d/e/g").unwrap().path().unwrap(), b"/d/e/g");
+}
+
+/// Changes of `f` or `g` in the root, and invalidations.
+const CHANGES_OF_F: [fn(&Vfs); 7] = [
+    |vfs| remove(vfs, "f", Removal::Unlink).unwrap(),
+    |vfs| rename(vfs, "f", "h", RenameMode::NoReplace).unwrap(),
+    |vfs| rename(vfs, "g", "f", RenameMode::Replace).unwrap(),
+    |vfs| rename(vfs, "f", "g", RenameMode::Exchange).unwrap(),
+    |vfs| {
+        remove(vfs, "f", Removal::Unlink).unwrap();
+        tree(vfs, &["f"]);
+    },
+    |vfs| vfs.invalidate(&vfs.root(), name("f")).unwrap(),
+    |vfs| vfs.invalidate_dir(&vfs.root()).unwrap(),
+];
+
+/// Trap T25: an entry that was read before a change of its name does not enter the cache.
+#[test]
+fn entry_from_before_a_change_is_refused() {
+    for change in CHANGES_OF_F {
+        let vfs = over(HookedTmpfs::new(|_, _| Ok(())));
+        tree(&vfs, &["f", "g"]);
+        let root = vfs.root();
+        let listing = vfs.listing(&root);
+        let entries = read(&listing);
+        change(&vfs);
+        vfs.prune();
+        for (file, attr) in entries {
+            let is_entered = listing.enter(Name::new(&file).unwrap(), &attr).is_some();
+            assert!(!is_entered, "{} was brought back", file.escape_ascii());
+        }
+        assert_eq!(vfs.stats().inodes, 1, "an inode entered the cache");
+    }
+}
+
+/// Trap P12: the back end changes by itself, and the name is invalidated then.
+#[test]
+fn entry_from_before_an_invalidation_is_refused() {
+    let is_told = Arc::new(AtomicU64::new(0));
+    let told = Arc::clone(&is_told);
+    let vfs = over(HookedTmpfs::new(move |fs, call| {
+        // ORDERING: Relaxed. One thread.
+        if call == Call::Lookup(b"trigger") && told.swap(1, Ordering::Relaxed) == 0 {
+            let root = Node::detached(fs.root()?.ino, FileKind::Directory);
+            let f = fs.lookup(root, name("f"))?.ino;
+            fs.remove(root, name("f"), Node::detached(f, FileKind::Regular))?;
+        }
+        Ok(())
+    }));
+    tree(&vfs, &["f"]);
+    vfs.prune();
+    let root = vfs.root();
+    let listing = vfs.listing(&root);
+    let entries = read(&listing);
+    assert_eq!(ino(&vfs, &root, "trigger"), Err(Errno::NOENT));
+    vfs.invalidate(&root, name("f")).unwrap();
+    for (file, attr) in entries {
+        assert!(listing.enter(Name::new(&file).unwrap(), &attr).is_none(), "it was brought back");
+    }
+    assert_eq!(ino(&vfs, &root, "f"), Err(Errno::NOENT));
+}
+
+/// Trap T25: control. A listing that begins after the change takes the older entries.
+#[test]
+#[should_panic(expected = "a name was brought back")]
+fn control_entry_of_an_older_listing_is_caught() {
+    let vfs = over(HookedTmpfs::new(|_, _| Ok(())));
+    tree(&vfs, &["f", "g"]);
+    let root = vfs.root();
+    let entries = read(&vfs.listing(&root));
+    remove(&vfs, "f", Removal::Unlink).unwrap();
+    vfs.prune();
+    let listing = vfs.listing(&root);
+    for (file, attr) in entries {
+        drop(listing.enter(Name::new(&file).unwrap(), &attr));
+    }
+    assert_eq!(ino(&vfs, &root, "f"), Err(Errno::NOENT), "a name was brought back");
+}
+
+/// The names of one changing thread, and where each file is.
+struct Owned<'v> {
+    vfs: &'v Vfs,
+    dirs: [&'v InodeRef<'v>; 2],
+    names: [String; NAMES],
+    /// The inode number by directory and name.
+    files: BTreeMap<(usize, usize), u64>,
+}
+
+impl Owned<'_> {
+    fn place(&self, at: (usize, usize)) -> (&InodeRef<'_>, Name<'_>) {
+        (self.dirs[at.0], name(&self.names[at.1]))
+    }
+
+    /// Makes, removes, renames or invalidates names at random.
+    fn change(&mut self, rng: &mut Rng) {
+        let (vfs, cred) = (self.vfs, Cred::root());
+        let at = (rng.index(2), rng.index(NAMES));
+        let to = (rng.index(2), rng.index(NAMES));
+        let (dir, file) = self.place(at);
+        match (rng.below(4), self.files.contains_key(&at)) {
+            (0, _) => vfs.invalidate(dir, file).unwrap(),
+            (_, false) => {
+                let what = Make::new(S_IFREG | 0o644, 0, 0);
+                let ino = vfs.make(&cred, dir, file, what).unwrap().0.ino();
+                self.files.insert(at, ino);
+            }
+            (1, true) => {
+                vfs.remove(&cred, dir, file, Removal::Unlink).unwrap();
+                self.files.remove(&at);
+            }
+            (2, true) if self.files.contains_key(&to) => {
+                vfs.rename(&cred, (dir, file), self.place(to), RenameMode::Exchange).unwrap();
+                let (a, b) = (self.files[&at], self.files[&to]);
+                self.files.extend([(at, b), (to, a)]);
+            }
+            (_, true) => {
+                vfs.rename(&cred, (dir, file), self.place(to), RenameMode::Replace).unwrap();
+                if at != to {
+                    let ino = self.files.remove(&at).unwrap();
+                    self.files.insert(to, ino);
+                }
+            }
+        }
+    }
+
+    /// Checks a name, which no other thread changes.
+    fn check(&self, at: (usize, usize)) {
+        let (dir, file) = self.place(at);
+        let found = self.vfs.lookup(&Cred::root(), dir, file).map(|found| found.ino());
+        let expected = self.files.get(&at).copied().ok_or(Errno::NOENT);
+        assert_eq!(found, expected, "{} was brought back or lost", file.as_bytes().escape_ascii());
+    }
+}
+
+/// Traps T25, T12, T13: threads change names of their own in two directories, and always find the
+/// state that they have made. Meanwhile other threads list the directories, enter what they read,
+/// and evict what is unused.
+#[test]
+fn storm_of_changes_beside_listings_brings_no_name_back() {
+    let _watchdog = Watchdog::start("listings beside changes", Duration::from_secs(300));
+    let vfs = over(HookedTmpfs::new(|_, _| Ok(())));
+    tree(&vfs, &["a/", "b/"]);
+    let (a, b) = (walk(&vfs, "a").unwrap(), walk(&vfs, "b").unwrap());
+    let (left, tally) = (AtomicU64::new(CHANGERS as u64), Tally::new(["entered", "refused"]));
+    let dirs = [&a, &b];
+    race::run(CHANGERS + 2, Seed::choose(), |mut racer| {
+        if racer.thread < CHANGERS {
+            let _leaving = Leaving(&left);
+            let names = std::array::from_fn(|at| format!("n{}-{at}", racer.thread));
+            let mut owned = Owned { vfs: &vfs, dirs, names, files: BTreeMap::new() };
+            for _ in 0..CHANGES {
+                owned.change(&mut racer.rng);
+                owned.check((racer.rng.index(2), racer.rng.index(NAMES)));
+            }
+            (0..2 * NAMES).for_each(|at| owned.check((at % 2, at / 2)));
+            return;
+        }
+        // ORDERING: Relaxed. A flag that ends the listings.
+        while left.load(Ordering::Relaxed) > 0 {
+            let listing = vfs.listing(dirs[racer.rng.index(2)]);
+            let entries = read(&listing);
+            if racer.rng.chance(1, 2) {
+                vfs.prune();
+            }
+            for (file, attr) in entries {
+                match listing.enter(Name::new(&file).unwrap(), &attr) {
+                    Some(found) => {
+                        assert_eq!(found.inode.ino(), attr.ino);
+                        tally.hit("entered");
+                    }
+                    None => tally.hit("refused"),
+                }
+            }
+        }
+    });
+    tally.assert_all_reached();
+}

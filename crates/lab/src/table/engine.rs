@@ -1,0 +1,372 @@
+//! The engine of all tables: every variant in every cell, round by round.
+//!
+//! A table declares its sweeps. A [`Sweep`] is a list of cells, which are sets of parameters, with
+//! the number of variants, the share of the time and the variant that all are compared with. So
+//! the length of a run is known before it starts.
+//!
+//! # How it works
+//! A round visits each cell. It measures the variants of a cell right after each other, in an
+//! order that depends on the round. Over the rounds each variant goes first, and comes directly
+//! after each other variant, as nearly equally often as the number of rounds allows.
+//! [`Run::measure`] adds two rows per visit: throughput, and processor time per operation.
+//! [`Run::files`] does so for the file systems that most workloads run on. [`Run::each`] is below
+//! both. It refuses more variants than the sweep has. An interrupted run ends between two visits,
+//! and removes everything that it made.
+//!
+//! Source: the house rules for measurements in `docs/developing/style.md`, section 7.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::Value;
+
+use super::{Settings, sized};
+use crate::baseline::syscall_ns;
+use crate::before::Design;
+use crate::crew::Slice;
+use crate::files::{BeforeFiles, Files, Host, Ours};
+use crate::machine::Disturbance;
+use crate::peer::Interrupt;
+pub(super) use crate::samples::Cell;
+use crate::samples::{Metric, Samples};
+
+/// System calls whose cost is averaged, in a quick and in a full run.
+const SYSCALLS: (u32, u32) = (1_000, 100_000);
+
+/// The cells of a table that are measured in the same rounds.
+#[derive(Clone, Debug)]
+pub(crate) struct Sweep {
+    pub(super) cells: Vec<Cell>,
+    /// The most variants of a cell.
+    pub(super) variants: usize,
+    /// The variant that all variants are compared with.
+    pub(super) baseline: &'static str,
+    /// The part of the time per row for which a variant is measured in a cell, over all rounds.
+    pub(super) share: f64,
+    /// Factor on the number of rounds, where one slice is short beside the disturbances.
+    pub(super) repeats: usize,
+    /// True if rows of one thread are also shown without the cost of a system call, which `linux`
+    /// pays.
+    pub(super) is_net_of_syscall: bool,
+}
+
+/// A run of one table.
+pub(crate) struct Run<'a> {
+    pub(super) table: &'static str,
+    pub(super) settings: &'a Settings,
+    /// The sweeps that the table declares.
+    pub(super) sweeps: Vec<Sweep>,
+    interrupt: Interrupt,
+}
+
+/// One variant in one cell and one round.
+pub(super) struct Visit<'a> {
+    pub(super) round: usize,
+    pub(super) cell: &'a Cell,
+    /// The number of the variant.
+    pub(super) at: usize,
+    /// True for the first visit of a round.
+    pub(super) is_first: bool,
+}
+
+/// Measures one variant in a cell for so long.
+pub(super) type Measure<'a> = Box<dyn Fn(&Cell, Duration) -> anyhow::Result<Slice> + 'a>;
+
+/// A workload on file systems.
+pub(super) trait Workload {
+    /// Prepares `files`, and returns the function that measures it.
+    ///
+    /// # Errors
+    /// If something cannot be made in `files`.
+    fn enter<'a, F: Files>(&'a self, files: &'a F) -> anyhow::Result<Measure<'a>>;
+}
+
+/// Returns every combination of the values of some parameters.
+pub(super) fn cells(axes: &[(&'static str, Vec<Value>)]) -> Vec<Cell> {
+    axes.iter().fold(vec![Cell::default()], |cells, (key, values)| {
+        let with = |cell: &Cell| {
+            let with = |value: &Value| cell.with(key, value.clone());
+            values.iter().map(with).collect::<Vec<_>>()
+        };
+        cells.iter().flat_map(with).collect()
+    })
+}
+
+/// Returns the values of a parameter.
+pub(super) fn values<T: Clone + Into<Value>>(list: &[T]) -> Vec<Value> {
+    list.iter().cloned().map(Into::into).collect()
+}
+
+impl Sweep {
+    /// Returns a sweep over `cells`.
+    pub(super) fn new(
+        cells: Vec<Cell>,
+        (variants, baseline): (usize, &'static str),
+        share: f64,
+    ) -> Sweep {
+        Sweep { cells, variants, baseline, share, repeats: 1, is_net_of_syscall: false }
+    }
+
+    /// Returns the sweep with more parameters in each cell.
+    pub(super) fn with(&self, params: &[(&'static str, Value)]) -> Sweep {
+        let mut sweep = self.clone();
+        sweep.cells.iter_mut().for_each(|cell| cell.0.extend(params.iter().cloned()));
+        sweep
+    }
+
+    /// Returns for how long a variant is measured in a cell and a round.
+    pub(super) fn slice(&self, settings: &Settings) -> Duration {
+        (settings.time_per_row / settings.rounds as u32).mul_f64(self.share)
+    }
+
+    /// Returns the number of rounds.
+    pub(super) fn rounds(&self, settings: &Settings) -> usize {
+        settings.rounds * self.repeats
+    }
+
+    /// Returns the length of the sweep, without the time between the slices.
+    pub(crate) fn time(&self, settings: &Settings) -> Duration {
+        let slices = self.cells.len() * self.variants * self.rounds(settings);
+        self.slice(settings) * slices as u32
+    }
+}
+
+impl<'a> Run<'a> {
+    /// Begins a run of `table`; from here on an interrupt is noticed.
+    ///
+    /// # Errors
+    /// If signals cannot be watched.
+    pub(super) fn begin(
+        table: &'static str,
+        sweeps: Vec<Sweep>,
+        settings: &'a Settings,
+    ) -> anyhow::Result<Run<'a>> {
+        Ok(Run { table, settings, sweeps, interrupt: Interrupt::watch()? })
+    }
+
+    /// Visits each cell with each variant in each round, in another order each time.
+    ///
+    /// # Errors
+    /// If a visit fails, the user interrupts the run, or there are more variants than in `sweep`.
+    pub(super) fn each(
+        &self,
+        sweep: &Sweep,
+        variants: usize,
+        mut visit: impl FnMut(Visit<'_>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let (table, rounds) = (self.table, sweep.rounds(self.settings));
+        ensure!(variants <= sweep.variants, "{table}: {variants} variants are too many");
+        let time = sweep.time(self.settings).as_secs_f64();
+        eprintln!("{table}: measures for about {time:.0} s");
+        let bar = progress(sweep.cells.len() * rounds);
+        let disturbance = Disturbance::start();
+        for round in 0..rounds {
+            for (nth, cell) in sweep.cells.iter().enumerate() {
+                bar.set_message(cell.to_string());
+                for (turn, at) in balanced(variants, round).enumerate() {
+                    self.check()?;
+                    visit(Visit { round, cell, at, is_first: nth == 0 && turn == 0 })?;
+                }
+                bar.inc(1);
+            }
+        }
+        bar.finish_and_clear();
+        let share = 100.0 * disturbance.share();
+        eprintln!("{table}: other processes used {share:.0} % of the machine");
+        Ok(())
+    }
+
+    /// Measures all variants in the cells of `sweep` and adds the rows.
+    ///
+    /// # Errors
+    /// A wrong answer, an interrupt, or more variants than the sweep has.
+    pub(super) fn measure(
+        &self,
+        sweep: &Sweep,
+        variants: &[(&str, Measure<'_>)],
+        samples: &mut Samples,
+    ) -> anyhow::Result<()> {
+        let (slice, baseline) = (sweep.slice(self.settings), sweep.baseline);
+        let mut call_ns = 0.0;
+        self.each(sweep, variants.len(), |visit| {
+            let (round, cell) = (visit.round, visit.cell);
+            if sweep.is_net_of_syscall && visit.is_first {
+                call_ns = self.add_syscall(round, &Cell::default().with("threads", 1), samples);
+            }
+            let (name, measure) = &variants[visit.at];
+            let slice = measure(cell, slice)?;
+            slice.add_to(samples, round, name, &cell.0, baseline)?;
+            if sweep.is_net_of_syscall && cell.number("threads") == 1 {
+                let paid = if *name == "linux" { call_ns } else { 0.0 };
+                let net = (Metric::NsPerOp, (slice.ns_per_op() - paid).max(0.0));
+                let params = cell.with("net_of", "syscall").0;
+                samples.add(round, name, &params, net, baseline);
+            }
+            Ok(())
+        })
+    }
+
+    /// Measures a system call, adds its row, and returns its cost in nanoseconds.
+    pub(super) fn add_syscall(&self, round: usize, cell: &Cell, samples: &mut Samples) -> f64 {
+        let call_ns = syscall_ns(sized(self.settings.size, SYSCALLS));
+        let params = cell.with("op", "syscall").0;
+        samples.add(round, "linux", &params, (Metric::NsPerOp, call_ns), "linux");
+        call_ns
+    }
+
+    /// Measures `workload` on corewalk's tmpfs, on a design from before with room for so many
+    /// names, and on the host.
+    ///
+    /// # Errors
+    /// As [`Run::measure`], and if a file system cannot be prepared.
+    pub(super) fn files<W: Workload>(
+        &self,
+        sweep: &Sweep,
+        before: Option<(Design, usize)>,
+        workload: &W,
+        samples: &mut Samples,
+    ) -> anyhow::Result<()> {
+        let (ours, host) = (Ours::new()?, Host::new(self.table));
+        let before = before.map(|(design, names)| BeforeFiles::new(design, names)).transpose()?;
+        let mut variants = vec![(ours.variant(), workload.enter(&ours)?)];
+        if let Some(before) = &before {
+            variants.push((before.variant(), workload.enter(before)?));
+        }
+        match &host {
+            Ok(host) => variants.push((host.variant(), workload.enter(host)?)),
+            Err(error) => eprintln!("{}: skipped linux: {error:#}", self.table),
+        }
+        self.measure(sweep, &variants, samples)
+    }
+
+    /// Says which numbers of threads are left out, since they have no processor each.
+    pub(super) fn note_skipped_threads(&self) {
+        let usable = self.settings.threads_with_processors();
+        let rest: Vec<_> = self.settings.threads.iter().filter(|n| !usable.contains(n)).collect();
+        if !rest.is_empty() {
+            eprintln!(
+                "{}: skipped {rest:?} threads, for which there are too few cores",
+                self.table
+            );
+        }
+    }
+
+    /// Returns an error once the user has interrupted the run.
+    ///
+    /// # Errors
+    /// See above.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        self.interrupt.check()
+    }
+}
+
+/// Returns a bar on a terminal for `steps` steps; nothing is shown elsewhere.
+fn progress(steps: usize) -> ProgressBar {
+    let bar = ProgressBar::new(steps as u64);
+    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} {eta} {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// Returns the numbers below `count` in an order that depends on the round.
+///
+/// Over `count` rounds, or twice as many if it is odd, each number goes first equally often. Each
+/// stands directly behind each other one equally often, since a variant finds caches and memory as
+/// the one before left them.
+///
+/// Source: Williams, "Experimental designs balanced for the estimation of residual effects of
+/// treatments", 1949.
+fn balanced(count: usize, round: usize) -> impl Iterator<Item = usize> {
+    // There and back: 0, 1, -1, 2, -2 ...
+    let zigzag = move |at: usize| if at % 2 == 1 { at.div_ceil(2) } else { count - at / 2 };
+    let is_mirrored = count % 2 == 1 && round % 2 == 1;
+    (0..count).map(move |at| {
+        let at = if is_mirrored { count - 1 - at } else { at };
+        (zigzag(at) + round) % count
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::quick;
+
+    /// The control is at the end: an order that is only turned has the same one before each.
+    #[test]
+    fn each_variant_goes_first_and_behind_each_other_equally_often() {
+        let most_and_least = |count: usize, order: &dyn Fn(usize) -> Vec<usize>| {
+            let (mut first, mut behind) = (vec![0; count], vec![vec![0; count]; count]);
+            for order in (0..2 * count).map(order) {
+                first[order[0]] += 1;
+                order.windows(2).for_each(|pair| behind[pair[1]][pair[0]] += 1);
+            }
+            let pairs = behind.iter().enumerate().flat_map(|(at, before)| {
+                before.iter().enumerate().filter(move |(other, _)| *other != at).map(|(_, n)| *n)
+            });
+            assert_eq!(first, vec![2; count]);
+            (pairs.clone().max(), pairs.min())
+        };
+        for count in 2..8 {
+            let balanced = |round| balanced(count, round).collect();
+            assert_eq!(most_and_least(count, &balanced), (Some(2), Some(2)), "{count}");
+        }
+        assert_eq!(balanced(1, 3).collect::<Vec<_>>(), [0]);
+        let turned = |round| (0..5).map(|at| (at + round) % 5).collect();
+        assert_eq!(most_and_least(5, &turned), (Some(8), Some(0)));
+    }
+
+    fn sweep(names: &[&str], variants: usize) -> Sweep {
+        Sweep::new(cells(&[("name", values(names))]), (variants, "linux"), 1.0)
+    }
+
+    #[test]
+    fn every_variant_is_in_every_cell_once_per_round() {
+        let settings = quick::settings();
+        let run = Run::begin("engine", vec![], &settings).unwrap();
+        let mut seen = vec![];
+        let visited = run.each(&sweep(&["a", "b"], 3), 3, |visit| {
+            let name = visit.cell.word("name").to_owned();
+            seen.push((visit.round, name, visit.at, visit.is_first));
+            Ok(())
+        });
+        assert!(visited.is_ok());
+        let firsts: Vec<_> = seen.iter().map(|(.., is_first)| *is_first).take(4).collect();
+        assert_eq!(firsts, [true, false, false, false]);
+        let order: Vec<_> =
+            seen.iter().map(|(round, name, at, _)| (*round, &name[..], *at)).collect();
+        assert_eq!(order[..4], [(0, "a", 0), (0, "a", 1), (0, "a", 2), (0, "b", 0)]);
+        assert_eq!(order[6], (1, "a", 0));
+        assert_eq!(seen.len(), 2 * 3 * settings.rounds);
+        seen.sort_unstable();
+        seen.dedup_by_key(|(round, name, at, _)| (*round, name.clone(), *at));
+        assert_eq!(seen.len(), 2 * 3 * settings.rounds, "no visit twice");
+    }
+
+    #[test]
+    fn more_variants_than_declared_and_a_failed_visit_end_the_run() {
+        let settings = quick::settings();
+        let run = Run::begin("engine", vec![], &settings).unwrap();
+        let error = run.each(&sweep(&["a"], 1), 2, |_| Ok(())).unwrap_err().to_string();
+        assert!(error.contains("2 variants are too many"), "{error}");
+        assert!(run.each(&sweep(&["a"], 1), 1, |_| anyhow::bail!("a wrong answer")).is_err());
+    }
+
+    #[test]
+    fn time_is_that_of_all_slices() {
+        let settings = quick::settings();
+        let sweep = Sweep { share: 0.5, ..sweep(&["a", "b", "c", "d"], 3) };
+        assert_eq!(sweep.time(&settings), settings.time_per_row * 6);
+        let twice = Sweep { repeats: 2, ..sweep };
+        assert_eq!(twice.time(&settings), settings.time_per_row * 12);
+    }
+
+    #[test]
+    fn cells_are_every_combination_in_order() {
+        let cells = cells(&[("op", values(&["a", "b"])), ("threads", values(&[1, 2]))]);
+        let names: Vec<String> = cells.iter().map(Cell::to_string).collect();
+        assert_eq!(names, ["op=a threads=1", "op=a threads=2", "op=b threads=1", "op=b threads=2"]);
+        assert_eq!((cells[3].word("op"), cells[3].number("threads")), ("b", 2));
+    }
+}
