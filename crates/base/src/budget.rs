@@ -1,21 +1,21 @@
 //! A count of used bytes, blocks or inodes, with or without a limit.
 //!
-//! A file system does not grow beyond its size and reports at any time how much is left. With a
-//! limit the count is one word that every caller of `take` writes, because only an exact count can
-//! refuse exactly. Without a limit the count is spread over cache lines, so statistics cost almost
-//! nothing.
+//! A file system must not grow beyond its size, and must report at any time how much is left. With
+//! a limit the count is one word that every caller of `take` writes, because only an exact count
+//! can refuse exactly. Without a limit the count is spread over cache lines, so statistics cost
+//! almost nothing.
 //!
 //! # Guarantees
 //!
-//! - U.1: with a limit, no more is granted than it allows, by any number of threads. A budget that
-//!   starts above its limit grants nothing until enough is given back.
-//! - U.2: an amount given back by one thread is available to others at once. An amount is refused
-//!   only if it did not fit at some moment of the call.
+//! - U.1: the amounts granted to all threads together stay within the limit. A budget that starts
+//!   above its limit grants nothing until enough is given back.
+//! - U.2: an amount given back by one thread is available to other threads at once. An amount is
+//!   refused only if it did not fit at some moment of the call.
 //!
 //! # Limits
 //!
-//! A budget never waits for others to give back: the caller gets `ENOSPC` at once, as in the
-//! kernel's tmpfs. It orders no other memory. It has no locks.
+//! A budget never waits until another thread gives units back: the caller gets `ENOSPC` at once, as
+//! in the kernel's tmpfs. It has no locks, and its atomic words order no other memory.
 //!
 //! Analogous to the block and inode counts of Linux's `struct shmem_sb_info`.
 //!
@@ -28,7 +28,7 @@ use std::fmt;
 
 /// A count of used units, with or without a limit.
 ///
-/// The caller gives back each amount once, when the object that it was taken for is removed.
+/// The caller gives back each amount once, when it removes the object for which it took the amount.
 ///
 /// # Examples
 ///
@@ -42,7 +42,7 @@ use std::fmt;
 pub struct Budget(Kind);
 
 enum Kind {
-    /// At most `limit` units. All words are atomic and independent of other memory.
+    /// At most `limit` units. The atomic words order no other memory.
     Limited { limit: u64, used: AtomicU64, refusals: AtomicU64 },
     /// Any number of units.
     Unlimited { used: Box<ShardedCounter> },
@@ -73,8 +73,8 @@ impl Budget {
         if self.take_up_to(1, amount) == 1 { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
-    /// Takes up to `count` times the amount `unit`, as often as it fits. Returns how often it
-    /// fitted.
+    /// Takes `unit` up to `count` times, as often as the limit allows. Returns how often it was
+    /// taken.
     #[must_use = "what was taken is to be given back"]
     pub fn take_up_to(&self, count: u64, unit: u64) -> u64 {
         match &self.0 {
@@ -84,14 +84,16 @@ impl Budget {
             }
             Kind::Limited { limit, used, refusals } => {
                 let mut granted = 0;
-                // ORDERING: Relaxed, both. The word is the whole of the shared state.
+                // ORDERING: Relaxed, both. The count is a single word, and nothing else is
+                // published with it.
                 let _ = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
                     let room = limit.saturating_sub(used);
                     granted = room.checked_div(unit).map_or(count, |units| units.min(count));
                     Some(used + granted * unit)
                 });
                 if granted < count {
-                    // ORDERING: Relaxed. A statistic. A refused caller sees its own increment.
+                    // ORDERING: Relaxed. A statistic. A refused caller sees its own increment,
+                    // which `refusals` needs.
                     refusals.fetch_add(1, Ordering::Relaxed);
                 }
                 granted
@@ -104,7 +106,8 @@ impl Budget {
         match &self.0 {
             Kind::Unlimited { used } => used.add(-(amount as i64)),
             Kind::Limited { used, .. } => {
-                // ORDERING: Relaxed. The word is the whole of the shared state.
+                // ORDERING: Relaxed. The count is a single word, and nothing else is published with
+                // it.
                 let before = used.fetch_sub(amount, Ordering::Relaxed);
                 debug_assert!(before >= amount, "more was given back than taken");
             }
@@ -148,8 +151,9 @@ impl Budget {
 
     /// Returns how often a call was granted less than it asked for.
     ///
-    /// A caller that gets `ENOSPC` from a larger operation compares two readings. An equal count
-    /// means that this budget was not the reason. Other threads may have been refused meanwhile.
+    /// A caller that gets `ENOSPC` from a larger operation compares the counts before and after it.
+    /// Equal counts mean that this budget did not cause the error. Unequal counts prove nothing,
+    /// because other threads may have been refused meanwhile.
     ///
     /// # Examples
     ///
@@ -257,7 +261,7 @@ mod loom_models {
         assert_all_reached(&two_at_the_limit(|budget| budget.take(2).is_ok()));
     }
 
-    /// The check and the increment in two steps.
+    /// A check and an increment in two steps let both threads succeed.
     #[test]
     #[should_panic(expected = "U.1: ")]
     fn control_take_in_two_steps_is_caught() {

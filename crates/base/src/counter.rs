@@ -9,14 +9,15 @@
 //!
 //! - `sum` is exact if no thread is inside `add` and every `add` happens before it (a join, or a
 //!   lock that both sides take).
-//! - Beside concurrent calls of `add` with positive amounts, `sum` lies between the sums before and
-//!   after the call. With mixed signs it may return a value that the counter never had. A caller
-//!   that must not see a negative sum clamps it.
+//! - While other threads add positive amounts only, `sum` returns a value between the counter's
+//!   values before and after the call. With mixed signs it may return a value that the counter
+//!   never had. A caller that must not see a negative sum clamps it.
 //!
 //! # Limits
 //!
-//! It is no reference count: no decision may rest on a sum of zero while other threads add. Model
-//! checkers therefore do not see it, and a counter may be a `static` in every build.
+//! The counter is no reference count: no decision may rest on a sum of zero while other threads
+//! add. So no protocol depends on it, and model checkers need not see it. It may therefore be a
+//! `static` in every build.
 //!
 //! Analogous to Linux's `struct percpu_counter`.
 //!

@@ -1,7 +1,8 @@
 //! The errno of an error of the standard library.
 //!
-//! `Errno` and `std::io::Error` both belong to other crates, so a function takes the place of
-//! `From`. The other direction, `From<Errno> for std::io::Error`, is in `rustix`.
+//! `Errno` and `std::io::Error` both belong to other crates, so no implementation of `From` is
+//! possible here. A function takes its place. The other direction, `From<Errno> for
+//! std::io::Error`, is in `rustix`.
 
 use std::borrow::Borrow;
 use std::io::{Error, ErrorKind};
@@ -63,7 +64,8 @@ mod tests {
 
     #[test]
     fn number_of_an_error_comes_before_its_kind() {
-        // `EPERM` and `EACCES` have the same kind.
+        // `EPERM` and `EACCES` have the same kind, so `errno_of` must look at the error number
+        // first.
         assert_eq!(errno_of(Error::from(Errno::PERM)), Errno::PERM);
         assert_eq!(errno_of(Error::from(ErrorKind::PermissionDenied)), Errno::ACCESS);
     }

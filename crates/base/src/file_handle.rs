@@ -2,8 +2,8 @@
 //!
 //! A handle names a file of a mounted file system for the file's whole life. It survives renames,
 //! and works while no process has the file open. File servers identify files by it and reopen them.
-//! No well-kept crate has these two calls, and the other crates forbid unsafe code. So they are
-//! here.
+//! No well-kept crate has the two system calls. The other crates of this workspace forbid unsafe
+//! code, so the calls are here.
 //!
 //! # Limits
 //!
@@ -105,7 +105,7 @@ impl FileHandle {
     pub fn open(&self, mount: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
         let flags = (flags | OFlags::CLOEXEC).bits() as libc::c_int;
         // SAFETY: (1) `mount` is open. (2) `self` is laid out like `struct file_handle` and has
-        // `len` valid bytes behind its two fields. (3) It lives until the call returns.
+        // `len` valid bytes behind its two fields. (3) `self` lives until the call returns.
         let fd = unsafe {
             libc::syscall(
                 libc::SYS_open_by_handle_at,

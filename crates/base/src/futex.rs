@@ -3,9 +3,9 @@
 //! [`crate::park`] keeps its queue in this process. A word in a mapping of several processes needs
 //! the kernel's queue: futex(2), on the low 32 bits of the word.
 //!
-//! A wait always has a deadline. The kernel restarts a wait without one after a signal handler with
-//! `SA_RESTART`, and semop(2) must not be restarted. Under a model checker a wait yields once and
-//! reports that it was woken.
+//! A wait always has a deadline. After a signal handler with `SA_RESTART`, the kernel restarts a
+//! wait that has no deadline. But a wait of semop(2) must not be restarted. Under a model checker a
+//! wait yields once and reports that it was woken.
 //!
 //! # Rules
 //!
@@ -38,7 +38,7 @@ pub enum Ended {
     Interrupted,
 }
 
-/// An instant of `CLOCK_MONOTONIC`, in nanoseconds since it began.
+/// An instant of `CLOCK_MONOTONIC`, in nanoseconds since the start of that clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Deadline {
     /// Nanoseconds of `CLOCK_MONOTONIC`.
@@ -103,12 +103,13 @@ mod imp {
         }
     }
 
-    /// Returns the half of `word` that the kernel compares. No other code accesses it as a half.
+    /// Returns the half of `word` that the kernel compares. Rust code accesses only the whole word.
     fn low_half(word: &AtomicU64) -> &AtomicU32 {
         let half = usize::from(cfg!(target_endian = "big"));
         let start = std::ptr::from_ref(word).cast::<AtomicU32>().wrapping_add(half);
-        // SAFETY: the half lies in the word, is aligned to four bytes, has no invalid bits and
-        // lives as long. It is used only as an address: the kernel does the one access.
+        // SAFETY: the half is a part of the word. It is aligned to four bytes, any bits are valid,
+        // and it lives as long as the word. It is used only as an address: the kernel does the one
+        // access.
         unsafe { &*start }
     }
 }
@@ -129,7 +130,8 @@ mod imp {
 
     /// Yields once if the low half of `word` is `value`.
     pub fn wait(word: &AtomicU64, value: u32, _deadline: Deadline, _scope: Scope) -> Ended {
-        // ORDERING: Relaxed. The caller reads the word again, with the ordering that it needs.
+        // ORDERING: Relaxed. The caller reads the word again, with the ordering that its protocol
+        // needs.
         if word.load(Ordering::Relaxed) & u64::from(u32::MAX) == u64::from(value) {
             thread::yield_now();
         }

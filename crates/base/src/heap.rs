@@ -7,10 +7,10 @@
 //! Source: malloc_trim(3).
 #![expect(unsafe_code, reason = "the C library is called")]
 
-/// Gives the pages of the heap that nothing uses back to the system.
+/// Gives the unused pages of the heap back to the system.
 ///
-/// The call scans the whole heap, and allocations of other threads may wait meanwhile: some tens of
-/// milliseconds for gigabytes. With a C library other than glibc it does nothing.
+/// The call scans the whole heap, which takes tens of milliseconds for some gigabytes. Allocations
+/// of other threads may wait meanwhile. With a C library other than glibc the call does nothing.
 ///
 /// # Examples
 ///
@@ -20,6 +20,7 @@
 /// ```
 pub fn give_back_freed() {
     #[cfg(all(target_env = "gnu", not(miri)))]
-    // SAFETY: the function takes the allocator's own locks, and frees nothing that is in use.
+    // SAFETY: `malloc_trim` takes the allocator's own locks, and gives back only memory that is not
+    // in use.
     let _was_any = unsafe { libc::malloc_trim(0) };
 }

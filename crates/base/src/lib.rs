@@ -1,6 +1,7 @@
 //! The internal base of the corewalk crates.
 //!
-//! It gives no promise of stability. Programs use `corewalk-sync` and the crates above instead.
+//! Its interface may change in any version. Programs use `corewalk-sync` and the crates above
+//! instead.
 //!
 //! | item | use |
 //! |---|---|
@@ -12,6 +13,7 @@
 //! | [`OwnLine`], [`CachePadded`] | placement on cache lines |
 //! | [`WordPair`] | comparing shared words two at a time |
 //! | [`errno_of`] | the errno of an error of the standard library |
+//! | [`signal_is_ignored`] | the disposition of a signal |
 //! | [`heap`] | freed memory that goes back to the system |
 //! | [`file_handle`], [`sysv`] | system calls of the host that no well-kept crate has |
 //! | [`setters!`] | setters of structs that may get more fields |
@@ -20,7 +22,7 @@
 //! # Locks
 //!
 //! The crate holds no lock while it runs code of the caller. `park` uses the queue locks of
-//! `parking_lot_core`, which are leaves.
+//! `parking_lot_core`, under which no other lock is taken.
 //!
 //! # Unsafe code
 //!
@@ -40,6 +42,7 @@ pub mod park;
 pub mod primitives;
 mod region;
 mod setters;
+mod signals;
 pub mod sysv;
 #[cfg(corewalk_loom)]
 pub mod tally;
@@ -52,3 +55,4 @@ pub use locks::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWrite
 pub use own_line::OwnLine;
 pub use pair::{Lane, Lanes, WordPair};
 pub use region::{LINE_WORDS, Line, Region};
+pub use signals::signal_is_ignored;

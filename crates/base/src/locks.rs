@@ -1,10 +1,10 @@
-//! Parking locks: `Mutex`, `RwLock`, `Condvar`, with one call shape everywhere.
+//! Parking locks: `Mutex`, `RwLock`, `Condvar`, with the same calls on the machine and under a
+//! model checker.
 //!
 //! On the machine these are the locks of `parking_lot`. They spin briefly and then sleep, so
-//! waiters of a preempted holder use no processor time. They have no poisoning, so a panic in a
-//! section does not turn every later call into an error. Under loom and shuttle they are thin
-//! shells around the locks of the model checker, with the same calls. A protocol is therefore
-//! written once.
+//! waiters of a preempted holder use no processor time. They have no poisoning, so a panic of a
+//! lock holder does not turn every later call into an error. Under loom and shuttle they are thin
+//! wrappers around the locks of the model checker. A protocol is therefore written once for both.
 //!
 //! # Fairness
 //!
@@ -15,8 +15,8 @@
 //!
 //! # Limits
 //!
-//! The shells have only the calls that modelled code uses. There are no timed waits, no upgrade,
-//! and guards are not sent between threads.
+//! The wrappers have only the calls that modelled code uses. They have no timed waits and no
+//! upgrade, and a guard stays on its thread.
 //!
 //! Source: `parking_lot` 0.12 (`src/rwlock.rs` documents the policy); WTF::Lock.
 

@@ -1,24 +1,25 @@
-//! Two atomic words in one register, to compare a whole cache line in fewer steps.
+//! Two atomic words in one register, which compare a whole cache line in fewer instructions.
 //!
-//! A lock-free reader compares a name, or eight tags, with shared words and then validates. Word by
-//! word, each word takes a load, an exclusive or and an or, and all of them wait for the same cache
-//! line. With two or three lookups in flight, the processor's buffer of waiting instructions is
-//! full. That limits the lookup, not the memory. Registers of two words halve the number of
+//! A lock-free reader compares a name, or eight tags, with shared words and then validates. One
+//! word takes a load, an exclusive or and an or, and all these instructions wait for the same cache
+//! line. Two or three lookups in flight fill the processor's buffer of waiting instructions. Then
+//! the buffer limits the lookups, not the memory. Registers of two words halve the number of
 //! instructions.
 //!
 //! # Guarantees
 //!
 //! - W.1: each word of a pair is loaded like [`AtomicU64::load`], with the named ordering. The two
-//!   words need not belong to one instant. A half word is a part of a word that was loaded in this
-//!   way.
+//!   loads may happen at different instants. A half word is a part of a word that was loaded in
+//!   this way.
 //!
 //! # Mechanism
 //!
 //! On x86-64 a pair is an SSE2 register, which every such processor has. The load is one
-//! instruction of assembly, because the language has no atomic load of two words. Processors read
-//! aligned words of eight bytes whole, also as halves of a longer access. This is promised for
-//! aligned pairs on processors with AVX. Loads are not reordered with later loads or stores.
-//! Elsewhere, and under Miri and the model checkers, a pair is two words.
+//! instruction of assembly, because the language has no atomic load of two words. A processor reads
+//! an aligned word of eight bytes whole, also as a half of a longer access. Intel promises this for
+//! aligned pairs on processors with AVX. Loads are not reordered with later loads or stores. On
+//! other processors, under Miri and under the model checkers, a pair is two words that are loaded
+//! one by one.
 //!
 //! Source: Intel, Software Developer's Manual, volume 3, 9.1.1 and 9.2.
 #![cfg_attr(
@@ -103,16 +104,16 @@ impl WordPair {
         chosen::is_zero(self.0)
     }
 
-    /// Returns bit i for each of the sixteen bytes that equals `byte`. Byte 0 is the lowest of the
-    /// first word.
+    /// Returns bit i for each of the sixteen bytes that equals `byte`. Byte 0 is the lowest byte of
+    /// the first word.
     #[inline(always)]
     #[must_use]
     pub fn bytes_equal(self, byte: u8) -> u32 {
         chosen::bytes_equal(self.0, byte)
     }
 
-    /// Returns the lanes that equal `lane`, of the eight lanes of 16 bits. Lane 0 is the lowest of
-    /// the first word.
+    /// Returns the lanes that equal `lane`, of the eight lanes of 16 bits. Lane 0 is the lowest
+    /// lane of the first word.
     #[inline(always)]
     #[must_use]
     pub fn lanes_equal(self, lane: u16) -> Lanes {
@@ -141,7 +142,7 @@ impl Iterator for Lanes {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Lane> {
-        // INVARIANT: each set bit is at twice a lane's number, so this one is too.
+        // INVARIANT: each set bit is at twice a lane's number, so the lowest set bit is too.
         let lowest = (self.0 != 0).then(|| Lane(self.0.trailing_zeros()))?;
         self.0 &= self.0 - 1;
         Some(lowest)
@@ -189,7 +190,7 @@ mod sse2 {
     pub(super) fn load(words: &[AtomicU64; 2]) -> Pair {
         let pair;
         // SAFETY: the 16 bytes behind the reference are readable. The processor reads each aligned
-        // word whole. So the instruction does no more than two relaxed loads.
+        // word whole. So the instruction reads memory as two relaxed loads do.
         unsafe {
             asm!("movdqu {}, [{}]", out(xmm_reg) pair, in(reg) words.as_ptr(),
                 options(readonly, nostack, preserves_flags));
@@ -200,8 +201,9 @@ mod sse2 {
     #[inline(always)]
     pub(super) fn load_acquire(words: &[AtomicU64; 2]) -> Pair {
         let pair;
-        // SAFETY: as in `load`. The processor orders loads before later accesses. The compiler
-        // moves no access across the block, because the block is not marked `readonly`.
+        // SAFETY: the 16 bytes behind the reference are readable, and the processor reads each
+        // aligned word whole. It orders loads before later accesses. The compiler moves no access
+        // across the block, because the block is not marked `readonly`.
         unsafe {
             asm!("movdqu {}, [{}]", out(xmm_reg) pair, in(reg) words.as_ptr(),
                 options(nostack, preserves_flags));
@@ -251,7 +253,8 @@ mod sse2 {
         let half;
         // SAFETY: `twice` is at most 14 (invariant of `Lane`), so the four bytes lie behind the
         // reference and are readable. They are half of one aligned word, which the processor reads
-        // whole, so this is no more than a load of that word. The rest is as in `load_acquire`.
+        // whole, so the instruction reads memory as a load of that word does. Later accesses stay
+        // behind it, as in `load_acquire`.
         unsafe {
             asm!("mov {:e}, dword ptr [{} + 2 * {}]", out(reg) half, in(reg) words.as_ptr(),
                 in(reg) u64::from(twice), options(nostack, preserves_flags));

@@ -36,7 +36,8 @@ use crate::primitives::atomic::{AtomicU64, Ordering};
 pub enum Sleeper {
     /// The thread takes the lock next, and its unlock wakes the others.
     Locker,
-    /// The thread only waits until the lock is free. It wakes no other thread.
+    /// The thread only waits until the lock is free, and does not take it. It wakes no other
+    /// thread.
     Passer,
 }
 
@@ -50,15 +51,15 @@ pub fn wake_all(word: &AtomicU64) {
     imp::wake_all(word);
 }
 
-/// Sleeps like [`wait`], as a `Locker` or a `Passer` for [`unlock`].
+/// Sleeps like [`wait`]. `sleeper` tells [`unlock`] whether the thread takes the lock next.
 pub fn wait_as(word: &AtomicU64, mask: u64, value: u64, sleeper: Sleeper) {
     imp::wait(word, mask, value, sleeper);
 }
 
 /// Clears the bit `locked` of `word`, and wakes every passer and one locker.
 ///
-/// The bit `waiters` is cleared too unless a locker still sleeps. The bit tells the next holder to
-/// call `unlock`.
+/// The bit `waiters` is cleared too, unless a locker still sleeps. If it stays set, the next holder
+/// of the lock must call `unlock` as well.
 pub fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
     imp::unlock(word, locked, waiters);
 }
@@ -88,7 +89,8 @@ mod imp {
             Sleeper::Passer => PASSER,
         };
         // SAFETY: the closures neither panic nor call into parking_lot: the first reads one word,
-        // the others do nothing. The key is the address of a borrowed word.
+        // the others do nothing. The key is the address of a word that the caller borrows, so no
+        // other user of parking_lot sleeps on it.
         unsafe {
             parking_lot_core::park(
                 key(word),
@@ -102,7 +104,7 @@ mod imp {
     }
 
     pub(super) fn wake_all(word: &AtomicU64) {
-        // SAFETY: as in `wait`; there is no callback.
+        // SAFETY: the key is the address of a word that the caller borrows, and no callback runs.
         unsafe {
             parking_lot_core::unpark_all(key(word), DEFAULT_UNPARK_TOKEN);
         }
@@ -117,7 +119,8 @@ mod imp {
             FilterOp::Unpark
         };
         // SAFETY: the closures neither panic nor call into parking_lot: the first compares tokens,
-        // the second does one atomic operation. The key is as in `wait`.
+        // the second does one atomic operation. The key is the address of a word that the caller
+        // borrows.
         unsafe {
             parking_lot_core::unpark_filter(key(word), pick, |result| {
                 let clear = if result.have_more_threads { locked } else { locked | waiters };
@@ -145,8 +148,8 @@ mod imp {
     pub(super) fn wake_all(_word: &AtomicU64) {}
 
     pub(super) fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
-        // ORDERING(lockref-unlock): Release. As on the real machine. Sleepers poll, so none is left
-        // behind.
+        // ORDERING(lockref-unlock): Release. The holder's writes happen before the next holder. In
+        // a model a sleeper polls the word, so it needs no wake-up.
         word.fetch_and(!(locked | waiters), Ordering::Release);
     }
 }
@@ -169,7 +172,7 @@ mod tests {
         let sleepers: Vec<_> = (0..3)
             .map(|_| {
                 let word = Arc::clone(&word);
-                // ORDERING(park-test): Acquire. Pairs with the store below.
+                // ORDERING(park-test): Acquire. Pairs with the main thread's store of 1.
                 thread::spawn(move || {
                     while word.load(Ordering::Acquire) == 0 {
                         wait(&word, u64::MAX, 0);
@@ -177,7 +180,7 @@ mod tests {
                 })
             })
             .collect();
-        // ORDERING(park-test): Release. A waker publishes its work this way.
+        // ORDERING(park-test): Release. The store publishes the waker's work to the sleepers.
         word.store(1, Ordering::Release);
         wake_all(&word);
         for sleeper in sleepers {
@@ -191,11 +194,13 @@ mod tests {
         let word = Arc::new(AtomicU64::new(0));
         let turns = |word: &AtomicU64, mine: u64| {
             for _ in 0..ROUNDS {
-                // ORDERING(park-turn): Acquire. Pairs with the other thread's step.
+                // ORDERING(park-turn): Acquire. Pairs with the `fetch_add` that ends the other
+                // thread's turn.
                 while word.load(Ordering::Acquire) % 2 != mine {
                     wait(word, 1, 1 - mine);
                 }
-                // ORDERING(park-turn): Release. The turn is handed over.
+                // ORDERING(park-turn): Release. The addition ends this thread's turn and starts
+                // that of the other.
                 word.fetch_add(1, Ordering::Release);
                 wake_all(word);
             }
@@ -206,7 +211,7 @@ mod tests {
         });
         turns(&word, 0);
         other.join().unwrap();
-        // ORDERING: Relaxed. The thread has been joined.
+        // ORDERING: Relaxed. The join orders this load after all steps of the other thread.
         assert_eq!(word.load(Ordering::Relaxed), 2 * ROUNDS);
     }
 }

@@ -5,8 +5,8 @@
 //! model runs every interleaving of two or three threads, with every value that weak memory allows.
 //! Under shuttle (`--cfg corewalk_shuttle`) it runs random schedules of larger programs. With
 //! `--cfg corewalk_crash` the code runs on the machine, and a thread can be stopped before any
-//! store of a word (`crash`). No other file names `std::sync::atomic` and `std::thread`: no model
-//! would see its code.
+//! store of a word (`crash`). No other file may name `std::sync::atomic` or `std::thread`, because
+//! a model checker would not see what it does.
 //!
 //! This module also gives every thread its *shard*, a small number that spreads counters and free
 //! lists over cache lines. Each new thread draws the next number and keeps it for life. Two living
@@ -93,7 +93,8 @@ pub const IS_MODEL: bool = cfg!(any(corewalk_loom, corewalk_shuttle));
 /// Number of shards; a power of two.
 ///
 /// A structure with one cache line per shard takes 2 KiB. More shards would help only if more than
-/// 32 threads ran at once. A model has two, and every thread uses the first.
+/// 32 threads ran at once. Under a model checker there are two shards, and every thread uses the
+/// first.
 pub const SHARDS: usize = if IS_MODEL { 2 } else { 32 };
 
 /// Returns true while a panic unwinds this thread, also in a model.
@@ -115,7 +116,8 @@ pub fn shard_index() -> usize {
     thread_local! {
         static SHARD: usize = {
             static NEXT: unmodelled::AtomicUsize = unmodelled::AtomicUsize::new(0);
-            // ORDERING: Relaxed. The numbers spread threads and publish nothing.
+            // ORDERING: Relaxed. The numbers only spread threads over shards, and nothing is
+            // published with them.
             NEXT.fetch_add(1, unmodelled::Ordering::Relaxed) % SHARDS
         };
     }

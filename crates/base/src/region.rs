@@ -7,7 +7,8 @@
 //! fast paths need no error path.
 //!
 //! The memory keeps its type: it never shrinks, and only the drop unmaps it. A caller that found a
-//! line once may read it at any later time, and must check that it is still the same object.
+//! line once may read it at any later time, and must check that the line still belongs to the same
+//! object.
 //!
 //! # Invariants
 //!
@@ -16,11 +17,11 @@
 //!
 //! # Limits
 //!
-//! A region does not record which lines are in use. With `MAP_NORESERVE`, lack of memory shows at
-//! first touch, so callers keep limits. If another process truncates the mapped file, an access to
-//! the lost part raises `SIGBUS`. A memfd with `F_SEAL_SHRINK` cannot be truncated. The first
-//! access to a line raises `SIGBUS` also when the file system is full, so a caller reserves such
-//! lines first ([`Region::reserve`]).
+//! A region does not record which lines are in use. With `MAP_NORESERVE` a lack of memory shows
+//! only when a line is first touched, so callers limit their use. If another process truncates the
+//! mapped file, an access to the lost part raises `SIGBUS`. A memfd with `F_SEAL_SHRINK` cannot be
+//! truncated. The first access to a line raises `SIGBUS` also when the file system is full, so a
+//! caller reserves such lines first ([`Region::reserve`]).
 //!
 //! Source: mmap(2), madvise(2) `MADV_POPULATE_WRITE`; userspace-rcu's rule that type-stable memory
 //! needs no grace period.
@@ -69,7 +70,7 @@ mod mapped {
     pub struct Region {
         base: NonNull<Line>,
         lines: u32,
-        /// True if the file system of the file may become full. That of a memfd cannot.
+        /// True if the file system of the mapped file may become full. A memfd has no such limit.
         is_limited: bool,
     }
 
@@ -99,7 +100,8 @@ mod mapped {
 
         /// Maps the first `lines` lines of a file, shared with every process that maps it.
         ///
-        /// Other processes may write any value there; see the module.
+        /// Other processes may write any value into the lines at any time, so the caller must not
+        /// trust the values that it reads.
         ///
         /// # Errors
         ///
@@ -145,15 +147,15 @@ mod mapped {
         }
 
         /// Reserves memory for lines, so that no later access to them by any process raises
-        /// `SIGBUS`. Lines that are out of range are passed over.
+        /// `SIGBUS`. It skips lines that are out of range.
         ///
-        /// There is nothing to do for private memory, or where the file system has no limit. A
-        /// kernel before 5.14 cannot reserve, and nothing is done.
+        /// The call does nothing for private memory and for a file system without a limit. It also
+        /// does nothing on a kernel before 5.14, which cannot reserve.
         ///
         /// # Errors
         ///
-        /// `ENOSPC` if the file system is full; `ENOMEM` if there is no memory. Some of the lines
-        /// may have memory then.
+        /// `ENOSPC` if the file system is full; `ENOMEM` if there is no memory. After an error some
+        /// of the lines may have memory.
         ///
         /// # Examples
         ///
@@ -175,8 +177,8 @@ mod mapped {
             }
             // SAFETY: `first` is below `end`, which is inside of the mapping (R.1).
             let start = unsafe { self.base.as_ptr().byte_add(first) };
-            // SAFETY: the range is a part of the mapping, whose last page is whole. A write fault
-            // changes no word.
+            // SAFETY: the range is a part of the mapping, whose last page is whole. The advice only
+            // causes write faults, which change no word.
             match unsafe { mm::madvise(start.cast(), end - first, Advice::LinuxPopulateWrite) } {
                 // `EINVAL` means that the kernel does not know the advice.
                 Ok(()) | Err(Errno::INVAL) => Ok(()),
@@ -219,8 +221,8 @@ mod mapped {
         }
     }
 
-    // SAFETY: the mapping belongs to the process, not to a thread, and R.2 makes it a shared array
-    // of atomics.
+    // SAFETY: the mapping belongs to the process, not to a thread. The words are only accessed as
+    // atomics (R.2), so threads may share them.
     unsafe impl Send for Region {}
 
     // SAFETY: as above.
@@ -272,7 +274,7 @@ mod boxed {
             Err(rustix::io::Errno::NOSYS.into())
         }
 
-        /// Does nothing: all lines have memory.
+        /// Does nothing, because all lines of a boxed region have memory.
         ///
         /// # Errors
         ///

@@ -1,17 +1,17 @@
 //! The host kernel's own System V IPC, as safe calls.
 //!
-//! A benchmark of user-space semaphores or messages needs those of the kernel beside them, in the
-//! same program. No well-kept crate has them, and the other crates forbid unsafe code. So these
-//! calls are here: numbers and slices in, an errno out.
+//! A benchmark compares user-space semaphores and messages with those of the kernel, in one
+//! program. No well-kept crate has these system calls. The other crates of this workspace forbid
+//! unsafe code, so the calls are here.
 //!
-//! Dropping a [`SemSet`] or [`MsgQueue`] removes the object, unless it was only attached to. The
+//! Dropping a [`SemSet`] or [`MsgQueue`] removes the object, unless it came from `attach`. The
 //! object of a killed process stays in the kernel until it is removed explicitly. In an IPC
-//! namespace of its own ([`unshare_ipc`]) it is removed with the last thread.
+//! namespace of its own ([`unshare_ipc`]), the kernel removes it when the last thread ends.
 //!
 //! # Limits
 //!
-//! Keys, permissions of other users and most `ctl` commands are left out: no measurement needs
-//! them. `corewalk-ipc` has them.
+//! This module leaves out keys, permissions of other users and most `ctl` commands, because no
+//! measurement needs them. `corewalk-ipc` has them.
 //!
 //! Source: semget(2), semop(2), semctl(2), msgop(2), unshare(2).
 #![expect(unsafe_code, reason = "libc declares these system calls as unsafe")]
@@ -239,8 +239,8 @@ impl MsgQueue {
         usize::try_from(got).map_err(|_| last_error())
     }
 
-    /// Returns true if the queue has no message. A message without text is consumed and counts as
-    /// one.
+    /// Returns true if the queue has no message. If the first message has no text, the call removes
+    /// it and returns false.
     ///
     /// # Errors
     ///

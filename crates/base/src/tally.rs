@@ -4,19 +4,20 @@
 //! spawned thread starts with a load of a word that it later overwrites. So every model of this
 //! workspace counts its outcomes and asserts that each expected one was reached.
 //!
-//! The counts live outside of the model. They persist from run to run and add no step to it.
+//! The counts are not part of the model. They persist from run to run and add no step to a
+//! schedule.
 //!
 //! Source: loom issues 166 and 392.
 
 use crate::primitives::unmodelled::{Arc, AtomicUsize, Ordering};
 
-/// The variable with the number of further preemptions in models of many steps.
+/// The environment variable that allows more preemptions in models of many steps.
 const MORE_PREEMPTIONS: &str = "COREWALK_LOOM_MORE_PREEMPTIONS";
 
 /// The size of the stack of a model's main thread in `of_bounded`, in words.
 const STACK_WORDS: usize = 0x8000;
 
-/// How often each of `N` outcomes was reached.
+/// Counts of how often a model reached each of its `N` outcomes.
 #[derive(Debug)]
 pub struct Tally<const N: usize> {
     counts: Arc<[AtomicUsize; N]>,
@@ -33,7 +34,8 @@ impl<const N: usize> Tally<N> {
     }
 
     /// Like [`Tally::of`], for models of many steps. It runs only schedules with at most
-    /// `preemptions` preemptions. A switch from a thread that waits does not count.
+    /// `preemptions` preemptions. A switch away from a waiting thread is not counted as a
+    /// preemption.
     ///
     /// # Panics
     ///

@@ -7,10 +7,10 @@
 //!
 //! # The end of a mount
 //! Normally the command leaves no mount behind, and it removes the mount point if it has created
-//! it. A mount that is in use when a signal comes is detached, and its users lose the server. So
-//! does a copy of the mount in another mount namespace. In two cases the mount stays without a
-//! server until `umount -l`: the command is killed, or a signal comes while another file system is
-//! mounted on top.
+//! it. A mount that is in use when a signal comes is detached, and its users lose the server. A
+//! copy of the mount in another mount namespace loses the server too. In two cases the mount stays
+//! without a server until `umount -l`. Either the command is killed, or a signal comes while
+//! another file system is mounted on top.
 
 mod daemon;
 mod descriptors;
@@ -22,18 +22,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Sender, channel};
-use std::time::Duration;
 
 use corewalk::Errno;
-use corewalk_base::primitives::thread;
-use corewalk_fuse::{Mount, MountError, Mountpoint, Unmounted};
+use corewalk_fuse::{EndSignals, Mount};
 use rustix::fs::{AtFlags, Mode, OFlags, open, statat, unlinkat};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use crate::failure::Failure;
-use crate::signals::is_ignored;
 use crate::source::Source;
 use options::Plan;
 
@@ -152,17 +146,6 @@ impl Arguments {
     }
 }
 
-/// How long the command waits for the mount to end after it has unmounted it.
-const END_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// An event after which the command ends.
-enum Event {
-    /// SIGINT, SIGTERM or SIGHUP.
-    Signal,
-    /// The mount has ended.
-    Ended(Result<(), MountError>),
-}
-
 /// Checks the command line but mounts nothing.
 pub(crate) fn check(arguments: &Arguments) -> Result<(), Failure> {
     arguments.plan().map(drop)
@@ -189,11 +172,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (source, plan) = arguments.plan()?;
     descriptors::raise_limit(plan.mount.threads)?;
     let opened = source.open(plan.tmpfs, &plan.store, plan.host)?;
+    let path = &arguments.mountpoint;
     // Install the signal handlers before mounting. Otherwise a signal during mount(2) would leave
     // the mount behind.
-    let (events, received) = channel();
-    watch_signals(events.clone())?;
-    let path = &arguments.mountpoint;
+    let signals = EndSignals::watch().map_err(|error| Failure::of(path.display(), error))?;
     let created = CreatedMountpoint::create(path)?;
     let mount = Mount::new(opened.fs, path, plan.server, &plan.mount)
         .map_err(|error| Failure::of(path.display(), error));
@@ -210,20 +192,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let path = path.display();
         eprintln!("corewalk: {path}: created the directory; it is removed when the mount ends");
     }
-    let point = mount.point().clone();
-    thread::spawn(move || {
-        // Ignore an error: if there is no receiver, the process is about to end.
-        let _ = events.send(Event::Ended(mount.wait()));
-    });
     if let Err(failure) = announce(&arguments.source, path) {
-        let _ = point.unmount();
-        drop(created);
+        drop((mount, created));
         return Err(failure);
     }
     if arguments.background {
         daemon::detach();
     }
-    let served = wait_for_end(&received, &point);
+    let served = mount.wait_or_unmount(signals);
     // Sync the store, even if the mount was only detached. Programs with open files in it lose the
     // server now.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
@@ -233,44 +209,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Failure::of(arguments.source.display(), why)
     })?;
     served.map_err(|error| Failure::of(path.display(), error))
-}
-
-/// Waits until the mount has ended, and unmounts it if a signal comes.
-fn wait_for_end(
-    received: &std::sync::mpsc::Receiver<Event>,
-    point: &Mountpoint,
-) -> Result<(), String> {
-    match received.recv().expect("the thread that watches signals keeps a sender") {
-        Event::Ended(result) => result.map_err(|error| error.to_string()),
-        Event::Signal => match point.unmount() {
-            // The mount ends soon, unless another mount namespace has a copy of it. Programs in
-            // that namespace then lose the server.
-            Ok(Unmounted::Done) => match received.recv_timeout(END_TIMEOUT) {
-                Ok(Event::Ended(result)) => result.map_err(|error| error.to_string()),
-                Ok(Event::Signal) | Err(_) => Ok(()),
-            },
-            // Do not wait for programs with open files in the mount, which may keep them for ever.
-            // They lose the server now.
-            Ok(Unmounted::Detached | Unmounted::Already) => Ok(()),
-            Err(error) => Err(format!("cannot unmount it: {error}")),
-        },
-    }
-}
-
-/// Starts a thread that sends an event for each SIGINT, SIGTERM and SIGHUP.
-fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
-    let hangup = if is_ignored(SIGHUP) { None } else { Some(SIGHUP) };
-    let signals = [SIGINT, SIGTERM].into_iter().chain(hangup);
-    let mut signals =
-        Signals::new(signals).map_err(|error| Failure::of("cannot handle signals", error))?;
-    thread::spawn(move || {
-        for _ in signals.forever() {
-            if events.send(Event::Signal).is_err() {
-                return;
-            }
-        }
-    });
-    Ok(())
 }
 
 /// Prints that the mount is ready. The line has the paths byte for byte as on the command line,

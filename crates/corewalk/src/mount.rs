@@ -1,4 +1,4 @@
-//! Mounts: file systems attached to directories of others.
+//! Mounts: file systems attached to directories of other file systems.
 //!
 //! The mount table is one immutable value behind an RCU cell. A walk reads it only at a dentry with
 //! the flag for mount points, or at the root of a mount. A change copies the table. Mounts and
@@ -9,7 +9,8 @@
 //! unmount marks it dead in the step that checks for other users, and from then on no walk can end
 //! in it. A walk in progress is not a user. Its pointer keeps the memory alone. When the walk ends,
 //! or goes up, it checks that the mount is alive; if not, it begins again. (Counting pointers
-//! instead would include those of retired tables, and would miss walks that are just crossing.)
+//! instead would include those of retired tables, and would miss walks that are just entering a
+//! mount.)
 //!
 //! # Invariants
 //! - M.1: a live mount keeps a reference on its mount point, and keeps its parent mount alive. So a
@@ -25,7 +26,7 @@
 //! # What it refuses
 //! It refuses a second mount on the same directory of the same mount, and the unmount of a mount in
 //! use (there is no lazy unmount). An unmounted file system stays as long as the namespace, with
-//! the entry of its root, since its inodes may be in use. So a namespace takes 1024 file systems
+//! the entry of its root, because its inodes may be in use. So a namespace takes 1024 file systems
 //! over its life.
 //!
 //! Source: mount(2), umount(2); Linux `fs/namespace.c` (`mount_hashtable`, `mnt_parent`,
@@ -46,17 +47,19 @@ use crate::slot::DentrySlot;
 #[doc(alias = "struct mount")]
 pub(crate) struct Mount {
     pub(crate) id: u64,
-    /// The root dentry, counted.
+    /// The root dentry, on which the mount has a reference.
     pub(crate) root: DentrySlot,
-    /// Where it is mounted: the mount and the dentry, counted; None for the root mount.
+    /// The mount point: a mount and a dentry in it, with a reference on each. None for the root
+    /// mount.
     pub(crate) point: Option<(Arc<Mount>, DentrySlot)>,
-    /// The table, while it is in there, and each [`MountRef`]; not counted for the root mount. Its
-    /// lock protects the decision that the mount is dead.
+    /// The table, while the mount is in it, and each [`MountRef`]. The users of the root mount are
+    /// not counted. The lock
+    /// protects the decision that the mount is dead.
     users: Lockref,
 }
 
 impl Mount {
-    /// Returns true if it has been unmounted.
+    /// Returns true if the mount has been unmounted.
     pub(crate) fn is_dead(&self) -> bool {
         self.users.is_dead()
     }
@@ -67,7 +70,7 @@ impl Mount {
     }
 }
 
-/// A counted mount: while it lives the mount is not unmounted.
+/// A counted reference on a mount. While it lives, the mount is not unmounted.
 pub(crate) struct MountRef(Arc<Mount>);
 
 impl MountRef {
@@ -112,7 +115,7 @@ pub(crate) struct Mounts {
     change: Mutex<u64>,
 }
 
-/// Which mount is on which dentry of which mount.
+/// The mounts by mount point: the number of a mount, and a dentry in it.
 type Table = HashMap<(u64, DentrySlot), Arc<Mount>>;
 
 impl Mounts {
@@ -120,7 +123,7 @@ impl Mounts {
         Mounts { root: OnceLock::new(), table: RcuCell::new(Table::new()), change: Mutex::new(0) }
     }
 
-    /// Sets the root mount, once; the reference on the dentry goes to the mount.
+    /// Sets the root mount, once. The mount takes over the caller's reference on the dentry.
     pub(crate) fn set_root(&self, dentry: DentrySlot) {
         let root = Arc::new(Mount { id: 0, root: dentry, point: None, users: Lockref::new(1) });
         assert!(self.root.set(root).is_ok(), "the root is mounted once");
@@ -199,7 +202,7 @@ impl Mounts {
             return Err(Errno::BUSY);
         }
         let mut users = mount.users.lock();
-        // One user is the table, one is the caller's path.
+        // Two users are normal: the table and the path of the caller.
         if users.count() > 2 {
             return Err(Errno::BUSY);
         }

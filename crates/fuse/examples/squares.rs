@@ -1,4 +1,5 @@
-//! A small file system: a directory with the files 1 to 1000. Each contains the square of its name.
+//! An example of a small file system: a directory with the files 1 to 1000. The content of each
+//! file is the square of its name.
 //!
 //! ```console
 //! mkdir /tmp/squares
@@ -17,9 +18,9 @@ use corewalk::{
     Attr, DirEntry, DirSink, Errno, FileSystem, Make, Name, Node, RenameMode, SetAttr, StatFs,
     Timespec,
 };
-use corewalk_fuse::{Mount, MountOptions, Options};
+use corewalk_fuse::{MountOptions, Options, serve};
 
-/// The inode number of the root. The file `N` has the number `N` + 1.
+/// The inode number of the root. The file `N` has the inode number `N` + 1.
 const ROOT_INO: u64 = 1;
 const FILES: u64 = 1000;
 
@@ -49,7 +50,7 @@ impl FileSystem for Squares {
     fn lookup(&self, _: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
         let text = std::str::from_utf8(name.as_bytes()).map_err(|_| Errno::NOENT)?;
         let number: u64 = text.parse().map_err(|_| Errno::NOENT)?;
-        // Each file has one name only: "007" is not another name of 7.
+        // Accept only the usual form of a number: "007" is not another name of the file 7.
         let is_known = (1..=FILES).contains(&number) && number.to_string() == text;
         if is_known { Ok(self.attr(ROOT_INO + number)) } else { Err(Errno::NOENT) }
     }
@@ -110,8 +111,7 @@ impl FileSystem for Squares {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let point: PathBuf = std::env::args_os().nth(1).ok_or("usage: squares DIRECTORY")?.into();
     let fs = Arc::new(Squares { since: Timespec::now() });
-    let mount = Mount::new(fs, &point, Options::exclusive(), &MountOptions::default())?;
-    println!("mounted on {}; end it with umount", point.display());
-    mount.wait()?;
+    println!("serving on {}; end it with umount or Ctrl-C", point.display());
+    serve(fs, &point, Options::exclusive(), &MountOptions::default())?;
     Ok(())
 }

@@ -118,8 +118,8 @@ impl Adapter {
             InitFlags::FUSE_DONT_MASK,
             InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_HAS_IOCTL_DIR,
-            // With this feature the kernel may look up `.` and `..` to find an inode that it has
-            // forgotten, when a process opens a file handle of the inode.
+            // With this feature the kernel may look up `.` and `..`. It does so if a process opens
+            // a file handle of an inode that the kernel has forgotten.
             InitFlags::FUSE_EXPORT_SUPPORT,
         ];
         match options.readdirplus {

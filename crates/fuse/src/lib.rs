@@ -40,12 +40,10 @@
 //! ```no_run
 //! use std::{path::Path, sync::Arc};
 //! use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-//! use corewalk_fuse::{Mount, MountOptions, Options};
+//! use corewalk_fuse::{MountOptions, Options, serve};
 //!
 //! let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-//! let options = Options::exclusive();
-//! let mount = Mount::new(fs, Path::new("/mnt"), options, &MountOptions::default())?;
-//! mount.wait()?;
+//! serve(fs, Path::new("/mnt"), Options::exclusive(), &MountOptions::default())?;
 //! # Ok::<(), corewalk_fuse::MountError>(())
 //! ```
 
@@ -66,7 +64,10 @@ struct Readme;
 
 pub use adapter::Adapter;
 pub use credentials::Caller;
-pub use mount::{AllowedUsers, Mount, MountError, MountFlags, MountOptions, Mountpoint, Unmounted};
+pub use mount::{
+    AllowedUsers, EndSignals, Mount, MountError, MountFlags, MountOptions, Mountpoint, Unmounted,
+    serve,
+};
 pub use notify::KernelCache;
 pub use options::{Conflict, Options, Ownership, Permissions, ReaddirPlus, WriteCache};
 pub use server::{

@@ -2,7 +2,8 @@
 //!
 //! [`Mount::new`] mounts, starts the threads, and returns when the mount works. The mount ends when
 //! the `Mount` is dropped, by [`Mountpoint::unmount`] from any thread, or by umount(8).
-//! [`Mount::wait`] returns when the mount has ended.
+//! [`Mount::wait`] returns when the mount has ended. [`serve`] does all this in one call, and
+//! unmounts when a signal comes.
 //!
 //! This module mounts by itself and does not use fuser's mount function. So it can tell what has
 //! failed, and can set the type of the mount. It unmounts only its own mount, even if another mount
@@ -26,11 +27,13 @@
 mod device;
 mod error;
 mod options;
+mod signals;
 mod table;
 
 pub(crate) use device::Device;
 pub use error::MountError;
 pub use options::{AllowedUsers, MountFlags, MountOptions};
+pub use signals::{EndSignals, serve};
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -165,9 +168,7 @@ impl Mount {
     /// Waits until the mount has ended.
     ///
     /// A signal that ends the process leaves a mount without a server. Until it is unmounted, every
-    /// use of the mount fails with `ENOTCONN`. Such signals are `SIGINT`, `SIGTERM`, and `SIGHUP`
-    /// when the terminal is closed. A program should catch them and call [`Mountpoint::unmount`],
-    /// as `corewalk mount` does.
+    /// use of the mount fails with `ENOTCONN`. [`Mount::wait_or_unmount`] unmounts it first.
     ///
     /// # Errors
     /// [`MountError::System`] if a thread that serves requests has failed.

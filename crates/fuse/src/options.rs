@@ -1,20 +1,20 @@
-//! The options of a server: how long the kernel may cache answers, and which features are used.
+//! The options of a server: for how long the kernel may cache answers, and which features are used.
 //!
-//! How long the kernel may cache depends on which programs change the files.
-//! [`Options::exclusive`] is for a back end that is changed through this mount alone. The kernel
-//! keeps names and attributes for a day, keeps pages over opens, and sends no open if the back end
-//! needs none. [`Options::shared`] is for every other back end. The kernel keeps names and
-//! attributes for a second, and drops pages when a file is opened.
+//! The time for which the kernel may cache depends on which programs change the files.
+//! [`Options::exclusive`] is for a back end that is changed only through this mount. The kernel
+//! keeps names and attributes for a day, and keeps pages when a file is opened. It sends no open if
+//! the back end needs none. [`Options::shared`] is for every other back end. The kernel keeps names
+//! and attributes for a second, and drops pages when a file is opened.
 //!
 //! # Permission checks
-//! With [`Permissions::Kernel`], the default, the kernel checks permissions, ACLs included. A
-//! request then carries an owner for new files, and the server checks no permission. With
-//! [`Permissions::Server`] the server checks each request against the credentials of the caller.
-//! The kernel must not cache answers then, since it would give the answer for one user to all
-//! others. [`Options::check`] refuses timeouts with it.
+//! With [`Permissions::Kernel`], the default, the kernel checks permissions and ACLs. A request
+//! then carries an owner for new files, and the server checks no permission. With
+//! [`Permissions::Server`] the server checks each request against the credentials of the caller. In
+//! that case the kernel must not cache answers, since it would give the answer for one user to all
+//! others. So [`Options::check`] refuses these permissions with a timeout.
 //!
 //! # Why writes are not collected by default
-//! With [`WriteCache::Back`] the kernel collects small writes and times. That is fast. But if the
+//! With [`WriteCache::Back`] the kernel collects small writes and times, which is fast. But if the
 //! store is full, write(2) succeeds, and only fsync(2) reports the error, or no call does.
 //!
 //! Source: fuse(8) for the timeouts; Linux `fs/fuse/inode.c` for the effect of the flags.
@@ -42,21 +42,22 @@ const WRITE_BYTES_MIN: u32 = 4096;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// Whether other programs change the files too.
+    /// Tells whether other programs change the files too.
     pub ownership: Ownership,
-    /// Whether the kernel or the server checks permissions.
+    /// Tells whether the kernel or the server checks permissions.
     pub permissions: Permissions,
     /// Whether the kernel collects writes.
     pub write_cache: WriteCache,
     /// Whether a listing of a directory contains attributes.
     pub readdirplus: ReaddirPlus,
-    /// How long the kernel may use a looked-up name without asking again, unless the back end says
-    /// it in [`corewalk::Attr::ttl`].
+    /// The time for which the kernel may use a name without looking it up again. The back end may
+    /// set another one in [`corewalk::Attr::ttl`].
     pub entry_timeout: Duration,
-    /// How long the kernel may use attributes without asking again, unless the back end says it.
+    /// The time for which the kernel may use attributes without asking again. The back end may set
+    /// another one in [`corewalk::Attr::ttl`].
     pub attr_timeout: Duration,
-    /// How long the kernel may remember that a name does not exist. With zero it does not remember
-    /// that.
+    /// The time for which the kernel may remember that a name does not exist. With zero it does not
+    /// remember that.
     pub negative_timeout: Duration,
     /// The longest write request, in bytes: 4096 to 16 MiB.
     pub write_bytes_max: u32,
@@ -103,8 +104,8 @@ pub enum WriteCache {
 pub enum ReaddirPlus {
     /// Never: a listing contains names and types only.
     Never,
-    /// The kernel asks for attributes in a listing if it expects that the program reads them, and
-    /// if names have a timeout.
+    /// The kernel asks for attributes in a listing if it expects that the program reads them. It
+    /// never does so if names have no timeout.
     Auto,
     /// Always.
     Always,
@@ -114,7 +115,7 @@ pub enum ReaddirPlus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Conflict {
-    /// The server checks permissions, and a timeout is not 0. The kernel would answer from its
+    /// The server checks permissions, and a timeout is not 0. So the kernel would answer from its
     /// cache without a check.
     CachedNames,
     /// The server checks permissions, and the kernel collects writes. Collected writes do not name
@@ -138,7 +139,7 @@ impl Options {
         with_vfs: vfs = VfsOptions;
     }
 
-    /// Returns options for a back end that is changed through this mount alone.
+    /// Returns options for a back end that is changed only through this mount.
     pub fn exclusive() -> Options {
         let day = Duration::from_secs(86400);
         Options {
@@ -153,8 +154,9 @@ impl Options {
     /// Returns options for a back end that other programs change too.
     ///
     /// The kernel keeps names for a second, and does not remember missing names. The server asks
-    /// the back end for each name that it looks up ([`corewalk::Vfs::lookup_fresh`]), and compares
-    /// a cached name with the back end before it changes it ([`corewalk::Vfs::revalidate`]).
+    /// the back end for each name that it looks up ([`corewalk::Vfs::lookup_fresh`]). Before it
+    /// changes a name, it compares the cached name with the back end
+    /// ([`corewalk::Vfs::revalidate`]).
     pub fn shared() -> Options {
         Options {
             ownership: Ownership::Shared,
@@ -170,8 +172,8 @@ impl Options {
         }
     }
 
-    /// Returns these options with permission checks by the server, and with no timeouts and no
-    /// collected writes.
+    /// Returns these options changed so that the server checks permissions. They have no timeouts
+    /// and no collected writes.
     #[must_use]
     pub fn with_server_permissions(self) -> Options {
         Options {

@@ -1,26 +1,27 @@
-//! The requests of the FUSE protocol, apart from how they arrive.
+//! The requests of the FUSE protocol, independent of how they arrive.
 //!
-//! A [`Server`] has one method per request. A method translates the node number to a counted inode
-//! and the caller to credentials. It calls the back end through [`Vfs`], and counts each inode that
-//! the answer gives to the kernel. A `Server` is `Sync`: any number of threads may call it.
+//! A [`Server`] has one method per request. The method translates the node number to a counted
+//! inode, and the caller to credentials. It calls the back end through [`Vfs`], and counts each
+//! inode that the answer gives to the kernel. A `Server` is `Sync`, so any number of threads may
+//! call it.
 //!
 //! # Node numbers
-//! In the protocol the root has the number 1. The node number of any other inode is the inode
-//! number of the back end, with one exception. The back end's number of the root and 1 are swapped.
-//! So no two inodes have one node number, whatever numbers the back end uses. The kernel reads
-//! number 0 as "no such name", so an inode with that number is refused.
+//! In the protocol the root has the node number 1. The node number of any other inode is the inode
+//! number of the back end. There is one exception: the back end's number of the root is swapped
+//! with 1. So no two inodes have one node number, whatever numbers the back end uses. The kernel
+//! reads number 0 as "no such name", so an inode with that number is refused.
 //!
 //! # Counting
-//! A returned [`EntryOut`] has been counted. The transport must deliver it to the kernel, or call
+//! A returned [`EntryOut`] is already counted. The transport must deliver it to the kernel, or call
 //! [`Server::forget`] for it. The kernel keeps a delivered entry even if the calling process has
 //! died meanwhile. When the connection ends, all counts end with it. A forget names a node number
-//! and no name. So a late forget cannot hit the file that has the name by then, as in traps P1 and
-//! P2.
+//! and no name. So a late forget cannot drop another file that has the name by then (traps P1 and
+//! P2).
 //!
 //! # Guarantees
-//! - A.1: a directory's cookies are those of the back end plus 2. Cookies 1 and 2 are the positions
-//!   after `.` and after `..`.
-//! - A.2: `readdirplus` counts an entry only once its sink has taken it.
+//! - A.1: the cookies of a directory are those of the back end plus 2. Cookies 1 and 2 are the
+//!   positions behind `.` and behind `..`.
+//! - A.2: `readdirplus` counts an entry only after its sink has taken the entry.
 //!
 //! # Locks
 //! The server has no lock of its own.
@@ -54,15 +55,15 @@ use counters::Tallies;
 /// The node number of the root in the protocol.
 pub(crate) const ROOT_NODE: u64 = 1;
 
-/// The node number of entries in a listing with attributes whose lookup failed.
+/// The node number that a listing with attributes has for an entry whose lookup failed.
 ///
-/// The server would like to send the entry without a node, by number 0. But fuser sends one number
-/// as that of the node and that of the directory entry, and the C library skips directory entries
-/// with number 0. The entry's timeout is 0, so the kernel never uses this node. It looks up the
-/// name before it does anything with it, and then gets the error.
+/// Such an entry should have no node, which is number 0. But fuser sends one number both as that of
+/// the node and as that of the directory entry. The C library skips directory entries with number
+/// 0. The entry has a timeout of 0, so the kernel never uses this node. Before it does anything
+/// with the name, it looks the name up and gets the error.
 pub(crate) const NO_NODE: u64 = u64::MAX;
 
-/// A server of one file system. The module's text says how it counts.
+/// A server of one file system, which counts the lookups that the kernel holds.
 ///
 /// # Examples
 /// ```
@@ -92,10 +93,10 @@ pub struct Server {
     drop_attributes: OnceLock<DropAttributes>,
 }
 
-/// Makes the kernel drop its cached attributes of a node.
+/// A function that makes the kernel drop its cached attributes of a node.
 type DropAttributes = Box<dyn Fn(u64) + Send + Sync>;
 
-/// An inode for the kernel, counted once. Analogous to `struct fuse_entry_out`.
+/// An inode that an answer gives to the kernel, counted once. Analogous to `struct fuse_entry_out`.
 #[doc(alias = "fuse_entry_out")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "it is counted: deliver it, or forget it"]
@@ -103,7 +104,7 @@ type DropAttributes = Box<dyn Fn(u64) + Send + Sync>;
 pub struct EntryOut {
     /// The node number.
     pub node: u64,
-    /// The generation. Node number and generation together are never used for another inode.
+    /// The generation. No other inode ever has the same node number and generation.
     pub generation: u64,
     /// The attributes. Their inode number is the node number.
     pub attr: Attr,
@@ -137,8 +138,8 @@ impl Server {
     /// `EINVAL` for options that [conflict](Options::check); the errors of [`Vfs::new`].
     pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Result<Server, Errno> {
         options.check().map_err(|_| Errno::INVAL)?;
-        // If the back end has only paths, the namespace keeps unlinked files until they are
-        // closed. So it must know which files are open.
+        // If the back end finds files only by path, the namespace keeps unlinked files until they
+        // are closed. So it must know which files are open.
         let has_open_state = fs.has_open_state() || fs.addressing() == Addressing::PathOnly;
         let fsync_waits = fs.fsync_waits();
         let vfs = Vfs::new(fs, options.vfs.clone())?;
@@ -161,7 +162,7 @@ impl Server {
     }
 
     /// Sets the function that makes the kernel drop the attributes of a node. The server calls it
-    /// on the thread of the request that changed them. It can be set once.
+    /// on the thread of the request that has changed them. The function can be set only once.
     pub(crate) fn set_drop_attributes(&self, drop_attributes: DropAttributes) {
         let is_first = self.drop_attributes.set(drop_attributes).is_ok();
         debug_assert!(is_first, "a server is mounted once");
@@ -172,16 +173,16 @@ impl Server {
         &self.options
     }
 
-    /// Returns true if the server needs neither the open nor the release of a file. A transport may
-    /// then tell the kernel to send neither.
+    /// Returns true if the server needs neither the open nor the release of a file. Then a
+    /// transport may tell the kernel to send neither.
     pub fn opens_are_free(&self) -> bool {
         !self.has_open_state
             && self.options.ownership == Ownership::Exclusive
             && self.options.permissions == Permissions::Kernel
     }
 
-    /// Returns true if [`Server::fsync`] may wait for a disk or another machine. A transport should
-    /// then run it on a thread that reads no requests.
+    /// Returns true if [`Server::fsync`] may wait for a disk or another machine. Then a transport
+    /// should run it on a thread that reads no requests.
     pub fn fsync_waits(&self) -> bool {
         self.fsync_waits
     }
@@ -233,8 +234,8 @@ impl Server {
         self.hand_out(found.inode, attr)
     }
 
-    /// Looks up `name` in `dir`. If other programs may change it, the back end is asked in any
-    /// case.
+    /// Looks up `name` in `dir`. If other programs may change the directory, the back end is asked
+    /// even for a cached name.
     fn look_up(
         &self,
         cred: &Cred,
@@ -249,8 +250,8 @@ impl Server {
 
     /// Returns `node` itself for the name `.`, or its parent directory for `..`.
     ///
-    /// The kernel sends such a lookup if a process opens a file handle whose inode the kernel has
-    /// forgotten, and for the directories above that inode.
+    /// The kernel sends such lookups if a process opens a file handle of an inode that the kernel
+    /// has forgotten. It does so for the inode and for the directories above.
     ///
     /// # Errors
     /// `ESTALE` if the inode is gone.
@@ -274,8 +275,8 @@ impl Server {
         self.hand_out(inode, attr)
     }
 
-    /// Gives back `n` lookups of `node`. If that is more than the kernel holds, nothing changes,
-    /// and the server counts and logs it.
+    /// Gives back `n` lookups of `node`. If the kernel holds fewer, the server changes nothing, but
+    /// counts and logs the forget.
     pub fn forget(&self, node: u64, n: u64) {
         self.tallies.requests.add(1);
         if node == ROOT_NODE || node == NO_NODE {
@@ -323,11 +324,12 @@ impl Server {
         let inode = self.inode_refreshed(node)?;
         let mut set = change.set;
         if set.size.is_some() {
-            // For truncate(2) the kernel adds the time. A truncation sets it anyway.
+            // Leave out the time that the kernel adds for truncate(2), since a truncation sets it
+            // anyway.
             set.mtime = set.mtime.filter(|time| *time != SetTime::Now);
         }
         let attr = self.change(caller, &inode, |cred| {
-            // The kernel checked the permission when the file was opened.
+            // The kernel has checked the permission when the file was opened.
             let is_open = set.size.is_some() && change.through_handle;
             let more = if is_open { Caps::DAC_OVERRIDE } else { Caps::empty() };
             let cred = cred.clone().with_caps(cred.caps | more);
@@ -351,23 +353,24 @@ impl Server {
         self.counted(node)
     }
 
-    /// Returns the counted inode of a node, but counts no request. It is for the second node that a
-    /// request names.
+    /// Returns the counted inode of a node like `inode`, but counts no request. It is for the
+    /// second node that a request names.
     fn counted(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.vfs.inode(self.translate(node))?;
         let (ownership, permissions) = (self.options.ownership, self.options.permissions);
         if ownership == Ownership::Shared && permissions == Permissions::Server {
-            // Other programs may have changed owner and mode, which the permission check needs.
+            // Read owner and mode again for the permission check, since other programs may have
+            // changed them.
             self.vfs.invalidate_attributes(&inode);
         }
         Ok(inode)
     }
 
-    /// As `inode`, but asks the back end again for owner and mode if other programs may change
-    /// them. It is for requests whose effect depends on owner and mode, even if the kernel checks
-    /// the permissions. For example, a new file inherits from them, or a change clears some bits.
-    /// Other requests need them only for the permission check, which the kernel has made. Asking
-    /// again would cost a `stat` each.
+    /// Returns the counted inode like `inode`. If other programs may change owner and mode, the
+    /// next use of these asks the back end again. That is for requests whose effect depends on
+    /// owner and mode even if the kernel checks permissions. For example, a new file inherits from
+    /// them, or a change clears some bits. Other requests need them only for a permission check
+    /// that the kernel has made. For these, asking again would cost a `stat` each.
     fn inode_refreshed(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.inode(node)?;
         self.refresh(&inode);
@@ -381,8 +384,8 @@ impl Server {
         }
     }
 
-    /// Returns `name` after the cached answer for it in `dir` was compared with the back end, if
-    /// other programs may change that.
+    /// Returns `name`. If other programs may change `dir`, first compares the cached answer for
+    /// `name` with the back end.
     fn revalidated<'a>(&self, dir: &InodeRef<'_>, name: Name<'a>) -> Result<Name<'a>, Errno> {
         match self.options.ownership {
             Ownership::Exclusive => {}
@@ -400,18 +403,18 @@ impl Server {
         }
     }
 
-    /// Checks a name that a request resolves, and counts it.
+    /// Checks the name in a request, and counts it as a name to be resolved.
     fn name<'a>(&self, name: &'a [u8]) -> Result<Name<'a>, Errno> {
         let name = Name::new(name)?;
         self.tallies.names.add(1);
         Ok(name)
     }
 
-    /// Turns a reference to an inode into one lookup that the kernel holds.
+    /// Turns a reference to an inode into a lookup that the kernel holds.
     fn hand_out(&self, inode: InodeRef<'_>, attr: Attr) -> Result<EntryOut, Errno> {
         let node = self.translate(inode.ino());
         if node == 0 || node == ROOT_NODE || node == NO_NODE {
-            // The protocol uses these numbers for something else than a looked-up inode.
+            // In the protocol these numbers do not stand for an inode that was looked up.
             return Err(Errno::IO);
         }
         let generation = inode.generation();
@@ -428,11 +431,11 @@ impl Server {
         }
     }
 
-    /// Runs `change`, which changes content, size or owner of `inode`, with the credentials that
-    /// decide whether the set-group-ID bit is cleared.
+    /// Runs `change`, which changes content, size or owner of `inode`. Passes it credentials with
+    /// which the set-group-ID bit is cleared only if it must be.
     ///
-    /// Where the kernel checks permissions, it clears set-user-ID, and set-group-ID with execution
-    /// by the group. It does not clear set-group-ID without that execution bit, so the server does.
+    /// A kernel that checks permissions clears set-user-ID, and set-group-ID with execution by the
+    /// group. It does not clear set-group-ID without execution by the group, so the server does.
     fn change<T>(
         &self,
         caller: Caller,
@@ -447,15 +450,16 @@ impl Server {
         if let Some(drop_attributes) = self.drop_attributes.get()
             && self.vfs.has_lone_set_group_id(inode) != Ok(true)
         {
-            // The answer to a write has no mode, and the kernel may keep the old one for a day.
+            // Make the kernel drop the mode, which it may keep for a day. The answer to a write has
+            // no mode.
             drop_attributes(self.translate(inode.ino()));
         }
         changed
     }
 
-    /// As `cred`, with the real groups of the caller and its real `CAP_FSETID`. These decide
-    /// whether set-group-ID stays, and a request does not carry them. The other capabilities are
-    /// all set where the kernel has made the checks.
+    /// Returns credentials like `cred`, but with the real groups of the caller and its real
+    /// `CAP_FSETID`. A request does not carry these, and they decide whether set-group-ID stays. If
+    /// the kernel has checked the permissions, all other capabilities are set.
     fn cred_in_groups(&self, caller: Caller) -> Cred {
         let cred = caller.resolve(self.namespace);
         match self.options.permissions {

@@ -64,8 +64,8 @@ const REST: Duration = Duration::from_millis(200);
 /// The approximate memory of one entry in bytes: its dentry, its inode, and its slots in the
 /// tables.
 const ENTRY_BYTES: u64 = 128;
-/// A cache over its budget shrinks below the budget by one part in this many. So it does not exceed
-/// its budget again at once.
+/// If the cache is over its budget, it shrinks to its budget minus one part in this many. So it
+/// does not exceed its budget again at once.
 const SPARE_SHARE: u64 = 16;
 
 /// The handle of the shrinker thread. Dropping it ends the thread.

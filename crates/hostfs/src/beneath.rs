@@ -34,7 +34,7 @@ pub(crate) enum Resolver {
 }
 
 impl Resolver {
-    /// Returns `openat2` if it works on this host, otherwise the slower way.
+    /// Returns the way with openat2(2) if that works on this host, otherwise the slower one.
     pub(crate) fn detect(root: BorrowedFd<'_>) -> Resolver {
         match beneath(root, b".", OFlags::PATH | OFlags::DIRECTORY) {
             Ok(_) => Resolver::Openat2,

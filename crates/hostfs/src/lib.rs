@@ -3,7 +3,7 @@
 //! A passthrough server usually keeps one descriptor for every inode that its client has seen. So
 //! it fails with `EMFILE` when a user runs `find` (trap P10). [`HostFs`] works by path instead. A
 //! call gets a path of its inode from the dentry cache, resolves it beneath the root, and checks
-//! that it leads to the right inode. `HostFs` keeps only the descriptors of recently used inodes.
+//! the inode. `HostFs` keeps only the descriptors of recently used inodes.
 //!
 //! # How it works
 //! - `beneath` resolves a path so that no symbolic link and no rename lead out of the root.

@@ -7,10 +7,10 @@
 //! group is created with its final mode. The resulting mode is checked, because the host may change
 //! it.
 //!
-//! Before an inode loses its last name, a descriptor of the inode is kept, so that calls can use
-//! the inode until the cache forgets it. Just before a removal the file at the name is checked. So
-//! a file that another program has put there is usually not removed. A rename first asks the host
-//! not to replace a file. Only if a file has the new name, that file is looked up and replaced.
+//! Before an inode loses its last name, a descriptor of it is kept. So calls can use the inode
+//! until the cache forgets it. Just before a removal the file at the name is checked. So a file
+//! that another program has put there is usually not removed. A rename first asks the host not to
+//! replace a file. Only if a file has the new name, that file is looked up and replaced.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -17,7 +17,7 @@
 //! crafted collisions cost bounded time, and equal contents are still shared.
 //!
 //! # Invariants
-//! - K.1: the users of a block are the inodes that name it.
+//! - K.1: the users of a block are the inodes whose records contain its id.
 //! - K.2: a block has at most as many users as the index allows.
 //! - K.3: a block without users has no records and is not in the index. Otherwise an inode could
 //!   find the block and use it while its last user frees it (trap T34).
@@ -227,7 +227,8 @@ impl Blocks {
         (self.blocks.sum().max(0) as u64, self.users.sum().max(0) as u64)
     }
 
-    /// Returns the block that an inode names. `EIO` if it cannot be read.
+    /// Returns the block with this id, for an inode that uses it. `EIO` if the block cannot be
+    /// read.
     pub(crate) fn get(&self, id: u64, view: &View) -> Result<Arc<Block>, Errno> {
         self.get_for(LookupOrigin::User, id, view)
     }
@@ -328,7 +329,7 @@ impl Blocks {
     /// Replaces the content for one user of `own`, in another block or in place.
     ///
     /// # Errors
-    /// `ENOSPC`; `EIO` if the count of users is damaged. Nothing is changed then.
+    /// `ENOSPC`; `EIO` if the count of users is damaged. Nothing has changed in that case.
     pub(crate) fn replace(
         &self,
         own: &mut Arc<Block>,

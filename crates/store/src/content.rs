@@ -283,9 +283,10 @@ impl Content {
     /// Changes the allocation as fallocate(2) does.
     ///
     /// # Errors
-    /// `EINVAL` for an empty range; `EINVAL` for a range that must consist of whole blocks, or must
-    /// end before the end of the file, and does not; `EFBIG` for a range behind the largest size;
-    /// `ENOSPC`; `EOPNOTSUPP` for flags that exclude each other; `EIO`, `ESTALE`.
+    /// `EINVAL` for an empty range. `EINVAL` if the range must consist of whole blocks, or must end
+    /// before the end of the file, but does not. `EFBIG` for a range behind the largest size.
+    /// `EOPNOTSUPP` for flags that exclude each other. `ENOSPC`; `EIO`; `ESTALE` if the file was
+    /// freed.
     pub(crate) fn allocate(
         &mut self,
         tx: FileTx<'_>,
@@ -326,7 +327,7 @@ impl Content {
     pub(crate) fn discard(&mut self, tx: FileTx<'_>) -> Result<(), Errno> {
         self.remove(tx, 0..u64::MAX)?;
         self.flush(tx);
-        // A freed file is not saved, so nothing has to know that its extents moved.
+        // A freed file is not saved, so its moved extents need not be reported.
         (self.size, self.has_moved) = (0, false);
         self.is_dead = true;
         Ok(())

@@ -34,7 +34,7 @@ pub(crate) struct ExtentMap {
 /// The part of an extent or a hole from a given block to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// The block of the device, and whether it is written; None in a hole.
+    /// The first block on the device, and whether it is written. None in a hole.
     pub(crate) found: Option<(u64, bool)>,
     /// The number of blocks up to the end of the extent or hole.
     pub(crate) len: u64,

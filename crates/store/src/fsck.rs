@@ -15,11 +15,11 @@
 //! - F.2: a name leads to an inode of its kind, and is stored under its hash.
 //! - F.3: the counts of links and entries are right. The inodes without links, and only these, have
 //!   orphan records.
-//! - F.4: extents lie within the device and do not overlap. The counts of blocks are right. No
-//!   written block is behind the size.
+//! - F.4: extents lie within the device and do not overlap. The stored counts of blocks are those
+//!   of the extents. No written block is behind the size of its file.
 //! - F.5: the set in an attribute block parses. The length, the hash and the count of users of the
-//!   block are right. A private block has no hash and one user. An access ACL says more than the
-//!   mode of its inodes, and agrees with it. A default ACL parses.
+//!   block are right. A private block has no hash and one user. An access ACL agrees with the mode
+//!   of its inodes, and expresses more than a mode can. A default ACL parses.
 //! - F.6: a symbolic link has a target of its size. No other inode has a target.
 //!
 //! Source: fsck(8).
@@ -113,7 +113,7 @@ pub enum Finding {
     Attributes(u64),
     /// The flag of an inode for an access ACL is wrong.
     AclFlag(u64),
-    /// An access ACL contradicts the mode of its inode, or says no more than the mode.
+    /// An access ACL contradicts the mode of its inode, or expresses no more than the mode does.
     AclMode(u64),
 }
 
@@ -300,8 +300,8 @@ struct Check {
     used: Vec<(u64, u64, u64)>,
     users: BTreeMap<u64, UsersRecord>,
     contents: HashSet<u64>,
-    /// The blocks with an access ACL, and the mode that the ACL implies. None if the ACL says no
-    /// more than a mode.
+    /// The blocks with an access ACL, and the mode that the ACL implies. None if the ACL expresses
+    /// no more than a mode.
     with_acl: HashMap<u64, Option<u32>>,
 }
 

@@ -12,7 +12,7 @@
 //! - N.1: the kind never changes.
 //! - N.2: `nlink` is the number of directory entries of the inode. For a directory it is 2 plus the
 //!   number of subdirectories, and 0 once it is removed.
-//! - N.3: a stored access ACL says more than the mode, and agrees with it.
+//! - N.3: an access ACL is stored only if the mode cannot express it, and agrees with the mode.
 //! - N.4: size and blocks in the record of a file match its content, except while the data lock is
 //!   held.
 //! - N.5: an inode without links has an orphan record.

@@ -10,8 +10,8 @@
 //! # Guarantees
 //! - J.1: all changes of an operation are in one transaction. The operation holds a handle from its
 //!   first change to its last.
-//! - J.2: database and log together hold the state at the end of a commit. After a crash the store
-//!   is consistent once the log is replayed.
+//! - J.2: database and log together always have the state at the end of a commit. After a crash the
+//!   store is consistent once the log is replayed.
 //! - J.3: file data of a transaction becomes durable in one log entry with its extents, or before
 //!   its extents (as with `data=ordered` of ext4).
 //! - J.4: blocks that a transaction frees are allocated again only after it is durable.

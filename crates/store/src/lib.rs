@@ -6,8 +6,8 @@
 //! The design follows ext4 with `data=ordered`. An operation changes inodes in memory and puts
 //! their records into the running transaction (`journal`). `fsync` commits that transaction with
 //! one write and one sync of a write-ahead log (`log`). Every few seconds, and if the log cannot
-//! take a transaction, a commit syncs file data and then writes all records to an embedded database
-//! (`database`). That makes the log void. A mount after a crash replays the log.
+//! take a transaction, a commit goes to an embedded database (`database`) and makes the log void. A
+//! mount after a crash replays the log.
 //!
 //! | module | contents |
 //! |---|---|

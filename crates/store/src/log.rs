@@ -14,8 +14,8 @@
 //! - I.2: each entry starts on a new block, so no write touches a block of a valid entry.
 //! - I.3: a replay may be repeated. [`replay()`] writes one transaction of the database, which gets
 //!   the next generation.
-//! - I.4: if file data in the log is overwritten, the new data is logged too, or goes to the next
-//!   database transaction (J.6 of `journal`). So a replay never puts old bytes over confirmed ones.
+//! - I.4: new data over logged data is logged too, or goes to the next database transaction (J.6 of
+//!   `journal`). So a replay never puts old bytes over confirmed ones.
 //! - I.5: an end mark of the database's generation exists only while no entry of that generation is
 //!   confirmed.
 //!

@@ -371,8 +371,8 @@ impl Rename<'_, '_> {
         self.store.linked(link, self.view)
     }
 
-    /// Sets the new name to the moved inode, and the old name to `other` or to nothing. All steps
-    /// that can fail come before the first change. `EIO`, `ENOSPC`.
+    /// Sets the new name to the moved inode, and the old name to `other` or to nothing. Fails with
+    /// `EIO` or `ENOSPC` only before the first change.
     fn set_names(&mut self, other: Option<Link>) -> Result<(), Errno> {
         let (new, old) = (self.name_record(self.new)?, self.name_record(self.old)?);
         new.set(self.moved, self.view)?;
@@ -393,7 +393,8 @@ impl Rename<'_, '_> {
     }
 
     /// Returns the records of the new and the old directory with changed counts. Each pair of the
-    /// arguments has the entries that a directory gains and those that it loses. `EIO`, `EMLINK`.
+    /// arguments has the entries that a directory gains and those that it loses. `EIO` if a count
+    /// is too small, `EMLINK` if a count overflows.
     fn count(
         &mut self,
         of_new: (Entries, Entries),

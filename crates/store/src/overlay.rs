@@ -8,8 +8,8 @@
 //! # Invariants
 //! - V.1: the overlay shows bytes of the device below only up to the smallest length that the
 //!   overlay has had. So truncated bytes come back as zeros.
-//! - V.2: a read of the device below covers only bytes that the caller asked for, or the rest of a
-//!   block that is partly written. So if it fails, one of these bytes cannot be read.
+//! - V.2: a read of the device below covers only bytes that the caller wants, or the rest of a
+//!   partly written block. So if it fails, one of these bytes cannot be read.
 //!
 //! # Limits
 //! Each written block of 4096 bytes stays in memory. A check writes the contents of the log, 16 MiB

@@ -25,7 +25,8 @@ pub enum Removal {
 /// the value.
 ///
 /// # Rules
-/// - H.1: `find` holds no lock that `insert`, `note_users` or `remove` needs while it calls `take`.
+/// - H.1: while `find` calls `take`, it holds no lock that `insert`, `note_users` or `remove`
+///   needs.
 /// - H.2: while `find` is inside `take` for a pair, `remove` of that pair returns
 ///   [`Removal::Busy`]. After [`Removal::Done`], `take` is not called for the pair until it is
 ///   inserted again. Otherwise a block could be found while its last user frees it (trap T34).

@@ -308,7 +308,8 @@ impl Store {
         }
         let database = BufferedDatabase::open(&devices, options.cache_bytes)?;
         if !database.has_store()? {
-            // The database is empty, but `data` or `log` belong to a store whose database is lost.
+            // The database is empty. But `data` or `log` have content, which belongs to a store
+            // whose database is lost.
             if !devices.data.is_empty()? || !devices.log.is_empty()? {
                 return Err(OpenError::Damaged);
             }

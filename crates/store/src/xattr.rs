@@ -9,7 +9,7 @@
 //! little-endian), its name, and its value.
 //!
 //! # Limits
-//! The limits of xattr(7) hold: a name has at most 255 bytes, a value 64 KiB, and all names of an
+//! The limits of xattr(7) hold. A name has at most 255 bytes, a value 64 KiB, and all names of an
 //! inode with their NULs 64 KiB. All names and values of an inode together have at most 1 MiB, as
 //! in tmpfs. (ext4 allows 4 KiB without `ea_inode`, XFS has no limit.) A larger set from an older
 //! store is kept, and may become smaller.

@@ -2,7 +2,7 @@
 //!
 //! Each round runs a slice of every row, so that a change of the machine's speed affects all rows.
 //! Each row prints the minimum and the median over rounds. The ratio compares a row with its
-//! yardstick row, round by round. Contention is measured by the lab.
+//! yardstick row, round by round. The lab measures contention.
 //!
 //! `cargo bench -p corewalk-sync` measures; `cargo test --benches` runs every row a few times and
 //! only checks the results.

@@ -1,11 +1,11 @@
 //! Type-stable memory: a slot consists of atomic words for as long as the arena lives.
 //!
-//! A lock-free reader may follow a link to an object that is freed and reused meanwhile. If that
-//! memory could change its type, every reader would need a guard that delays the freeing. Such a
-//! guard costs 8 to 11 ns per section (crossbeam-epoch on a Xeon). Here a slot is `WORDS` atomic
-//! words from the arena's creation to its drop, freed or not. A late reader always loads a valid
-//! word. A sequence count or generation kept in the slot tells it whether the words belong
-//! together.
+//! A lock-free reader may follow a link to an object that is freed and reused meanwhile. If the
+//! memory of the object could change its type, every reader would need a guard that delays the
+//! freeing. Such a guard costs 8 to 11 ns per section (crossbeam-epoch on a Xeon). Here a slot is
+//! `WORDS` atomic words from the arena's creation to its drop, freed or not. A late reader always
+//! loads a valid word. A sequence count or generation in the slot tells the reader whether the
+//! words belong together.
 //!
 //! The arena reserves the address space of all slots at once. The kernel backs it with zeroes page
 //! by page at first touch. A thread allocates from its shard, and shards trade slots with a common
@@ -20,16 +20,17 @@
 //!   of a slot, so no free list runs through a slot. Trap T7 is a link that overwrites a count
 //!   which late readers still use.
 //! - A.3: slot 0 is never handed out, so index 0 can mean "none".
-//! - A.4: the arena prefers freed slots to fresh ones. A shard takes fresh slots only if shard and
-//!   depot have none of the group, and the depot has under [`SPARE`] of the other. The touched
-//!   memory follows the peak use, plus two batches of each group per shard and [`SPARE`] slots.
+//! - A.4: the arena prefers freed slots to fresh ones. A shard takes fresh slots only if it and the
+//!   depot have none of the group, and the depot has fewer than [`SPARE`] slots of the other group.
+//!   So the touched memory exceeds the peak use by at most two batches of each group per shard and
+//!   [`SPARE`] slots.
 //! - A.5: `alloc` returns `None` only if it found no free slot in any shard.
 //! - A.6: a small arena takes small pages; `arena/memory` says when it uses huge ones.
 //!
 //! # Locks
 //!
 //! Each shard has a mutex for its free slots, and the depot has one. Lock order: shard, then depot.
-//! A thread locks at most one shard at a time, and runs no code of the caller under either.
+//! A thread locks at most one shard at a time. No code of the caller runs under these mutexes.
 //!
 //! # Limits
 //!
@@ -58,8 +59,9 @@ const BATCH: usize = if corewalk_base::primitives::IS_MODEL { 2 } else { 64 };
 
 /// Distance between two slots of [`Group::Few`] that are handed out one after the other.
 ///
-/// The owner of an arena may keep more words per slot in an array of its own, such as counts, four
-/// to a cache line. With this distance the words of two such slots lie on different cache lines.
+/// The owner of an arena may keep further words per slot in an array of its own, for example
+/// counts, four to a cache line. The words of two slots at this distance are on different cache
+/// lines.
 const STRIDE: u64 = 4;
 
 /// If the depot has at least this many free slots of one group, the other group may take some.
@@ -86,27 +88,27 @@ const SPARE: usize = 16 * BATCH;
 /// ```
 #[repr(C)]
 pub struct SlotArena<const WORDS: usize> {
-    /// All that readers need. It is immutable, and starts a cache line, apart from the words that
-    /// allocation writes.
+    /// The slots, which are all that a reader needs. The field never changes, and shares no cache
+    /// line with the words that allocation writes.
     memory: SlotMemory<WORDS>,
     name: &'static str,
     /// First index that was never handed to a shard. Atomic; it only grows.
     next_fresh: CachePadded<AtomicU64>,
-    /// Free slots that no shard has. Protected by its own mutex, which is taken inside that of a
-    /// shard.
+    /// Free slots that no shard has. Protected by its own mutex, which a thread takes after that of
+    /// a shard.
     depot: CachePadded<Mutex<Free>>,
     shards: [OwnLine<Shard>; SHARDS],
     /// One bit per batch of slots, set for [`Group::Few`]. Allocated with the first such batch. A
-    /// bit is set before a slot of its batch is handed out, and never cleared.
+    /// bit is set before a slot of its batch is handed out, and it is never cleared.
     few: OnceLock<Box<[AtomicU64]>>,
 }
 
 /// The group of slots that an object is allocated in.
 ///
-/// A small number of often-read objects may be spread over the pages of many others. Then each read
-/// of one misses the processor's TLB. So the arena has two groups with batches of their own, and
-/// each group's objects lie close together. A name cache puts its directories into one group,
-/// because a path translation reads one directory per name.
+/// If a few often-read objects are spread over the pages of many others, a read of such an object
+/// often misses the processor's TLB. So the arena has two groups of slots, each with batches of its
+/// own. The objects of a group therefore lie close together in memory. A name cache puts its
+/// directories into one group, because a path translation reads one directory per name.
 ///
 /// # Examples
 ///
@@ -203,7 +205,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     #[must_use]
     pub fn len_touched(&self) -> u32 {
         // ORDERING: Relaxed. The number never passes `max_slots`. A scan may miss a slot that is
-        // handed out meanwhile. It then returns the same as a scan that ran a moment earlier.
+        // handed out during the scan. Then it returns the same as a scan that ran a moment earlier.
         let next = self.next_fresh.load(Ordering::Relaxed);
         u32::try_from(next).expect("next_fresh never passes max_slots")
     }
@@ -219,8 +221,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
 
     /// Counts every slot up to `index` as handed out, for an arena that is used as an array.
     ///
-    /// Call it before the first write to slot `index`. A lower or repeated index has no effect.
-    /// `alloc` hands out none of these slots.
+    /// Call this method before the first write to slot `index`. A lower or repeated index has no
+    /// effect. `alloc` hands out none of these slots.
     ///
     /// # Panics
     ///
@@ -237,8 +239,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     pub fn extend_to(&self, index: u32) {
         assert!(index < self.max_slots(), "slot {index} is out of range");
         let now = u64::from(index) + 1;
-        // ORDERING: Relaxed. As in `take_fresh`. The load comes first so that a call with a lower
-        // or repeated index stores nothing.
+        // ORDERING: Relaxed. The counter only hands out numbers. The load comes first so that a
+        // call with a lower or repeated index stores nothing.
         if self.next_fresh.load(Ordering::Relaxed) >= now {
             return;
         }
@@ -251,9 +253,9 @@ impl<const WORDS: usize> SlotArena<WORDS> {
 
     /// Hints to the processor that slot `index` is about to be read.
     ///
-    /// The first 64 bytes of the slot are fetched into the caches meanwhile. An index out of range
-    /// has no effect. Without a stable intrinsic (all processors but x86-64) and under a model
-    /// checker this does nothing.
+    /// The processor fetches the first 64 bytes of the slot into its caches while the caller goes
+    /// on. An index out of range has no effect. The call does nothing under a model checker, and on
+    /// processors other than x86-64, for which Rust has no stable intrinsic.
     #[inline]
     pub fn prefetch(&self, index: u32) {
         self.memory.prefetch(index);
@@ -301,17 +303,17 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         let slots = free.of(group);
         slots.push(index);
         if slots.len() >= 2 * BATCH {
-            // Move the oldest slots: late readers have had the most time to leave them.
+            // Move the oldest slots, because late readers have had the most time to leave them.
             self.depot.lock().of(group).extend(slots.drain(..BATCH));
         }
     }
 
-    /// Returns the group in which slot `index`, which was handed out, was allocated.
+    /// Returns the group of slot `index`, which was handed out before.
     fn group_of(&self, index: u32) -> Group {
         let batch = index as usize / BATCH;
         let is_few = self.few.get().is_some_and(|few| {
-            // ORDERING: Relaxed. The bit is set before the slot is first handed out, and that
-            // happened before the caller got its number.
+            // ORDERING: Relaxed. The bit is set before the slot is first handed out. That happened
+            // before the caller got the slot's number.
             few[batch / 64].load(Ordering::Relaxed) >> (batch % 64) & 1 != 0
         });
         if is_few { Group::Few } else { Group::Many }
@@ -329,7 +331,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// Fills a shard's empty list from the depot, else with fresh slots.
     ///
     /// If the depot has no slot of `group` but many of the other group, the other group has shrunk.
-    /// Then its slots are used before fresh ones.
+    /// Then the shard takes slots of the other group before fresh ones.
     fn refill(&self, group: Group, free: &mut Free) {
         let slots = free.of(group);
         {
@@ -367,8 +369,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
                         self.note_few(start);
                     }
                     self.memory.note_handed_out(start, end);
-                    // The lowest index comes last and is popped first, so that a small population
-                    // stays on the first pages.
+                    // The lowest index comes last and is popped first, so that a few objects stay
+                    // on the first pages.
                     let as_index = |n| u32::try_from(n).expect("below max_slots");
                     let stride = if group == Group::Few { STRIDE } else { 1 };
                     let every = |first: u64| {
@@ -383,8 +385,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         }
     }
 
-    /// Returns a slot from any shard or from the depot. Called when shard, depot and fresh memory
-    /// had none.
+    /// Returns a slot from any shard or from the depot. It is called when the thread's shard, the
+    /// depot and the fresh memory have none.
     #[cold]
     fn steal(&self, group: Group) -> Option<u32> {
         let first = shard_index();

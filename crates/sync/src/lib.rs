@@ -2,8 +2,8 @@
 //!
 //! These primitives make the kernel's name cache scale. This crate offers them to programs with a
 //! cache, an inode table or a session table of their own. A user-space thread can be preempted at
-//! any instruction, unlike the kernel's. So every wait here spins a bounded number of rounds and
-//! then sleeps.
+//! any instruction, also while it holds a lock. So every wait here spins a bounded number of rounds
+//! and then sleeps.
 //!
 //! | type | use | cost for a reader |
 //! |---|---|---|
@@ -20,7 +20,7 @@
 //!    among these.
 //! 2. A shard of a `SlotArena`, then its depot. No code of the caller runs under them.
 //!
-//! A read section of `rcu` may be open under any of them.
+//! A read section of `rcu` may be open while any of these locks is held.
 //!
 //! # Model checking
 //!

@@ -3,7 +3,7 @@
 //! An object with a count and a lock is usually counted under the lock, because dropping the last
 //! reference must exclude taking a new one. Here count and lock share one 64-bit word. A thread
 //! that only counts does one compare-exchange, which succeeds while the lock is free. A thread
-//! takes the lock only to move the count to or from the end of the object's life.
+//! takes the lock only for the steps that begin or end the object's life.
 //!
 //! Analogous to Linux's `struct lockref`.
 //!
@@ -14,9 +14,9 @@
 //!   increment are one atomic step.
 //! - A.3: the count has 61 bits and is checked at both ends. It never overflows into the flags
 //!   (trap T51). Each method says whether it fails or panics at an end.
-//! - A.4: a thread that finds the lock held waits until it is free and then counts by
-//!   compare-exchange again. It takes the lock itself only after `CAS_TRIES` lost races. A short
-//!   lock holder therefore does not turn every later user into a lock holder. That is trap T52.
+//! - A.4: a thread that finds the lock held waits until the lock is free, and then counts by
+//!   compare-exchange again. It takes the lock itself only after `CAS_TRIES` lost races. So one
+//!   short lock holder does not turn every later user into a lock holder, as in trap T52.
 //! - A.5: a waiting thread spins a bounded number of rounds and then sleeps.
 //! - A.6: an owner's work before `put_return` or before unlocking happens before the thread that
 //!   sees the count reach zero. It also happens before the next lock holder.
@@ -25,8 +25,8 @@
 //!
 //! - A lockref in a reused slot does not say which object it counts. Compare the slot's generation
 //!   after the get.
-//! - The word stays a lockref forever. No field of a freed object may share it, as in trap T7: late
-//!   readers still try to count it and must find it dead.
+//! - The word stays a lockref forever. No field of a freed object may reuse the word (trap T7),
+//!   because late readers still try to count the object and must find it dead.
 //! - A guard is not reentrant. `get` and `put_return` under the thread's own guard wait forever;
 //!   use the guard's `add` and `sub`.
 //!
@@ -108,11 +108,13 @@ impl Lockref {
     /// Returns a view of `word` as a lockref.
     ///
     /// A zero word is a living lockref with count 0. The word belongs to the lockref from then on.
-    /// Any other change to it breaks the guarantees of this type, though not memory safety.
+    /// Any change that bypasses the lockref breaks the guarantees of this type, though not memory
+    /// safety.
     ///
     /// # Examples
     ///
-    /// An object in type-stable memory, found without a lock and counted only if it still lives:
+    /// This example finds an object in type-stable memory without a lock, and counts it only if it
+    /// still lives:
     ///
     /// ```
     /// use corewalk_sync::{Lockref, SlotArena};
@@ -230,7 +232,8 @@ impl Lockref {
         }
     }
 
-    /// Drops a reference unless it is the last one. For the last one, returns the locked object.
+    /// Drops a reference unless it is the last one. For the last one, returns a guard of the locked
+    /// object.
     ///
     /// With `None` the reference is dropped and the count stayed above zero. With `Some` nothing is
     /// dropped, the count is at most 1, and the caller holds the lock.
@@ -295,7 +298,8 @@ impl Lockref {
     /// only.
     #[inline]
     fn change(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
-        // ORDERING: Relaxed. Only the compare-exchange takes effect, or the refusal below.
+        // ORDERING: Relaxed. The compare-exchange orders a change, and a refused change publishes
+        // nothing.
         let word = self.word.load(Ordering::Relaxed);
         if word & LOCKED == 0 {
             match next(word) {
@@ -360,8 +364,8 @@ impl Lockref {
         }
     }
 
-    /// Sleeps until the lock is free. The lock was held when `word` was read. Returns at once if it
-    /// is free by now.
+    /// Sleeps until the lock is free. The caller read `word` while the lock was held. If the lock
+    /// is free by now, the call returns at once.
     fn sleep(&self, word: u64, sleeper: Sleeper) {
         // ORDERING: Relaxed. The bit asks the holder for a wake-up and publishes nothing.
         let asked =
@@ -443,8 +447,8 @@ impl LockrefGuard<'_> {
 
     /// Clears the dead bit, for a slot that gets a new object.
     ///
-    /// Late readers of the old object can count the new one from here on. The new generation must
-    /// be stored before this call.
+    /// After this call, late readers of the old object can count the new one. So the caller must
+    /// store the new generation before the call.
     #[inline]
     pub fn revive(&mut self) {
         // ORDERING(lockref-unlock): Release. A reader that finds the object alive also sees the
@@ -460,8 +464,8 @@ impl LockrefGuard<'_> {
         let mut seen = word.load(Ordering::Relaxed);
         loop {
             let new = next(seen).ok_or(seen)?;
-            // ORDERING(lockref-unlock): AcqRel. As in `Lockref::exchange`, which this replaces
-            // after too many lost races.
+            // ORDERING(lockref-unlock): AcqRel. A taken reference sees the last holder's writes.
+            // Work done under a dropped reference happens before the thread that finds none left.
             match word.compare_exchange_weak(seen, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Ok(new),
                 Err(now) => seen = now,

@@ -16,9 +16,9 @@
 //!
 //! - A.1: if `read_retry` returns false, the words read since `read_begin` come from one finished
 //!   write section. The reader sees no section in part.
-//! - A.2: that section is the one that `start` counts, not an older one.
+//! - A.2: that section is the one that ended when the count became `start`, not an older one.
 //! - A.3: a panic inside a section opened by `write` makes the count even again. Trap T30 is an odd
-//!   count that makes readers spin. The stores that the section had made by then stay.
+//!   count that makes readers spin. The stores that the section made before the panic stay.
 //!
 //! # Rules
 //!
@@ -102,14 +102,15 @@ impl SeqCount {
     #[inline]
     #[must_use]
     pub fn raw_begin(&self) -> u64 {
-        // ORDERING(seq-end): Acquire. See `write_end`.
+        // ORDERING(seq-end): Acquire. Pairs with the store of `write_end`. A reader that sees its
+        // count also sees the words of that section.
         self.count.load(Ordering::Acquire)
     }
 
     /// Returns an even count, waiting while a writer is inside.
     ///
     /// It spins a bounded number of rounds and then yields the processor in a loop, because it has
-    /// no lock to sleep on. Use a `SeqLock` for readers that may meet a long writer.
+    /// no lock to sleep on. Use a `SeqLock` if a reader may have to wait for a long writer.
     #[doc(alias = "read_seqcount_begin")]
     #[inline]
     #[must_use]
@@ -124,9 +125,10 @@ impl SeqCount {
     #[inline]
     #[must_use]
     pub fn read_retry(&self, start: u64) -> bool {
-        // ORDERING(seq-begin): Acquire fence. See `write_begin`.
+        // ORDERING(seq-begin): Acquire fence. Pairs with the fence of `write_begin`. If a read saw
+        // a word of a later section, the load below sees a later count.
         fence(Ordering::Acquire);
-        // ORDERING: Relaxed. The fence above orders it after the reads of the section.
+        // ORDERING: Relaxed. The fence above orders this load after the reads of the section.
         self.count.load(Ordering::Relaxed) != start || Self::is_write_in_progress(start)
     }
 
@@ -136,7 +138,8 @@ impl SeqCount {
     /// and then calls `difference` for each count.
     #[inline(always)]
     pub fn end_of_reads() {
-        // ORDERING(seq-begin): Acquire fence. See `write_begin`.
+        // ORDERING(seq-begin): Acquire fence. Pairs with the fence of `write_begin`. If a read saw
+        // a word of a later section, a later load of the count sees a later count.
         fence(Ordering::Acquire);
     }
 
@@ -147,7 +150,8 @@ impl SeqCount {
     #[inline(always)]
     #[must_use]
     pub fn difference(&self, start: u64) -> u64 {
-        // ORDERING: Relaxed. The fence of `end_of_reads` orders it after the reads of the section.
+        // ORDERING: Relaxed. The fence of `end_of_reads` orders this load after the reads of the
+        // section.
         self.count.load(Ordering::Relaxed) ^ start
     }
 
@@ -161,7 +165,7 @@ impl SeqCount {
         // ORDERING: Relaxed. The caller's lock excludes other writers.
         let count = self.count.load(Ordering::Relaxed);
         debug_assert!(!Self::is_write_in_progress(count), "a writer is already inside");
-        // ORDERING: Relaxed. The fence below orders it before the stores of the section.
+        // ORDERING: Relaxed. The fence below orders this store before the stores of the section.
         self.count.store(count.wrapping_add(1), Ordering::Relaxed);
         // ORDERING(seq-begin): Release fence. A reader that sees a word stored in this section
         // also sees the odd count, and retries.
@@ -307,7 +311,7 @@ mod tests {
         assert_eq!(reader.join().unwrap(), 2);
     }
 
-    /// Trap T30: readers must not wait for ever after a panic in a write section.
+    /// Trap T30: a reader must not wait for ever after a panic in a write section.
     #[test]
     fn panic_in_a_section_makes_the_count_even() {
         let seq = SeqCount::new();
@@ -319,7 +323,7 @@ mod tests {
         assert_eq!(seq.read_begin(), 2);
     }
 
-    /// Trap T30: without the guard, a panic in a write section leaves the count odd.
+    /// Trap T30: without a guard, a panic in a write section leaves the count odd.
     #[test]
     fn control_panic_between_begin_and_end_leaves_the_count_odd() {
         let seq = SeqCount::new();
@@ -331,7 +335,8 @@ mod tests {
         assert!(SeqCount::is_write_in_progress(seq.raw_begin()));
     }
 
-    /// Trap T32: a 32-bit count after 2^31 sections equals the count that the reader noted.
+    /// Trap T32: a reader must retry after 2^31 sections, although a 32-bit count would then be the
+    /// one that it noted.
     #[test]
     fn read_retry_after_a_32_bit_wrap_is_true() {
         let word = AtomicU64::new(4);

@@ -2,8 +2,8 @@
 //!
 //! A `SeqLock` is a `SeqCount` together with the writers' lock. The lock makes three things
 //! possible. Writers need no other lock. A reader that meets a writer can sleep until the writer is
-//! done. So a preempted writer does not make readers spin, which is trap T30. A reader that lost
-//! too many passes can exclude writers and read undisturbed.
+//! done. So a preempted writer does not make readers spin, which is trap T30. A reader that writers
+//! disturbed too often can exclude them and read in peace.
 //!
 //! The retry loop is one function with a closure, `read_or_lock`. Linux has a pair of calls instead
 //! (`read_seqbegin_or_lock`, `need_seqretry`). There the caller must make the sequence odd for the
@@ -99,7 +99,7 @@ impl SeqLock {
         Self::default()
     }
 
-    /// Returns an even count. While a writer is inside, it spins briefly and then sleeps.
+    /// Returns an even count. While a writer is inside, the caller spins briefly and then sleeps.
     #[doc(alias = "read_seqbegin")]
     #[inline]
     #[must_use]
@@ -186,8 +186,8 @@ pub struct SeqLockExclGuard<'a> {
 #[must_use = "the section ends when the guard is dropped"]
 #[derive(Debug)]
 pub struct SeqLockWriteGuard<'a> {
-    // INVARIANT: `_section` is declared before `_lock`, so it is dropped first. The count is even
-    // before the next writer reads it.
+    // INVARIANT: `_section` is declared before `_lock`, so it is dropped first. So the count is
+    // even before the next writer can take the lock.
     _section: SeqWriteGuard<'a>,
     _lock: MutexGuard<'a, ()>,
 }
@@ -225,7 +225,7 @@ mod tests {
         assert!(passes.iter().rev().skip(1).all(|pass| !pass.is_locked()));
     }
 
-    /// Trap T30: readers must not wait for ever after a panic in a write section.
+    /// Trap T30: a reader must not wait for ever after a panic in a write section.
     #[test]
     fn panic_in_a_write_section_releases_the_lock() {
         let lock = Arc::new(SeqLock::new());

@@ -1,10 +1,10 @@
 //! A sequence read/write lock: a seqlock whose fallback readers share the lock.
 //!
 //! A long reader cannot win against a steady stream of writers by retrying. An example is a walk
-//! from a dentry up to the root. Such a reader has to exclude the writers. On a plain seqlock it
-//! takes the writers' lock, and readers that could run in parallel queue behind each other. In 2013
-//! a database that asked Linux for many paths spent up to two thirds of its processor time on that
-//! lock. Here the fallback side is shared.
+//! from a dentry up to the root. Such a reader has to exclude the writers. On a plain seqlock the
+//! reader takes the writers' lock, so readers that could run in parallel queue behind each other.
+//! In 2013 a database that asked Linux for many paths spent up to two thirds of its processor time
+//! on that lock. Here the fallback side is shared.
 //!
 //! | | optimistic reader | shared reader | writer |
 //! |---|---|---|---|
@@ -82,8 +82,8 @@ impl SeqRwLock {
         Self::default()
     }
 
-    /// Returns the sequence count at which a read section starts. The count is even. While a writer
-    /// holds the lock, the caller spins briefly and then sleeps.
+    /// Returns an even sequence count, at which a read section starts. While a writer is inside,
+    /// the caller spins briefly and then sleeps.
     #[inline]
     #[must_use]
     pub fn read_begin(&self) -> u64 {
@@ -151,8 +151,8 @@ pub struct SeqRwLockReadGuard<'a> {
 #[must_use = "the section ends when the guard is dropped"]
 #[derive(Debug)]
 pub struct SeqRwLockWriteGuard<'a> {
-    // INVARIANT: `_section` is declared before `_lock`, so it is dropped first. The count is even
-    // before the next writer reads it.
+    // INVARIANT: `_section` is declared before `_lock`, so it is dropped first. So the count is
+    // even before the next writer can take the lock.
     _section: SeqWriteGuard<'a>,
     _lock: RwLockWriteGuard<'a, ()>,
 }
@@ -190,7 +190,7 @@ mod tests {
         assert!(passes.iter().rev().skip(1).all(|pass| !pass.is_locked()));
     }
 
-    /// Trap T30: readers must not wait for ever after a panic in a write section.
+    /// Trap T30: a reader must not wait for ever after a panic in a write section.
     #[test]
     fn panic_in_a_write_section_releases_the_lock() {
         let lock = Arc::new(SeqRwLock::new());
@@ -240,8 +240,8 @@ mod tests {
         let theirs = thread::spawn({
             let lock = Arc::clone(&lock);
             move || {
-                // `try_read` and not `read`, so that a lock without sharing fails the test and does
-                // not hang it.
+                // Call `try_read` and not `read`, so that a lock that is not shared fails the test
+                // and does not block it.
                 assert!(lock.lock.try_read().is_some());
                 let _theirs = lock.read_shared();
                 lock.lock.try_write().is_none()

@@ -18,8 +18,8 @@ static TURN: Mutex<()> = Mutex::new(());
 /// Versions that were made and not dropped yet.
 static ALIVE: ShardedCounter = ShardedCounter::new();
 
-/// Number of replacements after which every version whose grace period has ended is freed. A thread
-/// keeps some hundred versions as garbage before it frees any.
+/// Number of replacements after which every version whose grace period has ended is freed. The
+/// number is high, because a thread keeps some hundred versions as garbage before it frees any.
 const CHURN: u64 = 10_000;
 
 /// A value of several words, counted in `ALIVE`.
@@ -55,7 +55,7 @@ fn churn_down_to(limit: i64) {
     panic!("{} versions are not freed", ALIVE.sum());
 }
 
-/// The progress of a sitting reader.
+/// The progress of a `SittingReader`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     Starts,
@@ -166,11 +166,11 @@ fn synchronize_inside_a_section_panics() {
     rcu::synchronize();
 }
 
-/// Trap T57: sections that come and go keep the garbage bounded, however fast a writer is.
+/// Trap T57: while sections come and go, the garbage must stay bounded, however fast a writer is.
 #[test]
 fn garbage_under_churn_is_bounded() {
     // A reader that is preempted inside a section keeps all versions of one time slice, some ten
-    // thousand. A reader that never left its section would keep all.
+    // thousand. A reader that never left its section would keep all versions.
     const ROUNDS: u64 = 1_500_000;
     const GARBAGE_MAX: i64 = ROUNDS as i64 / 4;
     let _turn = TURN.lock();
@@ -180,7 +180,7 @@ fn garbage_under_churn_is_bounded() {
         .map(|_| {
             let (cell, is_done) = (Arc::clone(&cell), Arc::clone(&is_done));
             thread::spawn(move || {
-                // ORDERING: Relaxed. Only says when to stop.
+                // ORDERING: Relaxed. The flag only tells the readers when to stop.
                 while !is_done.load(Ordering::Relaxed) {
                     let section = rcu::read_lock();
                     let value = cell.read(&section).0;
@@ -196,7 +196,7 @@ fn garbage_under_churn_is_bounded() {
             peak = peak.max(ALIVE.sum());
         }
     }
-    // ORDERING: Relaxed. As above.
+    // ORDERING: Relaxed. The flag only tells the readers when to stop.
     is_done.store(true, Ordering::Relaxed);
     for reader in readers {
         reader.join().unwrap();
@@ -206,8 +206,8 @@ fn garbage_under_churn_is_bounded() {
     churn_down_to(0);
 }
 
-/// Trap T57: one section that stays open keeps all garbage. The bound of the test above holds
-/// because sections end.
+/// Trap T57: one section that stays open keeps all garbage. The bound of
+/// `garbage_under_churn_is_bounded` holds only because sections end.
 #[test]
 fn control_garbage_behind_an_open_section_grows() {
     const ROUNDS: u64 = 100_000;

@@ -1,7 +1,7 @@
 //! Random schedules of programs that are too large for loom.
 //!
 //! Shuttle runs sequentially consistent schedules only. It therefore finds wrong steps, and loom
-//! finds orderings that are too weak. A failure prints the schedule to replay. Run with
+//! finds orderings that are too weak. A failed test prints the schedule to replay. Run with
 //! `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p corewalk-sync --release --test shuttle`.
 #![cfg(corewalk_shuttle)]
 
@@ -20,7 +20,8 @@ fn join_all(threads: Vec<thread::JoinHandle<()>>) {
     }
 }
 
-/// An object with four owners in a slot: the last put frees it, once, in any order.
+/// Four owners share an object in a slot. The last put must free the slot, once, in any order of
+/// the puts.
 fn four_owners(put: fn(&Lockref) -> bool) {
     let arena: Arc<SlotArena<2>> = Arc::new(SlotArena::new("shuttle", 4).unwrap());
     let index = arena.alloc().unwrap();
@@ -56,8 +57,8 @@ fn lockref_with_four_owners_is_freed_once() {
     shuttle::check_pct(|| four_owners(put_last), SCHEDULES, 3);
 }
 
-/// The owner drops its reference in one step and reads the count in another. Then perhaps no owner
-/// finds itself the last one.
+/// An owner that drops its reference and reads the count in two steps must be caught, because then
+/// perhaps no owner finds itself the last one.
 #[test]
 #[should_panic(expected = "the last owner freed it")]
 fn control_put_and_look_in_two_steps_is_caught() {
@@ -124,7 +125,8 @@ fn control_writer_that_shares_is_caught() {
 #[test]
 fn rcu_cell_with_three_updaters_and_readers_loses_nothing() {
     let run = || {
-        // Each version holds a clone of `token`, so its count tells how many are alive.
+        // Each version holds a clone of `token`, so the count of `token` tells how many versions
+        // are alive.
         let token = Arc::new(());
         let cell = Arc::new(RcuCell::new((vec![0_u64; 2], Arc::clone(&token))));
         let mut threads = Vec::new();

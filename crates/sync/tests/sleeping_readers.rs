@@ -1,7 +1,7 @@
 //! Trap T30: a preempted writer must not make readers spin.
 //!
-//! The trap is about time, so these tests measure time. A writer stays in its section for
-//! `SECTION`, and each test measures the reader's own processor time.
+//! A writer stays in its section for `SECTION`, and each test measures the processor time that the
+//! reader uses meanwhile.
 #![cfg(not(any(miri, corewalk_loom, corewalk_shuttle)))]
 
 use corewalk_base::primitives::{Arc, thread};
@@ -9,10 +9,11 @@ use corewalk_sync::{Lockref, SeqCount, SeqLock, SeqRwLock};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
-/// How long the writer is away.
+/// The time that the writer stays in its section.
 const SECTION: Duration = Duration::from_millis(200);
 
-/// Processor time that a reader may use meanwhile. A spinning reader uses all that it gets.
+/// The processor time that a reader may use while the writer is inside. A spinning reader uses all
+/// that it gets.
 const BURN_MAX: Duration = Duration::from_millis(3);
 
 /// Returns the processor time that this thread has used.

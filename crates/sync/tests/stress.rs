@@ -62,8 +62,8 @@ fn on_threads(work: impl Fn(u64, Random) + Send + Sync + 'static) {
 
 /// Lockrefs that live in slots which are freed and reused.
 ///
-/// A slot is {lockref, generation, value}; the value is a function of the generation, written
-/// before the lockref is revived.
+/// The words of a slot are its lockref, a generation and a value. The value is a function of the
+/// generation. Both are written before the lockref is revived.
 struct Objects {
     arena: SlotArena<8>,
     /// (generation << 32 | index) of a living object, or 0.
@@ -88,12 +88,12 @@ impl Objects {
     }
 
     fn word(&self, index: u32, at: usize) -> u64 {
-        // ORDERING: Relaxed. The reference that the thread has taken before orders it.
+        // ORDERING: Relaxed. The reference that the thread has taken orders this load.
         self.arena.get(index)[at].load(Ordering::Relaxed)
     }
 
     fn set(&self, index: u32, at: usize, value: u64) {
-        // ORDERING: Relaxed. Reviving the lockref publishes it.
+        // ORDERING: Relaxed. The revival of the lockref publishes this store.
         self.arena.get(index)[at].store(value, Ordering::Relaxed);
     }
 
@@ -109,7 +109,8 @@ impl Objects {
         self.set(index, VALUE, Self::value_of(generation));
         self.lockref(index).lock().revive();
         let entry = generation << 32 | u64::from(index);
-        // ORDERING: Relaxed. The lockref orders what a finder reads.
+        // ORDERING: Relaxed. A thread that finds the entry takes a reference before it reads the
+        // object.
         let placed =
             self.table[place].compare_exchange(0, entry, Ordering::Relaxed, Ordering::Relaxed);
         if placed.is_err() {
@@ -119,7 +120,7 @@ impl Objects {
 
     /// Takes an object out of the table and kills it once no reference is left.
     fn remove(&self, place: usize) {
-        // ORDERING: Relaxed. The lockref orders what follows.
+        // ORDERING: Relaxed. The lockref orders the accesses to the object.
         let entry = self.table[place].swap(0, Ordering::Relaxed);
         if entry != 0 {
             let index = u32::try_from(entry & u64::from(u32::MAX)).unwrap();
@@ -145,7 +146,7 @@ impl Objects {
     /// Finds an object, uses it under a reference, and drops the reference. Returns true on
     /// success.
     fn use_one(&self, place: usize) -> bool {
-        // ORDERING: Relaxed. The lockref orders what follows.
+        // ORDERING: Relaxed. The lockref orders the accesses to the object.
         let entry = self.table[place].load(Ordering::Relaxed);
         let index = u32::try_from(entry & u64::from(u32::MAX)).unwrap();
         if entry == 0 || !self.lockref(index).get_not_dead() {
@@ -161,7 +162,8 @@ impl Objects {
     }
 }
 
-/// Traps T7 and T18: references to slots that are freed and reused.
+/// Traps T7 and T18: a thread must get no reference to a dead object, although slots are freed and
+/// reused.
 #[test]
 fn lockref_in_reused_slots_never_counts_the_dead() {
     let objects = Arc::new(Objects::new());
@@ -217,11 +219,11 @@ fn lockref_locked_and_counted_by_many_keeps_the_sum() {
 }
 
 /// Trap T52: one short lock must not make all later users lock. After the locker has left, no user
-/// finds the lock held.
+/// may find the lock held.
 #[test]
 fn transient_locker_leaves_users_lock_free() {
-    /// The number is small, because the locker yields while it holds the lock, and each yield may
-    /// cost a time slice.
+    /// The number of times that the locker takes the lock. It is small, because the locker yields
+    /// under the lock, and each yield may cost a time slice.
     const LOCKS: u64 = if cfg!(miri) { 5 } else { 100 };
     let lockref = Arc::new(Lockref::new(1));
     let has_gone = Arc::new(AtomicBool::new(false));
@@ -283,14 +285,14 @@ fn assert_whole(words: [u64; 6]) {
 
 /// Trap T31: the words of a section are atomics, so Miri and ThreadSanitizer find no race.
 ///
-/// Each reader goes on until it has seen the words change `PROGRESS` times.
+/// Each reader repeats its section until it has seen the words change `PROGRESS` times.
 #[test]
 fn seqcount_readers_beside_a_writer_see_whole_sections() {
     let shared = Arc::new((SeqCount::new(), Words::new(), AtomicU64::new(THREADS - 1)));
     on_threads(move |me, mut random| {
         let (seq, words, readers) = &*shared;
         if me == 0 {
-            // ORDERING: Relaxed. Only says when to stop.
+            // ORDERING: Relaxed. The count only tells the writer when to stop.
             while readers.load(Ordering::Relaxed) > 0 {
                 let section = seq.write();
                 words.store(words.load()[0] + 1);
@@ -310,7 +312,7 @@ fn seqcount_readers_beside_a_writer_see_whole_sections() {
                 value = seen[0];
             }
         }
-        // ORDERING: Relaxed. Only says when to stop.
+        // ORDERING: Relaxed. The count only tells the writer when to stop.
         readers.fetch_sub(1, Ordering::Relaxed);
     });
 }
@@ -371,8 +373,8 @@ fn seqrwlock_under_writers_gives_whole_sections_in_bounded_passes() {
     });
 }
 
-/// Runs `mine` here and `theirs` on three threads, until both sides have run `PROGRESS` times since
-/// all started. A side that starves makes the test hang.
+/// Runs `mine` here and `theirs` on three threads, until both sides have run `PROGRESS` times after
+/// all threads have started. A side that starves makes the test hang.
 fn both_progress(
     lock: &Arc<(SeqRwLock, Words)>,
     mine: fn(&SeqRwLock, &Words),
@@ -384,7 +386,7 @@ fn both_progress(
         .map(|me: usize| {
             let (lock, runs, is_done) = (Arc::clone(lock), Arc::clone(&runs), Arc::clone(&is_done));
             thread::spawn(move || {
-                // ORDERING: Relaxed. Only says when to stop.
+                // ORDERING: Relaxed. The flag only tells the threads when to stop.
                 while !is_done.load(Ordering::Relaxed) {
                     theirs(&lock.0, &lock.1);
                     // ORDERING: Relaxed. A count.
@@ -403,7 +405,7 @@ fn both_progress(
         mine(&lock.0, &lock.1);
         done += 1;
     }
-    // ORDERING: Relaxed. Only says when to stop.
+    // ORDERING: Relaxed. The flag only tells the threads when to stop.
     is_done.store(true, Ordering::Relaxed);
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }

@@ -1,8 +1,8 @@
 //! Tools for the tests of the workspace.
 //!
 //! A concurrent test needs more than threads in a loop. It has to start the threads together,
-//! repeat a run from a seed, notice a hang, count the outcomes, and check the results of all
-//! threads. Each module is a tool for one of these tasks.
+//! repeat a run from a seed, and notice a hang. It also has to count the outcomes, and check the
+//! results of all threads. Each module is a tool for one of these tasks.
 //!
 //! | module | use it if |
 //! |---|---|

@@ -164,8 +164,8 @@ pub fn report<S: Spec + Debug>(
         .map(|(index, call)| (call.returned, index))
         .collect();
     returns.sort_unstable();
-    // Count the returns in the longest prefix that is not wrong. The whole history is known to be
-    // wrong.
+    // Count the returns in the longest prefix that is not wrong. Bisection finds it, since all
+    // prefixes that contain a wrong one are wrong too.
     let first_failing = returns.partition_point(|&(until, _)| {
         Search::new(initial, calls, until, limit).run() != Verdict::Violated
     });

@@ -32,8 +32,8 @@
 //!
 //! # Limits
 //!
-//! Some stores are not caught: stores to shared file mappings, stores by the kernel, and stores to
-//! memory that C code got from malloc before the phase.
+//! Some stores are not caught. These are stores to shared file mappings, stores by the kernel, and
+//! stores to memory that C code got from malloc before the phase.
 //!
 //! Source: `mprotect(2)`, `proc_pid_maps(5)`; Clements et al., "The scalable commutativity rule",
 //! 2013, for the claim that is worth proving.

@@ -48,7 +48,7 @@ const CORE_MODULES: [&str; 9] = [
     "dcache",
     "dpath",
     "vfs",
-    "path",
+    "inode_table path",
     "walk",
 ];
 

@@ -1,10 +1,11 @@
-//! An atomic word that stops its thread before a chosen store. Tests then check the memory that a
-//! killed process leaves behind.
+//! An atomic word that stops its thread before a chosen store. With this word, tests check the
+//! memory that a killed process leaves behind.
 //!
-//! Under `--cfg corewalk_crash` this is the `AtomicU64` of all protocols. [`run`] gives the calling
-//! thread a number of stores. Before the next store the thread unwinds. Until `run` returns, none
-//! of its stores takes effect. Destructors therefore change nothing, as if the process had been
-//! killed. Other threads go on unchanged. A failed exchange is no store.
+//! Under `--cfg corewalk_crash` every protocol uses this word as its `AtomicU64`. [`run`] gives the
+//! calling thread a number of stores. Before the next store the thread unwinds. From then on until
+//! `run` returns, none of the thread's stores takes effect. Destructors therefore change nothing,
+//! as if the process had been killed. Other threads run on. A failed compare-exchange is not
+//! counted as a store.
 //!
 //! A process is killed between two instructions, and other processes see its earlier stores. A test
 //! that stops before each store in turn therefore covers every state that a kill can leave.
@@ -130,7 +131,7 @@ impl AtomicU64 {
         self.compare_exchange(current, new, success, failure)
     }
 
-    /// As the standard library's method. Each try counts as one store.
+    /// Like `fetch_update` of the standard library's `AtomicU64`. Each attempt counts as one store.
     #[inline]
     pub fn fetch_update(
         &self,

@@ -24,8 +24,9 @@
 //!
 //! While `exec` runs, it has the outer folder of a namespace without a name locked (flock(2)). A
 //! killed `exec` leaves such a folder. The next `exec`, `ls`, `rm` or `serve` of the same user
-//! removes the folder, if it is not locked and no process has a segment in it attached. A pid would
-//! not show that `exec` has ended, because pid namespaces may share `/dev/shm`.
+//! removes it. It does so only if the folder is not locked and no process has a segment in it
+//! attached. A pid would not show that `exec` has ended, because pid namespaces may share
+//! `/dev/shm`.
 //!
 //! Source: shm_overview(7), memfd_create(2), flock(2), pid_namespaces(7).
 

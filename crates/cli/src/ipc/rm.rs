@@ -46,9 +46,9 @@ pub(crate) struct Arguments {
     #[arg(short = 'a', long, value_name = "KIND", group = "what", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "all", value_enum)]
     all: Vec<All>,
-    /// Remove the file of the namespace, and its segments, also if the file is damaged or from
-    /// before the last start of the machine. Processes that have it open keep it; no process can
-    /// join the namespace any more.
+    /// Remove the file of the namespace and its segments, even if the file is damaged or from
+    /// before the last boot. Processes that have it open keep it; no process can join the namespace
+    /// any more.
     #[arg(long, group = "what")]
     purge: bool,
     /// Print each object that is removed.

@@ -1,8 +1,8 @@
 //! `corewalk ipc serve`: cleans up after killed processes of a namespace until it gets SIGINT or
 //! SIGTERM.
 //!
-//! `serve` also ends if the file of the namespace was removed or replaced and no process is left in
-//! the namespace, since no process can join it any more.
+//! `serve` also ends if the file of the namespace was removed or replaced, so that no process can
+//! join. It waits until no process is left in the namespace.
 //!
 //! Source: see `watch`.
 

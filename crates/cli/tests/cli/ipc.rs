@@ -98,8 +98,8 @@ impl Drop for Planted {
     }
 }
 
-/// If another user has created the file of a name, every command must refuse the name. The owner of
-/// the file could read all messages in the namespace, even those of root.
+/// If another user has created the file of a named namespace, every command must refuse the name.
+/// The owner of the file could read all messages in the namespace, even those of root.
 #[test]
 fn name_that_another_user_has_taken_is_refused() {
     if !has_root() {

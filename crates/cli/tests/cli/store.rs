@@ -215,8 +215,8 @@ fn store_of_a_foreign_directory_is_refused() {
     assert_eq!(fs::read(folder.path("store").join("letter")).expect("the file was kept"), b"mine");
 }
 
-/// If a page of the database is damaged, a mount must fail with one line, and a check must report
-/// the damage without a panic message. The test damages each page in turn.
+/// If a page of the database is damaged, a mount must fail with one line. A check must report the
+/// damage without a panic message. The test damages each page in turn.
 #[test]
 fn store_with_damaged_pages_is_refused_in_one_line() {
     const PAGE: usize = 4096;

@@ -25,7 +25,7 @@ pub(super) const NAMED_MASK: u64 =
 /// The longest name that is inline in every dentry, in bytes. Nearly all directory names are
 /// shorter.
 pub(crate) const SHORT_MAX: usize = 8 * DIRECTORY_ROOM;
-/// The bits of a body that say, besides the length, whether a dentry is plain.
+/// The bits of a body that tell the length of the name and whether the dentry is plain.
 const PLAIN_MASK: u64 = NAMED_MASK | Flags::SYMLINK.union(Flags::MOUNTED).bits() as u64;
 
 /// The last component of a path: the bytes from `start` to the end of `path`.
@@ -60,7 +60,7 @@ impl ShortLookupKey {
         ShortLookupKey { hash: keys.short_name(len, words), len, needed, words }
     }
 
-    /// Returns true if the body of a dentry is plain and does not rule this name out.
+    /// Returns true if a dentry with this body is plain and may have this name.
     #[inline(always)]
     pub(super) fn is_of(&self, body: Body) -> bool {
         let needed = u64::from(self.needed.bits());
@@ -77,7 +77,7 @@ pub(crate) struct LookupKey<'a> {
     pub(crate) hash: NameHash,
     /// The words of a matching file's dentry from the body on.
     pub(super) pairs: [WordPair; PAIRS],
-    /// A mask: the bits of the last pair that are compared.
+    /// A mask of those bits of the last pair that are compared.
     pub(super) last: WordPair,
 }
 
@@ -99,8 +99,8 @@ impl<'a> LookupKey<'a> {
         let len = name.as_bytes().len();
         let flags = if len > 8 * INLINE_WORDS { LONG_NAMED } else { Flags::HASHED };
         let named = ((len as u64) << 24) | u64::from(flags.bits());
-        // A directory has its directory words in the last pair, so such a long name is not inline
-        // there.
+        // A directory has its directory words in the last pair, so a name that reaches into this
+        // pair is not inline there.
         let last = if len > 8 * DIRECTORY_ROOM { u64::MAX } else { 0 };
         LookupKey {
             name,
@@ -137,7 +137,7 @@ impl Component<'_> {
         self.path.len() - self.start
     }
 
-    /// As [`name_words`], for this component. The read of a short component begins before it, and
+    /// Like [`name_words`], for this component. The read of a short component begins before it, and
     /// the excess bytes are shifted out.
     #[inline(always)]
     fn words<const N: usize>(self) -> [u64; N] {

@@ -18,8 +18,8 @@ impl Vfs {
     /// Mounts `fs` on the directory `at`.
     ///
     /// A namespace takes 1024 file systems over its life, including its own. An unmounted one still
-    /// counts, and is dropped with the namespace, since its inodes may be in use. So does one whose
-    /// mount failed with `ENOMEM`.
+    /// counts, and is dropped with the namespace, because its inodes may be in use. A file system
+    /// whose mount failed with `ENOMEM` counts too.
     ///
     /// # Errors
     /// - `ENOTDIR` for other files; `ENOENT` if the directory has been removed.
@@ -61,11 +61,11 @@ impl Vfs {
         })
     }
 
-    /// Takes the in-lookup lock of the mount point's name, so that it is neither removed nor
-    /// renamed (M.2). None for a root, which has no name.
+    /// Takes the in-lookup lock of the mount point's name, so that the name is neither removed nor
+    /// renamed (M.2). Returns None for a root, which has no name.
     ///
     /// # Errors
-    /// `ENOENT` if it has been removed.
+    /// `ENOENT` if the mount point has been removed.
     fn lock_name_of_point(&self, dentry: DentrySlot) -> Result<Option<KeyGuard<'_>>, Errno> {
         let attached = || {
             let now = self.dcache.directory(dentry);
@@ -87,7 +87,7 @@ impl Vfs {
         }
     }
 
-    /// Unmounts the file system whose root `at` is.
+    /// Unmounts the file system that has `at` as its root.
     ///
     /// # Errors
     /// `EINVAL` if `at` is not the root of a mount, or is the root of the namespace. `EBUSY` if
@@ -99,7 +99,8 @@ impl Vfs {
         if at.dentry != mount.root {
             return Err(Errno::INVAL);
         }
-        // A dentry belongs to one file system, and that is mounted once: nothing else is on it.
+        // A dentry belongs to one file system, which is mounted once, so no other mount is on the
+        // dentry.
         self.mounts.remove(mount, || self.dcache.set_mounted(*point, Mounted::No))?;
         self.dcache.put(*point);
         self.dcache.put(mount.root);

@@ -54,8 +54,8 @@ impl Vfs {
         current: Option<&InodeRef<'_>>,
         n: u64,
     ) -> bool {
-        // One thread at a time, since two threads that return lookups at once would each count all
-        // of them.
+        // Run one thread at a time, because two threads that drop all lookups at once would each
+        // count all of them.
         self.dcache.inodes.alone(|| {
             let all = || older.iter().chain(current);
             if all().map(InodeRef::lookups).sum::<u64>() < n {

@@ -27,7 +27,7 @@ pub enum Removal {
     Rmdir,
 }
 
-/// Whether a fill caches a negative answer.
+/// The treatment of a negative answer by a fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Missing {
     /// The fill enters a negative dentry.
@@ -98,7 +98,7 @@ impl Vfs {
             return None;
         }
         let (slot, seen) = self.dcache.find(now.key, lookup_key)?;
-        // If the directory was removed, another directory may have its slot by now.
+        // If the directory was removed, another directory may have the slot of its dentry by now.
         let is_still_parent = || self.dcache.dentries.is_unchanged(now.slot, now.seq);
         if seen.body.is_negative() {
             self.dcache.dentries.cold(slot).touch();
@@ -131,7 +131,7 @@ impl Vfs {
     /// Returns the dentry, with a reference, of a directory that the caller may search.
     ///
     /// # Errors
-    /// As [`Vfs::dir`]; `EACCES` without search permission.
+    /// Those of [`Vfs::dir`]; `EACCES` without search permission.
     pub(super) fn searched(&self, cred: &Cred, dir: &InodeRef<'_>) -> Result<Dir<'_>, Errno> {
         let found = self.dir(dir.slot)?;
         self.permission(cred, dir.slot, May::EXEC)?;
@@ -149,7 +149,7 @@ impl Vfs {
         self.resolve_or(dir, lookup_key, in_lookup, Missing::Cached)
     }
 
-    /// Like [`Vfs::resolve`]; `missing` says whether to cache a negative answer.
+    /// Like [`Vfs::resolve`]. `missing` tells whether to cache a negative answer.
     pub(super) fn resolve_or(
         &self,
         dir: &Dir<'_>,
@@ -223,8 +223,8 @@ impl Vfs {
         Answer { key, changes, attr }
     }
 
-    /// Caches the answer for a name, unless an invalidation has made it stale. `known` is what the
-    /// cache has had; it is invalidated if the answer is another one.
+    /// Caches the answer for a name, unless an invalidation has made it stale. `known` is the
+    /// answer that the cache had before. It is invalidated if the new answer differs.
     pub(super) fn take_answer<'v>(
         &'v self,
         dir: &Dir<'_>,
@@ -353,7 +353,7 @@ impl Vfs {
         if node.kind == FileKind::Directory
             && inodes.has_older_alias(inode.slot, slot, &self.dcache.dentries)
         {
-            // Another thread has entered the directory under another name, after the check above.
+            // After the check above, another thread has entered the directory under another name.
             self.dcache.remove(slot);
             return Err(Unattached::Overtaken);
         }
@@ -397,10 +397,10 @@ impl Vfs {
             .map_err(|_| Unattached::NoRoom)
     }
 
-    /// Runs `operation`. If it fails since one of `inodes` is gone, waits for the pending removal.
-    /// The back end may have removed the file while the cache still has it. A caller must not learn
-    /// of the removal before the cache shows it. `operation` must include each question to the back
-    /// end, so also the permission check.
+    /// Runs `operation`. If it fails because one of `inodes` is gone, waits for the pending
+    /// removal. The back end may have removed the file although the cache still has it. A caller
+    /// must not learn of the removal before the cache shows it. `operation` must include each
+    /// question to the back end, so also the permission check.
     ///
     /// `operation` releases its in-lookup locks before it returns, and the caller holds none.
     #[inline]
@@ -476,8 +476,8 @@ impl Vfs {
                 made.or_else(|error| self.eexist_or(&dir, &lookup_key, &in_lookup, error))?;
             let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
             if attr.kind() == FileKind::Directory {
-                // Free the slot of the negative dentry: a directory gets a slot among directories
-                // instead.
+                // Free the slot of the negative dentry, because a directory gets a slot among
+                // directories instead.
                 drop(negative);
             }
             let inode = entered.inspect_err(|_| {
@@ -492,7 +492,7 @@ impl Vfs {
     /// Makes a regular file without a name (`O_TMPFILE`). [`Vfs::link`] can give it one later.
     ///
     /// # Errors
-    /// As [`Vfs::make`]; `EOPNOTSUPP` if the back end cannot make one.
+    /// Those of [`Vfs::make`]; `EOPNOTSUPP` if the back end cannot make one.
     pub fn tmpfile(
         &self,
         cred: &Cred,
@@ -636,7 +636,7 @@ impl Vfs {
     /// Invalidates all names in `dir`, in constant time.
     ///
     /// # Errors
-    /// As [`Vfs::invalidate`].
+    /// Those of [`Vfs::invalidate`].
     pub fn invalidate_dir(&self, dir: &InodeRef<'_>) -> Result<(), Errno> {
         let dir = self.dir(dir.slot)?;
         self.dcache.invalidate_directory(dir.now.slot);
@@ -661,9 +661,9 @@ impl Vfs {
         }
     }
 
-    /// Returns the error for a name that cannot be entered. It is `EEXIST` if the name is taken,
-    /// which Linux checks first, otherwise `error`. The caller holds the in-lookup lock of the
-    /// name.
+    /// Returns the error for a name that cannot be entered: `EEXIST` if the name is taken,
+    /// otherwise `error`. Linux checks for `EEXIST` first. The caller holds the in-lookup lock of
+    /// the name.
     #[cold]
     fn eexist_or<T>(
         &self,
@@ -738,12 +738,8 @@ impl Vfs {
         })
     }
 
-    /// Invalidates the cached name. The caller holds its in-lookup lock.
-    pub(super) fn invalidate_cached(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) {
-        self.dcache.make_name_stale(dir.key(), lookup_key);
-    }
-
-    /// Applies what a new file inherits from its directory: group, set-group-ID, ACLs.
+    /// Applies the properties that a new file inherits from its directory: group, set-group-ID,
+    /// ACLs.
     fn inherit<'a>(&self, cred: &Cred, dir: InodeSlot, what: Make<'a>) -> Result<Make<'a>, Errno> {
         let mut what = what;
         let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;

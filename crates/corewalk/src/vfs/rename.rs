@@ -1,15 +1,15 @@
 //! Rename: two names change at one instant, and the tree has no loops.
 //!
-//! The back end renames first, then the cache. Until then, readers get the old answers, since the
-//! cache holds both names. If the cache does not have the new name, the back end is told not to
-//! replace an existing file. Only changes of one of the two names wait, and lookups of a name that
-//! is not cached.
+//! The back end renames first, then the cache. Until then, readers get the old answers, because the
+//! cache still has the old names. If the cache does not have the new name, the back end is told not
+//! to replace an existing file. Meanwhile only other changes of the two names wait, and a lookup of
+//! one of them that is not cached.
 //!
 //! Two concurrent moves of directories could put each directory below the other. So a move
 //! announces its new parent before it calls the back end. Then it checks the path to the root, over
 //! current and announced parents. If the move would close a loop with an announced move, it waits
-//! for that move. The lock of the list is not held during the call, and no reader takes it (traps
-//! T26, T27, P9).
+//! for that move. The lock of the announced moves is not held during the call, and no reader takes
+//! it (traps T26, T27, P9).
 //!
 //! Source: rename(2); Linux directory-locking.rst.
 
@@ -278,7 +278,7 @@ impl<'v> Rename<'v, '_> {
             _ => {}
         }
         if self.changes_parent() {
-            // The `..` of a directory is rewritten.
+            // A move rewrites the `..` of a directory, which needs write permission.
             for moved in [Some(source), exchanged].into_iter().flatten().filter(|f| is_dir(f)) {
                 vfs.permission(cred, moved.inode, May::WRITE)?;
             }
@@ -326,8 +326,8 @@ impl<'v> Rename<'v, '_> {
     ) {
         let vfs = self.vfs;
         let moves_directory = source.is_directory() || target.is_some_and(FoundName::is_directory);
-        // Hold the victim's inode until all locks are released: dropping its last reference calls
-        // the back end.
+        // Hold the victim's inode until all locks are released, because dropping its last reference
+        // calls the back end.
         let _victim = target.map(FoundName::inode_ref);
         let replaced = target.and_then(|target| target.dentry().ok());
         let done = source.dentry().map_err(|_| Errno::STALE).and_then(|moved| {
@@ -363,8 +363,8 @@ impl<'v> Rename<'v, '_> {
     }
 }
 
-/// Directories that a rename is moving an entry out of or into. An entry stays from before the call
-/// of the back end until the cache shows the result.
+/// The directories between which renames are moving entries. An entry stays from before the call of
+/// the back end until the cache shows the result.
 ///
 /// A successful rename waits only for renames that the back end has made before it, or will refuse.
 /// So threads never wait in a circle.
@@ -435,7 +435,7 @@ pub(super) struct InFlightMoves {
     withdrawn: Condvar,
 }
 
-/// An announcement. Dropping it withdraws it.
+/// An announcement of moves. The drop withdraws it.
 #[must_use]
 pub(super) struct Announced<'a> {
     moves: &'a InFlightMoves,

@@ -1,4 +1,4 @@
-//! The number of passes of one translation before it takes the lock.
+//! A test of the number of passes that one translation makes before it takes the lock.
 
 use std::time::Duration;
 
@@ -26,8 +26,8 @@ const RENAMES: u64 = 10_000;
 /// Minimum number of translations that take the lock.
 const FALLBACKS: u64 = 20;
 
-/// Trap T9: despite any renames above, each translation ends after a fixed number of passes, the
-/// last one under the lock. The renamer makes progress meanwhile.
+/// Trap T9: despite any renames above, each translation must end after a fixed number of passes,
+/// the last one under the lock. The renamer must make progress meanwhile.
 #[test]
 fn translation_makes_a_bounded_number_of_passes() {
     let _watchdog = Watchdog::start("passes of translations", Duration::from_secs(300));

@@ -17,7 +17,7 @@ mod fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use corewalk_fuse::{Mount, MountOptions, Options};
+use corewalk_fuse::{MountOptions, Options, serve};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut words = std::env::args_os().skip(1).map(PathBuf::from);
@@ -25,8 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Err("usage: mirror DIRECTORY MOUNTPOINT".into());
     };
     let fs = Arc::new(fs::Mirror::new(&from));
-    let mount = Mount::new(fs, &point, Options::shared(), &MountOptions::default())?;
-    println!("mounted on {}; end it with umount", point.display());
-    mount.wait()?;
+    println!("serving on {}; end it with umount or Ctrl-C", point.display());
+    serve(fs, &point, Options::shared(), &MountOptions::default())?;
     Ok(())
 }

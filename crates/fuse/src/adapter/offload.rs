@@ -2,7 +2,7 @@
 //!
 //! A mount should have as many threads that read requests as there are processors. The kernel wakes
 //! these threads in turn. With one thread more, a request and the process that waits for it run on
-//! different processors each time, and the request takes up to three times as long. But a thread
+//! different processors each time. Then the request takes up to three times as long. But a thread
 //! that waits for a disk reads no requests. So a reading thread passes each request that waits to
 //! an offload thread, which also sends the answer.
 //!

@@ -1,4 +1,4 @@
-//! The methods of [`Filesystem`], one per request.
+//! The methods of [`Filesystem`]. Each handles one kind of request.
 
 use std::ffi::OsStr;
 use std::io;
@@ -47,8 +47,8 @@ impl Adapter {
         self.answer_or_retry(result, retry, move |result| entry(timeouts, result, reply));
     }
 
-    /// Makes a file or directory durable and sends the reply. If that waits, an offload thread does
-    /// it.
+    /// Makes a file or directory durable and sends the reply. An offload thread does that if the
+    /// back end may wait.
     fn sync(&self, node: u64, handle: u64, is_datasync: bool, reply: ReplyEmpty) {
         let what = if is_datasync { Fsync::Data } else { Fsync::All };
         let sync = move |server: &Server| server.fsync(node, handle, what);
@@ -68,12 +68,12 @@ impl Adapter {
     }
 }
 
-/// How long the kernel may use an entry and its attributes without asking again.
+/// The times for which the kernel may use an entry, and its attributes, without asking again.
 #[derive(Clone, Copy)]
 struct Timeouts {
     entry: Duration,
     attr: Duration,
-    /// False where the kernel may cache nothing, whatever the back end says.
+    /// False if the kernel must cache nothing, even if the back end allows it.
     can_be_set: bool,
 }
 
@@ -85,14 +85,14 @@ impl Timeouts {
         Timeouts { entry: options.entry_timeout, attr: options.attr_timeout, can_be_set }
     }
 
-    /// Returns the timeouts of an answer with `attr`, which the back end may have set.
+    /// Returns the timeouts of an answer with `attr`. The back end may have set them.
     fn set_by(self, attr: &Attr) -> Timeouts {
         let Ttl { entry, attr } = if self.can_be_set { attr.ttl } else { Ttl::default() };
         Timeouts { entry: entry.unwrap_or(self.entry), attr: attr.unwrap_or(self.attr), ..self }
     }
 
-    /// Returns the one timeout that fuser has for both in some answers. The shorter one is right
-    /// for both.
+    /// Returns the shorter of the two timeouts. In some answers fuser has one timeout for both
+    /// entry and attributes, and the shorter one is right for both.
     fn shorter(self) -> Duration {
         self.entry.min(self.attr)
     }
@@ -149,7 +149,7 @@ fn empty(result: Result<(), Errno>, reply: ReplyEmpty) {
     }
 }
 
-/// Replies with a count. It fits 32 bits, since no request asks for more.
+/// Replies with a number of bytes, which fits 32 bits, since no request asks for more.
 fn written(result: Result<u64, Errno>, reply: ReplyWrite) {
     match result {
         Ok(count) => reply.written(u32::try_from(count).unwrap_or(u32::MAX)),
@@ -181,7 +181,7 @@ impl Filesystem for Adapter {
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
-        // A forget has no reply, so a panic is only counted.
+        // Ignore the result: a forget has no reply, and a panic is counted.
         let _ = self.guarded(|server| {
             server.forget(ino.0, nlookup);
             Ok(())
@@ -371,7 +371,7 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        // The current flags, after changes by fcntl(2).
+        // Use the current flags of the open file, which fcntl(2) may have changed.
         let appends = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::APPEND);
         let origin = match write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
             true => WriteOrigin::Cache,
@@ -459,8 +459,8 @@ impl Filesystem for Adapter {
         let timeouts = Timeouts::of(&self.server);
         let listed = self.guarded(|server| {
             server.readdirplus(ino.0, offset, &mut |entry, attr| {
-                // The lookup of this name failed, so the entry is sent without attributes. The
-                // kernel looks the name up itself before it uses it, and gets the error then.
+                // Send the entry without attributes, since the lookup of its name has failed.
+                // Before the kernel uses the name, it looks the name up itself and gets the error.
                 let (attr, timeout) = match entry.node {
                     0 => (attr.with_ino(NO_NODE), Duration::ZERO),
                     _ => (*attr, timeouts.set_by(attr).shorter()),
@@ -647,7 +647,7 @@ impl Filesystem for Adapter {
         let to = (ino_out.0, fh_out.0, offset_out);
         let caller = caller(request);
         let copied = self.guarded(|server| server.copy_file_range(caller, from, to, len));
-        // A request that copied some bytes has succeeded and is not retried, so no byte is copied
+        // A request that has copied some bytes succeeds and is not retried. So no byte is copied
         // twice.
         let retry = || -> Retry<u64> {
             Box::new(move |server| server.copy_file_range(caller, from, to, len))

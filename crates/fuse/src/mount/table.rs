@@ -109,7 +109,7 @@ pub(super) fn lock_mountpoint(path: &Path) -> Result<MountpointLock, MountError>
     }
 }
 
-/// Returns the mount whose root has the path `path`, if there is one.
+/// Returns the topmost mount at `path`, if a file system is mounted there.
 pub(super) fn mounted_on(path: &Path) -> Result<Option<MountEntry>, MountError> {
     Ok(find(&read()?, path))
 }

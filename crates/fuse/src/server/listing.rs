@@ -1,18 +1,18 @@
 //! Reading directories.
 //!
-//! `.` and `..` come first, with the cookies 1 and 2. Each cookie of the back end is increased by
-//! 2, so no two entries have one cookie (A.1).
+//! `.` and `..` come first, with the cookies 1 and 2. The server adds 2 to each cookie of the back
+//! end, so that no two entries have one cookie (A.1).
 //!
-//! A listing with attributes (`readdirplus`) looks each name up through the cache, so later lookups
-//! hit. If the back end reports attributes with an entry, they go to the cache and to the kernel
-//! ([`corewalk::Listing`]). The back end may hold locks while it lists. So the server first
+//! A listing with attributes (`readdirplus`) looks each name up through the cache, so that later
+//! lookups hit. If the back end reports attributes with an entry, they go to the cache and to the
+//! kernel ([`corewalk::Listing`]). The back end may hold locks while it lists. So the server first
 //! collects a batch of names and then looks them up. A lookup can fail, for example because another
-//! file system is mounted on the name. Such a name is listed without attributes. If a program needs
-//! them, the kernel looks the name up and gets the error.
+//! file system is mounted on the name. Then the name is listed without attributes. If a program
+//! needs them, the kernel looks the name up and gets the error.
 //!
-//! One answer is one call of the back end's `readdir`, so the back end chooses the pages. A batch
-//! contains as many names as fit the kernel's buffer. The protocol does not tell the server the
-//! size of the buffer, so the server learns it from earlier answers.
+//! For each answer, the server calls the back end's `readdir` once, so the back end chooses the
+//! pages. A batch contains as many names as fit into the kernel's buffer. The protocol does not
+//! tell the server the size of the buffer, so the server learns it from earlier answers.
 
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
@@ -21,15 +21,15 @@ use corewalk::{Attr, Cred, DirEntry, Errno, FileKind, InodeRef, Listing};
 
 use super::{EntryOut, Server};
 
-/// The difference between a cookie for the kernel and the back end's cookie.
+/// The number that is added to a cookie of the back end to make the kernel's cookie.
 const COOKIE_SHIFT: u64 = 2;
-/// The largest cookie of a back end: after the shift it must fit `loff_t`.
+/// The largest cookie of a back end. With [`COOKIE_SHIFT`] added, it still fits `loff_t`.
 const COOKIE_MAX: u64 = i64::MAX as u64 - COOKIE_SHIFT;
-/// The bytes of an entry with attributes in an answer, without its name. An entry with its name is
-/// padded to a multiple of 8 bytes (`struct fuse_direntplus`).
+/// The size of an entry with attributes in an answer, in bytes, without its name. An entry with its
+/// name is padded to a multiple of 8 bytes (`struct fuse_direntplus`).
 const ENTRY_BYTES: usize = 152;
-/// The sizes of an answer, in bytes: that of the smallest buffer of the kernel, and that with which
-/// the C library lists.
+/// The smallest and the largest expected size of an answer, in bytes. The first is that of the
+/// smallest buffer of the kernel, the second that with which the C library lists.
 const ANSWER_BYTES: std::ops::RangeInclusive<usize> = 4096..=32768;
 
 /// One entry of a directory.
@@ -50,7 +50,7 @@ pub struct Dirent<'a> {
 /// A batch of names of a directory.
 #[derive(Debug)]
 struct Names {
-    /// The bytes that the next answer may have.
+    /// The expected size of the next answer, in bytes.
     answer_bytes: usize,
     bytes: Vec<u8>,
     /// For each name: the offset in `bytes` at which it ends, and the entry that the back end
@@ -68,14 +68,14 @@ struct ListedEntry {
 }
 
 impl Server {
-    /// Passes a page of the entries of `node` after `cookie` to `sink`, until the back end ends the
-    /// page or `sink` breaks. An entry for which `sink` breaks is not taken. A page without entries
-    /// is the end.
+    /// Passes a page of the entries of `node` behind `cookie` to `sink`. Ends when the back end
+    /// ends the page, or when `sink` breaks. An entry for which `sink` breaks is not taken. A page
+    /// without entries means the end of the directory.
     ///
     /// # Errors
-    /// `ENOTDIR`; `ESTALE`; `EOVERFLOW` for a cookie above 2^63 - 3; the errors of the back end.
-    /// After an entry was taken no error is returned. The next call, which starts there, returns
-    /// it.
+    /// `ENOTDIR`; `ESTALE`; `EOVERFLOW` for a cookie above 2^63 - 3; the errors of the back end. If
+    /// an error comes after an entry was taken, this call succeeds. The next call, which starts at
+    /// that place, returns the error.
     ///
     /// # Examples
     /// ```
@@ -131,9 +131,9 @@ impl Server {
         if taken > 0 { Ok(()) } else { result }
     }
 
-    /// As [`Server::readdir`], with attributes. Each entry except `.` and `..` counts one lookup
-    /// once `sink` has taken it (A.2). The kernel ignores the attributes of `.` and `..`, which
-    /// have only a number and a type.
+    /// Lists like [`Server::readdir`], but with attributes. Each entry except `.` and `..` counts
+    /// one lookup when `sink` has taken it (A.2). `.` and `..` have only a number and a type, since
+    /// the kernel ignores their attributes.
     ///
     /// # Errors
     /// As [`Server::readdir`].
@@ -162,7 +162,8 @@ impl Server {
         let result = loop {
             let reported = self.report(&dir, cookie, &mut names, &mut take);
             match names.ends.last() {
-                // All names of the page were removed meanwhile. It is not the end.
+                // Read the next page: all names of this one were removed meanwhile, and an empty
+                // answer would mean the end.
                 Some(&(_, last))
                     if reported == Ok(ControlFlow::Continue(())) && taken_bytes.get() == 0 =>
                 {
@@ -179,8 +180,8 @@ impl Server {
         if taken_bytes.get() > 0 { Ok(()) } else { result.map(drop) }
     }
 
-    /// Collects a page of names after the back end's `cookie`, looks them up and passes them to
-    /// `sink`.
+    /// Collects a page of names behind the back end's `cookie`, looks the names up, and passes them
+    /// to `sink`.
     fn report(
         &self,
         dir: &InodeRef<'_>,
@@ -208,7 +209,7 @@ impl Server {
         let cookie = shifted(listed.cookie)?;
         let EntryOut { node, attr, .. } = match self.entry_of(from, name, listed) {
             Ok(entry) => entry,
-            // The name was removed since it was collected.
+            // Leave out a name that was removed after it was collected.
             Err(Errno::NOENT) => return Ok(ControlFlow::Continue(())),
             Err(_) => {
                 // Only the number and the type are known.
@@ -224,7 +225,7 @@ impl Server {
         Ok(taken)
     }
 
-    /// Returns the entry of a collected name, counted. Looks the name up, unless the back end has
+    /// Returns the counted entry of a collected name. Looks the name up, unless the back end has
     /// reported its attributes.
     fn entry_of(
         &self,
@@ -235,15 +236,15 @@ impl Server {
         let name = self.name(name)?;
         let found = match listed.attr.and_then(|attr| listing.enter(name, &attr)) {
             Some(found) => found,
-            // A process that may read a directory may see all its names, so the lookup needs no
-            // check.
+            // The lookup needs no permission check: a process that may read a directory may see all
+            // its names.
             None => self.look_up(&Cred::root(), dir, name)?,
         };
         let attr = found.attr()?;
         self.hand_out(found.inode, attr)
     }
 
-    /// Passes `.` and `..` to `sink` if they are after `cookie`.
+    /// Passes `.` and `..` to `sink` if they are behind `cookie`.
     fn dots(
         &self,
         dir: &InodeRef<'_>,
@@ -264,7 +265,7 @@ impl Server {
     }
 }
 
-/// An entry that is counted but not taken yet. Its drop gives the lookup back, also if the sink
+/// An entry that is counted but not taken yet. Dropping it gives the lookup back, even if the sink
 /// panics.
 struct Untaken<'a> {
     server: &'a Server,
@@ -280,7 +281,7 @@ impl Drop for Untaken<'_> {
     }
 }
 
-/// Returns the bytes of an entry with attributes in an answer.
+/// Returns the size of an entry with attributes and this name in an answer, in bytes.
 fn bytes_of(name: &[u8]) -> usize {
     (ENTRY_BYTES + name.len()).next_multiple_of(8)
 }
@@ -290,14 +291,13 @@ fn shifted(cookie: u64) -> Result<u64, Errno> {
     if cookie > COOKIE_MAX { Err(Errno::OVERFLOW) } else { Ok(cookie + COOKIE_SHIFT) }
 }
 
-/// Returns the back end's cookie for a cookie of the kernel. It is 0 for the start of the
-/// directory.
+/// Returns the back end's cookie for a cookie of the kernel, or 0 for the start of the directory.
 fn unshifted(cookie: u64) -> u64 {
     cookie.saturating_sub(COOKIE_SHIFT)
 }
 
 thread_local! {
-    /// The batch, whose memory is kept from one request to the next.
+    /// The batch of names. Its memory is kept from one request to the next.
     static NAMES: RefCell<Names> = RefCell::default();
 }
 
@@ -316,7 +316,7 @@ impl Names {
         NAMES.set(self);
     }
 
-    /// Collects a page of names after `cookie`, as many as one answer may have.
+    /// Collects a page of names behind `cookie`, at most as many as one answer may have.
     fn collect(&mut self, listing: &Listing<'_>, cookie: u64) -> Result<(), Errno> {
         self.bytes.clear();
         self.ends.clear();
@@ -335,7 +335,7 @@ impl Names {
             ControlFlow::Continue(())
         })?;
         if is_full {
-            // If the kernel takes all names, its buffer may be larger.
+            // The kernel has taken all names, so its buffer may be larger.
             self.answer_bytes = (2 * self.answer_bytes).min(*ANSWER_BYTES.end());
         }
         Ok(())

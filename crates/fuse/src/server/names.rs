@@ -52,12 +52,13 @@ impl Server {
         self.hand_out(inode, attr)
     }
 
-    /// Creates a regular file, opens it with `flags` (those of open(2)), and returns the handle
-    /// too. If the name exists without the kernel's knowledge, the existing file is opened, unless
-    /// `O_EXCL` forbids it.
+    /// Creates a regular file, opens it with `flags`, those of open(2), and also returns the
+    /// handle. If the name exists without the knowledge of the kernel, opens the existing file,
+    /// unless `O_EXCL` forbids that.
     ///
     /// # Errors
-    /// As [`Server::make`] and [`Server::open`]; `ESTALE` if the existing file is not regular.
+    /// The errors of [`Server::make`] and [`Server::open`]; `ESTALE` if the existing file is not
+    /// regular.
     pub fn create(
         &self,
         caller: Caller,
@@ -87,9 +88,9 @@ impl Server {
 
     /// Opens a file that another program has created meanwhile.
     ///
-    /// The server checks the permission, since the kernel believes that it has created the file. If
-    /// the file is not regular, the kernel would fail with `EIO`, and would not give back the
-    /// lookup and the handle. After `ESTALE` it looks the name up instead.
+    /// The server checks the permission, because the kernel believes that it has created the file.
+    /// If the file were not regular, the kernel would fail with `EIO` and not give back the lookup
+    /// and the handle. After `ESTALE` it looks the name up instead.
     fn open_existing(
         &self,
         caller: Caller,
@@ -115,7 +116,7 @@ impl Server {
     /// Creates a regular file without a name (`O_TMPFILE`).
     ///
     /// # Errors
-    /// `EOPNOTSUPP` if the back end has no such files; as [`Server::make`].
+    /// `EOPNOTSUPP` if the back end has no such files; the errors of [`Server::make`].
     pub fn tmpfile(
         &self,
         caller: Caller,
@@ -205,9 +206,8 @@ impl Server {
 
     /// Returns credentials to create the file `new`.
     ///
-    /// A directory may have a group that the caller is not in. A file in it that has set-group-ID
-    /// and execution by the group must then lose set-group-ID. Kernels before 6.0 do not check
-    /// that.
+    /// A directory may have a group that the caller is not in. A new file in it must then lose
+    /// set-group-ID if it also has execution by the group. Kernels before 6.0 do not check that.
     fn cred_to_make(&self, caller: Caller, new: &NewFile<'_>) -> Cred {
         let marked = mode::S_ISGID | 0o010;
         match new.mode & marked == marked {

@@ -1,4 +1,4 @@
-//! Tests of the server's rules that need no mount.
+//! Tests of those rules of the server that need no mount.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 
 use super::*;
 
-/// The number of mode changes that run in parallel with writes.
+/// The number of mode changes while another thread writes.
 const ROUNDS: u32 = 1000;
 const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 
@@ -28,7 +28,7 @@ fn make(server: &Server, parent: u64, name: &[u8], mode: u32) -> EntryOut {
     server.make(CALLER, parent, name, &new).expect("make the file")
 }
 
-/// Returns a generator of pseudo-random numbers below a limit (xorshift), started with `seed`.
+/// Returns a generator (xorshift) of pseudo-random numbers below a limit. It starts with `seed`.
 fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed | 1;
     move |below| {
@@ -39,8 +39,8 @@ fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
     }
 }
 
-/// Trap P1: a file is removed and created again. A late forget of the old inode must not drop the
-/// new file.
+/// Trap P1: if a file is removed and created again, a late forget of the old inode must not drop
+/// the new file.
 #[test]
 fn late_forget_after_recreate_keeps_the_new_file() {
     let server = server();
@@ -57,7 +57,7 @@ fn late_forget_after_recreate_keeps_the_new_file() {
     assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
 }
 
-/// Trap P2: a rename replaces a file. A late forget of the replaced inode must not drop the new
+/// Trap P2: if a rename replaces a file, a late forget of the replaced inode must not drop the new
 /// file.
 #[test]
 fn forget_of_a_replaced_file_keeps_the_new_file() {
@@ -72,7 +72,8 @@ fn forget_of_a_replaced_file_keeps_the_new_file() {
     assert_eq!(server.getattr(file.node).map(|attr| attr.mode & 0o777), Ok(0o600));
 }
 
-/// Trap P5: the server must count lookups exactly, so it refuses a forget of more than it counted.
+/// Trap P5: the server must count lookups exactly. It must refuse a forget of more lookups than it
+/// has counted.
 #[test]
 fn forget_of_more_than_is_held_is_refused() {
     let server = server();
@@ -92,8 +93,9 @@ fn forget_of_more_than_is_held_is_refused() {
     assert!(server.getattr(ROOT_NODE).is_ok(), "the root is never forgotten");
 }
 
-/// Trap P5: the server must count lookups exactly. A model counts the lookups that a kernel holds
-/// after random operations. After the last forget the server holds none.
+/// Trap P5: the server must count lookups exactly. After random operations a model has the lookups
+/// that the kernel holds, and the server must have the same. After the last forget the server must
+/// hold none.
 #[test]
 fn counts_agree_with_a_model_and_end_at_zero() {
     for seed in 1..=8 {
@@ -289,7 +291,7 @@ fn umask_applies_unless_there_is_a_default_acl() {
     let plain = server.make(CALLER, ROOT_NODE, b"plain", &new).expect("make the file");
     assert_eq!(plain.attr.mode & 0o777, 0o640);
     let dir = make(&server, ROOT_NODE, b"d", mode::S_IFDIR | 0o755).node;
-    // The ACL: version 2; owner, group and others have rwx.
+    // The ACL has version 2, and gives rwx to owner, group and others.
     let entry = |tag: u8| [tag, 0, 7, 0, 0xff, 0xff, 0xff, 0xff];
     let acl = [&[2, 0, 0, 0][..], &entry(0x01), &entry(0x04), &entry(0x20)].concat();
     server.setxattr(CALLER, dir, XATTR_DEFAULT, &acl, 0).expect("set the default ACL");
@@ -313,7 +315,7 @@ fn xattr_sizes_are_probed() {
     assert_eq!(server.listxattr(CALLER, file, 6), Err(Errno::RANGE));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 1), Err(Errno::EXIST));
     assert_eq!(server.setxattr(CALLER, file, b"user.l", b"", 2), Err(Errno::NODATA));
-    // Create and replace contradict each other, whether the attribute exists or not.
+    // The flags for create and replace contradict each other, whether the attribute exists or not.
     assert_eq!(server.setxattr(CALLER, file, b"user.l", b"", 3), Err(Errno::NODATA));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 3), Err(Errno::EXIST));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 4), Err(Errno::INVAL));
@@ -331,7 +333,7 @@ fn counters_are_an_attribute_of_the_root_alone() {
     assert_eq!(server.listxattr(CALLER, ROOT_NODE, 0), Ok(XattrAnswer::Length(0)));
 }
 
-/// Changes on the back end by other programs are visible in the next request.
+/// Changes that other programs make on the back end must be visible in the next request.
 #[test]
 fn shared_back_end_is_asked_each_time() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -356,7 +358,7 @@ fn shared_back_end_is_asked_each_time() {
     assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
 }
 
-/// The control: with exclusive ownership the server does not ask the back end again.
+/// Control: with exclusive ownership the server must not ask the back end again.
 #[test]
 fn control_exclusive_back_end_is_not_asked_again() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -402,7 +404,7 @@ fn server_permissions_are_checked_against_the_caller() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let options = Options::exclusive().with_server_permissions();
     let server = Server::new(fs, options).expect("start the server");
-    // With pid 0 no process is known, so the callers have no capabilities and no supplementary
+    // Use pid 0, which means no process. So the callers have no capabilities and no supplementary
     // groups.
     let owner = Caller { uid: 1000, gid: 1000, pid: 0 };
     let other = Caller { uid: 1001, gid: 1001, pid: 0 };
@@ -437,8 +439,8 @@ fn write_by_another_user_clears_set_user_id() {
     assert_eq!(server.getattr(file).map(|attr| attr.mode & 0o7777), Ok(0o777));
 }
 
-/// The kernel believes that the name is free. If it cannot open the existing file, it does not give
-/// back what the server has counted for it.
+/// If a creation finds a file that is not regular, it must fail and count no lookup. The kernel
+/// believes that the name is free, so it would not give back a lookup that the server has counted.
 #[test]
 fn create_on_a_file_that_is_not_regular_counts_nothing() {
     for options in [Options::shared(), Options::shared().with_server_permissions()] {
@@ -466,8 +468,8 @@ fn create_on_a_file_that_is_not_regular_counts_nothing() {
     }
 }
 
-/// On the back end a file that the cache knows loses all permissions and gets the name of the
-/// creation. The creator must be checked against the current mode, not against the cached one.
+/// A creation that finds an existing file must check the current mode of the file, not the cached
+/// one. On the back end the file loses all permissions and gets the name of the creation.
 #[test]
 fn create_on_an_existing_file_checks_its_current_mode() {
     for options in [Options::shared(), Options::shared().with_server_permissions()] {
@@ -492,7 +494,7 @@ fn create_on_an_existing_file_checks_its_current_mode() {
     }
 }
 
-/// A file gets set-user-ID on the back end. A write clears the bit, and so does a copy.
+/// If a file gets set-user-ID on the back end, a write must clear the bit, and so must a copy.
 #[test]
 fn write_and_copy_clear_a_set_user_id_set_on_the_back_end() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -519,9 +521,9 @@ fn write_and_copy_clear_a_set_user_id_set_on_the_back_end() {
     assert_eq!(copy(), Err(Errno::STALE));
 }
 
-/// The kernel checks changes of `security.*` attributes, so the server does not. A write makes the
-/// kernel remove file capabilities in a request of the writer. If the server refused that, the
-/// write would fail.
+/// The server must allow any change of a `security.*` attribute, because the kernel checks it. A
+/// write makes the kernel remove file capabilities in a request of the writer. If the server
+/// refused that, the write would fail.
 #[test]
 fn security_attributes_are_left_to_the_kernel() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -540,8 +542,8 @@ fn security_attributes_are_left_to_the_kernel() {
     assert_eq!(server.setxattr(owner, file, b"trusted.t", b"v", 0), Err(Errno::PERM));
 }
 
-/// The owner changes the mode while another user writes all the time. The new mode stays, except
-/// the set-user-ID bit. The writer is a real process, so reading its credentials takes some time.
+/// A chmod while another user writes all the time must not be lost. Only the set-user-ID bit may be
+/// missing. The writer is a real process, so reading its credentials takes some time.
 #[test]
 fn chmod_during_writes_by_another_user_is_not_lost() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -558,7 +560,7 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
             .expect("change the attributes");
     };
     let (written, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
-    // ORDERING: SeqCst. The counter must follow each write.
+    // ORDERING: SeqCst. The increment must come after the write that it counts.
     let count = || written.load(Ordering::SeqCst);
     thread::scope(|scope| {
         let _over = Over(&is_over);
@@ -576,7 +578,8 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
                 thread::yield_now();
             }
             chmod(0o4711);
-            // One write may have been running. The next one began after the change.
+            // Wait for two writes. The first may have begun before the change, but the second began
+            // after it.
             let before = count();
             while count() < before + 2 {
                 assert!(!writer.is_finished(), "a write failed");
@@ -588,7 +591,7 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
     });
 }
 
-/// Ends the writing thread when it is dropped, also if the test fails.
+/// Ends the writing thread when it is dropped, even if the test fails.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -598,7 +601,8 @@ impl Drop for Over<'_> {
     }
 }
 
-/// A caller with `CAP_FSETID` keeps the bits. This process has it if it runs as root.
+/// A write by a caller with `CAP_FSETID` must keep the bits. This process has the capability if it
+/// runs as root.
 #[test]
 fn write_by_root_keeps_set_user_id() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -631,8 +635,8 @@ fn hits_are_names_resolved_without_the_back_end() {
     assert_eq!(hits(&server), (3, 1), "an invalid name is not counted");
 }
 
-/// Trap X9: a rule that depends on the caller's capabilities must not be skipped. Kernels before
-/// 6.0 leave this check to the server.
+/// Trap X9: a file made by a caller outside of the group of its directory must lose set-group-ID.
+/// Kernels before 6.0 leave this rule, which depends on the caller's capabilities, to the server.
 #[test]
 fn file_made_outside_of_the_group_of_its_directory_has_no_set_group_id() {
     let server = server();

@@ -1,4 +1,5 @@
-//! The number of calls of the back end that common commands cost, with nothing cached before.
+//! Tests of the number of calls of the back end that common commands cost. Nothing is cached
+//! before.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -14,7 +15,7 @@ use crate::site::Site;
 
 const DAY: Duration = Duration::from_secs(86400);
 
-/// The calls so far, by their names.
+/// The names of the calls so far.
 #[derive(Clone, Default)]
 struct Calls(Arc<Mutex<Vec<String>>>);
 
@@ -23,8 +24,8 @@ impl Calls {
         self.0.lock().expect("no holder panics").push(call.to_owned());
     }
 
-    /// Returns the number of calls since the last question, and that of the pages: calls of
-    /// `readdir` that reported entries.
+    /// Returns the number of calls since the last call of `take`, and the number of pages among
+    /// them. A page is a call of `readdir` that has reported entries.
     fn take(&self) -> (usize, usize) {
         let calls = std::mem::take(&mut *self.0.lock().expect("no holder panics"));
         let is_page = |at: usize| {
@@ -35,8 +36,8 @@ impl Calls {
     }
 }
 
-/// Mounts a file system with the directory `d`, which has `files` files. `change` changes it before
-/// it is mounted. The kernel knows the root.
+/// Mounts a file system with the directory `d`, which has `files` files. Before that, `change`
+/// changes the file system. The kernel then knows the root.
 fn site(options: Options, files: usize, change: impl FnOnce(&mut Hooked)) -> Option<(Site, Calls)> {
     let calls = Calls::default();
     let noted = calls.clone();
@@ -63,7 +64,8 @@ fn both() -> [Options; 2] {
     [Options::exclusive(), Options::shared()]
 }
 
-/// Lists `d` and returns the number of entries. With `stat`, reads the attributes of each.
+/// Lists `d` and returns the number of entries. With `stat`, also reads the attributes of each
+/// entry.
 fn list(site: &Site, stat: bool) -> usize {
     let entries = fs::read_dir(site.path("d")).expect("list the folder");
     let paths: Vec<_> = entries.map(|entry| entry.expect("read the entry").path()).collect();
@@ -109,7 +111,8 @@ fn short_listing_of_a_thousand_names_costs_at_most_205_calls() {
     }
 }
 
-/// A back end whose entries carry attributes is asked for nothing else.
+/// If the entries of the back end carry attributes, a listing must ask the back end for nothing
+/// else.
 #[test]
 fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
     for (options, page_entries, stat) in both()
@@ -127,7 +130,7 @@ fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
         assert!(count <= pages + 1, "{count} calls, {pages} pages, {ownership:?}");
         assert!(pages <= 1000_usize.div_ceil(page_entries).max(3), "{pages} pages");
         if stat {
-            // The names that came with attributes are known to the kernel or to the cache.
+            // The kernel or the cache must know a name that came with attributes.
             let found = fs::symlink_metadata(site.path("d/f0000")).expect("read the attributes");
             assert_eq!(found.nlink(), 1);
             assert!(calls.take().0 <= 1);
@@ -135,8 +138,8 @@ fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
     }
 }
 
-/// A back end may say how long an answer is valid. That replaces the option, unless the server
-/// checks permissions.
+/// If a back end sets the time for which an answer is valid, that must replace the option, unless
+/// the server checks permissions.
 #[test]
 fn time_to_live_of_an_answer_replaces_the_option() {
     let asked =

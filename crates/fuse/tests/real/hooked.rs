@@ -10,7 +10,8 @@ use corewalk::{
 };
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
-/// Called before each operation with the name of the operation and the file name that it is for.
+/// A function that is called before each operation, with the name of the operation and the name of
+/// its file.
 type Hook = Box<dyn Fn(&str, &[u8]) + Send + Sync>;
 
 pub(crate) struct Hooked {
@@ -18,18 +19,18 @@ pub(crate) struct Hooked {
     hook: Hook,
     /// Two inode numbers that are swapped.
     exchanged: (u64, u64),
-    /// The number of next changes that fail with `ENOSPC`.
+    /// The number of changes from now on that fail with `ENOSPC`.
     full: AtomicU64,
     /// The handle of each open file, or 0 if open files have no state. Other handles are refused.
     handle: u64,
     /// The number of open files.
     open: AtomicU64,
-    /// While a file is open, reading attributes fails.
+    /// True if attributes cannot be read while a file is open.
     hides_attributes: bool,
-    /// The entries that one call of `readdir` reports with their attributes. If it is 0, each call
-    /// reports all entries without attributes.
+    /// The number of entries that one call of `readdir` reports, with their attributes. If it is 0,
+    /// each call reports all entries without attributes.
     pub(crate) page_entries: usize,
-    /// How long a client may use the attributes and the names.
+    /// The time for which a client may use the attributes and the names.
     pub(crate) ttl: Ttl,
 }
 
@@ -50,13 +51,15 @@ impl Hooked {
 
     /// Makes the next `changes` changes of content, attributes or names fail with `ENOSPC`.
     pub(crate) fn fill_for(&self, changes: u64) {
-        // ORDERING: Relaxed. The changes come in later requests, which the kernel orders.
+        // ORDERING: Relaxed. The changes come in later requests, and the kernel orders these after
+        // this store.
         self.full.store(changes, Ordering::Relaxed);
     }
 
-    /// Returns the number of next changes that will fail with `ENOSPC`.
+    /// Returns how many changes from now on will fail with `ENOSPC`.
     pub(crate) fn is_full_for(&self) -> u64 {
-        // ORDERING: Relaxed. The test reads it after the answer to its request.
+        // ORDERING: Relaxed. The test reads the number after the answer to its request, which
+        // orders the two.
         self.full.load(Ordering::Relaxed)
     }
 
@@ -79,7 +82,7 @@ impl Hooked {
 
     /// Returns the number of open files.
     pub(crate) fn open_files(&self) -> u64 {
-        // ORDERING: Relaxed. The thread that opens files reads it.
+        // ORDERING: Relaxed. The thread that reads the number has opened the files itself.
         self.open.load(Ordering::Relaxed)
     }
 

@@ -1,7 +1,7 @@
 //! Tests on real mounts.
 //!
-//! Each test mounts a file system of its own in a folder of its own and talks to it through the
-//! kernel. Where there is no `/dev/fuse` they skip.
+//! Each test mounts its own file system in its own directory, and calls it through the kernel.
+//! Without `/dev/fuse`, the tests are skipped.
 
 #![forbid(unsafe_code)]
 

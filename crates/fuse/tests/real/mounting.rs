@@ -1,14 +1,17 @@
 //! Mounting and unmounting.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk_base::primitives::thread;
-use corewalk_fuse::{Conflict, Mount, MountError, Options, Unmounted};
+use corewalk_fuse::{Conflict, Mount, MountError, Options, Unmounted, serve};
 use corewalk_testkit::require::{has_fuse, has_root};
 use rustix::mount::UnmountFlags;
+use rustix::process::{Signal, getpid, kill_process};
 
 use crate::site::{Folder, Site, mount_options};
 
@@ -59,6 +62,31 @@ fn unmount_ends_the_wait_and_can_be_repeated() {
     assert_eq!(waiting.join().expect("the thread ends without a panic"), Ok(()));
     assert_eq!(point.unmount(), Ok(Unmounted::Already));
     assert_eq!(fs::read_dir(folder.path()).expect("list the folder").count(), 0);
+}
+
+/// A signal to the whole process must not leave a mount without a server.
+#[test]
+fn served_mount_is_unmounted_on_a_signal() {
+    if !has_fuse() {
+        return;
+    }
+    let folder = Folder::new();
+    let path = folder.path().to_owned();
+    let serving = thread::spawn(move || {
+        let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+        serve(fs, &path, Options::exclusive(), &mount_options())
+    });
+    let device = |path: &Path| fs::metadata(path).expect("the folder exists").dev();
+    let parent = folder.path().parent().expect("a folder in a folder");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while device(folder.path()) == device(parent) {
+        assert!(Instant::now() < deadline && !serving.is_finished(), "not mounted");
+        thread::yield_now();
+    }
+    fs::write(folder.path().join("file"), "x").expect("the mount works");
+    kill_process(getpid(), Signal::TERM).expect("signal this process");
+    assert_eq!(serving.join().expect("the thread ends without a panic"), Ok(()));
+    assert_eq!(device(folder.path()), device(parent), "still mounted");
 }
 
 #[test]

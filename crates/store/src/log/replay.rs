@@ -218,8 +218,8 @@ impl<'a> Reader<'a> {
     /// Searches all blocks behind the last valid entry for entries that prove a loss.
     ///
     /// # Errors
-    /// The errors of `look`: for a later entry of this generation, for an entry of a later
-    /// generation, and for an unreadable block, which may hold an entry.
+    /// The errors of `look`. There is one for a later entry of this generation, one for an entry of
+    /// a later generation, and one for an unreadable block.
     fn check_behind(&mut self) -> Result<(), OpenError> {
         let mut damaged = None;
         let blocks = (self.at..self.len).step_by(BLOCK_BYTES);

@@ -57,8 +57,8 @@ fn values_are_bounded_in_all() {
     });
 }
 
-/// A call that sets the size, even to the same value, must free the blocks reserved behind the end,
-/// as on ext4 and the kernel's tmpfs. A call that sets a larger size must keep them.
+/// A call that sets the size, even to the same value, must free the blocks reserved behind the end.
+/// ext4 and the kernel's tmpfs do so too. A call that sets a larger size must keep them.
 #[test]
 fn size_set_again_frees_what_is_reserved_behind_it() {
     with_both(|fs, file, what| {

@@ -424,8 +424,8 @@ fn try_unreadable(
         }
         Err(error) if error.errno() != Errno::IO => return Err(error.to_string()),
         Err(_) if device == DATA => return Err("refused, though a mount reads no data".to_owned()),
-        // This is wrong only for the log. A read of the database may also fail during the replay,
-        // after the first changes.
+        // Only for the log is it an error that a refused mount has changed devices. A read of the
+        // database may also fail during the replay, after the first changes.
         Err(error) if device == LOG && disks.contents() != before => {
             return Err(format!("refused and changed: {error}"));
         }

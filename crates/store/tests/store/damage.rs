@@ -160,8 +160,8 @@ fn entries_of_an_earlier_generation_behind_the_end_are_no_damage() {
     assert_eq!(tree(&again.unwrap()), now);
 }
 
-/// A mount must be refused if a block of the log is unreadable, even behind the last entry, because
-/// the block may hold a confirmed entry. The error must name the block.
+/// A mount must be refused if a block of the log is unreadable, even behind the last entry. The
+/// block may hold a confirmed entry. The error must name the block.
 #[test]
 fn block_of_the_log_that_cannot_be_read_is_refused() {
     let (contents, entries, trees) = load();

@@ -158,7 +158,7 @@ fn reserve_comes_before_the_log() {
 #[test]
 fn control_room_for_reserve_and_log_is_taken_for_both() {
     let disks = without_log();
-    // The space that a commit of the length of the log needs, in bytes.
+    // The space that a commit needs to record the length of the log, in bytes.
     const COMMIT: u64 = 1 << 20;
     disks.shared.lock().room = Some(disks.used() + (2 << 20) + (256 << 10) + COMMIT);
     let stats = disks.open(&quiet()).stats();

@@ -182,8 +182,8 @@ fn range_is_collapsed_on_a_full_host() {
     assert_eq!(store.getattr(file).unwrap().size, 3 * 4096);
 }
 
-/// A call for a range that needs no space on the host must not fail for lack of space, even if the
-/// range is very long.
+/// A call that needs no space on the host must not fail for lack of space, even if its range is
+/// very long.
 #[test]
 fn range_that_needs_no_room_is_of_any_length() {
     let path = std::env::temp_dir().join(format!("corewalk-store-ranges-{}", std::process::id()));

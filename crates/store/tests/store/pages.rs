@@ -26,7 +26,7 @@ const PAGE: usize = 4096;
 const HEADER_BYTES: usize = 320;
 const MUTATIONS: u64 = 500;
 /// Number of kinds of damage. They are a flipped bit, a page of zeros, two exchanged pages, a page
-/// copied to the place of another, a truncated file, and a page of an older state.
+/// copied over another, a truncated file, and an older page.
 const KINDS: usize = 6;
 /// Number of mounts while the store is filled, and of files made in each.
 const ROUNDS: usize = 4;

@@ -7,10 +7,10 @@
 //!
 //! # Huge pages
 //!
-//! A random walk over more than 64 MiB is 9 to 26 % faster on huge pages, because a TLB miss reads
-//! four page tables. The figure is for dependent loads on a virtual Sapphire Rapids Xeon. But the
-//! first byte of a huge page makes 2 MiB resident. A namespace has ten arenas and would take 20 MiB
-//! for ten entries.
+//! A random walk over more than 64 MiB is 9 to 26 % faster on huge pages, because a TLB miss on
+//! small pages reads four page tables. The figure is for dependent loads on a virtual Sapphire
+//! Rapids Xeon. But the first write to a huge page makes 2 MiB resident. A namespace has ten arenas
+//! and would take 20 MiB for ten entries.
 //!
 //! So the first block of 2 MiB stays on small pages until half of it is handed out. Then
 //! `MADV_COLLAPSE` (Linux 6.1) turns it into a huge page; an older kernel does so in the
@@ -24,8 +24,8 @@
 //!   Only the drop unmaps it.
 //! - M.2: the words are only ever accessed as `AtomicU64`.
 //! - M.3: if the slots are longer than a block, `base` is aligned to a block.
-//! - M.4: if slots are handed out in rising order, the resident memory is what was touched. With
-//!   huge pages at most the rest of one block is added.
+//! - M.4: if slots are handed out in rising order, the resident memory is the touched memory. Huge
+//!   pages add at most the rest of one block.
 //!
 //! # Limits
 //!
@@ -78,7 +78,7 @@ mod mapped {
             Ok(Self { base: base.cast(), max_slots })
         }
 
-        /// Notes that the slots below `now` are handed out, after those below `before`.
+        /// Notes that the slots from `before` up to `now` are handed out too.
         ///
         /// The call that passes the middle of the first block turns the block into a huge page.
         pub(in crate::arena) fn note_handed_out(&self, before: u64, now: u64) {
@@ -97,8 +97,8 @@ mod mapped {
         pub(in crate::arena) fn prefetch(&self, index: u32) {
             let slot = self.base.as_ptr().wrapping_add(index as usize);
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: every x86-64 processor has the instruction. It loads nothing that the program
-            // can see and never faults, for any address.
+            // SAFETY: every x86-64 processor has the instruction. For any address it loads nothing
+            // that the program can see, and never faults.
             unsafe {
                 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
                 _mm_prefetch::<_MM_HINT_T0>(slot.cast());
@@ -134,8 +134,8 @@ mod mapped {
         panic!("slot {index} is out of range");
     }
 
-    // SAFETY: the mapping belongs to the process, not to a thread, and M.2 makes it a shared array
-    // of atomics.
+    // SAFETY: the mapping belongs to the process, not to a thread. The words are only accessed as
+    // atomics (M.2), so threads may share them.
     unsafe impl<const WORDS: usize> Send for SlotMemory<WORDS> {}
 
     // SAFETY: as above.
@@ -196,7 +196,7 @@ mod mapped {
 
     /// Turns the block at `start` into a huge page, if the kernel can do so now.
     fn collapse(start: *mut c_void) {
-        /// `MADV_COLLAPSE`, which rustix does not name, nor libc with musl.
+        /// The value of `MADV_COLLAPSE`, which neither rustix nor musl's libc names.
         const COLLAPSE: libc::c_int = 25;
         // SAFETY: the block lies in a mapping of the caller. Other threads may go on using it and
         // its content stays (madvise(2)). Kernels without this advice return `EINVAL`.

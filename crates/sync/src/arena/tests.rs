@@ -17,8 +17,8 @@ fn alloc_until_full_hands_out_every_slot_but_zero_once() {
     assert_eq!(arena.alloc(), Some(17));
 }
 
-/// Trap T7: a free list must not store its links in the slots. No word changes in `free` or
-/// `alloc`.
+/// Trap T7: a free list must not store its links in the slots. `free` and `alloc` must change no
+/// word of a slot.
 #[test]
 fn free_and_alloc_leave_every_word_of_the_slot() {
     let arena: SlotArena<8> = SlotArena::new("words", if cfg!(miri) { 150 } else { 400 }).unwrap();
@@ -131,7 +131,8 @@ fn alloc_by_one_thread_finds_what_others_freed() {
     assert_eq!(again.len(), slots.len(), "A.5");
 }
 
-/// Slots of the two groups lie in different batches, also after they are freed and reused.
+/// The two groups must take their slots from different batches, also after slots are freed and
+/// reused.
 #[test]
 fn slots_of_the_few_lie_together() {
     const SLOTS: usize = if cfg!(miri) { 2 * BATCH + 8 } else { 1_000 };
@@ -144,7 +145,7 @@ fn slots_of_the_few_lie_together() {
             slots.iter().map(|slot| slot / BATCH as u32).collect()
         };
         assert!(batches(&many).is_disjoint(&batches(&few)), "round {round}");
-        // Free slots of the two groups in turn, so that the lists of shard and depot hold both
+        // Free a slot of each group in turn, so that the lists of shard and depot contain both
         // groups.
         many.iter()
             .zip(&few)
@@ -154,7 +155,7 @@ fn slots_of_the_few_lie_together() {
     }
 }
 
-/// A.4 with groups: one group uses the free slots of the other before fresh slots.
+/// A.4 with groups: a group must use the free slots of the other group before fresh slots.
 #[cfg(not(miri))]
 #[test]
 fn group_that_has_shrunk_lends_its_slots() {
@@ -171,8 +172,8 @@ fn group_that_has_shrunk_lends_its_slots() {
     assert!(arena.len_touched() as usize <= most, "A.4: touched {}", arena.len_touched());
 }
 
-/// Two slots of `Group::Few` that are handed out in succession are neighbours only when their batch
-/// has no other free slot.
+/// Two slots of `Group::Few` that are handed out in succession must not be neighbours, unless their
+/// batch has no other free slot.
 #[test]
 fn few_slots_are_taken_apart() {
     let arena: SlotArena<1> = SlotArena::new("groups", 300).unwrap();
@@ -183,8 +184,8 @@ fn few_slots_are_taken_apart() {
     assert!(slots.into_iter().eq(1..300), "A.5");
 }
 
-/// A group without slots takes slots of the other group. Once freed, they return to their own
-/// group.
+/// A group without slots must take slots of the other group. Once freed, those slots return to
+/// their own group.
 #[test]
 fn group_without_slots_takes_the_others() {
     let arena: SlotArena<1> = SlotArena::new("groups", 300).unwrap();

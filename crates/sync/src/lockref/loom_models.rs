@@ -35,13 +35,14 @@ fn get_against_kill(get: fn(&Lockref) -> bool) -> [usize; 2] {
     })
 }
 
-/// Trap T18: a reference to a dead object must fail, so either the getter or the killer wins.
+/// Trap T18: taking a reference to a dead object must fail, so either the getter or the killer
+/// wins.
 #[test]
 fn get_not_dead_against_mark_dead_has_one_winner() {
     assert_all_reached(&get_against_kill(Lockref::get_not_dead));
 }
 
-/// Trap T18: the check and the increment in two steps.
+/// Trap T18: with the check and the increment in two steps, both the getter and the killer may win.
 #[test]
 #[should_panic(expected = "A.2: a dead object was counted")]
 fn control_get_not_dead_in_two_steps_is_caught() {
@@ -55,7 +56,7 @@ fn control_get_not_dead_in_two_steps_is_caught() {
     });
 }
 
-/// A slot: the count, and a payload word that the free path overwrites.
+/// A slot with its count and a payload word, which the free path overwrites.
 struct Slot {
     lockref: Lockref,
     payload: AtomicU64,
@@ -71,7 +72,8 @@ fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
             move || {
                 let has_got = slot.lockref.get_not_dead();
                 if has_got {
-                    // ORDERING: Relaxed. The reference orders it.
+                    // ORDERING: Relaxed. The reference orders this load before the overwrite of the
+                    // payload.
                     let payload = slot.payload.load(Ordering::Relaxed);
                     assert_eq!(payload, 0, "T7: a retired object was counted");
                     slot.lockref.put_return();
@@ -91,13 +93,15 @@ fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
     })
 }
 
-/// Trap T7: the free list does not run through the count.
+/// Trap T7: `get_not_dead` on a retired object must fail. The free list does not use the count's
+/// word.
 #[test]
 fn get_not_dead_on_a_retired_object_fails() {
     assert_all_reached(&get_against_retire(|_slot| {}));
 }
 
-/// Trap T7: the count is overwritten by a link of the free list.
+/// Trap T7: a free list stores a link in the count's word, so `get_not_dead` on a retired object
+/// succeeds.
 #[test]
 #[should_panic(expected = "T7: a retired object was counted")]
 fn control_count_that_is_reused_as_a_link_is_caught() {
@@ -116,7 +120,7 @@ fn put_by_both(put: fn(&Lockref) -> bool) -> [usize; 2] {
         let owner = {
             let tally = tally.clone();
             move |object: Arc<(Lockref, [AtomicU64; 2])>, me: usize| {
-                // ORDERING: Relaxed. The reference count has to publish it.
+                // ORDERING: Relaxed. The dropped reference has to publish this store.
                 object.1[me].store(1, Ordering::Relaxed);
                 let is_last = put(&object.0);
                 if is_last {
@@ -221,7 +225,7 @@ fn transient_locker_leaves_no_locker_behind() {
     assert_all_reached(&transient_locker(Lockref::get));
 }
 
-/// Trap T52: a user that finds the lock held takes it.
+/// Trap T52: a user takes the lock because it finds the lock held, so later users do the same.
 #[test]
 #[should_panic(expected = "A.4: a user that only counts holds the lock")]
 fn control_user_that_falls_back_to_the_lock_is_caught() {
@@ -241,7 +245,7 @@ fn two_lockers(unlock: fn(LockrefGuard<'_>)) -> [usize; 2] {
         let shared = Arc::new((Lockref::new(0), AtomicU64::new(0)));
         let locker = move |shared: Arc<(Lockref, AtomicU64)>| {
             let guard = shared.0.lock();
-            // ORDERING: Relaxed. The lock has to publish it.
+            // ORDERING: Relaxed. The lock has to order this load after the other locker's store.
             let turn = shared.1.load(Ordering::Relaxed);
             // ORDERING: Relaxed. As above.
             shared.1.store(turn + 1, Ordering::Relaxed);

@@ -1,9 +1,9 @@
 //! A value that readers borrow in place and writers replace as a whole.
 //!
 //! The cell is one pointer. A reader loads it inside a read section and borrows the value until the
-//! section ends. A writer builds the next value beside it, swaps the pointer, and leaves the old
-//! value to the grace period. The cell suits values that are read on every operation and seldom
-//! changed: options, limits, a table that grows.
+//! section ends. A writer builds the next value beside it, swaps the pointer, and lets the old
+//! value be freed after a grace period. The cell suits values that are read on every operation and
+//! seldom changed: options, limits, a table that grows.
 //!
 //! Analogous to a Linux pointer marked `__rcu`, with `rcu_dereference` and `rcu_assign_pointer`.
 //!
@@ -14,14 +14,14 @@
 //!
 //! # Rules
 //!
-//! - `update` may call its closure several times, because another writer can win in between. The
-//!   closure must be free of side effects. It holds no lock.
+//! - `update` may call its closure several times, because another writer may replace the value in
+//!   between. So the closure must be free of side effects. `update` holds no lock.
 //! - The old value is dropped later and on any thread, so `T` is `Send` and `'static`.
 //!
 //! # Limits
 //!
-//! The cell has no read without a guard, because an `Arc` per read costs a shared cache line. It
-//! has no mutation in place.
+//! The cell has no read without a guard, because an `Arc` per read would write to a shared cache
+//! line. It has no mutation in place.
 //!
 //! Source: Linux `include/linux/rcupdate.h`; `arc-swap`, which was rejected for its 15 to 27 ns per
 //! load on a virtual machine with two cores.
@@ -71,7 +71,8 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
     #[inline]
     #[must_use]
     pub fn read<'g>(&self, _section: &'g ReadGuard) -> &'g T {
-        // ORDERING(rcu-publish): Acquire. The value is whole: see `replace` and `update`.
+        // ORDERING(rcu-publish): Acquire. Pairs with the swap of `replace` and the exchange of
+        // `update`. The reader of the new pointer also sees the whole value.
         let ptr = self.ptr.load(Ordering::Acquire);
         // SAFETY: the pointer is not null (C.1). The value was in the cell while the section was
         // open, so its grace period waits for the section. No thread writes to a published value.
@@ -107,11 +108,12 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
             let seen = self.read(&section);
             let old = std::ptr::from_ref(seen).cast_mut();
             let new = Box::into_raw(Box::new(next(seen)));
-            // ORDERING(rcu-publish): AcqRel, as in `replace`. The section keeps `old` from being
-            // freed and its address from being used again, so an equal pointer is the same value.
+            // ORDERING(rcu-publish): AcqRel. Readers of the new pointer see the whole value, as in
+            // `replace`. The section keeps `old` from being freed and its address from being used
+            // again, so an equal pointer is the same value.
             match self.ptr.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed) {
-                // Retire the stored pointer, not `old`: a pointer made from a borrow may not be
-                // freed.
+                // Retire the stored pointer and not `old`, because a pointer made from a borrow may
+                // not be freed.
                 Ok(taken) => return retire(taken),
                 // SAFETY: `new` was made above and published to no other thread.
                 Err(_) => drop(unsafe { Box::from_raw(new) }),
@@ -169,11 +171,12 @@ impl<T: Send + Sync + 'static> RcuOption<T> {
     #[inline]
     #[must_use]
     pub fn read<'g>(&self, _section: &'g ReadGuard) -> Option<&'g T> {
-        // ORDERING(rcu-publish): Acquire. The value is whole: see `replace`.
+        // ORDERING(rcu-publish): Acquire. Pairs with the swap of `replace`. The reader of the new
+        // pointer also sees the whole value.
         let ptr = self.ptr.load(Ordering::Acquire);
         // SAFETY: the pointer is null, or its value was in the cell while the section was open. A
         // retired value is dropped after a grace period, which waits for the section. No thread
-        // writes to it.
+        // writes to a published value.
         unsafe { ptr.as_ref() }
     }
 
@@ -181,7 +184,7 @@ impl<T: Send + Sync + 'static> RcuOption<T> {
     pub fn replace(&self, value: Option<Box<T>>) {
         let new = value.map_or(std::ptr::null_mut(), Box::into_raw);
         // ORDERING(rcu-publish): AcqRel. Release: the value is written before a reader gets its
-        // address. Acquire: the old value is whole before it is dropped.
+        // address. Acquire: the old value is complete before this thread drops it.
         let old = self.ptr.swap(new, Ordering::AcqRel);
         if !old.is_null() {
             retire(old);
@@ -206,14 +209,14 @@ impl<T: Send + Sync + 'static> Drop for RcuOption<T> {
 ///
 /// # Invariants
 ///
-/// Its owner took it out of a cell (C.2).
+/// The owner of the `Retired` took the pointer out of a cell (C.2).
 struct Retired<T>(*mut T);
 
 // SAFETY: the pointer owns the value, and `T` is `Send`.
 unsafe impl<T: Send> Send for Retired<T> {}
 
 impl<T> Retired<T> {
-    /// Drops the value. The caller waited for a grace period.
+    /// Drops the value. The caller has waited for a grace period.
     fn free(self) {
         // SAFETY: the pointer came from `Box::into_raw` (C.1), is out of the cell and is retired
         // once (C.2). No section that could have read it is open.
@@ -224,8 +227,8 @@ impl<T> Retired<T> {
 /// Frees `old`, which the caller took out of a cell, after a grace period.
 fn retire<T: Send + 'static>(old: *mut T) {
     let retired = Retired(old);
-    // Call a method that takes all of `retired`. A closure that names its field would capture a
-    // bare pointer, which is not `Send`.
+    // Call a method, so that the closure captures all of `retired`. If the closure named the field,
+    // it would capture a bare pointer, which is not `Send`.
     defer(move || retired.free());
 }
 
@@ -309,7 +312,8 @@ mod tests {
             cell.replace(Version(Arc::clone(&drops)));
         }
         drop(cell);
-        // `crossbeam-epoch` frees garbage as a side effect of later calls, so make some.
+        // `crossbeam-epoch` frees garbage as a side effect of later calls, so the test makes such
+        // calls.
         let other = RcuCell::new(0);
         (0..1_000_000).take_while(|_| drops.sum() < 6).for_each(|round| other.replace(round));
         (0..1_000).for_each(|round| other.replace(round));

@@ -14,8 +14,8 @@
 //!
 //! # Rejected
 //!
-//! A membarrier(2) scheme would make a section ten times cheaper. The hot path of the workspace
-//! needs no section at all (see `arena`), so its upkeep does not pay.
+//! A membarrier(2) scheme would make a section ten times cheaper. But the hot path of the workspace
+//! needs no section at all (see `arena`), so the scheme is not worth its upkeep.
 //!
 //! Source: crossbeam-epoch 0.9 (`src/internal.rs`); on a virtual machine with two cores a pin costs
 //! about 10 ns.
@@ -32,13 +32,14 @@ use std::{cell::Cell, time::Duration};
 /// If more closures than this wait for a grace period, `defer` frees garbage itself.
 const GARBAGE_HIGH: i64 = 4096;
 
-/// A thread compares the sum over all threads with `GARBAGE_HIGH` once in this many deferrals.
+/// Each thread compares the sum over all threads with `GARBAGE_HIGH` once in this many deferrals.
 const DEFERS_PER_LOOK: u32 = 64;
 
 /// Yields of `synchronize` before it sleeps.
 const YIELDS_MAX: u32 = 64;
 
-/// Sleep of `synchronize` between two tries. A grace period under load is about as long.
+/// The time that `synchronize` sleeps between two tries. A grace period under load is about as
+/// long.
 const NAP: Duration = Duration::from_micros(100);
 
 /// Closures deferred minus closures run.
@@ -86,7 +87,8 @@ pub(super) fn synchronize() {
     let mut tries = 0;
     loop {
         crossbeam_epoch::pin().flush();
-        // ORDERING(grace-end): Acquire. See above.
+        // ORDERING(grace-end): Acquire. Pairs with the store of the deferred closure, which runs
+        // after the sections have ended.
         if ended.load(Ordering::Acquire) {
             return;
         }

@@ -8,9 +8,9 @@
 //!
 //! # Limits
 //!
-//! The mutex orders a `defer` before a section that is opened later. A reader that enters before
-//! the writer defers gets no help from it. In that case a publication with too weak an ordering
-//! shows; the control twin of the model proves that it does.
+//! The mutex orders a `defer` before a section that is opened later. But the mutex does not order a
+//! reader that enters before the writer defers. For such a reader the models catch a publication
+//! with too weak an ordering, as their control twin proves.
 //!
 //! # Rules
 //!

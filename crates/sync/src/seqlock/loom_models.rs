@@ -1,7 +1,7 @@
 //! Models of `SeqLock`: the last pass takes the lock, excludes writers and disturbs no other
 //! reader. Trap T29 is a last pass without the lock.
 //!
-//! The writer runs on the main thread (see `tally`).
+//! The writer is the main thread, because loom 0.7.2 skips schedules otherwise (see `tally`).
 
 use super::*;
 use corewalk_base::{
@@ -46,9 +46,8 @@ fn read_or_lock(pair: &Pair) -> (Pass, u64, u64) {
     })
 }
 
-/// Runs a writer and a reader. Returns in how many runs the reader saw the old words in an
-/// optimistic pass, in how many it saw the new words in one, and in how many it needed the locked
-/// pass.
+/// Runs a writer and a reader. Returns the number of runs with each outcome: old words in an
+/// optimistic pass, new words in an optimistic pass, and the locked pass.
 fn outcomes(read: Read) -> [usize; 3] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -65,13 +64,15 @@ fn outcomes(read: Read) -> [usize; 3] {
     })
 }
 
-/// Trap T29: a reader that never takes the lock may retry for ever.
+/// A reader beside a writer must see a whole section. Trap T29 is a reader that never takes the
+/// lock and may retry for ever.
 #[test]
 fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     assert_all_reached(&outcomes(read_or_lock));
 }
 
-/// Trap T29, as it happened in practice: the second pass runs without the lock.
+/// Trap T29, as it happened in practice: the second pass runs without the lock, so the reader sees
+/// a torn pair.
 #[test]
 #[should_panic(expected = "torn section")]
 fn control_second_pass_without_the_lock_is_caught() {

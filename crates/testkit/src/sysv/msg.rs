@@ -150,7 +150,8 @@ pub fn set(id: i32, uid: u32, gid: u32, mode: u32, qbytes: u64) -> Result<i32, i
 pub fn totals(cmd: i32) -> Result<(i32, [i32; 8]), i32> {
     let mut numbers = [0i32; 8];
     let buffer: *mut [i32; 8] = &mut numbers;
-    // SAFETY: these commands write a `struct msginfo`, which is seven integers and a short one.
+    // SAFETY: these commands write a `struct msginfo`, which is seven integers of 32 bits and one
+    // of 16 bits.
     let result = check(unsafe { libc::msgctl(0, cmd, buffer.cast()) })?;
     numbers[7] &= 0xffff;
     Ok((result, numbers))

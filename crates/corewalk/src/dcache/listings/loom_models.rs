@@ -1,7 +1,7 @@
 //! Models of a listing that fills a name beside a change of the name.
 //!
-//! The back end and the cache are a word each, under a mutex. 1 is the old file of the name, and 2
-//! the new one. 0 is an empty cache.
+//! The back end and the cache are a word each, under a mutex. In both words, 1 is the old file of
+//! the name, and 2 the new one. 0 is an empty cache.
 
 use corewalk_base::Mutex;
 use corewalk_base::primitives::{Arc, thread};
@@ -70,7 +70,7 @@ fn change_with(shared: &Shared, counts: fn(&Listings)) {
     counts(&shared.listings);
 }
 
-/// Trap T25: a change of a name counts itself before it releases the in-lookup lock (L.1).
+/// Trap T25: a change of a name must count itself before it releases the in-lookup lock (L.1).
 #[test]
 fn listing_beside_a_change_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| {
@@ -78,14 +78,14 @@ fn listing_beside_a_change_enters_no_older_entry() {
     }));
 }
 
-/// Trap T25: the change does not count itself.
+/// Control for trap T25: the change does not count itself.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_does_not_count_itself_is_caught() {
     list_against(|shared| change_with(shared, |_| ()));
 }
 
-/// Trap T25: the change looks for listings before it calls the back end.
+/// Control for trap T25: the change looks for listings before it calls the back end.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_counts_itself_before_the_call_is_caught() {
@@ -95,6 +95,82 @@ fn control_change_that_counts_itself_before_the_call_is_caught() {
         *shared.backend.lock() = NEW;
         *shared.cache.lock() = NEW;
     });
+}
+
+/// Changes the name beside a listing, in a back end that takes no lock. `begin` and `counts` are
+/// the steps of the listing and of the change. Returns how often the listing (was refused, entered
+/// the old file, entered the new file).
+fn list_without_locks(
+    begin: fn(&Listings) -> ListingMark<'_>,
+    counts: fn(&Listings),
+) -> [usize; 3] {
+    Tally::of_bounded(3, move |tally| {
+        // The back end, the in-lookup lock of the name, and the cache under it.
+        let backend = AtomicU64::new(OLD);
+        let shared = Arc::new((Listings::new(), backend, Mutex::new(0)));
+        let changer = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                let (listings, backend, cache) = &*shared;
+                let mut cache = cache.lock();
+                // ORDERING(lock-free): Release. The back end publishes the file.
+                backend.store(NEW, Ordering::Release);
+                *cache = NEW;
+                counts(listings);
+            }
+        });
+        let (listings, backend, cache) = &*shared;
+        let mark = begin(listings);
+        // ORDERING(lock-free): Acquire. As above.
+        let entry = backend.load(Ordering::Acquire);
+        let mut cached = cache.lock();
+        let is_unchanged = mark.is_unchanged();
+        if is_unchanged {
+            *cached = entry;
+        }
+        drop(cached);
+        drop(mark);
+        changer.join().unwrap();
+        assert_ne!(*cache.lock(), OLD, "T25: an older entry was brought back");
+        tally.hit(if is_unchanged { entry as usize } else { 0 });
+    })
+}
+
+/// Trap T25: a back end without locks orders nothing between its answers and the marks.
+#[test]
+fn listing_of_a_back_end_without_locks_enters_no_older_entry() {
+    let counts = |listings: &Listings| drop(listings.change(DIRECTORY));
+    assert_all_reached(&list_without_locks(|listings| listings.begin(DIRECTORY), counts));
+}
+
+/// Trap T25: the change reads the mark without a fence.
+#[test]
+#[should_panic(expected = "T25: an older entry was brought back")]
+fn control_change_without_a_fence_is_caught() {
+    list_without_locks(
+        |listings| listings.begin(DIRECTORY),
+        |listings| {
+            let word = listings.word(DIRECTORY);
+            // ORDERING: Relaxed. Wrong on purpose.
+            if word.load(Ordering::Relaxed) & LISTINGS_MASK != 0 {
+                // ORDERING: Relaxed. As in the original.
+                word.fetch_add(CHANGE, Ordering::Relaxed);
+            }
+        },
+    );
+}
+
+/// Trap T25: the listing reads the back end without a fence.
+#[test]
+#[should_panic(expected = "T25: an older entry was brought back")]
+fn control_listing_without_a_fence_is_caught() {
+    fn begin(listings: &Listings) -> ListingMark<'_> {
+        let word = listings.word(DIRECTORY);
+        // ORDERING: Relaxed. Wrong on purpose.
+        let before = word.fetch_add(1, Ordering::Relaxed);
+        ListingMark { word, changes: before / CHANGE }
+    }
+    list_without_locks(begin, |listings| drop(listings.change(DIRECTORY)));
 }
 
 /// Another program changes the name in the back end. Then the name is invalidated: `first` and
@@ -114,20 +190,21 @@ fn cancel_fill(shared: &Shared) {
     shared.locks.cancel_fill(KEY);
 }
 
-/// Traps T25, P12: an invalidation counts itself and then cancels the fill (L.2).
+/// Traps T25, P12: an invalidation must count itself and then cancel the fill (L.2).
 #[test]
 fn listing_beside_an_invalidation_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| invalidate_with(shared, count_change, cancel_fill)));
 }
 
-/// Trap P12: an invalidation that only cancels misses a listing that holds no lock yet.
+/// Control for trap P12: an invalidation that only cancels misses a listing that holds no lock yet.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_cancels_is_caught() {
     list_against(|shared| invalidate_with(shared, |_| (), cancel_fill));
 }
 
-/// Trap P12: a listing that holds the lock already sees no cancellation before the count.
+/// Control for trap P12: an invalidation only counts itself, so a listing that already holds the
+/// lock does not notice it.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_counts_is_caught() {

@@ -1,8 +1,8 @@
 //! The resident pages of an arena, read from the kernel page by page.
 //!
-//! The kernel merges neighbouring mappings, and other tests of this process map memory meanwhile.
-//! So the tests read `/proc/self/pagemap`, which does not depend on mappings. A block with one
-//! written word and all pages resident is a huge page.
+//! The kernel merges neighbouring mappings, and other tests of this process map memory at the same
+//! time. So the sizes of mappings say nothing, and the tests read `/proc/self/pagemap`. If a block
+//! has one written word and all its pages are resident, the block is a huge page.
 //!
 //! Source: Linux `Documentation/admin-guide/mm/pagemap.rst`.
 
@@ -12,12 +12,12 @@ use std::{fs, fs::File, os::unix::fs::FileExt};
 
 /// The size of a page on x86-64.
 const PAGE: usize = 4096;
-/// The size of a huge page there.
+/// The size of a huge page on x86-64.
 const BLOCK: usize = 2 << 20;
 /// Number of slots that fit in a block, if a slot has the size of a cache line.
 const SLOTS: u32 = (BLOCK / 64) as u32;
-/// Number of arenas that a test tries until one gets huge pages. A kernel short of memory may have
-/// none.
+/// Number of arenas that a test tries until one gets huge pages, because a kernel short of memory
+/// may have none.
 const TRIES: usize = 8;
 
 /// Returns how many pages of block `nth` are resident.
@@ -36,7 +36,7 @@ fn touch(arena: &SlotArena<8>, slot: u32) {
     arena.get(slot)[0].store(1, Ordering::Relaxed);
 }
 
-/// Returns true if the kernel gives huge pages on `madvise`, also to this process.
+/// Returns true if `madvise` can give huge pages to this process.
 fn has_huge_pages() -> bool {
     let read = |file| fs::read_to_string(file).unwrap_or_default();
     let setting = read("/sys/kernel/mm/transparent_hugepage/enabled");
@@ -59,8 +59,8 @@ fn can_collapse() -> bool {
     (numbers.next(), numbers.next()) >= (Some(6), Some(1))
 }
 
-/// Returns the resident pages of the first two blocks. They are read after the first block is
-/// handed out and one slot of each block is written. Returns the best of several tries.
+/// Returns the number of resident pages of each of the first two blocks. The first block is handed
+/// out before, and one slot of each block is written. The result is the best of several tries.
 fn pages_of_a_big_arena(grow: fn(&SlotArena<8>)) -> (usize, usize) {
     let one = |_| {
         let arena: SlotArena<8> = SlotArena::new("big", 4 * SLOTS).unwrap();
@@ -102,7 +102,7 @@ fn arena_with_few_slots_in_use_takes_few_pages() {
         }
     }
     let pages: usize = arenas.iter().map(|arena| resident_pages(arena, 0)).sum();
-    // One page each would be enough, but some kernels map 64 KiB at once.
+    // One page per arena would be enough, but some kernels map 64 KiB at once.
     assert!((10..=160).contains(&pages), "ten arenas of ten slots take {pages} pages");
 }
 

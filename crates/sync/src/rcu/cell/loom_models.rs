@@ -19,7 +19,7 @@ impl Version {
     fn new(number: u64) -> (Self, Arc<AtomicU64>) {
         let has_ended = Arc::new(AtomicU64::new(0));
         let version = Self { number: AtomicU64::new(0), has_ended: Arc::clone(&has_ended) };
-        // ORDERING: Relaxed. Publishing the version has to publish this.
+        // ORDERING: Relaxed. The publication of the version has to publish this store.
         version.number.store(number, Ordering::Relaxed);
         (version, has_ended)
     }
@@ -27,7 +27,8 @@ impl Version {
 
 impl Drop for Version {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. Read in a section that must not overlap the drop, or after a join.
+        // ORDERING: Relaxed. Other threads read the word in a section that must not overlap the
+        // drop, or after a join.
         self.has_ended.store(1, Ordering::Relaxed);
     }
 }
@@ -65,8 +66,8 @@ fn replace_beside_a_reader_shows_whole_versions_that_live() {
     assert_all_reached(&outcomes(RcuCell::replace));
 }
 
-/// The new version is published with `Relaxed`. Loom reports that the reader's load of a word of
-/// the version is not ordered after the word's initialisation.
+/// A publication of the new version with `Relaxed` must be caught. Loom reports that the reader's
+/// load of a word of the version is not ordered after the word's initialisation.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn control_relaxed_publication_is_caught() {
@@ -84,8 +85,8 @@ fn control_free_without_grace_period_is_caught() {
         let new = Box::into_raw(Box::new(version));
         // ORDERING(rcu-publish): AcqRel. As it should be.
         let old = cell.ptr.swap(new, Ordering::AcqRel);
-        // SAFETY: the value is only marked as dropped here, and correctly retired below. The wrong
-        // order shows as a failed assertion.
+        // SAFETY: the value is only marked as dropped here. It is freed below, after a grace
+        // period.
         let marked = unsafe { &*old };
         // ORDERING: Relaxed. Wrong on purpose: no grace period before it.
         marked.has_ended.store(1, Ordering::Relaxed);
@@ -170,8 +171,8 @@ fn control_cell_that_is_emptied_without_grace_period_is_caught() {
     emptied(|cell| {
         // ORDERING(rcu-publish): AcqRel. As it should be.
         let old = cell.ptr.swap(std::ptr::null_mut(), Ordering::AcqRel);
-        // SAFETY: the value is only marked as dropped here, and retired afterwards as it should
-        // be, so that the wrong order shows as a failed assertion.
+        // SAFETY: the value is only marked as dropped here. It is freed below, after a grace
+        // period.
         let marked = unsafe { &*old };
         // ORDERING: Relaxed. Wrong on purpose: no grace period before it.
         marked.has_ended.store(1, Ordering::Relaxed);

@@ -1,0 +1,129 @@
+//! Signals that end a mount.
+//!
+//! A signal that ends the process leaves a mount without a server, which fails each use with
+//! `ENOTCONN`. So a thread waits for the signals, and the mount is unmounted first.
+//!
+//! Source: signal(7); nohup(1), which starts a program with SIGHUP ignored.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use corewalk::{FileSystem, errno_of};
+use corewalk_base::primitives::thread;
+use corewalk_base::signal_is_ignored;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::{Mount, MountError, MountOptions, Mountpoint, Unmounted};
+use crate::options::Options;
+
+/// How long to wait for the end of a mount that a signal has unmounted.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Mounts `fs` on the directory `path`, and serves it until it is unmounted or the process gets
+/// `SIGINT`, `SIGTERM` or `SIGHUP`. After a signal it unmounts the mount. So it leaves no mount
+/// behind.
+///
+/// If the mount is in use when a signal comes, it is detached, and its users lose the server when
+/// the process ends. If `SIGHUP` was ignored at the start, as under nohup(1), it stays ignored.
+///
+/// # Errors
+/// As [`Mount::new`] and [`Mount::wait_or_unmount`].
+///
+/// # Examples
+/// ```no_run
+/// use std::{path::Path, sync::Arc};
+/// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// use corewalk_fuse::{MountOptions, Options, serve};
+///
+/// let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+/// serve(fs, Path::new("/mnt"), Options::exclusive(), &MountOptions::default())?;
+/// # Ok::<(), corewalk_fuse::MountError>(())
+/// ```
+pub fn serve(
+    fs: Arc<dyn FileSystem>,
+    path: &Path,
+    options: Options,
+    mount: &MountOptions,
+) -> Result<(), MountError> {
+    // A signal during mount(2) must not leave the mount behind.
+    let signals = EndSignals::watch()?;
+    Mount::new(fs, path, options, mount)?.wait_or_unmount(signals)
+}
+
+/// The signals that end a mount: `SIGINT`, `SIGTERM`, and `SIGHUP` unless it is ignored.
+///
+/// From [`EndSignals::watch`] on they do not end the process any more, also after the value is
+/// dropped.
+#[derive(Debug)]
+pub struct EndSignals {
+    sender: Sender<Event>,
+    events: Receiver<Event>,
+}
+
+/// An event that ends a mount.
+#[derive(Debug)]
+enum Event {
+    Signal,
+    /// The mount has ended. Holds the result of [`Mount::wait`].
+    Ended(Result<(), MountError>),
+}
+
+impl EndSignals {
+    /// Starts to watch the signals. Call it before the mount is made.
+    ///
+    /// # Errors
+    /// [`MountError::System`] if the handlers cannot be installed.
+    pub fn watch() -> Result<EndSignals, MountError> {
+        let (sender, events) = channel();
+        let hangup = if signal_is_ignored(SIGHUP) { None } else { Some(SIGHUP) };
+        let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(hangup))
+            .map_err(|error| MountError::System("handling signals", errno_of(&error)))?;
+        let to_events = sender.clone();
+        thread::spawn(move || {
+            for _ in signals.forever() {
+                if to_events.send(Event::Signal).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(EndSignals { sender, events })
+    }
+}
+
+impl Mount {
+    /// Waits until the mount has ended, or one of `signals` comes. After a signal it unmounts the
+    /// mount. A mount in use is detached, and this does not wait for its users.
+    ///
+    /// # Errors
+    /// [`MountError::System`] if a thread that serves requests has failed, or if the mount cannot
+    /// be unmounted.
+    pub fn wait_or_unmount(self, signals: EndSignals) -> Result<(), MountError> {
+        let EndSignals { sender, events } = signals;
+        let point = self.point().clone();
+        thread::spawn(move || {
+            // If there is no receiver, a signal has ended the mount, and the process soon ends.
+            let _ = sender.send(Event::Ended(self.wait()));
+        });
+        match events.recv().expect("the thread that waits for the mount has a sender") {
+            Event::Ended(result) => result,
+            Event::Signal => unmount(&point, &events),
+        }
+    }
+}
+
+fn unmount(point: &Mountpoint, events: &Receiver<Event>) -> Result<(), MountError> {
+    match point.unmount() {
+        // The mount ends soon, unless another mount namespace has a copy of it. Programs in that
+        // namespace then lose the server.
+        Ok(Unmounted::Done) => match events.recv_timeout(END_TIMEOUT) {
+            Ok(Event::Ended(result)) => result,
+            Ok(Event::Signal) | Err(_) => Ok(()),
+        },
+        // Programs with open files in the mount may keep them for ever, so do not wait for them.
+        Ok(Unmounted::Detached | Unmounted::Already) => Ok(()),
+        Err(error) => Err(MountError::System("unmounting", error)),
+    }
+}
