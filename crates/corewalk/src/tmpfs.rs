@@ -678,5 +678,10 @@ impl FileSystem for Tmpfs {
         sink("tmpfs_table_bytes", self.table.bytes());
         sink("tmpfs_shared_sets", shared_sets);
         sink("tmpfs_waiting", waiting);
+        let index = self.xattrs.index_counts();
+        sink("tmpfs_xattr_hits", index.hits);
+        sink("tmpfs_xattr_misses", index.misses);
+        sink("tmpfs_xattr_entries", index.entries);
+        sink("tmpfs_xattr_reclaimed", index.reclaimed);
     }
 }
