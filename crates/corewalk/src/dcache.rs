@@ -7,8 +7,9 @@
 //!
 //! The children of a directory know it by its slot and its child generation. So one increment of
 //! the generation invalidates a directory of any size: no lookup finds the children any more.
-//! Later, reclaim evicts such a stale child, or a thread that enters its name again puts it back.
-//! That thread finds the stale child, because the hash of a name does not depend on the generation.
+//! Later, reclaim evicts such a stale child, or a thread that enters the child's name again puts
+//! the child back. That thread finds the stale child, because the hash of a name does not depend on
+//! the generation.
 //!
 //! # Guarantees
 //! - C.1: a cached answer is that of the last committed change, or of a fill that no change,
@@ -48,9 +49,10 @@ pub(crate) use change::{DentryInode, Mounted, is_attached};
 pub(crate) use listings::{ListingMark, Listings};
 pub(crate) use reclaim::Hand;
 
-/// The owner of the cache, which is told of inodes that the cache drops.
+/// The owner of the cache. The cache tells it which inodes were dropped.
 pub(crate) trait Host: Send + Sync {
-    /// The cache has dropped an inode. The slot of the inode is free once this method returns.
+    /// Tells the host that the cache has dropped an inode. The slot of the inode is free once this
+    /// method returns.
     fn forget(&self, superblock: u32, ino: u64, slot: InodeSlot);
 
     /// Asks the host to stop using the inode called `name`. The cache is over its budget, and the
@@ -149,8 +151,8 @@ impl Dcache {
         LookupKey::new(name, &self.keys)
     }
 
-    /// Returns the current key of a directory's children. The caller holds a reference on its
-    /// dentry. No lookup finds the children of a removed directory.
+    /// Returns the current key of a directory's children. The caller holds a reference on the
+    /// directory's dentry. No lookup finds the children of a removed directory.
     #[inline]
     pub(crate) fn key_of_held(&self, slot: DentrySlot) -> ParentKey {
         ParentKey::new(slot, self.dentries.child_generation_now(slot))
@@ -232,7 +234,7 @@ impl Dcache {
     }
 
     /// Returns the dentry of a name. If the caller holds the in-lookup lock of the name, None
-    /// proves that it has no dentry.
+    /// proves that the name has no dentry.
     pub(crate) fn find_exact(
         &self,
         key: ParentKey,
@@ -402,8 +404,8 @@ impl Dcache {
         }
     }
 
-    /// Returns the parent's slot, and the sequence of the dentry at which it was read. The root is
-    /// its own parent.
+    /// Returns the slot of the parent of a dentry, and the sequence under which it was read. The
+    /// root is its own parent.
     pub(crate) fn parent(&self, slot: DentrySlot) -> (DentrySlot, Seq) {
         loop {
             let seen = self.dentries.snapshot(slot);
@@ -449,7 +451,7 @@ impl Dcache {
     }
 }
 
-/// Ends the life of an inode when dropped, so also if the back end panics.
+/// Ends the life of an inode when dropped, also after a panic of the back end.
 struct EndOfInode<'a> {
     dcache: &'a Dcache,
     inode: InodeSlot,

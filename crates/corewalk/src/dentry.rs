@@ -389,7 +389,7 @@ impl Dentries {
         slot.map(DentrySlot::new)
     }
 
-    /// Frees the dentry half of a slot. Its sequence continues from its value.
+    /// Frees the dentry half of a slot. The next dentry in the slot continues its sequence.
     pub(crate) fn free(&self, slot: DentrySlot) {
         self.count.add(-1);
         self.free_half(Half::Dentry, slot.get());
@@ -459,7 +459,7 @@ impl Dentries {
         Some(Image { key, body: Body::new(superblock, inode, name.len(), flags), words })
     }
 
-    /// Stores `image` and returns the image before. The caller is inside a write section (D.1).
+    /// Stores `image` and returns the previous image. The caller is inside a write section (D.1).
     pub(crate) fn store(&self, slot: DentrySlot, image: &Image) -> Image {
         let before = self.image(slot);
         let words = self.words(slot);
@@ -589,8 +589,8 @@ impl Line<'_> {
         lookup_key: &LookupKey<'_>,
         dentries: &Dentries,
     ) -> bool {
-        // Branch on the lookup key. Unlike the dentry's length, it is known before the cache line
-        // of the dentry arrives.
+        // Branch on the lookup key. Unlike the length of the dentry's name, the lookup key is known
+        // before the cache line of the dentry arrives.
         if !lookup_key.is_long() {
             let (pairs, _) = self.0.as_chunks::<2>();
             // ORDERING: Relaxed. Data of a sequence section.
@@ -604,8 +604,8 @@ impl Line<'_> {
                 return true;
             }
         }
-        // The dentry of a directory has fewer inline words, so a name may be long in it that is
-        // inline in the dentry of a file.
+        // A name that is inline in the dentry of a file may be too long for the dentry of a
+        // directory, which has fewer inline words.
         let len = lookup_key.name.as_bytes().len();
         let is_long = seen.body.flags().contains(LONG_NAMED) && seen.body.len() == len;
         is_long && dentries.is_named_at_length(self, seen.body, lookup_key.name.as_bytes())

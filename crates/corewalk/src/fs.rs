@@ -132,7 +132,8 @@ impl<'a> Node<'a> {
     }
 
     /// Returns up to 8 paths by other cached names of this inode. Each was valid at some instant,
-    /// and renames do not wait for them. A back end whose files other programs rename uses these if
+    /// and renames do not wait for them. A back end whose files other programs rename uses these
+    /// paths if
     /// [`Node::path`] leads to another file.
     pub fn other_paths(self) -> Vec<Vec<u8>> {
         self.source.map_or_else(Vec::new, PathSource::other_paths)

@@ -59,7 +59,7 @@ struct Shard {
     word: AtomicU64,
     /// The holders while `word` is [`LISTED`]. Protected by its own mutex.
     held: Mutex<Vec<Holder>>,
-    /// Notified when a lock that a thread waits for is released. Waited on under `held`.
+    /// Notified when a lock with waiters is released. Threads wait on it under the mutex of `held`.
     released: Condvar,
 }
 
@@ -200,8 +200,8 @@ impl Shard {
     fn is_fill_cancelled(&self, key: u64) -> bool {
         // Use an exchange and not a load. Then a later `cancel_fill` sees everything that the
         // holder did before this (K.2), so one of the two threads knows of the other.
-        // ORDERING(key-lock): Release. A thread that takes or cancels the lock later sees
-        // everything that the holder did.
+        // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels its fill,
+        // sees everything that the holder did.
         // ORDERING: Relaxed on failure. The mutex is taken next.
         let is_alone = self.word.compare_exchange(
             key | ALONE,

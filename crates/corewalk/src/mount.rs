@@ -52,9 +52,8 @@ pub(crate) struct Mount {
     /// The mount point: a mount and a dentry in it, with a reference on each. None for the root
     /// mount.
     pub(crate) point: Option<(Arc<Mount>, DentrySlot)>,
-    /// The table, while the mount is in it, and each [`MountRef`]. The users of the root mount are
-    /// not counted. The lock
-    /// protects the decision that the mount is dead.
+    /// The users: the table, while the mount is in it, and each [`MountRef`]. The users of the root
+    /// mount are not counted. The lock protects the decision that the mount is dead.
     users: Lockref,
 }
 

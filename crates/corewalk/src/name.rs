@@ -91,7 +91,7 @@ pub(crate) fn padded(bytes: &[u8]) -> u64 {
     };
     match len {
         0 => 0,
-        // The positions may overlap. Then the same byte is combined with itself.
+        // The positions may overlap. Then a byte is combined with itself, which changes nothing.
         1..4 => byte(0) | byte(len / 2) | byte(len - 1),
         4..8 => four(0) | four(len - 4),
         _ => eight(bytes, 0),

@@ -368,9 +368,9 @@ impl Tmpfs {
         let mut content = content.write();
         content.check_kept()?;
         FileContent::check_size(size)?;
-        // The copy of an ACL may fail for lack of space, so change the mode first; the size cannot
-        // fail after the check. The mode changes with the ACL, so that no reader sees one without
-        // the other.
+        // Change the mode first, because the copy of an ACL may fail for lack of space. The size
+        // cannot fail after the check. The mode changes with the ACL, so that no reader sees one
+        // without the other.
         if set.mode.is_some() {
             let table = self.table.enter();
             let (mut inode, now) = (table.write(ino)?, now());

@@ -1,4 +1,4 @@
-//! The namespace: what a server calls.
+//! The namespace, which a server calls.
 //!
 //! A [`Vfs`] puts a dentry cache, permission checks, mounts and reference counts in front of a
 //! [`FileSystem`]. It has two interfaces:
@@ -689,8 +689,8 @@ mod tests {
         assert_eq!(inode_of(moved), []);
     }
 
-    /// Trap T32: names from before a wrap of the child generation must not be found. The part of
-    /// the generation that keys hold wraps around.
+    /// Trap T32: names from before a wrap of the child generation must not be found. Only the part
+    /// of the generation that keys hold wraps around.
     #[test]
     fn name_from_before_a_generation_wrap_is_not_found() {
         let vfs = new();

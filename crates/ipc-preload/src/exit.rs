@@ -40,7 +40,7 @@ pub(crate) fn resolve() {
     }
 }
 
-/// Ends the process's task if no call of another thread can be under way.
+/// Ends the task of the process, unless another thread may be in a call.
 pub(crate) fn end() {
     let Some(task) = process::own_task() else { return };
     if shm::is_on() && task.attached() != 0 {

@@ -146,7 +146,7 @@ unsafe fn control(task: &Task, msqid: c_int, cmd: c_int, buf: usize) -> Result<c
         }
         IPC_INFO | MSG_INFO => {
             let (index_max, info) = info(task, cmd)?;
-            // SAFETY: the command writes one of these there.
+            // SAFETY: with this `cmd`, msgctl(2) writes one such structure to `buf`.
             return unsafe { user::write(buf, info) }.map(|()| index_max);
         }
         _ => return Err(Errno::INVAL),

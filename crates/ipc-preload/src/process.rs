@@ -88,7 +88,8 @@ static PAGE: AtomicPtr<Page> = AtomicPtr::new(ptr::null_mut());
 /// The namespace once it is mapped. A child keeps its parent's.
 static NAMESPACE: AtomicPtr<Namespace> = AtomicPtr::new(ptr::null_mut());
 
-/// The task that was registered last: in a forked child its parent's, until it has one.
+/// The task that was registered last. In a forked child it is the parent's, until the child has its
+/// own.
 static LAST: AtomicPtr<Task> = AtomicPtr::new(ptr::null_mut());
 
 /// True while a thread holds [`AttachLock`]. Unlike the lock itself, a child inherits this value.
@@ -246,7 +247,8 @@ pub(crate) unsafe fn take_task(own: *const Task) -> Option<Box<Task>> {
     let _last = LAST.compare_exchange(own, null, Ordering::Relaxed, Ordering::Relaxed);
     // ORDERING(preload-task): Acquire. See `known_task`.
     let task = page.task.compare_exchange(own, null, Ordering::Acquire, Ordering::Relaxed).ok()?;
-    // SAFETY: the address came from `Box::into_raw`, and the exchange hands it to one caller.
+    // SAFETY: the address came from `Box::into_raw`, and the exchange returns it to one caller
+    // only.
     Some(unsafe { Box::from_raw(task) })
 }
 

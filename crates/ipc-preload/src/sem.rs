@@ -37,7 +37,7 @@ pub extern "C" fn semget(key: key_t, nsems: c_int, semflg: c_int) -> c_int {
 ///
 /// # Safety
 ///
-/// Any pointer is allowed: memory that cannot be read is `EFAULT`.
+/// Any pointer is allowed: for memory that cannot be read, the call returns `EFAULT`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn semop(semid: c_int, sops: *mut SemBuf, nsops: size_t) -> c_int {
     call::make(|task| operate(task, semid, sops.cast_const(), nsops, None))
@@ -93,7 +93,8 @@ fn operate(
     task.semtimedop(id, &sops?, duration(timeout)?).map(|()| 0)
 }
 
-/// Returns the length of a timeout, or `EINVAL` if it is negative or not normal.
+/// Returns the length of a timeout, or `EINVAL` if it is negative or its nanoseconds are out of
+/// range.
 #[inline]
 fn duration(timeout: Option<timespec>) -> Result<Option<Duration>, Errno> {
     let Some(timespec { tv_sec, tv_nsec, .. }) = timeout else { return Ok(None) };
@@ -143,7 +144,8 @@ unsafe fn control(
         }
         IPC_INFO | SEM_INFO => {
             let (index_max, info) = info(task, cmd)?;
-            // SAFETY: this command writes one such structure to the address that the program gave.
+            // SAFETY: with this `cmd`, semctl(2) writes one such structure to `arg`, which the
+            // program has passed.
             return unsafe { user::write(arg, info) }.map(|()| index_max);
         }
         GETVAL => return task.sem_getval(id, semnum),

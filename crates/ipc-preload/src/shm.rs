@@ -315,7 +315,8 @@ unsafe fn control(task: &Task, shmid: c_int, cmd: c_int, buf: usize) -> Result<c
             let (shmmax, shmmni, shmall) = (limits.shmmax, limits.shmmni.into(), limits.shmall);
             let info =
                 Shminfo { shmmax, shmmin: 1, shmmni, shmseg: shmmni, shmall, unused: [0; 4] };
-            // SAFETY: this command writes one such structure to the address that the program gave.
+            // SAFETY: with this `cmd`, shmctl(2) writes one such structure to `buf`, which the
+            // program has passed.
             return unsafe { user::write(buf, info) }.map(|()| totals.index_max.cast_signed());
         }
         SHM_INFO => {

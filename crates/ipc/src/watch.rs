@@ -202,7 +202,7 @@ mod tests {
         let (mut watcher, mut next) = (Turn::first(), Turn::first());
         assert!(watcher.is_watcher(shared) && watcher.is_watcher(shared));
         assert!(!next.is_watcher(shared), "the watcher is in time");
-        // Times of a watcher that is late, and of a hostile process that has stored one in the
+        // The time 0 is that of a watcher that is late. A hostile process may store a time in the
         // future.
         for wrong in [0, u64::MAX] {
             let now_ms = || futex::now().monotonic_ns / MS_NS;

@@ -149,7 +149,8 @@ fn removal_of_a_set_after_the_lookup_is_seen_by_every_call() {
     }
 }
 
-/// As above, for a queue.
+/// A queue is removed after the lookup of a call. The call must fail with `EIDRM`, and must change
+/// nothing of the next queue, which has the same slot.
 #[test]
 fn removal_of_a_queue_after_the_lookup_is_seen_by_every_call() {
     for (name, call) in MSG_CALLS {

@@ -22,11 +22,13 @@
 //! quarters of the slots of these lines are in use, each thread that creates entries also runs
 //! reclaim for as many. Both slots of a line are counted, because values that are all even fill one
 //! slot of each line first.
+//!
 //! # Invariants
 //! - I.1: a live entry is within the reach of its home. The reach changes under the lock of the
 //!   home.
 //! - I.2: a pair is live at most once. `create` holds the lock of the home from its search for the
 //!   pair until the pair is live.
+//!
 //! # Locks
 //! A thread fills a slot under the lock of its line. `create` takes the lock of the home, and
 //! inside it only tries the lock of another line. So no thread waits for a second lock. A lock is

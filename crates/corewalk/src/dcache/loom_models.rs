@@ -171,8 +171,8 @@ fn directory_in_place_of_a_negative_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_directory_a));
 }
 
-/// Control for trap T23: the dentry gets its inode before the inode has a number, outside of a
-/// write section.
+/// Control for trap T23: the dentry gets its inode outside of a write section, so a reader may find
+/// the inode without its number.
 #[test]
 #[should_panic(expected = "half-born")]
 fn control_inode_before_its_number_is_caught() {
@@ -267,7 +267,8 @@ fn file_that_is_renamed_has_one_name_or_the_other() {
     assert_all_reached(&rename_against_lookups(rename_to_b));
 }
 
-/// Control for trap T13: the old entry is removed before the new one is entered.
+/// Control for trap T13: the old entry is removed before the new one is entered, so a reader may
+/// miss both names.
 #[test]
 #[should_panic(expected = "T13: neither name")]
 fn control_rename_that_takes_out_first_is_caught() {

@@ -46,7 +46,7 @@ pub(crate) struct ShortLookupKey {
 }
 
 impl ShortLookupKey {
-    /// Returns the key of a component, for a dentry with the flags in `needed`. Its only branch on
+    /// Returns the key of a component, for a dentry with the flags in `needed`. The only branch on
     /// a length recognises the first component.
     #[inline(always)]
     pub(crate) fn of_component(

@@ -80,7 +80,8 @@ impl Vfs {
             let key = self.dcache.in_lookup_key(parent, &self.dcache.lookup_key(name));
             let in_lookup = self.dcache.in_lookup.lock(key);
             let (parent_now, now) = self.dcache.name_of(dentry);
-            // The mount point may have been renamed or removed before the lock was taken.
+            // The mount point may have been renamed or removed before the lock was taken, so
+            // compare its name again.
             if (parent_now, now.as_bytes()) == (parent, copy.as_bytes()) {
                 return attached().map(|_| Some(in_lookup));
             }
@@ -92,7 +93,7 @@ impl Vfs {
     /// # Errors
     /// `EINVAL` if `at` is not the root of a mount, or is the root of the namespace. `EBUSY` if
     /// there is a mount below, or another path into the mount is held. Walks in progress, and
-    /// inodes held without a path, do not matter.
+    /// inodes held without a path, do not keep the mount.
     pub fn umount(&self, at: PathRef<'_>) -> Result<(), Errno> {
         let mount = &**at.mount;
         let Some((_, point)) = &mount.point else { return Err(Errno::INVAL) };

@@ -268,7 +268,7 @@ impl Xattrs {
         }
     }
 
-    /// Returns the blocks if a set of `bytes` is to be shared.
+    /// Returns the blocks if a set of `bytes` may be shared.
     fn blocks_for(&self, bytes: u64) -> Option<&Blocks> {
         if bytes <= SHARED_BYTES_MAX { self.blocks() } else { None }
     }

@@ -176,7 +176,7 @@ impl Paths {
                     Some(leaf) => dpath::chain_of_name(dcache, leaf, inode),
                     None => Some(self.hidden_chain(&table, inode)?),
                 };
-                // The name was removed, so try the next one, or the hidden one.
+                // The name was removed, so try another name of the inode, or its hidden name.
                 let Some(Chain { path, inodes }) = chain else { break };
                 let must_wait = table.moves.iter().any(|other| {
                     let is_before = nesting == Nesting::First && other.ticket < ticket;
@@ -254,7 +254,7 @@ impl Paths {
         }
     }
 
-    /// Counts a close. Returns true if it was the last one of a file with a hidden name.
+    /// Counts a close. Returns true if the close was the last one of a file with a hidden name.
     pub(crate) fn count_close(&self, inode: InodeSlot) -> bool {
         if !self.hides() {
             return false;
@@ -350,8 +350,8 @@ impl Table {
         self.moves.iter_mut().find(|it| it.ticket == ticket).expect("the ticket has an entry")
     }
 
-    /// Returns true if a move can be granted: no call has one of its inodes in its path, and no
-    /// other move moves one of its directories.
+    /// Returns true if a move can be granted. No call may have one of the inodes `moved` in its
+    /// path, and no other move may move one of the inodes `above`.
     fn is_free_for(&self, ticket: u64, moved: [InodeSlot; 2], above: &[InodeSlot]) -> bool {
         let is_moved =
             |inodes: &[InodeSlot]| moved.iter().any(|it| !it.is_none() && inodes.contains(it));

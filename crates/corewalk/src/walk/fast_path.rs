@@ -26,7 +26,7 @@ use crate::slot::DentrySlot;
 use crate::table::Extent;
 
 impl Walk<'_, '_> {
-    /// Goes along `path` as far as it is plain and returns the rest.
+    /// Walks along `path` as long as its components are plain, and returns the rest.
     #[inline(never)]
     pub(super) fn fast_path<'p>(&mut self, path: &'p [u8]) -> &'p [u8] {
         if self.mode != Mode::Rcu || self.hold.is_some() {

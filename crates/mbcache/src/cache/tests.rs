@@ -267,7 +267,7 @@ fn loop_that_deletes_what_it_meets_ends() {
     assert_eq!(met, 20);
 }
 
-/// Trap T40: a loop that starts again from the first entry after each deletion must not end.
+/// Control of T40: a loop that starts again from the first entry after each deletion must not end.
 #[test]
 fn control_loop_that_begins_anew_does_not_end() {
     let cache = cache(100);
@@ -305,7 +305,8 @@ fn entries_that_were_used_survive_a_scan() {
     assert_eq!(cache.scan(u64::MAX), 50);
 }
 
-/// Trap T37: finding an entry does not set its referenced bit, so a scan must drop these entries.
+/// Control of T37: finding an entry does not set its referenced bit, so a scan must drop these
+/// entries.
 #[test]
 fn control_entries_that_were_only_looked_at_are_dropped() {
     let cache = cache(1_000);
@@ -398,7 +399,7 @@ fn find_among_any_number_of_full_values_looks_at_one_line() {
     }
 }
 
-/// Trap T39: full values with a handle stay in the index, so a search examines them.
+/// Control of T39: full values with a handle stay in the index, so a search must examine them.
 #[test]
 fn control_find_looks_at_full_values_that_stay() {
     let cache = cache(2_000);

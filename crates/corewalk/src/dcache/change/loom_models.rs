@@ -254,8 +254,8 @@ fn control_exchange_in_two_sections_is_caught() {
 }
 
 /// Enters an answer of the back end with `enter`, beside an invalidation. Then the invalidating
-/// thread looks the name up. Returns how often `enter` found the answer valid, and how often
-/// cancelled.
+/// thread looks the name up. Returns how often `enter` found the answer valid, and how often it
+/// found the fill cancelled.
 fn enter_against_invalidation(
     prepare: fn(&Dcache, ParentKey, DentryInode),
     enter_as: fn(&Dcache, ParentKey, DentryInode, &KeyGuard<'_>),
@@ -309,7 +309,7 @@ fn answer_from_before_an_invalidation_is_not_found() {
 }
 
 /// Control for trap T25: the check for cancellation comes before the entry, without the lock of the
-/// stripe.
+/// stripe, so a stale answer may stay.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {
