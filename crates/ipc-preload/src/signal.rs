@@ -214,9 +214,7 @@ pub unsafe extern "C" fn sigaction(
     // SAFETY: the caller's promise. The copied action lives during the call.
     let call = |given| c_long::from(unsafe { next(signal, given, before) });
     // SAFETY: the call fills `before` if it succeeds.
-    unsafe {
-        change((signal, cell), ours, before, |action| &mut action.sa_sigaction, call) as c_int
-    }
+    unsafe { change(signal, cell, ours, before, |action| &mut action.sa_sigaction, call) as c_int }
 }
 
 /// rt_sigaction(2) by number. `call` makes the system call with a given action.
@@ -238,7 +236,7 @@ pub(crate) unsafe fn by_number(
     let before = ptr::with_exposed_provenance_mut::<KernelAction>(before);
     let call = |given: *const KernelAction| call(given.expose_provenance());
     // SAFETY: the call fills `before` if it succeeds.
-    unsafe { change((signal, cell), ours, before, |action| &mut action.handler, call) }
+    unsafe { change(signal, cell, ours, before, |action| &mut action.handler, call) }
 }
 
 /// Changes or reads the action of a signal by `call`. `handler` returns the field of an action that
@@ -248,7 +246,8 @@ pub(crate) unsafe fn by_number(
 ///
 /// If `call` returns 0 and `before` is not null, `call` has filled `before`.
 unsafe fn change<A>(
-    (signal, cell): (c_int, usize),
+    signal: c_int,
+    cell: usize,
     mut ours: Option<A>,
     before: *mut A,
     handler: fn(&mut A) -> &mut sighandler_t,
