@@ -50,7 +50,7 @@ struct Waiting {
 /// # Invariants
 /// D.1, D.2.
 pub(super) struct Deferred {
-    /// The queue of each shard of threads. Each is protected by its own mutex.
+    /// The queue of each shard of threads. Each queue is protected by its own mutex.
     shards: Box<[OwnLine<Mutex<VecDeque<Waiting>>>]>,
     /// A time at or before the next due time (D.2). Atomic, because threads read it without a lock.
     due_ms: CachePadded<AtomicU64>,
@@ -75,8 +75,8 @@ impl Deferred {
     /// Returns true if a queued inode may be due at `now`.
     #[inline]
     pub(super) fn is_due(&self, now: Timespec) -> bool {
-        // ORDERING: Relaxed. A thread that sees the value late leaves the work to a later call; the
-        // queues have locks.
+        // ORDERING: Relaxed. A thread that sees the value late leaves the work to a later call. The
+        // queues have locks of their own.
         milliseconds(now) >= self.due_ms.load(Ordering::Relaxed)
     }
 
