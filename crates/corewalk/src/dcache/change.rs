@@ -631,15 +631,21 @@ impl Dcache {
         }
     }
 
-    /// Invalidates one name, and cancels its fill.
+    /// Invalidates one name, and cancels its fills.
     pub(crate) fn invalidate_name(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
-        // Before the cancellation (L.2).
-        drop(self.listings.change(directory));
-        self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
+        self.cancel_fills(directory, lookup_key);
         self.counters.invalidations.add(1);
         if let Some(now) = self.directory(directory) {
             self.make_name_stale(now.key, lookup_key);
         }
+    }
+
+    /// Keeps answers of the back end that are older than this call out of the cache, unless a later
+    /// lookup in the cache finds them.
+    pub(crate) fn cancel_fills(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
+        // Before the cancellation (L.2).
+        drop(self.listings.change(directory));
+        self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
     }
 
     /// Makes every dentry of a name under `key` stale.
