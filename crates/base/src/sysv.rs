@@ -78,7 +78,7 @@ pub struct MsgQueue {
 ///
 /// # Errors
 ///
-/// As unshare(2): `EPERM` without the privilege.
+/// Those of unshare(2): `EPERM` without the privilege.
 pub fn unshare_ipc() -> Result<(), Errno> {
     // SAFETY: the call takes a number. It changes which IPC objects the thread's own calls reach,
     // and no memory.
@@ -97,7 +97,7 @@ impl SemSet {
     ///
     /// # Errors
     ///
-    /// As semget(2).
+    /// Those of semget(2).
     pub fn private(count: u16) -> Result<Self, Errno> {
         // SAFETY: the call takes numbers.
         let id = check(unsafe { libc::semget(libc::IPC_PRIVATE, i32::from(count), 0o600) })?;
@@ -120,7 +120,7 @@ impl SemSet {
     ///
     /// # Errors
     ///
-    /// As semop(2).
+    /// Those of semop(2).
     #[inline]
     pub fn op(&self, sops: &[Sop]) -> Result<(), Errno> {
         let first = sops.as_ptr().cast::<libc::sembuf>().cast_mut();
@@ -133,7 +133,7 @@ impl SemSet {
     ///
     /// # Errors
     ///
-    /// As semctl(2).
+    /// Those of semctl(2).
     pub fn values(&self, count: u16) -> Result<Vec<u16>, Errno> {
         // The buffer is long enough for the largest possible set.
         let mut values = vec![0_u16; 1 << 16];
@@ -207,7 +207,7 @@ impl MsgQueue {
     ///
     /// # Errors
     ///
-    /// As msgsnd(2).
+    /// Those of msgsnd(2).
     ///
     /// # Panics
     ///
@@ -225,7 +225,7 @@ impl MsgQueue {
     ///
     /// # Errors
     ///
-    /// As msgrcv(2).
+    /// Those of msgrcv(2).
     ///
     /// # Panics
     ///
@@ -244,7 +244,7 @@ impl MsgQueue {
     ///
     /// # Errors
     ///
-    /// As msgrcv(2), except for `ENOMSG` and `E2BIG`, which answer the question.
+    /// Those of msgrcv(2), except for `ENOMSG` and `E2BIG`, which tell whether there is a message.
     pub fn is_empty(&self) -> Result<bool, Errno> {
         let mut kind = [0_u64; 1];
         let buffer = kind.as_mut_ptr().cast();

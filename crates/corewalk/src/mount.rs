@@ -1,4 +1,4 @@
-//! Mounts: file systems attached to directories of others.
+//! Mounts: file systems attached to directories of other file systems.
 //!
 //! The mount table is one immutable value behind an RCU cell. A walk reads it only at a dentry with
 //! the flag for mount points, or at the root of a mount. A change copies the table. Mounts and
@@ -9,7 +9,8 @@
 //! unmount marks it dead in the step that checks for other users, and from then on no walk can end
 //! in it. A walk in progress is not a user. Its pointer keeps the memory alone. When the walk ends,
 //! or goes up, it checks that the mount is alive; if not, it begins again. (Counting pointers
-//! instead would include those of retired tables, and would miss walks that are just crossing.)
+//! instead would include those of retired tables, and would miss walks that are just entering a
+//! mount.)
 //!
 //! # Invariants
 //! - M.1: a live mount keeps a reference on its mount point, and keeps its parent mount alive. So a
@@ -24,7 +25,7 @@
 //! # What it refuses
 //! It refuses a second mount on the same directory of the same mount, and the unmount of a mount in
 //! use (there is no lazy unmount). An unmounted file system stays as long as the namespace, with
-//! the entry of its root, since its inodes may be in use. So a namespace takes 1024 file systems
+//! the entry of its root, because its inodes may be in use. So a namespace takes 1024 file systems
 //! over its life.
 //!
 //! Source: mount(2), umount(2); Linux `fs/namespace.c` (`mount_hashtable`, `mnt_parent`,
@@ -53,16 +54,18 @@ use crate::vfs::Vfs;
 #[doc(alias = "struct mount")]
 pub(crate) struct Mount {
     pub(crate) id: u64,
-    /// The root dentry, counted.
+    /// The root dentry, on which the mount has a reference.
     pub(crate) root: DentrySlot,
-    /// Where it is mounted: the mount and the dentry, counted; None for the root mount.
+    /// The mount point: a mount and a dentry in it, with a reference on each. None for the root
+    /// mount.
     pub(crate) point: Option<(Arc<Mount>, DentrySlot)>,
-    /// The table, while it is in there, and each [`MountRef`]; not counted for the root mount.
+    /// The users: the table, while the mount is in it, and each [`MountRef`]. The users of the root
+    /// mount are not counted.
     users: Lockref,
 }
 
 impl Mount {
-    /// Returns true if it has been unmounted.
+    /// Returns true if the mount has been unmounted.
     pub(crate) fn is_dead(&self) -> bool {
         self.users.is_dead()
     }
@@ -73,7 +76,7 @@ impl Mount {
     }
 }
 
-/// A counted mount: while it lives the mount is not unmounted.
+/// A counted reference on a mount. While it lives, the mount is not unmounted.
 pub(crate) struct MountRef(Arc<Mount>);
 
 impl MountRef {
@@ -115,7 +118,7 @@ pub(crate) struct Mounts {
     change: Mutex<u64>,
 }
 
-/// Which mount is on which dentry of which mount.
+/// The mounts by mount point: the number of a mount, and a dentry in it.
 type Table = HashMap<(u64, DentrySlot), Arc<Mount>>;
 
 impl Mounts {
@@ -123,7 +126,7 @@ impl Mounts {
         Mounts { root: OnceLock::new(), table: RcuCell::new(Table::new()), change: Mutex::new(0) }
     }
 
-    /// Sets the root mount, once; the reference on the dentry goes to the mount.
+    /// Sets the root mount, once. The mount takes over the caller's reference on the dentry.
     pub(crate) fn set_root(&self, dentry: DentrySlot) {
         let root = Arc::new(Mount { id: 0, root: dentry, point: None, users: Lockref::new(1) });
         assert!(self.root.set(root).is_ok(), "the root is mounted once");
@@ -166,8 +169,8 @@ impl Vfs {
     /// Mounts `fs` on the directory `at`.
     ///
     /// A namespace takes 1024 file systems over its life, including its own. An unmounted one still
-    /// counts, and is dropped with the namespace, since its inodes may be in use. So does one whose
-    /// mount failed with `ENOMEM`.
+    /// counts, and is dropped with the namespace, because its inodes may be in use. A file system
+    /// whose mount failed with `ENOMEM` counts too.
     ///
     /// # Errors
     /// - `ENOTDIR` for other files; `ENOENT` if the directory has been removed.
@@ -223,11 +226,11 @@ impl Vfs {
         Ok(())
     }
 
-    /// Takes the in-lookup lock of the mount point's name, so that it is neither removed nor
-    /// renamed (M.2). None for a root, which has no name.
+    /// Takes the in-lookup lock of the mount point's name, so that the name is neither removed nor
+    /// renamed (M.2). Returns None for a root, which has no name.
     ///
     /// # Errors
-    /// `ENOENT` if it has been removed.
+    /// `ENOENT` if the mount point has been removed.
     fn lock_name_of_point(&self, dentry: DentrySlot) -> Result<Option<KeyGuard<'_>>, Errno> {
         let attached = || {
             let now = self.dcache.directory(dentry);
@@ -242,19 +245,20 @@ impl Vfs {
             let key = self.dcache.in_lookup_key(parent, &self.dcache.lookup_key(name));
             let in_lookup = self.dcache.in_lookup.lock(key);
             let (parent_now, now) = self.dcache.name_of(dentry);
-            // The mount point may have been renamed or removed before the lock was taken.
+            // The mount point may have been renamed or removed before the lock was taken, so
+            // compare its name again.
             if (parent_now, now.as_bytes()) == (parent, copy.as_bytes()) {
                 return attached().map(|_| Some(in_lookup));
             }
         }
     }
 
-    /// Unmounts the file system whose root `at` is.
+    /// Unmounts the file system that has `at` as its root.
     ///
     /// # Errors
     /// `EINVAL` if `at` is not the root of a mount, or is the root of the namespace. `EBUSY` if
     /// there is a mount below, or another path into the mount is held. Walks in progress, and
-    /// inodes held without a path, do not matter.
+    /// inodes held without a path, do not keep the mount.
     pub fn umount(&self, at: PathRef<'_>) -> Result<(), Errno> {
         let mount = &**at.mount;
         let Some((parent, point)) = &mount.point else { return Err(Errno::INVAL) };
@@ -266,7 +270,7 @@ impl Vfs {
             return Err(Errno::BUSY);
         }
         let mut users = mount.users.lock();
-        // One is the table, one is `at`.
+        // Two users are normal: the table and `at`.
         if users.count() > 2 {
             return Err(Errno::BUSY);
         }
@@ -277,7 +281,8 @@ impl Vfs {
             table.remove(&(parent.id, *point));
             table
         });
-        // A dentry belongs to one file system, and that is mounted once: nothing else is on it.
+        // A dentry belongs to one file system, which is mounted once, so no other mount is on the
+        // dentry.
         self.dcache.set_mounted(*point, Mounted::No);
         drop(change);
         mount.users.put_return();

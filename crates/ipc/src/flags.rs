@@ -1,26 +1,28 @@
 //! Flags of the calls, one type for each family. Their bits are those of the system calls.
 //!
-//! A front end makes them from the words of a program with `from_bits_retain`. So bits without a
-//! name reach a [`SecurityHook`](crate::SecurityHook), and have no effect otherwise, as in Linux.
+//! A front end makes a value with `from_bits_retain` from the word that a program passes. So
+//! unknown bits reach a [`SecurityHook`](crate::SecurityHook). Otherwise they have no effect, as in
+//! Linux.
 
 use bitflags::bitflags;
 
-/// The bits of a mode that the `*get` calls take: reading, writing and executing.
+/// The permission bits in the mode of a `*get` call: reading, writing and executing.
 pub(crate) const MODE_MASK: u16 = 0o777;
 
 bitflags! {
-    /// Flags of semget(2), msgget(2) and shmget(2). Without a flag a call looks for an object.
+    /// Flags of semget(2), msgget(2) and shmget(2). Without a flag, a call finds an existing
+    /// object.
     #[repr(transparent)]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct GetFlags: i32 {
-        /// `IPC_CREAT`: make the object if there is none with the key.
+        /// `IPC_CREAT`: create an object if none with the key exists.
         #[doc(alias = "IPC_CREAT")]
         const CREATE = 0o1000;
-        /// `IPC_EXCL`: with `CREATE`, fail with `EEXIST` if there is an object with the key.
+        /// `IPC_EXCL`: with `CREATE`, fail with `EEXIST` if an object with the key exists.
         #[doc(alias = "IPC_EXCL")]
         const EXCLUSIVE = 0o2000;
-        /// `SHM_HUGETLB`: a new segment of huge pages, which shmget refuses with `EINVAL`. The
-        /// other calls ignore it.
+        /// `SHM_HUGETLB`: use huge pages. shmget(2) refuses it with `EINVAL` for a new segment, and
+        /// the other calls ignore it.
         #[doc(alias = "SHM_HUGETLB")]
         const HUGETLB = 0o4000;
     }
@@ -31,10 +33,10 @@ bitflags! {
     #[repr(transparent)]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct SemFlags: i16 {
-        /// `IPC_NOWAIT`: fail with `EAGAIN` and do not wait.
+        /// `IPC_NOWAIT`: fail with `EAGAIN` instead of waiting.
         #[doc(alias = "IPC_NOWAIT")]
         const NOWAIT = 0o4000;
-        /// `SEM_UNDO`: take the operation back when the task ends.
+        /// `SEM_UNDO`: undo the operation when the task ends.
         #[doc(alias = "SEM_UNDO")]
         const UNDO = 0x1000;
     }
@@ -48,13 +50,14 @@ bitflags! {
         /// `IPC_NOWAIT`: do not wait. msgsnd fails with `EAGAIN`, msgrcv with `ENOMSG`.
         #[doc(alias = "IPC_NOWAIT")]
         const NOWAIT = 0o4000;
-        /// `MSG_NOERROR`: cut a message that is too long for the receiver's room.
+        /// `MSG_NOERROR`: truncate a message that is longer than the receiver's buffer.
         #[doc(alias = "MSG_NOERROR")]
         const NOERROR = 0o10_000;
         /// `MSG_EXCEPT`: receive the first message of another type than the given one.
         #[doc(alias = "MSG_EXCEPT")]
         const EXCEPT = 0o20_000;
-        /// `MSG_COPY`: copy the message with the given number in the queue, and leave it there.
+        /// `MSG_COPY`: return a copy of the message at the given position of the queue, and leave
+        /// the message there.
         #[doc(alias = "MSG_COPY")]
         const COPY = 0o40_000;
     }
@@ -71,7 +74,7 @@ bitflags! {
         /// `SHM_RND`: round the address down to a multiple of the page size.
         #[doc(alias = "SHM_RND")]
         const ROUND = 0o20_000;
-        /// `SHM_REMAP`: replace the mappings that are at the address.
+        /// `SHM_REMAP`: replace mappings that exist at the address.
         #[doc(alias = "SHM_REMAP")]
         const REMAP = 0o40_000;
         /// `SHM_EXEC`: allow execution of the memory.

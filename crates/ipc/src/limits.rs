@@ -4,7 +4,8 @@
 
 use crate::field::{high, low, pair};
 
-/// The largest message in bytes, whatever the limit: the text must fit one range of lines.
+/// The size limit for a message in bytes, whatever `msgmax` is: the text must fit into one range of
+/// lines.
 pub(crate) const MSGMAX_MAX: u32 = 1 << 20;
 
 /// The largest value of a semaphore.
@@ -13,8 +14,8 @@ pub const SEMVMX: i32 = 32_767;
 /// The largest adjustment for `SEM_UNDO`.
 pub const SEMAEM: i32 = 32_767;
 
-/// The limits of a namespace. Analogous to `/proc/sys/kernel/sem` and the like, with their
-/// defaults.
+/// The limits of a namespace, with the defaults of Linux. Analogous to `/proc/sys/kernel/sem`,
+/// `msg*` and `shm*`.
 ///
 /// # Examples
 ///
@@ -35,7 +36,7 @@ pub struct Limits {
     pub semmni: u32,
     /// `MSGMAX`: bytes of a message.
     pub msgmax: u32,
-    /// `MSGMNB`: bytes of the messages of a new queue.
+    /// `MSGMNB`: the initial limit for the bytes in a queue.
     pub msgmnb: u32,
     /// `MSGMNI`: queues of the namespace.
     pub msgmni: u32,
@@ -45,8 +46,8 @@ pub struct Limits {
     pub shmall: u64,
     /// `SHMMNI`: segments of the namespace.
     pub shmmni: u32,
-    /// `shm_rmid_forced`: the last detach removes a segment. So does the end of the task that made
-    /// it, if no task has it attached.
+    /// `shm_rmid_forced`: the last detach of a segment removes it. If no task has a segment
+    /// attached, the end of the task that made it removes it.
     pub is_shm_rmid_forced: bool,
 }
 
@@ -69,7 +70,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Returns the fields in the order of a namespace's file.
+    /// Returns the fields in the order in which the file has them.
     pub(crate) fn numbers(&self) -> [u32; 13] {
         let Self { semmsl, semmns, semopm, semmni, msgmax, msgmnb, msgmni, .. } = *self;
         let Self { shmmax, shmall, shmmni, is_shm_rmid_forced, .. } = *self;

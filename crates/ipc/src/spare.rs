@@ -1,4 +1,4 @@
-//! The spare task line: a process that finds all other task lines in use cleans up with it.
+//! The spare task line: a process that finds all other task lines in use reaps dead tasks with it.
 //!
 //! A reaper needs a task line, since locks and frozen words name their owner by its number. If all
 //! lines belonged to dead tasks, no process could register, and so no process could reap them. So
@@ -8,13 +8,13 @@
 //! # Death of the holder
 //!
 //! A holder of the spare line has no waiting calls, attach records or adjustments. It freezes words
-//! only under the lock of a set. So it can leave only two things. Its locks have its generation, so
-//! the next thread finds out that it has died. Undo records that it was freeing belong to its line.
-//! The next holder takes over the line. It waits until no other task reaps the line, and then
-//! cleans up after the dead holder first.
+//! only under the lock of a set. So if it dies, it can leave only two things. One is locks, which
+//! have its generation, so the next thread finds out that their holder has died. The other is undo
+//! records that it was freeing, which belong to its line. The next holder takes over the line. It
+//! waits until no other task reaps the line, and then cleans up after the dead holder first.
 //!
-//! If a program is replaced by execve(2) while one of its threads holds the spare line, the line
-//! stays taken until the process ends.
+//! If execve(2) replaces the program while one of its threads holds the spare line, the line stays
+//! in use until the process ends.
 //!
 //! Source: none; the argument is above.
 
@@ -29,7 +29,7 @@ use crate::recover;
 use crate::shared::Shared;
 use crate::task_line::{GENERATION, STATE, identity, next_generation, task_line};
 
-/// Returns the number of lines for tasks, without the spare one.
+/// Returns the number of task lines, not counting the spare one.
 pub(crate) fn own_lines(shared: &Shared) -> u32 {
     shared.layout.tasks_max - 1
 }
@@ -39,7 +39,7 @@ pub(crate) fn own_lines(shared: &Shared) -> u32 {
 /// # Errors
 ///
 /// - `EIO`: a live process does not release the spare line or a lock.
-/// - `ENOMEM`: the namespace is private. Its tasks cannot die alone.
+/// - `ENOMEM`: the namespace is private. Its tasks cannot die alone, so there is nothing to reap.
 #[cold]
 pub(crate) fn reap_without_line(shared: &Shared) -> Result<(), Errno> {
     if shared.scope == Scope::Private {
@@ -53,7 +53,7 @@ pub(crate) fn reap_without_line(shared: &Shared) -> Result<(), Errno> {
     reaped
 }
 
-/// Takes the spare line, also from a dead holder.
+/// Takes the spare line, also if its holder has died.
 fn claim(shared: &Shared) -> Result<Owner, Errno> {
     let index = own_lines(shared);
     let line = task_line(shared, index);
@@ -128,7 +128,7 @@ mod tests {
         let shared = namespace.shared();
         let [first, _second] = two(&namespace);
         let spare = Owner { index: own_lines(shared), generation: next_generation(shared) };
-        // The holder was about to free an undo record.
+        // The dead holder was about to free an undo record when it died.
         let record = shared.layout.undos.alloc(shared, 2, spare, spare.index).unwrap();
         forget_process(shared, spare.index);
         kill(first);

@@ -146,8 +146,8 @@ struct Free([Vec<u32>; 2]);
 struct Shard {
     /// Protected by its own mutex.
     free: Mutex<Free>,
-    /// Allocations minus frees of this shard. Negative if it frees slots of other shards. Written
-    /// under `free`. Any thread reads it.
+    /// Allocations minus frees of this shard. Negative if the shard frees slots of other shards.
+    /// Written under `free`. Any thread reads it.
     in_use: AtomicI64,
 }
 

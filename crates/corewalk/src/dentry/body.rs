@@ -18,7 +18,8 @@ bitflags! {
         const MOUNTED = 1 << 2;
         /// Its name continues in a long slot.
         const LONG = 1 << 3;
-        /// Any caller may search it: mode bits give x to all, and it has no ACL.
+        /// Any caller may search the directory: the mode gives execute permission to all, and there
+        /// is no ACL.
         const SEARCHABLE = 1 << 4;
         /// A directory.
         const DIRECTORY = 1 << 5;

@@ -25,7 +25,7 @@ pub(super) const NAMED_MASK: u64 =
 /// The longest name that is inline in every dentry, in bytes. Nearly all directory names are
 /// shorter.
 pub(crate) const SHORT_MAX: usize = 8 * DIRECTORY_ROOM;
-/// The bits of a body that say, besides the length, whether a dentry is plain.
+/// The bits of a body that tell the length of the name and whether the dentry is plain.
 const PLAIN_MASK: u64 = NAMED_MASK | Flags::SYMLINK.union(Flags::MOUNTED).bits() as u64;
 
 /// The lookup key of a component of at most [`SHORT_MAX`] bytes, for plain dentries only: neither a
@@ -40,7 +40,7 @@ pub(crate) struct ShortLookupKey {
 
 impl ShortLookupKey {
     /// Returns the key of the component from `start` to the end of a path, for a dentry with the
-    /// flags in `needed`. Its only branch on a length recognises the first component.
+    /// flags in `needed`. The only branch on a length recognises the first component.
     #[inline(always)]
     pub(crate) fn of_component(
         (path, start): (&[u8], usize),
@@ -53,7 +53,7 @@ impl ShortLookupKey {
         ShortLookupKey { hash: keys.short_name(len, words), len, needed, words }
     }
 
-    /// Returns true if the body of a dentry is plain and does not rule this name out.
+    /// Returns true if a dentry with this body is plain and may have this name.
     #[inline(always)]
     pub(super) fn is_of(&self, body: Body) -> bool {
         let needed = u64::from(self.needed.bits());
@@ -70,7 +70,7 @@ pub(crate) struct LookupKey<'a> {
     pub(crate) hash: NameHash,
     /// The words of a matching file's dentry from the body on.
     pub(super) pairs: [WordPair; PAIRS],
-    /// A mask: the bits of the last pair that are compared.
+    /// A mask of those bits of the last pair that are compared.
     pub(super) last: WordPair,
 }
 
@@ -92,8 +92,8 @@ impl<'a> LookupKey<'a> {
         let len = name.as_bytes().len();
         let flags = if len > 8 * INLINE_WORDS { LONG_NAMED } else { Flags::HASHED };
         let named = ((len as u64) << 24) | u64::from(flags.bits());
-        // A directory has its directory words in the last pair, so such a long name is not inline
-        // there.
+        // A directory has its directory words in the last pair, so a name that reaches into this
+        // pair is not inline there.
         let last = if len > 8 * DIRECTORY_ROOM { u64::MAX } else { 0 };
         LookupKey {
             name,
@@ -132,7 +132,7 @@ pub(super) fn name_words(name: &[u8]) -> [u64; INLINE_WORDS] {
     std::array::from_fn(|i| eight(name, last.min(8 * i)))
 }
 
-/// As [`name_words`], for the component from `start` to the end of a path. The read of a short
+/// Like [`name_words`], for the component from `start` to the end of a path. The read of a short
 /// component begins before it, and the excess bytes are shifted out.
 #[inline(always)]
 fn component_words<const N: usize>(path: &[u8], start: usize) -> [u64; N] {

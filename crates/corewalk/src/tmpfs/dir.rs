@@ -1,10 +1,10 @@
 //! The entries of one directory.
 //!
-//! A directory finds entries by name, and can be read from any position while it changes. The
-//! second is hard because of the cookie. A reader passes the cookie of its last entry, perhaps much
-//! later. It must neither miss nor repeat an entry that exists all the time. A position in a
-//! growing table cannot do that, and a cursor inside the directory would have to be moved. Trap T48
-//! is a cursor that is moved wrongly, so that entries are skipped. Here each new entry takes its
+//! A directory finds entries by name, and can be read from any position while it changes. Reading
+//! is hard because of the cookie. A reader passes the cookie of its last entry, perhaps much later.
+//! It must neither miss nor repeat an entry that exists all the time. A position in a growing table
+//! cannot serve as a cookie, and a cursor inside the directory would have to be moved. Trap T48 is
+//! a cursor that is moved wrongly, so that entries are skipped. Here each new entry takes its
 //! cookie from a counter and keeps it, so "behind cookie c" never changes its meaning.
 //!
 //! # Mechanism
@@ -26,7 +26,7 @@
 //!
 //! # Limits
 //! `.` and `..` are not entries; the caller adds them. A removed directory takes no new entries
-//! (`ENOENT`). No locks: the inode has one.
+//! (`ENOENT`). A directory has no lock; its inode has one.
 //!
 //! Source: readdir(3), getdents(2); Linux `fs/libfs.c` (stable directory offsets).
 
@@ -500,8 +500,8 @@ mod tests {
     }
 
     proptest! {
-        /// The directory answers like a map from names to (inode number, cookie), in the order of
-        /// cookies. Names have 1 or 60 bytes, so that some are inline and some are not.
+        /// The directory must answer like a map from names to (inode number, cookie), in the order
+        /// of cookies. Names have 1 or 60 bytes, so that some are inline and some are not.
         #[test]
         fn directory_answers_as_a_map(ops in prop::collection::vec(op(), 1..600)) {
             let mut directory = Directory::new();

@@ -1,9 +1,9 @@
 //! The fast path of a walk: cached names of files and of searchable directories.
 //!
-//! Nearly all components of nearly all paths need no other decision. The fast path leaves the
-//! others to [`Walk::step`], which continues where it ends: names that are not cached, links, mount
-//! points, `..`, and unknown permissions. The fast path only fills the read set; the walk validates
-//! it later.
+//! Nearly all components of nearly all paths are such names. The fast path leaves the others to
+//! [`Walk::step`], which continues where it ends: names that are not cached, links, mount points,
+//! `..`, and unknown permissions. The fast path only fills the read set; the walk validates it
+//! later.
 //!
 //! # How it works
 //! The state of a step stays in registers only if the loop contains the usual case alone. That is
@@ -26,7 +26,7 @@ use crate::slot::DentrySlot;
 use crate::table::Extent;
 
 impl Walk<'_, '_> {
-    /// Goes along `path` as far as it is plain and returns the rest.
+    /// Walks along `path` as long as its components are plain, and returns the rest.
     #[inline(never)]
     pub(super) fn fast_path<'p>(&mut self, path: &'p [u8]) -> &'p [u8] {
         if self.mode != Mode::Rcu || self.hold.is_some() {
@@ -66,9 +66,10 @@ struct FastCursor<'a> {
 }
 
 impl FastCursor<'_> {
-    /// Moves to the component from `start` to the end of a path. False unless it is the first entry
-    /// with its tag, has the flags in `needed`, and fits in the read set. An invalid name (empty, a
-    /// dot, too long) is not found. `before` is called with the slot of the entry.
+    /// Moves to the component from `start` to the end of a path. Returns false unless the component
+    /// is the first entry with its tag, has the flags in `needed`, and fits in the read set. An
+    /// invalid name (empty, a dot, too long) is not found. `before` is called with the slot of the
+    /// entry.
     #[inline(always)]
     fn to(
         &mut self,
@@ -110,7 +111,7 @@ impl Cursor<'_> {
         let mut fast = FastCursor {
             dcache,
             extent: dcache.extent(),
-            // A child is of the file system of its parent.
+            // A child is in the file system of its parent.
             id: directory_id(self.seen.body.superblock(), 0),
             dentry: self.dentry,
             line: dcache.dentries.line(self.dentry),
@@ -130,7 +131,7 @@ impl Cursor<'_> {
             let end = slashes.next();
             let Some(upto) = path.get(..end) else { break };
             if end == path.len() {
-                // The number of the inode will be asked for.
+                // The caller of the walk will ask for the number of the inode, so prefetch it.
                 if fast.to((upto, start), Flags::empty(), |slot| {
                     dcache.inodes.prefetch(slot.inode_half())
                 }) {
@@ -151,8 +152,8 @@ impl Cursor<'_> {
         }
     }
 
-    /// Moves one component if its name is cached and plain, in any line of its bucket. False
-    /// otherwise.
+    /// Moves one component if its name is cached and plain, in any line of its bucket. Returns
+    /// false otherwise.
     #[inline(never)]
     fn slow_step(&mut self, dcache: &Dcache, read_set: &mut ReadSet) -> bool {
         let rest = &self.path[self.done..];
@@ -181,7 +182,7 @@ mod tests {
     use crate::tmpfs::{Tmpfs, TmpfsOptions};
     use crate::{Cred, Errno, FsStruct, Make, Name, Vfs, VfsOptions, WalkFlags};
 
-    /// A path leads to its end for names of each length that is compared in a different way, of
+    /// A path must lead to its end for names of each length that is compared in a different way, of
     /// directories and of files. Neighbouring names differ in one byte. The path has more
     /// components than the read set holds inline.
     #[test]

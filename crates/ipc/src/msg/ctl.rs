@@ -37,8 +37,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// `EACCES`: no read permission; `EIDRM`: the queue was removed during the call; `EINVAL`:
-    /// there is no such queue.
+    /// `EACCES`: the caller has no read permission; `EIDRM`: the queue was removed during the call;
+    /// `EINVAL`: there is no such queue.
     ///
     /// # Examples
     ///
@@ -61,11 +61,12 @@ impl Task {
         self.msg_stat_by((By::Id, msqid.raw()), IPC_STAT)
     }
 
-    /// As [`Task::msg_stat`], for the queue at an index: `MSG_STAT`. The answer contains its id.
+    /// Like [`Task::msg_stat`], for the queue at an index: `MSG_STAT`. The answer contains the id
+    /// of the queue.
     ///
     /// # Errors
     ///
-    /// Those of [`Task::msg_stat`].
+    /// The errors of [`Task::msg_stat`].
     ///
     /// # Examples
     ///
@@ -89,11 +90,11 @@ impl Task {
         self.msg_stat_by((By::Index, index), MSG_STAT)
     }
 
-    /// As [`Task::msg_stat_index`], without a permission check: `MSG_STAT_ANY`.
+    /// Like [`Task::msg_stat_index`], but without a permission check: `MSG_STAT_ANY`.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no queue at this index; `EIDRM`: it was removed during the call.
+    /// `EINVAL`: there is no queue at this index; `EIDRM`: the queue was removed during the call.
     ///
     /// # Examples
     ///
@@ -114,15 +115,17 @@ impl Task {
         self.msg_stat_by((By::AnyIndex, index), MSG_STAT_ANY)
     }
 
-    /// Changes owner, group, the nine permission bits, and the largest number of bytes: `IPC_SET`.
+    /// Changes owner, group, the nine permission bits, and the limit for the bytes of a queue:
+    /// `IPC_SET`.
     ///
-    /// Waiting receivers, and senders whose messages fit now, check permission again.
+    /// Waiting receivers then check permission again, and so do waiting senders whose messages now
+    /// fit.
     ///
     /// # Errors
     ///
     /// `EINVAL`: there is no such queue, or an id is `-1`; `EPERM`: the caller is neither owner nor
-    /// creator of the queue, and has no `CAP_SYS_ADMIN`. Also `EPERM` if `qbytes` is above
-    /// `MSGMNB`, and the caller has no `CAP_SYS_RESOURCE`.
+    /// creator of the queue, and lacks `CAP_SYS_ADMIN`. Also `EPERM` if `qbytes` is above `MSGMNB`,
+    /// and the caller lacks `CAP_SYS_RESOURCE`.
     ///
     /// # Examples
     ///
@@ -170,7 +173,7 @@ impl Task {
         Ok(())
     }
 
-    /// Returns the totals of all queues: `MSG_INFO`. The highest index is also for `IPC_INFO`.
+    /// Returns the totals of all queues and the highest index in use: `MSG_INFO`, `IPC_INFO`.
     ///
     /// The queues are read one after the other, so the totals may combine several instants.
     ///

@@ -12,15 +12,15 @@ use crate::handle::MsgId;
 use crate::task::Task;
 
 impl Task {
-    /// Returns the id of the queue with this key, or of a new one.
+    /// Returns the id of the queue with this key, or creates a queue and returns its id.
     ///
-    /// `IPC_PRIVATE` always creates a new queue. A new queue may hold `MSGMNB` bytes.
+    /// `IPC_PRIVATE` always creates a new queue. The byte limit of a new queue is `MSGMNB`.
     ///
     /// # Errors
     ///
-    /// - `EACCES`: the queue exists, and its mode does not permit what `mode` requests.
+    /// - `EACCES`: the queue exists, and its mode does not grant the permissions in `mode`.
     /// - `EEXIST`: the queue exists, and both `CREATE` and `EXCLUSIVE` are given.
-    /// - `ENOENT`: there is no queue with this key, and no `CREATE`.
+    /// - `ENOENT`: no queue has this key, and `CREATE` is not given.
     /// - `ENOSPC`: more than `MSGMNI` queues would exist.
     ///
     /// # Examples
@@ -62,7 +62,7 @@ impl Task {
     /// # Errors
     ///
     /// `EINVAL`: there is no such queue; `EPERM`: the caller is neither owner nor creator of the
-    /// queue, and has no `CAP_SYS_ADMIN`.
+    /// queue, and lacks `CAP_SYS_ADMIN`.
     ///
     /// # Examples
     ///
@@ -97,7 +97,8 @@ impl Task {
         };
         ids.unpublish(&object);
         let Some(guard) = guard else {
-            // The queue was overwritten. Recovery ends it, as after an interrupted removal.
+            // A hostile process has overwritten the queue. Recovery ends it, as after an
+            // interrupted removal.
             let _ended = queue.recover(self.owner);
             return Ok(());
         };

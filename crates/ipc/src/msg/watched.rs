@@ -10,8 +10,8 @@ use crate::lock::{Owner, Wait, is_left};
 use crate::shared::Shared;
 use crate::watch::Concerns;
 
-/// Adds the calls that wait at queues to `concerns`. Wakes those whose queue is gone or that have
-/// an outcome.
+/// Adds to `concerns` the tasks and queues on which waiting calls depend. Wakes calls that have an
+/// outcome, or whose queue is gone.
 pub(crate) fn collect_concerns(shared: &Shared, concerns: &mut Concerns) {
     for (node, task) in nodes(shared) {
         let status = node.status();
@@ -27,8 +27,8 @@ pub(crate) fn collect_concerns(shared: &Shared, concerns: &mut Concerns) {
     }
 }
 
-/// Repairs the awaited queue in a slot: the holder of its lock has died, or its removal was
-/// interrupted.
+/// Repairs the awaited queue in a slot if the holder of its lock has died. Completes the removal of
+/// the queue if that was interrupted.
 pub(crate) fn look_at(shared: &Shared, owner: Owner, index: u32) {
     let queue = Queue { shared, name: QueueName { index, tag: 0 } };
     let ids = Ids { shared, kind: QUEUES, owner };
@@ -39,7 +39,8 @@ pub(crate) fn look_at(shared: &Shared, owner: Owner, index: u32) {
         ids.end_left_at(index);
     }
     if is_left(shared, &queue.line()[LOCK]) {
-        // Taking the lock over repairs the queue. A later look tries again.
+        // Taking the lock from the dead holder repairs the queue. If that fails, a later check
+        // tries again.
         drop(queue.hold(owner, Wait::Short));
     }
 }

@@ -1,8 +1,8 @@
 //! semctl(2), one method per command.
 //!
 //! A query of one value or pid reads the semaphore's word. It takes a lock only if the word is
-//! frozen. A command that needs several semaphores at one instant, or the queues, takes the set's
-//! lock.
+//! frozen. A command takes the set's lock if it needs several semaphores at one instant, or the
+//! queues.
 //!
 //! Source: semctl(2); Linux `ipc/sem.c` (`semctl_main`, `semctl_setval`, `semctl_stat`,
 //! `semctl_down`).
@@ -105,11 +105,11 @@ impl Task {
         Ok(self.sem_word(semid, semnum, GETVAL)?.value())
     }
 
-    /// Returns the pid of the task that did the last operation on a semaphore: `GETPID`.
+    /// Returns the pid of the task that last operated on a semaphore: `GETPID`.
     ///
     /// # Errors
     ///
-    /// Those of [`Task::sem_getval`].
+    /// The errors of [`Task::sem_getval`].
     ///
     /// # Examples
     ///
@@ -135,7 +135,7 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// Those of [`Task::sem_getval`].
+    /// The errors of [`Task::sem_getval`].
     ///
     /// # Examples
     ///
@@ -167,7 +167,7 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// Those of [`Task::sem_getval`].
+    /// The errors of [`Task::sem_getval`].
     ///
     /// # Examples
     ///
@@ -199,7 +199,7 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// Those of [`Task::sem_getval`].
+    /// The errors of [`Task::sem_getval`].
     ///
     /// # Examples
     ///
@@ -227,8 +227,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// Those of [`Task::sem_getval`], but for write permission. `ERANGE`: the value is negative or
-    /// more than `SEMVMX`.
+    /// The errors of [`Task::sem_getval`], with `EACCES` for a lack of write permission. `ERANGE`:
+    /// the value is negative or more than `SEMVMX`.
     ///
     /// # Examples
     ///
@@ -253,7 +253,7 @@ impl Task {
         let set = Set::new(&self.shared, &object);
         let num = in_range(set, semnum)?;
         self.permission(&object, WRITE)?;
-        // Linux hides the error of the security module here.
+        // Linux returns `EACCES` here, whatever the error of the security module is.
         let asked = self.ask(|hook, cred| hook.sem_semctl(cred, Some(&object.perm()), SETVAL));
         asked.map_err(|_| Errno::ACCESS)?;
         let guard = set.lock(self.owner)?;
@@ -264,8 +264,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// Those of [`Task::sem_setval`]. `EINVAL` also if the number of values is not that of the
-    /// semaphores.
+    /// The errors of [`Task::sem_setval`]. `EINVAL` also if the number of values is not the number
+    /// of semaphores.
     ///
     /// # Examples
     ///
@@ -323,11 +323,12 @@ impl Task {
         self.sem_stat_by((By::Id, semid.raw()), IPC_STAT)
     }
 
-    /// As [`Task::sem_stat`] of the set at an index, with its id: `SEM_STAT`.
+    /// Like [`Task::sem_stat`], for the set at an index: `SEM_STAT`. The result has the id of the
+    /// set.
     ///
     /// # Errors
     ///
-    /// Those of [`Task::sem_stat`].
+    /// The errors of [`Task::sem_stat`].
     ///
     /// # Examples
     ///
@@ -352,7 +353,7 @@ impl Task {
         self.sem_stat_by((By::Index, index), SEM_STAT)
     }
 
-    /// As [`Task::sem_stat_index`], but without a permission check: `SEM_STAT_ANY`.
+    /// Like [`Task::sem_stat_index`], but without a permission check: `SEM_STAT_ANY`.
     ///
     /// # Errors
     ///
@@ -412,12 +413,12 @@ impl Task {
         Ok(())
     }
 
-    /// Returns the totals: `SEM_INFO`, and `IPC_INFO` for the highest index.
+    /// Returns the totals of all sets and the highest index in use: `SEM_INFO`, `IPC_INFO`.
     ///
     /// # Errors
     ///
-    /// Those of the security hook, and `EIO` if a live process did not release the kind's lock for
-    /// 10 s.
+    /// The errors of the security hook, and `EIO` if a live process did not release the kind's lock
+    /// for 10 s.
     ///
     /// # Examples
     ///
@@ -438,8 +439,8 @@ impl Task {
         Ok(SemTotals { sets: objects, sems: used, index_max })
     }
 
-    /// Returns the number of semaphores of a set. It needs no permission, as [`Task::semop`] needs
-    /// none before it compares numbers of semaphores with it.
+    /// Returns the number of semaphores of a set. It needs no permission, since a [`Task::semop`]
+    /// without permission also reveals the number.
     ///
     /// # Errors
     ///
@@ -465,13 +466,14 @@ impl Task {
         let object = self.obtain(self.sem_ids(), (By::Id, semid.raw()), flag, cmd)?;
         let set = Set::new(&self.shared, &object);
         if set.may_be_owed() {
-            // The answer must not contain unapplied adjustments, or unused grants, of dead tasks.
+            // First reap dead tasks, so that the answer contains no unapplied adjustments or unused
+            // grants of theirs.
             self.look_after(set, Concern::Values);
         }
         Ok(set)
     }
 
-    /// Returns the word of a semaphore at an instant when no change of it is half done.
+    /// Returns the word of a semaphore at an instant at which no change of it is half done.
     fn sem_word(&self, semid: SemId, semnum: i32, cmd: i32) -> Result<Word, Errno> {
         let set = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
@@ -479,7 +481,8 @@ impl Task {
         if !word.is_frozen() {
             return Ok(word);
         }
-        // The word may belong to a change of several semaphores that other calls have seen in part.
+        // The word may belong to a change of several semaphores. Another call may have seen a part
+        // of that change, so wait for its end.
         let guard = set.lock(self.owner)?;
         let word = guard.freeze(num)?;
         set.thaw(num, word);
@@ -512,7 +515,7 @@ impl Task {
         Ok(SemStat { id: SemId::from_raw(object.id()), perm, otime_s, ctime_s, nsems })
     }
 
-    /// Sets values, and carries out the waiting calls that have become possible.
+    /// Sets values, and completes the waiting calls that have become possible.
     fn set_values(
         &self,
         guard: SetGuard<'_>,

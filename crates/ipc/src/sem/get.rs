@@ -20,20 +20,21 @@ use crate::lock::Wait;
 use crate::task::Task;
 
 impl Task {
-    /// Returns the id of the set with this key, or of a new one.
+    /// Returns the id of the set with this key, or creates a set and returns its id.
     ///
-    /// All semaphores of a new set are 0. `IPC_PRIVATE` always makes a new set. The nine bits of
-    /// `mode` are the mode of a new set, and otherwise the permissions that the call asks for.
+    /// All semaphores of a new set are 0. `IPC_PRIVATE` always creates a new set. The nine bits of
+    /// `mode` are the mode of a new set. For an existing set they are the permissions that the call
+    /// requests.
     ///
     /// # Errors
     ///
-    /// - `EACCES`: the set exists, and its mode does not allow what `mode` asks for.
+    /// - `EACCES`: the set exists, and its mode does not grant the permissions in `mode`.
     /// - `EEXIST`: the set exists, and `CREATE` and `EXCLUSIVE` are given.
     /// - `EINVAL`: `nsems` is negative, more than `SEMMSL`, more than the set has, or 0 for a new
     ///   set.
-    /// - `ENOENT`: there is no set with this key, and `CREATE` is not given.
-    /// - `ENOMEM`: no room for the semaphores.
-    /// - `ENOSPC`: `SEMMNI` sets or `SEMMNS` semaphores would be exceeded.
+    /// - `ENOENT`: no set has this key, and `CREATE` is not given.
+    /// - `ENOMEM`: there is no room for the semaphores.
+    /// - `ENOSPC`: the new set would exceed `SEMMNI` sets or `SEMMNS` semaphores.
     ///
     /// # Examples
     ///
@@ -77,7 +78,7 @@ impl Task {
         Ok(SemId::from_raw(id))
     }
 
-    /// Makes the semaphores of a new set. No lookup can find them yet.
+    /// Makes the semaphores of a new set, before any lookup can find the set.
     fn make_set(&self, index: u32, nsems: u32) -> Result<u64, Errno> {
         let shared = &*self.shared;
         let base = shared.layout.sems.alloc(shared, nsems, self.owner, index)?;
@@ -91,8 +92,8 @@ impl Task {
             [OTIME, SEM_ALTER_LIST, SEM_CONST_LIST, LOG, REDO]
                 .into_iter()
                 .for_each(|word| put(&line[word], 0));
-            // ORDERING(ipc-word): Release. A thread with this line's number from another set sees
-            // another tag, or none of these stores.
+            // ORDERING(ipc-word): Release. A thread that has this line's number from an earlier set
+            // sees the new tag, or none of these stores.
             line[WORD].store(Word::new(place.tag).0, Ordering::Release);
         }
         [ALTER_LIST, CONST_LIST, COMPLEX_COUNT, UNDO_LIST, COMMIT, TICKET]
@@ -107,7 +108,7 @@ impl Task {
     /// # Errors
     ///
     /// `EINVAL`: there is no such set; `EPERM`: the caller is neither its owner nor its creator,
-    /// and has no `CAP_SYS_ADMIN`.
+    /// and lacks `CAP_SYS_ADMIN`.
     ///
     /// # Examples
     ///
@@ -146,7 +147,8 @@ impl Task {
         ids.unpublish(&object);
         ids.set_used(ids.used().saturating_sub(u64::from(set.place.nsems)));
         let Some(guard) = guard else {
-            // A hostile process has overwritten the set: free its semaphores.
+            // The set is already ended, so a hostile process has overwritten its words. Free its
+            // semaphores.
             put(&set.line()[LIVE], 0);
             free_lost(self.sem_ids());
             return Ok(());
@@ -161,11 +163,11 @@ impl Task {
     }
 }
 
-/// Returns a tag that comes after the tags of all lines of a new set. The lines were in other sets
-/// before.
+/// Returns a tag for a new set that is newer than the tags of all its lines. The lines were in
+/// other sets before.
 ///
-/// Tags of a line increase, and wrap around. A difference of more than half of all tags means that
-/// the larger number is the older one.
+/// Tags of a line increase, and wrap around. If two tags differ by more than half of all tags, the
+/// larger number is the older tag.
 fn next_tag(mut tags: impl Iterator<Item = u64>) -> u64 {
     let first = tags.next().unwrap_or(0);
     let is_later = |tag: u64, other: u64| tag.wrapping_sub(other) & TAG_MASK <= TAG_MASK / 2;

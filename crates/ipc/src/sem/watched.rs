@@ -12,8 +12,8 @@ use crate::shared::Shared;
 use crate::status::is_waiting;
 use crate::watch::Concerns;
 
-/// Adds the tasks that concern waiting calls at semaphores. Wakes calls that were completed or
-/// whose set is gone.
+/// Adds to `concerns` the tasks and sets on which waiting calls at semaphores depend. Wakes calls
+/// that were completed, or whose set is gone.
 pub(crate) fn collect_concerns(shared: &Shared, concerns: &mut Concerns) {
     for (line, task) in shared.layout.waits.used(&shared.region) {
         let node = Node::at(shared, line);
@@ -27,8 +27,8 @@ pub(crate) fn collect_concerns(shared: &Shared, concerns: &mut Concerns) {
     }
 }
 
-/// Repairs the awaited set in a slot: the holder of its lock has died, or its removal was
-/// interrupted.
+/// Repairs the awaited set in a slot if the holder of its lock has died. Completes the removal of
+/// the set if that was interrupted.
 pub(crate) fn look_at(shared: &Shared, owner: Owner, index: u32) {
     let Some(set) = Set::at(shared, index) else { return };
     let ids = Ids { shared, kind: SETS, owner };
@@ -38,12 +38,13 @@ pub(crate) fn look_at(shared: &Shared, owner: Owner, index: u32) {
         ids.end_left_at(index);
     }
     if is_left(shared, &set.line()[LOCK]) {
-        // Taking the lock over repairs the set. A later look tries again.
+        // Taking the lock from the dead holder repairs the set. If that fails, a later check tries
+        // again.
         drop(set.lock_remains(owner, Wait::Short));
     }
 }
 
-/// Returns the tasks that hold adjustments of the sets in these slots, which are sorted.
+/// Returns the tasks that have adjustments of the sets in the slots `sets`, which are sorted.
 pub(crate) fn undo_holders(shared: &Shared, sets: &[u32]) -> Vec<u32> {
     let is_of_these = |(record, task): &(u32, u32)| {
         let set = undo::is_record_of(shared, *record, *task);

@@ -38,8 +38,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// `EACCES`: no read permission; `EIDRM`: the segment was removed during the call; `EINVAL`:
-    /// there is no such segment.
+    /// `EACCES`: the caller has no read permission; `EIDRM`: the segment was removed during the
+    /// call; `EINVAL`: there is no such segment.
     ///
     /// # Examples
     ///
@@ -63,11 +63,12 @@ impl Task {
         self.shm_stat_by((By::Id, shmid.raw()), IPC_STAT)
     }
 
-    /// As [`Task::shm_stat`], for the segment at an index: `SHM_STAT`. The answer contains its id.
+    /// Like [`Task::shm_stat`], for the segment at an index: `SHM_STAT`. The answer contains the id
+    /// of the segment.
     ///
     /// # Errors
     ///
-    /// Those of [`Task::shm_stat`].
+    /// The errors of [`Task::shm_stat`].
     ///
     /// # Examples
     ///
@@ -91,11 +92,12 @@ impl Task {
         self.shm_stat_by((By::Index, index), SHM_STAT)
     }
 
-    /// As [`Task::shm_stat_index`], without a permission check: `SHM_STAT_ANY`.
+    /// Like [`Task::shm_stat_index`], but without a permission check: `SHM_STAT_ANY`.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no segment at this index; `EIDRM`: it was removed during the call.
+    /// `EINVAL`: there is no segment at this index; `EIDRM`: the segment was removed during the
+    /// call.
     ///
     /// # Examples
     ///
@@ -121,7 +123,7 @@ impl Task {
     /// # Errors
     ///
     /// `EINVAL`: there is no such segment, or an id is `-1`; `EPERM`: the caller is neither owner
-    /// nor creator of the segment, and has no `CAP_SYS_ADMIN`.
+    /// nor creator of the segment, and lacks `CAP_SYS_ADMIN`.
     ///
     /// # Examples
     ///
@@ -148,12 +150,12 @@ impl Task {
         Ok(())
     }
 
-    /// Removes a segment, once no task has it attached: `IPC_RMID`. Its key is free at once.
+    /// Removes a segment as soon as no task has it attached: `IPC_RMID`. Its key is free at once.
     ///
     /// # Errors
     ///
     /// `EINVAL`: there is no such segment; `EPERM`: the caller is neither owner nor creator of the
-    /// segment, and has no `CAP_SYS_ADMIN`.
+    /// segment, and lacks `CAP_SYS_ADMIN`.
     ///
     /// # Examples
     ///
@@ -184,12 +186,12 @@ impl Task {
         })
     }
 
-    /// Marks a segment as locked into memory: `SHM_LOCK`.
+    /// Sets the mark that a segment is locked into memory: `SHM_LOCK`. It keeps no memory resident.
     ///
     /// # Errors
     ///
     /// `EIDRM`: the segment was removed during the call; `EINVAL`: there is no such segment;
-    /// `EPERM`: the caller is neither owner nor creator of the segment, and has no `CAP_IPC_LOCK`.
+    /// `EPERM`: the caller is neither owner nor creator of the segment, and lacks `CAP_IPC_LOCK`.
     ///
     /// # Examples
     ///
@@ -213,16 +215,16 @@ impl Task {
         self.set_locked(shmid, SHM_LOCK, SHM_LOCKED)
     }
 
-    /// Removes the mark of [`Task::shm_lock`]: `SHM_UNLOCK`.
+    /// Clears the mark that [`Task::shm_lock`] has set: `SHM_UNLOCK`.
     ///
     /// # Errors
     ///
-    /// Those of [`Task::shm_lock`].
+    /// The errors of [`Task::shm_lock`].
     pub fn shm_unlock(&self, shmid: ShmId) -> Result<(), Errno> {
         self.set_locked(shmid, SHM_UNLOCK, 0)
     }
 
-    /// Returns the totals of all segments: `SHM_INFO`. The highest index is also for `IPC_INFO`.
+    /// Returns the totals of all segments and the highest index in use: `SHM_INFO`, `IPC_INFO`.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
 //! Attaches of killed tasks.
 //!
-//! A kernel detaches the segments of a process when the process ends. So `shm_nattch` counts living
-//! processes only. PostgreSQL relies on that: 0 means that no process of a killed server is left.
-//! In this library the records of a dead task stay until another task reaps them. So each call that
-//! uses the number reaps first.
+//! A kernel detaches the segments of a process when the process ends. So `shm_nattch` counts only
+//! living processes. PostgreSQL relies on that: 0 means that no process of a killed server is left.
+//! In this library the records of a dead task stay until another task reaps them. So a call that
+//! uses the number first reaps dead tasks.
 //!
 //! Source: shmctl(2) `shm_nattch`; PostgreSQL `src/backend/port/sysv_shmem.c`
 //! (`PGSharedMemoryAttach`).
@@ -17,8 +17,8 @@ impl Task {
     /// Reaps the dead tasks that have attached the segment in the slot of `shmid`. The caller holds
     /// no lock.
     ///
-    /// If a task cannot be reaped now, the number of attaches stays too high. That is the safe side
-    /// for a caller that waits for 0.
+    /// If a task cannot be reaped now, the number of attaches stays too high. For a caller that
+    /// waits for 0, a number that is too high is safe.
     pub(super) fn reap_attachers(&self, shmid: i32) {
         let Ok(id) = u32::try_from(shmid) else { return };
         let shared = &*self.shared;
@@ -49,7 +49,8 @@ mod tests {
         NamespaceOptions, SHM_DEST, SegmentName, SemBuf, SemFlags, ShmFlags, ShmId, Task,
     };
 
-    /// Memory with two switches: an uncounted child has the hold, or memory cannot be removed.
+    /// A backing with two switches. With the first, an uncounted child seems to have the hold. With
+    /// the second, memory cannot be removed.
     #[derive(Clone, Default)]
     struct Scene(Arc<(Memfds, AtomicBool, AtomicBool)>);
 
@@ -167,10 +168,11 @@ mod tests {
             assert_eq!(one.sem_getval(set, 0), Ok(0));
             assert_eq!(namespace.recover(), Ok(0), "the dead task keeps its line");
         }
-        // The child is counted and removes the hold.
+        // The child is counted now, and unmaps the hold of its parent.
         let child = other.fork(std::process::id()).unwrap();
         scene.is_held(false);
-        // An existing task does this. Registering a new one could reap too, to get a line.
+        // An existing task reaps here. The registration of a new task could reap too, to get a free
+        // line.
         assert_eq!(crate::recover::reap_all(&one.shared, one.owner), Ok(1));
         assert_eq!(ids.map(|id| one.shm_stat(id).unwrap().nattch), [1, 1]);
         drop(child);
@@ -220,7 +222,8 @@ mod tests {
                 assert_eq!(namespace.recover(), Ok(0));
                 assert_eq!(scene.0.0.count(), 0);
             }
-            // The task that needs memory removes it, in whichever slot it is.
+            // A task that needs memory must first remove the memory of removed segments in any
+            // slot.
             task.shm_rmid(segment().unwrap()).unwrap();
             assert_eq!(scene.0.0.count(), 0);
         }

@@ -13,20 +13,21 @@ use crate::perm::Perm;
 use crate::task::Task;
 
 impl Task {
-    /// Returns the id of the segment with this key, or of a new one of `size_bytes` zeroes.
+    /// Returns the id of the segment with this key, or creates one of `size_bytes` zeroes and
+    /// returns its id.
     ///
     /// `IPC_PRIVATE` always creates a new segment. The nine bits of `mode` are the mode of a new
-    /// segment. For an existing one they are the permissions that the call requests. `NORESERVE`
-    /// has no effect: memory is never reserved.
+    /// segment. For an existing segment they are the permissions that the call requests.
+    /// `NORESERVE` has no effect, since memory is never reserved.
     ///
     /// # Errors
     ///
-    /// - `EACCES`: the segment exists, and its mode does not permit what `mode` requests.
+    /// - `EACCES`: the segment exists, and its mode does not grant the permissions in `mode`.
     /// - `EEXIST`: the segment exists, and both `CREATE` and `EXCLUSIVE` are given.
     /// - `EINVAL`: for a new segment, `size_bytes` is 0, above `SHMMAX` or above the largest file,
     ///   or `HUGETLB` is given. For an existing segment, `size_bytes` is above its size.
-    /// - `ENOENT`: there is no segment with this key, and no `CREATE`.
-    /// - `ENOMEM`: no memory.
+    /// - `ENOENT`: no segment has this key, and `CREATE` is not given.
+    /// - `ENOMEM`: there is no memory for the segment.
     /// - `ENOSPC`: more than `SHMMNI` segments or `SHMALL` pages would exist.
     ///
     /// # Examples
@@ -90,7 +91,8 @@ impl Task {
             let (payload, name) = segment::make(shared, index, size_bytes, whose);
             let mut created = shared.backing.create(name, size_bytes);
             if created == Err(Errno::NOSPC) {
-                // Some memory of removed segments may be left, if another task could not remove it.
+                // Removed segments may still have memory, if the task that removed them could not
+                // remove it.
                 segment::give_back_all(shared, ids, Some(index));
                 created = shared.backing.create(name, size_bytes);
             }

@@ -10,7 +10,7 @@
 //! compares, and becomes a user under that lock. The last user removes the entry before the block
 //! is freed. Trap T34 is a block that is found while its last user frees it. A block with a number
 //! never changes. Its last user removes the block, changes it, and only then searches for the new
-//! content; so it cannot find itself, which is trap T38.
+//! content. So the search cannot find the user's own block, which is trap T38.
 //!
 //! # Invariants
 //! - K.1: `users` of a slot is the number of inodes that point at its block, or 0 without a block.
@@ -19,8 +19,8 @@
 //!
 //! # Locks
 //! The lock of a slot, after that of the inode. No thread holds two slots. The locks of the cache
-//! and of the free numbers are taken within. A thread that has found an entry waits only for a
-//! slot. So the last user may wait for that thread with its own inode locked.
+//! and of the free numbers are taken inside the lock of a slot. A thread that has found an entry
+//! waits only for a slot. So the last user may wait for that thread with its own inode locked.
 //!
 //! # Limits
 //! At most [`LOOKS_MAX`] blocks are compared for one content. If so many have the key and differ,
@@ -54,7 +54,7 @@ pub(in crate::tmpfs) struct Block {
     key: u64,
     /// 0 while the block is private.
     number: u32,
-    /// True while its inode is queued in `Deferred` with this private block.
+    /// True while the inode of this private block is queued in `Deferred`.
     pub(super) is_queued: bool,
 }
 
@@ -84,7 +84,7 @@ struct BlockSlot {
 
 type Segment = OnceLock<Box<[Mutex<BlockSlot>; SEGMENT_SLOTS as usize]>>;
 
-/// When to release a block.
+/// The condition on which a user releases a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leave {
     /// Always.
@@ -95,7 +95,7 @@ pub(super) enum Leave {
 
 /// The result of a release.
 pub(super) enum Released {
-    /// The caller was its only user, and has the content.
+    /// The caller was the only user of the block, and now has the content.
     Last(Block),
     /// The block has other users, and with [`Leave::IfLast`] the caller still is a user.
     Shared(Arc<Block>),
@@ -164,7 +164,7 @@ impl Blocks {
         block
     }
 
-    /// Removes a user from a shared block, as `leave` says.
+    /// Removes a user from a shared block, on the condition `leave`.
     pub(super) fn release(&self, block: Arc<Block>, leave: Leave) -> Released {
         let (key, number) = (block.key, block.number);
         let mut slot = self.slot(number).lock();
@@ -178,8 +178,8 @@ impl Blocks {
                 if slot.users + 1 == USERS_MAX {
                     self.cache.note_users(key, u64::from(number), slot.users);
                 }
-                // Drop before the slot is unlocked. The next thread may be the last user, and by
-                // K.1 no other inode points at the block then.
+                // Drop the block before the slot is unlocked. The next thread may be the last user,
+                // and by K.1 no other inode points at the block then.
                 drop(block);
                 return Released::Left;
             }
