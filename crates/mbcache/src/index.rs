@@ -290,8 +290,8 @@ impl Index {
                 slots::fill(slot.words, pair, locked);
                 Ok(slot.number)
             }
-            Some((from, _)) => self.enter_elsewhere(locked, home, pair, (from, tries)),
-            None => self.enter_elsewhere(locked, home, pair, (reach + 1, tries)),
+            Some((from, _)) => self.enter_elsewhere(locked, home, pair, from, tries),
+            None => self.enter_elsewhere(locked, home, pair, reach + 1, tries),
         }
     }
 
@@ -306,7 +306,8 @@ impl Index {
         locked: &Locked<'_>,
         home: u32,
         pair: (u64, u64),
-        (from, tries): (u64, u32),
+        from: u64,
+        tries: u32,
     ) -> Result<u32, Refused> {
         let mut is_locked = false;
         for spare in [None, Some(Spare::Referenced), Some(Spare::Held)] {

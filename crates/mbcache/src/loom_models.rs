@@ -10,6 +10,7 @@ use corewalk_base::tally::{Tally, assert_all_reached};
 
 use crate::cache::{Mbcache, MbcacheOptions};
 use crate::handle::Entry;
+use crate::hash::Secret;
 use crate::index::{LOCK, REACH, SLOTS, Slot};
 use crate::slots::{self, COUNT, LIVE, NEXT, REUSABLE, STATE, Spare, State, Words};
 
@@ -25,9 +26,8 @@ struct Shared {
 
 impl Shared {
     fn new() -> Arc<Shared> {
-        let options =
-            MbcacheOptions { budget_bytes: LINES * 64, hash_seed: Some(1), ..Default::default() };
-        let cache = Mbcache::new(options).unwrap();
+        let options = MbcacheOptions { budget_bytes: LINES * 64, ..Default::default() };
+        let cache = Mbcache::with_secret(options, Secret::new(1)).unwrap();
         Arc::new(Shared { cache, is_used: AtomicU64::new(0), is_freed: AtomicU64::new(0) })
     }
 
@@ -41,7 +41,11 @@ impl Shared {
     /// Checks that the cache has `entries` entries, and that each one is within the reach of its
     /// home line (I.1).
     fn check_counts(&self, entries: u64) {
-        assert_eq!(self.cache.count(), entries, "T36: the index has another number of entries");
+        assert_eq!(
+            self.cache.stats().entries,
+            entries,
+            "T36: the index has another number of entries"
+        );
         for slot in self.cache.index.all() {
             if slots::state(slot.words).is_live() {
                 let home = u64::from(self.cache.index.home(slots::pair_of(slot.words).0));

@@ -46,7 +46,7 @@ use corewalk_base::Budget;
 use crate::Errno;
 use crate::attr::{FileKind, Timespec};
 
-use blocks::{Blocks, FindResult, Leave, Released};
+use blocks::{Blocks, FindResult, IndexCounts, Leave, Released};
 use deferred::{DELAY_MS, Deferred};
 use set::{Effect, NAME_BYTES_MAX, Secret};
 
@@ -97,7 +97,8 @@ impl Xattrs {
         own: &mut OwnSet,
         ino: u64,
         change: Change<'_>,
-        (changed, now): (Timespec, Timespec),
+        changed: Timespec,
+        now: Timespec,
         space: &Budget,
     ) -> Result<(), Errno> {
         let Some(block) = own else {
@@ -221,6 +222,12 @@ impl Xattrs {
     pub(super) fn stats(&self) -> XattrStats {
         let blocks = self.blocks.get().and_then(Option::as_ref);
         XattrStats { shared_sets: blocks.map_or(0, Blocks::len), waiting: self.deferred.len() }
+    }
+
+    /// Returns the counters of the index of shared sets. All are 0 before the first set.
+    pub(super) fn index_counts(&self) -> IndexCounts {
+        let blocks = self.blocks.get().and_then(Option::as_ref);
+        blocks.map_or_else(IndexCounts::default, Blocks::counts)
     }
 
     /// Makes a shared block private if the inode is its only user. Returns false otherwise.
