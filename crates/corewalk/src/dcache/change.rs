@@ -639,16 +639,20 @@ impl Dcache {
         }
     }
 
-    /// Invalidates one name, and cancels its fill.
+    /// Invalidates one name, and cancels its fills.
     pub(crate) fn invalidate_name(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
-        // Count the change before the fill is cancelled (L.2). Then a listing sees the count or the
-        // cancellation.
-        drop(self.listings.change(directory));
-        self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
+        self.cancel_fills(directory, lookup_key);
         self.counters.invalidations.add(1);
         if let Some(now) = self.directory(directory) {
             self.make_name_stale(now.key, lookup_key);
         }
+    }
+
+    /// Keeps answers from before this call out of the cache, unless a later search finds them.
+    pub(crate) fn cancel_fills(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
+        // Count the change before the cancellation, so that a listing sees one of them (L.2).
+        drop(self.listings.change(directory));
+        self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
     }
 
     /// Makes every dentry of a name under `key` stale.
