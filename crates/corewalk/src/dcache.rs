@@ -45,7 +45,7 @@ use crate::name::Name;
 use crate::slot::{DentrySlot, InodeSlot, OfDentry, Seq};
 use crate::table::{Extent, Table};
 
-pub(crate) use change::{DentryInode, Mounted, is_attached};
+pub(crate) use change::{DentryInode, Mounted};
 pub(crate) use listings::{ListingMark, Listings};
 pub(crate) use reclaim::Hand;
 
@@ -471,6 +471,11 @@ pub(crate) fn full<T>(slot: Option<T>) -> Result<T, Errno> {
 /// Returns the body of an unhashed dentry, which has no inode either.
 fn unhashed(body: Body) -> Body {
     body.with_flags(body.flags() - Flags::HASHED).with_inode(InodeSlot::NONE)
+}
+
+/// Returns true if a directory is in the tree: it has a name, or is a root.
+pub(crate) fn is_attached(flags: Flags) -> bool {
+    flags.intersects(Flags::HASHED | Flags::ROOT)
 }
 
 #[cfg(all(test, corewalk_loom))]

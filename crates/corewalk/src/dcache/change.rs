@@ -3,7 +3,7 @@
 
 use corewalk_sync::{Group, LockrefGuard};
 
-use super::{Dcache, full, unhashed};
+use super::{Dcache, full, is_attached, unhashed};
 use crate::Errno;
 use crate::attr::FileKind;
 use crate::dentry::{
@@ -790,11 +790,6 @@ pub(crate) enum Mounted {
     Yes,
     /// It is not.
     No,
-}
-
-/// Returns true if a directory is in the tree: it has a name, or is a root.
-pub(crate) fn is_attached(flags: Flags) -> bool {
-    flags.intersects(Flags::HASHED | Flags::ROOT)
 }
 
 #[cfg(all(test, corewalk_loom))]
