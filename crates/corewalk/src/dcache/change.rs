@@ -648,13 +648,6 @@ impl Dcache {
         }
     }
 
-    /// Keeps answers from before this call out of the cache, unless a later search finds them.
-    pub(crate) fn cancel_fills(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
-        // Count the change before the cancellation, so that a listing sees one of them (L.2).
-        drop(self.listings.change(directory));
-        self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
-    }
-
     /// Makes every dentry of a name under `key` stale.
     pub(crate) fn make_name_stale(&self, key: ParentKey, lookup_key: &LookupKey<'_>) {
         // Repeat the lookup of a dentry that changed before the reference was taken.
