@@ -80,12 +80,12 @@ pub struct MsgQueue {
 ///
 /// Those of unshare(2): `EPERM` without the privilege.
 pub fn unshare_ipc() -> Result<(), Errno> {
-    // SAFETY: the call takes a number. It changes which IPC objects the thread's own calls reach,
-    // and no memory.
+    // SAFETY: the argument of the call is a number. The call changes which IPC objects this thread
+    // can reach, and changes no memory.
     check(unsafe { libc::unshare(libc::CLONE_NEWIPC) }).map(drop)
 }
 
-/// Makes the cheapest system call that no library answers from a cache, getppid(2).
+/// Calls getppid(2), the cheapest system call whose result no library caches.
 #[inline]
 pub fn bare_call() -> i32 {
     // SAFETY: the call takes nothing and cannot fail.
@@ -116,7 +116,8 @@ impl SemSet {
         self.id
     }
 
-    /// Performs all operations atomically, as semop(2) does, and waits until that is possible.
+    /// Performs all operations atomically, as semop(2) does. If they are not possible yet, waits
+    /// until they are.
     ///
     /// # Errors
     ///
@@ -129,7 +130,7 @@ impl SemSet {
         check(unsafe { libc::semop(self.id, first, sops.len()) }).map(drop)
     }
 
-    /// Returns the values of the first `count` semaphores: `GETALL`.
+    /// Returns the values of the first `count` semaphores, with `GETALL`.
     ///
     /// # Errors
     ///
@@ -201,7 +202,7 @@ impl MsgQueue {
         self.id
     }
 
-    /// Sends a message, and waits until there is room.
+    /// Sends a message. Waits until the queue has room for it.
     ///
     /// The first word of `message` is the type. The next `bytes` bytes are the text.
     ///
@@ -219,7 +220,8 @@ impl MsgQueue {
         check(unsafe { libc::msgsnd(self.id, message.as_ptr().cast(), bytes, 0) }).map(drop)
     }
 
-    /// Receives the first message of type `kind`, or of any type if `kind` is 0. Waits for one.
+    /// Receives the first message of type `kind`, or the first of any type if `kind` is 0. Waits if
+    /// there is none.
     ///
     /// Returns the length of its text, which is at most `bytes`.
     ///
