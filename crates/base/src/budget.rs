@@ -73,8 +73,8 @@ impl Budget {
         if self.take_up_to(1, amount) == 1 { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
-    /// Takes `unit` up to `count` times, as often as the limit allows. Returns how often it was
-    /// taken.
+    /// Takes `unit` repeatedly, up to `count` times, until the limit does not allow another one.
+    /// Returns how often it was taken.
     #[must_use = "what was taken is to be given back"]
     pub fn take_up_to(&self, count: u64, unit: u64) -> u64 {
         match &self.0 {
@@ -84,16 +84,16 @@ impl Budget {
             }
             Kind::Limited { limit, used, refusals } => {
                 let mut granted = 0;
-                // ORDERING: Relaxed, both. The count is a single word, and nothing else is
-                // published with it.
+                // ORDERING: Relaxed, on success and on failure. The count is a single word, and no
+                // other memory is published with it.
                 let _ = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
                     let room = limit.saturating_sub(used);
                     granted = room.checked_div(unit).map_or(count, |units| units.min(count));
                     Some(used + granted * unit)
                 });
                 if granted < count {
-                    // ORDERING: Relaxed. A statistic. A refused caller sees its own increment,
-                    // which `refusals` needs.
+                    // ORDERING: Relaxed. The number of refusals is a statistic. A refused caller
+                    // sees its own increment, which is all that a caller of `refusals` needs.
                     refusals.fetch_add(1, Ordering::Relaxed);
                 }
                 granted
@@ -106,8 +106,8 @@ impl Budget {
         match &self.0 {
             Kind::Unlimited { used } => used.add(-(amount as i64)),
             Kind::Limited { used, .. } => {
-                // ORDERING: Relaxed. The count is a single word, and nothing else is published with
-                // it.
+                // ORDERING: Relaxed. The count is a single word, and no other memory is published
+                // with it.
                 let before = used.fetch_sub(amount, Ordering::Relaxed);
                 debug_assert!(before >= amount, "more was given back than taken");
             }
@@ -142,7 +142,8 @@ impl Budget {
     #[must_use]
     pub fn used(&self) -> u64 {
         match &self.0 {
-            // The shards are read one by one, so a sum read amid changes may be negative.
+            // The shards are read one after the other. If other threads change them meanwhile, the
+            // sum may be negative.
             Kind::Unlimited { used } => used.sum().max(0) as u64,
             // ORDERING: Relaxed. A statistic.
             Kind::Limited { used, .. } => used.load(Ordering::Relaxed),
@@ -237,8 +238,9 @@ mod loom_models {
     use crate::primitives::{Arc, thread};
     use crate::tally::{Tally, assert_all_reached};
 
-    /// Runs two threads that each take 2 units of a budget of 3, so exactly one may succeed.
-    /// Returns in how many runs the spawned thread was refused, and in how many it succeeded.
+    /// Runs two threads that each take 2 units of a budget of 3. The model checks that exactly one
+    /// succeeds. Returns in how many runs the spawned thread was refused, and in how many it
+    /// succeeded.
     fn two_at_the_limit(take: fn(&Budget) -> bool) -> [usize; 2] {
         Tally::of(move |tally| {
             let budget = Arc::new(Budget::new(Some(3), 0));
@@ -261,7 +263,7 @@ mod loom_models {
         assert_all_reached(&two_at_the_limit(|budget| budget.take(2).is_ok()));
     }
 
-    /// A check and an increment in two steps let both threads succeed.
+    /// If the check of the limit and the increment are two steps, both threads succeed.
     #[test]
     #[should_panic(expected = "U.1: ")]
     fn control_take_in_two_steps_is_caught() {

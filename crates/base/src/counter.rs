@@ -53,7 +53,7 @@ impl ShardedCounter {
         Self { shards: [const { OwnLine::new(AtomicI64::new(0)) }; SHARDS] }
     }
 
-    /// Adds `amount`, which may be negative. Wraps at the ends of `i64`.
+    /// Adds `amount`, which may be negative. The counter wraps around at the limits of `i64`.
     #[inline]
     pub fn add(&self, amount: i64) {
         // ORDERING: Relaxed. Statistic; nothing is published through it.

@@ -1,8 +1,8 @@
 //! The errno of an error of the standard library.
 //!
-//! `Errno` and `std::io::Error` both belong to other crates, so no implementation of `From` is
-//! possible here. A function takes its place. The other direction, `From<Errno> for
-//! std::io::Error`, is in `rustix`.
+//! `Errno` and `std::io::Error` both belong to other crates, so this crate cannot implement `From`
+//! between them. [`errno_of`](crate::errno_of) is a function instead. The other direction,
+//! `From<Errno> for std::io::Error`, is in `rustix`.
 
 use std::borrow::Borrow;
 use std::io::{Error, ErrorKind};
@@ -33,7 +33,8 @@ const KINDS: [(ErrorKind, Errno); 20] = [
     (ErrorKind::WouldBlock, Errno::AGAIN),
 ];
 
-/// Returns the errno of `error`: its number, or else the errno of its kind, or else `EIO`.
+/// Returns the errno of `error`: its OS error number if it has one, otherwise the errno of its
+/// kind. Returns `EIO` if the kind has no errno.
 ///
 /// # Examples
 /// ```
@@ -64,8 +65,8 @@ mod tests {
 
     #[test]
     fn number_of_an_error_comes_before_its_kind() {
-        // `EPERM` and `EACCES` have the same kind, so `errno_of` must look at the error number
-        // first.
+        // `EPERM` and `EACCES` have the same kind. So `errno_of` must use the error number, if
+        // there is one, and not the kind.
         assert_eq!(errno_of(Error::from(Errno::PERM)), Errno::PERM);
         assert_eq!(errno_of(Error::from(ErrorKind::PermissionDenied)), Errno::ACCESS);
     }

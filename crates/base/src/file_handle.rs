@@ -22,7 +22,7 @@ use rustix::io::Errno;
 /// The longest handle, in bytes (`MAX_HANDLE_SZ`).
 const BYTES_MAX: usize = 128;
 
-/// The name of a file within its file system. Laid out like `struct file_handle`.
+/// The name of a file within its file system. It has the layout of `struct file_handle`.
 ///
 /// # Examples
 /// ```

@@ -9,7 +9,7 @@
 //!
 //! # Rules
 //!
-//! - A wait may end without a reason. The caller reads the word again.
+//! - A wait may end although no thread has woken it. So the caller reads the word again.
 //! - The waker changes the word before it wakes.
 //!
 //! Source: futex(2), signal(7) "Interruption of system calls".
@@ -30,7 +30,8 @@ pub enum Scope {
 /// The reason for the end of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// A thread woke the sleeper, the word had another value, or the wait ended without a reason.
+    /// A thread woke the sleeper, or the word had another value. A wait may also end without either
+    /// reason.
     Woken,
     /// The deadline has passed.
     TimedOut,
@@ -75,8 +76,8 @@ mod imp {
 
     /// Sleeps while the low half of `word` is `value`, until woken or until `deadline`.
     pub fn wait(word: &AtomicU64, value: u32, deadline: Deadline, scope: Scope) -> Ended {
-        // Without a deadline the kernel would resume the wait after a handler with `SA_RESTART`. So
-        // `NEVER` is passed as a deadline too, and each handler ends the wait.
+        // Pass a deadline even for `NEVER`. Without a deadline the kernel would resume the wait
+        // after a signal handler with `SA_RESTART`, but each handler must end the wait.
         let until = Timespec {
             tv_sec: (deadline.monotonic_ns / NS_PER_S).cast_signed(),
             tv_nsec: (deadline.monotonic_ns % NS_PER_S).cast_signed(),
@@ -108,8 +109,8 @@ mod imp {
         let half = usize::from(cfg!(target_endian = "big"));
         let start = std::ptr::from_ref(word).cast::<AtomicU32>().wrapping_add(half);
         // SAFETY: the half is a part of the word. It is aligned to four bytes, any bits are valid,
-        // and it lives as long as the word. It is used only as an address: the kernel does the one
-        // access.
+        // and it lives as long as the word. Rust code uses only its address; the one access is the
+        // kernel's.
         unsafe { &*start }
     }
 }
@@ -130,8 +131,8 @@ mod imp {
 
     /// Yields once if the low half of `word` is `value`.
     pub fn wait(word: &AtomicU64, value: u32, _deadline: Deadline, _scope: Scope) -> Ended {
-        // ORDERING: Relaxed. The caller reads the word again, with the ordering that its protocol
-        // needs.
+        // ORDERING: Relaxed. The load only decides whether to sleep. The caller reads the word
+        // again, with the ordering that its protocol needs.
         if word.load(Ordering::Relaxed) & u64::from(u32::MAX) == u64::from(value) {
             thread::yield_now();
         }

@@ -6,7 +6,7 @@
 //! | item | use |
 //! |---|---|
 //! | [`primitives`] | atomics, threads and shards, of the machine or of a model checker |
-//! | [`Mutex`], [`RwLock`], [`Condvar`] | locks with the same switch |
+//! | [`Mutex`], [`RwLock`], [`Condvar`] | locks, of the machine or of a model checker |
 //! | [`park`] | sleeping on a word within one process |
 //! | [`futex`], [`Region`] | sleeping and memory that processes share |
 //! | [`ShardedCounter`], [`Budget`] | statistics, and counts with a limit |

@@ -39,8 +39,8 @@ mod modelled {
         result.unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Returns the guard of a model checker's `try_` call, poisoned or not. Returns None if another
-    /// thread holds the lock.
+    /// Returns the guard of a model checker's `try_` call, even if the lock is poisoned. Returns
+    /// None if another thread holds the lock.
     fn unpoison_try<G>(result: Result<G, std::sync::TryLockError<G>>) -> Option<G> {
         match result {
             Ok(guard) => Some(guard),

@@ -104,16 +104,16 @@ impl WordPair {
         chosen::is_zero(self.0)
     }
 
-    /// Returns bit i for each of the sixteen bytes that equals `byte`. Byte 0 is the lowest byte of
-    /// the first word.
+    /// Compares each of the sixteen bytes with `byte`. Bit i of the result is set if byte i is
+    /// equal. Byte 0 is the lowest byte of the first word.
     #[inline(always)]
     #[must_use]
     pub fn bytes_equal(self, byte: u8) -> u32 {
         chosen::bytes_equal(self.0, byte)
     }
 
-    /// Returns the lanes that equal `lane`, of the eight lanes of 16 bits. Lane 0 is the lowest
-    /// lane of the first word.
+    /// Compares the eight lanes of 16 bits with `lane`. Returns the set of equal lanes. Lane 0 is
+    /// the lowest lane of the first word.
     #[inline(always)]
     #[must_use]
     pub fn lanes_equal(self, lane: u16) -> Lanes {
@@ -129,7 +129,7 @@ impl WordPair {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lanes(u32);
 
-/// One of eight lanes.
+/// The number of one of eight lanes.
 ///
 /// # Invariants
 ///
@@ -142,7 +142,8 @@ impl Iterator for Lanes {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Lane> {
-        // INVARIANT: each set bit is at twice a lane's number, so the lowest set bit is too.
+        // INVARIANT: each set bit is at a position that is twice a lane's number. So the position
+        // of the lowest set bit is too.
         let lowest = (self.0 != 0).then(|| Lane(self.0.trailing_zeros()))?;
         self.0 &= self.0 - 1;
         Some(lowest)
@@ -190,7 +191,7 @@ mod sse2 {
     pub(super) fn load(words: &[AtomicU64; 2]) -> Pair {
         let pair;
         // SAFETY: the 16 bytes behind the reference are readable. The processor reads each aligned
-        // word whole. So the instruction reads memory as two relaxed loads do.
+        // word whole, so the instruction has the effect of two relaxed loads.
         unsafe {
             asm!("movdqu {}, [{}]", out(xmm_reg) pair, in(reg) words.as_ptr(),
                 options(readonly, nostack, preserves_flags));
@@ -343,7 +344,7 @@ mod tests {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
-            // Keep few bits of each lane, so that some lanes are equal.
+            // Keep only a few random bits of each lane, so that some lanes are equal.
             random & 0x0003_0001_0003_0001
         };
         for _ in 0..if cfg!(miri) { 20 } else { 10_000 } {

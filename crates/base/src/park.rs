@@ -1,8 +1,9 @@
 //! Sleeping on the address of an atomic word, within one process.
 //!
 //! A user-space thread that holds a lock can be preempted at any instruction, for a whole time
-//! slice. A thread that spins meanwhile takes the processor that the holder needs. That is trap
-//! T30. So every wait of this workspace spins a bounded number of rounds and then sleeps here.
+//! slice. A waiting thread that spins meanwhile takes the processor that the lock holder needs.
+//! That is trap T30. So every wait of this workspace spins a bounded number of rounds and then
+//! sleeps here.
 //!
 //! The queue of sleepers is keyed by the word's address and lives outside the word, as in futex(2).
 //! [`wait`] checks the word once more under the lock of the queue, after it has queued its thread.
@@ -34,9 +35,9 @@ use crate::primitives::atomic::{AtomicU64, Ordering};
 /// The kind of a thread that sleeps on the word of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sleeper {
-    /// The thread takes the lock next, and its unlock wakes the others.
+    /// The sleeper takes the lock when it wakes. Its own unlock then wakes the others.
     Locker,
-    /// The thread only waits until the lock is free, and does not take it. It wakes no other
+    /// The sleeper only waits until the lock is free, and does not take it. So it wakes no other
     /// thread.
     Passer,
 }
@@ -56,18 +57,19 @@ pub fn wait_as(word: &AtomicU64, mask: u64, value: u64, sleeper: Sleeper) {
     imp::wait(word, mask, value, sleeper);
 }
 
-/// Clears the bit `locked` of `word`, and wakes every passer and one locker.
+/// Clears the bit `locked` of `word`. Wakes one sleeper that takes the lock, and all sleepers that
+/// only wait until the lock is free.
 ///
-/// The bit `waiters` is cleared too, unless a locker still sleeps. If it stays set, the next holder
-/// of the lock must call `unlock` as well.
+/// The bit `waiters` is cleared too, unless another thread that takes the lock still sleeps. If the
+/// bit stays set, the next holder of the lock must call `unlock` as well.
 pub fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
     imp::unlock(word, locked, waiters);
 }
 
 /// Returns true while a sleeper must go on sleeping.
 fn must_wait(word: &AtomicU64, mask: u64, value: u64) -> bool {
-    // ORDERING: Relaxed. After the wait the caller reads the word again, with the ordering that its
-    // own protocol needs.
+    // ORDERING: Relaxed. The load only decides whether to sleep. The caller reads the word again
+    // after the wait, with the ordering that its protocol needs.
     word.load(Ordering::Relaxed) & mask == value
 }
 
@@ -124,9 +126,9 @@ mod imp {
         unsafe {
             parking_lot_core::unpark_filter(key(word), pick, |result| {
                 let clear = if result.have_more_threads { locked } else { locked | waiters };
-                // ORDERING(lockref-unlock): Release. The holder's writes happen before the next
-                // holder. The queue is locked here, so a thread that is about to sleep is in the
-                // queue already, or sees the cleared bits.
+                // ORDERING(lockref-unlock): Release. Pairs with the acquisition by the next holder,
+                // which then sees the writes of this holder. The queue is locked here. So a thread
+                // that is about to sleep is already in the queue, or it sees the cleared bits.
                 word.fetch_and(!clear, Ordering::Release);
                 DEFAULT_UNPARK_TOKEN
             });
@@ -148,8 +150,9 @@ mod imp {
     pub(super) fn wake_all(_word: &AtomicU64) {}
 
     pub(super) fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
-        // ORDERING(lockref-unlock): Release. The holder's writes happen before the next holder. In
-        // a model a sleeper polls the word, so it needs no wake-up.
+        // ORDERING(lockref-unlock): Release. Pairs with the acquisition by the next holder, which
+        // then sees the writes of this holder. In a model a sleeper polls the word, so no wake-up
+        // is needed.
         word.fetch_and(!(locked | waiters), Ordering::Release);
     }
 }
@@ -194,13 +197,13 @@ mod tests {
         let word = Arc::new(AtomicU64::new(0));
         let turns = |word: &AtomicU64, mine: u64| {
             for _ in 0..ROUNDS {
-                // ORDERING(park-turn): Acquire. Pairs with the `fetch_add` that ends the other
-                // thread's turn.
+                // ORDERING(park-turn): Acquire. Pairs with the `fetch_add` by which the other
+                // thread ends its turn, so that its steps are visible.
                 while word.load(Ordering::Acquire) % 2 != mine {
                     wait(word, 1, 1 - mine);
                 }
-                // ORDERING(park-turn): Release. The addition ends this thread's turn and starts
-                // that of the other.
+                // ORDERING(park-turn): Release. Pairs with the load of the other thread. The
+                // addition ends this thread's turn, and starts the turn of the other thread.
                 word.fetch_add(1, Ordering::Release);
                 wake_all(word);
             }

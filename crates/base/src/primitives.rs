@@ -6,13 +6,13 @@
 //! Under shuttle (`--cfg corewalk_shuttle`) it runs random schedules of larger programs. With
 //! `--cfg corewalk_crash` the code runs on the machine, and a thread can be stopped before any
 //! store of a word (`crash`). No other file may name `std::sync::atomic` or `std::thread`, because
-//! a model checker would not see what it does.
+//! a model checker does not see operations of these modules.
 //!
 //! This module also gives every thread its *shard*, a small number that spreads counters and free
 //! lists over cache lines. Each new thread draws the next number and keeps it for life. Two living
-//! threads share a shard only if more than [`SHARDS`] threads were started. A shard is a hint for
-//! placement and excludes nothing. Sharded structures stay correct when all threads use one shard,
-//! as they do under the model checkers.
+//! threads share a shard only if more than [`SHARDS`] threads were started. A shard is only a hint
+//! for placement: it gives no exclusive access. Sharded structures stay correct when all threads
+//! use one shard, as they do under the model checkers.
 //!
 //! # Rules
 //!
@@ -116,7 +116,7 @@ pub fn shard_index() -> usize {
     thread_local! {
         static SHARD: usize = {
             static NEXT: unmodelled::AtomicUsize = unmodelled::AtomicUsize::new(0);
-            // ORDERING: Relaxed. The numbers only spread threads over shards, and nothing is
+            // ORDERING: Relaxed. The numbers only spread threads over shards. No other memory is
             // published with them.
             NEXT.fetch_add(1, unmodelled::Ordering::Relaxed) % SHARDS
         };

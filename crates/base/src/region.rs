@@ -52,7 +52,7 @@ mod mapped {
     };
     use std::{fmt, io, ops::Range, os::fd::AsFd, ptr::NonNull};
 
-    /// Lines that are private to this process, or shared through a file.
+    /// An array of cache lines. Its memory is private to this process, or shared through a file.
     ///
     /// # Examples
     ///
@@ -70,7 +70,8 @@ mod mapped {
     pub struct Region {
         base: NonNull<Line>,
         lines: u32,
-        /// True if the file system of the mapped file may become full. A memfd has no such limit.
+        /// True if the file system of the mapped file may become full. It is false for a memfd,
+        /// which has no such limit.
         is_limited: bool,
     }
 
@@ -79,7 +80,7 @@ mod mapped {
         ///
         /// # Errors
         ///
-        /// `EINVAL` for no lines, `ENOMEM` if there is no address space left.
+        /// `EINVAL` if `lines` is 0, `ENOMEM` if there is no address space left.
         pub fn private(lines: u32) -> io::Result<Self> {
             let len = (lines as usize).checked_mul(size_of::<Line>()).ok_or(Errno::INVAL)?;
             if len == 0 {
@@ -105,9 +106,9 @@ mod mapped {
         ///
         /// # Errors
         ///
-        /// `EINVAL` for no lines, or if the file is shorter. `EACCES` if the file is not open for
-        /// reading and writing. `ENODEV` if it cannot be mapped. `ENOMEM` if there is no address
-        /// space left.
+        /// `EINVAL` if `lines` is 0, or if the file is shorter than the lines. `EACCES` if the file
+        /// is not open for reading and writing. `ENODEV` if it cannot be mapped. `ENOMEM` if there
+        /// is no address space left.
         ///
         /// # Examples
         ///
@@ -149,13 +150,13 @@ mod mapped {
         /// Reserves memory for lines, so that no later access to them by any process raises
         /// `SIGBUS`. It skips lines that are out of range.
         ///
-        /// The call does nothing for private memory and for a file system without a limit. It also
-        /// does nothing on a kernel before 5.14, which cannot reserve.
+        /// The call does nothing for private memory, or if the file system has no limit. On a
+        /// kernel before 5.14, which cannot reserve, it does nothing either.
         ///
         /// # Errors
         ///
-        /// `ENOSPC` if the file system is full; `ENOMEM` if there is no memory. After an error some
-        /// of the lines may have memory.
+        /// `ENOSPC` if the file system is full; `ENOMEM` if there is no memory. After an error,
+        /// some of the lines may be reserved and others not.
         ///
         /// # Examples
         ///
@@ -175,10 +176,10 @@ mod mapped {
             if !self.is_limited || end <= first {
                 return Ok(());
             }
-            // SAFETY: `first` is below `end`, which is inside of the mapping (R.1).
+            // SAFETY: `first` is below `end`, which is inside the mapping (R.1).
             let start = unsafe { self.base.as_ptr().byte_add(first) };
-            // SAFETY: the range is a part of the mapping, whose last page is whole. The advice only
-            // causes write faults, which change no word.
+            // SAFETY: the range is a part of the mapping, including the whole last page. The advice
+            // only causes write faults, which change no word.
             match unsafe { mm::madvise(start.cast(), end - first, Advice::LinuxPopulateWrite) } {
                 // `EINVAL` means that the kernel does not know the advice.
                 Ok(()) | Err(Errno::INVAL) => Ok(()),
@@ -265,7 +266,7 @@ mod boxed {
             Ok(Self { lines: (0..lines).map(line).collect() })
         }
 
-        /// Returns an error, because Miri and the model checkers have no mappings.
+        /// Returns an error, because Miri and the model checkers cannot map a file.
         ///
         /// # Errors
         ///

@@ -1,8 +1,8 @@
 //! Setters for structs that may get more fields.
 //!
 //! Such a struct is `#[non_exhaustive]`, so another crate cannot write a literal of it. The other
-//! crate begins with a constructor and calls one setter per field. A macro writes the setters,
-//! because all of them have the same body.
+//! crate begins with a constructor and calls one setter per field. All setters have the same body,
+//! so a macro writes them.
 
 /// Adds a method for each named field. The method returns the struct with that field set.
 ///

@@ -80,8 +80,8 @@ pub struct MsgQueue {
 ///
 /// Those of unshare(2): `EPERM` without the privilege.
 pub fn unshare_ipc() -> Result<(), Errno> {
-    // SAFETY: the call takes a number. It changes which IPC objects the thread's own calls reach,
-    // and no memory.
+    // SAFETY: the argument of the call is a number. The call changes which IPC objects this thread
+    // can reach, and changes no memory.
     check(unsafe { libc::unshare(libc::CLONE_NEWIPC) }).map(drop)
 }
 
@@ -109,7 +109,8 @@ impl SemSet {
         self.id
     }
 
-    /// Performs all operations atomically, as semop(2) does, and waits until that is possible.
+    /// Performs all operations atomically, as semop(2) does. If they are not possible yet, waits
+    /// until they are.
     ///
     /// # Errors
     ///
@@ -122,7 +123,7 @@ impl SemSet {
         check(unsafe { libc::semop(self.id, first, sops.len()) }).map(drop)
     }
 
-    /// Returns the values of the first `count` semaphores: `GETALL`.
+    /// Returns the values of the first `count` semaphores, with `GETALL`.
     ///
     /// # Errors
     ///
@@ -194,7 +195,7 @@ impl MsgQueue {
         self.id
     }
 
-    /// Sends a message, and waits until there is room.
+    /// Sends a message. Waits until the queue has room for it.
     ///
     /// The first word of `message` is the type. The next `bytes` bytes are the text.
     ///
@@ -212,7 +213,8 @@ impl MsgQueue {
         check(unsafe { libc::msgsnd(self.id, message.as_ptr().cast(), bytes, 0) }).map(drop)
     }
 
-    /// Receives the first message of type `kind`, or of any type if `kind` is 0. Waits for one.
+    /// Receives the first message of type `kind`, or the first of any type if `kind` is 0. Waits if
+    /// there is none.
     ///
     /// Returns the length of its text, which is at most `bytes`.
     ///

@@ -1,8 +1,9 @@
 //! Counts the outcomes over all runs of a loom model.
 //!
-//! A green model that explored nothing proves nothing. And loom 0.7.2 skips schedules in which a
-//! spawned thread starts with a load of a word that it later overwrites. So every model of this
-//! workspace counts its outcomes and asserts that each expected one was reached.
+//! A model that passes without exploring any schedule proves nothing. Also, loom 0.7.2 skips
+//! schedules in which a spawned thread starts with a load of a word that it later overwrites. So
+//! every model of this workspace counts its outcomes and asserts that each expected one was
+//! reached.
 //!
 //! The counts are not part of the model. They persist from run to run and add no step to a
 //! schedule.
@@ -11,7 +12,7 @@
 
 use crate::primitives::unmodelled::{Arc, AtomicUsize, Ordering};
 
-/// The environment variable that allows more preemptions in models of many steps.
+/// The environment variable with the number of additional preemptions in models of many steps.
 const MORE_PREEMPTIONS: &str = "COREWALK_LOOM_MORE_PREEMPTIONS";
 
 /// The size of the stack of a model's main thread in `of_bounded`, in words.
@@ -34,8 +35,7 @@ impl<const N: usize> Tally<N> {
     }
 
     /// Like [`Tally::of`], for models of many steps. It runs only schedules with at most
-    /// `preemptions` preemptions. A switch away from a waiting thread is not counted as a
-    /// preemption.
+    /// `preemptions` preemptions. A switch from a thread that waits is not counted as a preemption.
     ///
     /// # Panics
     ///

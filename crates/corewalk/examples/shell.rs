@@ -36,8 +36,8 @@ umount DIR        unmounts it
 path INO          prints a path of the inode with this number
 ";
 
-/// The state of a session. The session holds a reference on its working directory, so the directory
-/// keeps its path under renames.
+/// The state of a session. It holds a reference on its working directory, so the directory stays
+/// usable if it is renamed.
 struct Shell<'v> {
     vfs: &'v Vfs,
     cred: Cred,

@@ -1,5 +1,5 @@
-//! A fixed script of system calls for extended attributes. Two file systems can be compared by its
-//! transcript.
+//! Runs a fixed script of system calls for extended attributes and prints a transcript. The
+//! transcripts of two file systems can be compared.
 //!
 //! ```text
 //! xattr_calls DIR
@@ -260,7 +260,7 @@ impl Script {
         say("fremove", fremovexattr(&fd, "user.gone"));
     }
 
-    /// Makes lsetxattr, lgetxattr, llistxattr and lremovexattr on symbolic links and on their
+    /// Calls lsetxattr, lgetxattr, llistxattr and lremovexattr for symbolic links and for their
     /// targets.
     fn links(&self) {
         let (link, dangling) = (self.at("link"), self.at("dangling"));
@@ -287,7 +287,7 @@ impl Script {
         say("remove through a link", removexattr(&link, "user.through"));
     }
 
-    /// Makes the calls on kinds of files without user attributes (setxattr02, getxattr02,
+    /// Makes the calls for kinds of files that have no user attributes (setxattr02, getxattr02,
     /// removexattr01).
     fn special_files(&self) {
         for kind in ["fifo", "char", "block", "socket"] {
@@ -359,8 +359,7 @@ impl Script {
         }
     }
 
-    /// Shows that in a sticky directory only the owner may set user attributes of the directory
-    /// itself.
+    /// Shows that only the owner of a sticky directory may set user attributes of that directory.
     fn sticky_directories(&self) {
         for (dir, owner) in [("sticky", 0), ("open-sticky", OWNER)] {
             for user in [0, OWNER, OTHER] {

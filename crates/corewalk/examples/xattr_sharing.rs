@@ -7,8 +7,8 @@
 //! xattr_sharing label [FILES]               time to label each file, label it again, and read it
 //! ```
 //!
-//! In the workload, each of P threads sets an attribute on its own F files in random order, to one
-//! of V random values. The variants alternate in one process for nine rounds. The program prints
+//! In the workload, each thread sets an attribute of its own F files in random order, to one of V
+//! random values. The variants alternate in one process for nine rounds. The program prints
 //! medians.
 //!
 //! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015 (xattr-bench).
@@ -71,7 +71,8 @@ impl Bench {
         Bench { fs, files, values: (0..load.values).map(value).collect() }
     }
 
-    /// Sets `sets` attributes per thread. Returns the time of one in nanoseconds.
+    /// Each thread sets `sets` attributes. Returns the time of setting one attribute, in
+    /// nanoseconds.
     fn round(&self, round: usize, sets: usize) -> f64 {
         let start = Instant::now();
         thread::scope(|scope| {

@@ -101,8 +101,8 @@ impl Acl {
         Acl { entries: Box::new(entries) }
     }
 
-    /// Parses the value of a `system.posix_acl_*` attribute. Returns None for a value without
-    /// entries, which means no ACL.
+    /// Parses the value of a `system.posix_acl_*` attribute. Returns None if the value has no
+    /// entries, because such a value means that there is no ACL.
     ///
     /// # Errors
     /// `EOPNOTSUPP` for a version other than 2; `EINVAL` for a truncated value, an unknown tag or
@@ -144,7 +144,7 @@ impl Acl {
     }
 
     /// Returns the nine permission bits of the ACL: those of the owner, of the mask and of others.
-    /// Without a mask, the bits of the owning group take the place of the mask's.
+    /// An ACL without a mask gives the bits of the owning group instead of those of the mask.
     pub fn mode(&self) -> u32 {
         let group = self.perm_of(Tag::Mask).or(self.perm_of(Tag::GroupObj)).unwrap_or(0);
         let user = self.perm_of(Tag::UserObj).unwrap_or(0);
@@ -232,7 +232,8 @@ impl Acl {
         self.entries.iter().find(|e| e.tag == tag).map(|e| e.perm)
     }
 
-    /// Returns the tag of the entry that the group bits of the mode mirror.
+    /// Returns the tag of the entry that the group bits of the mode mirror: the mask, or the owning
+    /// group if there is no mask.
     fn group_class(&self) -> Tag {
         self.perm_of(Tag::Mask).map_or(Tag::GroupObj, |_| Tag::Mask)
     }
@@ -280,7 +281,7 @@ pub enum Tag {
     GroupObj = 0x04,
     /// A named group (`ACL_GROUP`).
     Group = 0x08,
-    /// The upper bound of all entries but those of the owner and others (`ACL_MASK`).
+    /// The upper bound (`ACL_MASK`) of the permissions of all entries except the owner and others.
     Mask = 0x10,
     /// All other users (`ACL_OTHER`).
     Other = 0x20,
@@ -299,8 +300,8 @@ impl Tag {
     }
 }
 
-/// Returns the shift of the bits of `tag` in the mode, if the tag has such bits. `group` is the tag
-/// that the group bits mirror.
+/// Returns the shift of the bits of `tag` in the mode. Returns None if the mode has no bits for
+/// `tag`. `group` is the tag that the group bits mirror.
 fn class_shift(tag: Tag, group: Tag) -> Option<u32> {
     match tag {
         Tag::UserObj => Some(6),

@@ -31,19 +31,21 @@ pub mod mode {
 
 /// The usual block size of a file and of a file system, in bytes.
 const BLKSIZE: u32 = 4096;
-/// The age at which `relatime` updates an access time in any case, in seconds: one day.
+/// With `relatime`, a read updates an access time of this age, in seconds, even if the file has not
+/// changed: one day.
 const RELATIME_SECS: i64 = 24 * 60 * 60;
 
 /// The rule by which a read updates the access time; see mount(8).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Atime {
-    /// Update an access time that is not newer than the last change, or is a day old (`relatime`).
+    /// Update the access time if it is not newer than the last change of the file, or if it is a
+    /// day old (`relatime`).
     #[default]
     Relative,
     /// Never (`noatime`).
     Never,
     /// Update at each read that reaches the file system (`strictatime`). On a FUSE mount the kernel
-    /// answers some reads and listings from its cache, so they do not reach the file system.
+    /// answers some reads and listings from its own cache. These do not update the access time.
     Strict,
 }
 
@@ -211,7 +213,8 @@ pub struct Attr {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Device number of a device node, in the kernel's `makedev` form; 0 otherwise.
+    /// Device number of a device node, in the form of the kernel's `makedev`. 0 for all other
+    /// files.
     pub rdev: u64,
     /// Size in bytes.
     pub size: u64,
@@ -234,12 +237,12 @@ pub struct Attr {
 }
 
 /// How long a client, such as the kernel, may use an answer before it asks again. `None` means the
-/// time that the server's options give. The namespace itself keeps names until they change or are
-/// invalidated.
+/// time of the server's options. These times bind only clients: the namespace itself keeps names
+/// until they change or are invalidated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ttl {
-    /// The time for the name under which the inode was found. Only attributes that come with a name
-    /// (`lookup`, `make`, `link`, `readdir`) use it.
+    /// How long a client may use the name under which the inode was found. Only attributes that are
+    /// reported with a name (`lookup`, `make`, `link`, `readdir`) have this time.
     pub entry: Option<Duration>,
     /// For the attributes.
     pub attr: Option<Duration>,
@@ -354,8 +357,8 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// New modification time.
     pub mtime: Option<SetTime>,
-    /// New change time, from a kernel that keeps change times itself (writeback cache). With None
-    /// the back end sets the change time.
+    /// New change time. A kernel that keeps change times itself (writeback cache) sets it. If the
+    /// field is None, the back end sets the change time.
     pub ctime: Option<Timespec>,
 }
 

@@ -15,7 +15,8 @@ bitflags! {
     pub struct Caps: u32 {
         /// Change the owner of any file.
         const CHOWN = 1;
-        /// Read and write any file; execute a file if any class of users may execute it.
+        /// Read and write any file. Execute any file that the owner, its group or others may
+        /// execute.
         const DAC_OVERRIDE = 1 << 1;
         /// Read any file, search any directory.
         const DAC_READ_SEARCH = 1 << 2;
@@ -81,8 +82,8 @@ impl Cred {
         Cred { uid, gid, groups: groups.to_vec(), caps }
     }
 
-    /// Returns credentials that make files for `uid` and `gid` and pass every check. They are for a
-    /// server whose kernel has already made the checks.
+    /// Returns credentials that make files for `uid` and `gid` and pass every check. A server uses
+    /// them if its kernel has already checked the permissions.
     pub fn prechecked(uid: u32, gid: u32) -> Cred {
         Cred { uid, gid, groups: Vec::new(), caps: Caps::all() }
     }

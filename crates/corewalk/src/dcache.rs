@@ -71,7 +71,7 @@ pub(crate) struct Dcache {
     /// The in-lookup locks of names. Only the holder of the lock of a name enters a dentry under
     /// the name, or moves one to it. Analogous to Linux's `in_lookup_hashtable`.
     pub(crate) in_lookup: KeyLocks,
-    /// The listings that may fill the cache, and the changes of names beside them.
+    /// The listings that can fill the cache, and the changes of names during these listings.
     pub(crate) listings: Listings,
     /// Protects the parents of all directories. Write-locked while a directory moves; a shared lock
     /// keeps directories in place. Analogous to Linux's `rename_lock`.
@@ -152,7 +152,8 @@ impl Dcache {
     }
 
     /// Returns the current key of a directory's children. The caller holds a reference on the
-    /// directory's dentry. No lookup finds the children of a removed directory.
+    /// directory's dentry. A removed directory gets another child generation, so no lookup finds
+    /// its children.
     #[inline]
     pub(crate) fn key_of_held(&self, slot: DentrySlot) -> ParentKey {
         ParentKey::new(slot, self.dentries.child_generation_now(slot))
@@ -246,12 +247,13 @@ impl Dcache {
     }
 
     /// Returns the slot of the inode called `name` in the directory `ino` of the first file system,
-    /// with a reference. The directory is not looked up: the lookup checks that the child is in it.
-    /// Returns None if the slow path is needed, because the name is not cached, was missed, is
-    /// negative, or changes.
+    /// with a reference. Does not look the directory up: instead the lookup checks that the child
+    /// is in this directory. Returns None if the caller must take the slow path, for example
+    /// because the name is not cached, is negative, or changes meanwhile.
     ///
-    /// The answer is that of the instant at which the parent's generation was loaded. The dentry
-    /// was the same before that load and after the count went up.
+    /// The answer is valid at the instant at which the parent's generation is loaded. The dentry
+    /// did not change between its read before that load and the validation after the reference was
+    /// taken.
     #[inline]
     pub(crate) fn get_by_ino(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {
         let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);
@@ -284,10 +286,10 @@ impl Dcache {
         None
     }
 
-    /// Returns true if `key`, the parent key of a child in the first file system, is that of the
-    /// directory numbered `ino`. The caller validates the child. The child holds its parent, whose
-    /// number is fixed (D.3, D.4). The generation is a single word, and its load is the instant of
-    /// the answer. A removed directory gets another generation, so its flags need no check.
+    /// Returns true if `key`, the parent key of a child in the first file system, is the key of the
+    /// directory with the number `ino`. The caller validates the child, which holds its parent. So
+    /// the number of the parent is fixed (D.3, D.4), and the answer is valid when its generation is
+    /// loaded. A removed directory has another generation, so its flags need no check.
     #[inline]
     fn is_parent(&self, key: ParentKey, ino: u64) -> bool {
         let now = self.dentries.line(key.parent()).directory_words();

@@ -2,8 +2,8 @@
 //!
 //! Analogous to Linux's `struct dentry`. A dentry lives in a slot of eight words that is never
 //! unmapped, so each word that a reader can reach is valid memory. The sequence in word 0 tells
-//! whether the words that were read belong together. So no reader trusts a torn name, and no reader
-//! needs a guard. The reference count and the state of reclaim lie in a second record on another
+//! whether the words that were read belong together. So a reader does not trust a torn name, and
+//! needs no guard. The reference count and the state of reclaim lie in a second record on another
 //! line ([`Cold`]), which the walk does not touch.
 //!
 //! ```text
@@ -49,10 +49,11 @@ pub(crate) use lookup_key::{Component, LookupKey, SHORT_MAX, ShortLookupKey};
 use lookup_key::{LONG_NAMED, NAMED_MASK, name_word_at, words_of};
 pub(crate) use parent_key::ParentKey;
 
-/// Name words in the dentry itself: 40 bytes, or 24 for a directory. Models use fewer, for fewer
-/// steps.
+/// Number of name words in the dentry itself: 40 bytes, or 24 bytes for a directory. Loom models
+/// use fewer words, so that they have fewer steps.
 pub(crate) const INLINE_WORDS: usize = if cfg!(corewalk_loom) { 3 } else { 5 };
-/// Words that a directory keeps in place of its last name words.
+/// Number of words at the end of the name words that a directory uses for its number and its child
+/// generation instead.
 const DIRECTORY_WORDS: usize = 2;
 /// Name words that fit in the dentry of a directory.
 pub(crate) const DIRECTORY_ROOM: usize = INLINE_WORDS - DIRECTORY_WORDS;
@@ -62,15 +63,15 @@ pub(crate) const WORDS: usize = 3 + INLINE_WORDS;
 const PAIRS: usize = (WORDS - 2) / 2;
 /// Words of a cold record.
 const COLD_WORDS: usize = 2;
-/// Words of the slots for the rest of a long name, by size class. Of 100,000 names below /usr, 14 %
-/// are long. The smallest class, half a cache line, holds 91 % of those; the second holds nearly
-/// all others.
+/// Number of words of the slots that store the rest of a long name, by size class. Of 100,000 names
+/// below /usr, 14 % are long. The smallest class, half a cache line, holds 91 % of those; the
+/// second holds nearly all others.
 const LONG_WORDS: [usize; 3] = if cfg!(corewalk_loom) { [1, 1, 2] } else { [4, 8, 32] };
 /// Shift of the size class in the reference to a long name. The slot number is in the bits below.
 const LONG_SIZE_SHIFT: u32 = 32;
 
-/// The slots of one namespace: dentries with their cold records and long names, and the halves in
-/// use.
+/// The slots of one namespace: dentries with their cold records and long names. They also record
+/// which halves of a slot are in use.
 pub(crate) struct Dentries {
     /// Words 1 to 7 of a dentry are protected by the lock of its cold record (D.1). Readers use the
     /// sequence in word 0.
@@ -80,7 +81,7 @@ pub(crate) struct Dentries {
     small: SlotArena<{ LONG_WORDS[0] }>,
     middle: SlotArena<{ LONG_WORDS[1] }>,
     large: SlotArena<{ LONG_WORDS[2] }>,
-    /// Dentries in use. More slots may be in use, because inodes use slots too.
+    /// Number of dentries in use. More slots may be in use, because inodes use slots too.
     count: ShardedCounter,
 }
 
@@ -114,7 +115,8 @@ impl Image {
     }
 }
 
-/// The words that a directory keeps in place of its last name words.
+/// The inode number and the child generation of a directory. They are in the last two name words of
+/// its dentry, so its name has fewer inline words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DirectoryWords {
     pub(crate) ino: u64,
@@ -171,8 +173,8 @@ impl Dentries {
     pub(crate) fn snapshot(&self, slot: DentrySlot) -> Snapshot {
         let words = self.words(slot);
         let seq = self.stable_seq(slot);
-        // ORDERING: Relaxed. Data of a sequence section; the sequence tells whether the data is
-        // torn.
+        // ORDERING: Relaxed. The words are data of a sequence section. The sequence tells whether a
+        // read was torn.
         let key = ParentKey(words[1].load(Ordering::Relaxed));
         // ORDERING: Relaxed. As above.
         let body = Body(words[2].load(Ordering::Relaxed));
@@ -252,7 +254,7 @@ impl Dentries {
         }
         let reference = load(&words[3 + inline]);
         let wanted = words_of(name.len() - 8 * inline);
-        // A small slot holds only words of the name, so compare all of them.
+        // A slot of the smallest class contains only words of the name, so compare all of them.
         let wanted = wanted.max(LONG_WORDS[0]);
         let Some(stored) = self.rest_of(reference).get(..wanted) else { return false };
         let mut compare = |stored: &[AtomicU64]| {
@@ -268,8 +270,8 @@ impl Dentries {
     }
 
     /// Returns the words that a reference to the rest of a long name leads to. A torn read may
-    /// yield other bytes as the reference. Validation will then fail, but the reference must not
-    /// lead out of the arena.
+    /// yield other bytes as the reference. The reader's validation then fails, but even such a
+    /// reference must not lead out of the arena.
     fn rest_of(&self, reference: u64) -> &[AtomicU64] {
         let slot = reference as u32;
         if slot >= self.large.max_slots() {
@@ -302,8 +304,8 @@ impl Dentries {
         let wanted = words_of(out.len);
         (0..inline.min(wanted)).for_each(|i| put(i, &words[3 + i]));
         if body.flags().contains(Flags::LONG) {
-            // ORDERING: Relaxed. Data of a sequence section. A torn read may yield other bytes than
-            // a reference.
+            // ORDERING: Relaxed. The word is data of a sequence section. A torn read may yield
+            // bytes that are no reference, so the result is checked.
             let rest = self.rest_of(words[3 + inline].load(Ordering::Relaxed));
             let wanted = wanted.saturating_sub(inline).min(rest.len());
             rest[..wanted].iter().enumerate().for_each(|(i, word)| put(inline + i, word));
@@ -317,13 +319,13 @@ impl Dentries {
         self.words(slot)[WORDS - 1].load(Ordering::Relaxed)
     }
 
-    /// Returns the child generation of a directory, which is a single word. Later loads of the
-    /// caller happen after this one.
+    /// Returns the child generation of a directory, which is a single word. The caller's later
+    /// loads happen after this load.
     #[inline]
     pub(crate) fn child_generation_now(&self, slot: DentrySlot) -> u64 {
-        // ORDERING: Acquire. Pairs with the release fence at the start of the write section that
-        // stored this generation. If the caller asks the back end later, the answer includes the
-        // change that raised the generation.
+        // ORDERING: Acquire. Pairs with the release fence of the write section that stored this
+        // generation. If the caller asks the back end later, the answer contains the change that
+        // raised the generation.
         self.words(slot)[WORDS - 1].load(Ordering::Acquire)
     }
 
@@ -369,7 +371,7 @@ impl Dentries {
         self.cold_of(slot.get())
     }
 
-    /// Returns the cold word of a slot, which its two halves share.
+    /// Returns the cold word of a slot. The dentry half and the inode half share this word.
     #[inline]
     fn cold_of(&self, slot: u32) -> Cold<'_> {
         Cold::of(&self.cold.get(slot)[1])
@@ -412,8 +414,8 @@ impl Dentries {
         self.free_half(Half::Inode, slot.get());
     }
 
-    /// Allocates a half of the slot `beside` if it is free (0 is none), otherwise of a slot of
-    /// `group`.
+    /// Allocates a half of the slot `beside` if that half is free. Otherwise allocates a half of a
+    /// slot of `group`. `beside` is 0 for none.
     fn alloc_half(&self, half: Half, beside: u32, group: Group) -> Option<u32> {
         // The caller holds the other half, so no other thread can allocate the slot.
         if beside != 0 && self.cold_of(beside).take(half) {
@@ -432,9 +434,10 @@ impl Dentries {
         }
     }
 
-    /// Builds the image of a dentry called `name`, and stores the rest of a long name. Without an
-    /// inode the dentry is negative. The caller stores the image or gives it to
-    /// [`Dentries::drop_image`]. Returns None if no slot is left for a long name.
+    /// Builds the image of a dentry called `name`, and stores the rest of a long name. `place` is
+    /// the superblock and the slot of its inode. Without such a slot, the dentry is negative. The
+    /// caller stores the image or gives it to [`Dentries::drop_image`]. Returns None if no slot is
+    /// left for a long name.
     pub(crate) fn new_image(
         &self,
         key: ParentKey,
@@ -527,8 +530,8 @@ impl Dentries {
         Some(reference)
     }
 
-    /// Returns the bytes of long names and of slots in use. Each slot has `inode_words` more for
-    /// its inode half.
+    /// Returns the bytes of long names and of slots in use. Each slot has `inode_words` more words
+    /// for its inode half.
     pub(crate) fn bytes(&self, inode_words: usize) -> u64 {
         8 * (self.hot.in_use() * (WORDS + COLD_WORDS + inode_words) as u64
             + self.small.in_use() * LONG_WORDS[0] as u64
@@ -551,8 +554,8 @@ impl Dentries {
 pub(crate) struct Line<'a>(&'a [AtomicU64; WORDS]);
 
 impl Line<'_> {
-    /// Returns a snapshot without waiting. While a writer is inside its section, the sequence is
-    /// odd, and the snapshot never validates.
+    /// Returns a snapshot without waiting. If a writer is inside its section, the sequence of the
+    /// snapshot is odd, and its validation always fails.
     #[inline]
     pub(crate) fn snapshot_now(&self) -> Snapshot {
         let seq = self.seq();
@@ -589,8 +592,8 @@ impl Line<'_> {
         lookup_key: &LookupKey<'_>,
         dentries: &Dentries,
     ) -> bool {
-        // Branch on the lookup key. Unlike the length of the dentry's name, the lookup key is known
-        // before the cache line of the dentry arrives.
+        // Branch on the length of the lookup key, not on that of the dentry's name. The processor
+        // knows the lookup key before the cache line of the dentry arrives.
         if !lookup_key.is_long() {
             let (pairs, _) = self.0.as_chunks::<2>();
             // ORDERING: Relaxed. Data of a sequence section.
@@ -618,7 +621,7 @@ impl Line<'_> {
         let seq = self.seq();
         // ORDERING: Relaxed. Data of a sequence section.
         let word = |i: usize| self.0[i].load(Ordering::Relaxed);
-        // Load one word at a time, so that each occupies a register only for its comparison.
+        // Load one word at a time, so that a word occupies a register only for its comparison.
         if word(1) != key.0 {
             return None;
         }
@@ -662,8 +665,8 @@ impl NameCopy {
     }
 }
 
-/// Returns the group of slots for the name and the inode of a file. Directories are few, and each
-/// path reads them, so they have pages of their own.
+/// Returns the group of slots for the name and the inode of a file. Directories are few, and the
+/// walk of each path reads some. So they have pages of their own.
 pub(crate) fn group_of(kind: FileKind) -> Group {
     match kind {
         FileKind::Directory => Group::Few,

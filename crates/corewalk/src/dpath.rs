@@ -2,8 +2,8 @@
 //!
 //! A pass collects the names up to the root, each with its sequence in a read set, and then
 //! validates the read set. If it is valid, all names existed together at the instant between the
-//! two steps, so the path existed (traps T1, T8, P8). There is no global rename sequence: only a
-//! rename of the dentry or of an ancestor makes a pass fail. After a few passes the translation
+//! two steps, so the path existed (traps T1, T8, P8). There is no global rename sequence, so only a
+//! change of the dentry or of an ancestor makes a pass fail. After a few passes the translation
 //! takes `topology` shared, which keeps directories in place, and locks the leaf. So no storm of
 //! renames can make it retry for ever, which is trap T9.
 //!
@@ -25,8 +25,7 @@ pub(crate) use path_buffer::PathBuffer;
 
 /// Passes without a lock.
 const OPTIMISTIC_PASSES: u32 = 4;
-/// Number of steps that the second attempt of a translation into a lent buffer can check without a
-/// lock.
+/// The second attempt of a translation into a lent buffer can check this many names without a lock.
 const DEEP: usize = 1024;
 
 /// Names of an inode that are translated besides the first.
@@ -37,9 +36,9 @@ const OTHER_PATHS_MAX: usize = 8;
 pub enum PathKind {
     /// The path leads from the root to the dentry, and every name on it exists.
     Linked,
-    /// The dentry has been removed, and the path is the one that it had.
+    /// The dentry has been removed. The path is the one that it had before.
     Unlinked,
-    /// The dentry is not below the root that was asked for. The path starts at the root of the
+    /// The dentry is not below the root that the caller passed. The path starts at the root of the
     /// namespace.
     OutsideRoot,
     /// The dentry is in a tree that is not mounted. The path starts at the top of that tree.
@@ -51,8 +50,8 @@ pub enum PathKind {
 pub(crate) enum Route<'m> {
     /// From the dentry to the root of its file system.
     Names(DentrySlot),
-    /// From a dentry in a mount to a root, which is a mount and a dentry. Without a root, to the
-    /// namespace's root.
+    /// The route of a translation: from a dentry in a mount to a root, which is also a mount and a
+    /// dentry. If no root is given, the route ends at the root of the namespace.
     Mounts((&'m Mount, DentrySlot), Option<(u64, DentrySlot)>),
 }
 
@@ -74,7 +73,8 @@ impl Route<'_> {
 }
 
 impl<const N: usize> PathBuffer<'_, N> {
-    /// Collects a path that existed at one instant. The caller holds the dentry at its beginning.
+    /// Collects a path that existed at one instant. The caller holds a reference on the dentry at
+    /// its beginning.
     pub(crate) fn collect(&mut self, dcache: &Dcache, route: Route<'_>) {
         for _ in 0..OPTIMISTIC_PASSES {
             self.clear();
@@ -99,7 +99,8 @@ impl<const N: usize> PathBuffer<'_, N> {
 }
 
 /// Writes a path that existed at one instant to the end of `buf`, and returns where it begins. The
-/// caller holds the dentry at the beginning of `route`. The function allocates nothing.
+/// caller holds a reference on the dentry at the beginning of `route`. The function allocates
+/// nothing.
 ///
 /// # Errors
 /// `ENAMETOOLONG` if the path does not fit.
@@ -161,7 +162,7 @@ pub(crate) fn append_inode_path(
     }
 }
 
-/// Returns paths of an inode by names other than the one that [`append_inode_path`] tries first.
+/// Returns other paths of an inode: those by other names than [`append_inode_path`] tries first.
 pub(crate) fn other_inode_paths(dcache: &Dcache, inode: InodeSlot) -> Vec<Vec<u8>> {
     let aliases = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
     let mut buffer = PathBuffer::new();
@@ -191,15 +192,15 @@ fn collect_alias(
     is_alias && buffer.kind == PathKind::Linked
 }
 
-/// A path of an inode, and the inodes on the path, from the inode itself to the root.
+/// A path of an inode, together with all inodes on it, from the inode itself to the root.
 pub(crate) struct Chain {
     pub(crate) path: Vec<u8>,
     pub(crate) inodes: Vec<InodeSlot>,
 }
 
 /// Returns a path of an inode from the root of its file system with the inodes on it, as they were
-/// at one instant. The caller holds the inode and, unless it is a directory, a name of it. The
-/// function takes or drops no reference on a dentry.
+/// at one instant. The caller holds a reference on the inode. Unless the inode is a directory, the
+/// caller also holds one of its names. The function takes or drops no reference on a dentry.
 ///
 /// # Errors
 /// `ENOENT` if the inode has no name.

@@ -25,7 +25,7 @@ pub enum Addressing {
     /// By its inode number. [`Node::path`] fails with `EOPNOTSUPP`.
     #[default]
     Number,
-    /// By its path, while it has a name. The back end itself must keep a file without a name
+    /// By its path, as long as it has a name. The back end itself must keep a file without a name
     /// usable, for example by an open descriptor (F.4).
     Path,
     /// By its path alone. An unlinked open file gets a hidden name in the root directory until it
@@ -107,9 +107,8 @@ impl<'a> Node<'a> {
     }
 
     /// Returns up to 8 paths by other cached names of this inode. Each was valid at some instant,
-    /// and renames do not wait for them. A back end whose files other programs rename uses these
-    /// paths if
-    /// [`Node::path`] leads to another file.
+    /// and renames do not wait for them. If other programs rename the files of a back end,
+    /// [`Node::path`] may lead to another file. Then the back end uses these paths.
     pub fn other_paths(self) -> Vec<Vec<u8>> {
         self.source.map_or_else(Vec::new, PathSource::other_paths)
     }
@@ -151,14 +150,15 @@ pub struct Make<'a> {
     pub access_acl: Option<Acl>,
     /// The inherited default ACL of a new directory.
     pub default_acl: Option<Acl>,
-    /// The flags of open(2), if the caller opens the file right after creation. A back end that
-    /// creates and opens in one call may do both, and keep the open file for the following `open`.
+    /// The flags of open(2), if the caller opens the file right after creation. A back end that can
+    /// create and open in one call may do so. It then keeps the open file for the following call of
+    /// `open`.
     pub open: Option<u32>,
 }
 
 impl<'a> Make<'a> {
-    /// Returns a new file with `mode` (type bits 0 mean a regular file), owned by `uid` and `gid`,
-    /// with a umask of 0.
+    /// Returns a new file with `mode`, owned by `uid` and `gid`, with a umask of 0. A mode without
+    /// type bits means a regular file.
     pub fn new(mode: u32, uid: u32, gid: u32) -> Make<'a> {
         let (access_acl, default_acl) = (None, None);
         let (umask, rdev, target, open) = (0, 0, b"", None);
@@ -202,7 +202,7 @@ pub enum XattrMode {
 pub enum Seek {
     /// The next byte of data (`SEEK_DATA`).
     Data,
-    /// The next hole (`SEEK_HOLE`); the end of the file counts as one.
+    /// The next hole (`SEEK_HOLE`). The end of the file counts as a hole.
     Hole,
 }
 
@@ -229,14 +229,14 @@ pub struct DirEntry<'a> {
     /// however the directory changes (traps T48, P13).
     pub cookie: u64,
     /// The attributes, as `lookup` of the name would return them. With them, a listing that needs
-    /// attributes calls no `lookup`. Most listings do not need them. So report them only if they
-    /// are at hand, for example in the answer of another machine.
+    /// attributes calls no `lookup`. Most listings do not need them. So a back end reports them
+    /// only if they cost no extra work, for example because another machine has sent them.
     pub attr: Option<Attr>,
 }
 
 impl<'a> DirEntry<'a> {
-    /// Returns the entry `name`, a file of `kind` with number `ino`, without attributes. The next
-    /// entry begins at `cookie`.
+    /// Returns the entry `name`, a file of `kind` with number `ino`, without attributes. A listing
+    /// that continues after this entry passes `cookie`.
     pub fn new(name: Name<'a>, ino: u64, kind: FileKind, cookie: u64) -> DirEntry<'a> {
         DirEntry { name, ino, kind, cookie, attr: None }
     }
@@ -251,7 +251,8 @@ impl<'a> DirEntry<'a> {
     }
 }
 
-/// Receives directory entries; `Break` means that the buffer is full and the entry was not taken.
+/// Receives directory entries. `Break` means that the buffer is full, so the entry was not taken
+/// and must be reported again.
 pub type DirSink<'a> = dyn FnMut(DirEntry<'_>) -> ControlFlow<()> + 'a;
 
 bitflags! {
@@ -612,7 +613,7 @@ pub trait FileSystem: Send + Sync + 'static {
     fn forget(&self, ino: u64) {}
 
     /// Does deferred work. A server calls it about once per second, from a thread that serves no
-    /// requests. Nothing but memory use may depend on it.
+    /// requests. A server may leave these calls out, so only the memory use may depend on them.
     fn maintain(&self) {}
 
     /// Calls `sink` with each counter of the back end: its name and its value.

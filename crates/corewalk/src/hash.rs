@@ -16,7 +16,7 @@ use std::hash::BuildHasher;
 
 use crate::name::name_word;
 
-/// Number of words at the beginning of a name that the first part of its hash covers.
+/// Number of words at the beginning of a name that are hashed in the first step.
 pub(crate) const SHORT_WORDS: usize = 3;
 
 /// The secrets of the hashes of one namespace.
@@ -27,7 +27,7 @@ pub(crate) struct HashKeys {
     inodes: u64,
 }
 
-/// The hash of a name, independent of its directory. Both words contain a secret.
+/// The hash of a name, without its directory. Both words contain a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NameHash {
     first: u64,
@@ -48,8 +48,8 @@ impl HashKeys {
         }
     }
 
-    /// Returns the hash of the name alone. `words` are its first words, which determine a name of
-    /// that length or less. For a short name the first [`SHORT_WORDS`] suffice.
+    /// Returns the hash of the name alone. `words` are the first words of the name. A name of at
+    /// most [`SHORT_WORDS`] words needs no more of them.
     #[inline(always)]
     pub(crate) fn name<const N: usize>(&self, name: &[u8], words: &[u64; N]) -> NameHash {
         let [.., k2, k3, _, _] = self.names;
@@ -59,7 +59,8 @@ impl HashKeys {
             Some(word) => fold(word ^ k2, words[N - 1] ^ k3),
             None => 0,
         };
-        // This compiles to a select, because the processor would often mispredict a branch.
+        // The compiler turns this into a select instruction. The processor would often mispredict a
+        // branch here.
         let more = if name.len() > 8 * SHORT_WORDS { more } else { 0 };
         let hash = NameHash { second: short.second ^ more, ..short };
         if name.len() > 8 * N { self.rest::<N>(hash, name) } else { hash }
@@ -70,15 +71,15 @@ impl HashKeys {
     pub(crate) fn short_name(&self, len: usize, words: [u64; SHORT_WORDS]) -> NameHash {
         let [k0, k1, _, _, k4, k5] = self.names;
         let first = fold(words[0] ^ k0, words[1] ^ k1);
-        // The number of a directory, which is small, is added to this word later. A secret factor
-        // keeps lengths and numbers from cancelling out.
+        // The small number of a directory is added to this word later. Multiply by a secret factor,
+        // so that the number and the length do not cancel out.
         let first = first.wrapping_add((len as u64).wrapping_mul(k4));
         NameHash { first, second: words[2] ^ k5 }
     }
 
     /// Returns the hash of a long name, where `start` is the hash of its first words and length.
-    /// Nearly all long names have at most four more words, which takes no branch on the length.
-    /// Both factors of each product contain a secret, so no client can make a factor 0.
+    /// Nearly all long names have at most four more words. These are hashed without a branch on the
+    /// length. Both factors of each product contain a secret, so no client can make a factor 0.
     #[inline(never)]
     fn rest<const N: usize>(&self, start: NameHash, name: &[u8]) -> NameHash {
         let mut hash = self.four(start.first, name, 8 * N);
@@ -88,7 +89,7 @@ impl HashKeys {
         NameHash { first: hash, ..start }
     }
 
-    /// Returns `hash` mixed with the four words of the name from byte `at` on.
+    /// Returns `hash` mixed with the four words of the name that begin at byte `at`.
     #[inline(always)]
     fn four(&self, hash: u64, name: &[u8], at: usize) -> u64 {
         let [k0, k1, k2, k3, k4] = self.rests;

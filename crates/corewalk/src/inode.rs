@@ -93,10 +93,10 @@ pub(crate) struct Inodes {
     keys: HashKeys,
     stale_generations: StaleGenerations,
     count: ShardedCounter,
-    /// Attribute changes begun and ended so far. A fill that overlaps one does not trust its
-    /// answer.
+    /// The number of attribute changes that have begun or ended so far. A fill that overlaps a
+    /// change does not trust its own answer.
     changes: ShardedCounter,
-    /// Protects the clearing of the number of a dead inode. After that, `gone` is notified.
+    /// Held by a thread that clears the number of a dead inode. Then the thread notifies `gone`.
     dying: Mutex<()>,
     /// Waited on under `dying`.
     gone: Condvar,
@@ -111,7 +111,8 @@ pub(crate) struct Entered {
     pub(crate) stale_generation: Option<InodeSlot>,
 }
 
-/// The version with which an attribute change, or a question to the back end, began.
+/// The version of the permission record at which an attribute change, or a question to the back
+/// end, began.
 #[must_use]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket(u64);
@@ -157,13 +158,13 @@ impl Inodes {
     /// Returns the inode number of the back end.
     #[inline]
     pub(crate) fn ino(&self, slot: InodeSlot) -> u64 {
-        // ORDERING: Relaxed. The number is fixed while a reference is held. Otherwise the caller
-        // validates the dentry.
+        // ORDERING: Relaxed. The number is fixed if the caller holds a reference. Otherwise the
+        // caller validates the dentry.
         self.ref_words(slot)[1].load(Ordering::Relaxed)
     }
 
     pub(crate) fn generation(&self, slot: InodeSlot) -> u64 {
-        // ORDERING: Relaxed. The generation is fixed while a reference is held. Otherwise the
+        // ORDERING: Relaxed. The generation is fixed if the caller holds a reference. Otherwise the
         // caller validates the dentry.
         self.perm_words(slot)[GENERATION].load(Ordering::Relaxed)
     }
@@ -176,8 +177,8 @@ impl Inodes {
     /// Returns the slot of a dentry of the inode. The slot is none if the inode has no dentry.
     #[inline]
     pub(crate) fn alias(&self, slot: InodeSlot) -> DentrySlot {
-        // ORDERING(alias): Acquire. The dentry was filled before it became an alias, so a reader
-        // that sees the alias sees it filled.
+        // ORDERING(alias): Acquire. Pairs with the store in `set_alias`. The dentry was filled
+        // before it became an alias, so a reader that sees the alias sees the filled dentry.
         DentrySlot::new((self.perm_words(slot)[STATE].load(Ordering::Acquire) >> 32) as u32)
     }
 
@@ -200,7 +201,8 @@ impl Inodes {
             && word.fetch_and(!REFERENCED, Ordering::Relaxed) & REFERENCED != 0
     }
 
-    /// Makes the permissions unknown, because they may have changed behind this namespace.
+    /// Makes the permissions unknown, because another program may have changed them in the back
+    /// end.
     pub(crate) fn invalidate(&self, slot: InodeSlot) {
         let ticket = self.begin_change(slot);
         self.end_change(slot, ticket, None);
@@ -220,11 +222,13 @@ impl Inodes {
             if !self.is(slot, superblock, ino) || !self.lockref(slot).get_not_dead() {
                 return None;
             }
-            // The slot may have been reused before the count went up (trap T55).
+            // Another inode may have taken the slot before this thread took the reference (trap
+            // T55).
             Some(if self.is(slot, superblock, ino) { Ok(slot) } else { Err(slot) })
         };
         loop {
-            // A miss proves nothing until the lookup is repeated under the stripe's lock (T.1).
+            // A miss proves nothing. So repeat the lookup under the stripe's lock, which makes it
+            // exact (T.1).
             let found =
                 self.table.find(hash, probe).or_else(|| self.table.lock(hash).find(probe))?;
             match found {
@@ -270,9 +274,9 @@ impl Inodes {
     }
 
     /// Returns the inode that `attr` describes, with a reference for the caller. If the inode is
-    /// new, enters it, in the slot of the dentry `beside` if possible. `beside` may be none;
-    /// otherwise the caller holds that dentry. `changes_before` is [`Inodes::changes`] from before
-    /// the back end was asked. Returns None if no slot is left.
+    /// new, enters it, in the slot of the dentry `beside` if possible. `beside` may be none.
+    /// Otherwise the caller holds a reference on that dentry. `changes_before` is
+    /// [`Inodes::changes`] from before the back end was asked. Returns None if no slot is left.
     pub(crate) fn get_or_insert(
         &self,
         dentries: &Dentries,
@@ -283,8 +287,8 @@ impl Inodes {
         changes_before: i64,
     ) -> Option<Entered> {
         let (hash, group) = (self.keys.inode(superblock, attr.ino) as u32, group_of(attr.kind()));
-        // An entry leaves the table before its slot is freed. So under the stripe's lock, a slot
-        // that was found in the table keeps its inode.
+        // An entry leaves the table before its slot is freed. So a slot that is found under the
+        // stripe's lock keeps its inode as long as the lock is held.
         let (mut stripe, slot, stale_generation) = loop {
             let stripe = self.table.lock(hash);
             let found = stripe.find(|slot| self.is(slot, superblock, attr.ino).then_some(slot));
@@ -358,7 +362,8 @@ impl Inodes {
     }
 
     /// Frees the slot of a dead inode, after the back end has been told. Only then can the number
-    /// be entered again. So the back end hears of the end of one life before the next begins.
+    /// be entered again. So the back end learns of the death of an inode before its number is used
+    /// again.
     pub(crate) fn free(&self, slot: InodeSlot, dentries: &Dentries) {
         let (superblock, ino) = (self.superblock(slot), self.ino(slot));
         let was_there = self.table.lock(self.keys.inode(superblock, ino) as u32).remove(slot);
@@ -368,7 +373,7 @@ impl Inodes {
         }
         let gone = self.dying.lock();
         // ORDERING: Relaxed. `wait_until_gone` reads the number under the same lock. Other readers
-        // check the lockref.
+        // check the lockref, which tells them that the inode is dead.
         self.ref_words(slot)[1].store(0, Ordering::Relaxed);
         drop(gone);
         self.gone.notify_all();
@@ -394,8 +399,8 @@ impl Inodes {
         self.set_alias(slot, dentry);
     }
 
-    /// Moves a dentry to the head of the inode's aliases, because its name was just confirmed.
-    /// Nothing happens if the dentry is not an alias.
+    /// Moves a dentry to the head of the inode's aliases, because the back end has just confirmed
+    /// its name. Nothing happens if the dentry is not an alias.
     pub(crate) fn prefer_alias(&self, slot: InodeSlot, dentry: DentrySlot, dentries: &Dentries) {
         if self.alias(slot) == dentry {
             return;
@@ -477,8 +482,8 @@ impl Inodes {
         self.remove_alias_locked(slot, dentry, dentries, &guard);
     }
 
-    /// Like [`Inodes::remove_alias`], under the inode's lock. Returns false if `dentry` is not an
-    /// alias.
+    /// Does the work of [`Inodes::remove_alias`]. The caller holds the inode's lock. Returns false
+    /// if `dentry` is not an alias.
     pub(crate) fn remove_alias_locked(
         &self,
         slot: InodeSlot,
@@ -505,8 +510,8 @@ impl Inodes {
     }
 
     fn set_alias(&self, slot: InodeSlot, dentry: DentrySlot) {
-        // ORDERING(alias): Release. A reader that sees the alias sees its filled dentry. The update
-        // keeps a referenced bit that another thread sets.
+        // ORDERING(alias): Release. Pairs with the load in `alias`: a reader that sees the alias
+        // sees its filled dentry. The update keeps a referenced bit that another thread sets.
         let _ = self.perm_words(slot)[STATE].fetch_update(
             Ordering::Release,
             // ORDERING: Relaxed. Under the inode's lock.
@@ -522,13 +527,13 @@ impl Inodes {
     #[inline]
     pub(crate) fn perm(&self, slot: InodeSlot) -> Option<Perm> {
         let words = self.perm_words(slot);
-        // ORDERING(perm): Acquire. The owner was stored before this version, so the load below sees
-        // that owner or a newer one.
+        // ORDERING(perm): Acquire. Pairs with the store of the version. The owner was stored before
+        // the version, so the load below sees that owner or a newer one.
         let first = words[MODE].load(Ordering::Acquire);
         // ORDERING: Relaxed. Data of a section that the version covers.
         let owner = words[OWNER].load(Ordering::Relaxed);
-        // ORDERING(perm-unknown): Acquire fence. A reader that sees a newer owner also sees the
-        // version change before it. Pairs with `mark_unknown`.
+        // ORDERING(perm-unknown): Acquire fence. Pairs with the fence in `mark_unknown`. A reader
+        // that has seen a newer owner also sees the odd version that was stored before it.
         fence(Ordering::Acquire);
         // ORDERING: Relaxed. Ordered by the fence.
         let again = words[MODE].load(Ordering::Relaxed);
@@ -570,39 +575,41 @@ impl Inodes {
         self.mark_unknown(slot)
     }
 
-    /// Ends a change. `perm` is the answer of the back end. The permissions are known afterwards if
-    /// the back end answered and no other change overlapped.
+    /// Ends a change. `perm` is the answer of the back end. Afterwards the permissions are known if
+    /// the back end has answered and no other change overlapped this one.
     pub(crate) fn end_change(&self, slot: InodeSlot, ticket: Ticket, perm: Option<Perm>) {
         let _guard = self.lockref(slot).lock();
         // ORDERING: Relaxed. Under the inode's lock.
         self.perm_words(slot)[STATE].fetch_sub(1, Ordering::Relaxed);
-        // A fill that overlaps this change may have asked the back end before the change.
+        // A fill that overlaps this change may have got its answer before the change. So raise the
+        // count, which makes the fill's answer untrusted.
         self.changes.add(1);
         if !perm.is_some_and(|perm| self.install_locked(slot, ticket, perm)) {
-            // Another change overlapped, so the order in the back end is not known. Make all
-            // outstanding tickets invalid.
+            // Another change overlapped this one, so their order in the back end is not known. Make
+            // all outstanding tickets invalid, so that no older answer is installed.
             let _ = self.mark_unknown(slot);
         }
     }
 
-    /// Returns a ticket for a question to the back end, while the permissions are unknown.
+    /// Returns a ticket for a question to the back end. The permissions are unknown at that time.
     pub(crate) fn ticket(&self, slot: InodeSlot) -> Ticket {
         // ORDERING(perm): Acquire. The question to the back end happens after this load.
         Ticket(self.perm_words(slot)[MODE].load(Ordering::Acquire) >> VERSION_SHIFT)
     }
 
-    /// Installs the answer of the back end, unless a change began since the ticket.
+    /// Installs the answer of the back end, unless a change has begun since the ticket was taken.
     pub(crate) fn install(&self, slot: InodeSlot, ticket: Ticket, perm: Perm) {
         let _guard = self.lockref(slot).lock();
         self.install_locked(slot, ticket, perm);
     }
 
-    /// Like [`Inodes::install`], for an answer that came with a name, so that no ticket could be
-    /// taken before. `changes_before` is [`Inodes::changes`] from before the back end was asked.
+    /// Like [`Inodes::install`], for an answer that came with a name. The inode was not known
+    /// before, so the caller could not take a ticket. `changes_before` is [`Inodes::changes`] from
+    /// before the back end was asked.
     pub(crate) fn install_unless_changed(&self, slot: InodeSlot, changes_before: i64, perm: Perm) {
         let _guard = self.lockref(slot).lock();
-        // A change of this inode counts itself before it takes the lock. So an equal count means
-        // that no change has begun.
+        // A change of this inode raises the count before it takes the lock. So if the count is
+        // unchanged, no change has begun.
         if self.changes() == changes_before {
             let ticket = self.ticket(slot);
             self.install_locked(slot, ticket, perm);
@@ -627,17 +634,18 @@ impl Inodes {
         is_current
     }
 
-    /// Makes the version odd and different from before. The caller holds the inode's lock.
+    /// Makes the version odd and different from all earlier ones. The caller holds the inode's
+    /// lock.
     fn mark_unknown(&self, slot: InodeSlot) -> Ticket {
         let word = &self.perm_words(slot)[MODE];
         // ORDERING: Relaxed. Under the inode's lock.
         let before = word.load(Ordering::Relaxed);
         let version = ((before >> VERSION_SHIFT) + 1) | 1;
         let rest = before & (MODE_MASK | HAS_ACL);
-        // ORDERING: Relaxed. The fence below orders this store before the store of the owner.
+        // ORDERING: Relaxed. The fence below orders this store before the later store of the owner.
         word.store((version << VERSION_SHIFT) | rest, Ordering::Relaxed);
-        // ORDERING(perm-unknown): Release fence. Pairs with the fence in `perm`: a reader that sees
-        // a newer owner also sees this odd version.
+        // ORDERING(perm-unknown): Release fence. Pairs with the fence in `perm`, so that a reader
+        // that sees a newer owner also sees this odd version.
         fence(Ordering::Release);
         Ticket(version & (u64::MAX >> VERSION_SHIFT))
     }
@@ -655,8 +663,8 @@ impl Inodes {
         words[OWNER].store((u64::from(perm.uid) << 32) | u64::from(perm.gid), Ordering::Relaxed);
         let acl = if perm.has_acl { HAS_ACL } else { 0 };
         let first = (version << VERSION_SHIFT) | acl | u64::from(perm.mode & 0xffff);
-        // ORDERING(perm): Release. A reader that sees this version also sees the owner stored
-        // above.
+        // ORDERING(perm): Release. Pairs with the load in `perm`, so that a reader that sees this
+        // version also sees the owner stored above.
         words[MODE].store(first, Ordering::Release);
     }
 
@@ -666,7 +674,7 @@ impl Inodes {
         self.count.sum().max(0) as u64
     }
 
-    /// Returns the bytes of the index. The dentries count the bytes of the slots.
+    /// Returns the bytes of the index. The bytes of the slots are counted by the dentries.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.table.bytes()
     }

@@ -59,7 +59,8 @@ pub struct InodeTable<T> {
     last_ino: AtomicU64,
 }
 
-/// An inode of a table, with a counted reference. Its number and its data stay while it is held.
+/// An inode of a table, with a counted reference. As long as the reference is held, the inode keeps
+/// its number and its data.
 pub struct TableNode<'t, T> {
     table: &'t InodeTable<T>,
     inode: InodeRef<'t>,
@@ -138,7 +139,7 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     }
 
     /// Removes a name that the server has removed from its storage. Users of the node keep it, with
-    /// its data. Returns without an error if the table does not have the name.
+    /// its data. If the table does not have the name, the call does nothing and succeeds.
     ///
     /// # Errors
     /// `ENOTDIR` if `parent` is not a directory.
@@ -174,8 +175,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
             self.vfs.rename(&self.cred, old, new, RenameMode::Replace)
         };
         match rename() {
-            // The table has an older target than the one that the storage has replaced, so remove
-            // it first.
+            // The table has an older file under the target name than the one that the storage has
+            // replaced. So remove that file first.
             Err(Errno::ISDIR | Errno::NOTDIR | Errno::NOTEMPTY)
                 if from.0.is_directory() && to.0.is_directory() =>
             {
@@ -278,9 +279,9 @@ impl<T> InodeTable<T> {
         self.vfs.forget_all(ino)
     }
 
-    /// Sets the callback that is told which entries only the lookups of the client keep, when the
-    /// table is over its budget. A FUSE server then asks its kernel to forget them. The callback
-    /// can be set once.
+    /// Sets the callback for memory pressure. If the table is over its budget, it reports to the
+    /// callback the entries that only the client's lookups keep. A FUSE server then asks its kernel
+    /// to forget them. The callback can be set once.
     ///
     /// # Errors
     /// `EBUSY` if it is already set.
@@ -305,7 +306,8 @@ impl<T> InodeTable<T> {
 }
 
 impl<T> InodeTable<T> {
-    /// Turns a node of this table into one that has no lifetime, for a task or another thread.
+    /// Turns a node of this table into one without a lifetime, which a task or another thread can
+    /// keep.
     ///
     /// # Panics
     /// Panics if the node is of another table.

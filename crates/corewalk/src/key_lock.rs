@@ -40,11 +40,12 @@ pub(crate) const SHARDS_MANY: usize = if IS_MODEL { 2 } else { 512 };
 /// Shards for locks that are taken seldom.
 pub(crate) const SHARDS_FEW: usize = if IS_MODEL { 2 } else { 64 };
 
-/// The word holds the key of the only lock of the shard.
+/// If this bit is set, the word contains the key of the shard's only lock.
 const ALONE: u64 = 1;
 /// The locks of the shard are in its list.
 const LISTED: u64 = 2;
-/// The bits of a key that the word cannot hold. Keys that differ only in these bits share a lock.
+/// The bits of a key that the word cannot contain. Two keys that differ only in these bits share a
+/// lock.
 const NO_KEY: u64 = ALONE | LISTED;
 
 /// The in-lookup locks or the attribute locks of a namespace. The user of the locks says
@@ -63,7 +64,7 @@ struct Shard {
     released: Condvar,
 }
 
-/// A held lock in the list. All fields are protected by `Shard::held`.
+/// A lock in the list. All fields are protected by `Shard::held`.
 struct Holder {
     key: u64,
     is_fill_cancelled: bool,
@@ -113,7 +114,8 @@ impl KeyLocks {
         self.shard(key).try_acquire(key).then(|| KeyGuard { locks: self, keys: [key, 0] })
     }
 
-    /// Cancels the fill of the thread that holds the lock of `key`, if there is one.
+    /// Cancels the fill of the thread that holds the lock of `key`. Does nothing if no thread holds
+    /// that lock.
     pub(crate) fn cancel_fill(&self, key: u64) {
         let key = key_of(key);
         let shard = self.shard(key);
@@ -167,7 +169,8 @@ impl Shard {
     /// Takes the lock of `key` if the shard holds no lock.
     #[inline]
     fn take_alone(&self, key: u64) -> bool {
-        // ORDERING(key-lock): Acquire. The new holder sees everything that the last holder did.
+        // ORDERING(key-lock): Acquire. Pairs with the release of the lock, so that the new holder
+        // sees everything that the last holder did.
         // ORDERING: Relaxed on failure. The mutex is taken next.
         self.word.compare_exchange(0, key | ALONE, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
@@ -175,7 +178,8 @@ impl Shard {
     /// Releases the lock of `key`.
     #[inline]
     fn release(&self, key: u64) {
-        // ORDERING(key-lock): Release. The next holder sees everything that this holder did.
+        // ORDERING(key-lock): Release. Pairs with the acquisition of the lock, so that the next
+        // holder sees everything that this holder did.
         // ORDERING: Relaxed on failure. The mutex is taken next.
         let given =
             self.word.compare_exchange(key | ALONE, 0, Ordering::Release, Ordering::Relaxed);
@@ -214,9 +218,9 @@ impl Shard {
 
     /// Moves the lock in the word to the list. Afterwards the word is [`LISTED`].
     fn list(&self, held: &mut Vec<Holder>) {
-        // ORDERING(key-lock): Acquire. Pairs with `release`: this thread sees everything done under
-        // locks already released. It also sees what the holder of a lock that it moves to the list
-        // has done (K.2).
+        // ORDERING(key-lock): Acquire. Pairs with `release`, so that this thread sees everything
+        // done under locks that were already released. If this thread moves a lock to the list, it
+        // also sees what the holder of that lock has done (K.2).
         let before = self.word.swap(LISTED, Ordering::Acquire);
         if before & ALONE != 0 {
             held.push(Holder { key: before & !NO_KEY, is_fill_cancelled: false, waiters: 0 });
@@ -226,8 +230,8 @@ impl Shard {
     /// Resets the word to 0 if no lock is held.
     fn unlist(&self, held: &[Holder]) {
         if held.is_empty() {
-            // ORDERING(key-lock): Release. The next holder sees everything done under the locks of
-            // the list.
+            // ORDERING(key-lock): Release. Pairs with the acquisition of a lock, so that the next
+            // holder sees everything done under the locks of the list.
             self.word.store(0, Ordering::Release);
         }
     }

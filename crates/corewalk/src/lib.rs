@@ -6,8 +6,8 @@
 //!
 //! - A back end implements [`FileSystem`]; [`tmpfs`] is one in memory.
 //! - A server calls [`Vfs`], by inode or by path.
-//! - A server that has everything but the table takes an [`InodeTable`].
-//! - ARCHITECTURE.md in the repository explains the mechanisms and lists the invariants.
+//! - A server that stores and finds its files itself uses only the table, an [`InodeTable`].
+//! - ARCHITECTURE.md in the repository explains the mechanisms and lists the guarantees.
 //!
 //! # Lock order
 //! In-lookup locks of names, the attribute lock of an inode, path locks, `topology`, dentry locks,

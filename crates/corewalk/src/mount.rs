@@ -4,11 +4,11 @@
 //! the flag for mount points, or at the root of a mount. A change copies the table. Mounts and
 //! unmounts are rare, and one lock serialises them.
 //!
-//! # Lifetime of a mount
-//! Each mount but the root mount counts its users: the table, and every `PathRef` into it. An
-//! unmount marks it dead in the step that checks for other users, and from then on no walk can end
-//! in it. A walk in progress is not a user. Its pointer keeps the memory alone. When the walk ends,
-//! or goes up, it checks that the mount is alive; if not, it begins again. (Counting pointers
+//! # Lifetime of a mount Each mount but the root mount counts its users: the table, and every
+//! [`PathRef`] into it. An unmount marks it dead in the step that checks for other users, and from
+//! then on no walk can end in it. A walk in progress is not a user: its pointer keeps the memory of
+//! the mount, but not the mount alive. When the walk ends, or goes up to the parent mount, it
+//! checks that the mount is alive. If the mount is dead, the walk begins again. (Counting pointers
 //! instead would include those of retired tables, and would miss walks that are just entering a
 //! mount.)
 //!
@@ -23,11 +23,10 @@
 //! The in-lookup lock of the mount point's name, then `change`, then the lock of a mount's count or
 //! of a dentry. No back end is called under `change`.
 //!
-//! # What it refuses
-//! It refuses a second mount on the same directory of the same mount, and the unmount of a mount in
-//! use (there is no lazy unmount). An unmounted file system stays as long as the namespace, with
-//! the entry of its root, because its inodes may be in use. So a namespace takes 1024 file systems
-//! over its life.
+//! # What it refuses It refuses a second mount on the same directory of the same mount, and the
+//! unmount of a mount in use (there is no lazy unmount). An unmounted file system stays as long as
+//! the namespace, with the entry of its root, because its inodes may be in use. So a namespace
+//! accepts at most 1024 file systems during its life.
 //!
 //! Source: mount(2), umount(2); Linux `fs/namespace.c` (`mount_hashtable`, `mnt_parent`,
 //! `propagate_mount_busy`, `legitimize_mnt`).
@@ -49,11 +48,11 @@ pub(crate) struct Mount {
     pub(crate) id: u64,
     /// The root dentry, on which the mount has a reference.
     pub(crate) root: DentrySlot,
-    /// The mount point: a mount and a dentry in it, with a reference on each. None for the root
-    /// mount.
+    /// The mount point: a mount and a dentry in it, with a reference on each. It is None for the
+    /// root mount.
     pub(crate) point: Option<(Arc<Mount>, DentrySlot)>,
-    /// The users: the table, while the mount is in it, and each [`MountRef`]. The users of the root
-    /// mount are not counted. The lock protects the decision that the mount is dead.
+    /// The number of users: the table, if the mount is in it, and each [`MountRef`]. The users of
+    /// the root mount are not counted, because it is never unmounted.
     users: Lockref,
 }
 
@@ -69,7 +68,7 @@ impl Mount {
     }
 }
 
-/// A counted reference on a mount. While it lives, the mount is not unmounted.
+/// A counted reference on a mount. As long as a thread holds it, the mount is not unmounted.
 pub(crate) struct MountRef(Arc<Mount>);
 
 impl MountRef {
@@ -114,7 +113,7 @@ pub(crate) struct Mounts {
     change: Mutex<u64>,
 }
 
-/// The mounts by mount point: the number of a mount, and a dentry in it.
+/// The mounts by mount point. A mount point is the number of a mount, and a dentry in that mount.
 type Table = HashMap<(u64, DentrySlot), Arc<Mount>>;
 
 impl Mounts {

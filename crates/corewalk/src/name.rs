@@ -1,7 +1,7 @@
 //! One component of a path.
 //!
-//! A [`Name`] is checked once, where it enters. From there on every layer trusts it: it has 1 to
-//! 255 bytes without `/` and NUL, and is neither `.` nor `..`.
+//! A [`Name`] is checked once, when it is made. From then on every layer trusts it: it has 1 to 255
+//! bytes without `/` and NUL, and is neither `.` nor `..`.
 //!
 //! Source: path_resolution(7); `NAME_MAX` of limits.h.
 
@@ -69,18 +69,18 @@ impl fmt::Debug for Name<'_> {
 
 /// A byte, eight times.
 const LANES: u64 = 0x0101_0101_0101_0101;
-/// Number of words of a name that are checked without a branch on the length. Most names are no
-/// longer.
+/// Number of words of a name that are checked without a branch on the length. Most names have no
+/// more words.
 const USUAL_WORDS: usize = 5;
 
-/// Returns a word whose lowest set bit is the upper bit of the first zero byte; 0 if no byte is
-/// zero.
+/// Returns a word whose lowest set bit is the upper bit of the first zero byte. Returns 0 if no
+/// byte is zero.
 #[inline]
 fn zeroes(word: u64) -> u64 {
     word.wrapping_sub(LANES) & !word & (0x80 * LANES)
 }
 
-/// Returns up to eight bytes as a little-endian word, filled up with zeroes.
+/// Returns up to eight bytes as a little-endian word. The missing bytes are zeroes.
 #[inline]
 pub(crate) fn padded(bytes: &[u8]) -> u64 {
     let len = bytes.len();
@@ -91,7 +91,8 @@ pub(crate) fn padded(bytes: &[u8]) -> u64 {
     };
     match len {
         0 => 0,
-        // The positions may overlap. Then a byte is combined with itself, which changes nothing.
+        // The positions of the two reads may overlap. Then a byte is combined with itself, which
+        // changes nothing.
         1..4 => byte(0) | byte(len / 2) | byte(len - 1),
         4..8 => four(0) | four(len - 4),
         _ => eight(bytes, 0),
@@ -104,7 +105,8 @@ pub(crate) fn eight(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(*bytes[at..].first_chunk().expect("eight bytes before the end"))
 }
 
-/// Returns the word of byte `at` of a name that is longer than `at`.
+/// Returns the eight bytes of a name from byte `at` on. If fewer bytes are left, returns the last
+/// eight bytes of the name.
 ///
 /// # Panics
 /// Panics if the name has fewer than eight bytes.
@@ -123,8 +125,8 @@ pub(crate) fn name_words<const N: usize>(name: &[u8]) -> [u64; N] {
 }
 
 /// Returns true if there is a `/` or a NUL in `bytes`. Lengths of names are hard to predict, so
-/// most names are checked without a branch on the length. The check takes eight bytes at a time,
-/// and the last eight repeatedly.
+/// most names are checked without a branch on the length. The check tests eight bytes at a time. If
+/// the name has no more, it tests the last eight again.
 #[inline]
 fn has_slash_or_nul(bytes: &[u8]) -> bool {
     let bad = |word: u64| zeroes(word) | zeroes(word ^ (u64::from(b'/') * LANES));
@@ -143,7 +145,7 @@ const GROUP: usize = 64;
 /// The slashes of a path, found sixteen bytes at a time.
 pub(crate) struct Slashes<'a> {
     path: &'a [u8],
-    /// Bit i is set if there is a slash at `from + i` that `next` has not returned yet.
+    /// The slashes that `next` has not returned yet. Bit i stands for a slash at `from + i`.
     found: u64,
     from: usize,
 }
@@ -172,7 +174,7 @@ impl<'a> Slashes<'a> {
     }
 }
 
-/// Returns bit i for each of the [`GROUP`] bytes from `from` on that is a `/`.
+/// Returns a word in which bit i is set if byte i is a `/`, for the [`GROUP`] bytes from `from` on.
 #[inline(always)]
 fn slashes_in(path: &[u8], from: usize) -> u64 {
     let slashes = |bytes: &[u8; 16]| {
@@ -197,7 +199,8 @@ fn slashes_in(path: &[u8], from: usize) -> u64 {
     let (sixteens, fewer) = rest.as_chunks();
     let found = sixteens.iter().enumerate();
     let found = found.fold(0, |found, (i, bytes)| found | (slashes(bytes) << (16 * i)));
-    // The last sixteen bytes overlap the group before them. Shift the repeated bytes out.
+    // The last sixteen bytes overlap the group before them. So shift out the bytes that were
+    // already searched.
     let again = slashes(last).unbounded_shr(16 - fewer.len() as u32);
     found | again.unbounded_shl(16 * sixteens.len() as u32)
 }

@@ -39,7 +39,8 @@ pub struct PathRef<'v> {
     pub(crate) vfs: &'v Vfs,
     pub(crate) mount: MountRef,
     pub(crate) dentry: DentrySlot,
-    /// The inode, with a reference of its own. The dentry loses its inode when the name is removed.
+    /// The inode, with a reference of its own, because the dentry loses its inode when the name is
+    /// removed.
     pub(crate) inode: InodeRef<'v>,
 }
 
@@ -64,9 +65,9 @@ impl<'v> PathRef<'v> {
     }
 
     /// Like [`PathRef::path_of`], but writes the path to the end of `buf`. The bytes before the
-    /// path may be overwritten. The call allocates nothing, however long the path is. After at most
-    /// three passes, a deep path is translated with a read set of 1024 names. A path of more names
-    /// takes the lock.
+    /// path may be overwritten. The call allocates nothing, however long the path is. If a path has
+    /// more names than the usual read set, a later pass uses a read set of 1024 names. For a path
+    /// of even more names, the call takes the lock.
     ///
     /// # Errors
     /// `ENAMETOOLONG` if the path does not fit. No NUL follows the path, so a buffer of its length
@@ -94,8 +95,8 @@ impl<'v> PathRef<'v> {
         Ok((&buf[start..], kind))
     }
 
-    /// Returns true if the place is `of` or below it, at one instant. There may be mounts in
-    /// between.
+    /// Returns true if the place is `of` or below it, at one instant. A mount point may be between
+    /// the two.
     #[must_use]
     pub fn is_subdir(&self, of: &PathRef<'_>) -> bool {
         let mut buffer = PathBuffer::new();
@@ -104,13 +105,14 @@ impl<'v> PathRef<'v> {
             && buffer.top == of.dentry
     }
 
-    /// Returns the route of a translation from here to `root`, or to the root of the namespace.
+    /// Returns the route of a translation from this place to `root`, or to the root of the
+    /// namespace.
     fn route(&self, root: Option<&PathRef<'_>>) -> Route<'_> {
         Route::Mounts((&self.mount, self.dentry), root.map(|root| (root.mount.id, root.dentry)))
     }
 
-    /// Returns an identifier of the place, which holds no reference: the slot of the dentry and its
-    /// generation.
+    /// Returns an identifier of the place: the slot of the dentry and its generation. The
+    /// identifier holds no reference.
     pub fn id(&self) -> (u32, u32) {
         (self.dentry.get(), self.vfs.dcache.dentries.cold(self.dentry).generation())
     }

@@ -1,4 +1,4 @@
-//! A read set: dentries that a reader has used, each with the sequence that it read.
+//! A read set: the dentries that a reader has used, each with the sequence that the reader saw.
 //!
 //! The reader validates the read set at its end. If no sequence has changed, all dentries that the
 //! reader used existed together at the instant between its last read and the validation (trap T8).
@@ -20,7 +20,7 @@ pub(crate) struct ReadSet<const N: usize = STEPS> {
     growth: Growth,
 }
 
-/// The permission of a read set to allocate memory for more than its inline steps.
+/// Tells whether a read set may allocate memory for more steps than it has inline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Growth {
     /// It may.
@@ -68,7 +68,8 @@ impl<const N: usize> ReadSet<N> {
         InlineSteps { len: self.len, read_set: self }
     }
 
-    /// Returns true if steps were dropped. Then the read set can validate nothing.
+    /// Returns true if the read set had no room for some steps. Such a read set cannot prove
+    /// anything.
     pub(crate) fn is_truncated(&self) -> bool {
         self.growth == Growth::Refused && self.len > N
     }
@@ -92,8 +93,8 @@ impl<const N: usize> ReadSet<N> {
     /// Returns true if no dentry of the read set has changed since its step.
     #[inline]
     pub(crate) fn is_unchanged(&self, dentries: &Dentries) -> bool {
-        // Branch once for all steps, because they are nearly always unchanged. An odd sequence
-        // never validates, because a writer was inside its section.
+        // Branch only once, because nearly always all steps are unchanged. A step with an odd
+        // sequence never validates, because a writer was inside its section.
         SeqCount::end_of_reads();
         let len = self.len.min(N);
         let (mut differ, mut odd) = (0, 0);
@@ -109,11 +110,11 @@ impl<const N: usize> ReadSet<N> {
     }
 }
 
-/// The inline steps of a read set, while a fast path appends to them. The drop stores the new
+/// The inline steps of a read set, to which a fast path appends. Dropping this value stores the new
 /// length.
 pub(crate) struct InlineSteps<'a, const N: usize = STEPS> {
     read_set: &'a mut ReadSet<N>,
-    /// A copy of the length of the read set, so that it can stay in a register.
+    /// A copy of the read set's length. The compiler can keep the copy in a register.
     len: usize,
 }
 
@@ -152,8 +153,8 @@ impl<const N: usize> Drop for InlineSteps<'_, N> {
 mod tests {
     use super::*;
 
-    /// Trap T8: a validation must cover all steps of the current pass and no others. Steps that
-    /// needed an allocation count too.
+    /// Trap T8: a validation must cover all steps of the current pass and no others. This includes
+    /// steps that needed an allocation.
     #[test]
     fn change_of_any_step_is_seen() {
         let dentries = Dentries::new(64).unwrap();

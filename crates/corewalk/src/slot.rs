@@ -1,12 +1,12 @@
 //! The numbers of the cache: the slot of a dentry, the slot of an inode, and a sequence.
 //!
 //! A slot has room for a dentry and for an inode (`dentry`), so a number alone could mean either of
-//! them. The types here tell which of the two is meant, at no cost. The raw numbers appear only in
+//! them. These types tell which of the two is meant, at no cost. The raw numbers appear only in
 //! packed words, in atomics and in calls of the arena.
 
 use std::marker::PhantomData;
 
-/// The number of a slot, as the place of a `K`. Slot 0 holds nothing.
+/// The number of a slot in which a `K` lives. Slot 0 is never used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub(crate) struct Slot<K> {
@@ -27,7 +27,7 @@ pub(crate) type DentrySlot = Slot<OfDentry>;
 /// The slot of an inode.
 pub(crate) type InodeSlot = Slot<OfInode>;
 
-/// A sequence that was read from a dentry. It is odd if a writer was inside its section.
+/// The sequence of a dentry, as a reader saw it. It is odd if a writer was inside its section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Seq(pub(crate) u64);

@@ -51,16 +51,16 @@ const ENTRIES: usize = 8;
 const RESTS: usize = 2;
 const SLOTS: usize = 3;
 const LINK: usize = 7;
-/// The number of bits of a hash that follow from its bucket's number, in a table of any size.
+/// The number of bits of a hash that its bucket's number determines, in a table of any size.
 const STRIPE_BITS: u32 = STRIPES.trailing_zeros();
 
-/// A multimap from hash to the slot of a `K`, with readers that write nothing.
+/// A multimap from a hash to the slot of a `K`. Its readers store nothing.
 pub(crate) struct Table<K> {
     /// Buckets in use: [`STRIPES`] to the capacity. Only grows.
     size: Size,
     /// The buckets. Written under the lock of their stripe.
     buckets: SlotArena<WORDS>,
-    /// Overflow lines. Written under the lock of the stripe that links them.
+    /// The overflow lines. A line is written under the lock of the stripe whose bucket uses it.
     overflow: SlotArena<WORDS>,
     /// The table grows when a stripe holds more entries per bucket than this number. The mean of
     /// all stripes is then about one less.
@@ -73,8 +73,8 @@ pub(crate) struct Table<K> {
     kind: PhantomData<K>,
 }
 
-/// The size of a table that a reader loaded. If the size is out of date, the reader may miss an
-/// entry, which proves nothing.
+/// The size of a table, as a reader loaded it. With an old size the reader may miss an entry. A
+/// miss proves nothing, so this does no harm.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
     buckets: u32,
@@ -82,7 +82,8 @@ pub(crate) struct Extent {
 }
 
 /// The number of buckets in the lower half of a word, and the mask for it in the upper half. The
-/// mask is that of the next power of two, so one load gives the bucket of a hash.
+/// mask is that of the next power of two. Both are in one word, so a single load gives the bucket
+/// of a hash.
 struct Size(AtomicU64);
 
 /// The state under a stripe's lock. The lock also protects the stripe's buckets.
@@ -91,7 +92,7 @@ struct StripeState {
     entries: u32,
 }
 
-/// A locked stripe. Lookups in it are exact, and changes are possible.
+/// A locked stripe. A lookup in it is exact, and its entries can be changed.
 pub(crate) struct Stripe<'a, K> {
     table: &'a Table<K>,
     hash: u32,
@@ -125,8 +126,8 @@ impl<K: Copy> Table<K> {
     /// Returns the size of the table, for readers that look for several hashes.
     #[inline]
     pub(crate) fn extent(&self) -> Extent {
-        // ORDERING(table-size): Acquire. A reader of the larger size sees the bucket that the split
-        // filled. Pairs with `split`.
+        // ORDERING(table-size): Acquire. Pairs with the store in `split`, so that a reader of the
+        // larger size sees the bucket that the split filled.
         Extent::of(self.size.0.load(Ordering::Acquire))
     }
 
@@ -173,8 +174,8 @@ impl<K: Copy> Table<K> {
         self.insert_if(hash, slot, |_| Some(()));
     }
 
-    /// Enters `slot` if `look` returns Some. The stripe is locked during `look`, and no lookup
-    /// finds the entry yet.
+    /// Enters `slot` if `look` returns Some. The stripe is locked during `look`, so `look` runs
+    /// before any lookup finds the entry.
     pub(crate) fn insert_if<R>(
         &self,
         hash: u32,
@@ -226,17 +227,17 @@ impl<K: Copy> Table<K> {
         self.buckets.extend_to(new);
         let stripe = self.lock(old);
         let wide = Size::word(new + 1);
-        // First the moved entries are stored in the new bucket, then the size is published, then
-        // the old bucket loses them. So readers of either size find them. A reader that loaded the
-        // old size too early may miss an entry, which proves nothing (T.1).
+        // Store the moved entries in the new bucket, then publish the size, then remove them from
+        // the old bucket. So readers of either size find the entries. A reader that loaded the old
+        // size before the split may miss an entry, which proves nothing (T.1).
         stripe.each_entry(old, |line, entry| {
             let hash = hash_of(line, entry, old);
             if bucket_of(hash, wide) == new {
                 stripe.push_into(new, hash, slot_of(line, entry));
             }
         });
-        // ORDERING(table-size): Release. Pairs with `extent`: a reader of the larger size sees the
-        // filled bucket.
+        // ORDERING(table-size): Release. Pairs with `extent`, so that a reader of the larger size
+        // sees the filled bucket.
         self.size.0.store(wide, Ordering::Release);
         stripe.each_entry(old, |line, entry| {
             if bucket_of(hash_of(line, entry, old), wide) == new {
@@ -289,8 +290,8 @@ impl<K: Copy> Stripe<'_, K> {
         if (0..ENTRIES).all(|entry| slot_of(line, entry) == 0)
             && let Some(index) = self.link_of(before)
         {
-            // A reader on its way into the line finds it empty, or in use for another bucket. Then
-            // its entries do not match.
+            // A reader that is about to read the freed line finds it empty, or in use for another
+            // bucket. Then the entries do not match its hash.
             // ORDERING: Relaxed. Links change only under the stripe's lock.
             before[LINK].store(line[LINK].load(Ordering::Relaxed), Ordering::Relaxed);
             self.table.overflow.free(index);
@@ -300,14 +301,14 @@ impl<K: Copy> Stripe<'_, K> {
     /// Returns true if the stripe holds more entries than its load.
     pub(crate) fn needs_split(&self) -> bool {
         let buckets = self.table.size.get();
-        // A small excess over the mean is normal, especially in a small table.
+        // Tolerate a small excess over the mean, which is normal, especially in a small table.
         self.state.entries > (buckets / STRIPES) * self.table.load + ENTRIES as u32
     }
 
     /// Returns the bucket of the hash. It is stable while the stripe is locked.
     fn bucket(&self) -> u32 {
-        // ORDERING: Relaxed. A split of this stripe's buckets needs its lock. Other splits change
-        // the size but not the bucket of this hash.
+        // ORDERING: Relaxed. Only a thread with this stripe's lock splits its buckets. Other splits
+        // change the size, but not the bucket of this hash.
         bucket_of(self.hash, self.table.size.0.load(Ordering::Relaxed))
     }
 
@@ -331,18 +332,18 @@ impl<K: Copy> Stripe<'_, K> {
         }
     }
 
-    /// Links a new overflow line with one entry behind a full line.
+    /// Links a new overflow line with one entry to a full line.
     fn link_overflow(&self, line: &Line, hash: u32, slot: u32) {
         let index = self.table.overflow.alloc().expect("as many overflow lines as buckets");
         let fresh = self.table.overflow.get(index);
         for word in fresh {
-            // ORDERING: Relaxed. The link below publishes the line. A reader that is still in the
-            // line from its last use may miss an entry, which proves nothing (T.1).
+            // ORDERING: Relaxed. The store of the link below publishes the line. A reader may still
+            // use the line for its earlier bucket and miss an entry, which proves nothing (T.1).
             word.store(0, Ordering::Relaxed);
         }
         store_entry(fresh, 0, hash, slot);
-        // ORDERING(table-link): Release. Pairs with `Table::find`: a reader that follows the link
-        // sees the filled line.
+        // ORDERING(table-link): Release. Pairs with `Table::find`, so that a reader that follows
+        // the link sees the filled line.
         line[LINK].store(u64::from(index), Ordering::Release);
     }
 
@@ -368,7 +369,8 @@ impl<K: Copy> Stripe<'_, K> {
                 let Some(free) = (0..ENTRIES).find(|&place| slot_of(first, place) == 0) else {
                     return;
                 };
-                // For a moment the entry is in both positions, never in neither.
+                // Store the entry at its new position before it leaves the old one. So at each
+                // instant it is in at least one position.
                 store_entry(first, free, hash_of(line, entry, bucket), slot_of(line, entry));
                 store_slot(line, entry, 0);
             }
@@ -399,7 +401,8 @@ impl Size {
     }
 
     fn get(&self) -> u32 {
-        // ORDERING: Relaxed. The size changes only under `grow`. Other threads use it as a hint.
+        // ORDERING: Relaxed. The size changes only under `grow`. Other threads use it only as a
+        // hint.
         self.0.load(Ordering::Relaxed) as u32
     }
 }
@@ -415,7 +418,7 @@ fn bucket_of(hash: u32, size: u64) -> u32 {
 fn matches(line: &Line, hash: u32) -> Lanes {
     let tags = line.first_chunk().expect("a line has more than two words");
     // ORDERING(table-entry): Acquire. Pairs with `store_entry`. The slot number and the slot's
-    // content were stored before the tag.
+    // content were stored before the tag, so a reader that sees the tag sees them.
     WordPair::load_acquire(tags).lanes_equal((hash >> 16) as u16)
 }
 
@@ -423,8 +426,8 @@ fn matches(line: &Line, hash: u32) -> Lanes {
 #[inline(always)]
 fn slot_at(line: &Line, lane: Lane) -> u32 {
     let slots = line[SLOTS..].first_chunk().expect("there are four words of slots");
-    // ORDERING(table-slot): Acquire. A reader may see the slot number before the tag. The slot's
-    // content was stored before both.
+    // ORDERING(table-slot): Acquire. Pairs with the store of the slot number. A reader may see this
+    // number before the tag. The slot's content was stored before both.
     lane.half_of(slots)
 }
 
@@ -466,8 +469,8 @@ fn store_entry(line: &Line, entry: usize, hash: u32, slot: u32) {
     let (shift, mask) = (16 * (entry % 4), 0xffff << (16 * (entry % 4)));
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let word = tags.load(Ordering::Relaxed) & !mask;
-    // ORDERING(table-entry): Release. Pairs with `matches`: a reader that finds the tag also sees
-    // the slot number and the slot's content.
+    // ORDERING(table-entry): Release. Pairs with `matches`, so that a reader that finds the tag
+    // also sees the slot number and the slot's content.
     tags.store(word | (u64::from(hash >> 16) << shift), Ordering::Release);
 }
 
@@ -477,8 +480,8 @@ fn store_slot(line: &Line, entry: usize, slot: u32) {
     let (shift, mask) = (32 * (entry % 2), 0xffff_ffff << (32 * (entry % 2)));
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let word = pair.load(Ordering::Relaxed) & !mask;
-    // ORDERING(table-slot): Release. Pairs with `slot_at`: a reader that sees the slot number also
-    // sees the slot's content.
+    // ORDERING(table-slot): Release. Pairs with `slot_at`, so that a reader that sees the slot
+    // number also sees the slot's content.
     pair.store(word | (u64::from(slot) << shift), Ordering::Release);
 }
 

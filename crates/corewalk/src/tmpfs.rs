@@ -81,8 +81,8 @@ mod pages;
 mod table;
 mod xattr;
 
-/// The number of entries that a `readdir` call copies at a time under the directory's lock. The
-/// first batch has the smaller number, because a caller with a small buffer needs few entries.
+/// The number of entries that `readdir` copies at a time under the directory's lock. The first
+/// batch is smaller than the others, because a caller with a small buffer needs few entries.
 const BATCH_ENTRIES: std::ops::RangeInclusive<usize> = 32..=512;
 /// Freed bytes after which the memory is returned to the system.
 const TRIM_BYTES: u64 = 8 << 20;
@@ -105,8 +105,8 @@ pub struct Tmpfs {
     keys: HashKeys,
     xattrs: Xattrs,
     atime: AtimePolicy,
-    /// The peak of bytes in use since memory was last returned to the system, as sampled by
-    /// [`FileSystem::maintain`].
+    /// The largest number of bytes in use that [`FileSystem::maintain`] has seen since memory was
+    /// last returned to the system.
     bytes_max: AtomicU64,
 }
 
@@ -158,8 +158,8 @@ impl TmpfsOptions {
 }
 
 impl Default for TmpfsOptions {
-    /// Returns options without limits, with a root directory of user 0 and mode 1777, shared
-    /// attributes, and `relatime`.
+    /// Returns options without limits. The root directory belongs to user 0 and has mode 1777,
+    /// attributes are shared, and the access time follows `relatime`.
     fn default() -> TmpfsOptions {
         TmpfsOptions {
             size_bytes: None,
@@ -265,7 +265,7 @@ impl Tmpfs {
 
     /// Runs `step`. If it fails for lack of `space`, de-duplicates all queued sets and runs it
     /// again. `step` must hold no lock when it fails. Some `ENOSPC` errors are not about `space`:
-    /// too many attribute names, or too many inodes. For those, de-duplication does not help.
+    /// too many attribute names, or too many inodes. In these cases de-duplication does not help.
     fn retry_after_sharing<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         let refusals = self.space.refusals();
         match step() {
@@ -368,9 +368,9 @@ impl Tmpfs {
         let mut content = content.write();
         content.check_kept()?;
         FileContent::check_size(size)?;
-        // Change the mode first, because the copy of an ACL may fail for lack of space. The size
-        // cannot fail after the check. The mode changes with the ACL, so that no reader sees one
-        // without the other.
+        // Change the mode first, because the copy of an ACL may fail for lack of space. The change
+        // of the size cannot fail, because it was checked before. The mode and the ACL change under
+        // one lock, so that no reader sees one without the other.
         if set.mode.is_some() {
             let table = self.table.enter();
             let (mut inode, now) = (table.write(ino)?, now());
@@ -400,12 +400,12 @@ impl Tmpfs {
         let bytes = self.table.bytes() + self.space.used();
         // ORDERING: Relaxed. A sample; nothing is published through it.
         let most = self.bytes_max.fetch_max(bytes, Ordering::Relaxed);
-        // The threshold grows with the heap, so that a large heap is scanned only if much can be
+        // The threshold grows with the heap. So a large heap is scanned only if much memory can be
         // returned.
         if most.saturating_sub(bytes) >= TRIM_BYTES.max(bytes / 8) {
             // ORDERING: Relaxed. As above.
             self.bytes_max.store(bytes, Ordering::Relaxed);
-            // Wait for a grace period, after which freed slots are returned to the allocator.
+            // Wait for a grace period. After it, the freed slots are returned to the allocator.
             rcu::synchronize();
             heap::give_back_freed();
         }

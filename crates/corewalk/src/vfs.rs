@@ -61,11 +61,11 @@ use rename::{InFlightMoves, InFlightRenames};
 /// Both lie in one word, so `forget` checks and subtracts in one step.
 const LOOKUP: u64 = 1 << 28;
 /// Above this count of internal references, operations fail with `ENFILE`. It is half of the 28-bit
-/// field. The other half is for dentries, and for threads that have incremented the count and not
-/// yet checked it.
+/// field. The other half is for dentries, and for threads that have incremented the count but have
+/// not yet checked it.
 const REFS_MAX: u64 = LOOKUP / 2;
-/// At this many lookups an inode's lookup count is saturated: it stays, and only
-/// [`Vfs::forget_all`] drops it. So a client that never forgets cannot make the count overflow.
+/// At this many lookups an inode's lookup count is saturated: it no longer changes, and only
+/// [`Vfs::forget_all`] resets it. So a client that never forgets cannot make the count overflow.
 const LOOKUPS_MAX: u64 = 1 << 32;
 /// Maximum number of file systems that a namespace can mount during its life; see [`Vfs::mount`].
 const SUPERBLOCKS_MAX: usize = 1024;
@@ -80,11 +80,12 @@ const SUPERBLOCKS_MAX: usize = 1024;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct VfsOptions {
-    /// The memory limit for dentries, inodes, names and tables, in bytes. Reclaim keeps below it
-    /// while any entry is unused.
+    /// The memory limit for dentries, inodes, names and tables, in bytes. Reclaim keeps the use
+    /// below this limit as long as there are unused entries to evict.
     pub cache_bytes: u64,
-    /// Maximum number of dentries, and of inodes. The namespace reserves address space for them,
-    /// but no memory. Beyond that number, operations fail with `ENOMEM`.
+    /// Maximum number of dentries, which is also the maximum number of inodes. The namespace
+    /// reserves address space for them, but no memory. If more are needed, operations fail with
+    /// `ENOMEM`.
     pub entries_max: u32,
     /// A fixed seed for the hash, for repeatable runs. `None` takes a random seed. A server on
     /// which untrusted users can create files needs a random one (trap T54).
@@ -133,12 +134,12 @@ impl Default for VfsOptions {
 /// # Ok::<(), corewalk::Errno>(())
 /// ```
 pub trait Pressure: Send + Sync {
-    /// Reports that only the client's lookups of its inode keep the entry `name` of the directory
-    /// `parent`.
+    /// Reports the entry `name` of the directory `parent`. Only the client's lookups of its inode
+    /// keep this entry in the cache.
     fn please_forget(&self, parent: u64, name: Name<'_>);
 }
 
-/// A pinned entry: only the client's lookups of its inode keep it.
+/// A pinned entry. Only the client's lookups of its inode keep it in the cache.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Pinned<'a> {
@@ -154,7 +155,7 @@ pub struct Pinned<'a> {
     pub name: Name<'a>,
 }
 
-/// The slot of an entry in the cache. The slot may be reused at any time.
+/// The slot of an entry in the cache. Another entry may reuse the slot at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryId(DentrySlot);
 
@@ -228,7 +229,8 @@ impl Vfs {
             pressure: OnceLock::new(),
         });
         let host = Box::new(Arc::clone(&supers));
-        // The tables use the other half of the 32-bit slot numbers for their own marks.
+        // The limit keeps the slot numbers out of the range that the tables use for marks of their
+        // own.
         let entries_max = options.entries_max.clamp(1024, 1 << 30);
         let dcache = Dcache::new(entries_max, options.hash_seed, host).map_err(|_| Errno::NOMEM)?;
         dcache.set_budget(options.cache_bytes);
@@ -407,7 +409,7 @@ impl Vfs {
 
 impl Drop for Vfs {
     fn drop(&mut self) {
-        // Remove the hidden names of unlinked files that the client has not forgotten.
+        // Remove the hidden names of those unlinked files that the client has not forgotten.
         for superblock in self.supers.list.iter().map_while(OnceLock::get) {
             let hidden = superblock.paths.as_ref().map_or_else(Vec::new, Paths::take_all_hidden);
             hidden.iter().for_each(|hidden| superblock.remove_hidden(hidden));
@@ -421,7 +423,8 @@ impl fmt::Debug for Vfs {
     }
 }
 
-/// The statistics of a namespace. Each field counts entries or events, unless its name says bytes.
+/// The statistics of a namespace. A field counts entries or events, unless its name ends with
+/// bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -440,7 +443,8 @@ pub struct Stats {
     pub budget_bytes: u64,
     /// Lookups sent to the back end.
     pub misses: u64,
-    /// Answers that were not cached, because the name was invalidated during the call.
+    /// Number of answers that were not cached, because the name was invalidated while the back end
+    /// was asked.
     pub refused_fills: u64,
     /// Entries evicted.
     pub reclaimed: u64,
@@ -485,7 +489,7 @@ impl<'v> InodeRef<'v> {
         self.vfs.dcache.inodes.ino(self.slot)
     }
 
-    /// Returns the inode generation: the inode number and the generation together are never reused.
+    /// Returns the inode generation. Inode number and generation together are never reused.
     pub fn generation(&self) -> u64 {
         self.vfs.dcache.inodes.generation(self.slot)
     }
@@ -501,10 +505,11 @@ impl<'v> InodeRef<'v> {
     pub fn into_lookups(self) -> u64 {
         let ino = self.ino();
         let lockref = self.vfs.dcache.inodes.lockref(self.slot);
-        // Other threads may pass this check at the same time. The field has room for as many
-        // lookups again.
+        // Other threads may pass this check at the same time. The field has room for them, because
+        // the limit is half of its range.
         if lockref.count() < LOOKUPS_MAX * LOOKUP {
-            // The reference already counts as one of the `LOOKUP` units, so add the others.
+            // The caller's reference already counts as one of the `LOOKUP` units, so add only the
+            // others.
             lockref.get_many(LOOKUP - 1);
             std::mem::forget(self);
         }
@@ -613,7 +618,7 @@ mod tests {
         Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap()
     }
 
-    /// The number 0, which marks unused entries of the index, must lead to no inode.
+    /// The number 0 marks unused entries of the index, so a lookup of it must find no inode.
     #[test]
     fn number_zero_is_no_inode() {
         let vfs = new();
@@ -622,8 +627,8 @@ mod tests {
         assert!(!vfs.forget(0, 1));
     }
 
-    /// Directories must share groups of slots, even if the cache had negative dentries of their
-    /// names. The inode of a directory must have the slot number of its dentry.
+    /// Directories must get slots of the group of directories, even if the cache had negative
+    /// dentries of their names. The inode of a directory must have the slot number of its dentry.
     #[test]
     fn directories_lie_together() {
         let vfs = new();
@@ -645,8 +650,8 @@ mod tests {
         assert!(batches[0].iter().all(|batch| !batches[1].contains(batch)), "{batches:?}");
     }
 
-    /// Trap T15: a name that another file has taken must refer to the new file alone. The cache
-    /// does not have the name, and the back end shows the new file under it.
+    /// Trap T15: a name that another file has taken must refer to the new file alone. Here the
+    /// cache does not have the name, and the back end reports the new file for it.
     #[test]
     fn name_that_another_file_has_taken_leads_to_the_new_file() {
         let vfs = new();
@@ -669,12 +674,12 @@ mod tests {
             }
             found
         };
-        // Enter the new file as a fill does that found no dentry.
+        // Enter the new file in the way of a fill that found no dentry.
         let node = crate::dcache::DentryInode { inode: files[1].slot, kind: FileKind::Regular };
         let slot = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
         dcache.put(slot);
         assert_eq!(inode_of(old), [files[1].slot]);
-        // Move a dentry onto the name as a rename does that found no target.
+        // Move a dentry to the name in the way of a rename that found no target.
         let slot = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
         dcache.put(slot);
         let from = dcache.lookup_key(moved);

@@ -99,8 +99,8 @@ pub struct FsStruct<'v> {
 pub struct Resolved {
     /// The inode number.
     pub ino: u64,
-    /// The slot of the dentry and its sequence. They are equal for two walks only if the dentry has
-    /// not changed in between.
+    /// The slot of the dentry and its sequence. If they are equal in two results, the dentry has
+    /// not changed between the two walks.
     pub dentry: (u32, u64),
 }
 
@@ -135,16 +135,16 @@ pub(crate) struct Walk<'v, 'a> {
     pub(crate) flags: WalkFlags,
     pub(crate) root: &'a PathRef<'v>,
     pub(crate) mode: Mode,
-    /// The mount, counted only after the walk has crossed a mount point. Counting it earlier would
-    /// store to shared memory.
+    /// The mount. Its reference is counted only if the walk has crossed a mount point, because
+    /// counting stores to shared memory.
     pub(crate) mount: Cow<'a, Arc<Mount>>,
     pub(crate) dentry: DentrySlot,
     /// The snapshot of the dentry.
     pub(crate) seen: crate::dentry::Snapshot,
     /// The reference on `dentry`, if there is one.
     pub(crate) hold: Option<DentryAndInode<'v>>,
-    /// The dentries that the walk has passed. The set is borrowed, because it is large and a `Walk`
-    /// is moved.
+    /// The dentries that the walk has passed. The set is borrowed and not a part of the `Walk`,
+    /// because it is large and a `Walk` is moved.
     read_set: &'a mut ReadSet,
     pub(crate) links: u32,
 }
@@ -305,8 +305,8 @@ impl<'v, 'a> Walk<'v, 'a> {
     ) -> Walk<'v, 'a> {
         let mut seen = vfs.dcache.dentries.snapshot(start.dentry);
         if seen.body.is_negative() {
-            // A directory that has been removed is still a place to start at. Trap T17 is such a
-            // walk that reaches a freed entry.
+            // A walk may start at a directory that has been removed. Trap T17 is such a walk that
+            // reaches a freed entry.
             seen.body = seen.body.with_inode(start.inode.slot);
         }
         Walk {
@@ -328,7 +328,8 @@ impl<'v, 'a> Walk<'v, 'a> {
     fn follow(&mut self, path: &[u8]) -> Result<(), Stop> {
         self.record();
         let must_be_directory = path.ends_with(b"/") || self.flags.contains(WalkFlags::DIRECTORY);
-        // The rest of the path and of the links inside it; the innermost link last.
+        // The rest of the path, and the rests of the links that are being followed. The innermost
+        // link is the last.
         let mut rest: Vec<Vec<u8>> = Vec::new();
         let mut path = path;
         let mut link: Vec<u8>;
@@ -396,7 +397,7 @@ impl<'v, 'a> Walk<'v, 'a> {
         Ok(Resolved { ino, dentry })
     }
 
-    /// Returns `error` if the read set is still valid, and otherwise a retry.
+    /// Returns `error` if the read set is still valid. Otherwise the walk must begin again.
     pub(crate) fn validated(&self, error: Errno) -> Stop {
         match self.validate() {
             Ok(()) => Stop::Fail(error),
@@ -465,7 +466,8 @@ impl<'v, 'a> Walk<'v, 'a> {
     }
 }
 
-/// Returns the first component of a path and the rest; an empty component at the end.
+/// Returns the first component of a path, and the rest. At the end of the path the component is
+/// empty.
 #[inline]
 fn split(path: &[u8]) -> (&[u8], &[u8]) {
     let mut path = path;

@@ -92,7 +92,7 @@ fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
                     );
                 }
                 Ok(_) => assert_eq!(found, Err(too_small), "{format} in {size}"),
-                // As in the kernel, the error of a small buffer may hide another error.
+                // A small buffer may give its own error instead of another one, as in the kernel.
                 Err(error) => {
                     assert!(found == Err(*error) || (size < 600 && found == Err(too_small)));
                 }
@@ -164,7 +164,8 @@ fn is_subdir_sees_through_mounts_and_not_upwards() {
 }
 
 /// Trap T10: a path of any depth must be translated into a buffer in a bounded number of passes,
-/// without allocation and without recursion. It must equal the owned result.
+/// without allocation and without recursion. The path must equal the one that is returned as a
+/// vector.
 #[test]
 fn translation_into_a_buffer_allocates_nothing_at_any_depth() {
     let vfs = new();

@@ -23,7 +23,8 @@ static SEAL: Seal = Seal::new();
 
 /// The number of nested directories.
 const DEEP: usize = 12;
-/// The number of names in the last directory, and of names missing from it.
+/// The number of names in the last directory. It is also the number of missing names that are
+/// looked up there.
 const WIDE: usize = 1000;
 
 /// A namespace with a warm cache, the caller's credentials, and the paths to walk.

@@ -1,5 +1,5 @@
-//! Random schedules of whole namespaces: too large for loom, small enough to combine all pairs of
-//! steps.
+//! Random schedules of programs that use a whole namespace. They are too large for loom, but small
+//! enough that random schedules combine all pairs of steps.
 //!
 //! Shuttle runs only sequentially consistent schedules. So it finds wrong steps, but not weak
 //! orderings, which are loom's task. Each program runs under two schedulers: PCT, which finds bugs
@@ -86,7 +86,8 @@ fn run(vfs: &Arc<Vfs>, threads: Vec<Body>) {
     }
 }
 
-/// Runs `swap`, which exchanges the names of two directories, during two walks through them.
+/// Runs `swap`, which exchanges the names of two directories, while two threads walk through these
+/// directories.
 fn swap_against_walk(swap: fn(&Vfs)) {
     let vfs = new();
     let files = ["x", "y"].map(|dir| {
@@ -109,7 +110,8 @@ fn walk_during_an_exchange_finds_both_names() {
     check(|| swap_against_walk(|vfs| rename(vfs, "x", "y", RenameMode::Exchange)));
 }
 
-/// Control for trap T13: an exchange in three renames must be caught.
+/// Control for trap T13: the exchange is made by three renames. A reader can miss a name in
+/// between, so the test catches it.
 #[test]
 #[should_panic(expected = "a name was not found")]
 fn control_exchange_in_three_steps_is_caught() {
@@ -122,7 +124,8 @@ fn control_exchange_in_three_steps_is_caught() {
     });
 }
 
-/// Runs `replace`, which renames a file over another, during a lookup and a translation.
+/// Runs `replace`, which renames a file over another one. Meanwhile one thread looks the name up,
+/// and another one translates a path.
 fn replace_against_lookup(replace: fn(&Vfs)) {
     let vfs = new();
     let files = ["a", "b"].map(|file| make(&vfs, None, file, S_IFREG));
@@ -152,7 +155,8 @@ fn lookup_during_a_replacing_rename_finds_the_target() {
     check(|| replace_against_lookup(|vfs| rename(vfs, "a", "b", RenameMode::Replace)));
 }
 
-/// Control for trap T13: a removal of the target before the rename must be caught.
+/// Control for trap T13: the target is removed before the rename. A reader can miss the name in
+/// between, so the test catches it.
 #[test]
 #[should_panic(expected = "no target")]
 fn control_removal_before_a_rename_is_caught() {
@@ -227,14 +231,15 @@ fn forget_against_lookup(forget: fn(&Vfs, u64)) {
     assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
 }
 
-/// Trap P5: a forget must neither leave a reference nor drop one too many.
+/// Trap P5: after all forgets, no reference may be left, and no reference of another user may be
+/// dropped.
 #[test]
 fn forget_during_lookup_and_removal_leaves_no_reference() {
     check(|| forget_against_lookup(|vfs, ino| assert!(vfs.forget(ino, 1))));
 }
 
-/// Control for trap P5: a client that forgets a file only if it still finds the file by name must
-/// be caught.
+/// Control for trap P5: a client forgets a file only if it still finds the file by name. So a
+/// reference stays, which the test catches.
 #[test]
 #[should_panic(expected = "P5: a reference is left")]
 fn control_forget_by_name_is_caught() {
@@ -275,8 +280,8 @@ fn lookup_during_reclaim_finds_existing_files() {
     check(|| reclaim_against_lookup(path_of_held));
 }
 
-/// Control for trap T18: a lookup of the inode by its number, after its reference was dropped, must
-/// be caught.
+/// Control for trap T18: the inode is looked up by its number after its reference was dropped. The
+/// test must catch that.
 #[test]
 #[should_panic(expected = "no path")]
 fn control_path_without_a_reference_is_caught() {
@@ -325,7 +330,8 @@ fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// Traps T25, P12: a stale answer must not be entered after an invalidation.
+/// Traps T25, P12: a stale answer must not be entered after an invalidation. Here the whole
+/// directory is invalidated.
 #[test]
 fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate_dir(&vfs.root()).unwrap();
@@ -333,7 +339,8 @@ fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// Control for trap T25: a change of which the cache is not told must be caught.
+/// Control for trap T25: the cache is not told of the change. So it keeps the stale answer, which
+/// the test catches.
 #[test]
 #[should_panic(expected = "T25: a stale answer stayed")]
 fn control_change_without_invalidation_is_caught() {
@@ -375,8 +382,8 @@ fn chmod_during_a_write_that_clears_set_user_id_is_not_lost() {
     assert!(reached.iter().all(|&count| count > 0), "an order was not reached: {reached:?}");
 }
 
-/// Control: a chmod in the back end without the attribute lock must be caught, because the write
-/// undoes it.
+/// Control: a chmod changes the back end without the attribute lock. The write undoes it, which the
+/// test catches.
 #[test]
 #[should_panic(expected = "the chmod was lost")]
 fn control_chmod_without_the_attribute_lock_is_caught() {
@@ -407,7 +414,8 @@ enum Met {
     Left,
 }
 
-/// A mount is unmounted during a walk into it. `holds` tells which references the walker keeps.
+/// A file system is unmounted during a walk into it. `holds` decides which references the walker
+/// keeps.
 fn umount_against_walk(holds: Hold) -> Met {
     let vfs = new();
     make(&vfs, None, "m", S_IFDIR);
@@ -462,7 +470,8 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
     assert!(reached.iter().all(|&count| count > 0), "below, busy, left: {reached:?}");
 }
 
-/// Control: a walker without references must be caught, because it does not keep the mount.
+/// Control: the walker keeps no references, so the file system is unmounted during the walk. The
+/// test must catch that.
 #[test]
 #[should_panic(expected = "unmounted under a walker")]
 fn control_walk_without_references_is_caught() {
@@ -511,8 +520,8 @@ fn read(vfs: &Vfs) -> Vec<(Vec<u8>, Attr)> {
     entries
 }
 
-/// Lists the root with `list`. Meanwhile `f` is renamed to `g`, which is then removed, and another
-/// file is made.
+/// Lists the root with `list`. Meanwhile another thread renames `f` to `g`, removes `g`, and makes
+/// another file.
 fn list_against_changes(list: fn(&Vfs)) {
     let vfs = over(Arc::new(HookedTmpfs::new(|_: &Tmpfs, _| Ok(()))));
     let start = vfs.stats();
@@ -548,7 +557,8 @@ fn listing_during_changes_brings_no_name_back() {
     });
 }
 
-/// Control for trap T25: a listing that begins after the entries were read must be caught.
+/// Control for trap T25: the listing begins only after the entries were read. The test must catch
+/// that.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_listing_that_begins_late_is_caught() {
@@ -606,9 +616,9 @@ fn lookup_in_a_removed_directory_finds_no_other_files() {
     });
 }
 
-/// `mkdir` makes a directory `d` whose name has a negative dentry. Meanwhile two threads look it up
-/// `looks` times each, and a third runs `meanwhile`. A lookup finds `d` if it starts after the
-/// creation, or if the same thread has found it before.
+/// `mkdir` makes a directory `d` whose name has a negative dentry. Meanwhile two threads look `d`
+/// up `looks` times each, and a third thread runs `meanwhile`. A lookup finds `d` if it starts
+/// after the creation, or if the same thread has found it before.
 fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs)) {
     let vfs = new();
     let start = vfs.stats();
@@ -684,18 +694,18 @@ fn directory_stays_found_when_a_file_takes_the_slot() {
     });
 }
 
-/// Control for trap T16: a directory without a name for a moment must be caught.
+/// Control for trap T16: for a moment the directory has no name. The test must catch that.
 #[test]
 #[should_panic(expected = "found no more")]
 fn control_directory_without_a_name_for_a_moment_is_caught() {
-    // Try several seeds, because not every seed has a schedule that fails.
+    // Try several seeds, because some seeds have no schedule that fails.
     for _ in 0..10 {
         check(|| {
             mkdir_against_lookup(
                 20,
                 |vfs| {
-                    // Pause long enough for a lookup, because few schedules would pause there by
-                    // chance.
+                    // Pause for as long as a lookup takes. Otherwise few schedules would run a
+                    // lookup at this point.
                     let pause = || (0..20).for_each(|_| thread::yield_now());
                     let d = make(vfs, None, "d", S_IFDIR);
                     for _ in 0..3 {

@@ -113,8 +113,9 @@ fn control_path_snapshot_is_caught() {
     check(|| move_beside_calls(From::Snapshot));
 }
 
-/// Two renames that need the paths of each other's directories, and a link with two paths, must
-/// end. Each rename may move a directory below the other, and then one of them must fail.
+/// Two renames that need the paths of each other's directories must end, and so must a link that
+/// needs two paths. Each rename may move a directory below the other, and then one of them must
+/// fail.
 #[test]
 fn crossing_renames_and_a_link_end() {
     static REFUSED: AtomicUsize = AtomicUsize::new(0);
@@ -146,8 +147,8 @@ fn crossing_renames_and_a_link_end() {
     assert!(REFUSED.load(Ordering::Relaxed) > 0);
 }
 
-/// A file that can be opened during its removal, or while another file replaces it, must be
-/// readable.
+/// A file must be readable after an open, even if it is opened during its removal, or while another
+/// file replaces it.
 #[test]
 fn file_opened_during_its_removal_is_read_or_gone() {
     check(|| {

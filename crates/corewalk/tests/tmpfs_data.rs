@@ -1,8 +1,8 @@
 //! The content of tmpfs files, compared with a model: a vector of bytes, and a state per page.
 //!
 //! The model works byte by byte and page by page, so it is easy to verify. After every step, bytes,
-//! size, blocks, free space, holes and errors must be equal. Offsets favour the edges of pages and
-//! of the 64-page extents. The budget is so small that writes are often short.
+//! size, blocks, free space, holes and errors must be equal. Many offsets are at the edges of
+//! pages, or of extents of 64 pages. The budget is so small that writes are often short.
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, Seek, SetAttr};

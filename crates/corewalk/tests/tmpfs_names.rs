@@ -58,7 +58,7 @@ fn times(fs: &Tmpfs, ino: u64) -> (Timespec, Timespec) {
     (attr.mtime, attr.ctime)
 }
 
-/// Runs `change` and checks which inodes got a new mtime and ctime.
+/// Runs `change`. Checks which inodes got a new mtime, and which a new ctime.
 fn assert_touches(fs: &Tmpfs, expected: &[(u64, bool, bool)], what: &str, change: impl FnOnce()) {
     let old = Timespec { secs: 5, nanos: 6 };
     for &(ino, ..) in expected {
@@ -368,7 +368,8 @@ fn further_names_count_as_inodes_until_removed() {
     assert_eq!(free(), 2);
     fs.remove(dir(ROOT), name(b"g"), node(&other)).unwrap();
     fs.forget(other.ino);
-    // The first name of a file made without a name costs nothing.
+    // A file that is made without a name already counts as one inode. So its first name counts
+    // nothing more.
     let made = fs.tmpfile(dir(ROOT), &Make::new(0o644, 0, 0)).unwrap();
     assert_eq!(free(), 2);
     fs.link(node(&made), dir(ROOT), name(b"f")).unwrap();
@@ -491,8 +492,8 @@ fn inode_number_never_repeats() {
     assert_eq!(fs.statfs().unwrap().files - fs.statfs().unwrap().ffree, 1);
 }
 
-/// An old and the current number of one slot must not deadlock if they are passed as two
-/// directories of one call.
+/// If an old and the current number of one slot are passed as the two directories of one call, the
+/// call must not deadlock.
 #[test]
 fn old_and_new_number_of_a_slot_do_not_deadlock() {
     let _watchdog = Watchdog::start("two numbers of one slot", Duration::from_secs(60));
@@ -612,8 +613,8 @@ fn lookup_during_rename_over_finds_old_or_new() {
                 fs.forget(old.ino);
             } else {
                 match fs.lookup(dir(ROOT), name(b"target")) {
-                    // The inode was replaced and forgotten after the lookup. Callers that hold
-                    // their inodes prevent that.
+                    // The inode was replaced and forgotten after its lookup. That happens only
+                    // here, because other callers hold a reference on their inodes.
                     Ok(_) | Err(Errno::STALE) => {}
                     other => panic!("{other:?}"),
                 }
@@ -640,8 +641,8 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The model's names: (directory, name) to (inode, is a directory). Directories that the operations
-/// make stay empty, so the model needs no tree.
+/// The model's names: (directory, name) to (inode, is a directory). The directories that the
+/// operations make stay empty, so the model needs no tree.
 type Names = BTreeMap<(usize, u8), (u64, bool)>;
 
 fn expected_rename(

@@ -35,8 +35,8 @@ fn rename(fs: &Tmpfs, from: &str, to: &str, mode: RenameMode) -> Result<(), Errn
     fs.rename(from, to, mode)
 }
 
-/// Reads the root directory in calls of at most `step` entries, and runs `between` after each.
-/// Returns all names in order.
+/// Reads the root directory in calls that return at most `step` entries each. Runs `between` after
+/// each call. Returns all names in order.
 fn pass(fs: &Tmpfs, step: usize, mut between: impl FnMut()) -> Vec<String> {
     let (mut names, mut cookie) = (Vec::new(), 0);
     loop {
@@ -66,7 +66,8 @@ fn assert_each_once(names: &[String], prefix: &str, count: usize, seed: Seed) {
     assert_eq!((stable().count(), distinct.len()), (count, count), "{prefix}: {seed}");
 }
 
-/// Traps T48, P13: a listing must neither skip nor repeat an entry that stays.
+/// Traps T48, P13: a listing must report each entry that exists during the whole listing exactly
+/// once.
 #[test]
 fn readdir_during_changes_reports_each_stable_entry_once() {
     let report = ReportSeed::new(Seed::choose());
@@ -86,7 +87,8 @@ fn readdir_during_changes_reports_each_stable_entry_once() {
                     make(&fs, &format!("coming{coming}"));
                     coming += 1;
                 }
-                // Renaming files onto a stable name, and exchanging it, keeps the name stable.
+                // The stable name keeps its entry if files are renamed onto it, or if it is
+                // exchanged with another name.
                 if target < 300 {
                     let stable = format!("stable{}", rng.below(700));
                     make(&fs, &format!("file{target}"));
@@ -141,7 +143,7 @@ fn readdir_during_renames_reports_each_file_once() {
                 rename(&fs, &name, &format!("r{renamed}"), RenameMode::NoReplace).unwrap();
                 renamed += 1;
             }
-            // Also rename a file that the pass may not have reported yet.
+            // Also rename a file that the listing may not have reported yet.
             let ahead = (renamed * 7919) % COUNT;
             let _ = rename(&fs, &format!("f{ahead}"), &format!("x{ahead}"), RenameMode::NoReplace);
         }
@@ -197,8 +199,8 @@ fn readdir_of_a_million_entries_during_changes_is_complete() {
     }
     let (mut calls, mut sum) = (0, 0);
     let names = pass(&fs, 100, || {
-        // Stop making files at some point, because a pass that finds a new entry each time would
-        // not end.
+        // Stop making files at some point. Otherwise each call would find a new entry, and the
+        // listing would not end.
         if calls < COUNT / 100 {
             make(&fs, &format!("coming{calls}"));
         }

@@ -1,5 +1,5 @@
-//! A plain server for the crate fuser whose table of inodes is an [`InodeTable`]. It shows a
-//! directory of the host, read-only.
+//! A server that uses the crate fuser directly, and an [`InodeTable`] as its table of inodes. It
+//! shows a directory of the host, read-only.
 //!
 //! ```console
 //! mkdir /tmp/table
@@ -28,7 +28,8 @@ const TTL: Duration = Duration::from_secs(1);
 
 struct Shown {
     from: PathBuf,
-    /// The user data is the inode number on the host. If it differs, the name is of another file.
+    /// The user data is the inode number on the host. If the host now has another number under a
+    /// name, the name belongs to another file.
     table: InodeTable<u64>,
 }
 
@@ -51,7 +52,7 @@ impl Shown {
             self.table.removed(&dir, named)?;
             return Err(Errno::NOENT);
         };
-        // The host may have replaced the file since the name was entered.
+        // The host may have replaced the file after the name was entered in the table.
         if self.table.child(parent, name.as_bytes()).is_ok_and(|it| *it.data() != metadata.ino()) {
             self.table.removed(&dir, named)?;
         }

@@ -1,9 +1,9 @@
 //! A [`Server`] as a [`fuser::Filesystem`].
 //!
 //! fuser reads and parses requests, and calls one method for each of them. The adapter translates
-//! the arguments to the types of the server, and the server's answers to fuser's replies. By itself
-//! it decides only about this transport: which features it requests from the kernel, and which
-//! requests it turns off.
+//! the arguments to the types of the server, and the server's answers to fuser's replies. The
+//! adapter itself decides only two things: which features it requests from the kernel, and which
+//! requests it tells the kernel not to send.
 //!
 //! # Requests that are turned off
 //! - If the server needs no open ([`Server::opens_are_free`]), the adapter answers the first open
@@ -118,8 +118,8 @@ impl Adapter {
             InitFlags::FUSE_DONT_MASK,
             InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_HAS_IOCTL_DIR,
-            // With this feature the kernel may look up `.` and `..`. It does so if a process opens
-            // a file handle of an inode that the kernel has forgotten.
+            // With this feature the kernel may look up `.` and `..`. It does so when a process
+            // opens a file handle whose inode the kernel has forgotten.
             InitFlags::FUSE_EXPORT_SUPPORT,
         ];
         match options.readdirplus {
@@ -148,7 +148,8 @@ impl Adapter {
         if self.server.opens_are_free() && can_skip {
             self.opening = Opening::Free;
         } else {
-            // The kernel then leaves `O_TRUNC` to the server's open, which checks the permission.
+            // With this feature the kernel leaves `O_TRUNC` to the server's open, which checks the
+            // permission.
             wanted.push(InitFlags::FUSE_ATOMIC_O_TRUNC);
         }
         for feature in wanted {
@@ -181,6 +182,6 @@ fn guarded<T>(
 }
 
 thread_local! {
-    /// The buffer for read requests, which is kept from one request to the next.
+    /// The buffer for read requests. It is kept from one request to the next.
     static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }

@@ -18,11 +18,11 @@
 use corewalk::{Caps, Cred, Errno};
 use rustix::fs::{Mode, OFlags};
 
-/// Maximum number of bytes that are read from `/proc/PID/status`. Only the list of groups in it is
-/// long, and 4096 groups of ten digits fit.
+/// Maximum number of bytes that are read from `/proc/PID/status`. Only its list of groups is long.
+/// The limit is enough for 4096 groups of ten digits.
 const STATUS_BYTES_MAX: usize = 64 << 10;
 
-/// The capabilities that affect a file system, with their numbers in the kernel.
+/// The capabilities that affect a file system, each with its number in the kernel.
 const CAPS: [(u32, Caps); 8] = [
     (0, Caps::CHOWN),
     (1, Caps::DAC_OVERRIDE),
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn caller_that_is_gone_has_no_rights() {
-        // Use a process number that no process has: all are below 2^22.
+        // Use a process number that no process has. All numbers of processes are below 2^22.
         let cred = Caller { uid: 0, gid: 0, pid: u32::MAX }.resolve(UserNamespace::ours());
         assert_eq!((cred.uid, cred.groups.len(), cred.caps), (0, 0, Caps::empty()));
     }
@@ -209,7 +209,8 @@ mod tests {
         let mut found = cred.groups.clone();
         found.sort_unstable();
         assert_eq!(found, groups);
-        // This uid differs from the fsuid of the process, so the caller has no capability.
+        // The user ID in this request differs from the fsuid of the process. So the caller has no
+        // capability.
         let other = Caller { uid: uid + 1, ..caller };
         assert_eq!(other.resolve(UserNamespace::ours()).caps, Caps::empty());
     }

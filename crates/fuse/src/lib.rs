@@ -1,10 +1,10 @@
 //! A FUSE server for any corewalk file system.
 //!
-//! The kernel sends a FUSE server requests about numbered inodes. It counts how often the server
-//! has handed out each number, and later gives back many counts with one forget request. A server
-//! must keep the same counts, even if requests run in parallel. corewalk's cache does that. This
-//! crate adds the rest: the rules of the protocol, credentials, cookies of directories, mounting
-//! and unmounting.
+//! The kernel sends a FUSE server requests about numbered inodes. The kernel counts how often the
+//! server has handed out each number. Later it returns many of these counts with one forget
+//! request. A server must keep the same counts, even if requests run in parallel. corewalk's cache
+//! does that. This crate adds the rest: the rules of the protocol, credentials, cookies of
+//! directories, mounting and unmounting.
 //!
 //! # How it works
 //! - [`Server`] has one method per request. A method takes plain arguments and returns an answer or
@@ -16,10 +16,9 @@
 //!   asks the kernel to forget inodes.
 //!
 //! # Guarantees
-//! - S.1: each entry that the server hands out counts one lookup, and the kernel gives the count
-//!   back by a forget request. The server refuses a forget of more lookups than it has counted, and
-//!   then changes nothing. A server that miscounts lookups frees inodes too early or never (trap
-//!   P5).
+//! - S.1: each entry that the server hands out counts one lookup, and the kernel returns the count
+//!   by a forget request. The server refuses a forget of more lookups than it has counted, and then
+//!   changes nothing. A server that miscounts lookups frees inodes too early or never (trap P5).
 //! - S.2: a request for a node number that the kernel does not hold fails with `ESTALE`.
 //! - S.3: a request that panics fails with `EIO`, and the server continues.
 //! - S.4: the server holds no lock while it calls the back end. So a slow request delays only

@@ -76,7 +76,7 @@ pub struct Mount {
 pub struct Mountpoint {
     /// The path at the time of the mount.
     path: PathBuf,
-    /// The number of the mount and the number of its device. When the mount is gone, another one
+    /// The number of the mount and the number of its device. When the mount is gone, a later mount
     /// may get both numbers.
     identity: table::Identity,
     /// The device, which shows whether the connection still exists.
@@ -159,8 +159,8 @@ impl Mount {
         &self.point
     }
 
-    /// Returns the kernel's cache of the mount. Use it to report changes that were not made through
-    /// the mount.
+    /// Returns a handle of the kernel's cache of the mount. Use it to report changes that were not
+    /// made through the mount.
     pub fn kernel_cache(&self) -> &KernelCache {
         &self.kernel
     }
@@ -175,13 +175,14 @@ impl Mount {
     pub fn wait(mut self) -> Result<(), MountError> {
         let session = self.session.take().expect("only `wait` and `drop` take the session");
         let mut ended = end(session);
-        // When a detached mount ends, most threads read `ENODEV`, but a few read `ECONNABORTED`. An
-        // aborted connection returns `ECONNABORTED` too, but in that case the mount still exists.
+        // When a detached mount ends, most threads read `ENODEV`, but a few read `ECONNABORTED`.
+        // After an abort of the connection, threads read `ECONNABORTED` too, but then the mount
+        // still exists.
         let is_aborted = ended == Err(MountError::System("serving requests", Errno::CONNABORTED));
         if is_aborted && self.point.find() == Ok(None) {
             ended = Ok(());
         }
-        // Unmount, since after an abort the mount still exists, without a server.
+        // Unmount. After an abort the mount still exists, but has no server.
         if let Err(error) = self.point.unmount() {
             log::error!("cannot unmount {}, it stays mounted: {error}", self.point.path.display());
         }
@@ -191,7 +192,7 @@ impl Mount {
 
 impl Mountpoint {
     /// Returns the path at the time of the mount, without symbolic links. If a directory above the
-    /// mount was renamed since, the mount has another path now.
+    /// mount has been renamed since, the mount now has another path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -207,7 +208,8 @@ impl Mountpoint {
         if device::unmount(&path, device::Force::None).is_ok() {
             return Ok(Unmounted::Done);
         }
-        // The mount may be in use, or its path may have changed meanwhile.
+        // The unmount may have failed because the mount is in use, or because its path has changed.
+        // So look for the path again.
         let Some(path) = self.find()? else { return Ok(Unmounted::Already) };
         device::unmount(&path, device::Force::Detach)?;
         Ok(Unmounted::Detached)
@@ -225,9 +227,9 @@ impl Mountpoint {
         if met.is_none_or(|met| met.identity != self.identity) {
             return Err(Errno::BUSY);
         }
-        // While the connection exists, the mount with these numbers is ours. After that, it is ours
-        // only if it is dead, since ours was aborted then. A live mount has got the numbers after
-        // our mount was gone.
+        // As long as the connection exists, a mount with these numbers is this mount. After that,
+        // it is this mount only if it is dead, because its connection was aborted. A live mount has
+        // got the numbers after this mount was gone.
         let is_ours = !self.device.is_disconnected() || table::is_dead(&path);
         Ok(is_ours.then_some(path))
     }
@@ -252,7 +254,8 @@ fn start(adapter: Adapter, device: &Device, mount: &MountOptions) -> Result<Runn
         .map_err(|error| system("negotiating with the kernel", &error))?;
     let notifier = session.notifier();
     server.set_drop_attributes(Box::new(move |node| {
-        // Offset -1 makes the kernel drop only the attributes. For that it does not lock the inode.
+        // Offset -1 tells the kernel to drop only the attributes. For that the kernel does not lock
+        // the inode.
         if let Err(error) = notifier.inval_inode(INodeNo(node), -1, 0) {
             log::debug!("cannot make the kernel drop the attributes of node {node}: {error}");
         }
@@ -276,7 +279,8 @@ fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {
 impl Drop for Mount {
     fn drop(&mut self) {
         let Some(session) = self.session.take() else {
-            // The session has ended. The drop of the field ends the shrinker thread.
+            // The session has already ended. Dropping the field `shrinker` ends the shrinker
+            // thread.
             return;
         };
         match self.point.unmount() {
@@ -286,8 +290,8 @@ impl Drop for Mount {
                 }
             }
             Ok(Unmounted::Already | Unmounted::Detached) => {
-                // Do not wait for the end of a detached mount: processes may use it for any length
-                // of time.
+                // Do not wait for the end of a detached mount, because processes may use it for an
+                // unlimited time.
             }
             Err(error) => {
                 log::error!(

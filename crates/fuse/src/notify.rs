@@ -2,9 +2,9 @@
 //! changed them.
 //!
 //! To drop a name, the kernel locks the directory. A process that waits for the answer to a request
-//! in that directory holds the same lock. A thread that serves this request would wait for itself.
-//! So a back end must not call these functions while it serves a request. Notifications because of
-//! the budget of the cache are in [`shrinker`](crate::shrinker).
+//! in that directory holds the same lock. If the thread that serves this request dropped the name,
+//! it would wait for itself. So a back end must not call these functions while it serves a request.
+//! Notifications because of the budget of the cache are in [`shrinker`](crate::shrinker).
 //!
 //! Source: Linux `fuse_reverse_inval_entry` and `fuse_reverse_inval_inode`.
 
@@ -19,9 +19,9 @@ use crate::server::Server;
 
 /// The kernel's cache of a mount.
 ///
-/// Call its methods after a change that was not made through the mount. Each drops the cached
-/// answer from corewalk's cache, and then from that of the kernel. The methods wait for the kernel,
-/// so a [`FileSystem`](corewalk::FileSystem) must not call them while it serves a request.
+/// Call its methods after a change that was not made through the mount. Each method drops the
+/// cached answer from corewalk's cache, and then from the kernel's cache. The methods wait for the
+/// kernel, so a [`FileSystem`](corewalk::FileSystem) must not call them while it serves a request.
 ///
 /// # Examples
 /// ```no_run
@@ -63,7 +63,7 @@ impl KernelCache {
                 Err(Errno::NOENT) => {}
                 result => result?,
             },
-            // The inode is not in use, so the kernel has no cached name in it.
+            // The directory is not in use, so the kernel has cached no name in it.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }
@@ -79,7 +79,7 @@ impl KernelCache {
     pub fn invalidate_inode(&self, ino: u64) -> Result<(), Errno> {
         match self.server.vfs().inode(ino) {
             Ok(inode) => self.server.vfs().invalidate_attributes(&inode),
-            // The inode is not in use, so the kernel has nothing of it cached.
+            // The inode is not in use, so the kernel has cached nothing of it.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }

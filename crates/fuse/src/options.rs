@@ -51,13 +51,13 @@ pub struct Options {
     /// Whether a listing of a directory contains attributes.
     pub readdirplus: ReaddirPlus,
     /// The time for which the kernel may use a name without looking it up again. The back end may
-    /// set another one in [`corewalk::Attr::ttl`].
+    /// set another time in [`corewalk::Attr::ttl`].
     pub entry_timeout: Duration,
     /// The time for which the kernel may use attributes without asking again. The back end may set
-    /// another one in [`corewalk::Attr::ttl`].
+    /// another time in [`corewalk::Attr::ttl`].
     pub attr_timeout: Duration,
-    /// The time for which the kernel may remember that a name does not exist. With zero it does not
-    /// remember that.
+    /// The time for which the kernel may remember that a name does not exist. If the time is zero,
+    /// the kernel does not remember missing names.
     pub negative_timeout: Duration,
     /// The longest write request, in bytes: 4096 to 16 MiB.
     pub write_bytes_max: u32,
@@ -104,8 +104,8 @@ pub enum WriteCache {
 pub enum ReaddirPlus {
     /// Never: a listing contains names and types only.
     Never,
-    /// The kernel asks for attributes in a listing if it expects that the program reads them. It
-    /// never does so if names have no timeout.
+    /// The kernel asks for attributes in a listing if it expects that the program reads them. If
+    /// names have no timeout, the kernel never asks for them.
     Auto,
     /// Always.
     Always,
@@ -115,8 +115,8 @@ pub enum ReaddirPlus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Conflict {
-    /// The server checks permissions, and a timeout is not 0. So the kernel would answer from its
-    /// cache without a check.
+    /// The server checks permissions, and a timeout is not 0. Then the kernel would answer from its
+    /// cache without a permission check.
     CachedNames,
     /// The server checks permissions, and the kernel collects writes. Collected writes do not name
     /// the user, so the server could not check them.

@@ -96,7 +96,8 @@ pub struct Server {
 /// A function that makes the kernel drop its cached attributes of a node.
 type DropAttributes = Box<dyn Fn(u64) + Send + Sync>;
 
-/// An inode that an answer gives to the kernel, counted once. Analogous to `struct fuse_entry_out`.
+/// An inode that an answer gives to the kernel. It counts one lookup. Analogous to `struct
+/// fuse_entry_out`.
 #[doc(alias = "fuse_entry_out")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "it is counted: deliver it, or forget it"]
@@ -275,8 +276,8 @@ impl Server {
         self.hand_out(inode, attr)
     }
 
-    /// Gives back `n` lookups of `node`. If the kernel holds fewer, the server changes nothing, but
-    /// counts and logs the forget.
+    /// Returns `n` lookups of `node` that the kernel holds. If the kernel holds fewer, the server
+    /// only counts and logs the wrong forget.
     pub fn forget(&self, node: u64, n: u64) {
         self.tallies.requests.add(1);
         if node == ROOT_NODE || node == NO_NODE {
@@ -353,14 +354,14 @@ impl Server {
         self.counted(node)
     }
 
-    /// Returns the counted inode of a node like `inode`, but counts no request. It is for the
-    /// second node that a request names.
+    /// Returns the counted inode of a node, as `inode` does, but counts no request. A request that
+    /// names two nodes uses it for the second one.
     fn counted(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.vfs.inode(self.translate(node))?;
         let (ownership, permissions) = (self.options.ownership, self.options.permissions);
         if ownership == Ownership::Shared && permissions == Permissions::Server {
-            // Read owner and mode again for the permission check, since other programs may have
-            // changed them.
+            // Other programs may have changed owner and mode. So read both again for the permission
+            // check.
             self.vfs.invalidate_attributes(&inode);
         }
         Ok(inode)
@@ -370,7 +371,7 @@ impl Server {
     /// next use of these asks the back end again. That is for requests whose effect depends on
     /// owner and mode even if the kernel checks permissions. For example, a new file inherits from
     /// them, or a change clears some bits. Other requests need them only for a permission check
-    /// that the kernel has made. For these, asking again would cost a `stat` each.
+    /// that the kernel has made. For these requests, each further question would cost a `stat`.
     fn inode_refreshed(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.inode(node)?;
         self.refresh(&inode);
@@ -403,7 +404,7 @@ impl Server {
         }
     }
 
-    /// Checks the name in a request, and counts it as a name to be resolved.
+    /// Checks the name in a request, and counts it as a name that the server has to resolve.
     fn name<'a>(&self, name: &'a [u8]) -> Result<Name<'a>, Errno> {
         let name = Name::new(name)?;
         self.tallies.names.add(1);
@@ -414,7 +415,8 @@ impl Server {
     fn hand_out(&self, inode: InodeRef<'_>, attr: Attr) -> Result<EntryOut, Errno> {
         let node = self.translate(inode.ino());
         if node == 0 || node == ROOT_NODE || node == NO_NODE {
-            // In the protocol these numbers do not stand for an inode that was looked up.
+            // In the protocol, each of these numbers has another meaning. So no inode that was
+            // looked up may have one of them.
             return Err(Errno::IO);
         }
         let generation = inode.generation();

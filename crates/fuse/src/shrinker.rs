@@ -53,18 +53,19 @@ const TICK: Duration = Duration::from_secs(1);
 const ROUND: Duration = Duration::from_millis(1);
 /// Maximum number of entries that the kernel is requested to forget in one round.
 const REQUEST_MAX: u64 = 4096;
-/// Maximum number of rounds that the shrinker waits for a requested entry that is still in use.
-const TRIES_MAX: u32 = 16;
-/// Number of rounds in a row without an eviction after which the shrinker rests. The pause doubles
-/// after each of these rounds.
-const FRUITLESS_MAX: u32 = 6;
-/// The pause after `FRUITLESS_MAX` rounds without an eviction, when all requested entries are in
+/// Maximum number of rounds that the shrinker waits if an entry that it has requested is still in
 /// use.
+const TRIES_MAX: u32 = 16;
+/// If this many rounds in a row evict nothing, the shrinker rests. Each further round without an
+/// eviction doubles the pause.
+const FRUITLESS_MAX: u32 = 6;
+/// The pause after `FRUITLESS_MAX` rounds without an eviction. In such rounds all requested entries
+/// are in use.
 const REST: Duration = Duration::from_millis(200);
 /// The approximate memory of one entry in bytes: its dentry, its inode, and its slots in the
 /// tables.
 const ENTRY_BYTES: u64 = 128;
-/// If the cache is over its budget, it shrinks to its budget minus one part in this many. So it
+/// If the cache is over its budget, it shrinks to its budget minus 1 / `SPARE_SHARE` of it. So it
 /// does not exceed its budget again at once.
 const SPARE_SHARE: u64 = 16;
 
@@ -93,7 +94,7 @@ struct ShrinkThread {
     device: Arc<Device>,
     notification: Notification,
     requested: Vec<Requested>,
-    /// True from the moment when the cache exceeds its budget until it is below the budget by the
+    /// True if the cache has exceeded its budget, and has not yet shrunk to its budget minus the
     /// spare share.
     is_shrinking: bool,
 }
@@ -164,7 +165,7 @@ impl ShrinkThread {
     }
 
     /// Evicts entries that the kernel has forgotten, and entries that are not in use. Then requests
-    /// the kernel to forget as many entries as the cache is still over its budget. Returns the
+    /// the kernel to forget more entries, as many as the cache still has too many. Returns the
     /// number of evicted entries.
     fn round(&mut self, missing: u64) -> u64 {
         let vfs = self.server.vfs();
@@ -196,8 +197,8 @@ impl ShrinkThread {
         evicted
     }
 
-    /// Requests the kernel to drop these nodes. If the kernel does not know the notification, later
-    /// rounds use names.
+    /// Tells the kernel to drop these nodes. If the kernel does not know this notification, later
+    /// rounds drop entries by name.
     fn prune_nodes(&mut self, nodes: &[u64]) {
         match self.device.notify_prune(nodes) {
             Ok(()) => {}
@@ -234,15 +235,16 @@ fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
 
 impl Pressure for WakeOnPressure {
     fn please_forget(&self, _: u64, _: Name<'_>) {
-        // Ignore a full queue. One message is enough, because the shrinker looks for pinned entries
-        // itself.
+        // Ignore a full queue: one message is enough, because the shrinker itself looks for pinned
+        // entries.
         let _ = self.0.try_send(Wake::OverBudget);
     }
 }
 
 impl Drop for Shrinker {
     fn drop(&mut self) {
-        // The call blocks until the thread has taken an earlier message out of the queue.
+        // If the queue contains an earlier message, this call blocks until the thread has received
+        // it.
         let _ = self.wakes.send(Wake::Stop);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

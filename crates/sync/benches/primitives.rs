@@ -1,8 +1,9 @@
 //! The cost of one use of each primitive for a single thread, beside its competitors.
 //!
 //! Each round runs a slice of every row, so that a change of the machine's speed affects all rows.
-//! Each row prints the minimum and the median over rounds. The ratio compares a row with its
-//! yardstick row, round by round. The lab measures contention.
+//! For each row the benchmark prints the minimum and the median over the rounds. The ratio compares
+//! a row with its yardstick row, round by round. Contention is measured by the program
+//! `corewalk-lab`.
 //!
 //! `cargo bench -p corewalk-sync` measures; `cargo test --benches` runs every row a few times and
 //! only checks the results.

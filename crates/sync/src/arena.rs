@@ -7,9 +7,9 @@
 //! loads a valid word. A sequence count or generation in the slot tells the reader whether the
 //! words belong together.
 //!
-//! The arena reserves the address space of all slots at once. The kernel backs it with zeroes page
-//! by page at first touch. A thread allocates from its shard, and shards trade slots with a common
-//! depot in batches. Fresh slots fill a shard only if the depot has none.
+//! The arena reserves the address space of all slots at once. The kernel adds memory page by page,
+//! at the first access. A thread allocates from its shard, and shards trade slots with a common
+//! depot in batches. A shard takes fresh slots only if the depot is empty.
 //!
 //! Analogous to Linux's `SLAB_TYPESAFE_BY_RCU`.
 //!
@@ -53,25 +53,25 @@ use crossbeam_utils::CachePadded;
 use memory::SlotMemory;
 use std::{fmt, io, sync::OnceLock};
 
-/// Number of slots that a shard gives to the depot, gets from it, or takes from fresh memory in one
-/// step.
+/// Number of slots that a shard moves in one step: to the depot, from the depot, or from fresh
+/// memory.
 const BATCH: usize = if corewalk_base::primitives::IS_MODEL { 2 } else { 64 };
 
 /// Distance between two slots of [`Group::Few`] that are handed out one after the other.
 ///
-/// The owner of an arena may keep further words per slot in an array of its own, for example
-/// counts, four to a cache line. The words of two slots at this distance are on different cache
-/// lines.
+/// The owner of an arena may have more words per slot in an array of its own, for example four
+/// counts per cache line. The words of two slots at this distance are on different cache lines.
 const STRIDE: u64 = 4;
 
-/// If the depot has at least this many free slots of one group, the other group may take some.
+/// If the depot has at least this many free slots of one group, objects of the other group may use
+/// some of them.
 const SPARE: usize = 16 * BATCH;
 
 /// An arena of slots of `WORDS` words each. With eight words a slot is one 64-byte cache line.
 ///
 /// A growing array, such as the buckets of a hash table, needs no `alloc`: `get` reaches every slot
-/// from the beginning. The array's owner calls `extend_to` for each new length, so that
-/// `len_touched` and huge pages follow it.
+/// from the beginning. The array's owner calls `extend_to` for each new length. So
+/// `bytes_committed` is right, and huge pages are used when the array is long enough.
 ///
 /// # Examples
 ///
@@ -88,18 +88,19 @@ const SPARE: usize = 16 * BATCH;
 /// ```
 #[repr(C)]
 pub struct SlotArena<const WORDS: usize> {
-    /// The slots, which are all that a reader needs. The field never changes, and shares no cache
-    /// line with the words that allocation writes.
+    /// The slots. A reader needs only this field. It never changes, and shares no cache line with
+    /// words that an allocation writes.
     memory: SlotMemory<WORDS>,
     name: &'static str,
-    /// First index that was never handed to a shard. Atomic; it only grows.
+    /// The first index that was never handed to a shard. It is atomic and only grows.
     next_fresh: CachePadded<AtomicU64>,
-    /// Free slots that no shard has. Protected by its own mutex, which a thread takes after that of
-    /// a shard.
+    /// The free slots that no shard has. Protected by its own mutex. A thread that locks both takes
+    /// the mutex of the shard first.
     depot: CachePadded<Mutex<Free>>,
     shards: [OwnLine<Shard>; SHARDS],
-    /// One bit per batch of slots, set for [`Group::Few`]. Allocated with the first such batch. A
-    /// bit is set before a slot of its batch is handed out, and it is never cleared.
+    /// One bit per batch of slots, which is set if the batch belongs to [`Group::Few`]. Allocated
+    /// with the first such batch. A bit is set before a slot of its batch is handed out, and is
+    /// never cleared.
     few: OnceLock<Box<[AtomicU64]>>,
 }
 
@@ -146,8 +147,8 @@ struct Free([Vec<u32>; 2]);
 struct Shard {
     /// Protected by its own mutex.
     free: Mutex<Free>,
-    /// Allocations minus frees of this shard. Negative if the shard frees slots of other shards.
-    /// Written under `free`. Any thread reads it.
+    /// Number of allocations minus number of frees of this shard. Negative if the shard frees slots
+    /// of other shards. Written under the mutex of `free`. Any thread reads it.
     in_use: AtomicI64,
 }
 
@@ -190,7 +191,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         self.memory.max_slots()
     }
 
-    /// Returns the number of allocated slots. It is exact while no thread allocates or frees.
+    /// Returns the number of allocated slots. It is exact if no thread allocates or frees
+    /// meanwhile.
     #[must_use]
     pub fn in_use(&self) -> u64 {
         // ORDERING: Relaxed. Statistic; nothing is published through it.
@@ -204,8 +206,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// A scan over all objects needs no index at or above this number.
     #[must_use]
     pub fn len_touched(&self) -> u32 {
-        // ORDERING: Relaxed. The number never passes `max_slots`. A scan may miss a slot that is
-        // handed out during the scan. Then it returns the same as a scan that ran a moment earlier.
+        // ORDERING: Relaxed. The number never passes `max_slots`. If a slot is handed out during
+        // the scan, the scan may miss it, as if the scan had run a moment earlier.
         let next = self.next_fresh.load(Ordering::Relaxed);
         u32::try_from(next).expect("next_fresh never passes max_slots")
     }
@@ -230,8 +232,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     pub fn extend_to(&self, index: u32) {
         assert!(index < self.max_slots(), "slot {index} is out of range");
         let now = u64::from(index) + 1;
-        // ORDERING: Relaxed. The counter only hands out numbers. The load comes first so that a
-        // call with a lower or repeated index stores nothing.
+        // ORDERING: Relaxed. The counter only gives each caller its own numbers. The load comes
+        // first, so that a call with a lower or repeated index stores nothing.
         if self.next_fresh.load(Ordering::Relaxed) >= now {
             return;
         }
@@ -294,7 +296,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         let slots = free.of(group);
         slots.push(index);
         if slots.len() >= 2 * BATCH {
-            // Move the oldest slots, because late readers have had the most time to leave them.
+            // Move the oldest slots, because a late reader of these slots has had the most time to
+            // finish.
             self.depot.lock().of(group).extend(slots.drain(..BATCH));
         }
     }
@@ -303,8 +306,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     fn group_of(&self, index: u32) -> Group {
         let batch = index as usize / BATCH;
         let is_few = self.few.get().is_some_and(|few| {
-            // ORDERING: Relaxed. The bit is set before the slot is first handed out. That happened
-            // before the caller got the slot's number.
+            // ORDERING: Relaxed. The bit is set before the slot is first handed out, and the caller
+            // got the slot's number after that.
             few[batch / 64].load(Ordering::Relaxed) >> (batch % 64) & 1 != 0
         });
         if is_few { Group::Few } else { Group::Many }
@@ -319,7 +322,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         few[batch / 64].fetch_or(1 << (batch % 64), Ordering::Relaxed);
     }
 
-    /// Fills a shard's empty list from the depot, else with fresh slots.
+    /// Fills a shard's empty list from the depot. If the depot has no slots, fills it with fresh
+    /// slots.
     ///
     /// If the depot has no slot of `group` but many of the other group, the other group has shrunk.
     /// Then the shard takes slots of the other group before fresh ones.
@@ -343,8 +347,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
     /// Moves a batch of fresh slots, or the rest of one, to `free`.
     fn take_fresh(&self, group: Group, free: &mut Vec<u32>) {
         let max = u64::from(self.max_slots());
-        // ORDERING: Relaxed. The counter only hands out numbers. The words of a fresh slot were
-        // zero before any thread shared the arena.
+        // ORDERING: Relaxed. The counter only gives each caller its own numbers. The words of a
+        // fresh slot were zero before any thread shared the arena.
         let mut start = self.next_fresh.load(Ordering::Relaxed);
         while start < max {
             let end = max.min(end_of_batch(start));
@@ -360,8 +364,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
                         self.note_few(start);
                     }
                     self.memory.note_handed_out(start, end);
-                    // The lowest index comes last and is popped first, so that a few objects stay
-                    // on the first pages.
+                    // Push the lowest index last, so that it is popped first. Then a few objects
+                    // use only the first pages.
                     let as_index = |n| u32::try_from(n).expect("below max_slots");
                     let stride = if group == Group::Few { STRIDE } else { 1 };
                     let every = |first: u64| {
@@ -376,8 +380,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         }
     }
 
-    /// Returns a slot from any shard or from the depot. It is called when the thread's shard, the
-    /// depot and the fresh memory have none.
+    /// Returns a slot from any shard or from the depot. It is called if the thread's shard, the
+    /// depot and the fresh memory have no slot.
     #[cold]
     fn steal(&self, group: Group) -> Option<u32> {
         let first = shard_index();
@@ -393,7 +397,7 @@ impl Free {
         &mut self.0[group as usize]
     }
 
-    /// Pops a slot of `group`, or of the other group if `group` has none.
+    /// Pops a slot of `group`. If `group` has no slot, pops one of the other group.
     fn pop(&mut self, group: Group) -> Option<u32> {
         let [many, few] = &mut self.0;
         let (own, other) = if group == Group::Many { (many, few) } else { (few, many) };
@@ -402,7 +406,8 @@ impl Free {
 }
 
 impl Shard {
-    /// Adds `amount` to the shard's count of slots in use. The guard is a witness of the lock.
+    /// Adds `amount` to the shard's count of slots in use. The guard proves that the caller has
+    /// locked the shard.
     fn count(&self, amount: i64, _free: &MutexGuard<'_, Free>) {
         // ORDERING: Relaxed. Statistic; the shard's lock excludes other writers.
         let now = self.in_use.load(Ordering::Relaxed);

@@ -2,7 +2,7 @@
 //!
 //! These primitives make the kernel's name cache scale. This crate offers them to programs with a
 //! cache, an inode table or a session table of their own. A user-space thread can be preempted at
-//! any instruction, also while it holds a lock. So every wait here spins a bounded number of rounds
+//! any instruction, even if it holds a lock. So every wait here spins a bounded number of rounds
 //! and then sleeps.
 //!
 //! | type | use | cost for a reader |

@@ -51,11 +51,11 @@ const DEAD: u64 = 1 << 2;
 const COUNT_SHIFT: u32 = 3;
 const ONE: u64 = 1 << COUNT_SHIFT;
 
-/// Number of lost compare-exchange races after which a thread takes the lock. Linux uses the same
-/// bound.
+/// Number of lost compare-exchange races after which a thread takes the lock. Linux has the same
+/// limit.
 const CAS_TRIES: u32 = if IS_MODEL { 2 } else { 100 };
 
-/// Rounds that a thread spins on a held lock before it sleeps.
+/// Number of rounds that a thread spins on a held lock before it sleeps.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 64 };
 
 /// A lock, a dead bit and a 61-bit reference count in one word. The lock protects the count and the
@@ -85,8 +85,8 @@ pub struct Lockref {
     /// | 2 | dead | the guard |
     /// | 3..64 | count | any thread while unlocked, the guard while locked |
     ///
-    /// Bit 1 without bit 0: a woken locker is about to take the lock, and its unlock wakes the
-    /// rest.
+    /// If bit 1 is set and bit 0 is not, a woken thread is about to take the lock. Its unlock wakes
+    /// the other sleepers.
     word: AtomicU64,
 }
 
@@ -150,7 +150,8 @@ impl Lockref {
         unsafe { &*std::ptr::from_ref(word).cast::<Self>() }
     }
 
-    /// Returns the current count. It is stale at once unless the caller holds the lock.
+    /// Returns the current count. If the caller does not hold the lock, the count may have changed
+    /// before the call returns.
     #[inline]
     #[must_use]
     pub fn count(&self) -> u64 {
@@ -162,13 +163,13 @@ impl Lockref {
     #[inline]
     #[must_use]
     pub fn is_dead(&self) -> bool {
-        // ORDERING(lockref-unlock): Acquire. A thread that sees the dead bit also sees the writes
-        // made before `mark_dead`.
+        // ORDERING(lockref-unlock): Acquire. Pairs with the store of `mark_dead`. A thread that
+        // sees the dead bit also sees the writes before it.
         self.word.load(Ordering::Acquire) & DEAD != 0
     }
 
-    /// Returns true if the lock is held at this moment. The answer may be stale at once. It is
-    /// meant for assertions and `Debug`.
+    /// Returns true if the lock is held at this moment. The answer may be out of date at once, so
+    /// it is only for assertions and `Debug`.
     #[inline]
     #[must_use]
     pub fn is_locked(&self) -> bool {
@@ -212,7 +213,7 @@ impl Lockref {
     ///
     /// # Panics
     ///
-    /// Panics if there was none.
+    /// Panics if the count is 0.
     #[doc(alias = "lockref_put_return")]
     #[inline]
     pub fn put_return(&self) -> u64 {
@@ -223,7 +224,7 @@ impl Lockref {
     ///
     /// # Panics
     ///
-    /// Panics if there were fewer.
+    /// Panics if there are fewer than `n` references.
     #[inline]
     pub fn put_many(&self, n: u64) -> u64 {
         match self.change(|word| sub(word, n)) {
@@ -235,8 +236,8 @@ impl Lockref {
     /// Drops a reference unless it is the last one. For the last one, returns a guard of the locked
     /// object.
     ///
-    /// With `None` the reference is dropped and the count stayed above zero. With `Some` nothing is
-    /// dropped, the count is at most 1, and the caller holds the lock.
+    /// If the result is `None`, the reference is dropped and the count is still above zero. If it
+    /// is `Some`, nothing is dropped, the count is at most 1, and the caller holds the lock.
     ///
     /// # Examples
     /// ```
@@ -264,7 +265,7 @@ impl Lockref {
         Some(guard)
     }
 
-    /// Returns a guard once the lock is taken. Spins briefly and then sleeps.
+    /// Takes the lock and returns the guard. If the lock is held, spins briefly and then sleeps.
     #[inline]
     pub fn lock(&self) -> LockrefGuard<'_> {
         self.try_lock().unwrap_or_else(|| self.lock_slow())
@@ -277,8 +278,9 @@ impl Lockref {
         // ORDERING: Relaxed. Only the compare-exchange takes effect.
         let mut word = self.word.load(Ordering::Relaxed);
         while word & LOCKED == 0 {
-            // ORDERING(lockref-unlock): Acquire. The holder sees the writes of the last holder, and
-            // all work done under references that were dropped.
+            // ORDERING(lockref-unlock): Acquire. Pairs with the unlock and with the drop of
+            // ORDERING(lockref-unlock): Acquire. The new holder sees the writes of the last holder,
+            // and the work that was done under dropped references.
             match self.word.compare_exchange_weak(
                 word,
                 word | LOCKED,
@@ -292,14 +294,14 @@ impl Lockref {
         None
     }
 
-    /// Replaces the word by `next(word)`. Waits while the word is locked.
+    /// Replaces the word by `next(word)`. If the word is locked, waits first.
     ///
     /// Returns the new word, or the word for which `next` returned None. `next` changes the count
     /// only.
     #[inline]
     fn change(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
-        // ORDERING: Relaxed. This load only finds the value to replace. The compare-exchange orders
-        // the change.
+        // ORDERING: Relaxed. This load only finds the value to replace. The compare-exchange below
+        // orders the change.
         let word = self.word.load(Ordering::Relaxed);
         if word & LOCKED == 0 {
             match next(word) {
@@ -329,9 +331,9 @@ impl Lockref {
 
     #[inline]
     fn exchange(&self, old: u64, new: u64) -> Result<u64, u64> {
-        // ORDERING(lockref-unlock): AcqRel. Acquire: a thread that takes a reference sees what the
-        // last holder wrote. Release: work done under a dropped reference happens before the thread
-        // that finds none left.
+        // ORDERING(lockref-unlock): AcqRel. Acquire: a thread that takes a reference sees the
+        // writes of the last lock holder. Release: work done under a dropped reference happens
+        // before the thread that finds no reference left.
         self.word.compare_exchange_weak(old, new, Ordering::AcqRel, Ordering::Relaxed)
     }
 
@@ -345,8 +347,7 @@ impl Lockref {
         }
     }
 
-    /// Waits until the word is unlocked, and returns the word as read then. Spins first and then
-    /// sleeps.
+    /// Waits until the word is unlocked. Returns the unlocked word. Spins first, and then sleeps.
     fn wait_unlocked(&self, sleeper: Sleeper) -> u64 {
         let mut rounds = 0;
         loop {
@@ -364,10 +365,11 @@ impl Lockref {
         }
     }
 
-    /// Sleeps until the lock is free. The caller read `word` while the lock was held. If the lock
-    /// is free by now, the call returns at once.
+    /// Sleeps until the lock is free. `word` is the word that the caller has read, with the lock
+    /// held. If the word has changed since, the call returns at once.
     fn sleep(&self, word: u64, sleeper: Sleeper) {
-        // ORDERING: Relaxed. The bit asks the holder for a wake-up and publishes nothing.
+        // ORDERING: Relaxed. The bit only asks the holder for a wake-up. No other memory is
+        // published with it.
         let asked =
             self.word.compare_exchange(word, word | WAITERS, Ordering::Relaxed, Ordering::Relaxed);
         if asked.is_ok() {
@@ -386,7 +388,7 @@ impl fmt::Debug for Lockref {
     }
 }
 
-/// A locked `Lockref`. Only the owner of the guard changes the count until the guard is dropped.
+/// A locked `Lockref`. Until the guard is dropped, only its owner can change the count.
 ///
 /// The guard stays on its thread:
 ///
@@ -433,8 +435,8 @@ impl LockrefGuard<'_> {
     #[doc(alias = "lockref_mark_dead")]
     #[inline]
     pub fn mark_dead(&mut self) {
-        // ORDERING(lockref-unlock): Release. A reader that sees the bit also sees the writes before
-        // it.
+        // ORDERING(lockref-unlock): Release. Pairs with the loads of the dead bit, so that a reader
+        // that sees the bit also sees the writes before it.
         self.lockref.word.fetch_or(DEAD, Ordering::Release);
     }
 
@@ -451,21 +453,23 @@ impl LockrefGuard<'_> {
     /// store the new generation before the call.
     #[inline]
     pub fn revive(&mut self) {
-        // ORDERING(lockref-unlock): Release. A reader that finds the object alive also sees the
-        // writes before it, above all the new generation.
+        // ORDERING(lockref-unlock): Release. Pairs with the reference that a reader takes: a reader
+        // that finds the object alive also sees the writes before it. The new generation is one of
+        // these.
         self.lockref.word.fetch_and(!DEAD, Ordering::Release);
     }
 
     /// Changes the count under the lock. Returns the new word, or the word that `next` refused.
     fn change_count(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
         let word = &self.lockref.word;
-        // ORDERING: Relaxed. This thread holds the lock. Only the waiters bit changes meanwhile,
-        // and the unlock publishes the count.
+        // ORDERING: Relaxed. This thread holds the lock. Only the bit for waiting threads can
+        // change meanwhile, and the unlock publishes the count.
         let mut seen = word.load(Ordering::Relaxed);
         loop {
             let new = next(seen).ok_or(seen)?;
-            // ORDERING(lockref-unlock): AcqRel. A taken reference sees the last holder's writes.
-            // Work done under a dropped reference happens before the thread that finds none left.
+            // ORDERING(lockref-unlock): AcqRel. A thread that takes a reference sees the writes of
+            // the last lock holder. Work done under a dropped reference happens before the thread
+            // that finds no reference left.
             match word.compare_exchange_weak(seen, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Ok(new),
                 Err(now) => seen = now,
@@ -489,10 +493,11 @@ impl Drop for LockrefGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         let word = &self.lockref.word;
-        // ORDERING: Relaxed. This thread holds the lock, so only the waiters bit can be new.
+        // ORDERING: Relaxed. This thread holds the lock, so other threads change only the bit for
+        // waiting threads.
         let seen = word.load(Ordering::Relaxed);
-        // ORDERING(lockref-unlock): Release. The holder's writes happen before the next thread that
-        // locks or counts.
+        // ORDERING(lockref-unlock): Release. Pairs with the next lock or count, so that its thread
+        // sees the writes of this holder.
         let freed = seen & WAITERS == 0
             && word
                 .compare_exchange(seen, seen & !LOCKED, Ordering::Release, Ordering::Relaxed)

@@ -7,10 +7,10 @@
 //! that moment. The grace periods are those of `crossbeam-epoch`. This module adds the kernel's
 //! words and ties every borrow to a guard.
 //!
-//! The weak spot of every epoch scheme is a section that stays open: it delays the freeing of all
-//! garbage of the process. That is trap T57. The guard therefore cannot leave its thread, so a
-//! future that holds it across an await is not `Send`. A thread that retires memory faster than it
-//! is freed has to help with the freeing.
+//! If a section stays open, the process cannot free any garbage. Every epoch scheme has this
+//! weakness, which is trap T57. The guard therefore cannot leave its thread, so a future that holds
+//! it across an await is not `Send`. A thread that retires memory faster than it is freed has to
+//! help with the freeing.
 //!
 //! # Guarantees
 //!
@@ -18,8 +18,7 @@
 //!   is dropped before.
 //! - A.2: a reader that sees a new version sees all of it.
 //! - A.3: a retired value is dropped once, after every section that was open when it was retired.
-//! - A.4: while sections come and go, the garbage stays bounded. Only a section that stays open
-//!   lets it grow.
+//! - A.4: if all sections end, the garbage stays bounded. It grows only if a section stays open.
 //!
 //! # Rules
 //!

@@ -1,13 +1,13 @@
 //! A sequence counter: readers copy words and check that no writer ran meanwhile.
 //!
-//! The counter is odd while a writer is inside a section. A reader notes an even count and copies
-//! the words that it needs. If the count has changed since, the reader starts again. Readers never
-//! write shared memory, so they scale. A steady stream of writers can starve them. Callers
+//! The counter is odd while a writer is inside a section. A reader remembers an even count and
+//! copies the words that it needs. If the count has changed since, the reader starts again. Readers
+//! never write shared memory, so they scale. A steady stream of writers can starve them. Callers
 //! therefore bound the retries and then take the writers' lock, as `SeqLock` does.
 //!
 //! The counter has 64 bits on every machine. With one write section per nanosecond it wraps after
-//! 292 years. A reader that sleeps between begin and retry cannot meet its own count again. With 32
-//! bits it can, which is trap T32. The type is a transparent newtype of one word, so a word of a
+//! 292 years. So the count cannot return to the value that a sleeping reader remembers. A count of
+//! 32 bits could, which is trap T32. The type is a transparent newtype of one word, so a word of a
 //! `SlotArena` slot can be a counter (`SeqCount::from_word`).
 //!
 //! Analogous to Linux's `seqcount_t`.
@@ -88,7 +88,7 @@ impl SeqCount {
         Self { count: AtomicU64::new(0) }
     }
 
-    /// Returns a view of `word` as a counter. If the word is even, no writer is inside.
+    /// Returns a view of `word` as a counter. If the word is even, no writer is inside a section.
     #[inline]
     #[must_use]
     pub fn from_word(word: &AtomicU64) -> &Self {
@@ -97,17 +97,17 @@ impl SeqCount {
         unsafe { &*std::ptr::from_ref(word).cast::<Self>() }
     }
 
-    /// Returns the current count, which is odd while a writer is inside. Never waits.
+    /// Returns the current count without waiting. The count is odd if a writer is inside a section.
     #[doc(alias = "raw_seqcount_begin")]
     #[inline]
     #[must_use]
     pub fn raw_begin(&self) -> u64 {
-        // ORDERING(seq-end): Acquire. Pairs with the store of `write_end`. A reader that sees its
-        // count also sees the words of that section.
+        // ORDERING(seq-end): Acquire. Pairs with the store of `write_end`. A reader that sees the
+        // count of a finished section also sees its words.
         self.count.load(Ordering::Acquire)
     }
 
-    /// Returns an even count, waiting while a writer is inside.
+    /// Returns an even count. If a writer is inside a section, waits until the section ends.
     ///
     /// It spins a bounded number of rounds and then yields the processor in a loop, because it has
     /// no lock to sleep on. Use a `SeqLock` if a reader may have to wait for a long writer.
@@ -118,7 +118,7 @@ impl SeqCount {
         self.read_begin_or(thread::yield_now)
     }
 
-    /// Returns true if a writer was inside since `start` was read.
+    /// Returns true if a writer was inside a section since `start` was read.
     ///
     /// An odd `start`, which `raw_begin` may return, always asks for a retry.
     #[doc(alias = "read_seqcount_retry")]
@@ -126,13 +126,13 @@ impl SeqCount {
     #[must_use]
     pub fn read_retry(&self, start: u64) -> bool {
         // ORDERING(seq-begin): Acquire fence. Pairs with the fence of `write_begin`. If a read saw
-        // a word of a later section, the load below sees a later count.
+        // a word of a later section, the load below sees the later count.
         fence(Ordering::Acquire);
         // ORDERING: Relaxed. The fence above orders this load after the reads of the section.
         self.count.load(Ordering::Relaxed) != start || Self::is_write_in_progress(start)
     }
 
-    /// Orders the reads of the section before the loads of the counts that `difference` compares.
+    /// Orders the reads of the section before later loads of the counts, which `difference` makes.
     ///
     /// This is the first half of `read_retry`. A reader that validates many counts calls it once
     /// and then calls `difference` for each count.
@@ -179,15 +179,15 @@ impl SeqCount {
         // ORDERING: Relaxed. The caller's lock excludes other writers.
         let count = self.count.load(Ordering::Relaxed);
         debug_assert!(Self::is_write_in_progress(count), "no writer is inside");
-        // ORDERING(seq-end): Release. The words of this section happen before a reader that sees
-        // this count.
+        // ORDERING(seq-end): Release. Pairs with the load of the count, so that a reader that sees
+        // this count also sees the words of this section.
         self.count.store(count.wrapping_add(1), Ordering::Release);
     }
 
     /// Returns the guard of a write section. The section ends when the guard is dropped, also by a
     /// panic.
     ///
-    /// The caller holds the writers' lock for as long as the guard lives.
+    /// The caller holds the writers' lock until the guard is dropped.
     #[inline]
     pub fn write(&self) -> SeqWriteGuard<'_> {
         self.write_begin();
@@ -201,8 +201,8 @@ impl SeqCount {
         !count.is_multiple_of(2)
     }
 
-    /// Returns an even count. After `SPIN_ROUNDS` spins the function calls `pause` before each
-    /// further read of the count.
+    /// Returns an even count. Spins `SPIN_ROUNDS` times. After that, the function calls `pause`
+    /// before each further read of the count.
     #[inline]
     pub(crate) fn read_begin_or(&self, pause: impl Fn()) -> u64 {
         let count = self.raw_begin();
@@ -335,8 +335,8 @@ mod tests {
         assert!(SeqCount::is_write_in_progress(seq.raw_begin()));
     }
 
-    /// Trap T32: a reader must retry after 2^31 sections, although a 32-bit count would then be the
-    /// one that it noted.
+    /// Trap T32: a reader must retry after 2^31 sections. A 32-bit count would then again have the
+    /// value that the reader remembers.
     #[test]
     fn read_retry_after_a_32_bit_wrap_is_true() {
         let word = AtomicU64::new(4);

@@ -1,9 +1,9 @@
-//! A sequence lock: readers that write nothing, and a lock to fall back on.
+//! A sequence lock: readers write nothing, and take a lock only if writers disturb them too often.
 //!
 //! A `SeqLock` is a `SeqCount` together with the writers' lock. The lock makes three things
-//! possible. Writers need no other lock. A reader that meets a writer can sleep until the writer is
-//! done. So a preempted writer does not make readers spin, which is trap T30. A reader that writers
-//! disturbed too often can exclude them and read in peace.
+//! possible. Writers need no other lock. A reader can sleep until a running writer has finished. So
+//! a preempted writer does not make readers spin, which is trap T30. A reader that was disturbed
+//! too often can take the lock, so that no writer runs meanwhile.
 //!
 //! The retry loop is one function with a closure, `read_or_lock`. Linux has a pair of calls instead
 //! (`read_seqbegin_or_lock`, `need_seqretry`). There the caller must make the sequence odd for the
@@ -43,7 +43,7 @@ pub(crate) const OPTIMISTIC_PASSES: u32 = if corewalk_base::primitives::IS_MODEL
 /// The kind of pass in which `read_or_lock` runs its closure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pass {
-    /// Writers may run meanwhile. The result is thrown away if one did.
+    /// Writers may run meanwhile. If one did, the result of the pass is dropped.
     Optimistic,
     /// Writers are excluded. The result is final.
     Locked,
@@ -80,7 +80,8 @@ impl Pass {
 pub struct SeqLock {
     /// Written under `writers`. Any thread reads it.
     seq: SeqCount,
-    /// Protects the stores to `seq`, and the data that the user of this lock covers with it.
+    /// The lock of the writers. It protects the stores to `seq`, and the data that the user of the
+    /// `SeqLock` has assigned to it.
     writers: Mutex<()>,
 }
 
@@ -99,7 +100,8 @@ impl SeqLock {
         Self::default()
     }
 
-    /// Returns an even count. While a writer is inside, the caller spins briefly and then sleeps.
+    /// Returns an even count. If a writer is inside a section, the caller spins briefly and then
+    /// sleeps.
     #[doc(alias = "read_seqbegin")]
     #[inline]
     #[must_use]
@@ -115,7 +117,7 @@ impl SeqLock {
         self.seq.read_retry(start)
     }
 
-    /// Returns the result of the first pass of `read` that no writer disturbed.
+    /// Runs `read` until a pass is not disturbed by a writer, and returns the result of that pass.
     ///
     /// The first passes are optimistic. The last pass holds the lock.
     ///
@@ -186,8 +188,8 @@ pub struct SeqLockExclGuard<'a> {
 #[must_use = "the section ends when the guard is dropped"]
 #[derive(Debug)]
 pub struct SeqLockWriteGuard<'a> {
-    // INVARIANT: `_section` is declared before `_lock`, so it is dropped first. So the count is
-    // even before the next writer can take the lock.
+    // INVARIANT: `_section` is declared before `_lock`, so it is dropped before `_lock`. So the
+    // count is even before the next writer can take the lock.
     _section: SeqWriteGuard<'a>,
     _lock: MutexGuard<'a, ()>,
 }

@@ -1,10 +1,10 @@
 //! A sequence read/write lock: a seqlock whose fallback readers share the lock.
 //!
-//! A long reader cannot win against a steady stream of writers by retrying. An example is a walk
-//! from a dentry up to the root. Such a reader has to exclude the writers. On a plain seqlock the
-//! reader takes the writers' lock, so readers that could run in parallel queue behind each other.
-//! In 2013 a database that asked Linux for many paths spent up to two thirds of its processor time
-//! on that lock. Here the fallback side is shared.
+//! Under a steady stream of writers, a long read is disturbed in each retry. An example is a walk
+//! from a dentry up to the root. So such a reader has to exclude the writers. On a plain seqlock
+//! the reader takes the writers' lock, so readers that could run in parallel queue behind each
+//! other. In 2013 a database that asked Linux for many paths spent up to two thirds of its
+//! processor time on that lock. Here the fallback side is shared.
 //!
 //! | | optimistic reader | shared reader | writer |
 //! |---|---|---|---|
@@ -40,7 +40,8 @@ use crate::{
 };
 use corewalk_base::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// A sequence count whose writers can be excluded by readers that share.
+/// A sequence lock with two kinds of guards: readers that exclude writers can share the lock, and a
+/// writer is alone.
 ///
 /// # Examples
 ///
@@ -63,7 +64,8 @@ use corewalk_base::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub struct SeqRwLock {
     /// Written under the write side of `lock`. Any thread reads it.
     seq: SeqCount,
-    /// Protects the stores to `seq`, and the data that the user of this lock covers with it.
+    /// The lock of the writers and of the shared readers. It protects the stores to `seq`, and the
+    /// data that the user of the `SeqRwLock` has assigned to it.
     lock: RwLock<()>,
 }
 
@@ -82,7 +84,7 @@ impl SeqRwLock {
         Self::default()
     }
 
-    /// Returns an even sequence count, at which a read section starts. While a writer is inside,
+    /// Returns an even count, with which a read section starts. If a writer is inside a section,
     /// the caller spins briefly and then sleeps.
     #[inline]
     #[must_use]
@@ -97,9 +99,9 @@ impl SeqRwLock {
         self.seq.read_retry(start)
     }
 
-    /// Returns the result of the first pass of `read` that no writer disturbed.
+    /// Runs `read` until a pass is not disturbed by a writer, and returns the result of that pass.
     ///
-    /// The first passes are optimistic. The last pass holds the shared side.
+    /// The first passes are optimistic. The last pass holds the shared side of the lock.
     pub fn read_or_lock<R>(&self, mut read: impl FnMut(Pass) -> R) -> R {
         for _ in 0..OPTIMISTIC_PASSES {
             let start = self.read_begin();
@@ -151,8 +153,8 @@ pub struct SeqRwLockReadGuard<'a> {
 #[must_use = "the section ends when the guard is dropped"]
 #[derive(Debug)]
 pub struct SeqRwLockWriteGuard<'a> {
-    // INVARIANT: `_section` is declared before `_lock`, so it is dropped first. So the count is
-    // even before the next writer can take the lock.
+    // INVARIANT: `_section` is declared before `_lock`, so it is dropped before `_lock`. So the
+    // count is even before the next writer can take the lock.
     _section: SeqWriteGuard<'a>,
     _lock: RwLockWriteGuard<'a, ()>,
 }
@@ -240,8 +242,8 @@ mod tests {
         let theirs = thread::spawn({
             let lock = Arc::clone(&lock);
             move || {
-                // Call `try_read` and not `read`, so that a lock that is not shared fails the test
-                // and does not block it.
+                // Call `try_read` and not `read`. If the lock is not shared, the test then fails
+                // instead of blocking.
                 assert!(lock.lock.try_read().is_some());
                 let _theirs = lock.read_shared();
                 lock.lock.try_write().is_none()

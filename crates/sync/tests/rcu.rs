@@ -1,4 +1,5 @@
-//! Grace periods of a whole process: open sections, and garbage that stays bounded.
+//! Tests of the grace periods of a whole process: with open sections, and with a bound on the
+//! garbage.
 //!
 //! A process has one set of grace periods for all its threads, so these tests run one at a time.
 #![cfg(not(any(miri, corewalk_loom, corewalk_shuttle)))]
@@ -18,8 +19,8 @@ static TURN: Mutex<()> = Mutex::new(());
 /// Versions that were made and not dropped yet.
 static ALIVE: ShardedCounter = ShardedCounter::new();
 
-/// Number of replacements after which every version whose grace period has ended is freed. The
-/// number is high, because a thread keeps some hundred versions as garbage before it frees any.
+/// Number of replacements that frees every version whose grace period has ended. It is high,
+/// because a thread keeps some hundred versions as garbage before it frees any.
 const CHURN: u64 = 10_000;
 
 /// A value of several words, counted in `ALIVE`.
@@ -63,7 +64,7 @@ enum Step {
     MayLeave,
 }
 
-/// A reader thread that stays in a read section until the test tells it to leave.
+/// A reader thread. It stays in a read section until the test tells it to leave.
 struct SittingReader {
     step: Arc<(Mutex<Step>, Condvar)>,
     thread: thread::JoinHandle<()>,
@@ -170,7 +171,7 @@ fn synchronize_inside_a_section_panics() {
 #[test]
 fn garbage_under_churn_is_bounded() {
     // A reader that is preempted inside a section keeps all versions of one time slice, some ten
-    // thousand. A reader that never left its section would keep all versions.
+    // thousand. If a section never ended, all versions would be kept.
     const ROUNDS: u64 = 1_500_000;
     const GARBAGE_MAX: i64 = ROUNDS as i64 / 4;
     let _turn = TURN.lock();
@@ -206,8 +207,8 @@ fn garbage_under_churn_is_bounded() {
     churn_down_to(0);
 }
 
-/// Control for trap T57: one section that stays open keeps all garbage. The bound of
-/// `garbage_under_churn_is_bounded` holds only because sections end.
+/// Control for trap T57: a section stays open and keeps all garbage. So the bound of
+/// `garbage_under_churn_is_bounded` holds only if sections end.
 #[test]
 fn control_garbage_behind_an_open_section_grows() {
     const ROUNDS: u64 = 100_000;

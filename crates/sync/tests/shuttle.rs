@@ -20,8 +20,8 @@ fn join_all(threads: Vec<thread::JoinHandle<()>>) {
     }
 }
 
-/// Four owners share an object in a slot. The last put must free the slot, once, in any order of
-/// the puts.
+/// Four owners share an object in a slot. Whatever the order of the puts, the last one must free
+/// the slot, and no other may.
 fn four_owners(put: fn(&Lockref) -> bool) {
     let arena: Arc<SlotArena<2>> = Arc::new(SlotArena::new("shuttle", 4).unwrap());
     let index = arena.alloc().unwrap();
@@ -57,8 +57,8 @@ fn lockref_with_four_owners_is_freed_once() {
     shuttle::check_pct(|| four_owners(put_last), SCHEDULES, 3);
 }
 
-/// Control: an owner drops its reference and reads the count in two steps, so perhaps no owner
-/// finds itself the last one.
+/// Control: an owner drops its reference and then reads the count, in two steps. So possibly no
+/// owner finds that it was the last one.
 #[test]
 #[should_panic(expected = "the last owner freed it")]
 fn control_put_and_look_in_two_steps_is_caught() {
@@ -70,8 +70,8 @@ fn control_put_and_look_in_two_steps_is_caught() {
     shuttle::check_pct(|| four_owners(put), SCHEDULES, 3);
 }
 
-/// Runs two writers, two readers that fall back to the lock, and a reader that takes the shared
-/// lock.
+/// Runs five threads: two writers, two readers that take the lock if they are disturbed, and a
+/// reader that takes the shared lock.
 fn readers_and_writers(is_written_whole: fn(&SeqRwLock, &[AtomicU64; 2], u64)) {
     let shared = Arc::new((SeqRwLock::new(), [AtomicU64::new(0), AtomicU64::new(0)]));
     let read = |words: &[AtomicU64; 2]| {
@@ -125,7 +125,7 @@ fn control_writer_that_shares_is_caught() {
 #[test]
 fn rcu_cell_with_three_updaters_and_readers_loses_nothing() {
     let run = || {
-        // Each version holds a clone of `token`, so the count of `token` tells how many versions
+        // Each version holds a clone of `token`. So the count of `token` tells how many versions
         // are alive.
         let token = Arc::new(());
         let cell = Arc::new(RcuCell::new((vec![0_u64; 2], Arc::clone(&token))));

@@ -12,8 +12,8 @@ use std::time::Duration;
 /// The time that the writer stays in its section.
 const SECTION: Duration = Duration::from_millis(200);
 
-/// The processor time that a reader may use while the writer is inside. A spinning reader uses all
-/// that it gets.
+/// The processor time that a reader may use while the writer is inside its section. A spinning
+/// reader would use all that time.
 const BURN_MAX: Duration = Duration::from_millis(3);
 
 /// Returns the processor time that this thread has used.
@@ -65,8 +65,8 @@ fn lockref_user_sleeps_while_the_locker_is_away() {
     assert!(burnt < BURN_MAX, "the user burnt {burnt:?}");
 }
 
-/// Control: a `SeqCount` has no lock to sleep on, so its reader spins. So the other tests of this
-/// file can tell spinning from sleeping.
+/// Control: a `SeqCount` has no lock to sleep on, so its reader spins. So the measurement of the
+/// other tests of this file can detect a reader that spins.
 #[test]
 fn control_seqcount_reader_burns_time_while_the_writer_is_away() {
     let seq = Arc::new(SeqCount::new());

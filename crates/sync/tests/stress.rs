@@ -1,7 +1,8 @@
-//! Stress tests from a seed, without a model checker: many threads that sleep and reuse slots.
+//! Stress tests without a model checker: many threads sleep and reuse slots. A seed determines the
+//! random choices.
 //!
-//! Each test stops by count, and its assertions print the seed. `COREWALK_SEED` chooses another
-//! one: `COREWALK_SEED=7 cargo test -p corewalk-sync --test stress`.
+//! Each test ends after a number of steps, and its assertions print the seed. `COREWALK_SEED` sets
+//! another seed: `COREWALK_SEED=7 cargo test -p corewalk-sync --test stress`.
 #![cfg(not(any(corewalk_loom, corewalk_shuttle)))]
 
 use corewalk_base::primitives::{
@@ -15,7 +16,7 @@ use std::sync::Barrier;
 const THREADS: u64 = 4;
 const ROUNDS: u64 = if cfg!(miri) { 40 } else { 200_000 };
 
-/// Minimum number of steps of each side of a test while the other side runs.
+/// Each side of a test makes at least this many steps while the other side runs.
 const PROGRESS: u64 = if cfg!(miri) { 3 } else { 1_000 };
 
 /// The seed of this run.
@@ -40,8 +41,8 @@ impl Random {
     }
 }
 
-/// Runs `work(thread, random)` on `THREADS` threads that start together. Raises a panic of any
-/// thread.
+/// Runs `work(thread, random)` on `THREADS` threads that start together. If a thread panics, panics
+/// too.
 fn on_threads(work: impl Fn(u64, Random) + Send + Sync + 'static) {
     let work = Arc::new((work, Barrier::new(usize::try_from(THREADS).unwrap())));
     let threads: Vec<_> = (0..THREADS)
@@ -60,7 +61,7 @@ fn on_threads(work: impl Fn(u64, Random) + Send + Sync + 'static) {
     }
 }
 
-/// Lockrefs that live in slots which are freed and reused.
+/// Objects with a lockref, in slots that are freed and reused.
 ///
 /// The words of a slot are its lockref, a generation and a value. The value is a function of the
 /// generation. Both are written before the lockref is revived.
@@ -88,7 +89,7 @@ impl Objects {
     }
 
     fn word(&self, index: u32, at: usize) -> u64 {
-        // ORDERING: Relaxed. The reference that the thread has taken on the object orders this
+        // ORDERING: Relaxed. The thread has taken a reference on the object, which orders this
         // load.
         self.arena.get(index)[at].load(Ordering::Relaxed)
     }
@@ -111,7 +112,7 @@ impl Objects {
         self.lockref(index).lock().revive();
         let entry = generation << 32 | u64::from(index);
         // ORDERING: Relaxed. A thread that finds the entry takes a reference before it reads the
-        // object.
+        // object, and that orders its reads.
         let placed =
             self.table[place].compare_exchange(0, entry, Ordering::Relaxed, Ordering::Relaxed);
         if placed.is_err() {
@@ -119,7 +120,7 @@ impl Objects {
         }
     }
 
-    /// Takes an object out of the table and kills it once no reference is left.
+    /// Removes an object from the table. When no reference is left, kills it.
     fn remove(&self, place: usize) {
         // ORDERING: Relaxed. The lockref orders the accesses to the object.
         let entry = self.table[place].swap(0, Ordering::Relaxed);
@@ -129,7 +130,8 @@ impl Objects {
         }
     }
 
-    /// Marks an object of this thread dead, once its count is 0.
+    /// Waits until the count of an object is 0, and marks the object dead. The caller has removed
+    /// the object from the table.
     fn kill(&self, index: u32) {
         loop {
             let mut guard = self.lockref(index).lock();
@@ -219,12 +221,12 @@ fn lockref_locked_and_counted_by_many_keeps_the_sum() {
     assert!(!lockref.is_locked());
 }
 
-/// Trap T52: one short lock must not make all later users lock. After the locker has left, no user
-/// may find the lock held.
+/// Trap T52: if one thread holds the lock for a short time, later users must not take it too. After
+/// that thread has ended, no user may find the lock held.
 #[test]
 fn transient_locker_leaves_users_lock_free() {
-    /// The number of times that the locker takes the lock. It is small, because the locker yields
-    /// under the lock, and each yield may cost a time slice.
+    /// How often the locker takes the lock. The number is small, because the locker yields under
+    /// the lock, and each yield may cost a time slice.
     const LOCKS: u64 = if cfg!(miri) { 5 } else { 100 };
     let lockref = Arc::new(Lockref::new(1));
     let has_gone = Arc::new(AtomicBool::new(false));
@@ -235,7 +237,8 @@ fn transient_locker_leaves_users_lock_free() {
                 let (mut rounds, mut met) = (0, 0);
                 while rounds < ROUNDS {
                     lockref.get();
-                    // ORDERING: Relaxed. The first rounds after the locker may still be late.
+                    // ORDERING: Relaxed. The flag orders nothing, so in the first rounds the lock
+                    // may still seem held. The check skips these rounds.
                     if has_gone.load(Ordering::Relaxed) {
                         rounds += 1;
                         met += u64::from(rounds > ROUNDS / 10 && lockref.is_locked());
@@ -298,7 +301,7 @@ fn seqcount_readers_beside_a_writer_see_whole_sections() {
                 let section = seq.write();
                 words.store(words.load()[0] + 1);
                 drop(section);
-                // Pause between two sections, so that a reader can finish a pass.
+                // Pause between two sections. Otherwise a reader could not finish a pass.
                 (0..random.below(100)).for_each(|_| hint::spin_loop());
             }
             return;

@@ -61,12 +61,12 @@ impl Counting {
     /// The counters are read one after the other. So the result is exact only if no other thread
     /// allocates or frees at that time.
     pub fn live(&self) -> Live {
-        // ORDERING: Relaxed. A statistic, which is exact only if no other thread allocates
-        // meanwhile. The freed counts are read first, so that the difference is not negative.
+        // ORDERING: Relaxed. The count is a statistic: it is exact only if no other thread
+        // allocates or frees during the call. `live` reads the freed counts first, so that the
+        // difference is not negative.
         let freed_bytes = self.freed_bytes.load(Ordering::Relaxed);
         let freed_blocks = self.freed_blocks.load(Ordering::Relaxed);
-        // ORDERING: Relaxed. A statistic, which is exact only if no other thread allocates
-        // meanwhile.
+        // ORDERING: Relaxed. The count is a statistic, for the reason given above.
         let allocated_bytes = self.allocated_bytes.load(Ordering::Relaxed);
         let allocated_blocks = self.allocated_blocks.load(Ordering::Relaxed);
         Live {
@@ -110,8 +110,8 @@ pub fn thread_allocations() -> u64 {
     THREAD_ALLOCATIONS.with(Cell::get)
 }
 
-// SAFETY: every block comes from `System` with the requested layout, and goes back to `System` with
-// the same layout. Counting neither allocates nor unwinds.
+// SAFETY: `Counting` passes each call to `System` unchanged. So a block comes from `System` with
+// the requested layout, and goes back with the same layout. Counting neither allocates nor unwinds.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller promises a layout of non-zero size.

@@ -48,13 +48,15 @@ impl Forked {
     pub fn start(body: impl FnOnce()) -> io::Result<Self> {
         let threads = fs::read_dir("/proc/self/task")?.count();
         assert_eq!(threads, 1, "a process with several threads must not fork");
-        // SAFETY: the process has only this thread. So no thread that the child lacks holds a lock.
+        // SAFETY: the process has only this thread. So no lock is held by a thread that the child
+        // lacks.
         let pid = unsafe { libc::fork() };
         match pid {
             -1 => Err(io::Error::last_os_error()),
             0 => {
                 let has_returned = catch_unwind(AssertUnwindSafe(body)).is_ok();
-                // SAFETY: the call ends this process at once, and runs none of its code.
+                // SAFETY: `_exit` ends this process at once, and runs no exit handlers or
+                // destructors.
                 unsafe { libc::_exit(i32::from(!has_returned)) }
             }
             _ => Ok(Self { pid: Pid::from_raw(pid) }),
@@ -91,8 +93,8 @@ impl Forked {
         Ok(status.is_some_and(|status| status.exit_status() == Some(0)))
     }
 
-    /// Returns None while the child runs. After that, returns true if its body returned without a
-    /// panic.
+    /// Returns None if the child still runs. If it has ended, returns true if its body returned
+    /// without a panic.
     ///
     /// # Errors
     ///
@@ -107,8 +109,8 @@ impl Forked {
 
     fn end(&mut self) -> io::Result<Option<WaitStatus>> {
         let Some(pid) = self.pid.take() else { return Ok(None) };
-        // The signal reaches no other process: the pid of an ended child is not reused before
-        // waitpid(2).
+        // The signal cannot reach another process: the kernel does not reuse the pid of an ended
+        // child before waitpid(2).
         let _killed = kill_process(pid, Signal::KILL);
         wait(Some(pid))
     }

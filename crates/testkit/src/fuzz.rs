@@ -1,11 +1,11 @@
-//! Fuzz tests. They run a target, the code under test, with the inputs of a corpus and with random
-//! changes of these inputs.
+//! Fuzz tests. A fuzz test runs its target, which is the code under test, with the inputs of a
+//! corpus and with randomly changed copies of them.
 //!
 //! The corpus of a fuzz test is a directory of inputs, in `fuzz/` below the root of the repository.
 //! The test first runs all of them. Then it repeatedly takes an input, changes a few bytes, and
-//! runs the result. For each input the target returns an answer, for example an error number. An
-//! input with a new answer joins the inputs that are changed. So the search gets past the first
-//! check that refuses an input.
+//! runs the result. For each input the target returns an answer, for example an error number. If
+//! the answer is new, the test also changes that input from then on. So the search gets past the
+//! first check that refuses an input.
 //!
 //! The target fails by a panic. In that case the test writes the input to a file, and prints the
 //! command that adds the file to the corpus.
@@ -45,7 +45,8 @@ const TIMES: &str = "COREWALK_FUZZ_TIMES";
 /// The longest input in bytes. A longer one is truncated.
 const LEN_MAX: usize = 1 << 16;
 
-/// Numbers that are often limits in code, such as the largest value of a type.
+/// Numbers that often are limits in code, such as the largest value of an integer type. The test
+/// inserts them into inputs.
 const EDGES: [u64; 10] =
     [0, 1, 0x7f, 0xff, 0x7fff, 0xffff, i32::MAX as u64, u32::MAX as u64, i64::MAX as u64, u64::MAX];
 
@@ -124,7 +125,7 @@ impl Fuzz {
         paths.iter().map(|path| fs::read(path).expect("an input can be read")).collect()
     }
 
-    /// Changes `input` in one random place. Bytes may be copied from `other`, which is another
+    /// Changes `input` in one random place. Some changes insert bytes of `other`, which is another
     /// input.
     fn change(&self, input: &mut Vec<u8>, other: &[u8], rng: &mut Rng) {
         let at = rng.index(input.len() + 1);
@@ -143,8 +144,8 @@ impl Fuzz {
             }
             4 if !self.words.is_empty() => insert(input, at, rng.pick::<Vec<u8>>(&self.words)),
             5 => {
-                // Overwrite one to eight bytes with a number of `EDGES`, or with the number before
-                // or after it.
+                // Overwrite one to eight bytes with a number of `EDGES`, or with such a number plus
+                // or minus 1.
                 let number = rng.pick(&EDGES).wrapping_add(rng.below(3)).wrapping_sub(1);
                 let width = 1 << rng.below(4);
                 let end = (at + width).min(input.len());
@@ -194,9 +195,9 @@ mod tests {
     use super::*;
     use std::panic::catch_unwind;
 
-    /// Inputs with new answers must lead past checks. The target checks three bytes one after the
-    /// other. The search passes all three only because it keeps inputs with new answers.
-    // Do not run this test under Miri. It would take long, and this code has no unsafe parts.
+    /// The search must get past several checks in a row. The target checks three bytes one after
+    /// the other. The search passes all three only because it also changes inputs with new answers.
+    // Do not run this test under Miri: it would take long, and this code has no unsafe parts.
     #[cfg(not(miri))]
     #[test]
     fn inputs_with_new_answers_lead_past_checks() {

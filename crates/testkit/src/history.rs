@@ -41,8 +41,8 @@ impl Clock {
 
     /// Returns the time and then advances the clock. No two calls return the same time.
     pub fn tick(&self) -> u64 {
-        // ORDERING: AcqRel, which pairs with the same operation in other threads. The actions of a
-        // thread before its tick happen before those of any thread after a later tick (A.2).
+        // ORDERING: AcqRel. Pairs with the same operation in other threads: the actions of a thread
+        // before its tick happen before the actions of another thread after a later tick (A.2).
         self.ticks.fetch_add(1, Ordering::AcqRel)
     }
 
@@ -67,7 +67,7 @@ pub struct Call<O, R> {
     pub thread: usize,
     /// The time just before the call.
     pub invoked: u64,
-    /// The time just after the call, or `u64::MAX` if the call never returned.
+    /// The time just after the return of the call, or `u64::MAX` if the call never returned.
     pub returned: u64,
     /// The operation.
     pub op: O,
@@ -76,12 +76,12 @@ pub struct Call<O, R> {
 }
 
 impl<O, R> Call<O, R> {
-    /// Returns a call that has returned. It is for histories that a test writes by hand.
+    /// Returns a call that has returned, for a history that a test writes by hand.
     pub fn finished(thread: usize, invoked: u64, returned: u64, op: O, ret: R) -> Self {
         Self { thread, invoked, returned, op, ret: Some(ret) }
     }
 
-    /// Returns a call that never returned. It is for histories that a test writes by hand.
+    /// Returns a call that never returned, for a history that a test writes by hand.
     pub fn pending(thread: usize, invoked: u64, op: O) -> Self {
         Self { thread, invoked, returned: u64::MAX, op, ret: None }
     }
@@ -102,7 +102,7 @@ impl<O: Debug, R: Debug> fmt::Display for Call<O, R> {
     }
 }
 
-/// The buffer with the calls of one thread.
+/// The buffer into which one thread records its calls.
 ///
 /// ```
 /// use corewalk_testkit::history::{Clock, History, Recorder};

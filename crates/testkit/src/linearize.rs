@@ -47,7 +47,7 @@ use std::{
     mem,
 };
 
-/// The number of calls before the wrong call that a report shows.
+/// How many calls before the wrong call a report shows.
 const SHOWN_BEFORE: usize = 12;
 
 /// A sequential model of the code under test. It computes the correct results.
@@ -91,7 +91,7 @@ pub trait Spec: Clone + Eq + Hash {
     /// Returns true if `seen` is a permitted result of `op`, where `right` is the model's result.
     ///
     /// The default requires that the two are equal. Override it if an operation may give other
-    /// results, such as "try again". In any case the model has the state after `right`.
+    /// results, such as "try again". The model's state is in any case the one that gave `right`.
     fn accepts(&self, op: &Self::Op, right: &Self::Ret, seen: &Self::Ret) -> bool {
         let _ = op;
         right == seen
@@ -101,12 +101,13 @@ pub trait Spec: Clone + Eq + Hash {
 /// The limit of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// The number of distinct pairs of taken calls and state after which the search gives up.
+    /// The search gives up after it has seen this many distinct pairs of taken calls and state.
     pub states: usize,
 }
 
 impl Default for Limit {
-    /// Returns a limit of four million pairs, which take a few seconds and a few hundred MiB.
+    /// Returns a limit of four million pairs. A search of that size takes a few seconds and a few
+    /// hundred MiB.
     fn default() -> Self {
         Self { states: 4_000_000 }
     }
@@ -164,8 +165,8 @@ pub fn report<S: Spec + Debug>(
         .map(|(index, call)| (call.returned, index))
         .collect();
     returns.sort_unstable();
-    // Count the returns in the longest prefix that is not wrong. Bisection finds it, since all
-    // prefixes that contain a wrong one are wrong too.
+    // Count the returns in the longest prefix that is not wrong. Bisection finds this prefix, since
+    // each prefix that contains a wrong prefix is wrong too.
     let first_failing = returns.partition_point(|&(until, _)| {
         Search::new(initial, calls, until, limit).run() != Verdict::Violated
     });
@@ -225,10 +226,10 @@ struct Search<'h, S: Spec> {
     events: EventList,
     state: S,
     taken: BitSet,
-    /// The taken calls in sequence. Each has the state of the model before it.
+    /// The calls that the search has taken, in sequence. Each has the state of the model before it.
     stack: Vec<(usize, S)>,
     seen: HashSet<(BitSet, S)>,
-    /// The number of calls that returned within the prefix but are not taken yet.
+    /// The number of calls that returned within the prefix but that the search has not taken.
     missing: usize,
 }
 
@@ -239,7 +240,8 @@ impl<'h, S: Spec> Search<'h, S> {
             calls.iter().map(|call| call.ret.is_some() && call.returned <= until).collect();
         let mut events = Vec::with_capacity(calls.len() * 2);
         for (index, call) in calls.iter().enumerate().filter(|(_, call)| call.invoked <= until) {
-            // Sort an invocation before a return at the same time, so that these two calls overlap.
+            // If a call is invoked at the time at which another returns, sort the invocation first,
+            // so that the two calls overlap.
             events.push((call.invoked, 0, EventList::invocation(index)));
             if is_answered[index] {
                 events.push((call.returned, 1, EventList::answer(index)));
@@ -308,7 +310,7 @@ impl<'h, S: Spec> Search<'h, S> {
         Step::Taken
     }
 
-    /// Puts the last taken call back and returns it. Returns None if no call is taken.
+    /// Puts the call that was taken last back, and returns it. Returns None if no call is taken.
     fn put_back(&mut self) -> Option<usize> {
         let (index, before) = self.stack.pop()?;
         self.state = before;
@@ -322,15 +324,18 @@ impl<'h, S: Spec> Search<'h, S> {
 enum Step {
     /// The call was taken.
     Taken,
-    /// The result of the call does not fit, or the pair of taken calls and state was seen before.
+    /// The result of the call does not fit, or the search has already seen the pair of taken calls
+    /// and state.
     Refused,
-    /// The next event is the return of a call that is not taken. So an earlier choice was wrong.
+    /// The next event is the return of a call that the search has not taken. So an earlier choice
+    /// was wrong.
     Blocked,
     /// The search reached its limit.
     Exhausted,
 }
 
-/// The events of the calls that are not taken, in a doubly linked ring that is ordered by time.
+/// A doubly linked ring of the events of those calls that the search has not taken. It is ordered
+/// by time.
 ///
 /// # Invariants
 ///
@@ -486,8 +491,8 @@ mod tests {
 
     #[test]
     fn control_new_then_old_read_is_rejected() {
-        // Each read alone has an explanation, but both together have none. The second read gives
-        // the old value, after the first one has given the new value.
+        // Each read alone has an explanation, but the two together have none: the second read
+        // returns the old value after the first one has returned the new value.
         let calls = vec![
             Call::finished(0, 0, 9, Op::Write(7), 0),
             Call::finished(1, 1, 2, Op::Read, 7),
@@ -545,8 +550,8 @@ mod tests {
             calls.push(Call::finished(0, at, at + 2, Op::Write(value), 0));
             calls.push(Call::finished(1, at + 1, at + 3, Op::Read, value));
         }
-        // Check the calls in parts, because each step of the search copies a set that has a bit for
-        // each call.
+        // Check the calls in parts. Otherwise each step of the search would copy a set with a bit
+        // for each of the calls.
         for part in calls.chunks(2_000) {
             assert!(is_linearizable(part.to_vec()));
         }
@@ -574,7 +579,8 @@ mod tests {
         assert_linearizable(&Register::default(), &history, Seed(42));
     }
 
-    /// Returns true if `calls` are linearizable, after trying all subsets and permutations.
+    /// Returns true if `calls` are linearizable. It tries all subsets and permutations of the
+    /// calls.
     fn is_linearizable_by_force(calls: &[Call<Op, u8>]) -> bool {
         fn extend(calls: &[Call<Op, u8>], taken: u32, state: &Register) -> bool {
             let left = |index: &usize| taken & (1 << index) == 0;
@@ -596,7 +602,7 @@ mod tests {
         extend(calls, 0, &Register::default())
     }
 
-    /// Draws a history of up to seven calls with small values, by three threads.
+    /// Draws a random history: three threads make up to seven calls with small values.
     fn small_history() -> impl Strategy<Value = Vec<Call<Op, u8>>> {
         let op = prop_oneof![
             Just(Op::Read),
@@ -646,8 +652,8 @@ mod tests {
 
     #[test]
     fn drawn_histories_are_of_both_kinds() {
-        // Check that drawn histories are of both kinds. The comparison above would prove little if
-        // all of them were linearizable, or none.
+        // Random histories must be of both kinds. If all were linearizable, or none, the comparison
+        // above would prove little.
         use proptest::{strategy::ValueTree, test_runner::TestRunner};
         let mut runner = TestRunner::deterministic();
         const DRAWS: usize = if cfg!(miri) { 25 } else { 500 };

@@ -1,18 +1,18 @@
-//! Records which cache lines an operation reads and writes. A test can prove that two operations do
-//! not share lines that one of them writes.
+//! Records which cache lines an operation reads and writes. With it a test can prove that no
+//! operation writes a line that another one reads or writes.
 //!
-//! Two threads scale if neither writes a cache line that the other touches. With two processors, a
-//! test cannot measure how well eighty would scale, but it can record the lines. It records each
-//! operation by itself, and compares the lines of the two recordings. A line that one operation
-//! writes and the other reads or writes is a *conflict*.
+//! Two threads scale if neither writes a cache line that the other touches. On two processors a
+//! test cannot measure how well a program would scale to eighty. But it can record the lines of
+//! each operation by itself, and compare the two recordings. A line that one operation writes and
+//! the other reads or writes is a *conflict*.
 //!
 //! # How it works
 //!
 //! While an operation runs, all memory that was allocated in a [`Phase`] is inaccessible, so that
 //! each access faults. The handler of SIGSEGV records the address and gives access to the page. It
 //! also sets the trap flag, which stops the processor after one instruction. Then the handler of
-//! SIGTRAP takes the access away again. The code under test needs no change, so even a release
-//! build can be recorded.
+//! SIGTRAP takes the access away again. The code under test is not changed, so a test can even
+//! record a release build.
 //!
 //! # Rules
 //!
@@ -42,11 +42,12 @@ use std::{collections::BTreeSet, ffi::c_void, mem::MaybeUninit, ptr};
 const LINE: usize = 64;
 /// Size of a page in bytes.
 const PAGE: usize = 4_096;
-/// Maximum number of accesses in one recording, which must not be reached.
+/// Size of the list of accesses. A full list may lack accesses, so [`Watched::record`] panics if
+/// the list is full.
 const ACCESSES_MAX: usize = 1 << 14;
 /// Maximum number of pages that one instruction touches.
 const OPEN_MAX: usize = 8;
-/// The bit in the error code of a page fault that is set if a store has caused it.
+/// The bit of a page fault's error code that is set if the faulting instruction was a store.
 const FAULT_STORE: i64 = 1 << 1;
 /// The trap flag in the flags register. It stops the processor after one instruction.
 const TRAP_FLAG: i64 = 1 << 8;
@@ -75,7 +76,7 @@ impl Lines {
 /// The memory that was allocated in a phase, ready for recordings.
 #[derive(Debug)]
 pub struct Watched {
-    /// In a box, because the signal handlers have a pointer to it.
+    /// The state is in a box, so that it does not move: the signal handlers have a pointer to it.
     ranges: Box<Ranges>,
 }
 
@@ -84,7 +85,8 @@ pub struct Watched {
 struct Recorder {
     /// The memory that is recorded, or null outside of a recording.
     ranges: AtomicPtr<Ranges>,
-    /// The address of each access. Its lowest bit is replaced by 1 for a store and 0 for a load.
+    /// The addresses of the accesses. The lowest bit of an address is replaced by 1 for a store and
+    /// by 0 for a load.
     accesses: [AtomicUsize; ACCESSES_MAX],
     len: AtomicUsize,
     /// The pages to which the current instruction has access.
@@ -104,22 +106,24 @@ static RECORDER: Recorder = Recorder {
 };
 
 impl Phase {
-    /// Ends the phase. From now on, accesses to the memory of the phase can be recorded.
+    /// Ends the phase. From now on, `record` can record accesses to the memory of the phase.
     pub fn watch(self) -> Watched {
         Watched { ranges: Box::new(self.into_ranges()) }
     }
 }
 
 impl Watched {
-    /// Runs `operation`. Returns the lines of the phase's memory that it has touched.
+    /// Runs `operation`. Returns those cache lines of the phase's memory that `operation` has
+    /// touched.
     ///
     /// # Panics
     ///
     /// Panics if another recording runs, if the kernel refuses mprotect(2) or sigaction(2), or if
     /// there are more than 16,383 accesses.
     pub fn record(&self, operation: impl FnOnce()) -> Lines {
-        // ORDERING: Relaxed, like all orderings in this file. A handler runs on the thread that it
-        // interrupts, and only one thread is recorded at a time.
+        // ORDERING: Relaxed, like all orderings in this file. Only one thread is recorded at a
+        // time, and a handler runs on the thread that it interrupts. So a single thread uses these
+        // words.
         assert!(!RECORDER.is_taken.swap(true, Ordering::Relaxed), "another recording runs");
         RECORDER.len.store(0, Ordering::Relaxed);
         RECORDER.ranges.store(ptr::from_ref(&*self.ranges).cast_mut(), Ordering::Relaxed);
@@ -151,8 +155,9 @@ impl Watched {
     fn set(&self, access: MprotectFlags) {
         for range in self.ranges.iter() {
             let start = ptr::with_exposed_provenance_mut::<c_void>(range.start);
-            // SAFETY: the kernel has reported the range as private and writable. An access that
-            // faults continues after the handler has given access to the page.
+            // SAFETY: the kernel has reported the range as private and writable, so it is no code
+            // and no file. An access that faults continues after the handler has given access to
+            // the page.
             let done = unsafe { mprotect(start, range.end - range.start, access) };
             assert!(done.is_ok(), "mprotect: {done:?}");
         }
@@ -168,8 +173,8 @@ fn handle(signal: i32, handler: *const ()) -> libc::sigaction {
     // `SA_NODEFER` is not set. So a fault in the handler ends the process instead of recursing for
     // ever.
     new.sa_flags = libc::SA_SIGINFO;
-    // SAFETY: both pointers are to a `sigaction`. The handler has the arguments that `SA_SIGINFO`
-    // requires.
+    // SAFETY: both pointers are to a `sigaction`. The handler takes the three arguments that the
+    // kernel passes with `SA_SIGINFO`.
     let done = unsafe { libc::sigaction(signal, &raw const new, old.as_mut_ptr()) };
     assert_eq!(done, 0, "sigaction");
     // SAFETY: sigaction(2) has succeeded, so it has filled in `old`.
@@ -182,7 +187,7 @@ fn restore(signal: i32, old: &libc::sigaction) {
     assert_eq!(done, 0, "sigaction");
 }
 
-/// The handler of SIGSEGV: records the access and lets the one instruction continue.
+/// The handler of SIGSEGV: records the access, and makes the page accessible for one instruction.
 extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes a `siginfo_t` that lives during this call.
     let info = unsafe { &*info };
@@ -211,8 +216,8 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     registers[libc::REG_EFL as usize] |= TRAP_FLAG;
 }
 
-/// The handler of SIGTRAP, which runs after one instruction. It makes the pages of the instruction
-/// inaccessible again.
+/// The handler of SIGTRAP, which runs after one instruction. It makes the pages that this
+/// instruction has touched inaccessible again.
 extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: with `SA_SIGINFO` the third argument is a `ucontext_t` of this thread.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
@@ -225,7 +230,8 @@ extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
     }
 }
 
-/// Appends to a list of fixed size. If the list is full, only its length increases.
+/// Appends to a list of fixed size. If the list is full, only the count of elements increases,
+/// which shows the caller that elements are missing.
 fn note(list: &[AtomicUsize], len: &AtomicUsize, word: usize) {
     // ORDERING: Relaxed. See `record`.
     let at = len.fetch_add(1, Ordering::Relaxed);
@@ -237,8 +243,8 @@ fn note(list: &[AtomicUsize], len: &AtomicUsize, word: usize) {
 
 fn allow(page: usize, access: MprotectFlags) {
     let start = ptr::with_exposed_provenance_mut::<c_void>(page);
-    // SAFETY: the page is in a range of the recorded memory. That memory is private, and no access
-    // to it is lost: a fault gives access again.
+    // SAFETY: the page is in a range of the recorded memory, which is private. A later access to it
+    // faults, and the handler makes the page accessible again.
     if unsafe { mprotect(start, PAGE, access) }.is_err() {
         // A panic must not unwind out of a signal handler.
         std::process::abort();

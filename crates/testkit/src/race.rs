@@ -2,15 +2,15 @@
 //!
 //! In a loop that spawns threads, the first thread often ends before the last one starts. [`run`]
 //! makes all threads wait at one barrier, gives each its own random numbers, and collects their
-//! results. A thread of a test should end after a number of rounds and not after a time. So a slow
-//! machine does the same work.
+//! results. A thread of a test should end after a fixed number of rounds and not after a fixed
+//! time. Then a slow machine does the same work as a fast one.
 //!
-//! A race that never happened proves nothing. A [`Tally`] counts the outcomes that the threads have
-//! seen, and fails if an outcome was never reached.
+//! A race that never happened proves nothing. So a [`Tally`] counts the outcomes that the threads
+//! have seen, and panics if an expected one was never reached.
 //!
-//! A deadlock must not hang the whole test run. If the guard of a [`Watchdog`] lives too long, it
-//! prints the names and states of all threads and aborts the process. It aborts since a blocked
-//! thread cannot be unwound, and since a core file has the stacks.
+//! A deadlock must not hang the whole test run. If the guard of a [`Watchdog`] lives too long, the
+//! watchdog prints the names and states of all threads and aborts the process. It aborts because a
+//! blocked thread cannot be unwound, and because a core file contains the stacks.
 //!
 //! # Rejected
 //!
@@ -113,10 +113,10 @@ impl<const N: usize> Tally<N> {
     ///
     /// # Panics
     ///
-    /// Panics if `name` is not an outcome of this tally. So an outcome that the test does not
-    /// expect makes it fail.
+    /// Panics if `name` is not an outcome of this tally. So a test fails at an outcome that it does
+    /// not expect.
     pub fn hit(&self, name: &str) {
-        // ORDERING: Relaxed. A statistic, which is read after the threads were joined.
+        // ORDERING: Relaxed. The count is a statistic. It is read after the threads were joined.
         self.counts[self.position(name)].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -126,7 +126,7 @@ impl<const N: usize> Tally<N> {
     ///
     /// Panics if `name` is not an outcome of this tally.
     pub fn count(&self, name: &str) -> u64 {
-        // ORDERING: Relaxed. A statistic, which is read after the threads were joined.
+        // ORDERING: Relaxed. The count is a statistic. It is read after the threads were joined.
         self.counts[self.position(name)].load(Ordering::Relaxed)
     }
 
@@ -178,7 +178,8 @@ pub struct Watchdog {
 struct WatchdogState {
     /// Protected by its own mutex.
     is_done: Mutex<bool>,
-    /// Notified when `is_done` is set. The thread waits for it with `is_done` locked.
+    /// Notified when `is_done` is set. The watchdog's thread waits for it, with the mutex of
+    /// `is_done`.
     changed: Condvar,
 }
 
@@ -204,7 +205,7 @@ impl Watchdog {
 }
 
 impl WatchdogState {
-    /// Waits until the guard is dropped. Returns false if that does not happen within `limit`.
+    /// Waits until the guard is dropped. Returns false if the guard still lives after `limit`.
     fn wait_done(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut is_done = self.lock();
@@ -229,7 +230,8 @@ impl Drop for Watchdog {
         *self.shared.lock() = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // Ignore a panic of the thread: a second panic in a drop would abort the process.
+            // Ignore a panic of the watchdog's thread: a second panic in a drop would abort the
+            // process.
             let _ = thread.join();
         }
     }
@@ -302,8 +304,8 @@ mod tests {
 
     #[test]
     fn racers_run_at_the_same_time() {
-        // Each thread waits for the other one. If the threads ran one after the other, the first
-        // would wait for ever.
+        // The threads must run at the same time: each waits for the other one, so if they ran one
+        // after the other, the first would wait for ever.
         let _watchdog = Watchdog::start("two racers that meet", Duration::from_secs(60));
         let meet = Barrier::new(2);
         run(2, Seed(0), |_| meet.wait().is_leader());

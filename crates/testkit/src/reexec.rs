@@ -1,9 +1,9 @@
 //! Runs a test again in a child process with limits, and checks how the child ends.
 //!
 //! Some tests need their own process, for example to run on one processor or with few open files.
-//! Others need one because the process dies or hangs. Such a test runs twice. In the parent,
-//! [`role`] is None, and the test starts itself again with [`Reexec`]. In the child, [`role`] is
-//! the word that the parent has set, and the test does its work.
+//! Other tests let the process die or hang. Such a test runs twice. In the parent, [`role`] is
+//! None, and the test starts itself again with [`Reexec`]. In the child, [`role`] is the word that
+//! the parent has set, and the test does its work.
 //!
 //! ```no_run
 //! use corewalk_testkit::reexec::{self, Reexec, Resource};
@@ -26,11 +26,9 @@
 //!
 //! # Guarantees
 //!
-//! - A.1: a child lives no longer than its timeout or the call. Then it and its process group are
-//!   killed.
-//! - A.2: [`Reexec::run`] panics if no test has the given name. libtest takes a run without tests
-//!   for a success. So after a test is renamed, a child with the old name would run nothing and
-//!   pass.
+//! - A.1: when its timeout ends, or when `run` returns, the child and its process group are killed.
+//! - A.2: [`Reexec::run`] panics if no test has the given name. libtest reports success if it has
+//!   run no test. So after a test is renamed, a child with the old name would run nothing and pass.
 //! - A.3: a child that dies leaves no core file.
 //!
 //! Source: libtest's `--exact`; `pidfd_open(2)`, `setrlimit(2)`, `sched_setaffinity(2)`.
@@ -87,7 +85,7 @@ enum Cpus {
 }
 
 impl Reexec {
-    /// Returns a child that runs `test`. The name is that which libtest prints:
+    /// Returns a child that runs `test`. The name is in the form that libtest prints,
     /// `module::tests::name`.
     pub fn test(test: &str) -> Self {
         Self {
@@ -121,7 +119,7 @@ impl Reexec {
         self
     }
 
-    /// Restricts the child to one processor, the first one that this process may use.
+    /// Restricts the child to the first one of the processors that this process may use.
     #[must_use]
     pub fn on_one_cpu(mut self) -> Self {
         self.cpus = Cpus::One;
@@ -147,8 +145,8 @@ impl Reexec {
         let stdout = drain(child.stdout.take().expect("stdout is piped"));
         let stderr = drain(child.stderr.take().expect("stderr is piped"));
         let has_ended = wait_until(&child, Instant::now() + self.timeout);
-        // Kill the group in either case, since a grandchild would keep the pipes open. An error
-        // means that the group has no process left.
+        // Kill the group even if the child has ended, since a grandchild would keep the pipes open.
+        // An error of the call means that the group has no process left.
         let _ = kill_process_group(pid, Signal::KILL);
         let status = child.wait().expect("a child can be waited for");
         let finished = Finished {
@@ -240,7 +238,7 @@ impl fmt::Display for Finished {
 fn drain(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // Ignore an error, and show the bytes that were read before it.
+        // Ignore an error of the read, and return the bytes that were read before it.
         let _ = pipe.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     })

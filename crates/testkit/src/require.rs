@@ -1,4 +1,4 @@
-//! Requirements of tests, such as root or `/dev/fuse`, that a machine may not meet.
+//! Requirements of tests, such as root or `/dev/fuse`, that some machines do not meet.
 //!
 //! A test that cannot run calls [`skip`], which prints the reason, and returns. libtest counts such
 //! a test as passed, so all tests could pass on a machine that runs few of them. The environment
@@ -25,8 +25,8 @@ pub enum Need {
     Fuse,
     /// A program or library of a package is installed.
     Package,
-    /// The kernel allows calls that a container may forbid even to root, such as new namespaces or
-    /// ptrace(2).
+    /// The kernel allows calls that some containers forbid even to root, such as ptrace(2) or the
+    /// creation of namespaces.
     Kernel,
     /// The machine has a property that no installation changes. Examples are its processors, huge
     /// pages, the file system of its disk, and its kernel version.
@@ -80,10 +80,11 @@ pub fn has_root() -> bool {
     is_root
 }
 
-/// Returns true if this process can mount with FUSE. Otherwise calls [`skip`].
+/// Returns true if this process can mount with FUSE. If it cannot, calls [`skip`] and returns
+/// false.
 #[track_caller]
 pub fn has_fuse() -> bool {
-    // Opening the device has no side effect, since a connection begins only with a mount.
+    // To open the device has no side effect: a FUSE connection begins only with a mount.
     if OpenOptions::new().read(true).write(true).open("/dev/fuse").is_err() {
         skip(Need::Fuse, "/dev/fuse cannot be opened");
         return false;

@@ -127,15 +127,15 @@ impl Rng {
     /// Returns the generator for `seed`.
     pub fn new(seed: Seed) -> Self {
         let mut state = seed.0;
-        // INVARIANT: splitmix64 is a bijection. So only one seed gives zero, and it shares a state
-        // with the seed that gives one.
+        // INVARIANT: splitmix64 is a bijection. So only one seed gives a state of zero. That seed
+        // gets the state of another seed, the one that gives 1.
         Self { state: splitmix(&mut state).max(1), seed }
     }
 
     /// Returns the generator of the stream with number `stream`.
     ///
-    /// The stream depends on the seed of `self` and on `stream`, but not on the numbers drawn so
-    /// far.
+    /// The stream depends only on the seed of `self` and on `stream`. The numbers that were already
+    /// drawn from `self` do not change it.
     pub fn fork(&self, stream: u64) -> Self {
         let mut state = self.seed.0 ^ stream.wrapping_add(1).wrapping_mul(0xd134_2543_de82_ef95);
         Self::new(Seed(splitmix(&mut state)))
@@ -156,7 +156,7 @@ impl Rng {
     /// Panics if `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "the bound is zero");
-        // The high half of the product has a bias of at most bound / 2^64, which no test notices.
+        // The high half of the product is biased by at most bound / 2^64, which no test can notice.
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 

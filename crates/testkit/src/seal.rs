@@ -56,7 +56,7 @@ use std::{
     ptr,
 };
 
-/// The size of the region in bytes of address space. Only touched pages use memory.
+/// The size of the region in bytes of address space. Only pages that are touched use memory.
 const REGION_BYTES: usize = 16 << 30;
 
 /// The largest alignment of a block in the region.
@@ -108,15 +108,16 @@ impl Seal {
         }
     }
 
-    /// Begins a phase. Memory that any thread allocates from now on can be sealed.
+    /// Begins a phase. The memory that any thread allocates from now on can be made read-only by
+    /// [`Phase::protect`].
     ///
     /// # Panics
     ///
     /// Panics if the process had a phase before, or if the region cannot be mapped.
     pub fn begin(&'static self) -> Phase {
         let before = Ranges::read(Reach::Built);
-        // ORDERING(region): Acquire. Pairs with the store below. A thread that sees the address
-        // sees the mapping.
+        // ORDERING(region): Acquire. Pairs with the store of the address below, so that a thread
+        // that sees the address sees the mapping.
         assert!(self.region.load(Ordering::Acquire).is_null(), "the process had a phase before");
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -124,7 +125,8 @@ impl Seal {
         // memory.
         let region = unsafe { mmap_anonymous(ptr::null_mut(), REGION_BYTES, access, flags) }
             .expect("the region can be mapped");
-        // ORDERING(region): Release. A thread that sees the address of the region sees the mapping.
+        // ORDERING(region): Release. Pairs with the loads of the address, so that a thread that
+        // sees the address sees the mapping.
         self.region.store(region.cast(), Ordering::Release);
         // ORDERING(building): Release. A thread that sees the phase sees the region.
         self.is_building.store(true, Ordering::Release);
@@ -141,8 +143,8 @@ impl Seal {
     /// if the alignment is too large.
     fn bump(&self, layout: Layout) -> Option<*mut u8> {
         // ORDERING(building): Acquire. Pairs with the store in `begin`, so that this thread sees
-        // the region. The region is aligned to a page. For larger alignments the caller uses the
-        // system's allocator.
+        // the region. The region is aligned to a page, so the system's allocator serves larger
+        // alignments.
         if !self.is_building.load(Ordering::Acquire) || layout.align() > REGION_ALIGN_MAX {
             return None;
         }
@@ -178,8 +180,8 @@ impl Default for Seal {
 pub enum Reach {
     /// The memory that was allocated or mapped during the phase.
     Built,
-    /// The memory of `Built`, and `.data` and `.bss` of the program. A global counter, for example,
-    /// would be in these.
+    /// The memory of `Built`, and `.data` and `.bss` of the program, which contain for example a
+    /// global counter.
     WithStatics,
 }
 
@@ -214,9 +216,9 @@ impl Phase {
 
     /// Ends the phase and returns the address ranges of its memory.
     pub(crate) fn into_ranges(self) -> Ranges {
-        // ORDERING: Relaxed. By the rules of this module, no other thread allocates now. If a
-        // thread nevertheless does, it gets a block of the region, and dies at its first store to
-        // the block.
+        // ORDERING: Relaxed. By the rules of this module, no other thread allocates now. A thread
+        // that breaks this rule gets a block of the region, and dies at its first store to the
+        // block.
         self.seal.is_building.store(false, Ordering::Relaxed);
         let mut built = Ranges::read(Reach::Built);
         built.subtract(&self.before);
@@ -224,7 +226,7 @@ impl Phase {
     }
 }
 
-/// A guard. While it lives, the memory of the phase is read-only.
+/// A guard. As long as it lives, the memory of the phase is read-only.
 #[derive(Debug)]
 pub struct Sealed {
     ranges: Ranges,
@@ -239,9 +241,9 @@ impl Sealed {
     fn set(&self, access: MprotectFlags) {
         for range in self.ranges.iter() {
             let start = ptr::with_exposed_provenance_mut::<c_void>(range.start);
-            // SAFETY: the kernel has reported the range as private and writable. Without write
-            // access, a store can only end the process. With write access, the state is that of
-            // before.
+            // SAFETY: the kernel has reported the range as private and writable. If write access is
+            // removed, a store can only end the process. If it is given back, the access is what it
+            // was before the seal.
             let done = unsafe { mprotect(start, range.end - range.start, access) };
             if done.is_err() {
                 // Abort instead of panicking. A panic would allocate and print, and so store into
@@ -342,7 +344,7 @@ impl Ranges {
         let mut is_after_program = false;
         for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             let Some(mapping) = Mapping::parse(line) else { continue };
-            // The program is the first mapping with a path, on all supported machines.
+            // On all supported machines, the program is the first mapping that has a path.
             if program.is_none() && mapping.name.starts_with(b"/") {
                 program = Some(mapping.name);
             }
@@ -379,8 +381,8 @@ impl Ranges {
         self.iter().any(|range| (range.start..range.end).contains(&address))
     }
 
-    /// Removes all addresses of `other`. The kernel merges adjacent mappings, so a range may be
-    /// cut.
+    /// Removes all addresses of `other` from these ranges. The kernel merges adjacent mappings, so
+    /// `other` may cover only a part of a range, which is then cut.
     fn subtract(&mut self, other: &Self) {
         let mut left = Self::EMPTY;
         for range in self.iter() {
@@ -430,7 +432,7 @@ impl<'t> Mapping<'t> {
 }
 
 // SAFETY: a block is either allocated and freed by `System`, or it is a part of the region that is
-// allocated only once.
+// given out only once and never reused.
 unsafe impl GlobalAlloc for Seal {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match self.bump(layout) {
@@ -442,7 +444,7 @@ unsafe impl GlobalAlloc for Seal {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         if !self.is_in_region(block) {
-            // SAFETY: a block outside of the region came from `System` with this layout.
+            // SAFETY: the block is not in the region, so it came from `System` with this layout.
             unsafe { System.dealloc(block, layout) };
         }
     }

@@ -1,4 +1,5 @@
-//! The System V IPC of the host kernel. Tests use it as an oracle, and measurements for comparison.
+//! The System V IPC of the host kernel. Tests use it as an oracle, and measurements compare their
+//! results with it.
 //!
 //! The functions make the system calls. Their arguments are plain numbers, and their error is the
 //! errno. They act on the IPC namespace of the calling thread. [`unshare_ipc`] gives the thread a
@@ -68,7 +69,7 @@ pub fn semtimedop(id: i32, sops: &[Sop], timeout: Option<(i64, i64)>) -> Result<
         .collect();
     let timeout = timeout.map(|(tv_sec, tv_nsec)| libc::timespec { tv_sec, tv_nsec });
     let pointer = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: the operations and the timeout live during the call, and the count is that of the
+    // SAFETY: the operations and the timeout live during the call, and the count is the number of
     // operations.
     check(
         unsafe { libc::syscall(libc::SYS_semtimedop, id, sops.as_mut_ptr(), sops.len(), pointer) }
@@ -83,7 +84,7 @@ pub fn semtimedop(id: i32, sops: &[Sop], timeout: Option<(i64, i64)>) -> Result<
 /// Its errno.
 #[inline]
 pub fn semop_raw<const N: usize>(id: i32, sops: &mut [libc::sembuf; N]) -> Result<i32, i32> {
-    // SAFETY: the operations live during the call, and the count is that of the operations.
+    // SAFETY: the operations live during the call, and the count is the number of operations.
     check(unsafe { libc::semop(id, sops.as_mut_ptr(), N) })
 }
 
@@ -194,7 +195,7 @@ pub fn act_as(uid: u32, gid: u32) -> Result<i32, i32> {
     check(unsafe { libc::seteuid(uid) })
 }
 
-/// Installs a handler of `SIGUSR1` that does nothing, with `SA_RESTART`.
+/// Installs a handler of `SIGUSR1` that does nothing. It has the flag `SA_RESTART`.
 ///
 /// # Errors
 ///
@@ -231,8 +232,8 @@ pub fn send_usr1(pid: u32, thread: i32) -> Result<i32, i32> {
 ///
 /// The errno of fork(2).
 pub fn fork_idle() -> Result<i32, i32> {
-    // SAFETY: the child only makes system calls, which the child of a process with several threads
-    // may do.
+    // SAFETY: between the fork and its end, the child only makes system calls. POSIX allows them in
+    // the child of a process that has several threads.
     let child = check(unsafe { libc::fork() })?;
     if child != 0 {
         return Ok(child);

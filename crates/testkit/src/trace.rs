@@ -96,8 +96,8 @@ pub fn count() -> io::Result<Counts> {
     }
 }
 
-/// Returns the number of the system call that a stopped thread enters. Returns None if the thread
-/// leaves a system call.
+/// Returns the number of the system call that a stopped thread is about to make. Returns None if
+/// the thread is returning from a system call.
 fn entered(thread: i32) -> Option<u64> {
     // SAFETY: all zeroes is a valid value of this plain structure.
     let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
@@ -108,15 +108,15 @@ fn entered(thread: i32) -> Option<u64> {
     if !is_entry {
         return None;
     }
-    // SAFETY: the kernel has filled in this member, since the thread enters a system call.
+    // SAFETY: the kernel fills in this member of the union for a thread that enters a system call.
     Some(unsafe { info.u.entry.nr })
 }
 
 fn wait(thread: i32) -> io::Result<(i32, i32)> {
     let mut status = 0;
     loop {
-        // `__WNOTHREAD` makes the call wait only for children of this thread, because other tests
-        // have children too.
+        // `__WNOTHREAD` makes the call wait only for children of this thread. Other tests, on other
+        // threads, have children too.
         // SAFETY: the status is written to a local variable.
         let waited =
             unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL | libc::__WNOTHREAD) };

@@ -34,7 +34,8 @@ fn lookup_in_a_map_stores_nothing_and_a_store_is_caught() {
 
 #[test]
 fn read_lock_of_a_rwlock_is_a_shared_store() {
-    // The control takes a read lock. That stores to the lock, although the map is only read.
+    // The control takes a read lock. Although the map is only read, taking the lock stores to it,
+    // which the seal must catch.
     prove(
         &SEAL,
         "read_lock_of_a_rwlock_is_a_shared_store",
@@ -62,8 +63,8 @@ fn store_to_a_static_is_caught() {
 
 #[test]
 fn store_to_memory_mapped_in_the_phase_is_caught() {
-    // This alignment is too large for the region, so the system's allocator maps the block by
-    // itself.
+    // The region does not serve this alignment, which is too large. So the system's allocator maps
+    // the block by itself.
     #[repr(align(8192))]
     struct Page(Mutex<[u8; 1 << 20]>);
     prove(

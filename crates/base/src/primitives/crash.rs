@@ -18,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64 as Word, Ordering};
 
 thread_local! {
-    /// The number of stores that the thread may still make; None outside of `run`.
+    /// The number of stores that the thread may still make. None if the thread is not in `run`.
     static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
     static IS_STOPPED: Cell<bool> = const { Cell::new(false) };
 }
@@ -131,7 +131,8 @@ impl AtomicU64 {
         self.compare_exchange(current, new, success, failure)
     }
 
-    /// Like `fetch_update` of the standard library's `AtomicU64`. Each attempt counts as one store.
+    /// Works like `fetch_update` of the standard library's `AtomicU64`. Each attempt counts as one
+    /// store.
     #[inline]
     pub fn fetch_update(
         &self,

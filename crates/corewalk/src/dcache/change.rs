@@ -61,10 +61,11 @@ impl Dcache {
         in_lookup: &KeyGuard<'_>,
     ) -> Result<DentrySlot, Errno> {
         let (parent, hash) = (key.parent(), self.hash(key.parent(), lookup_key.hash));
-        // A dentry may change between the lookup and the reference, for example when it becomes a
-        // mount point. Then repeat the lookup, so that the name gets no second dentry.
+        // The dentry may change between the lookup and the reference, for example when it becomes a
+        // mount point. If it does, repeat the lookup, so that the name gets no second dentry.
         let find = || self.find(key, lookup_key).or_else(|| self.find_exact(key, lookup_key));
-        // Only holders of the in-lookup lock enter a name, so a missing name stays missing.
+        // Only a holder of the in-lookup lock enters a name. So a name that is missing here stays
+        // missing.
         let is_known = (!key.is_stale() && self.find(key, lookup_key).is_some())
             || self.is_known(hash, parent, lookup_key);
         while is_known
@@ -73,8 +74,9 @@ impl Dcache {
         {
             let is_counted = match node {
                 Some(node) if seen.body.is_negative() => {
-                    // Directories have a group of slots of their own. So evict the negative dentry
-                    // if possible, which makes the new directory get another slot.
+                    // Directories have slots of another group than files. So evict the negative
+                    // dentry if possible: then the new directory gets a slot of the group of
+                    // directories.
                     if node.kind == FileKind::Directory
                         && let Ok((parent, inode)) = self.evict_locked(slot, seen, hash, in_lookup)
                     {
@@ -86,8 +88,8 @@ impl Dcache {
                 node if seen.body.inode() == node.map_or(InodeSlot::NONE, |node| node.inode) => {
                     self.get(slot, seen.seq)
                 }
-                // The cache missed the name before it asked the back end, and now has it with
-                // another inode. That dentry is out of date.
+                // The cache has the name with another inode than the back end's answer. That dentry
+                // is out of date, so make it stale.
                 _ => {
                     if self.get(slot, seen.seq) {
                         self.make_stale(slot);
@@ -154,8 +156,8 @@ impl Dcache {
             }
             None => self.counters.negatives.add(1),
         }
-        // A thread that calls `cancel_fill` later then looks the name up, so it finds the entry
-        // (C.1).
+        // Another thread that calls `cancel_fill` after this check looks the name up afterwards, so
+        // it finds the entry (C.1).
         if self
             .table
             .insert_if(hash, slot, |_| (!in_lookup.is_fill_cancelled()).then_some(()))
@@ -197,8 +199,8 @@ impl Dcache {
                         self.inodes.prefer_alias(inode, slot, &self.dentries);
                         return Some(slot);
                     }
-                    // Another field of the dentry changed, for example because the dentry became a
-                    // mount point. It still has the name, so look again.
+                    // The sequence changed, but not the name. The dentry may have become a mount
+                    // point, for example. So look again.
                     continue 'look;
                 }
                 if !key.is_stale()
@@ -243,8 +245,8 @@ impl Dcache {
         parent: DentrySlot,
         lookup_key: &LookupKey<'_>,
     ) -> Option<Snapshot> {
-        // If a dentry changes meanwhile, read it again. A dentry that is missed here would stay
-        // beside the new one.
+        // If a dentry changes meanwhile, read it again. Otherwise a changed dentry would be missed,
+        // and the name would get a second one.
         loop {
             let seen = self.dentries.snapshot(slot);
             let is_named = self.dentries.line(slot).is_named(seen, lookup_key, &self.dentries);
@@ -323,7 +325,7 @@ impl Dcache {
         }
         let inode = image.body.inode();
         if guard.count() == 1 && !inode.is_none() {
-            // The dentry has no other user, so it stays in the cache as a negative dentry.
+            // The dentry has no other user, so make it negative and keep it in the cache.
             let flags = image.body.flags() & (Flags::HASHED | Flags::LONG);
             if !image.body.is_directory() {
                 self.write(slot, &guard, |dcache| {
@@ -345,7 +347,8 @@ impl Dcache {
     fn unhash(&self, slot: DentrySlot, guard: LockrefGuard<'_>, image: &Image) {
         let inode = image.body.inode();
         let hash = self.hash_of(slot, image);
-        // Count all references but the caller's, so also those of other users of the directory.
+        // Count all references except the caller's. The count is an upper bound of the children,
+        // because other users hold references too.
         let children = if image.body.is_directory() { guard.count() - 1 } else { 0 };
         self.write(slot, &guard, |dcache| {
             dcache.store_unhashed(slot, image);
@@ -361,8 +364,8 @@ impl Dcache {
     }
 
     /// Counts an unhashed dentry, and drops its reference on its inode. Users of a removed file
-    /// hold references of their own. The inode of a removed directory must not live on because of
-    /// negative entries below it.
+    /// hold their own references on the inode. Negative entries below a removed directory keep only
+    /// its dentry, so they do not keep its inode.
     fn release_unhashed(&self, inode: InodeSlot) {
         self.counters.unhashed.add(1);
         if inode.is_none() {
@@ -383,7 +386,7 @@ impl Dcache {
             return self.put(slot);
         }
         if before.body.is_negative() {
-            // No user reaches an inode through a negative dentry, so it need not stay.
+            // A negative dentry has no inode whose users could need it. So it need not stay.
             return self.unhash(slot, guard, &before);
         }
         let stale = ParentKey::stale(before.key.parent());
@@ -420,7 +423,7 @@ impl Dcache {
     }
 
     /// Enters `slot` under a name. Without a `target`, returns the negative dentry of the name,
-    /// with a reference. Any other dentry of the name becomes stale, wherever the bucket has it.
+    /// with a reference. Makes any other dentry of the name stale, wherever it is in the bucket.
     fn insert_over_negative(
         &self,
         entry: &NewName<'_>,
@@ -448,14 +451,15 @@ impl Dcache {
                     self.make_stale(other);
                 }
             }
-            // The dentry changed before the reference was taken, or is stale now, or is the
-            // negative one. Another dentry of the name may stand behind it in the bucket.
+            // The dentry changed before the reference was taken, or is already stale, or is the
+            // negative dentry. The bucket may contain more dentries of the name.
             found = another(&self.table.lock(hash), negative);
         }
         negative
     }
 
-    /// Like [`Dcache::d_move`], for a dentry that is already in the table under its new name.
+    /// Does the work of [`Dcache::d_move`] for a dentry that is already in the table under its new
+    /// name.
     fn d_move_listed(
         &self,
         moved: DentrySlot,
@@ -467,8 +471,8 @@ impl Dcache {
         let (guard, target_guard) = self.lock_two(moved, target);
         let before = self.dentries.image(moved);
         if !before.body.is_hashed() {
-            // An invalidation, which takes no in-lookup lock, has unhashed the dentry. It has no
-            // inode to move.
+            // An invalidation has unhashed the dentry meanwhile, since it takes no in-lookup lock.
+            // The dentry has no inode that a rename could move.
             drop((guard, target_guard));
             self.table.remove(hash, moved);
             return Err(Errno::STALE);
@@ -540,8 +544,8 @@ impl Dcache {
         let (guard_a, guard_b) = self.lock_two(a, Some(b));
         let guard_b = guard_b.expect("two dentries were locked");
         let (before_a, before_b) = (self.dentries.image(a), self.dentries.image(b));
-        // If one of the names was invalidated meanwhile, the cache knows neither, and nothing is
-        // swapped.
+        // If one of the names was invalidated meanwhile, the cache does not know it any more. Then
+        // swap nothing.
         let is_as_before =
             |slot, image: &Image, hash| image.body.is_hashed() && self.hash_of(slot, image) == hash;
         let is_known = is_as_before(a, &before_a, hash_a) && is_as_before(b, &before_b, hash_b);
@@ -576,7 +580,7 @@ impl Dcache {
         Ok(())
     }
 
-    /// Returns the image of `this` under the name of `other`, whose slot is `slot`.
+    /// Returns the image that gives `this` the name of `other`. `slot` is the slot of `other`.
     fn renamed_as(&self, this: &Image, slot: DentrySlot, other: &Image) -> Option<Image> {
         let mut name = NameCopy::new();
         self.dentries.copy_name(slot, other.body, &mut name);
@@ -650,7 +654,7 @@ impl Dcache {
 
     /// Makes every dentry of a name under `key` stale.
     pub(crate) fn make_name_stale(&self, key: ParentKey, lookup_key: &LookupKey<'_>) {
-        // Repeat the lookup of a dentry that changed before the reference was taken.
+        // The dentry changed before the reference was taken, so repeat the lookup.
         while !key.is_stale()
             && let Some((slot, seen)) = self.find_exact(key, lookup_key)
         {
@@ -723,7 +727,8 @@ impl Dcache {
         }
     }
 
-    /// Fills a slot that no other thread can find, with one reference for the caller.
+    /// Fills a slot that no other thread can find. The dentry begins with one reference, which is
+    /// the caller's.
     fn begin_life(&self, slot: DentrySlot, image: &Image) {
         let mut guard = self.dentries.lockref(slot).lock();
         guard.revive();

@@ -1,17 +1,17 @@
-//! Listings under way. They tell whether a name may have changed since a listing of its directory
-//! began.
+//! Listings that are in progress. They tell whether a name may have changed since a listing of its
+//! directory began.
 //!
-//! A listing may report entries with attributes, which fill the cache. The back end reads them
-//! without an in-lookup lock, because their names are not known before. Meanwhile a rename or a
-//! removal may change a name, also in the cache. An older entry must not bring the name back (trap
-//! T25).
+//! A listing may report entries with attributes, which fill the cache. The back end reads the
+//! entries without an in-lookup lock, because their names are not known before. Meanwhile a rename
+//! or a removal may change a name in the back end and in the cache. The older entry of the listing
+//! must not enter the cache afterwards (trap T25).
 //!
-//! # How it works
-//! Each directory has a word, which it shares with other directories. The word counts the listings
-//! under way and the changes of names. A listing counts itself before it calls the back end. A
-//! change of a name looks at the word after its call of the back end. It counts itself only if a
-//! listing is under way, so most changes store nothing here. A listing enters a name under the
-//! in-lookup lock of the name, and only if no change was counted since it began.
+//! # How it works Each directory has a word, which it shares with other directories. The word
+//! counts the listings in progress and the changes of names. A listing counts itself before it
+//! calls the back end. A change of a name looks at the word after its call of the back end. It
+//! counts itself only if a listing is in progress, so most changes do not store to the word. A
+//! listing enters a name under the in-lookup lock of the name, and only if no change was counted
+//! since it began.
 //!
 //! # Invariants
 //! - L.1: a change counts itself before it releases the in-lookup locks of its names.
@@ -51,7 +51,8 @@ pub(crate) struct ListingMark<'a> {
     changes: u64,
 }
 
-/// A change of names in a directory. Its drop counts the change, also if the back end panics.
+/// A change of names in a directory. Dropping the value counts the change, even if the back end has
+/// panicked.
 #[must_use]
 pub(crate) struct NameChange<'a> {
     word: &'a AtomicU64,
@@ -67,15 +68,16 @@ impl Listings {
         let word = self.word(directory);
         // ORDERING: Relaxed. The fence below orders this store before the back end's answer.
         let before = word.fetch_add(1, Ordering::Relaxed);
-        // ORDERING(listing): SeqCst fence. Store buffering: the listing stores the word and reads
-        // the back end; a change stores in the back end and reads the word. One of them sees the
-        // other's store, also if the back end takes no lock.
+        // ORDERING(listing): SeqCst fence. Pairs with the fence of `NameChange`. The listing stores
+        // to the word and then reads from the back end. A change stores in the back end and then
+        // reads the word. So at least one of the two sees the other's store, even if the back end
+        // takes no lock.
         fence(Ordering::SeqCst);
         ListingMark { word, changes: before / CHANGE }
     }
 
-    /// Returns a change of names in the directory in the slot `directory`. The caller holds the
-    /// in-lookup locks of the names, and drops the change before it releases them.
+    /// Begins a change of names in the directory in the slot `directory`. The caller holds the
+    /// in-lookup locks of the names, and drops the returned value before it releases them.
     #[inline]
     pub(crate) fn change(&self, directory: DentrySlot) -> NameChange<'_> {
         NameChange { word: self.word(directory) }
@@ -90,16 +92,16 @@ impl ListingMark<'_> {
     /// Returns true if no name in the directory has changed since the listing began. The caller
     /// holds the in-lookup lock of the name that it is about to enter.
     pub(crate) fn is_unchanged(&self) -> bool {
-        // ORDERING: Relaxed. The in-lookup lock orders this load after earlier changes of the name
-        // (L.1).
+        // ORDERING: Relaxed. The caller holds the in-lookup lock, so this load sees all earlier
+        // changes of the name (L.1).
         self.word.load(Ordering::Relaxed) / CHANGE == self.changes
     }
 }
 
 impl Drop for ListingMark<'_> {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. The listing has ended, so a change that sees the lower count need not
-        // count itself.
+        // ORDERING: Relaxed. The listing has ended. So a change that already sees the lower count
+        // need not count itself.
         self.word.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -107,8 +109,8 @@ impl Drop for ListingMark<'_> {
 impl Drop for NameChange<'_> {
     #[inline]
     fn drop(&mut self) {
-        // ORDERING(listing): SeqCst fence. Pairs with the fence of `Listings::begin`. This change
-        // sees the listing's count, or the listing's answer shows this change.
+        // ORDERING(listing): SeqCst fence. Pairs with the fence of `Listings::begin`: this change
+        // sees the count of the listing, or the answer of the listing contains this change.
         fence(Ordering::SeqCst);
         // ORDERING: Relaxed. The fence above orders this load after the change in the back end.
         if self.word.load(Ordering::Relaxed) & LISTINGS_MASK != 0 {

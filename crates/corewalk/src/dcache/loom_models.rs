@@ -1,9 +1,9 @@
 //! Models of the dentry cache: names are entered, renamed and replaced beside a reader.
 //!
-//! A model makes the changes of the cache itself, on three slots. Its control makes the same change
-//! in other steps. The reader is the spawned thread, because loom skips schedules otherwise (see
-//! `tally` in the base crate). Schedules have at most [`PREEMPTIONS`] preemptions, which is enough
-//! to catch every control.
+//! A model runs the change functions of the real cache, on a cache with three slots. Its control
+//! makes the same change in other steps. The reader is the spawned thread, because loom skips
+//! schedules otherwise (see `tally` in the base crate). Schedules have at most [`PREEMPTIONS`]
+//! preemptions, which is enough to catch every control.
 
 mod count;
 
@@ -17,7 +17,8 @@ use crate::key_lock::KeyGuard;
 
 /// Preemptions of a schedule, without those at waits.
 pub(super) const PREEMPTIONS: usize = 2;
-/// Names of two words, so that a reader could see a word of each of two names.
+/// Names of two words. So a torn read could mix the first word of one name with the second word of
+/// the other.
 pub(super) const A: &[u8] = b"aaaaaaaaaaaa";
 pub(super) const B: &[u8] = b"bbbbbbbbbbbbbb";
 
@@ -71,7 +72,8 @@ pub(super) fn enter(dcache: &Dcache, ino: u64, mode: u32) -> DentryInode {
     DentryInode { inode: entered.slot, kind: attr.kind() }
 }
 
-/// Enters a file. Returns its unused dentry, and its inode, which only the dentry uses.
+/// Enters a file. Returns its dentry, which has no user, and its inode, to which only the dentry
+/// refers.
 pub(super) fn file(
     dcache: &Dcache,
     key: ParentKey,
@@ -88,8 +90,8 @@ pub(super) fn file(
     (slot, node)
 }
 
-/// Looks a name up without a lock. Returns the number of its inode. Returns None for a missing name
-/// and a negative dentry.
+/// Looks a name up without a lock. Returns the number of its inode, or None if the name is missing
+/// or negative.
 pub(super) fn lookup(dcache: &Dcache, key: ParentKey, name: &[u8]) -> Option<u64> {
     let (slot, seen) = dcache.find(key, &dcache.lookup_key(Name::new(name).unwrap()))?;
     let inode = seen.body.inode();
@@ -237,8 +239,8 @@ fn control_rename_without_a_section_is_caught() {
     });
 }
 
-/// Renames a file from `A` to `B` with `rename`, beside a reader that looks for `A`, and for `B` if
-/// that is missing. Returns how often the reader found the file as (`A`, `B`).
+/// Renames a file from `A` to `B` with `rename`. Meanwhile a reader looks for `A`, and then for `B`
+/// if `A` is missing. Returns how often the reader found the file under each of the two names.
 fn rename_against_lookups(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -285,7 +287,7 @@ fn control_rename_that_takes_out_first_is_caught() {
 }
 
 /// Renames `A` over `B` with `rename`, beside a reader that looks for `B`. Returns how often the
-/// reader found the (replaced, moved) file.
+/// reader found the replaced file, and how often the moved file.
 fn replace_against_lookup(rename: fn(&Dcache, DentrySlot, DentrySlot, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -338,7 +340,7 @@ fn control_rename_in_two_sections_is_caught() {
 }
 
 /// Changes a name from a file to a directory with `change`, beside a reader. Returns how often the
-/// reader saw a (file, directory).
+/// reader saw a file, and how often a directory.
 fn kind_against_lookup(change: fn(&Dcache, DentrySlot, InodeSlot)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -366,7 +368,7 @@ fn kind_against_lookup(change: fn(&Dcache, DentrySlot, InodeSlot)) -> [usize; 2]
     })
 }
 
-/// Trap T16: the type flag and the inode of a dentry must change together. They are in one word.
+/// Trap T16: the type flag and the inode of a dentry must change together, so they are in one word.
 #[test]
 fn kind_and_inode_of_a_dentry_belong_together() {
     assert_all_reached(&kind_against_lookup(|dcache, slot, inode| {
@@ -376,7 +378,8 @@ fn kind_and_inode_of_a_dentry_belong_together() {
     }));
 }
 
-/// Control for trap T16: the type flag is stored before the inode, so a reader may see a mix.
+/// Control for trap T16: the type flag is stored before the inode, so a reader may see the new flag
+/// with the old inode.
 #[test]
 #[should_panic(expected = "T16: another's flag")]
 fn control_flag_and_inode_in_two_steps_is_caught() {

@@ -3,12 +3,12 @@
 //! A clock hand moves over the slots. An unused dentry gets a second chance if it was looked up
 //! since the hand last passed; otherwise it is evicted. A parent without children is next, so one
 //! pass evicts a deep tree (trap T44). No list and no lock is shared by all evictions. Several
-//! threads share the hand, and never look at the same slot in one pass. In trap T45 they skip each
-//! other's entries again and again.
+//! threads share the hand, so that each slot is scanned by one thread per pass. Otherwise they
+//! would skip each other's entries again and again, which is trap T45.
 //!
 //! A dentry stays while it has references, while it has children, and while it is the only name of
 //! an inode in use. (A back end by path needs that name.) If only such entries are left, the cache
-//! asks the host to drop some. A FUSE server then asks the kernel to forget.
+//! asks the host to drop some. A FUSE server then asks the kernel to forget their inodes.
 //!
 //! A thread that fills the cache also reclaims, a few slots at a time. That does not always
 //! suffice: pinned entries stay, and fills end with the load. So a host with a background thread
@@ -39,20 +39,20 @@ const SCAN_MAX: u32 = 512;
 /// Slots scanned between two checks of the progress.
 const SCAN_STEP: u32 = 64;
 /// Number of slots that a removal of a directory scans for each negative entry that it leaves
-/// behind. No lookup finds such entries. The scans have covered the whole cache by the time such
-/// entries fill 1 slot of 32.
+/// behind. No lookup finds such entries. At this rate the scans have covered the whole cache before
+/// such entries fill 1/32 of it.
 const ORPHAN_SCAN: u64 = 32;
 /// Minimum number of slots that one removal scans if it leaves an entry behind. The scan of so many
 /// slots takes about a microsecond.
 const ORPHAN_SCAN_MIN: u64 = 256;
 /// Maximum number of slots that one removal scans. Later removals scan the rest.
 const ORPHAN_SCAN_MAX: u64 = 4096;
-/// Maximum number of entries that the host is asked to drop at a time.
+/// Maximum number of entries that one fill asks the host to drop.
 const ASK_MAX: u32 = 16;
-/// The divisor of the budget that gives the share of negative entries.
+/// Negative entries may use the budget divided by this number.
 const NEGATIVE_SHARE: u64 = 8;
-/// The approximate size of an entry in bytes, which turns the share of negative entries into a
-/// count.
+/// The approximate size of an entry in bytes. It turns the negative entries' share of the budget
+/// into a number of entries.
 const ENTRY_BYTES: u64 = 96;
 
 /// The clock hand, and the budget.
@@ -93,15 +93,15 @@ enum Chance {
 pub(super) enum Outcome {
     /// The dentry was evicted. Holds the slot of its parent.
     Evicted(DentrySlot),
-    /// Only the users of its inode keep the dentry (a pinned entry).
+    /// Only the users of its inode keep the dentry, so it is a pinned entry.
     Pinned,
     /// The dentry stays.
     Kept,
 }
 
 impl Dcache {
-    /// A fill checks the budget if its slot number is a multiple of this number. A growing cache
-    /// cannot skip such slots, and other fills pay nothing.
+    /// A fill checks the budget only if its slot number is a multiple of this number. A growing
+    /// cache uses all slot numbers, so it cannot skip the check. Other fills pay nothing.
     pub(super) const RECLAIM_EVERY: u32 = 32;
 
     /// Sets the budget in bytes.
@@ -115,7 +115,8 @@ impl Dcache {
         self.hand.budget_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns true if a negative entry may be cached, after making room if there are many.
+    /// Returns true if a negative entry may be cached. If there are many negative entries, evicts
+    /// some first.
     pub(crate) fn has_room_for_negative(&self) -> bool {
         if self.counters.negatives.sum() < self.negatives_max() {
             return true;
@@ -136,10 +137,10 @@ impl Dcache {
         }
     }
 
-    /// Evicts negative entries beyond their share. Then evicts unused entries and reports pinned
-    /// ones, until both together are `want` or each slot was scanned once. Returns the number of
-    /// evictions. `pinned` gets the slot, the inode, the parent's inode and the name of each pinned
-    /// entry.
+    /// Evicts negative entries until they fit their share of the budget. Then evicts unused entries
+    /// and reports pinned ones. Stops after `want` evicted and reported entries, or after one scan
+    /// of all slots. Returns the number of evictions. `pinned` gets the slot, the inode, the
+    /// parent's inode and the name of each pinned entry.
     pub(crate) fn reclaim(
         &self,
         want: u64,
@@ -167,8 +168,8 @@ impl Dcache {
     }
 
     /// Evicts the entry in `slot` and its parents without children, unless they are in use. Returns
-    /// the number of evictions. The referenced bit is ignored, because the user has just dropped
-    /// the entry on request.
+    /// the number of evictions. Ignores the referenced bit, because the host has just dropped the
+    /// entry at the cache's request.
     pub(crate) fn evict_entry(&self, slot: DentrySlot) -> u64 {
         let evicted = self.evict_upwards(slot, Chance::None, &mut |_| {});
         self.counters.reclaimed.add(evicted as i64);
@@ -200,8 +201,8 @@ impl Dcache {
         }
         let slots = u64::from(self.dentries.slots_touched().max(2));
         let due = (children.saturating_mul(ORPHAN_SCAN)).max(ORPHAN_SCAN_MIN);
-        // ORDERING: Relaxed. The word counts slots that are still to be scanned. The thread that
-        // takes the count scans them.
+        // ORDERING: Relaxed. The word only counts slots that are still to be scanned. The thread
+        // that takes the count scans these slots.
         let owed = self.hand.orphans_owed.swap(0, Ordering::Relaxed);
         let owed = owed.saturating_add(due).min(slots);
         let scan = owed.min(ORPHAN_SCAN_MAX);
@@ -211,8 +212,8 @@ impl Dcache {
         }
         let mut evicted = 0;
         for _ in 0..scan {
-            // ORDERING: Relaxed. Each value goes to one thread, and nothing is published through
-            // it.
+            // ORDERING: Relaxed. The exchange gives each slot number to one thread. No other memory
+            // is published with it.
             let at = self.hand.orphans_at.fetch_add(1, Ordering::Relaxed);
             let slot = DentrySlot::new(at % slots as u32);
             evicted += self.evict_upwards(slot, Chance::OrphansOnly, &mut |_| {});
@@ -226,8 +227,8 @@ impl Dcache {
         let mut evicted = 0;
         for _ in 0..scan {
             let end = self.dentries.slots_touched().max(2);
-            // ORDERING: Relaxed. Each value goes to one thread, and nothing is published through
-            // it.
+            // ORDERING: Relaxed. The exchange gives each slot number to one thread. No other memory
+            // is published with it.
             let at = self.hand.at.fetch_add(1, Ordering::Relaxed);
             evicted += self.evict_upwards(DentrySlot::new(at % end), chance, pinned);
         }
@@ -235,7 +236,8 @@ impl Dcache {
         evicted
     }
 
-    /// Evicts the dentry in `slot`, and then each parent that is unused.
+    /// Evicts the dentry in `slot`. Then evicts its parent if that has no other use, and so on
+    /// upwards.
     fn evict_upwards(
         &self,
         slot: DentrySlot,
@@ -287,13 +289,14 @@ impl Dcache {
         if !body.is_negative()
             && self.inodes.is_only_alias_in_use(body.inode(), slot, &self.dentries)
         {
-            // Return before the name is hidden, although `evict_locked` checks again. If the kernel
-            // caches names too, most entries are pinned, and hiding a name would delay its lookups.
+            // `evict_locked` repeats this check, but hides the name meanwhile. If the kernel caches
+            // names too, most entries are pinned, and hiding their names would delay lookups. So
+            // return early.
             return Outcome::Pinned;
         }
         let lookup_key = self.lookup_key(name);
-        // Take the in-lookup lock of the name. A lookup that does not find the name meanwhile waits
-        // for the result.
+        // Take the in-lookup lock of the name. If a lookup misses the hidden name meanwhile, it
+        // waits for this lock and then sees the result.
         let Some(in_lookup) =
             self.in_lookup.try_lock(self.in_lookup_key(seen.key.parent(), &lookup_key))
         else {
@@ -328,9 +331,9 @@ impl Dcache {
         }
         let inode = seen.body.inode();
         self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(seen.body)));
-        // A reference on the inode that was taken through this dentry is counted by now. A thread
-        // that takes a reference later finds that the dentry has changed. The inode's lockref
-        // orders the two (see `Dcache::get_inode`).
+        // Each reference on the inode that was taken through this dentry is now in the count. A
+        // thread that takes a reference later finds that the dentry has changed, and drops it. The
+        // lock of the inode's lockref orders the two cases.
         let is_free =
             inode.is_none() || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {

@@ -14,9 +14,9 @@ const NEXT_MASK: u64 = (1 << 30) - 1;
 /// The word of a cold record beside its lockref: `generation << 33 | dentry half << 32 | referenced
 /// << 31 | inode half << 30 | next alias`.
 ///
-/// - The generation counts reuses of the dentry half, so it tells a handle from an earlier life. It
-///   changes only while the half is free.
-/// - The halves say which parts of the slot are in use.
+/// - The generation counts reuses of the dentry half, so that a handle of an earlier dentry is
+///   recognised. It changes only while the half is free.
+/// - The bits of the halves tell which parts of the slot are in use.
 /// - `next alias` chains the dentries of an inode. Protected by that inode's lock.
 /// - Any thread sets the referenced bit; reclaim clears it.
 pub(crate) struct Cold<'a>(pub(super) &'a AtomicU64);
@@ -41,14 +41,15 @@ impl<'a> Cold<'a> {
         (self.0.load(Ordering::Relaxed) >> GENERATION_SHIFT) as u32
     }
 
-    /// Starts the next life of the dentry half. Returns false if all generations are used up; then
-    /// the half must not be used again.
+    /// Starts the next life of the dentry half. Returns false if all generations are used up. In
+    /// that case the half must not be used again.
     pub(crate) fn next_generation(&self) -> bool {
         let next = |word: u64| {
             let generation = (word >> GENERATION_SHIFT).wrapping_add(1) << GENERATION_SHIFT;
             generation | (word & (Half::Dentry as u64 | Half::Inode as u64))
         };
-        // ORDERING: Relaxed. The caller owns the half; the update keeps the bit of the other half.
+        // ORDERING: Relaxed. The caller owns the dentry half. The update does not change the bit of
+        // the other half.
         let before = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |w| Some(next(w)));
         let before = before.unwrap_or_else(|word| word);
         next(before) >> GENERATION_SHIFT != u64::MAX >> GENERATION_SHIFT
@@ -56,15 +57,16 @@ impl<'a> Cold<'a> {
 
     /// Allocates a half; false if it is in use.
     pub(super) fn take(&self, half: Half) -> bool {
-        // ORDERING(half): Acquire. Pairs with `release`. The caller sees everything that the last
-        // user of the half stored.
+        // ORDERING(half): Acquire. Pairs with `release`, so that the caller sees everything that
+        // the last user of the half stored.
         self.0.fetch_or(half as u64, Ordering::Acquire) & half as u64 == 0
     }
 
     /// Frees a half. Returns true if the slot is now free.
     pub(super) fn release(&self, half: Half) -> bool {
-        // ORDERING(half): AcqRel. The next thread that takes the half sees the stores of this
-        // thread. The thread that frees the second half also sees the stores to the first.
+        // ORDERING(half): AcqRel. Pairs with the acquisition of the half: the next user sees the
+        // stores of this thread. The thread that frees the second half also sees the stores to the
+        // first half.
         let before = self.0.fetch_and(!(half as u64), Ordering::AcqRel);
         debug_assert!(before & half as u64 != 0, "a half is given back once");
         before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64
@@ -76,8 +78,8 @@ impl<'a> Cold<'a> {
     }
 
     pub(crate) fn set_next_alias(&self, next: DentrySlot) {
-        // ORDERING: Relaxed. The inode's lock protects the alias. The update keeps bits that other
-        // threads set.
+        // ORDERING: Relaxed. The lock of the inode protects the alias. The update does not change
+        // the bits that other threads set.
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
             Some((word & !NEXT_MASK) | u64::from(next.get()))
         });

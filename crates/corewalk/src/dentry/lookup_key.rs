@@ -1,4 +1,4 @@
-//! The lookup key: a name with its hash, and with the words that names are compared by.
+//! The lookup key: a name with its hash, and with the words by which names are compared.
 //!
 //! Analogous to Linux's `struct qstr`. Word i of a name holds the eight bytes from byte 8 * i on.
 //! Where the name ends within these bytes, the word holds the last eight bytes of the name instead
@@ -7,8 +7,9 @@
 //! with zeroes.
 //!
 //! Lengths of names are hard to predict, so there is almost no branch on them. Names are compared
-//! two words at a time, together with the length in the body. All of this waits for the dentry's
-//! line. The fewer instructions wait, the more lookups a processor has in flight.
+//! two words at a time, together with the length in the body. These instructions wait until the
+//! dentry's cache line arrives. The fewer they are, the more lookups the processor can run at the
+//! same time.
 
 use corewalk_base::WordPair;
 
@@ -46,8 +47,8 @@ pub(crate) struct ShortLookupKey {
 }
 
 impl ShortLookupKey {
-    /// Returns the key of a component, for a dentry with the flags in `needed`. The only branch on
-    /// a length recognises the first component.
+    /// Returns the key of the component from `start` to the end of a path, for a dentry with the
+    /// flags in `needed`. Its only branch on a length tests for a path of fewer than eight bytes.
     #[inline(always)]
     pub(crate) fn of_component(
         component: Component<'_>,
@@ -99,8 +100,8 @@ impl<'a> LookupKey<'a> {
         let len = name.as_bytes().len();
         let flags = if len > 8 * INLINE_WORDS { LONG_NAMED } else { Flags::HASHED };
         let named = ((len as u64) << 24) | u64::from(flags.bits());
-        // A directory has its directory words in the last pair, so a name that reaches into this
-        // pair is not inline there.
+        // The last pair of a directory contains its directory words. So a name that reaches into
+        // this pair is not inline in a directory.
         let last = if len > 8 * DIRECTORY_ROOM { u64::MAX } else { 0 };
         LookupKey {
             name,
@@ -125,7 +126,7 @@ pub(super) fn words_of(len: usize) -> usize {
     len.div_ceil(8)
 }
 
-/// Returns where the word of byte `at` begins in a name of `len` bytes.
+/// Returns the position in a name of `len` bytes at which the word of byte `at` begins.
 #[inline(always)]
 pub(super) fn name_word_at(at: usize, len: usize) -> usize {
     at.min(len.saturating_sub(8))

@@ -1,7 +1,7 @@
 //! Models of the two halves of a slot, which live and die separately, and of long names.
 //!
-//! A thread that checks the outcome is the spawned one, because loom skips schedules otherwise (see
-//! `tally` in the base crate).
+//! The thread that checks the outcome is the spawned one, because otherwise loom skips schedules
+//! (see `tally` in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -19,7 +19,7 @@ fn one_slot() -> (Arc<Dentries>, u32) {
     (Arc::new(dentries), slot.get())
 }
 
-/// Returns the word of a slot that stands for the content of a half.
+/// Returns the word of the slot that stands for the content of one half.
 fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
     &dentries.hot.get(slot)[match half {
         Half::Dentry => 1,
@@ -27,14 +27,15 @@ fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
     }]
 }
 
-/// Two threads store a last word in the halves of one slot, free them with `free`, and allocate
-/// again. Returns how often the thread of the dentry half got the slot again, and how often the
-/// thread of the inode half got it.
+/// Two threads each store a last word in one half of the same slot, free their half with `free`,
+/// and allocate again. Returns how often the thread of the dentry half got the slot again, and how
+/// often the thread of the inode half did.
 fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let (dentries, slot) = one_slot();
         let end = move |dentries: &Dentries, half| {
-            // ORDERING: Relaxed. The free of the half has to order this store before its next use.
+            // ORDERING: Relaxed. The model checks that the free of the half orders this store
+            // before the next use of the half.
             word_of(dentries, slot, half).store(7, Ordering::Relaxed);
             free(dentries, half, slot);
             let next = dentries.alloc_half(half, 0, Group::Many).expect("there are more slots");
@@ -77,9 +78,11 @@ fn slot_whose_halves_die_at_once_is_given_back_once() {
 fn control_half_in_two_steps_is_caught() {
     free_against_free(|dentries, half, slot| {
         let word = dentries.cold_of(slot).0;
-        // ORDERING: Acquire. Strong enough; the fault is that load and store are two steps.
+        // ORDERING: Acquire. This order is strong enough. The fault is that load and store are two
+        // steps.
         let before = word.load(Ordering::Acquire);
-        // ORDERING: Release. Strong enough; the fault is that load and store are two steps.
+        // ORDERING: Release. This order is strong enough. The fault is that load and store are two
+        // steps.
         word.store(before & !(half as u64), Ordering::Release);
         if before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64 {
             dentries.hot.free(slot);
@@ -95,9 +98,11 @@ fn control_generation_that_is_stored_is_caught() {
     free_against_free(|dentries, half, slot| {
         if let Half::Dentry = half {
             let word = dentries.cold_of(slot).0;
-            // ORDERING: Acquire. Strong enough; the fault is that load and store are two steps.
+            // ORDERING: Acquire. This order is strong enough. The fault is that load and store are
+            // two steps.
             let before = word.load(Ordering::Acquire);
-            // ORDERING: Release. Strong enough; the fault is that load and store are two steps.
+            // ORDERING: Release. This order is strong enough. The fault is that load and store are
+            // two steps.
             word.store(before.wrapping_add(1 << GENERATION_SHIFT), Ordering::Release);
         }
         dentries.free_half(half, slot);
@@ -118,9 +123,9 @@ fn control_relaxed_release_of_a_half_is_caught() {
     });
 }
 
-/// The dentry half of a slot is freed, beside a thread that holds the inode there and allocates its
-/// next dentry with `take`. Returns how often that dentry got another slot, and how often this
-/// slot.
+/// One thread frees the dentry half of a slot. Meanwhile another thread, which holds the inode in
+/// that slot, allocates a dentry beside it with `take`. Returns how often that dentry got another
+/// slot, and how often this slot.
 fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let (dentries, slot) = one_slot();
@@ -129,15 +134,16 @@ fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
             move || {
                 let has_taken = take(&dentries, slot);
                 if has_taken {
-                    // ORDERING: Relaxed. The allocation of the half has to order this load after
-                    // the other thread's store.
+                    // ORDERING: Relaxed. The model checks that the allocation of the half orders
+                    // this load after the other thread's store.
                     let seen = word_of(&dentries, slot, Half::Dentry).load(Ordering::Relaxed);
                     assert_eq!(seen, 7, "the last word of the half was not seen");
                 }
                 tally.hit(usize::from(has_taken));
             }
         });
-        // ORDERING: Relaxed. The free of the half has to order this store before its next use.
+        // ORDERING: Relaxed. The model checks that the free of the half orders this store before
+        // the next use of the half.
         word_of(&dentries, slot, Half::Dentry).store(7, Ordering::Relaxed);
         dentries.free(DentrySlot::new(slot));
         taker.join().unwrap();
@@ -181,8 +187,9 @@ fn image(dentries: &Dentries, name: &[u8]) -> Image {
     dentries.new_image(key, 0, InodeSlot::NONE, name, Flags::HASHED, words).unwrap()
 }
 
-/// A dentry gets another long name, and `reuse` uses the long slot of the old name again, beside a
-/// reader of the name. Returns how often the reader saw a change, the old name, and the new name.
+/// A dentry gets another long name, and `reuse` reuses the long slot of the old name. Meanwhile a
+/// reader reads the name. Returns how often the reader saw a change, the old name, and the new
+/// name.
 fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
     Tally::of_bounded(2, move |tally| {
         let dentries = Arc::new(Dentries::new(4).unwrap());
@@ -212,16 +219,16 @@ fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
                 dentries.drop_image(&before);
             }
         });
-        // The renamer does not reuse the slot itself, because the renamer's own stores would be
-        // ordered after its section anyway.
+        // The renamer itself does not reuse the slot, because the order of a single thread's stores
+        // would hide the fault.
         renamer.join().unwrap();
         reuse(&dentries);
         reader.join().unwrap();
     })
 }
 
-/// Traps T2, T5, T6: a reader that is still in a long slot must not trust the words of the next
-/// name.
+/// Traps T2, T5, T6: a reader that still reads a long slot must not trust the words of the next
+/// name in it.
 #[test]
 fn long_name_beside_reuse_of_its_slot_is_whole() {
     assert_all_reached(&reuse_against_name(|dentries| {
@@ -230,8 +237,8 @@ fn long_name_beside_reuse_of_its_slot_is_whole() {
     }));
 }
 
-/// Control for trap T5: without a fence, a store to the long slot may be visible before the change
-/// of the dentry that left it.
+/// Control for trap T5: there is no fence. So a store to the reused long slot may be visible before
+/// the change of the dentry that used the slot.
 #[test]
 #[should_panic(expected = "T5: torn")]
 fn control_long_name_without_a_fence_is_caught() {

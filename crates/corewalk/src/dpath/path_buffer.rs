@@ -18,13 +18,13 @@ use crate::slot::DentrySlot;
 
 /// Bytes on the stack: those for a path, and [`WINDOW`].
 const BYTES: usize = 256 + WINDOW;
-/// Number of bytes before the path that prepending an inline name may write: the longest inline
-/// name, as far as the compiler knows, and one word.
+/// Maximum number of bytes before the path that prepending an inline name can write: the upper
+/// bound `LENGTHS` of such a name, and one word.
 const WINDOW: usize = LENGTHS + 8;
-/// A power of two above the lengths of names that lie in their dentries.
+/// A power of two that is larger than the length of any inline name.
 const LENGTHS: usize = (8 * INLINE_WORDS + 1).next_power_of_two();
 
-/// A path as it was read from the leaf to the root.
+/// A path in the order in which it is read, from the leaf to the root.
 pub(crate) struct PathBuffer<'b, const N: usize = STEPS> {
     /// The dentries on the way.
     read_set: ReadSet<N>,
@@ -76,8 +76,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         }
     }
 
-    /// Resets the buffer, so that the next pass starts as if it were the first. Trap T8 is a pass
-    /// that keeps state of an earlier one.
+    /// Resets the buffer, so that the next pass starts as if it were the first. Otherwise a pass
+    /// would use the state of an earlier one, which is trap T8.
     pub(crate) fn clear(&mut self) {
         self.read_set.clear();
         self.start = self.bytes().len();
@@ -151,15 +151,15 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
                 self.prepend_copy(dcache, at, seen.body);
             }
             if pass == Pass::Locked && !line.is_unchanged(seen.seq) {
-                // In a locked pass names and parents stay, but a mark on a dentry may change. Then
-                // read the dentry again.
+                // In a locked pass, names and parents do not change, but flags such as the mount
+                // point mark may. If the dentry has changed, read it again.
                 self.start = self.bytes().len() - before;
                 self.is_too_long = false;
                 continue;
             }
             common &= flags;
-            // The names may be of different instants, so they may form a loop. The walk along a
-            // loop ends when a sequence has changed, or when the buffer is full.
+            // The names may be of different instants, so the parents may form a loop. A pass along
+            // a loop ends when it finds a changed sequence, or when the buffer is full.
             let len = self.read_set.len();
             let must_stop = len > N && self.must_stop(dcache, len);
             if seen.key.parent().is_none() || must_stop || self.is_too_long {

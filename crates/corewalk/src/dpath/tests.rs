@@ -1,5 +1,5 @@
-//! Tests of passes that a rename disturbs at each step in turn. Trap T8 is a pass with state of an
-//! earlier one, and trap T9 a translation that retries for ever.
+//! Tests of passes in which a rename disturbs each step in turn. Two traps are tested: a pass that
+//! uses the state of an earlier one (T8), and a translation that retries for ever (T9).
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, name: &str, mode: u32) -> InodeRef
     vfs.make(&Cred::root(), dir, name, Make::new(mode | 0o755, 0, 0)).unwrap().0
 }
 
-/// Returns the directory that holds `d<depth>`, and the leaf for [`DEPTH`] and more.
+/// Returns the directory that contains `d<depth>`. For [`DEPTH`] and more, returns the leaf.
 fn place(vfs: &Vfs, depth: usize) -> PathRef<'_> {
     let mut path = String::from("/.");
     (0..depth.min(DEPTH)).for_each(|i| path.push_str(&format!("/d{i}")));
@@ -58,8 +58,8 @@ fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, DentrySlot, usize) 
 }
 
 /// Trap T8: a new pass must start without state of the last one. A pass fails if any name on the
-/// path changes, and the next pass equals a fresh translation. A change of another name has no
-/// effect.
+/// path changes, and the next pass gives the same result as a fresh translation. A change of a name
+/// that is not on the path has no effect.
 #[test]
 fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     let vfs = chain();
@@ -81,8 +81,8 @@ fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     }
 }
 
-/// Translates places of all depths and kinds in turn with one path buffer, and runs `clear` in
-/// between.
+/// Translates places of all depths and kinds in turn with one path buffer. Between two
+/// translations, `clear` resets the buffer.
 fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     let vfs = chain();
     let removed = place(&vfs, DEPTH + 1);
@@ -144,7 +144,7 @@ fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     assert_eq!(buffer.into_buffer(), Ok(300 - 251));
 }
 
-/// Translates `leaf` in a locked pass on another thread, while this thread holds `held`. Returns
+/// On another thread, translates `leaf` in a locked pass while this thread holds `held`. Returns
 /// true if the translation waited.
 fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     let dcache = &leaf.vfs.dcache;
@@ -165,7 +165,7 @@ fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
 }
 
 /// Trap T9: during the locked pass no directory may move and the leaf may not change. Other
-/// translations must not wait.
+/// translations do not wait for it.
 #[test]
 fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -202,7 +202,8 @@ fn optimistic_passes_alone_never_end_under_a_storm() {
     drop(still);
 }
 
-/// Failed passes and locked passes must be counted, and other passes must not.
+/// Failed passes and locked passes must be counted. Passes that succeed without a lock must not be
+/// counted.
 #[test]
 fn passes_of_translations_are_counted() {
     const TRANSLATIONS: usize = 5_000_000;
@@ -239,8 +240,8 @@ fn passes_of_translations_are_counted() {
     assert!(fallbacks <= retries / u64::from(OPTIMISTIC_PASSES), "{retries} and {fallbacks}");
 }
 
-/// A locked pass that reads a dentry again must continue at the same length, also after the buffer
-/// grew.
+/// If a locked pass reads a dentry again, the path must keep its length, even if the buffer grew
+/// meanwhile.
 #[test]
 fn locked_pass_beside_marks_grows_and_stays_whole() {
     const PASSES: usize = 2000;

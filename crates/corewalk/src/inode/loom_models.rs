@@ -13,7 +13,7 @@ const NEW: Perm = Perm { mode: mode::S_IFDIR | 0o722, uid: 2, gid: 2, has_acl: t
 
 const SLOT: InodeSlot = InodeSlot::new(1);
 
-/// Returns inodes with one in [`SLOT`], whose permissions are known to be [`OLD`].
+/// Returns an inode table with one inode, in [`SLOT`], whose permissions are [`OLD`] and known.
 fn one_inode() -> Arc<Inodes> {
     let inodes = Inodes::new(2, HashKeys::new(Some(1))).unwrap();
     inodes.store_perm(SLOT, OLD, true);
@@ -68,20 +68,20 @@ fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
         let _ = inodes.mark_unknown(SLOT);
-        // The permissions in the back end: 0 for the old ones, 1 for the new ones.
+        // The permissions in the back end: 0 stands for the old ones, 1 for the new ones.
         let store = Arc::new(AtomicU64::new(0));
         let asker = thread::spawn({
             let (inodes, store) = (Arc::clone(&inodes), Arc::clone(&store));
             move || {
                 let ticket = inodes.ticket(SLOT);
-                // ORDERING: SeqCst. The word stands for a back end with a lock of its own.
+                // ORDERING: SeqCst. The word stands for a back end that has a lock of its own.
                 let answer = if store.load(Ordering::SeqCst) == 0 { OLD } else { NEW };
                 install(&inodes, ticket, answer);
                 usize::from(answer == NEW)
             }
         });
         let ticket = inodes.begin_change(SLOT);
-        // ORDERING: SeqCst. The word stands for a back end with a lock of its own.
+        // ORDERING: SeqCst. The word stands for a back end that has a lock of its own.
         store.store(1, Ordering::SeqCst);
         inodes.end_change(SLOT, ticket, Some(NEW));
         let answer = asker.join().unwrap();
@@ -98,8 +98,8 @@ fn late_answer_beside_a_change_is_refused() {
     }));
 }
 
-/// Control for trap T25: the answer is installed without a check for a change meanwhile, so an old
-/// answer stays.
+/// Control for trap T25: the answer is installed although a change may have begun meanwhile, so an
+/// old answer stays.
 #[test]
 #[should_panic(expected = "T25: an answer from before the change stayed")]
 fn control_install_without_a_ticket_is_caught() {
@@ -118,7 +118,7 @@ fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
         let store = Arc::new(AtomicU64::new(0));
         let changer = move |inodes: &Inodes, store: &AtomicU64| {
             let ticket = inodes.begin_change(SLOT);
-            // ORDERING: SeqCst. The word stands for a back end with a lock of its own.
+            // ORDERING: SeqCst. The word stands for a back end that has a lock of its own.
             let uid = store.fetch_add(1, Ordering::SeqCst) as u32;
             end(inodes, ticket, Perm { uid, ..NEW });
         };
@@ -134,7 +134,8 @@ fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     })
 }
 
-/// Trap T25: overlapping changes must leave the last permissions, or unknown ones.
+/// Trap T25: after two overlapping changes, the permissions must be those of the last change, or
+/// unknown.
 #[test]
 fn overlapping_changes_leave_the_last_or_nothing() {
     assert_all_reached(&change_against_change(|inodes, ticket, perm| {

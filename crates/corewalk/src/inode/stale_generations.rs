@@ -15,7 +15,8 @@ use crate::slot::InodeSlot;
 pub(super) struct StaleGenerations {
     /// Protected by its own mutex, which also serialises [`StaleGenerations::alone`].
     list: Mutex<BTreeSet<(u32, u64, InodeSlot)>>,
-    /// The length of `list`, so that a caller rarely takes the lock. Stored under `list`.
+    /// The length of `list`, which a caller reads without the lock. It is stored under the lock of
+    /// `list`.
     len: AtomicUsize,
 }
 
@@ -29,7 +30,8 @@ impl StaleGenerations {
     pub(super) fn insert(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.insert((superblock, ino, slot));
-        // ORDERING: Relaxed. The table entry of the new inode publishes the length.
+        // ORDERING: Relaxed. The table entry of the new inode publishes the length, because it is
+        // entered later.
         self.len.store(list.len(), Ordering::Relaxed);
     }
 
@@ -37,12 +39,12 @@ impl StaleGenerations {
     pub(super) fn remove(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.remove(&(superblock, ino, slot));
-        // ORDERING: Relaxed. A caller that reads a stale length makes one useless lookup.
+        // ORDERING: Relaxed. A caller that reads the old length only makes a useless lookup.
         self.len.store(list.len(), Ordering::Relaxed);
     }
 
-    /// Returns the slots with this number for which `get` returned true. They stay in the list
-    /// during `get`.
+    /// Returns those slots with this number for which `get` returned true. No slot leaves the list
+    /// during a call of `get`.
     #[inline]
     pub(super) fn get(
         &self,
@@ -50,7 +52,8 @@ impl StaleGenerations {
         ino: u64,
         get: impl Fn(InodeSlot) -> bool,
     ) -> Vec<InodeSlot> {
-        // ORDERING: Relaxed. The table entry of the new inode publishes the length.
+        // ORDERING: Relaxed. The table entry of the new inode publishes the length, because it is
+        // entered later.
         if self.len.load(Ordering::Relaxed) == 0 {
             return Vec::new();
         }

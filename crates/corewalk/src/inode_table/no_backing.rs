@@ -27,7 +27,8 @@ type Shard<T> = CachePadded<Mutex<HashMap<u64, Arc<T>, RandomState>>>;
 /// The user data of the inodes, by number.
 ///
 /// # Invariants
-/// - N.1: an inode has its data from before its number enters the cache until the cache drops it.
+/// - N.1: the data of an inode is stored before the inode's number enters the cache, and is dropped
+///   after the cache has dropped the inode.
 pub(super) struct NoBacking<T> {
     shards: Box<[Shard<T>]>,
 }
@@ -61,7 +62,7 @@ impl<T> NoBacking<T> {
     }
 
     pub(super) fn remove(&self, ino: u64) {
-        // Drop the data without the lock, because its drop is code of the user.
+        // Drop the data without the lock, because its destructor is code of the user.
         let data = self.shard(ino).lock().remove(&ino);
         drop(data);
     }
@@ -84,7 +85,8 @@ impl<T: Send + Sync + 'static> FileSystem for Arc<NoBacking<T>> {
         self.getattr(node)
     }
 
-    /// Makes an inode whose number is in `what.rdev`, because the table has chosen the number.
+    /// Makes an inode with the number in `what.rdev`. The table chooses the numbers itself, so it
+    /// passes the number in that field.
     fn make(&self, _: Node<'_>, _: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
         Ok(Attr::new(what.rdev, what.mode))
     }

@@ -11,7 +11,7 @@ fn new() -> InodeTable<u32> {
     InodeTable::new(0, options).expect("a table")
 }
 
-/// A name that is entered twice must be one node, with the data of the first time.
+/// A name that is entered twice must be one node, with the data of the first entry.
 #[test]
 fn name_entered_twice_is_one_node() {
     let table = new();
@@ -25,7 +25,8 @@ fn name_entered_twice_is_one_node() {
     assert_eq!(table.child(77, b"g").err(), Some(Errno::STALE));
 }
 
-/// A name with another kind of file must be another file, because the storage has replaced it.
+/// A name that is entered again with another kind of file must be a new node, because the storage
+/// has replaced the file.
 #[test]
 fn name_of_another_kind_is_a_new_node() {
     let table = new();
@@ -47,7 +48,8 @@ fn renamed_directory_moves_with_its_children() {
     assert_eq!(file.path().unwrap(), b"/b/f");
     assert_eq!(table.child(ROOT_INO, b"a").err(), Some(Errno::NOENT));
     assert_eq!(table.renamed((&root, name("b")), (&dir, name("c"))), Err(Errno::INVAL));
-    // The table does not have the old name, so the target is unknown from now on.
+    // The table does not have the old name. So it does not know which file the target name has from
+    // now on.
     table.renamed((&root, name("unknown")), (&dir, name("f"))).unwrap();
     assert_eq!(file.path(), Err(Errno::NOENT));
 }

@@ -1,4 +1,5 @@
-//! Models of locks by key: one holder at a time, and a change beside an invalidation.
+//! Models of locks by key. A lock has one holder at a time, and an invalidation cancels the fill of
+//! a holder.
 //!
 //! The thread whose first step is a load is the spawned one, because loom skips schedules otherwise
 //! (see `tally` in the base crate).
@@ -8,11 +9,11 @@ use corewalk_base::tally::{Tally, assert_all_reached};
 
 use super::*;
 
-/// Two keys of one shard, and one key of the other shard.
+/// Three keys: two of one shard, and one of the other shard.
 const KEY: u64 = 4;
 const NEIGHBOUR: u64 = 8;
 
-/// The locks, and a word that stands for the data under them.
+/// The locks, and a word that stands for the data that the locks protect.
 struct Shared {
     locks: KeyLocks,
     word: AtomicU64,
@@ -25,7 +26,8 @@ impl Shared {
 
     /// Adds one in two steps.
     fn add(&self) -> u64 {
-        // ORDERING: Relaxed. The lock has to order this load after the other holder's store.
+        // ORDERING: Relaxed. The model checks that the lock orders this load after the other
+        // holder's store.
         let before = self.word.load(Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         self.word.store(before + 1, Ordering::Relaxed);
@@ -61,15 +63,15 @@ fn two_holders(beside: fn(&KeyLocks)) -> [usize; 2] {
     })
 }
 
-/// Trap T24: a lock must not stay locked. It must have one holder, in the word or in the list, and
-/// leave no state behind.
+/// Trap T24: a lock must not stay locked. It must have one holder at a time, whether it is in the
+/// word or in the list, and leave no state behind.
 #[test]
 fn key_lock_has_one_holder_beside_a_lock_in_the_same_shard() {
     assert_all_reached(&two_holders(|locks| drop(locks.lock(NEIGHBOUR))));
 }
 
-/// Trap T24: a lock must have one holder and must not stay locked, also beside a thread that
-/// cancels fills.
+/// Trap T24: a lock must have one holder at a time and must not stay locked, even if another thread
+/// cancels fills meanwhile.
 #[test]
 fn key_lock_has_one_holder_beside_a_cancelled_fill() {
     assert_all_reached(&two_holders(|locks| locks.cancel_fill(KEY)));
@@ -86,7 +88,8 @@ fn change_against_cancel(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize;
             let shared = Arc::clone(&shared);
             move || {
                 shared.locks.cancel_fill(KEY);
-                // ORDERING: Relaxed. The lock has to order this load after the holder's store.
+                // ORDERING: Relaxed. The model checks that the lock orders this load after the
+                // holder's store.
                 shared.word.load(Ordering::Relaxed) == 1
             }
         });
@@ -99,21 +102,22 @@ fn change_against_cancel(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize;
     })
 }
 
-/// Trap T25: an invalidation must see a change that was made before the fill was found not
-/// cancelled.
+/// Trap T25: if a holder finds its fill not cancelled, a later invalidation must see the change
+/// that the holder made before.
 #[test]
 fn change_that_is_not_cancelled_is_seen_by_the_invalidation() {
     assert_all_reached(&change_against_cancel(|guard| guard.is_fill_cancelled()));
 }
 
-/// Control for trap T25: the holder loads the word instead of exchanging it, so neither thread may
-/// notice the other.
+/// Control for trap T25: the holder loads the word instead of exchanging it. So it may miss the
+/// cancellation, and the invalidation may miss its change.
 #[test]
 #[should_panic(expected = "T25: neither knows of the other")]
 fn control_load_instead_of_an_exchange_is_caught() {
     change_against_cancel(|guard| {
         let shard = guard.locks.shard(KEY);
-        // ORDERING: SeqCst. Wrong on purpose: the strongest order that a load can have.
+        // ORDERING: SeqCst. The load is wrong on purpose. It has the strongest order that a load
+        // can have, and the model still fails.
         shard.word.load(Ordering::SeqCst) == LISTED
     });
 }

@@ -32,7 +32,8 @@ pub enum PathFormat<'a> {
     /// The path from the root of the place's own file system.
     DentryPathRaw,
     /// The path of [`PathFormat::DentryPathRaw`], with the suffix `//deleted` if the place is
-    /// unlinked. No path of an existing file ends so.
+    /// unlinked. No path of an existing file has this suffix, since it contains two slashes in a
+    /// row.
     DentryPath,
     /// The text of getcwd(2) in a process with this root: `ENOENT` if the place is unlinked, and
     /// the prefix `(unreachable)` if it is not below the root.

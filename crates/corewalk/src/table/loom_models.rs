@@ -11,12 +11,12 @@ use crate::slot::{DentrySlot, OfDentry};
 
 type Table = super::Table<OfDentry>;
 
-/// Hashes of one bucket with different tags. The tag of the first hash is also the tag of an empty
-/// position.
+/// Hashes of one bucket with different tags. The first hash has the tag 0, which an empty position
+/// has too.
 const BARE: u32 = 7;
 const TAGGED: u32 = 0x0005_0007;
 
-/// A table of one bucket, and a word that stands for the content of a slot.
+/// A table with one bucket, and a word that stands for the content of a slot.
 struct Filled {
     table: Table,
     content: AtomicU64,
@@ -32,8 +32,8 @@ fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
             let shared = Arc::clone(&shared);
             move || {
                 let found = shared.table.find(hash, |slot| {
-                    // ORDERING: Relaxed. The entry has to order this load after the store of the
-                    // content.
+                    // ORDERING: Relaxed. The model checks that the entry orders this load after the
+                    // store of the content.
                     (slot == DentrySlot::new(1)).then(|| shared.content.load(Ordering::Relaxed))
                 });
                 assert!(found != Some(0), "T3: found before it was filled");
@@ -87,18 +87,19 @@ fn control_relaxed_slot_is_caught() {
         let line = table.buckets.get(0);
         // ORDERING: Relaxed. Wrong on purpose.
         line[SLOTS].store(1, Ordering::Relaxed);
-        // ORDERING: Release. Strong enough; the fault is that the store of the slot is not ordered.
+        // ORDERING: Release. This order is strong enough. The fault is that the store of the slot
+        // is not ordered.
         line[0].store(u64::from(hash >> 16), Ordering::Release);
     });
 }
 
-/// Three slots in a chain of lines. They are the last slot of the full first line, and the only
-/// ones of the middle and the last line.
+/// Three slots in a chain of three lines. The first slot is the last one in the full first line.
+/// The other two are alone in the middle line and in the last line.
 const FIRST: u32 = ENTRIES as u32;
 const MIDDLE: u32 = 2 * ENTRIES as u32;
 const LAST: u32 = MIDDLE + 1;
 
-/// Returns a table whose first bucket is a chain of three lines, with one entry in the middle.
+/// Returns a table whose first bucket is a chain of three lines. The middle line has one entry.
 fn chain(buckets: u32) -> Table {
     let table = Table::new("model", 64, 7).unwrap();
     for _ in 1..buckets {
@@ -135,8 +136,8 @@ fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// Trap T12: a reader must not be led to another chain. A freed line keeps its link, for readers
-/// that are still in it.
+/// Trap T12: a link must not lead a reader to another chain. A freed line keeps its link, so that a
+/// reader of that line still reaches the rest of its chain.
 #[test]
 fn entry_behind_a_line_that_is_unlinked_is_always_found() {
     let outcomes = unlink_against_find(1, |table| table.remove(0, DentrySlot::new(MIDDLE)));
@@ -144,8 +145,8 @@ fn entry_behind_a_line_that_is_unlinked_is_always_found() {
     assert!(outcomes[0] == 0 && outcomes[1] > 0, "T.1: a stable entry was missed");
 }
 
-/// Control for trap T12: the freed line loses its link, so a reader in it misses the entries
-/// behind.
+/// Control for trap T12: the freed line loses its link. So a reader of that line misses the entries
+/// behind it.
 #[test]
 #[should_panic(expected = "T.1: a stable entry was missed")]
 fn control_line_that_loses_its_link_is_caught() {
@@ -161,8 +162,8 @@ fn control_line_that_loses_its_link_is_caught() {
     assert!(outcomes[0] == 0, "T.1: a stable entry was missed");
 }
 
-/// Trap T12: a reader in a line that another bucket reuses may miss the entries behind it, as T.1
-/// allows. Under the lock it must miss none.
+/// Trap T12: if another bucket reuses the line that a reader reads, the reader may miss entries
+/// behind it, as T.1 allows. A lookup under the lock must miss none.
 #[test]
 fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
     assert_all_reached(&unlink_against_find(2, |table| {
@@ -178,9 +179,9 @@ fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
 const STAYS: u32 = 0x0001_0000;
 const MOVES: u32 = 0x0002_0001;
 
-/// Splits the one bucket of a table with `split`, beside a reader of the entry that moves. The
-/// reader looks the entry up without the lock and then with it. Returns how often the lookup
-/// without the lock missed it, and how often it found it.
+/// Splits the only bucket of a table with `split`, beside a reader of the entry that the split
+/// moves. The reader looks the entry up without the lock and then with it. Returns how often the
+/// lookup without the lock missed it, and how often it found it.
 fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 8, 7).unwrap();
@@ -255,15 +256,15 @@ fn ranks_against_find(change: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// Trap T12: a lookup under the lock must find an entry that moves forward, in one line or the
-/// other.
+/// Trap T12: a lookup under the lock must find an entry that moves to the first line, in either of
+/// the two lines.
 #[test]
 fn entry_that_moves_to_the_first_line_is_found_under_the_lock() {
     assert_all_reached(&ranks_against_find(|table| table.lock(0).close_ranks(0)));
 }
 
-/// Control for trap T12: the entry is removed before it is stored, without the lock, so a lookup
-/// may miss it.
+/// Control for trap T12: the entry is removed from one line before it is stored in the other,
+/// without the lock. So a lookup may miss it.
 #[test]
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_move_that_takes_out_first_is_caught() {

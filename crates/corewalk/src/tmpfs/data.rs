@@ -167,7 +167,8 @@ impl FileContent {
             Fallocate::ZERO_RANGE => {
                 self.take_missing(touched_pages(offset..end), space)?;
                 self.zero_edges(offset..end);
-                // The pages stay charged, so no other writer can use the space in between.
+                // The removed pages stay charged until they are reserved again. So no other writer
+                // can use their space in between.
                 self.map_mut().remove(whole_pages(offset..end));
                 self.map_mut().reserve(touched_pages(offset..end));
                 self.extend_to(end, is_size_kept);
@@ -239,7 +240,8 @@ impl FileContent {
         pages.end - pages.start - charged
     }
 
-    /// Charges those of `pages` that are not charged. `ENOSPC` if there is not enough space.
+    /// Charges those of `pages` that were not charged before. `ENOSPC` if there is not enough
+    /// space.
     fn take_missing(&self, pages: Range<u64>, space: &Budget) -> Result<(), Errno> {
         match self.missing_in(&pages) {
             0..=RESERVE_PAGES_MAX => {}
@@ -258,7 +260,7 @@ impl FileContent {
         }
     }
 
-    /// Zeroes the bytes of `range` in pages that it covers only in part.
+    /// Zeroes those bytes of `range` that are in pages which `range` covers only in part.
     fn zero_edges(&mut self, range: Range<u64>) {
         if range.start / PAGE_BYTES == range.end / PAGE_BYTES {
             return self.zero_within_page(range);

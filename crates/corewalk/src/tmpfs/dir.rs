@@ -40,7 +40,7 @@ use crate::fs::DirEntry;
 use crate::hash::HashKeys;
 use crate::name::{Name, name_words};
 
-/// Cookies per chunk. Compacting a chunk moves at most this many entries.
+/// Cookies per chunk. The compaction of a chunk moves at most this many entries.
 const CHUNK_COOKIES: u64 = 1 << CHUNK_BITS;
 /// The bits of a handle that identify the entry within its chunk.
 const CHUNK_BITS: u32 = 7;
@@ -79,8 +79,8 @@ pub(super) struct Link {
     pub(super) kind: FileKind,
 }
 
-/// An entry that was found. Its position is valid until an entry of its directory is added, renamed
-/// or removed.
+/// The position of an entry that was found. It is valid until an entry of the directory is added,
+/// renamed or removed.
 #[derive(Clone, Copy)]
 pub(super) struct FoundEntry {
     /// The target of the entry.
@@ -98,7 +98,7 @@ pub(super) struct Directory {
     last_cookie: u64,
     len: usize,
     chunks: Vec<Chunk>,
-    /// The index in `chunks` of each used chunk, by its first cookie.
+    /// The index in `chunks` of each used chunk. The key is the first cookie of the chunk.
     order: BTreeMap<u64, u32>,
     /// The indices of unused `chunks`.
     vacant: Vec<u32>,
@@ -310,7 +310,7 @@ impl Chunk {
     }
 }
 
-/// Entries copied out of a directory, to report them without its lock.
+/// Copies of some entries of a directory, so that they can be reported without its lock.
 #[derive(Default)]
 pub(super) struct Batch {
     names: Vec<u8>,
@@ -362,7 +362,8 @@ impl Entry {
         Link { ino: self.ino, kind: self.kind }
     }
 
-    /// Turns the entry into a tombstone, which keeps only the cookie. No inode has number 0.
+    /// Turns the entry into a tombstone, which keeps only the cookie. A tombstone has inode number
+    /// 0, which no inode has.
     fn make_tombstone(&mut self) {
         self.name = EntryName::Inline(0, [0; INLINE_BYTES]);
         self.ino = 0;
@@ -419,7 +420,7 @@ mod tests {
     use super::*;
 
     fn key(bytes: &[u8]) -> Key<'_> {
-        // Use only three bits of the hash, so that most names collide.
+        // Use only three bits of the hash, so that most names have the same hash as others.
         let hash = u32::from(bytes[0] & 7);
         Key { name: Name::new(bytes).unwrap(), hash }
     }
@@ -503,7 +504,8 @@ mod tests {
 
     proptest! {
         /// The directory must answer like a map from names to (inode number, cookie), in the order
-        /// of cookies. Names have 1 or 60 bytes, so that some are inline and some are not.
+        /// of cookies. Names have 1 or 60 bytes, so that some are stored in the entry and others
+        /// are not.
         #[test]
         fn directory_answers_as_a_map(ops in prop::collection::vec(op(), 1..600)) {
             let mut directory = Directory::new();

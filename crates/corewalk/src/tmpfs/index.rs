@@ -59,7 +59,7 @@ impl HashIndex {
         HashIndex { buckets: Vec::new(), len: 0, mask: 0 }
     }
 
-    /// Returns the first result of `is_wanted` for a value with `hash`, with the position of the
+    /// Returns the first result of `is_wanted` for a value with `hash`, and the position of that
     /// value.
     #[inline]
     pub(super) fn find<R>(
@@ -141,7 +141,8 @@ impl HashIndex {
     }
 }
 
-/// Returns the bucket of `hash` among `count` buckets; `mask` is that of `count`.
+/// Returns the bucket of `hash` among `count` buckets. `mask` is the mask for a table of `count`
+/// buckets.
 #[inline]
 fn bucket_of(hash: u32, count: usize, mask: usize) -> usize {
     let bucket = hash as usize & mask;
@@ -153,7 +154,8 @@ fn mask_of(count: usize) -> usize {
     count.next_power_of_two() - 1
 }
 
-/// Returns the bucket that a new bucket `new` (not the first) takes its pairs from.
+/// Returns the bucket from which the new bucket `new` takes its pairs. `new` is not the first
+/// bucket.
 fn sibling_of(new: usize) -> usize {
     new - (new + 1).next_power_of_two() / 2
 }

@@ -2,7 +2,7 @@
 //!
 //! `table` finds an inode by number, in a slot with one lock. The lock protects everything but the
 //! bytes of a regular file, which have their own lock. So a change of names takes one lock per
-//! changed inode, stat(2) takes one, and a long write delays neither.
+//! changed inode, and stat(2) takes one lock. A long write delays neither of them.
 //!
 //! Memory use matters most for a tmpfs, so the inode is compact. A time has 12 bytes. Rare parts
 //! (bytes, extended attributes, ACLs) are behind a pointer. With its lock an inode has two cache
@@ -85,7 +85,7 @@ enum Body {
     Special(FileKind, u64),
 }
 
-/// Size and pages of a regular file, readable without the content's lock.
+/// Size and pages of a regular file. A reader of these needs no lock of the content.
 #[derive(Default)]
 struct File {
     size_bytes: u64,
@@ -95,7 +95,7 @@ struct File {
     content: Option<Arc<RwLock<FileContent>>>,
 }
 
-/// Returns the bytes that a link target is charged: a page if it is long, otherwise 0.
+/// Returns the bytes that are charged for a link target: a page if it is long, otherwise 0.
 pub(super) fn target_bytes(target: &[u8]) -> u64 {
     if target.len() > SHORT_TARGET_MAX { PAGE_BYTES } else { 0 }
 }
@@ -220,7 +220,7 @@ impl Inode {
         let attributes = &self.attributes;
         Attr {
             ino: self.ino,
-            // Inode numbers are never reused, so they need no generation. Trap P11 is a reused
+            // Inode numbers are never reused, so generation 0 is enough. Trap P11 is a reused
             // number with an old generation.
             generation: 0,
             mode: attributes.mode,
@@ -255,7 +255,7 @@ pub(super) struct Attributes {
     btime: Stamp,
     /// Extended attributes and ACLs, which few inodes have. Only `Tmpfs::xattrs` changes them.
     pub(super) xattrs: OwnSet,
-    /// True while a file made without a name may still get a name (`O_TMPFILE`).
+    /// True if the file was made without a name (`O_TMPFILE`) and may still get one.
     pub(super) is_linkable: bool,
 }
 
@@ -325,7 +325,7 @@ impl Attributes {
     }
 }
 
-/// Returns true if an access ACL is not equivalent to `mode`, so that it is stored (N.3).
+/// Returns true if an access ACL must be stored because it is not equivalent to `mode` (N.3).
 pub(super) fn is_kept(acl: &Acl, mode: u32) -> bool {
     acl.equivalent_mode() != Some(mode & 0o777)
 }

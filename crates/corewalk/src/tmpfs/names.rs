@@ -16,9 +16,10 @@
 //!
 //! The kind of an inode is known only from its entry, under the lock of the entry's directory. If a
 //! directory turns out to be missing from the locks, all locks are released. Then they are taken
-//! again together with that directory, and the entries are searched again. The two searches differ
-//! only if calls for one name overlap, which rule F.1 of `FileSystem` forbids. In that case the
-//! operation repeats these steps, or fails with `ESTALE` if the directory was forgotten meanwhile.
+//! again together with that directory, and the entries are searched again. The second search finds
+//! another inode only if calls for one name overlap, which rule F.1 of `FileSystem` forbids. In
+//! that case the operation repeats these steps, or fails with `ESTALE` if the directory was
+//! forgotten meanwhile.
 //!
 //! # Invariants
 //! - M.1: a link is counted under the lock of the directory that gains or loses the entry. So N.2
@@ -45,7 +46,8 @@ use crate::attr::{Attr, FileKind, Timespec};
 use crate::fs::{AclKind, Make, RenameMode};
 use crate::name::Name;
 
-/// Maximum number of directories that one call locks: two with the names, and two targets.
+/// Maximum number of directories that one call locks: the two that contain the names, and two
+/// targets.
 const LOCKS_MAX: usize = 4;
 
 impl Tmpfs {
@@ -57,8 +59,8 @@ impl Tmpfs {
         what: &Make<'_>,
     ) -> Result<Attr, Errno> {
         let key = self.key(name);
-        // Most calls succeed, so make the inode before locking the directory. I.1 of `table`: the
-        // inode is in its slot before its name exists.
+        // Make the inode before locking the directory, because most calls succeed. So the inode is
+        // in its slot before its name exists (I.1 of `table`).
         let attr = self.insert_new(what, |inode| match inode.directory_mut() {
             Ok(directory) => directory.set_parent(dir),
             Err(_) => inode.attributes.nlink = 1,
@@ -114,12 +116,13 @@ impl Tmpfs {
     pub(super) fn add_name(&self, node: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
         let (key, table) = (self.key(name), self.table.enter());
         if rank(node) == rank(dir) {
-            // The two numbers share a slot. Either one of them is old, or `node` is the directory
+            // The two numbers share a slot. So one of them is old, or `node` is the directory
             // itself.
             let kind = table.read(node)?.kind();
             return Err(if kind == FileKind::Directory { Errno::PERM } else { Errno::STALE });
         }
-        // The kind of an inode never changes, so the lock may be released in between.
+        // The lock may be released before the kind is used, because the kind of an inode never
+        // changes.
         let kind = table.read(node)?.kind();
         if kind == FileKind::Directory {
             return Err(Errno::PERM);
@@ -230,7 +233,7 @@ impl Tmpfs {
         self.xattrs.first(set, &self.space)
     }
 
-    /// Updates the target of `link` after it lost a name. A directory has only one name.
+    /// Updates the target of `link` after the link has lost a name. A directory has only one name.
     fn unlink(&self, table: &Entered<'_>, locks: &mut Locks<'_>, link: Link) -> Result<(), Errno> {
         change(table, locks, link, |attributes| {
             attributes.nlink = match link.kind {
@@ -326,8 +329,8 @@ impl Rename<'_, '_> {
         if self.moved.link.ino == self.new_dir { Err(Errno::INVAL) } else { Ok(()) }
     }
 
-    /// Records the change of both directories. The new one gains `there` subdirectories and loses
-    /// `back`; the old one the reverse.
+    /// Records the change of the two directories of a rename. The new directory gains `there`
+    /// subdirectories and loses `back`. The old directory gains `back` and loses `there`.
     #[inline]
     fn touch_directories(&mut self, now: Timespec, there: u32, back: u32) -> Result<(), Errno> {
         let new = &mut self.locks.inode(self.new_dir)?.attributes;
@@ -353,10 +356,9 @@ impl<'a> Locks<'a> {
     /// Locks two directories, which may be the same. If two numbers share a slot, only one can be
     /// valid, and `inode` does not find the other.
     ///
-    /// # Errors
-    /// `ESTALE` for an inode that is gone, `ENOTDIR` for one that is not a directory. A thread that
-    /// holds such an inode's lock waits for no other inode. So locking a file here as if it were a
-    /// directory cannot deadlock.
+    /// # Errors `ESTALE` for an inode that is gone, `ENOTDIR` for one that is not a directory. A
+    /// thread that holds the lock of a file waits for no other inode. So locking a file here as if
+    /// it were a directory cannot deadlock.
     #[inline]
     fn pair(table: &'a Entered<'_>, a: u64, b: u64) -> Result<Locks<'a>, Errno> {
         let (low, high) = if rank(a) <= rank(b) { (a, b) } else { (b, a) };
@@ -404,7 +406,8 @@ impl<'a> Locks<'a> {
 }
 
 /// Changes the target of `link`, an entry of a locked directory. A target that is a directory is
-/// locked too. Any other target is locked by this call, so `change` must read the clock itself.
+/// locked too. This call locks any other target only now. So `change` must read the clock itself,
+/// under the lock.
 #[inline]
 fn change(
     table: &Entered<'_>,
@@ -414,8 +417,8 @@ fn change(
 ) -> Result<(), Errno> {
     match link.kind {
         FileKind::Directory => change(&mut locks.inode(link.ino)?.attributes),
-        // The inode exists, because its entry exists (I.1 of `table`). It is no directory, because
-        // its entry is for another kind (M.2).
+        // The inode exists, because its entry exists (I.1 of `table`). The inode is no directory,
+        // because its entry is not that of a directory (M.2).
         _ => change(&mut table.write(link.ino)?.attributes),
     }
     Ok(())

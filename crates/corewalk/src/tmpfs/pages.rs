@@ -77,7 +77,7 @@ impl PageMap {
     }
 
     /// Copies `bytes` to `offset` and returns the number of bytes. Each page that was not charged
-    /// uses one of `grants`; without grants the copy ends before that page.
+    /// uses one of `grants`. If none is left, the copy ends before that page.
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8], grants: &mut u64) -> usize {
         let mut done = 0;
         while done < bytes.len() {
@@ -161,7 +161,7 @@ impl PageMap {
         })
     }
 
-    /// Returns the first page at or behind `page` that is not present.
+    /// Returns the first page that is not present, at or behind `page`.
     pub(super) fn next_not_present(&self, page: u64) -> u64 {
         let mut page = page;
         for (&no, extent) in self.extents.range(page / EXTENT_PAGES..) {
@@ -196,7 +196,8 @@ impl Extent {
         self.present | self.reserved
     }
 
-    /// Returns the index in `pages` of the page of `slot`, present or not.
+    /// Returns the index in `pages` at which the page of `slot` is, or would be if it is not
+    /// present.
     fn index(&self, slot: u64) -> usize {
         count(self.present & ((1 << slot) - 1)) as usize
     }
@@ -210,7 +211,7 @@ impl Extent {
         (self.present >> slot & 1 == 1).then(|| &mut *self.pages[index])
     }
 
-    /// Adds a page, or with None a reservation, to an absent slot.
+    /// Adds a page to an absent slot. With None, adds a reservation.
     fn put(&mut self, slot: u64, page: Option<Box<Page>>) {
         match page {
             Some(page) => {
@@ -262,14 +263,15 @@ impl Extent {
         removed
     }
 
-    /// Makes the pages of `slots` absent. Passes each charged page to `sink`, in ascending order,
-    /// with None for a reservation.
+    /// Makes the pages of `slots` absent. Passes each charged page to `sink`, in ascending order. A
+    /// reservation is passed as None.
     fn take(&mut self, slots: u64, mut sink: impl FnMut(u64, Option<Box<Page>>)) {
         let (present, charged) = (self.present, self.charged());
         let mut kept = Vec::new();
         let mut pages = std::mem::take(&mut self.pages).into_iter();
         for slot in (0..EXTENT_PAGES).filter(|slot| charged >> slot & 1 == 1) {
-            // C.2: `pages` has one page per present bit, so None means a reservation here.
+            // C.2: `pages` has one page per present bit. So if a charged slot has no page, it is a
+            // reservation.
             let page = if present >> slot & 1 == 1 { pages.next() } else { None };
             match (slots >> slot & 1 == 1, page) {
                 (true, page) => sink(slot, page),
@@ -288,7 +290,8 @@ fn new_page(within: usize, bytes: &[u8]) -> Box<Page> {
     let page: Box<[u8]> = if bytes.len() == PAGE_LEN {
         bytes.into()
     } else {
-        // Let the allocator zero the page, because it often has zeroed memory.
+        // Let the allocator zero the page, because the allocator often has memory that is already
+        // zero.
         let mut page = vec![0; PAGE_LEN].into_boxed_slice();
         page[within..within + bytes.len()].copy_from_slice(bytes);
         page

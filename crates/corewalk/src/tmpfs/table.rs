@@ -60,10 +60,11 @@ pub(super) const NO_NUMBER: u64 = u64::MAX;
 
 /// Slots per segment, and per batch of free slots.
 const SEGMENT_SLOTS: u32 = 64;
-/// Levels of segments. Level n has 2^n segments, so they hold all 32-bit slots.
+/// Number of levels of segments. Level n has 2^n segments, so all levels together have a slot for
+/// each 32-bit number.
 const LEVELS: usize = 27;
-/// Maximum number of segments. The last one of the 32-bit range is left out, so that `NO_NUMBER`
-/// has no slot.
+/// Maximum number of segments. The last segment of the 32-bit range is left out, so that
+/// `NO_NUMBER` is the number of no slot.
 const SEGMENTS_MAX: u64 = (1 << (u32::BITS - SEGMENT_SLOTS.ilog2())) - 1;
 /// The bit where the use count begins in a number.
 const USES_SHIFT: u32 = 32;
@@ -73,8 +74,8 @@ type Slots = [OwnLine<RwLock<Inode>>; SEGMENT_SLOTS as usize];
 /// Slots that are allocated and freed together.
 #[derive(Default)]
 struct Segment {
-    /// Each slot is protected by its own lock. Only a thread that has all slots of the segment,
-    /// from the depot or new, writes the pointer.
+    /// Each slot is protected by its own lock. This pointer is written only by a thread that owns
+    /// all slots of the segment: it took them from the depot, or has just made them.
     slots: RcuOption<Slots>,
     /// An upper bound of the use counts of its slots (I.3).
     uses: AtomicU32,
@@ -96,7 +97,7 @@ pub(super) struct InodeTable {
     segments: CachePadded<AtomicU64>,
 }
 
-/// A table in an RCU read section: none of its slots is freed during the section.
+/// A table in an RCU read section. No slot of the table is freed during the section.
 pub(super) struct Entered<'t> {
     table: &'t InodeTable,
     section: rcu::ReadGuard,
@@ -116,13 +117,14 @@ impl InodeTable {
         table
     }
 
-    /// Enters a read section for a call. It must end before code of a caller runs.
+    /// Enters a read section for a call. The section must end before code of a caller runs, which
+    /// could wait.
     #[inline]
     pub(super) fn enter(&self) -> Entered<'_> {
         Entered { table: self, section: rcu::read_lock() }
     }
 
-    /// Returns the memory of all slots, in use or not, in bytes.
+    /// Returns the memory of all slots in bytes, including slots that are not in use.
     pub(super) fn bytes(&self) -> u64 {
         let retired = self.depot.lock().retired() as u64;
         // ORDERING: Relaxed. Statistic.
@@ -183,15 +185,15 @@ impl InodeTable {
 
     /// Allocates a new segment, if the table is not full, and adds its slots to `free`.
     fn take_segment(&self, free: &mut Vec<u32>) {
-        // ORDERING: Relaxed. The count only hands out numbers. The cell of a segment publishes the
-        // segment.
+        // ORDERING: Relaxed. The count only gives each thread its own number. The cell of a segment
+        // publishes the segment.
         let nth = self.segments.fetch_add(1, Ordering::Relaxed);
         if nth < SEGMENTS_MAX {
             self.make_segment(nth as u32, free);
         }
     }
 
-    /// Allocates a segment that this thread alone has, and adds its slots to `free`.
+    /// Allocates a segment, which no other thread can find yet, and adds its slots to `free`.
     fn make_segment(&self, nth: u32, free: &mut Vec<u32>) {
         let start = nth * SEGMENT_SLOTS;
         let level = (nth + 1).ilog2();
@@ -203,8 +205,8 @@ impl InodeTable {
         let uses = segment.uses.load(Ordering::Relaxed);
         let slot = |_| OwnLine::new(RwLock::new(Inode::vacant(uses)));
         segment.slots.replace(Some(Box::new(std::array::from_fn(slot))));
-        // Push the lowest slot last, so that it is used first. Number 0 is no inode, and slot 1
-        // belongs to the root directory.
+        // Push the lowest slot last, so that it is used first. Slot 0 is not pushed, because number
+        // 0 is no inode. Slot 1 is not pushed either, because it belongs to the root directory.
         let first = start.max(ROOT_INO as u32 + 1);
         free.extend((first..start + SEGMENT_SLOTS).rev());
     }
@@ -223,14 +225,14 @@ impl Drop for InodeTable {
 }
 
 impl Entered<'_> {
-    /// Returns an inode, locked for reading. `ESTALE` if the number is not valid.
+    /// Returns an inode, locked for reading. `ESTALE` if no inode has this number.
     #[inline]
     pub(super) fn read(&self, ino: u64) -> Result<RwLockReadGuard<'_, Inode>, Errno> {
         let inode = self.slot(ino).ok_or(Errno::STALE)?.read();
         if inode.ino() == ino { Ok(inode) } else { Err(Errno::STALE) }
     }
 
-    /// Returns an inode, locked for writing. `ESTALE` if the number is not valid.
+    /// Returns an inode, locked for writing. `ESTALE` if no inode has this number.
     #[inline]
     pub(super) fn write(&self, ino: u64) -> Result<RwLockWriteGuard<'_, Inode>, Errno> {
         let inode = self.slot(ino).ok_or(Errno::STALE)?.write();
@@ -247,7 +249,8 @@ impl Entered<'_> {
         Ok(slot)
     }
 
-    /// Returns the slot of the root directory, locked for writing. Called once, while it is vacant.
+    /// Returns the slot of the root directory, locked for writing. This is called once, before the
+    /// slot is used.
     pub(super) fn alloc_root(&self) -> RwLockWriteGuard<'_, Inode> {
         let mut slot = self.slot(ROOT_INO).expect("the first segment exists").write();
         slot.set_number(ROOT_INO);
@@ -263,8 +266,8 @@ impl Entered<'_> {
         drop(slot);
         if uses < u32::MAX {
             let segment = self.table.segment(index).expect("the segment of an inode exists");
-            // ORDERING: Relaxed. The locks of the lists of free slots order it before
-            // `make_segment`. Load first, so that most removals store nothing.
+            // ORDERING: Relaxed. The locks of the lists of free slots order this store before
+            // `make_segment`. Load the value first, so that most removals store nothing.
             if segment.uses.load(Ordering::Relaxed) < next {
                 // ORDERING: Relaxed. As above.
                 segment.uses.fetch_max(next, Ordering::Relaxed);
@@ -283,8 +286,8 @@ impl Entered<'_> {
     }
 }
 
-/// Returns the rank of an inode's lock: its slot number. An old number of the slot has the same
-/// rank.
+/// Returns the rank of an inode's lock, which is its slot number. An old number of the slot gives
+/// the same rank.
 pub(super) fn rank(ino: u64) -> u32 {
     ino as u32
 }
@@ -366,7 +369,8 @@ mod tests {
         numbers
     }
 
-    /// Trap P11: a segment that is allocated again must know the use counts of its slots.
+    /// Trap P11: a number must never be reused. So a segment that is allocated again must continue
+    /// the use counts of its slots.
     #[test]
     fn numbers_are_not_used_again_when_segments_are_given_back() {
         const COUNT: usize = 50 * SEGMENT_SLOTS as usize;

@@ -57,7 +57,8 @@ mod blocks;
 mod deferred;
 mod set;
 
-/// The largest set that is shared, in bytes. One value of the largest size fits.
+/// The largest set that is shared, in bytes. A set with one value of the largest size is still
+/// shared.
 const SHARED_BYTES_MAX: u64 = 2 * 65536;
 /// The stored classes of attributes.
 const CLASSES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
@@ -74,7 +75,8 @@ pub(super) type OwnSet = Option<Arc<Block>>;
 pub(super) struct Xattrs {
     is_sharing: bool,
     secret: Secret,
-    /// The shared sets. They are made when the first set is shared, and are None if that failed.
+    /// The shared sets. They are made when the first set is shared. They are None if they could not
+    /// be made.
     blocks: OnceLock<Option<Blocks>>,
     deferred: Deferred,
 }
@@ -113,8 +115,8 @@ impl Xattrs {
         if after > 0 && !block.is_private() && !is_near(changed, now) {
             let mut set = block.set().clone();
             set.apply(change);
-            // `first` needs space for a whole second set. Without that space, change the set in
-            // place, which needs space for the difference only.
+            // `first` needs space for a whole second set. If there is not enough, change the set in
+            // place, which needs space only for the difference.
             if let Ok(new) = self.first(set, space) {
                 self.drop_set(own, space);
                 *own = new;
@@ -283,7 +285,7 @@ impl Xattrs {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct XattrStats {
-    /// Shared sets: sets that several inodes can use, each stored once per 1024 inodes.
+    /// The shared sets. Several inodes can use a set, which is stored once per 1024 inodes.
     pub shared_sets: u64,
     /// Inodes with a private set that are queued for de-duplication.
     pub waiting: u64,
@@ -291,7 +293,8 @@ pub struct XattrStats {
 
 fn is_near(changed: Timespec, now: Timespec) -> bool {
     let (changed, now) = (deferred::milliseconds(changed), deferred::milliseconds(now));
-    // Ignore a time ahead of the clock: the clock was set back, or the caller chose the time.
+    // Ignore a time that is ahead of the clock: the clock was set back, or a caller has set this
+    // time.
     now.checked_sub(changed).is_some_and(|rest| rest < DELAY_MS)
 }
 

@@ -4,17 +4,17 @@
 //! record is unknown, or for an ACL. Changes follow chmod(2), chown(2), utimensat(2), truncate(2)
 //! and acl(5).
 //!
-//! # Changes
-//! A change reads the permissions, decides, and has the back end make it. Of two changes side by
-//! side, one could be lost: for example a chmod between a write's check of the set-user-ID bit and
-//! the removal of the bit. So a change of an inode first takes its attribute lock, and so does a
-//! write without the right to keep these bits. The attribute lock is a lock by key (`key_lock`),
-//! which a panic releases. Linux holds the inode's lock there, also for a whole write.
+//! # Changes A change reads the permissions, decides, and then calls the back end. If two changes
+//! overlapped, one could be lost. An example is a chmod between a write's check of the set-user-ID
+//! bit and the removal of the bit. So a change of an inode first takes its attribute lock, and so
+//! does a write without the right to keep these bits. The attribute lock is a lock by key
+//! (`key_lock`), which a panic releases. Linux holds the inode's lock there, also for a whole
+//! write.
 //!
 //! # Invariants
 //! - P.1: one thread at a time changes the attributes of an inode, from its check to its change.
 //!   Readers do not take the lock.
-//! - P.2: a decision over mode and ACL is that of one state. The check reads the two separately and
+//! - P.2: a decision uses the mode and the ACL of one state. The check reads the two separately and
 //!   looks for a change in between. After a few such changes it takes the attribute lock itself.
 //!
 //! # Locks
@@ -37,11 +37,12 @@ use crate::slot::InodeSlot;
 
 /// The factor that turns a slot number into a key of the attribute lock. It is 2 to the 64th over
 /// the golden ratio, so the products of two slots differ in more than the two bits that a key
-/// leaves out.
+/// cannot contain.
 const SLOT_SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Nanoseconds of a second.
 const NANOS: u32 = 1_000_000_000;
-/// Attempts to read mode and ACL of one state, before the check takes the attribute lock.
+/// Number of attempts to read the mode and the ACL of one state. After that, the check takes the
+/// attribute lock.
 const ACL_TRIES: u32 = 4;
 
 /// The result of a check that does not block.
@@ -85,12 +86,13 @@ impl Vfs {
     pub fn getattr(&self, inode: &InodeRef<'_>) -> Result<Attr, Errno> {
         let inodes = &self.dcache.inodes;
         let ticket = inodes.ticket(inode.slot);
-        // Adjust the link count while the path is locked, so that the hidden name is not removed in
-        // between.
+        // Adjust the link count before the path lock is released, so that the hidden name is not
+        // removed in between.
         let attr = self
             .ask(inode, |fs, node| Ok(self.without_hidden_link(inode.slot, fs.getattr(node)?)))?;
-        // The permission record must not be older than the attributes that a client has been given.
-        // The back end may report an ACL without having looked for one.
+        // The permission record must not be older than the attributes that a client gets. Ignore a
+        // difference in `has_acl` alone, because the back end may report an ACL without having
+        // looked for one.
         let perm = Perm::of(&attr, attr.has_acl);
         match inodes.perm(inode.slot) {
             Some(known) if Perm { has_acl: known.has_acl, ..perm } == known => {}
@@ -259,8 +261,8 @@ impl Vfs {
             None if inode.kind() == FileKind::Directory => None,
             None => left_of_set_id(cred, perm, &set)?,
             Some(mode) => {
-                // The kernel adds a new mode to a change of owner of a set-user-ID file. It does
-                // not consider set-group-ID in that mode.
+                // For a change of the owner of a set-user-ID file, the kernel also sends a new
+                // mode. That mode takes no account of set-group-ID.
                 let is_given = set.uid.is_some() || set.gid.is_some();
                 let mode = match is_given && is_lone_set_group_id(perm.mode) {
                     true => allowed_set_id(cred, perm.gid, mode),
@@ -336,7 +338,7 @@ impl Vfs {
         }
     }
 
-    /// Returns the permission record and its access ACL, and tells whether they are known to be of
+    /// Returns the permission record and its access ACL. Also tells whether both are known to be of
     /// one state.
     fn perm_and_acl(&self, slot: InodeSlot) -> Result<(Perm, Option<Acl>, Consistency), Errno> {
         let inodes = &self.dcache.inodes;
@@ -373,7 +375,7 @@ impl Vfs {
         }
     }
 
-    /// Returns the permission record, from the back end if it is unknown.
+    /// Returns the permission record. If it is unknown, asks the back end.
     pub(super) fn perm(&self, slot: InodeSlot) -> Result<Perm, Errno> {
         if let Some(perm) = self.dcache.inodes.perm(slot) {
             return Ok(perm);
@@ -417,7 +419,7 @@ impl Vfs {
             let rest = allowed_set_id(cred, perm.gid, perm.mode);
             (rest & !0o777) | acl.mode()
         });
-        // An ACL equivalent to a mode is stored as the mode alone.
+        // An ACL that is equivalent to a mode is not stored. Only the mode is stored.
         let stored = acl.as_ref().filter(|acl| acl.equivalent_mode().is_none());
         self.change(inode.slot, || {
             self.with_inode(inode.slot, |fs, node| {
@@ -457,7 +459,7 @@ impl Vfs {
     }
 }
 
-/// The certainty that a permission record and an ACL were read with no change in between.
+/// Tells whether a permission record and an ACL were certainly read with no change in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Consistency {
     /// The record and the ACL are of one state.
@@ -466,7 +468,7 @@ enum Consistency {
     Unproven,
 }
 
-/// Ends an attribute change when dropped, also if the back end fails or panics.
+/// Ends an attribute change when it is dropped, even if the back end fails or panics.
 struct ChangeGuard<'v> {
     vfs: &'v Vfs,
     slot: InodeSlot,

@@ -81,7 +81,8 @@ impl Vfs {
             Err(Errno::STALE) => {}
             found => {
                 let found = found?;
-                // The back end may have reused the number since the client got it.
+                // Compare the generation: the back end may have reused the number since the client
+                // got it.
                 if is_wanted(&found) {
                     return Ok(LookedUp { inode: found, attr: None });
                 }
@@ -90,8 +91,8 @@ impl Vfs {
         let near = self.root().slot;
         let changes = self.dcache.inodes.changes();
         let attr = self.fs(near).by_number(ino, generation).map_err(stale)?;
-        // Enter the inode even if it is the wrong one. Then the cache sends the back end a `forget`
-        // for it.
+        // Enter the inode even if it is not the wanted one. Then the cache sends the back end the
+        // `forget` for it.
         let inode = self.enter(near, &attr, changes, None)?;
         match inode.ino() == ino && is_wanted(&inode) && attr.nlink > 0 {
             true => Ok(self.looked_up(inode.unless_saturated()?, &attr, changes)),

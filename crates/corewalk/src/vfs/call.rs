@@ -87,7 +87,8 @@ impl Vfs {
         }
     }
 
-    /// Returns an inode of a rename or a removal in the form that the back end takes.
+    /// Returns an inode of a rename or a removal as a `Node`, the form in which the back end gets
+    /// it.
     pub(super) fn known_node<'a>(&self, inode: InodeSlot, path: &'a KnownPath) -> Node<'a> {
         let inodes = &self.dcache.inodes;
         let node = Node::with_source(inodes.ino(inode), inodes.kind(inode), path);
@@ -139,7 +140,8 @@ impl PathSource for CallNode<'_, '_> {
 }
 
 impl KnownPath {
-    /// Returns the path of the directory at `index` in the list that [`Vfs::lock_move`] was given.
+    /// Returns the path of one of the directories that were passed to [`Vfs::lock_move`]: that at
+    /// `index`.
     pub(super) fn above(lock: Option<&MoveLock<'_>>, index: usize) -> KnownPath {
         KnownPath(lock.map(|lock| lock.above[index].clone()))
     }

@@ -27,7 +27,8 @@ impl Vfs {
         if !inode.drop_lookups(n) {
             return false;
         }
-        // A cached lookup by number marks nothing as used, so mark the inode here.
+        // A lookup by number that the cache answers does not mark the inode as used. So mark it
+        // here, at the forget.
         self.dcache.inodes.touch(inode.slot);
         true
     }
@@ -54,8 +55,8 @@ impl Vfs {
         current: Option<&InodeRef<'_>>,
         n: u64,
     ) -> bool {
-        // Run one thread at a time, because two threads that drop all lookups at once would each
-        // count all of them.
+        // Run only one thread at a time. Otherwise two threads that drop all lookups at once would
+        // each count all of them.
         self.dcache.inodes.alone(|| {
             let all = || older.iter().chain(current);
             if all().map(InodeRef::lookups).sum::<u64>() < n {

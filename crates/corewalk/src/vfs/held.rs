@@ -24,8 +24,8 @@ pub(crate) struct FoundName<'v> {
 /// The reason that an inode found in the back end has no dentry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unattached {
-    /// Another operation, which soon ends, changes the name under which the cache has the
-    /// directory.
+    /// Another operation is changing the name under which the cache has the directory. That
+    /// operation ends soon.
     Overtaken,
     /// The back end shows a directory below itself.
     Loop,
@@ -60,7 +60,7 @@ impl Drop for Dir<'_> {
 }
 
 impl<'v> FoundName<'v> {
-    /// Returns a found name. `dentry`, if there is one, must be of `inode`.
+    /// Returns a found name. If `dentry` is given, it must be a dentry of `inode`.
     pub(super) fn new(
         inode: InodeRef<'v>,
         dentry: Result<DentryHold<'v>, Unattached>,

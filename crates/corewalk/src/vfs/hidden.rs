@@ -42,7 +42,7 @@ pub(super) struct LockedName<'a> {
     pub(super) name: Name<'a>,
 }
 
-/// The way in which a file that a rename replaces got its hidden name.
+/// Tells how a file that a rename replaces got its hidden name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HiddenBy {
     /// The hidden name is a second link of the file.
@@ -71,7 +71,7 @@ impl Vfs {
     }
 
     /// Renames in the back end. If the back end addresses by path only, first gives a replaced file
-    /// a hidden name. The caller has locked both names.
+    /// a hidden name. The caller holds the path locks and the in-lookup locks of both names.
     pub(super) fn rename_in_backend(
         &self,
         from: LockedName<'_>,
@@ -105,8 +105,8 @@ impl Vfs {
         let Ok(_lock) = paths.lock_move(&self.dcache, &[], [inode.slot, InodeSlot::NONE]) else {
             return;
         };
-        // Check again under the lock. A rename or a removal hides the file before it removes the
-        // name, and the file may have been opened again.
+        // Check again under the lock, because the file may have been opened again. A rename or a
+        // removal hides an open file before it removes the name.
         let is_named = dpath::chain_of_inode(&self.dcache, inode.slot).is_ok();
         if paths.is_open(inode.slot) || !is_named {
             return;
@@ -116,7 +116,7 @@ impl Vfs {
         }
     }
 
-    /// Returns `attr` with a link count that leaves out the hidden name.
+    /// Returns `attr` with a link count that does not count the hidden name.
     pub(super) fn without_hidden_link(&self, inode: InodeSlot, attr: Attr) -> Attr {
         match &self.superblock(inode).paths {
             Some(paths) if paths.is_hidden(inode) => {
@@ -128,8 +128,8 @@ impl Vfs {
 }
 
 impl Superblock {
-    /// Removes a hidden name from the back end. If the back end fails, the name stays behind; no
-    /// caller could handle the error.
+    /// Removes a hidden name from the back end. If the back end fails, the name stays in the root
+    /// directory, because no caller could handle the error.
     pub(super) fn remove_hidden(&self, hidden: &Hidden) {
         let (root, path) = (root_path(), KnownPath(Some(hidden.path())));
         let dir = Node::with_source(self.root_ino, FileKind::Directory, &root);
@@ -151,7 +151,7 @@ impl Superblock {
         Ok(())
     }
 
-    /// Gives the file `node` a hidden name, then runs `rename`, which replaces it.
+    /// Gives the file `node` a hidden name, and then runs `rename`, which replaces the file.
     fn replace(
         &self,
         inode: InodeSlot,

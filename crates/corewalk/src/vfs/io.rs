@@ -145,9 +145,9 @@ impl Vfs {
         })
     }
 
-    /// Like [`Vfs::write`], at the end of the file, which the caller takes to be at `end`. A back
-    /// end whose files change behind the cache determines the end again; others write at `end`. See
-    /// [`FileSystem::append`].
+    /// Like [`Vfs::write`], but writes at the end of the file. `end` is the end that the caller
+    /// knows. If other programs may change the files of the back end, the back end finds the end
+    /// itself. Other back ends write at `end`. See [`FileSystem::append`].
     ///
     /// # Errors
     /// Those of [`Vfs::write`].
@@ -167,7 +167,7 @@ impl Vfs {
         self.ask(inode, |fs, node| fs.append(node, handle, end, bytes))
     }
 
-    /// Like [`Vfs::append`], with the writer's credentials looked up only if needed; see
+    /// Like [`Vfs::append`], but looks up the writer's credentials only if they are needed; see
     /// [`Vfs::write_with_lazy_cred`].
     ///
     /// # Errors
@@ -224,7 +224,7 @@ impl Vfs {
         self.ask(inode, |fs, node| fs.readlink(node))
     }
 
-    /// Makes data durable, and with [`Fsync::All`] all attributes.
+    /// Makes data durable. With [`Fsync::All`], makes all attributes durable too.
     ///
     /// # Errors
     /// The errors of the back end.
@@ -461,15 +461,16 @@ impl Vfs {
                 }
                 self.permission(cred, inode.slot, what)
             }
-            // `system.` attributes are single names, so a bare prefix is just an unknown name.
+            // Each attribute of `system.` has a fixed name. So the bare prefix is an unknown name
+            // like any other.
             (b"user" | b"trusted" | b"security", false) => Err(Errno::INVAL),
             _ => Err(Errno::OPNOTSUPP),
         }
     }
 }
 
-/// An open that is counted before it is made, and uncounted if it fails. The count keeps a file
-/// that is removed while the back end opens it.
+/// An open that is counted before it is made, and uncounted if it fails. The count keeps the file
+/// usable if it is removed while the back end opens it.
 struct Opening<'a>(&'a InodeRef<'a>);
 
 impl<'a> Opening<'a> {
@@ -477,7 +478,7 @@ impl<'a> Opening<'a> {
         if let Some(paths) = &inode.vfs.superblock(inode.slot).paths
             && paths.hides()
         {
-            // Count under the path lock. A concurrent removal then either sees the count or has
+            // Count under the path lock. So a concurrent removal sees the count, or has already
             // ended.
             let _lock = paths.lock(&inode.vfs.dcache, inode.slot, Nesting::First);
             paths.count_open(inode.slot);

@@ -1,9 +1,9 @@
 //! Listing a directory.
 //!
-//! A back end may report entries with their attributes. A server that needs them makes a
-//! [`Listing`], which enters such an entry in the cache without a call of the back end. An entry
-//! that may be older than a change of its name is refused (`dcache::listings`). The server then
-//! looks the name up.
+//! A back end may report entries with their attributes. A server that needs the attributes makes a
+//! [`Listing`]. It enters such an entry in the cache without a call of the back end. An entry that
+//! may be older than a change of its name is refused (`dcache::listings`). The server then looks
+//! the name up.
 
 use std::ops::ControlFlow;
 
@@ -18,7 +18,8 @@ use crate::fs::{DirEntry, DirSink};
 use crate::name::Name;
 use crate::slot::InodeSlot;
 
-/// A listing of a directory whose entries may enter the cache.
+/// A listing of a directory. The entries that it reports with attributes can be entered in the
+/// cache.
 ///
 /// # Examples
 /// ```
@@ -54,10 +55,10 @@ pub struct Listing<'v> {
     held: Option<Held<'v>>,
 }
 
-/// The dentry of a directory that is listed, as it was at the beginning.
+/// The dentry of a directory that is listed, as it was when the listing began.
 struct Held<'v> {
-    // The mark is dropped first, because the directory's slot may be reused once `dir` drops its
-    // reference.
+    // The mark is dropped before `dir`. Once `dir` drops its reference, the directory's slot may be
+    // reused.
     mark: ListingMark<'v>,
     key: ParentKey,
     dir: Dir<'v>,
@@ -85,7 +86,8 @@ impl Vfs {
         let is_hidden = |name: &[u8]| paths.is_some_and(|paths| paths.is_hidden_name(name));
         let mut cookie = cookie;
         loop {
-            // If the page consists of hidden names only, it is not the end.
+            // A page of hidden names only is not the end of the directory, so continue with the
+            // next page.
             let (mut is_shown, mut last) = (false, cookie);
             let mut shown = |entry: DirEntry<'_>| {
                 last = entry.cookie;
@@ -106,12 +108,13 @@ impl Vfs {
         }
     }
 
-    /// Begins a listing of `dir`. Entries that it reads later may enter the cache.
+    /// Begins a listing of `dir`. Entries that the listing reads later can be cached, unless a name
+    /// in `dir` has changed since.
     pub fn listing<'v>(&'v self, dir: &'v InodeRef<'v>) -> Listing<'v> {
         let changes = self.dcache.inodes.changes();
         let held = self.dir(dir.slot).ok().map(|dir| {
-            // Read the key after the mark is made, because an invalidation of the directory changes
-            // the key.
+            // Read the key after the mark is made. An invalidation of the directory changes the
+            // key, so a later one is noticed.
             let mark = self.dcache.listings.begin(dir.now.slot);
             Held { mark, key: dir.key(), dir }
         });
@@ -148,13 +151,14 @@ impl Listing<'_> {
                 FoundName::new(inode, dentry)
             }
         };
-        // A removal of the name would drop the inode, so take the reference under the lock.
+        // Take the reference under the lock. Otherwise a removal of the name could drop the inode
+        // first.
         let inode = found.into_inode();
         drop(in_lookup);
         Some(vfs.looked_up(inode.unless_saturated().ok()?, attr, self.changes))
     }
 
-    /// Returns true if the cached inode is the one that `attr` describes.
+    /// Returns true if the cached inode is the inode that `attr` describes.
     fn is_inode(&self, inode: InodeSlot, attr: &Attr) -> bool {
         let inodes = &self.directory.vfs.dcache.inodes;
         let superblock = inodes.superblock(self.directory.slot);

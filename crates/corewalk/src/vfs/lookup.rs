@@ -21,7 +21,7 @@ use crate::slot::InodeSlot;
 pub struct LookedUp<'v> {
     /// The inode.
     pub inode: InodeRef<'v>,
-    /// The attributes, if the lookup got them from the back end. None if the cache has answered.
+    /// The attributes, if the back end answered the lookup. None if the cache answered it.
     pub attr: Option<Attr>,
 }
 
@@ -74,9 +74,9 @@ impl Vfs {
         self.lookup_by_ino_slow(cred, parent, name)
     }
 
-    /// Returns the inode of `name` in the directory with the number `parent`, from the cache and
-    /// without a lock. None does not prove that the cache lacks the name; use [`Vfs::cached_child`]
-    /// for that.
+    /// Returns the inode of `name` in the directory with the number `parent`. Asks only the cache,
+    /// and takes no lock. None does not prove that the cache lacks the name; use
+    /// [`Vfs::cached_child`] for that.
     #[inline]
     pub(crate) fn child_by_ino(
         &self,
@@ -87,7 +87,7 @@ impl Vfs {
         Some(InodeRef { vfs: self, slot }.unless_saturated())
     }
 
-    /// Returns the inode of a name, from the cache alone.
+    /// Returns the inode of a name, without asking the back end.
     ///
     /// # Errors
     /// `ENOENT` if the cache does not have the name, or `dir` was removed; `ENOTDIR`; `ENFILE`.

@@ -32,7 +32,7 @@ pub enum Removal {
 pub(super) enum Missing {
     /// The fill enters a negative dentry.
     Cached,
-    /// The fill does not cache a negative answer, because the caller is about to enter the name.
+    /// Do not cache a negative answer, because the caller is about to enter the name.
     Dropped,
 }
 
@@ -47,7 +47,8 @@ pub(super) struct Answer {
 
 /// The cached answer for a name.
 pub(super) enum Cached<'v> {
-    /// The cache has no dentry, or a concurrent change hid it from the search. Ask the back end.
+    /// The search found no dentry: the cache has none, or a concurrent change hid it. So ask the
+    /// back end.
     Unknown,
     /// The file of the name, or None for a negative dentry.
     Known(Option<FoundName<'v>>),
@@ -75,7 +76,7 @@ impl Vfs {
         }
     }
 
-    /// Checks search permission. A caller that may search every directory skips the check.
+    /// Checks search permission. Skips the check for a caller that may search every directory.
     #[inline]
     pub(super) fn may_search(&self, cred: &Cred, dir: InodeSlot) -> Result<(), Errno> {
         if cred.has(Caps::DAC_READ_SEARCH) {
@@ -87,7 +88,7 @@ impl Vfs {
         })
     }
 
-    /// Looks the name up in the cache. The only store is the reference that the lookup takes.
+    /// Looks the name up in the cache. Its only store is the reference that it takes.
     pub(super) fn lookup_cached(
         &self,
         dir: InodeSlot,
@@ -98,7 +99,8 @@ impl Vfs {
             return None;
         }
         let (slot, seen) = self.dcache.find(now.key, lookup_key)?;
-        // If the directory was removed, another directory may have the slot of its dentry by now.
+        // If the directory was removed, the slot of its dentry may belong to another directory by
+        // now.
         let is_still_parent = || self.dcache.dentries.is_unchanged(now.slot, now.seq);
         if seen.body.is_negative() {
             self.dcache.dentries.cold(slot).touch();
@@ -157,8 +159,8 @@ impl Vfs {
         in_lookup: &KeyGuard<'_>,
         missing: Missing,
     ) -> Result<Option<FoundName<'_>>, Errno> {
-        // The search may miss a dentry that changes meanwhile. Then `fill` finds it when it enters
-        // the answer.
+        // The search may miss a dentry that changes meanwhile. Then `fill` finds this dentry when
+        // it enters the answer.
         match self.cached(dir, lookup_key) {
             Cached::Known(found) => Ok(found),
             Cached::Unknown => {
@@ -300,8 +302,8 @@ impl Vfs {
             return Err(Errno::NOMEM);
         };
         if let Some(stale) = entered.stale_generation {
-            // The number now belongs to the new inode. `get_by_ino` must not find names below the
-            // old directory.
+            // The number belongs to the new inode now. So `get_by_ino` must not find names below
+            // the old directory by this number.
             if let Some(old) = self.dcache.get_directory(stale) {
                 self.dcache.invalidate_directory(old.slot);
                 self.dcache.put(old.slot);
@@ -353,7 +355,7 @@ impl Vfs {
         if node.kind == FileKind::Directory
             && inodes.has_older_alias(inode.slot, slot, &self.dcache.dentries)
         {
-            // After the check above, another thread has entered the directory under another name.
+            // Another thread has entered the directory under another name since the check above.
             self.dcache.remove(slot);
             return Err(Unattached::Overtaken);
         }
@@ -361,9 +363,9 @@ impl Vfs {
     }
 
     /// Moves the one dentry of a directory to a new name, with everything below it. The back end
-    /// shows the directory under that name, or again under an invalidated one. If another operation
-    /// holds the old name, the dentry stays and the answer is not cached; this is no error (trap
-    /// T28). Returns the old parent, which the caller drops.
+    /// has reported the directory under that name, or again under an invalidated name. If another
+    /// operation holds the old name, the dentry stays and the answer is not cached; this is no
+    /// error (trap T28). Returns the old parent, which the caller drops.
     fn splice(
         &self,
         dir: &Dir<'_>,
@@ -373,7 +375,8 @@ impl Vfs {
         in_lookup: &KeyGuard<'_>,
     ) -> Result<DentryHold<'_>, Unattached> {
         let (old_parent, old_name) = self.dcache.name_of(hold.slot);
-        // Only a root has no name. A root cannot move below `dir`, because that would make a loop.
+        // Only a root has no name. A root cannot move below `dir`, because the move would make a
+        // loop.
         let old_name = Name::new(old_name.as_bytes()).map_err(|_| Unattached::Loop)?;
         let old_lookup_key = self.dcache.lookup_key(old_name);
         let old_key = self.dcache.in_lookup_key(old_parent, &old_lookup_key);
@@ -385,8 +388,8 @@ impl Vfs {
         let _change = self.dcache.listings.change(old_parent);
         let (parent_now, name_now) = self.dcache.name_of(hold.slot);
         if parent_now != old_parent || name_now.as_bytes() != old_name.as_bytes() {
-            // The dentry was moved before this thread took the lock, so the lock is that of an old
-            // name. Trap T21 is a caller that does not check the name again.
+            // The dentry was moved before this thread took the lock. So the lock is that of the
+            // dentry's old name. Trap T21 is a caller that does not check the name again.
             return Err(Unattached::Overtaken);
         }
         let _topology = self.dcache.topology.write();
@@ -399,8 +402,8 @@ impl Vfs {
 
     /// Runs `operation`. If it fails because one of `inodes` is gone, waits for the pending
     /// removal. The back end may have removed the file although the cache still has it. A caller
-    /// must not learn of the removal before the cache shows it. `operation` must include each
-    /// question to the back end, so also the permission check.
+    /// must not learn of the removal before the cache shows it. `operation` must contain each
+    /// question to the back end, including the permission check.
     ///
     /// `operation` releases its in-lookup locks before it returns, and the caller holds none.
     #[inline]
@@ -416,9 +419,8 @@ impl Vfs {
         })
     }
 
-    /// Waits for the in-lookup lock of the name that an inode is cached under. A holder of that
-    /// lock keeps the dentry of a directory from moving to another name (trap T28). The caller
-    /// holds no in-lookup lock.
+    /// Waits for the in-lookup lock of the name under which an inode is cached. A holder of that
+    /// lock keeps the dentry of a directory from moving to another name (trap T28).
     pub(crate) fn wait_for_name_of(&self, inode: InodeSlot) {
         let Some(slot) = self.dcache.get_alias(inode) else { return };
         let hold = DentryHold { vfs: self, slot };
@@ -476,8 +478,8 @@ impl Vfs {
                 made.or_else(|error| self.eexist_or(&dir, &lookup_key, &in_lookup, error))?;
             let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
             if attr.kind() == FileKind::Directory {
-                // Free the slot of the negative dentry, because a directory gets a slot among
-                // directories instead.
+                // Free the slot of the negative dentry, because a new directory gets a slot of the
+                // group of directories.
                 drop(negative);
             }
             let inode = entered.inspect_err(|_| {
@@ -650,8 +652,8 @@ impl Vfs {
         dir: &Dir<'_>,
         lookup_key: &LookupKey<'_>,
     ) -> Result<Option<DentryHold<'_>>, Errno> {
-        // The search may miss a dentry that changes meanwhile. Then the back end refuses the
-        // change, or `enter` finds the dentry.
+        // The search may miss a dentry that changes meanwhile. Then the back end refuses the change
+        // because the name exists, or `enter` finds the dentry.
         match self.dcache.find(dir.key(), lookup_key) {
             Some((_, seen)) if !seen.body.is_negative() => Err(Errno::EXIST),
             Some((slot, seen)) if self.dcache.get(slot, seen.seq) => {

@@ -96,7 +96,7 @@ struct CallEntry {
 struct MoveEntry {
     ticket: u64,
     is_granted: bool,
-    /// The inodes that lose or change a name; the second may be none.
+    /// The inodes that lose or change a name in a rename or a removal. The second may be none.
     moved: [InodeSlot; 2],
     /// The inodes of the paths of its directories.
     above: Vec<InodeSlot>,
@@ -107,8 +107,8 @@ struct MoveEntry {
 pub(crate) struct PathLock<'a> {
     paths: &'a Paths,
     ticket: u64,
-    /// The leaf is dropped after the entry. Dropping the last reference may call `Paths::forget`,
-    /// which takes the table's lock.
+    /// `leaf` is dropped after the entry, without the table's lock. Dropping the last reference may
+    /// call `Paths::forget`, which takes that lock.
     leaf: Option<Leaf<'a>>,
 }
 
@@ -132,8 +132,8 @@ pub(crate) struct MoveLock<'a> {
 pub(crate) enum Nesting {
     /// This is the first path of the call.
     First,
-    /// The call already holds a path, so it must not wait for a rename that may be waiting for this
-    /// call.
+    /// The call already holds a path. So it must not wait for a rename, because that rename may be
+    /// waiting for this call.
     Further,
 }
 
@@ -164,7 +164,7 @@ impl Paths {
         let ticket = table.next_ticket();
         table.calls.push(CallEntry { ticket, is_granted: false, inodes: Vec::new() });
         drop(table);
-        // If the inode has no path, the drop of `lock` removes the entry.
+        // If the inode has no path, this function fails, and the drop of `lock` removes the entry.
         let mut lock = PathLock { paths: self, ticket, leaf: None };
         loop {
             // Take and drop the reference without the table's lock.
@@ -185,7 +185,8 @@ impl Paths {
                 let entry = table.call(ticket);
                 entry.is_granted = !must_wait;
                 let before = std::mem::replace(&mut entry.inodes, inodes);
-                // A waiting move may have waited for an inode of the old path, so wake it.
+                // A waiting rename or removal may have waited for an inode of the old path, so wake
+                // it.
                 if table.call(ticket).inodes != before && table.waiting_moves > 0 {
                     self.any_ended.notify_all();
                 }
@@ -214,7 +215,8 @@ impl Paths {
         let mut table = self.table.lock();
         let ticket = table.next_ticket();
         table.moves.push(MoveEntry { ticket, is_granted: false, moved, above: Vec::new() });
-        // If a directory is gone, the drop of `lock` removes the entry.
+        // If a directory has no path, this function fails, and the drop of `lock` removes the
+        // entry.
         let mut lock = MoveLock { paths: self, ticket, above: Vec::new() };
         loop {
             let chains: Result<Vec<Chain>, Errno> =
@@ -286,8 +288,8 @@ impl Paths {
         self.hides() && name.starts_with(self.hidden_prefix.as_bytes())
     }
 
-    /// Records the hidden name of `inode`. Returns the previous hidden name, if the file has one,
-    /// because a file may lose two names.
+    /// Records the hidden name of `inode`. Returns its previous hidden name, if it has one, because
+    /// a file may have lost two names.
     pub(crate) fn hide(&self, inode: InodeSlot, hidden: Hidden) -> Option<Hidden> {
         self.table.lock().hidden.insert(inode, hidden)
     }
@@ -298,7 +300,7 @@ impl Paths {
     }
 
     /// Removes the hidden name of `inode` from the table, if it has one. The caller removes the
-    /// file.
+    /// file itself.
     pub(crate) fn take_hidden(&self, inode: InodeSlot) -> Option<Hidden> {
         if !self.hides() {
             return None;
@@ -322,7 +324,7 @@ impl Paths {
         self.table.lock().hidden.drain().map(|(_, hidden)| hidden).collect()
     }
 
-    /// Returns the path of an inode whose only name is a hidden one.
+    /// Returns the path of an inode whose only name is a hidden name.
     fn hidden_chain(&self, table: &Table, inode: InodeSlot) -> Result<Chain, Errno> {
         let hidden = table.hidden.get(&inode).ok_or(Errno::NOENT)?;
         Ok(Chain { path: hidden.path(), inodes: vec![inode] })

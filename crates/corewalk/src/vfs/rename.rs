@@ -2,8 +2,8 @@
 //!
 //! The back end renames first, then the cache. Until then, readers get the old answers, because the
 //! cache still has the old names. If the cache does not have the new name, the back end is told not
-//! to replace an existing file. Meanwhile only other changes of the two names wait, and a lookup of
-//! one of them that is not cached.
+//! to replace an existing file. Meanwhile only two kinds of operations wait: other changes of the
+//! two names, and lookups of a name of the two that is not cached.
 //!
 //! Two concurrent moves of directories could put each directory below the other. So a move
 //! announces its new parent before it calls the back end. Then it checks the path to the root, over
@@ -31,8 +31,8 @@ use crate::key_lock::KeyGuard;
 use crate::name::Name;
 use crate::slot::{DentrySlot, InodeSlot};
 
-/// Number of shards of the in-flight renames. The number is so large that renames in different
-/// directories seldom share one.
+/// Number of shards of the in-flight renames. It is so large that renames in different directories
+/// seldom use the same shard.
 const IN_FLIGHT_SHARDS: usize = if cfg!(corewalk_shuttle) { 2 } else { 64 };
 
 impl Vfs {
@@ -147,8 +147,8 @@ impl Vfs {
             Ok(old_parent) => Ok(DentryHold::adopt(self, old_parent)),
             Err(error) => {
                 if is_new_parent {
-                    // This call of `put` does not drop the last reference, because the operation
-                    // holds the directory.
+                    // This `put` does not drop the last reference, because the running operation
+                    // holds a reference on the directory.
                     self.dcache.put(key.parent());
                 }
                 Err(error)
@@ -192,7 +192,7 @@ impl<'v> Rename<'v, '_> {
                 Err(failed) => Some(failed),
             },
         };
-        // An error because of the target takes precedence over the first error.
+        // If the target causes an error too, that error takes precedence over the first error.
         let target = self.vfs.resolve_or(self.new_dir, self.new, in_lookup, Missing::Dropped)?;
         match (first, target) {
             (Some(Failed::Before(error)), None) => Err(error),
@@ -223,8 +223,8 @@ impl<'v> Rename<'v, '_> {
         let dirs = [self.old_dir.now.inode, self.new_dir.now.inode];
         let moved = [source.inode, target.map_or(InodeSlot::NONE, |target| target.inode)];
         let lock = vfs.lock_move(&dirs, moved).map_err(Failed::Before)?;
-        // Announce the rename as in flight only after the path locks are taken. So no thread waits
-        // for a rename that still waits for path locks.
+        // Announce the rename as in flight only after it has its path locks. So no thread waits for
+        // a rename that itself waits for path locks.
         let in_flight = self.changes_parent().then(|| vfs.in_flight_renames.enter(slots));
         let paths = [0, 1].map(|index| KnownPath::above(lock.as_ref(), index));
         let names = [self.old.name, self.new.name];
@@ -326,14 +326,14 @@ impl<'v> Rename<'v, '_> {
     ) {
         let vfs = self.vfs;
         let moves_directory = source.is_directory() || target.is_some_and(FoundName::is_directory);
-        // Hold the victim's inode until all locks are released, because dropping its last reference
-        // calls the back end.
+        // Hold the inode of the replaced file until all locks are released, because dropping its
+        // last reference calls the back end.
         let _victim = target.map(FoundName::inode_ref);
         let replaced = target.and_then(|target| target.dentry().ok());
         let done = source.dentry().map_err(|_| Errno::STALE).and_then(|moved| {
             let _topology = moves_directory.then(|| vfs.dcache.topology.write());
-            // A back end that moves directories by itself may have made a loop of announced and
-            // other moves.
+            // If the back end moves directories by itself, the announced moves and its own moves
+            // together may have made a loop.
             if moves_directory && vfs.dcache.is_subdir(self.new_dir.now.slot, moved) {
                 return Err(Errno::STALE);
             }
@@ -427,7 +427,7 @@ impl Drop for InFlightRename<'_> {
     }
 }
 
-/// The announced moves: directories that are about to get a new parent.
+/// The announced moves: the directories that are about to get a new parent.
 pub(super) struct InFlightMoves {
     /// Each announced move: a directory and its new parent. Protected by its own mutex.
     announced: Mutex<Vec<(DentrySlot, DentrySlot)>>,
@@ -448,7 +448,8 @@ enum Loop {
     No,
     /// The directory is an ancestor of its new parent.
     Yes,
-    /// The directory is no ancestor of its new parent yet, but an announced move would make it one.
+    /// The directory is not yet an ancestor of its new parent, but would be after an announced
+    /// move.
     Perhaps,
 }
 

@@ -50,14 +50,14 @@ impl Vfs {
         if self.dcache.find(dir.key(), &lookup_key).is_none() {
             return Ok(());
         }
-        // The in-lookup lock keeps other operations of this namespace from changing the name
+        // The in-lookup lock is held, so no other operation of this namespace changes the name
         // meanwhile.
         let in_lookup =
             self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
         let is_so = match self.cached(&dir, &lookup_key) {
             Cached::Unknown => true,
-            // Invalidate the name without asking the back end, because the next operation that uses
-            // the name asks anyway.
+            // Invalidate the name without asking the back end. The next operation that uses the
+            // name asks it anyway.
             Cached::Known(None) => false,
             Cached::Known(Some(found)) => self.is_still(&dir, &lookup_key, &found),
         };
@@ -129,7 +129,7 @@ impl Vfs {
         self.dcache.make_name_stale(dir.key(), lookup_key);
     }
 
-    /// Makes a cached name, which the back end has confirmed, the first one of its inode.
+    /// Makes a cached name the first one of its inode. The back end has confirmed the name.
     pub(super) fn prefer(&self, found: &FoundName<'_>) {
         if let Ok(slot) = found.dentry() {
             self.dcache.inodes.prefer_alias(found.inode, slot, &self.dcache.dentries);

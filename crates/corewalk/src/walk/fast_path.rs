@@ -93,13 +93,14 @@ struct Cursor<'p> {
     dentry: DentrySlot,
     seen: Snapshot,
     path: &'p [u8],
-    /// Bytes of the path that are done. The next byte is a slash, or at the start perhaps a name.
+    /// Number of bytes of the path that the walk has passed. The next byte is a slash. At the start
+    /// it may be the first byte of a name.
     done: usize,
 }
 
 impl Cursor<'_> {
-    /// Continues while the components are usual. A usual component has a short name, is the first
-    /// entry with its tag in the first line of its bucket, and fits inline in the read set.
+    /// Continues as long as the components are usual. A usual component has a short name, is the
+    /// first entry with its tag in the first line of its bucket, and fits inline in the read set.
     #[inline(always)]
     fn fast_steps(&mut self, dcache: &Dcache, read_set: &mut ReadSet, needed: Flags) {
         let path = self.path;
@@ -148,8 +149,8 @@ impl Cursor<'_> {
         }
     }
 
-    /// Moves one component if its name is cached and plain, in any line of its bucket. Returns
-    /// false otherwise.
+    /// Moves one component if its name is cached and plain, in any line of its bucket. Otherwise
+    /// returns false.
     #[inline(never)]
     fn slow_step(&mut self, dcache: &Dcache, read_set: &mut ReadSet) -> bool {
         let rest = &self.path[self.done..];
@@ -180,9 +181,9 @@ mod tests {
     use crate::tmpfs::{Tmpfs, TmpfsOptions};
     use crate::{Cred, Errno, FsStruct, Make, Name, Vfs, VfsOptions, WalkFlags};
 
-    /// A path must lead to its end for names of each length that is compared in a different way, of
+    /// The fast path must find names of each length that is compared in a different way, both of
     /// directories and of files. Neighbouring names differ in one byte. The path has more
-    /// components than the read set holds inline.
+    /// components than the read set has inline steps.
     #[test]
     fn path_of_names_of_all_lengths_leads_to_its_end() {
         let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());

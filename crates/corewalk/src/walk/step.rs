@@ -101,7 +101,8 @@ impl<'v> Walk<'v, '_> {
     ) -> Result<Option<DentryAndInode<'v>>, Stop> {
         self.must_not_block()?;
         let vfs = self.vfs;
-        // The parent's dentry is held while the back end works, by the caller or from here on.
+        // A reference on the parent's dentry is held during the call of the back end. The caller
+        // holds it, or this function takes it.
         let _hold = match parent {
             Some(_) => None,
             None => {
@@ -118,7 +119,7 @@ impl<'v> Walk<'v, '_> {
                 vfs.dcache.in_lookup.lock(vfs.dcache.in_lookup_key(dir.now.slot, &lookup_key));
             vfs.resolve(&dir, &lookup_key, &in_lookup).map(|found| (in_lookup, found))
         })?;
-        // The in-lookup lock keeps the name missing, so this is the instant of the answer.
+        // Under the in-lookup lock the name stays missing, so the answer is valid at this instant.
         let found = found.ok_or_else(|| self.validated(Errno::NOENT))?;
         let inode = found.inode_ref();
         let dentry = match found.into_dentry() {
@@ -167,7 +168,7 @@ impl<'v> Walk<'v, '_> {
                 return Err(self.validated(Errno::XDEV));
             }
             let left = std::mem::replace(&mut self.mount, Cow::Owned(mount));
-            // A dead mount no longer keeps its mount point `point`, whose slot may have another
+            // A dead mount does not keep its mount point. The slot of `point` may have another
             // dentry by now (M.1).
             self.move_to(point, |_| !left.is_dead())?;
         }
@@ -190,8 +191,8 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// Moves to a dentry that another object keeps in its slot. `is_kept` checks, with the dentry
-    /// held, that the other object has kept it until now.
+    /// Moves to a dentry that another object keeps in its slot. Under a reference on the dentry,
+    /// `is_kept` checks that the other object has kept it until now.
     fn move_to(
         &mut self,
         slot: DentrySlot,

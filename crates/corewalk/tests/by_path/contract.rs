@@ -1,4 +1,5 @@
-//! Tests of which calls of a back end by path wait for each other, one case at a time.
+//! Tests of a back end by path. They check, one case at a time, which calls must wait for each
+//! other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use corewalk_testkit::race::Watchdog;
 
 use crate::tree::{At, Links, PathTree};
 
-/// A gate in the back end, at which a test can stop calls.
+/// A gate in the back end. A test can stop calls there and let them continue.
 #[derive(Clone, Default)]
 pub(crate) struct Gate(Arc<(Mutex<Passing>, Condvar)>);
 
@@ -27,7 +28,7 @@ struct Passing {
 }
 
 impl Gate {
-    /// Stops the calls that come to the point `at` with this path.
+    /// Stops those calls that reach the point `at` with this path.
     pub(crate) fn shut(&self, at: At, path: &'static str) {
         self.0.0.lock().shut = Some((at, path));
     }
@@ -58,12 +59,12 @@ impl Gate {
         }
     }
 
-    /// Returns true if a call at `at` has passed since the last query.
+    /// Returns true if a call has passed the point `at` since the last query.
     pub(crate) fn has_passed(&self, at: At) -> bool {
         self.take_passed().contains(&at)
     }
 
-    /// Returns the points that calls have passed since the last query, in order.
+    /// Returns the points that calls have passed since the last query, in the order of passing.
     pub(crate) fn take_passed(&self) -> Vec<At> {
         std::mem::take(&mut self.0.0.lock().passed)
     }
@@ -91,11 +92,11 @@ pub(crate) fn rename(vfs: &Vfs, from: &str, to: &str) {
     vfs.rename(&Cred::root(), from, to, RenameMode::Replace).unwrap();
 }
 
-/// The time that a test waits to see that an event does not happen.
+/// How long a test waits to see that an event does not happen.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(100);
 
-/// Trap X1: a file that is made while a directory above it is renamed must not be lost. It is under
-/// the new name.
+/// Trap X1: a file that is made while a directory above it is renamed must not be lost. Afterwards
+/// the file must be below the new name of the directory.
 #[test]
 fn file_made_while_its_directory_is_renamed_is_under_the_new_name() {
     let _watchdog = Watchdog::start("a make beside a rename", Duration::from_secs(60));
@@ -178,7 +179,8 @@ fn file_removed_behind_the_cache_is_stale() {
     assert_eq!(vfs.setattr(&cred, &file, &set).err(), stale);
 }
 
-/// A file that was removed behind the cache must be stale, even if the file is open.
+/// If another program has removed a file in the back end, calls for it must fail with `ESTALE`,
+/// even if the file is open.
 #[test]
 fn open_file_removed_behind_the_cache_is_stale() {
     let (_, fs, vfs) = gated();
@@ -190,7 +192,7 @@ fn open_file_removed_behind_the_cache_is_stale() {
     vfs.release(&file, handle);
 }
 
-/// A back end by number that wrongly asks for the path of a node.
+/// A back end by number that asks for the path of a node, which it may not do.
 struct Mistaken(Tmpfs);
 
 impl FileSystem for Mistaken {

@@ -1,5 +1,5 @@
-//! Tests of back ends that find files by path alone. The paths that such a back end gets must stay
-//! valid (F.6), and open files must stay usable (`Addressing::PathOnly`).
+//! Tests of back ends that find files by path alone. A path must stay valid during the call that
+//! gets it (F.6), and an unlinked open file must stay usable (`Addressing::PathOnly`).
 
 mod contract;
 mod races;

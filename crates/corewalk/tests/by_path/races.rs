@@ -29,7 +29,7 @@ fn remove(vfs: &Vfs, text: &str) {
     vfs.remove(&Cred::root(), &vfs.root(), name(text), Removal::Unlink).unwrap();
 }
 
-/// Returns a file with two names, `f` and `g`, and the content `x`.
+/// Returns a file with the content `x` and two names, `f` and `g`.
 fn make_linked(vfs: &Vfs) -> InodeRef<'_> {
     let file = make(vfs, &vfs.root(), "f", 0o644);
     vfs.write(&Cred::root(), &file, 0, 0, b"x").unwrap();
@@ -37,9 +37,9 @@ fn make_linked(vfs: &Vfs) -> InodeRef<'_> {
     file
 }
 
-/// The last close of a file must not remove the file during a rename over its last name. Before the
-/// fix, the close looked for a name of the file before the rename had ended. So it removed the
-/// hidden name that the rename had given the file.
+/// If a rename replaces the last name of an open file, the last close of the file must not remove
+/// it meanwhile. Before the fix, the close looked for a name of the file before the rename had
+/// ended. So it removed the hidden name that the rename had given the file.
 #[test]
 fn close_during_a_rename_over_the_last_name_keeps_the_file() {
     let _watchdog = Watchdog::start("a close beside a rename", LIMIT);
@@ -61,7 +61,7 @@ fn close_during_a_rename_over_the_last_name_keeps_the_file() {
 }
 
 /// A file that is opened while its last close waits for a removal must stay. Before the fix, the
-/// close removed the file although the open was counted while the close waited.
+/// close removed the file, although the file was opened again before the close had the lock.
 #[test]
 fn file_opened_while_it_is_closed_and_removed_stays() {
     let _watchdog = Watchdog::start("a close and an open beside a removal", LIMIT);
@@ -102,7 +102,7 @@ fn name_in_use_by_a_call_is_not_evicted() {
         let reader = scope.spawn(|| vfs.getattr(&file).map(|attr| attr.ino));
         gate.wait_for_stop();
         vfs.prune();
-        // Make another directory, which would get the slot of the evicted entry if that slot were
+        // Make another directory. It would get the slot of the evicted entry if that slot were
         // free.
         let _other = make(&vfs, &vfs.root(), "other", S_IFDIR | 0o755);
         gate.take_passed();
@@ -150,8 +150,8 @@ fn waiting_call_precedes_a_later_rename() {
             let call = || vfs.getattr(&file).map(|attr| attr.ino);
             let caller = named("caller").spawn_scoped(scope, call).unwrap();
             until_asleep("caller", &caller);
-            // No other thread uses the two names. This rename waits only for the path of the
-            // directory.
+            // No other thread uses the two names. So this rename can wait only for a call that has
+            // the path of the directory.
             let rename_later = || {
                 let (from, to) = ((&dir, name("f")), (&sub, name("f")));
                 vfs.rename(&Cred::root(), from, to, corewalk::RenameMode::Replace)

@@ -1,5 +1,5 @@
-//! A stress test of a slow back end by path. The content of each file shows whether a call reached
-//! the wrong file.
+//! A stress test of a slow back end by path. The content of each file shows which file it is, so a
+//! call that reached another file is noticed.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const CALLS: u64 = 60_000;
 /// The number of threads of the test without pauses: one of each role, and two readers.
 const THREADS: usize = 5;
 /// The number of threads of the test with a slow back end. It is high, so that many calls are
-/// running when a rename comes.
+/// running when a rename begins.
 const THREADS_MANY: usize = 24;
 /// The content of the file that never changes.
 const HELD: &[u8] = b"the file that stays";
@@ -76,7 +76,7 @@ impl<'v> Storm<'v> {
 
     /// Counts `calls` more calls. Returns false once enough calls were made.
     fn goes_on(&self, calls: u64) -> bool {
-        // ORDERING: Relaxed. The count only ends the storm; nothing is published through it.
+        // ORDERING: Relaxed. The count only ends the storm. No other memory is published with it.
         self.calls.fetch_add(calls, Ordering::Relaxed) < self.calls_max
     }
 
@@ -116,13 +116,13 @@ impl<'v> Storm<'v> {
         vfs.release(&file, handle);
         let (from, to) = ((dir, name("new")), (dir, name("current")));
         vfs.rename(cred, from, to, RenameMode::Replace).unwrap();
-        // ORDERING: Relaxed. Readers use the number as a lower bound. A stale number only makes
+        // ORDERING: Relaxed. Readers use the number as a lower bound. An old number only makes
         // their check weaker.
         self.published.store(version, Ordering::Relaxed);
     }
 
-    /// Reads the published version. It must not be older than the version that was known before the
-    /// read.
+    /// Reads the version in the file. It must be at least the version that was published before the
+    /// read began.
     fn read_published(&self) {
         let (vfs, cred) = (self.vfs, &self.cred);
         // ORDERING: Relaxed. A stale number only makes the check weaker.
@@ -145,7 +145,8 @@ impl<'v> Storm<'v> {
         String::from_utf8_lossy(&buf[..count]).into_owned()
     }
 
-    /// Makes a file. Then removes it while it is open, or leaves it, perhaps with a second name.
+    /// Makes a file. Then removes the file while it is open, or keeps it and sometimes gives it a
+    /// second name.
     fn make(&self, turn: u64) {
         let (vfs, cred, dir) = (self.vfs, &self.cred, &self.dir);
         let text = format!("made{turn}");
@@ -172,7 +173,7 @@ impl<'v> Storm<'v> {
 /// Minimum number of rounds of each thread.
 const TURNS_MIN: u64 = 4;
 
-/// Runs the test. Returns the number of files that should be left, and the number of directory
+/// Runs the storm. Returns the number of files that must be left, and the number of directory
 /// moves.
 fn run(storm: &Storm<'_>) -> [u64; 2] {
     let unfinished = AtomicU64::new(storm.threads as u64);
@@ -180,7 +181,7 @@ fn run(storm: &Storm<'_>) -> [u64; 2] {
         let mut turn = 0;
         let _end = EndOnPanic { storm, unfinished: &unfinished };
         let calls = [1, 5, 7].get(racer.thread).copied().unwrap_or(6);
-        // ORDERING: Relaxed. The count only ends the storm; nothing is published through it.
+        // ORDERING: Relaxed. The count only ends the storm. No other memory is published with it.
         while storm.goes_on(calls) || unfinished.load(Ordering::Relaxed) > 0 {
             match racer.thread {
                 0 => storm.move_above(turn),
@@ -203,7 +204,7 @@ fn run(storm: &Storm<'_>) -> [u64; 2] {
     [turns[2], turns[0]]
 }
 
-/// Ends the test if its thread panics, because the other threads would wait for that thread for
+/// If its thread panics, ends the test. Otherwise the other threads would wait for that thread for
 /// ever.
 struct EndOnPanic<'a> {
     storm: &'a Storm<'a>,
@@ -213,7 +214,8 @@ struct EndOnPanic<'a> {
 impl Drop for EndOnPanic<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            // ORDERING: Relaxed. The count only ends the storm; nothing is published through it.
+            // ORDERING: Relaxed. The count only ends the storm. No other memory is published with
+            // it.
             self.storm.calls.store(u64::MAX / 2, Ordering::Relaxed);
             // ORDERING: Relaxed. As above.
             self.unfinished.store(0, Ordering::Relaxed);

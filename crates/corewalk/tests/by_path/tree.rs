@@ -1,4 +1,4 @@
-//! A back end by path only. Each call pauses and then resolves its path again.
+//! A back end by path only. Each call gets its path, pauses, and only then resolves the path.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -42,10 +42,10 @@ pub(crate) struct PathTree {
     state: Mutex<State>,
     links: Links,
     pause: Box<Pause>,
-    /// A namespace that control tests set. Calls then take snapshots of their paths from the
-    /// namespace, which no path lock keeps valid.
+    /// A namespace that control tests set. If it is set, a call takes its path from this namespace.
+    /// No path lock keeps such a path valid.
     pub(crate) snapshots: OnceLock<Weak<Vfs>>,
-    /// The number of calls whose path led to another file than the node's.
+    /// The number of calls whose path led to another file than the inode of the call.
     pub(crate) strays: AtomicU64,
     pub(crate) calls: AtomicU64,
 }
@@ -94,14 +94,14 @@ impl PathTree {
         })
     }
 
-    /// Returns the content of the file at `path`, read without the namespace.
+    /// Returns the content of the file at `path`. Reads the back end directly.
     pub(crate) fn content(&self, path: &str) -> Option<Vec<u8>> {
         let state = self.state.lock();
         let ino = state.resolve(path.as_bytes()).ok()?;
         Some(state.files[&ino].bytes.clone())
     }
 
-    /// Returns the names in the directory at `path`, read without the namespace.
+    /// Returns the names in the directory at `path`. Reads the back end directly.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let state = self.state.lock();
         let ino = state.resolve(path.as_bytes()).expect("a directory");
@@ -131,13 +131,15 @@ impl PathTree {
         self.meant(node, &path)
     }
 
-    /// Returns the inode that `path` leads to now. Counts a stray if it is not the inode of `node`.
+    /// Returns the inode to which `path` leads now. If it is not the inode of `node`, counts the
+    /// call as a stray.
     fn meant(&self, node: Node<'_>, path: &[u8]) -> Result<u64, Errno> {
         // ORDERING: Relaxed. Statistic.
         self.calls.fetch_add(1, Ordering::Relaxed);
         let found = self.state.lock().resolve(path)?;
         if found != node.ino() {
-            // ORDERING: Relaxed. A statistic, which is read after all threads have been joined.
+            // ORDERING: Relaxed. The count is a statistic. It is read after all threads have been
+            // joined.
             self.strays.fetch_add(1, Ordering::Relaxed);
         }
         Ok(found)

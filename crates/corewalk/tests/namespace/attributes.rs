@@ -77,7 +77,8 @@ fn overlap<R>(
 fn chmod_during_a_write_that_clears_set_user_id_is_not_lost() {
     let _watchdog = Watchdog::start("a chmod beside a write", Duration::from_secs(60));
     let (vfs, stop) = stopping(|call| matches!(call, Call::Setattr(_)));
-    // The file has set-user-ID from its creation, so the first `setattr` is the one that clears it.
+    // The file already has set-user-ID when it is created. So the first `setattr` is the call that
+    // clears the bit.
     let what = Make::new(S_IFREG | 0o4755, 0, 0);
     let (f, _) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
     let write = || assert_eq!(vfs.write(&user(), &f, 0, 0, b"x"), Ok(1));
@@ -98,8 +99,8 @@ fn write_never_changes_a_file_with_set_user_id() {
     assert_eq!(mode_of(&vfs, &f), 0o4755, "the chmod was lost");
 }
 
-/// If only the namespace changes the files of a back end, an append must write at `end`, which the
-/// caller gives.
+/// If only the namespace changes the files of a back end, an append must write at `end`, the end
+/// that the caller passes.
 #[test]
 fn append_writes_at_the_end_that_the_caller_gives() {
     let vfs = new();
@@ -145,7 +146,8 @@ fn truncation_clears_set_user_id_without_fsetid() {
 }
 
 /// A chmod during a write must not be lost, even if the server looks up the writer's credentials
-/// late. From that lookup until the bytes are written, no other thread may change the mode.
+/// only during the write. After that lookup, no other thread may change the mode until the bytes
+/// are written.
 #[test]
 fn chmod_during_a_write_with_lazy_credentials_is_not_lost() {
     let _watchdog = Watchdog::start("a chmod beside a late look", Duration::from_secs(60));
@@ -301,6 +303,6 @@ fn permission_check_ends_despite_constant_changes() {
     place.set(Arc::downgrade(&vfs)).unwrap();
     assert_eq!(vfs.access(&Cred::user(2, 2, &[]), &f, May::READ), Err(Errno::ACCESS));
     assert_eq!(vfs.access(&Cred::user(3, 3, &[]), &f, May::READ), Ok(()));
-    // Each check reads four times during a change, and once under the lock.
+    // During a change each check reads four times, and then once under the lock.
     assert_eq!(*looks.lock().unwrap(), 10);
 }

@@ -1,8 +1,8 @@
 //! A tmpfs with a hook around its calls. These tests use it wherever a plain tmpfs is not enough.
 //!
 //! [`HookedTmpfs`] passes every call to a tmpfs. Before and after some calls it runs a [`Hook`],
-//! which may wait, panic, return an error or change the tmpfs. It may also show inodes under other
-//! numbers. Most tests pass a closure. The shuttle models use this file too.
+//! which may wait, panic, return an error or change the tmpfs. It may also report other inode
+//! numbers than the tmpfs. Most tests pass a closure. The shuttle models use this file too.
 
 use std::ops::ControlFlow;
 
@@ -13,8 +13,8 @@ use corewalk::{
     Seek, SetAttr, StatFs, XattrMode,
 };
 
-/// The call that a [`HookedTmpfs`] is about to pass on, or has passed on. Inode numbers are those
-/// that the namespace sees.
+/// The call that a [`HookedTmpfs`] is about to pass to its tmpfs, or has passed to it. The inode
+/// numbers are those that the namespace sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call<'a> {
     /// Before `root`.
@@ -53,10 +53,11 @@ pub(crate) enum Call<'a> {
 
 /// A hook around the calls of a back end.
 pub(crate) trait Hook: Send + Sync + 'static {
-    /// Runs before or after a call. An error becomes the answer of the call.
+    /// A function that runs before or after a call. If it returns an error, the call fails with
+    /// that error.
     fn at(&self, fs: &Tmpfs, call: Call<'_>) -> Result<(), Errno>;
 
-    /// Returns the tmpfs's number of the inode that is shown as `ino`.
+    /// Returns the inode number in the tmpfs of the inode that the namespace sees as `ino`.
     fn inside(&self, ino: u64) -> u64 {
         ino
     }

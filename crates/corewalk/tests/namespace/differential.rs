@@ -36,12 +36,12 @@ const ROUNDS: u32 = 600;
 const CALLS: u32 = 24;
 
 /// The directories in which calls are made, and one file. The caller may always search `t`, because
-/// it leads to `t/d`.
+/// `t/d` is reached through it.
 const PLACES: [&str; 5] = [".", "a", "t", "t/d", "p"];
 /// Names in the root directory.
 const TOP: [&str; 6] = ["a", "t", "p", "own", "own-d", "none"];
-/// Names in the other directories: a file, an empty directory, a directory with a file, and no
-/// entry.
+/// The names that are used in the other directories: a file, an empty directory, a directory with a
+/// file, and a missing name.
 const BELOW: [&str; 4] = ["f", "d", "full", "none"];
 /// The modes of the directories.
 const MODES: [u32; 10] = [0o755, 0o777, 0o1777, 0o711, 0o700, 0o600, 0o644, 0o555, 0o333, 0o000];
@@ -190,7 +190,8 @@ fn grow(tree: &[Entry], caller: &Caller) -> Arc<Vfs> {
 struct TempDir(PathBuf);
 
 impl TempDir {
-    /// Makes a tree on the host. The modes are set last, so they refuse nothing while it is made.
+    /// Makes a tree on the host. The modes are set last. Otherwise they could prevent the creation
+    /// of the files below.
     fn new(round: u32, tree: &[Entry], caller: &Caller) -> TempDir {
         let name = format!("corewalk-differential-{}-{round}", std::process::id());
         let dir = TempDir(std::env::temp_dir().join(name));
@@ -255,7 +256,8 @@ fn order_of_errors_is_that_of_the_host() {
     let mut differ: BTreeMap<String, u32> = BTreeMap::new();
     thread::scope(|scope| {
         scope.spawn(move || serve(&calls, &answer));
-        // This binding is dropped at the end, also after a panic, so that the serving thread ends.
+        // This value is dropped at the end of the test, even after a panic, so that the serving
+        // thread ends.
         let call = call;
         for round in 0..ROUNDS {
             let tree = random_tree(&mut rng);

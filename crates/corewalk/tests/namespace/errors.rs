@@ -90,7 +90,8 @@ fn existing_name_on_a_full_file_system_is_eexist() {
     }
 }
 
-/// Each operation on a name in a file must fail with `ENOTDIR`, for every caller.
+/// Each operation on a name below a regular file must fail with `ENOTDIR`, whatever the caller's
+/// credentials.
 #[test]
 fn name_in_a_file_is_enotdir() {
     let vfs = new();
@@ -209,7 +210,8 @@ fn security_attributes_need_a_capability_to_change() {
     }
 }
 
-/// A change must keep set-group-ID without group execution if the caller could set that bit.
+/// A change must keep set-group-ID on a file without group execution if the caller could set that
+/// bit.
 #[test]
 fn set_group_id_without_execution_stays_for_the_group() {
     let vfs = new();

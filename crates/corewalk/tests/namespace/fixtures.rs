@@ -29,8 +29,8 @@ pub(crate) fn at(vfs: &Vfs) -> FsStruct<'_> {
     FsStruct { root: vfs.root_path(), cwd: vfs.root_path() }
 }
 
-/// Makes each entry of `paths`: a directory if it ends in `/`, a link if it is `a -> b`, otherwise
-/// a file.
+/// Makes each entry of `paths`: a directory if it ends in `/`, a symbolic link to `b` if it is `a
+/// -> b`, otherwise a file.
 pub(crate) fn tree(vfs: &Vfs, paths: &[&str]) {
     let at = at(vfs);
     for path in paths {

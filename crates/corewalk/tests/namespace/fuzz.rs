@@ -59,12 +59,12 @@ impl Drop for HostTree {
     }
 }
 
-/// Resolves `path` on the host, to the index of an entry of the tree.
+/// Resolves `path` on the host. Returns the index of the entry of the tree to which it leads.
 fn on_host(root: &fs::File, numbers: &BTreeMap<u64, usize>, path: &[u8]) -> Result<usize, Errno> {
     loop {
         match openat2(root, path, OFlags::PATH, Mode::empty(), ResolveFlags::IN_ROOT) {
-            // openat2(2) fails with this error for a path with `..` if another program renames any
-            // file meanwhile.
+            // If another program renames any file meanwhile, openat2(2) fails with this error for a
+            // path with `..`.
             Err(Errno::AGAIN) => {}
             file => return Ok(numbers[&rustix::fs::fstat(&file?)?.st_ino]),
         }
@@ -120,14 +120,14 @@ fn fuzz_names_and_paths_resolve_as_on_the_host() {
     }
 }
 
-/// Stores the ACL of `input` and returns the number of its entries.
+/// Stores the ACL in `input`, reads it back, and returns the number of its entries.
 fn store_acl(fs: &Tmpfs, file: Node<'_>, input: &[u8]) -> Result<usize, Errno> {
     let Some(mut acl) = Acl::from_xattr(input)? else { return Ok(0) };
     assert_eq!(Acl::from_xattr(&acl.to_xattr()), Ok(Some(acl.clone())));
     assert_eq!(acl.to_xattr().len(), input.len());
     fs.set_acl(file, AclKind::Access, Some(&acl), Some(acl.mode())).unwrap();
     let kept = fs.get_acl(file, AclKind::Access).unwrap();
-    // An ACL that is equivalent to a mode is stored as the mode.
+    // An ACL that is equivalent to a mode is not stored. Only the mode is stored.
     assert_eq!(kept.unwrap_or_else(|| Acl::from_mode(acl.mode())), acl);
     let (mode, inherited) = acl.inherit(0o640);
     assert_eq!(mode, 0o640 & acl.mode());
@@ -164,7 +164,7 @@ fn take_number(input: &mut &[u8]) -> usize {
     take(input, 1).first().copied().map_or(0, usize::from)
 }
 
-/// Lists the attributes of `node`, reads each of them, and returns names and values.
+/// Lists the attributes of `node` and reads each of them. Returns the names and the values.
 fn collect_xattrs(fs: &Tmpfs, node: Node<'_>) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let list = fs.listxattr(node).unwrap();
     let names = list.split(|byte| *byte == 0).filter(|name| !name.is_empty());

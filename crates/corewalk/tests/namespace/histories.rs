@@ -34,8 +34,8 @@ fn random_op(rng: &mut Rng, tag: u32) -> Op {
     }
 }
 
-/// Returns a random operation on the first directory, on its name, or on a file in it. A fifth of
-/// the operations remove the directory.
+/// Returns a random operation on the first directory: on the directory itself, on its name, or on a
+/// file in it. A fifth of the operations remove the directory.
 fn random_op_around_rmdir(rng: &mut Rng, tag: u32) -> Op {
     let file = rng.index(2);
     match rng.below(10) {
@@ -178,7 +178,8 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Control: the checker must reject a namespace that does not update its cache.
+/// Control: the cache of the namespace is not updated after a change. The checker must reject its
+/// history.
 #[test]
 #[should_panic(expected = "linearizable")]
 fn control_wrong_answer_is_rejected() {

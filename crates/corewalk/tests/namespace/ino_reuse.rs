@@ -14,7 +14,8 @@ use crate::fixtures::{name, over};
 /// with another `x`. `e` gets the number of `d` with the next generation.
 struct OtherMachine {
     is_new: Arc<AtomicBool>,
-    /// The number of `d`, under which `e` is shown too, and the number of `e` in the tmpfs.
+    /// The number of `d`, under which the namespace also sees `e`, and the number of `e` in the
+    /// tmpfs.
     numbers: (u64, u64),
 }
 
@@ -80,13 +81,15 @@ impl Reused {
         self.vfs.invalidate(&self.vfs.root(), name("d")).unwrap();
     }
 
-    /// Looks up a name in the root for a client, which then has one lookup more.
+    /// Looks up a name in the root on behalf of a client. Then the client has one more lookup of
+    /// the inode.
     fn look(&self, name: &[u8]) -> Result<u64, Errno> {
         look_by_ino(&self.vfs, self.vfs.root().ino(), name)
     }
 }
 
-/// Looks up a name by the number of its directory for a client, which then has one lookup more.
+/// Looks up a name by the number of its directory on behalf of a client. Then the client has one
+/// more lookup of the inode.
 fn look_by_ino(vfs: &Vfs, parent: u64, name: &[u8]) -> Result<u64, Errno> {
     vfs.lookup_by_ino(&Cred::root(), parent, name).map(|found| found.inode.into_lookups())
 }
@@ -110,8 +113,9 @@ fn lookup_by_a_reused_number_finds_no_name_of_the_old_directory() {
     assert_eq!(look_by_ino(vfs, d.ino, b"x"), Ok(new), "by number");
 }
 
-/// Traps P5, P6: a client holds both directories and forgets them under the one number. Lookups of
-/// the older inode must not be subtracted from the newer one.
+/// Traps P5, P6: two directories have the same number, and a client holds lookups of both. Its
+/// forgets name only the number, and must not take the older directory's lookups from the newer
+/// one.
 #[test]
 fn forget_drops_lookups_of_the_older_inode_first() {
     let reused = Reused::new();
@@ -131,7 +135,8 @@ fn forget_drops_lookups_of_the_older_inode_first() {
     assert_eq!((inodes(), vfs.inode(d.ino).err()), (1, Some(Errno::STALE)));
 }
 
-/// A client may forget the newer inode of a number first, and one `forget` may cover both inodes.
+/// If two inodes have the same number, a client may forget the newer one first, and one `forget`
+/// may cover both.
 #[test]
 fn older_inode_of_a_number_is_forgotten_without_the_newer_one() {
     let reused = Reused::new();
@@ -150,7 +155,8 @@ fn older_inode_of_a_number_is_forgotten_without_the_newer_one() {
     assert_eq!(vfs.forget_all(d.ino), 0);
 }
 
-/// `forget_all` must drop the lookups of both inodes, because the server's client is gone.
+/// `forget_all` must drop the lookups of both inodes with the number, because the server's only
+/// client is gone.
 #[test]
 fn forget_all_covers_both_inodes_of_a_number() {
     let reused = Reused::new();

@@ -90,7 +90,8 @@ const CHANGES_OF_F: [fn(&Vfs); 7] = [
     |vfs| vfs.invalidate_dir(&vfs.root()).unwrap(),
 ];
 
-/// Trap T25: an entry that was read before a change of its name must not enter the cache.
+/// Trap T25: if a name has changed since a listing read it, the entry of the listing must not enter
+/// the cache.
 #[test]
 fn entry_from_before_a_change_is_refused() {
     for change in CHANGES_OF_F {
@@ -214,8 +215,8 @@ fn mode_from_before_a_chmod_is_not_used() {
     }
 }
 
-/// Control for trap T25: a listing that begins after the change takes the older entries, so it
-/// brings a name back.
+/// Control for trap T25: the listing begins only after the change, but uses entries that were read
+/// before. So it brings a removed name back.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_entry_of_an_older_listing_is_caught() {
@@ -288,8 +289,8 @@ impl Owned<'_> {
 }
 
 /// Traps T25, T12, T13: threads change names of their own in two directories, and must always find
-/// the state that they have made. Meanwhile other threads list the directories, enter what they
-/// read, and evict what is unused.
+/// the state that they have made. Meanwhile other threads list the directories, enter the entries
+/// that they have read, and evict unused entries.
 #[test]
 fn storm_of_changes_beside_listings_brings_no_name_back() {
     let _watchdog = Watchdog::start("listings beside changes", Duration::from_secs(300));

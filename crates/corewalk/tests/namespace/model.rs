@@ -1,7 +1,7 @@
 //! The reference model: a map of names, and the answer of each operation.
 //!
-//! The checker of recorded histories uses it as the sequential specification. Property tests run it
-//! beside a namespace on the same random operations.
+//! The checker of recorded histories uses it as the sequential specification. Property tests make
+//! the same random operations on the model and on a namespace, and compare the answers.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,14 @@ use corewalk::{
 };
 use corewalk_testkit::linearize::Spec;
 
-/// The directories that always exist: the root and two below it, which may be renamed and moved.
+/// The directories that always exist: the root, and two directories below it that may be renamed
+/// and moved.
 pub(crate) const DIRS: [u32; 3] = [0, 1, 2];
 /// The names of all entries.
 pub(crate) const NAMES: [&str; 4] =
     ["a", "b", "p", "a-name-of-more-than-forty-bytes-so-that-it-is-long"];
 
-/// An operation. A tag identifies a file or directory; it is also the owner's user ID.
+/// An operation. A tag identifies a file or a directory. The tag is also the user ID of its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     /// Looks up a name in a held directory.
@@ -189,7 +190,8 @@ impl Model {
         }
     }
 
-    /// Returns `ENOENT` if `dir` was removed or replaced, because such a directory takes no names.
+    /// Returns `ENOENT` if `dir` was removed or replaced, because such a directory accepts no new
+    /// names.
     fn must_exist(&self, dir: u32) -> Result<(), Errno> {
         if dir == 0 || self.place(dir).is_some() { Ok(()) } else { Err(Errno::NOENT) }
     }

@@ -309,7 +309,7 @@ fn octal(mode: u32) -> String {
     format!("{mode:o}")
 }
 
-/// A directory on the host in which calls are made. Dropping the judge removes it.
+/// A directory on the host in which calls are made. Dropping the value removes the directory.
 struct Judge {
     dir: PathBuf,
     is_tmpfs: bool,
@@ -396,7 +396,8 @@ fn serve(cred: &Cred, calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Answer>)
     }
 }
 
-/// Returns the umask of the process. umask(2) could return it only by changing it.
+/// Returns the umask of the process. The function does not call umask(2), because that call would
+/// change it.
 fn umask() -> u32 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let umask = status.lines().find_map(|line| line.strip_prefix("Umask:")).unwrap();
@@ -416,8 +417,8 @@ fn answers_and_modes_are_those_of_the_host() {
             let (call, calls) = channel();
             let (answer, answered) = channel();
             scope.spawn(move || serve(cred, &calls, &answer));
-            // This binding is dropped at the end, also after a panic, so that the serving thread
-            // ends.
+            // This value is dropped at the end of the test, even after a panic, so that the serving
+            // thread ends.
             let call = call;
             let each = |start: Start, op: Op| {
                 let mine = ours(&vfs, cred, start, op, umask);
@@ -443,7 +444,7 @@ fn answers_and_modes_are_those_of_the_host() {
     assert!(!judges.is_empty(), "no directory on the host is writable");
 }
 
-/// Calls `each` with every file and every call of a caller with `caps`.
+/// Calls `each` with every file and every call that a caller with `caps` makes.
 fn for_each_start(caps: Caps, owners: &[(u32, u32)], mut each: impl FnMut(Start, Op)) {
     for op in ops().into_iter().filter(|op| !op.is_indifferent_to(caps)) {
         let kinds = match op {

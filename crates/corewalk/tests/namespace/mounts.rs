@@ -30,7 +30,8 @@ fn try_place<'v>(vfs: &'v Vfs, path: &str) -> Result<PathRef<'v>, Errno> {
     vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::FOLLOW)
 }
 
-/// An unmount must succeed while a reader delays the freeing of an old mount table.
+/// An unmount must succeed even if a reader still uses an old mount table, so that the table cannot
+/// be freed.
 #[test]
 fn umount_while_an_old_table_waits_to_be_freed_succeeds() {
     let vfs = new();
@@ -44,8 +45,9 @@ fn umount_while_an_old_table_waits_to_be_freed_succeeds() {
     vfs.umount(vfs.root_path()).unwrap_err();
 }
 
-/// Each path into a mount, and each clone of the path, must keep the file system mounted. An inode
-/// alone must not, but it stays usable after the unmount.
+/// Each path into a mount, and each clone of the path, must keep the file system mounted. A
+/// reference on an inode alone must not prevent the unmount, but the inode must stay usable after
+/// it.
 #[test]
 fn umount_with_a_held_path_is_ebusy() {
     let vfs = new();
@@ -72,8 +74,8 @@ fn umount_with_a_held_path_is_ebusy() {
     remove(&vfs, "m", Removal::Rmdir).unwrap();
 }
 
-/// A walk that waits for the back end of a mount must not keep the mount. If the mount is removed
-/// meanwhile, the walk finds the directory below it, in rcu-walk and in ref-walk.
+/// A walk that waits for the back end of a mount must not prevent the unmount. After the unmount,
+/// the walk finds the directory on which the file system was mounted, in rcu-walk and in ref-walk.
 #[test]
 fn walk_in_an_unmounted_file_system_starts_again() {
     let vfs = new();
@@ -124,8 +126,8 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
         };
         let target = vfs.readlink(&link.inode()).unwrap();
         let number: u64 = std::str::from_utf8(&target).unwrap().parse().unwrap();
-        // ORDERING(unmounted): Acquire. Pairs with the store after umount, so a umount that is
-        // counted here has returned.
+        // ORDERING(unmounted): Acquire. Pairs with the store after the umount. So each umount that
+        // is counted in this value has returned.
         let gone = unmounted.load(Ordering::Acquire);
         assert!(gone <= number, "mount {number} is held, and {gone} have been unmounted");
         // ORDERING: Relaxed. A count.
@@ -145,14 +147,15 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
             vfs.mount(numbered(number), &place(&vfs, "m")).unwrap();
             // ORDERING: Relaxed. A count.
             let before = visits.load(Ordering::Relaxed);
-            // ORDERING: Relaxed. As above. Wait until a walk of this round has succeeded.
+            // ORDERING: Relaxed. The loop only waits until a walk of this round has succeeded.
             while visits.load(Ordering::Relaxed) == before {
                 thread::yield_now();
             }
             while vfs.umount(place(&vfs, "m")) == Err(Errno::BUSY) {
                 thread::yield_now();
             }
-            // ORDERING(unmounted): Release. The umount happens before a load that sees its count.
+            // ORDERING(unmounted): Release. Pairs with the load in the other thread: the umount
+            // happens before a load that sees its count.
             unmounted.store(number + 1, Ordering::Release);
             assert_eq!(
                 try_place(&vfs, "m/id").err(),
@@ -236,7 +239,8 @@ fn mount_of_a_slow_file_system_delays_no_other() {
     vfs.umount(place(&vfs, "slow")).unwrap();
 }
 
-/// A mount in a cache that is full of entries in use must fail, and must leave nothing behind.
+/// If the cache is full of entries in use, a mount must fail and must leave no entry and no file
+/// system behind.
 #[test]
 fn mount_in_a_full_cache_is_enomem_and_forgets_its_root() {
     let options = VfsOptions::default().with_hash_seed(1).with_entries_max(1024);

@@ -243,9 +243,10 @@ fn prune_evicts_exactly_the_unused_entries() {
     assert_eq!((end.entries, end.inodes, end.negatives), (start.entries, start.inodes, 0));
 }
 
-/// A file made under a missing name must take over the slot of the negative dentry, whatever the
-/// kind of the file. Before that, a failed lookup takes the last slot for the negative dentry. The
-/// back end has made the file before the cache needs a slot, so the cache must not lack one.
+/// If a file is made under a missing name, it must take over the slot of the negative dentry,
+/// whatever its kind. Here a failed lookup has taken the last free slot for the negative dentry.
+/// The back end makes the file before the cache needs a slot. So at that time the cache must not
+/// fail for lack of a slot.
 #[test]
 fn make_reuses_the_last_slot_of_a_missing_name() {
     let options = VfsOptions::default().with_entries_max(1024);

@@ -1,4 +1,4 @@
-//! Helpers to stop a thread at a chosen call of the back end.
+//! Helpers with which a test stops a thread at a chosen call of the back end.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,14 +8,15 @@ use corewalk::{Errno, Vfs};
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::over;
 
-/// The test's side of a pause: `arrived` reports that a thread has stopped, and `go_on` gives it
-/// the result with which to continue.
+/// The test's side of a pause. `arrived` tells the test that a thread has stopped. Through `go_on`
+/// the test sends the thread the result with which it continues.
 pub(crate) struct Stop {
     pub(crate) arrived: Receiver<()>,
     pub(crate) go_on: Sender<Result<(), Errno>>,
 }
 
-/// Returns a function that stops its first caller, and the [`Stop`] that continues it.
+/// Returns a function that stops the first thread that calls it, and the [`Stop`] with which the
+/// test continues that thread.
 pub(crate) fn once() -> (impl Fn() -> Result<(), Errno> + Send + Sync, Stop) {
     let (said, arrived) = channel();
     let (go_on, told) = channel();
@@ -29,7 +30,7 @@ pub(crate) fn once() -> (impl Fn() -> Result<(), Errno> + Send + Sync, Stop) {
     (pause, Stop { arrived, go_on })
 }
 
-/// Returns a namespace whose back end stops at the first call that `matches`.
+/// Returns a namespace. Its back end stops at the first call for which `matches` returns true.
 pub(crate) fn stopping(
     matches: impl Fn(Call<'_>) -> bool + Send + Sync + 'static,
 ) -> (Arc<Vfs>, Stop) {

@@ -28,7 +28,7 @@ fn is_done(call: Call<'_>, slow: &[u8]) -> bool {
     call == Call::RemoveDone(slow) || call == Call::RenameDone(slow)
 }
 
-/// Returns a namespace whose back end stops once, after a removal or rename of `slow`.
+/// Returns a namespace whose back end stops once: after it has removed or renamed `slow`.
 fn slow_back_end(slow: &'static [u8]) -> (Arc<Vfs>, Stop) {
     stopping(move |call| is_done(call, slow))
 }
@@ -40,8 +40,8 @@ fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
     let now = AtomicU64::new(0);
     let vfs = over(HookedTmpfs::new(move |_, call| {
         if is_done(call, slow) {
-            // ORDERING: SeqCst. The store stands for the change of the back end, which every thread
-            // sees at once.
+            // ORDERING: SeqCst. The store stands for the change of the back end. Every thread sees
+            // that change at once.
             now.store(gone, Ordering::SeqCst);
             return pause();
         }
@@ -57,7 +57,7 @@ fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
 }
 
 /// Runs `change` until the back end has made it, then runs `act`, and returns the result of `act`.
-/// `act` may have to wait until `change` returns.
+/// When `act` has ended or waits, the back end lets `change` return.
 fn amid<T: Send>(
     (vfs, stop): &(Arc<Vfs>, Stop),
     change: Change,
@@ -139,7 +139,7 @@ fn user() -> Cred {
 }
 
 /// Operations that first ask the back end for permissions, an inherited ACL or a name. The list
-/// also has some operations that ask for nothing.
+/// also has some operations that do not ask for any of these.
 const ACTS: [(&str, Act); 17] = [
     ("make", make),
     ("tmpfile", tmpfile),
@@ -179,10 +179,10 @@ enum Permissions {
     Unknown,
 }
 
-/// After an operation has failed with ESTALE, the name must not lead to the directory. The back end
-/// returns ESTALE for a directory that is gone.
+/// After an operation has failed with ESTALE, the name must not lead to the directory. Here the
+/// back end returns ESTALE for a removed directory.
 fn check_errors_of_a_vanishing_directory(slow: &'static [u8], change: Change) {
-    // The first file in a tmpfs has the number after the root's.
+    // In a tmpfs, the first file has the number after that of the root.
     const GONE: u64 = 2;
     let mut early = Vec::new();
     for (what, act) in ACTS {
@@ -265,8 +265,8 @@ fn file_moved_into_a_nonempty_directory_is_not_at_its_old_name() {
     assert_eq!(found, Err(Errno::NOENT), "d is not empty, but the file is at its old name");
 }
 
-/// A link of a file without a name must fail. After the error, a lookup of the file's last name
-/// must not find it.
+/// If a link fails because the file has no name any more, a later lookup of the file's last name
+/// must not find the file.
 #[test]
 fn link_of_a_removed_file_fails_after_its_name_is_gone() {
     let namespace = slow_back_end(b"f");

@@ -1,4 +1,4 @@
-//! Random operations on a namespace and on the model must have equal answers.
+//! The namespace and the model must give equal answers to the same random operations.
 
 use corewalk::RenameMode;
 use corewalk_testkit::linearize::Spec;
@@ -39,8 +39,8 @@ enum Noise {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Every answer must be that of the model, whatever is evicted or invalidated in between (trap
-    /// T15).
+    /// Every answer must equal that of the model, whatever is evicted or invalidated between the
+    /// operations (trap T15).
     #[test]
     fn namespace_answers_as_the_model(
         steps in prop::collection::vec(

@@ -12,7 +12,7 @@ use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{at, over, remove, rename, tree, walk};
 
-/// The change that a test makes once the walk has taken references.
+/// The change that a test makes after the walk has become a ref-walk and has taken references.
 type Change = fn(&Vfs);
 
 /// The user whose walks are disturbed.
@@ -20,7 +20,7 @@ fn user() -> Cred {
     Cred::user(7, 7, &[])
 }
 
-/// Disturbs each walk that searches one directory.
+/// Disturbs each walk that searches a certain directory.
 ///
 /// During rcu-walk it renames the parent of the directory away and back. During the first ref-walk
 /// it makes `change`, once.
@@ -32,7 +32,7 @@ struct Disturber {
 }
 
 impl Disturber {
-    /// Runs while the back end is asked for the ACL of the inode `ino`.
+    /// A function that runs when the back end is asked for the ACL of the inode `ino`.
     fn acl_asked(&self, ino: u64) {
         if self.directory.get() != Some(&ino) {
             return;
@@ -48,8 +48,8 @@ impl Disturber {
     }
 }
 
-/// Returns a namespace with `p/d` and `q`. In the first ref-walk of user 7 through `p/d`, `change`
-/// is made.
+/// Returns a namespace with `p/d` and `q`. Makes `change` in the first ref-walk of user 7 through
+/// `p/d`.
 fn disturbed(change: Change) -> (Arc<Vfs>, Arc<Disturber>) {
     let disturber = Arc::new(Disturber {
         vfs: OnceLock::new(),
@@ -94,8 +94,8 @@ fn resolve(vfs: &Vfs, path: &str) -> Result<u64, Errno> {
     found.map(|found| found.ino)
 }
 
-/// A fallback to ref-walk must be counted once. A walk whose path changes in each pass counts each
-/// new pass, and one fallback at the end.
+/// A fallback to ref-walk must be counted once. If the path of a walk changes in each pass, the
+/// walk counts each new pass, and one fallback at the end.
 #[test]
 fn fallback_to_ref_walk_is_counted_once() {
     let (vfs, _) = disturbed(|_| {});
@@ -135,7 +135,7 @@ fn walk_does_not_go_up_to_a_reused_slot() {
     assert_eq!(resolve(&vfs, "q/d/.."), Ok(walk(&vfs, "q").unwrap().ino()));
 }
 
-/// `..` of a directory that is moved during a ref-walk must lead to its new parent.
+/// If a directory is moved during a ref-walk, its `..` must lead to the new parent.
 #[test]
 fn moved_directory_leads_up_to_its_new_parent() {
     let (vfs, _) = disturbed(|vfs| rename(vfs, "p/d", "q/d", RenameMode::Replace).unwrap());

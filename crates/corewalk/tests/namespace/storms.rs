@@ -17,8 +17,8 @@ use crate::fixtures::{at, name, new, rename, tree, walk};
 const LOOKUPS: u64 = 10_000_000;
 const THREADS: u64 = 4;
 
-/// Runs `storm` repeatedly on one thread. Meanwhile `readers` threads each run `read` a fixed
-/// number of times. Returns the number of runs of `storm`.
+/// Runs `storm` repeatedly on one thread, until `readers` other threads have each run `read` a
+/// fixed number of times. Returns how often `storm` ran.
 fn under_storm(
     seed: Seed,
     readers: u64,
@@ -45,7 +45,8 @@ fn under_storm(
     storms.load(Ordering::Relaxed)
 }
 
-/// Lowers the count of running readers when dropped, also after a panic, so that the storm ends.
+/// Lowers the count of running readers when it is dropped, even after a panic, so that the storm
+/// ends.
 pub(crate) struct Leaving<'a>(pub(crate) &'a AtomicU64);
 
 impl Drop for Leaving<'_> {
@@ -97,8 +98,8 @@ fn renamed_file_is_never_without_a_name() {
         100_000,
         |i| {
             let (from, to) = if i % 2 == 0 { (&a, &b) } else { (&b, &a) };
-            // ORDERING(moves): SeqCst. The check needs one order of four locations: the two
-            // counters and the two names.
+            // ORDERING(moves): SeqCst. The check needs a single order of the operations on four
+            // locations: the two counters and the two names.
             begun.fetch_add(1, Ordering::SeqCst);
             vfs.rename(&cred, (from, name("f")), (to, name("f")), RenameMode::Replace).unwrap();
             // ORDERING(moves): SeqCst. As above.
@@ -137,7 +138,7 @@ fn translated_paths_existed_at_one_instant() {
     let f = walk(&vfs, "d/e/f").unwrap();
     let (root, cred) = (vfs.root(), Cred::root());
     let odd = corewalk::Name::new(&odd).unwrap();
-    // Make one rename at a time: `d` to `long`, `long` to `odd`, `odd` to `d`.
+    // Make one rename at a time, in this cycle: `d` to `long`, `long` to `odd`, `odd` to `d`.
     let steps = [(name("d"), name(&long)), (name(&long), odd), (odd, name("d"))];
     let right: Vec<Vec<u8>> = [b"d".as_slice(), long.as_bytes(), odd.as_bytes()]
         .iter()
@@ -159,7 +160,7 @@ fn translated_paths_existed_at_one_instant() {
 }
 
 /// Trap T20: the directory of a confined walk is moved out of its root and back. The walk must
-/// never end outside.
+/// never end outside of the root.
 #[test]
 fn confined_walk_never_leaves_its_root() {
     let _watchdog = Watchdog::start("confined walk", Duration::from_secs(300));
@@ -312,7 +313,7 @@ fn translate_across_mounts(
     );
 }
 
-/// Traps T8, P8: a path across a mount must be valid at one instant, too.
+/// Traps T8, P8: a path that crosses a mount point must be valid at one instant, too.
 #[test]
 fn path_across_mounts_is_valid_at_one_instant() {
     let _watchdog = Watchdog::start("paths across mounts", Duration::from_secs(300));
@@ -320,7 +321,8 @@ fn path_across_mounts_is_valid_at_one_instant() {
 }
 
 /// Control for traps T8 and P8: a path that is joined from two translations, one on each side of
-/// the mount point, must be caught. On a shared CPU a rename seldom comes between the two.
+/// the mount point, must be caught. If the threads share a CPU, a rename seldom comes between the
+/// two translations.
 #[test]
 #[should_panic(expected = "no such path")]
 fn control_path_joined_from_two_translations_is_caught() {

@@ -1,7 +1,7 @@
 //! Traps T4 to T32: bugs of other name caches in lookup, fill, rename and path translation.
 //!
-//! Each group of tests has a control: the same check must fail on steps that are deliberately
-//! wrong. Some traps are tested by `storms` and `histories` and cited there.
+//! Each group of tests has a control: if the steps are deliberately wrong, the same check must
+//! fail. Some traps are tested by `storms` and `histories` and cited there.
 //! docs/developing/races.md shows why others cannot occur.
 
 mod confined;

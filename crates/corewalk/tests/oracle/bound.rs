@@ -14,8 +14,9 @@ use crate::fixtures;
 use crate::judge::VARIABLES;
 use crate::tree::{Deep, MOVED, TOP, Tree};
 
-/// Two trees. In one, paths have so many names that renames disturb nearly every pass. In the
-/// other, paths change their depth, so a translation into a buffer starts again with more space.
+/// The two trees of the test. In the first, paths have so many names that renames disturb nearly
+/// every pass. In the second, paths change their depth, so a translation into a buffer must start
+/// again with more space.
 const TREES: [Deep; 2] =
     [Deep { below_top: 600, above_moved: 300 }, Deep { below_top: 0, above_moved: 900 }];
 /// Minimum and maximum number of translations.
@@ -32,8 +33,8 @@ const FALLBACKS: u64 = 20;
 fn translation_makes_a_bounded_number_of_passes() {
     let _watchdog = Watchdog::start("passes of translations", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
-    // If all threads share one CPU, too few renames come during one translation to make it take the
-    // lock.
+    // If all threads share one CPU, few renames happen during a translation. Then it does not have
+    // to take the lock.
     let processors = processors();
     let fallbacks_min = if processors.len() > 1 { FALLBACKS } else { 0 };
     for deep in TREES {
@@ -68,7 +69,7 @@ fn stay_on(cpu: usize) {
     sched_setaffinity(None, &only).expect("the CPU is in the allowed set");
 }
 
-/// Translates through all doors in turn and counts the passes of each call.
+/// Translates through all doors in turn, and counts the passes that each call needs.
 fn translate(tree: &Tree<'_>, mut rng: Rng, fallbacks_min: u64) {
     let (vfs, doors) = (tree.vfs, translations(tree));
     let start = vfs.stats();

@@ -1,5 +1,5 @@
-//! The doors: interfaces of the namespace that answer questions about the tree, each with the claim
-//! that its answer makes.
+//! A door is an interface of the namespace that answers questions about the tree. Each door also
+//! computes the claim that its answer makes about the tree.
 
 use std::cell::{Cell, RefCell};
 
@@ -14,7 +14,8 @@ use crate::tree::{IN_WAY, INNER, MOVED, TOP, Tree, WAY, names_of};
 /// A buffer size for any path of the tree, in bytes.
 pub(crate) const ROOM: usize = 4096;
 
-/// The claim of an answer about the variables, or the reason that it cannot be true.
+/// The claim of an answer about the variables of the tree, or the reason that the answer cannot be
+/// true.
 pub(crate) type Claim = Result<Seen, String>;
 type Ask<'a> = Box<dyn Fn(&mut Rng, &mut [u8]) -> Claim + Sync + 'a>;
 
@@ -31,8 +32,8 @@ pub(crate) struct Door<'a> {
 pub(crate) const PASSES: u64 = 4;
 /// Maximum number of passes of a translation by inode number. The first pass takes no reference.
 const PASSES_BY_NUMBER: u64 = PASSES + 1;
-/// Maximum number of passes into a buffer. Before a path turns out to be too deep for the first
-/// attempt, up to `PASSES - 1` passes fail.
+/// Maximum number of passes into a buffer. The first attempt may fail up to `PASSES - 1` passes
+/// before it finds that the path is too deep for it.
 const PASSES_INTO_BUFFER: u64 = PASSES + PASSES - 1;
 
 fn claim(parts: &[Part], path: &[u8]) -> Claim {
@@ -135,7 +136,7 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
                 PathKind::OutsideRoot => claim(&below_root, &path)?,
                 kind => return Err(format!("{kind:?}: {}", path.escape_ascii())),
             };
-            // The kind of the path must be of the same instant as its text.
+            // The kind of the path must be true at the same instant as its text.
             let is_inside = kind == PathKind::Linked;
             seen[MOVED] &= if is_inside { IN_WAY } else { !IN_WAY };
             Ok(seen)
@@ -149,7 +150,7 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     ]
 }
 
-/// Returns lookups of names that exist in turn. A missing name is an answer, too.
+/// Returns doors that look up names which exist in turn. A missing name is an answer, too.
 pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let lookup = |variable: usize| {
         let dir = [(TOP, &tree.root), (WAY, &tree.middle), (INNER, &tree.mounted)]
@@ -218,7 +219,7 @@ pub(crate) fn level_by_level<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     })
 }
 
-/// Returns a wrong translation: each answer is true, but one call late.
+/// Returns a wrong translation: each call returns the answer that was true at the previous call.
 pub(crate) fn one_call_late<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     thread_local! {
         static LATE: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };

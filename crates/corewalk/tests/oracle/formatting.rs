@@ -1,4 +1,4 @@
-//! The possible forms of a path, and the values of variables that a form shows.
+//! The possible texts of a path, and the values of the variables that a text shows.
 
 use crate::judge::Seen;
 
@@ -7,8 +7,8 @@ use crate::judge::Seen;
 pub(crate) enum Part {
     /// These names, each with a `/` before it.
     Names(Vec<u8>),
-    /// One of several forms, which depend on a variable. Each form has the values of the variable
-    /// for which it stands, one bit each. At most one form can begin a path.
+    /// One of several texts, which depend on a variable. Each text has a set of values of the
+    /// variable, one bit each, for which it is used. At most one of the texts can begin a path.
     One(usize, Vec<(u8, Vec<Part>)>),
 }
 
@@ -24,8 +24,8 @@ pub(crate) fn one(variable: usize, forms: impl IntoIterator<Item = Vec<Part>>) -
     Part::One(variable, forms.into_iter().enumerate().map(bit).collect())
 }
 
-/// Returns the values of the variables that `path` shows, added to `seen`, or None if no tree has
-/// such a path.
+/// Returns the values of the variables that `path` shows, added to those in `seen`. Returns None if
+/// no tree has such a path.
 pub(crate) fn read(parts: &[Part], path: &[u8], mut seen: Seen) -> Option<Seen> {
     let rest = take(parts, path, &mut seen)?;
     rest.is_empty().then_some(seen)
@@ -38,7 +38,8 @@ fn take<'p>(parts: &[Part], path: &'p [u8], seen: &mut Seen) -> Option<&'p [u8]>
         rest = match part {
             Part::Names(names) => {
                 let rest = rest.strip_prefix(&names[..])?;
-                // The matched name must not be only the beginning of a longer name in the path.
+                // The matched text must be a whole name, and not the beginning of a longer name in
+                // the path.
                 rest.first().is_none_or(|&next| next == b'/').then_some(rest)?
             }
             Part::One(variable, forms) => {

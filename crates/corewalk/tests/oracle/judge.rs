@@ -37,7 +37,7 @@ pub(crate) const VARIABLES: usize = 6;
 /// No claim about a variable.
 pub(crate) const ANY: u8 = u8::MAX;
 
-/// The claim of an answer: a set of values for each variable, one bit each.
+/// The claim of an answer: for each variable, a set of values with one bit each.
 pub(crate) type Seen = [u8; VARIABLES];
 
 /// One answer.
@@ -83,8 +83,8 @@ impl Life {
         self.states.push(State { value, first: invoked + 1, last: u64::MAX });
     }
 
-    /// Returns the first instant at or after `instant`, in state `at` or a later one, in which the
-    /// variable can have one of the values `seen`. Moves `at` to that state.
+    /// Finds the first instant in which the variable can have one of the values `seen`. The search
+    /// starts at `instant` and at state `at`. Moves `at` to the state that it finds.
     fn first_from(&self, at: &mut usize, seen: u8, instant: u64) -> Option<u64> {
         loop {
             let state = self.states.get(*at)?;
@@ -95,7 +95,7 @@ impl Life {
         }
     }
 
-    /// Returns the instants of `answer` in which the variable can have a claimed value.
+    /// Returns those instants of `answer` in which the variable can have a claimed value.
     fn instants(&self, answer: &Answer, seen: u8) -> impl Iterator<Item = (u64, u64)> {
         let (before, after) = (answer.before, answer.after);
         let within = move |state: &State| (state.first.max(before), state.last.min(after));
@@ -153,8 +153,8 @@ mod tests {
     use super::*;
     use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 
-    /// Two variables. The first is 0, then 1 from the rename in 11..=12 on, then 0 from the rename
-    /// in 14..=15 on. The second is 0, then 1 from the rename in 15..=17 on.
+    /// Returns two variables. The first is 0, becomes 1 by a rename in instant 11 or 12, and
+    /// becomes 0 again in 14 or 15. The second is 0, and becomes 1 in one of the instants 15 to 17.
     fn lives() -> [Life; 2] {
         let (mut a, mut b) = (Life::new(0), Life::new(0));
         a.change(10, 12, 1);
@@ -176,7 +176,8 @@ mod tests {
     #[test]
     fn answer_is_accepted_exactly_in_its_instants() {
         assert_eq!(first(0, 5, [0, 0]), Some(0));
-        // The first variable became 1 in instant 12 at the latest, and 0 again in 15.
+        // The first variable became 1 in instant 12 at the latest. It became 0 again in instant 15
+        // at the latest.
         assert_eq!(first(12, 12, [0, 0]), Some(12));
         assert_eq!(first(13, 13, [0, 0]), None, "one instant late");
         assert_eq!(first(13, 14, [0, 0]), Some(14), "the value that returned in instant 14");
@@ -202,7 +203,8 @@ mod tests {
     #[test]
     fn answers_of_one_thread_do_not_go_back() {
         let mut judge = Judge::default();
-        // While a rename runs, one answer shows the new value and the next one the old value.
+        // While a rename runs, an answer with the new value must not be followed by an answer with
+        // the old value.
         assert_eq!(judge.judge(&lives(), &answer(15, 16, [0, 1])), Ok(15));
         assert!(
             judge.judge(&lives(), &answer(16, 17, [0, 0])).is_err(),
@@ -248,7 +250,8 @@ mod tests {
         (lives, truths, tick)
     }
 
-    /// True answers of one thread, in order and each with bounds around it, must never be refused.
+    /// The judge must never refuse true answers. Here one thread gives them in order, and the
+    /// bounds of each answer contain its instant.
     #[test]
     fn true_answers_are_never_refused() {
         let report = ReportSeed::new(Seed::choose());
@@ -262,8 +265,9 @@ mod tests {
                 let after = instant + rng.below(end + 1 - instant);
                 let mut seen = [ANY; VARIABLES];
                 for (variable, truth) in truths.iter().enumerate() {
-                    // If the variable changes in this very instant, the answer may show it before
-                    // or after the change, but never an older value than before.
+                    // If the variable changes in this very instant, the answer may show the value
+                    // before or after the change. It must never show an older value than an earlier
+                    // answer.
                     let of = |state: usize| truth.get(state + 1).map_or(u64::MAX, |next| next.0);
                     while of(states[variable]) < instant
                         || (of(states[variable]) == instant && rng.chance(1, 2))

@@ -52,8 +52,8 @@ const LOCKED: Extent = Extent { windows: 10, windows_max: 1000, questions: 2_500
 const WALKS: Extent = Extent { windows: 20, windows_max: 1000, questions: 20_000 };
 
 /// Traps T1, T8, T9, P8: ten million paths, through every door, of a tree whose names change on all
-/// levels at once. Each path must have existed at one instant, and both sides must make progress in
-/// every window.
+/// levels at once. Each path must have existed at one instant. In every window, both the renamers
+/// and the translators must make progress.
 #[test]
 fn ten_million_paths_existed_at_one_instant() {
     let _watchdog = Watchdog::start("ten million paths", Duration::from_secs(900));
@@ -102,15 +102,15 @@ fn walked_paths_existed_at_one_instant() {
     assert_judged(&found, WALKS.answers());
 }
 
-/// Checks that at least `answers` answers were judged, that all were true, and that renames
+/// Checks that the judge has seen at least `answers` answers, that all were true, and that renames
 /// disturbed enough of them.
 fn assert_judged(found: &Report, answers: u64) {
     assert_eq!(found.wrong, None);
     assert!(found.answers >= answers && found.disturbed >= DISTURBED, "{found:?}");
 }
 
-/// Asks through a wrong door until a wrong answer is detected, and returns the error. The function
-/// asks no more often than the other tests do.
+/// Translates through a wrong door until the judge finds a wrong answer, and returns its error.
+/// Makes no more calls than the other tests.
 fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> String {
     let _watchdog = Watchdog::start("a wrong door", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
@@ -120,14 +120,15 @@ fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> Str
     found.wrong.expect("a wrong answer")
 }
 
-/// Control for trap P8: a path whose names are right, but of different instants, must be caught.
+/// Control for trap P8: the names of a path are right, but of different instants. The judge must
+/// catch that.
 #[test]
 fn control_path_collected_level_by_level_is_caught() {
     let wrong = detect_wrong_door(doors::level_by_level);
     assert!(wrong.starts_with("level by level: "), "{wrong}");
 }
 
-/// Control: a path that existed before the question, but not during it, must be caught.
+/// Control: a path existed before the call, but not during it. The judge must catch that.
 #[test]
 fn control_path_from_before_the_question_is_caught() {
     let wrong = detect_wrong_door(doors::one_call_late);

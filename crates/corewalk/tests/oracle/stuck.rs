@@ -1,5 +1,5 @@
 //! Readers during a rename that hangs in its back end, before or after the back end has made it. In
-//! both cases the readers must get the old state at once.
+//! both cases the readers must get the old state without waiting.
 //!
 //! Only operations that must ask the back end about one of the two names wait. These are other
 //! changes of the two names, and a lookup of the new name if the cache does not have it.
@@ -55,8 +55,8 @@ const HANGING: [Hanging; 4] = [
 ];
 
 impl Hanging {
-    /// Returns two namespaces. The back end of the first hangs before it makes this rename, and the
-    /// back end of the second hangs after it.
+    /// Returns two namespaces whose back ends hang in this rename. The first hangs before it makes
+    /// the rename, and the second after it.
     fn namespaces(self) -> [(Arc<Vfs>, Stop); 2] {
         let last = self.from.as_bytes().last_chunk::<1>().expect("a name of one byte");
         let spaces = [
@@ -77,8 +77,8 @@ fn number(vfs: &Vfs, path: &str) -> Result<u64, Errno> {
     walk(vfs, path).map(|found| found.ino())
 }
 
-/// Runs `hanging`, and `read` while it hangs. Returns the result of `read`, or None if it had to
-/// wait.
+/// Runs `hanging`, and then `read` while `hanging` hangs. Returns the result of `read`, or None if
+/// `read` had to wait.
 fn read_beside<T: Send>(
     vfs: &Vfs,
     stop: &Stop,
@@ -167,8 +167,8 @@ fn changes_during_a_hanging_rename_succeed() {
     }
 }
 
-/// A translation that takes the lock, as after many disturbed passes, must not wait for a hanging
-/// move. So the lock must not be held during a call of the back end.
+/// A translation that takes the lock after many disturbed passes must not wait for a hanging move.
+/// So a move must not hold this lock while it calls the back end.
 #[test]
 fn locked_translation_during_a_hanging_move_succeeds() {
     const DEEP: usize = 1100;

@@ -1,4 +1,4 @@
-//! The tree whose paths are asked for, and its renames.
+//! The tree whose paths the tests translate, and the renames in it.
 //!
 //! ```text
 //! /TOP/q/.../          variable 0: a directory with four names; then directories that keep theirs
@@ -36,8 +36,8 @@ pub(crate) const IN_WAY: u8 = 0b0011;
 const SWAPPED: [&str; 2] = ["x0", "x1"];
 const MOVED_AS: [&str; 4] = ["m", "moved", "m", "in-q-it-is-called-something-longer"];
 
-/// Returns the name of a variable for each value. No other entry in the same directories has one of
-/// these names.
+/// Returns the name of a variable for each of its values. No other entry in the same directories
+/// has one of these names.
 pub(crate) fn names_of(variable: usize) -> Vec<String> {
     match variable {
         TOP => vec!["t".into(), "t".repeat(255), "top-of-all".into(), "t".repeat(40)],
@@ -56,8 +56,8 @@ fn tmpfs() -> Arc<Tmpfs> {
 /// The numbers and places of the nested directories `q` of a tree.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deep {
-    /// The number of directories `q` between [`TOP`] and everything below it. A translation reads
-    /// as many names between its first and its last one.
+    /// The number of directories `q` between [`TOP`] and everything below it. So a translation
+    /// reads this many names between its first name and its last name.
     pub(crate) below_top: usize,
     /// The number of directories `q` above [`MOVED`] in one of its two places.
     pub(crate) above_moved: usize,
@@ -77,7 +77,7 @@ pub(crate) struct Tree<'v> {
     /// The parent directory of [`WAY`].
     pub(crate) middle: PathRef<'v>,
     deep: Deep,
-    /// The place of each variable for each value: a directory and a name.
+    /// Returns the place of a variable for each of its values: a directory and a name.
     places: [Vec<(InodeRef<'v>, String)>; VARIABLES],
 }
 
@@ -151,7 +151,8 @@ impl<'v> Tree<'v> {
         drawn + u8::from(drawn >= now)
     }
 
-    /// Sometimes makes a file or directory that the next rename of a variable replaces.
+    /// Sometimes makes a file or a directory at the target name, so that the next rename of a
+    /// variable replaces it.
     pub(crate) fn prepare(&self, rng: &mut Rng, variable: usize, to: u8) {
         if variable == LEAF && rng.chance(1, 4) {
             let (dir, name) = &self.places[LEAF][usize::from(to)];
@@ -190,7 +191,7 @@ impl<'v> Tree<'v> {
         "/q".repeat(self.deep.below_top)
     }
 
-    /// Returns the path of [`MOVED`] from [`WAY`], for the values in which it is there.
+    /// Returns the path of [`MOVED`] from [`WAY`], for those values for which it is in [`WAY`].
     pub(crate) fn below_way(&self) -> Vec<Part> {
         let mut parts = forms(MOVED);
         parts.truncate(IN_WAY.count_ones() as usize);
@@ -204,7 +205,7 @@ impl<'v> Tree<'v> {
         vec![one(SWAP, parts)]
     }
 
-    /// Returns the path of the file from the directory made as `x0`.
+    /// Returns the path of the file, from the directory that was made as `x0`.
     pub(crate) fn to_leaf(&self) -> Vec<Part> {
         let parts = forms(LEAF)
             .into_iter()

@@ -1,9 +1,10 @@
 //! Concurrent renamers and translators, judged window by window.
 //!
-//! In a window each translator asks a fixed number of questions, and each renamer makes at least a
-//! fixed number of renames. A thread that is done goes on until all are done, so both sides always
-//! run. If one side makes no progress, the watchdog ends the test. Then the translators judge their
-//! answers by the recorded renames, and all records are dropped.
+//! In a window each translator makes a fixed number of translations, and each renamer makes at
+//! least a fixed number of renames. A thread that has done its share continues until all threads
+//! have done theirs, so renamers and translators always run together. If one side makes no
+//! progress, the watchdog ends the test. Then the translators judge their answers by the recorded
+//! renames, and all records are dropped.
 
 use std::sync::{Barrier, Mutex, PoisonError, RwLock};
 
@@ -29,8 +30,8 @@ pub(crate) const DISTURBED: u64 = 1000;
 pub(crate) struct Extent {
     /// Minimum number of windows.
     pub(crate) windows: u64,
-    /// Maximum number of windows, if [`DISTURBED`] is not reached before. Threads on one CPU seldom
-    /// disturb each other.
+    /// Maximum number of windows, in case that fewer than [`DISTURBED`] answers were disturbed.
+    /// Threads that share a CPU seldom disturb each other.
     pub(crate) windows_max: u64,
     /// The number of questions of each translator in each window.
     pub(crate) questions: u64,
@@ -69,8 +70,8 @@ struct Race<'a> {
     report: Mutex<Report>,
 }
 
-/// Asks through all `doors` at random while the whole tree is renamed. Ends after `extent` or the
-/// first wrong answer.
+/// Translates paths through random `doors` while renamers rename every part of the tree. Ends after
+/// the windows of `extent`, or at the first wrong answer.
 pub(crate) fn run(seed: Seed, tree: &Tree<'_>, doors: &[Door<'_>], extent: Extent) -> Report {
     let race = Race {
         tree,
@@ -143,7 +144,8 @@ impl Race<'_> {
         }
     }
 
-    /// Judges the answers of one translator. `wrong` is an answer that cannot be true at any time.
+    /// Judges the answers of one translator. `wrong` is an answer of this translator that cannot be
+    /// true at any time.
     fn judge(&self, answers: &[Answer], mut wrong: Option<String>) {
         let lives = self.lives.read().unwrap_or_else(PoisonError::into_inner);
         let (mut judge, mut disturbed) = (Judge::default(), 0);
@@ -183,7 +185,7 @@ impl Race<'_> {
         }
         judge();
         self.ends.wait();
-        // The report does not change until all threads are at a barrier again.
+        // No thread changes the report until all threads have reached the barrier again.
         let report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
         let Extent { windows, windows_max, .. } = self.extent;
         let is_enough = report.windows >= windows && report.disturbed >= DISTURBED;
@@ -191,7 +193,7 @@ impl Race<'_> {
     }
 
     fn is_done(&self) {
-        // ORDERING: Relaxed. A count that ends loops; the barrier publishes shared data.
+        // ORDERING: Relaxed. The count only ends loops. The barrier publishes the shared data.
         self.behind.fetch_sub(1, Ordering::Relaxed);
     }
 

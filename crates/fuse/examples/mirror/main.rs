@@ -8,9 +8,9 @@
 //! ```
 //!
 //! [`fs::Mirror`] keeps no descriptors, no table of inodes and no lock. The library guarantees that
-//! a path stays valid during a call. The library also keeps a file that is removed while it is
-//! open. `corewalk-hostfs` shows a directory of the host with descriptors, and is safe against
-//! changes by other programs.
+//! a path stays valid during a call. If a file is removed while it is open, the library keeps it
+//! until it is closed. `corewalk-hostfs` shows a directory of the host with descriptors, and is
+//! safe against changes by other programs.
 
 mod fs;
 

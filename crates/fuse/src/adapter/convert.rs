@@ -25,15 +25,15 @@ pub(super) fn attr(attr: &Attr) -> FileAttr {
         nlink: attr.nlink,
         uid: attr.uid,
         gid: attr.gid,
-        // The protocol has only 32 bits for a device number. A number fits if its major number has
-        // at most 12 bits.
+        // The protocol has only 32 bits for a device number. So the major number must have at most
+        // 12 bits.
         rdev: attr.rdev as u32,
         blksize: attr.blksize,
         flags: 0,
     }
 }
 
-/// Returns the attributes of the answer "no such name". The kernel recognises that answer by its
+/// Returns the attributes for the answer "no such name". The kernel recognises that answer by the
 /// inode number 0.
 pub(super) fn no_attr() -> FileAttr {
     FileAttr {
@@ -123,7 +123,7 @@ mod tests {
                     }
                 };
                 assert_eq!(sent, (secs, nanos));
-                // Compute the time that fuser passes on when it receives these two numbers.
+                // Compute the time that fuser returns for these two numbers.
                 let back = match sent.0 >= 0 {
                     true => UNIX_EPOCH + Duration::new(sent.0 as u64, sent.1),
                     false => UNIX_EPOCH - Duration::new(-sent.0 as u64, sent.1),

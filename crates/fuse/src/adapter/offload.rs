@@ -26,12 +26,12 @@ const THREADS_MAX: usize = 32;
 /// The rest of a request, including the answer.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
-/// The pool of offload threads. Dropping it waits until all queued jobs have run.
+/// The pool of offload threads. When it is dropped, it waits until all queued jobs have run.
 #[derive(Default)]
 pub(super) struct Offload {
     shared: Arc<Shared>,
-    /// The started threads. Protected by its own mutex, which no thread holds together with that of
-    /// the queue.
+    /// The threads that were started. Protected by its own mutex. No thread holds this mutex and
+    /// the mutex of the queue at the same time.
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
@@ -40,8 +40,8 @@ pub(super) struct Offload {
 struct Shared {
     /// Protected by its own mutex, which is unlocked while a job runs.
     queue: Mutex<Queue>,
-    /// Notified when a job is added or the queue is closed. A thread waits for it with `queue`
-    /// locked.
+    /// Notified when a job is added or the queue is closed. A thread waits for it with the mutex of
+    /// `queue`.
     changed: Condvar,
 }
 
@@ -50,15 +50,15 @@ struct Shared {
 struct Queue {
     jobs: VecDeque<Job>,
     started: usize,
-    /// The number of threads that wait for a job. A thread that was woken counts until it has
-    /// locked the queue.
+    /// The number of threads that wait for a job. A woken thread is counted until it has locked the
+    /// queue.
     idle: usize,
     is_closed: bool,
 }
 
 impl Offload {
-    /// Runs `job` on a thread of the pool. If no thread can be started, runs it on the calling
-    /// thread.
+    /// Runs `job` on a thread of the pool. If the pool cannot start a thread, runs it on the
+    /// calling thread.
     pub(super) fn run(&self, job: Job) {
         let mut queue = self.shared.queue.lock();
         queue.jobs.push_back(job);
@@ -108,8 +108,8 @@ impl Shared {
     fn work_off(&self, queue: &mut MutexGuard<'_, Queue>) {
         while let Some(job) = queue.jobs.pop_front() {
             MutexGuard::unlocked(queue, || {
-                // Ignore a panic: the dropped reply has answered `EIO`, and the panic hook has
-                // printed the message.
+                // Ignore a panic of a job: its dropped reply has answered `EIO`, and the panic hook
+                // has printed the message.
                 let _ = catch_unwind(AssertUnwindSafe(job));
             });
         }
@@ -121,7 +121,7 @@ impl Drop for Offload {
         self.shared.queue.lock().is_closed = true;
         self.shared.changed.notify_all();
         for thread in self.threads.get_mut().drain(..) {
-            // Ignore the result, because the panic of a job does not end a thread.
+            // Ignore the result: a panic of a job does not end the thread, so the join succeeds.
             let _ = thread.join();
         }
     }
@@ -147,8 +147,8 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    /// Jobs must run side by side, and all must be done at the end. Each job waits until the test
-    /// wakes it, the first `THREADS_MAX` in reverse order.
+    /// The pool must run jobs at the same time, and all jobs must have run at the end. Each job
+    /// waits until the test wakes it. The test wakes the first `THREADS_MAX` jobs in reverse order.
     #[test]
     fn jobs_wait_side_by_side_and_all_are_done() {
         let offload = Offload::default();
@@ -179,7 +179,7 @@ mod tests {
             let done = done.clone();
             offload.run(Box::new(move || done.send(number).unwrap()));
             assert_eq!(all.recv_timeout(SOON), Ok(number));
-            // Wait until the thread has finished the job and is about to wait for the next one.
+            // Wait until the thread has finished the job and again waits for a job.
             while offload.shared.queue.lock().idle == 0 {
                 thread::yield_now();
             }

@@ -47,8 +47,8 @@ impl Adapter {
         self.answer_or_retry(result, retry, move |result| entry(timeouts, result, reply));
     }
 
-    /// Makes a file or directory durable and sends the reply. An offload thread does that if the
-    /// back end may wait.
+    /// Makes a file or directory durable and sends the reply. If the back end may wait, an offload
+    /// thread does so.
     fn sync(&self, node: u64, handle: u64, is_datasync: bool, reply: ReplyEmpty) {
         let what = if is_datasync { Fsync::Data } else { Fsync::All };
         let sync = move |server: &Server| server.fsync(node, handle, what);
@@ -68,12 +68,12 @@ impl Adapter {
     }
 }
 
-/// The times for which the kernel may use an entry, and its attributes, without asking again.
+/// How long the kernel may use an entry and its attributes before it asks again.
 #[derive(Clone, Copy)]
 struct Timeouts {
     entry: Duration,
     attr: Duration,
-    /// False if the kernel must cache nothing, even if the back end allows it.
+    /// False if the kernel must not cache anything, even if the back end allows it.
     can_be_set: bool,
 }
 
@@ -149,7 +149,7 @@ fn empty(result: Result<(), Errno>, reply: ReplyEmpty) {
     }
 }
 
-/// Replies with a number of bytes, which fits 32 bits, since no request asks for more.
+/// Replies with a number of bytes. The number fits 32 bits, because no request asks for more.
 fn written(result: Result<u64, Errno>, reply: ReplyWrite) {
     match result {
         Ok(count) => reply.written(u32::try_from(count).unwrap_or(u32::MAX)),
@@ -181,7 +181,7 @@ impl Filesystem for Adapter {
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
-        // Ignore the result: a forget has no reply, and a panic is counted.
+        // Ignore the result: a forget has no reply, and a panic has already been counted.
         let _ = self.guarded(|server| {
             server.forget(ino.0, nlookup);
             Ok(())
@@ -459,8 +459,8 @@ impl Filesystem for Adapter {
         let timeouts = Timeouts::of(&self.server);
         let listed = self.guarded(|server| {
             server.readdirplus(ino.0, offset, &mut |entry, attr| {
-                // Send the entry without attributes, since the lookup of its name has failed.
-                // Before the kernel uses the name, it looks the name up itself and gets the error.
+                // Send the entry without attributes, since the lookup of its name has failed. If a
+                // program uses the name, the kernel looks it up itself and gets the error.
                 let (attr, timeout) = match entry.node {
                     0 => (attr.with_ino(NO_NODE), Duration::ZERO),
                     _ => (*attr, timeouts.set_by(attr).shorter()),
@@ -647,8 +647,8 @@ impl Filesystem for Adapter {
         let to = (ino_out.0, fh_out.0, offset_out);
         let caller = caller(request);
         let copied = self.guarded(|server| server.copy_file_range(caller, from, to, len));
-        // A request that has copied some bytes succeeds and is not retried. So no byte is copied
-        // twice.
+        // If some bytes were copied, the request succeeds and is not run again. So no byte is
+        // copied twice.
         let retry = || -> Retry<u64> {
             Box::new(move |server| server.copy_file_range(caller, from, to, len))
         };

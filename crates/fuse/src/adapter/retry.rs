@@ -1,4 +1,4 @@
-//! Runs requests again that have failed with `ENOSPC`.
+//! Repeats requests that have failed with `ENOSPC`.
 //!
 //! unlink(2) returns as soon as the kernel has queued the forget that frees the removed file. The
 //! server may not have handled that forget when the next write arrives. So a program that removes
@@ -24,8 +24,8 @@ const PAUSES: [Duration; 3] =
 pub(super) type Retry<T> = Box<dyn Fn(&Server) -> Result<T, corewalk::Errno> + Send>;
 
 impl Adapter {
-    /// Passes `result` to `answer`. If `result` is `ENOSPC`, runs the request again after each
-    /// pause until it has another result, and passes on the last result.
+    /// Passes the result of a request to `answer`. If `result` is `ENOSPC`, first runs the request
+    /// again after each pause, until it has another result or no pause is left.
     ///
     /// `retry` copies the arguments of the request. So a request that succeeds copies nothing.
     pub(super) fn answer_or_retry<T: 'static>(

@@ -1,7 +1,7 @@
 //! The FUSE device: how it is opened, mounted and unmounted.
 //!
 //! Root mounts with mount(2). For any other user fusermount3(1) mounts. An environment variable
-//! tells it the number of a socket, over which it sends the open device.
+//! tells fusermount3(1) the number of a socket. Over this socket it sends the open device.
 //!
 //! Source: Linux `fs/fuse/inode.c` (`fuse_fs_parameters`); libfuse `lib/mount.c` for the use of
 //! fusermount3(1).
@@ -30,7 +30,8 @@ const DEVICE: &str = "/dev/fuse";
 const FUSERMOUNT: &str = "fusermount3";
 const SUBTYPE: &str = "corewalk";
 
-/// The number of `FUSE_NOTIFY_PRUNE` (protocol 7.45), which fuser 0.18 does not have.
+/// The number of the notification `FUSE_NOTIFY_PRUNE` (protocol 7.45). fuser 0.18 does not define
+/// it.
 const NOTIFY_PRUNE: u32 = 9;
 /// Maximum number of nodes in one notification. The kernel would handle a longer one in portions of
 /// this size anyway.
@@ -76,7 +77,7 @@ impl Device {
         count.is_ok() && polled[0].revents().contains(PollFlags::ERR)
     }
 
-    /// Requests the kernel to drop these nodes from its cache, except those in use. The caller must
+    /// Tells the kernel to drop these nodes from its cache, except nodes in use. The caller must
     /// not be a thread that serves requests, since the kernel may first have to write pages.
     ///
     /// # Errors
@@ -191,8 +192,8 @@ fn mount_as_user(
 ) -> Result<Device, MountError> {
     let system = |what| move |error: std::io::Error| MountError::System(what, errno_of(error));
     let (theirs, ours) = UnixStream::pair().map_err(system("making a socket"))?;
-    // A program that another thread starts at this moment inherits the socket too. That is
-    // harmless, since the program does not know the number of the socket.
+    // If another thread starts a program at this moment, the program inherits the socket too. That
+    // is harmless, since the program does not know the number of the socket.
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty())
         .map_err(|error| MountError::System("making a socket", error))?;
     let child = Command::new(FUSERMOUNT)
@@ -250,7 +251,8 @@ fn receive(socket: &UnixStream) -> Result<Option<File>, Errno> {
 fn words_of(mut child: Child) -> Box<str> {
     let mut text = String::new();
     if let Some(stderr) = &mut child.stderr {
-        // Ignore an error: without a message, the default text below is used.
+        // Ignore an error of the read: if fusermount3(1) has sent no message, the default text
+        // below is used.
         let _ = stderr.read_to_string(&mut text);
     }
     let _ = child.wait();

@@ -28,7 +28,7 @@ pub enum MountError {
     NoDevice,
     /// This user needs fusermount3(1), which is not installed.
     NoFusermount,
-    /// fusermount3(1) failed. The text is the first line of its own message.
+    /// fusermount3(1) failed. The text is the first line of the message that it has printed.
     Fusermount(Box<str>),
     /// A system call failed. The text names the step that failed.
     System(&'static str, Errno),

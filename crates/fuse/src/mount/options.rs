@@ -38,7 +38,7 @@ pub struct MountOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AllowedUsers {
-    /// Only the user who has mounted it. Not even root may use it.
+    /// Only the user that has mounted the file system may use it. Not even root may.
     Owner,
     /// All users, as far as permissions allow (`allow_other`).
     Everyone,
@@ -62,17 +62,19 @@ bitflags! {
         const NODEV = 1 << 2;
         /// Programs cannot be executed (`noexec`).
         const NOEXEC = 1 << 3;
-        /// A read does not change the access time (`noatime`). Set this in the back end too.
+        /// A read does not change the access time (`noatime`). The back end needs the same setting,
+        /// because it stores the times.
         const NOATIME = 1 << 4;
         /// Each write is durable when it returns (`sync`).
         const SYNC = 1 << 5;
-        /// Each change of a directory is durable when its call returns (`dirsync`). Set this in the
-        /// back end too.
+        /// Each change of a directory is durable when its call returns (`dirsync`). The back end
+        /// needs the same setting, because it makes the changes durable.
         const DIRSYNC = 1 << 6;
-        /// A read of a directory does not change its access time (`nodiratime`). Set this in the
-        /// back end too.
+        /// A read of a directory does not change its access time (`nodiratime`). The back end needs
+        /// the same setting, because it stores the times.
         const NODIRATIME = 1 << 7;
-        /// A read always changes the access time (`strictatime`). Set this in the back end too.
+        /// A read always changes the access time (`strictatime`). The back end needs the same
+        /// setting, because it stores the times.
         const STRICTATIME = 1 << 8;
         /// Symbolic links are not followed (`nosymfollow`).
         const NOSYMFOLLOW = 1 << 9;
@@ -89,8 +91,8 @@ impl MountOptions {
 }
 
 impl Default for MountOptions {
-    /// Returns options for a mount that only its owner may use. It has no set-user-ID programs, no
-    /// devices, and 16 threads.
+    /// Returns options for a mount that only its owner may use. Set-user-ID programs and devices
+    /// have no effect in it, and 16 threads serve it.
     fn default() -> MountOptions {
         MountOptions {
             source: "corewalk".into(),

@@ -1,7 +1,7 @@
 //! Signals that end a mount.
 //!
 //! A signal that ends the process leaves a mount without a server, which fails each use with
-//! `ENOTCONN`. So a thread waits for the signals, and the mount is unmounted first.
+//! `ENOTCONN`. So a thread waits for the signals, and unmounts the mount before the process ends.
 //!
 //! Source: signal(7); nohup(1), which starts a program with SIGHUP ignored.
 
@@ -19,12 +19,12 @@ use signal_hook::iterator::Signals;
 use super::{Mount, MountError, MountOptions, Mountpoint, Unmounted};
 use crate::options::Options;
 
-/// How long to wait for the end of a mount that a signal has unmounted.
+/// How long the process waits for the end of a mount, after a signal has unmounted it.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Mounts `fs` on the directory `path`, and serves it until it is unmounted or the process gets
-/// `SIGINT`, `SIGTERM` or `SIGHUP`. After a signal it unmounts the mount. So it leaves no mount
-/// behind.
+/// `SIGINT`, `SIGTERM` or `SIGHUP`. After a signal it unmounts the mount, so no mount without a
+/// server is left.
 ///
 /// If the mount is in use when a signal comes, it is detached, and its users lose the server when
 /// the process ends. If `SIGHUP` was ignored at the start, as under nohup(1), it stays ignored.
@@ -55,7 +55,7 @@ pub fn serve(
 
 /// The signals that end a mount: `SIGINT`, `SIGTERM`, and `SIGHUP` unless it is ignored.
 ///
-/// From [`EndSignals::watch`] on they do not end the process any more, also after the value is
+/// After [`EndSignals::watch`] the signals do not end the process any more, even if the value is
 /// dropped.
 #[derive(Debug)]
 pub struct EndSignals {
@@ -104,7 +104,8 @@ impl Mount {
         let EndSignals { sender, events } = signals;
         let point = self.point().clone();
         thread::spawn(move || {
-            // If there is no receiver, a signal has ended the mount, and the process soon ends.
+            // If the channel has no receiver, a signal has already ended the mount, and the process
+            // ends soon.
             let _ = sender.send(Event::Ended(self.wait()));
         });
         match events.recv().expect("the thread that waits for the mount has a sender") {
@@ -116,13 +117,13 @@ impl Mount {
 
 fn unmount(point: &Mountpoint, events: &Receiver<Event>) -> Result<(), MountError> {
     match point.unmount() {
-        // The mount ends soon, unless another mount namespace has a copy of it. Programs in that
-        // namespace then lose the server.
+        // The mount ends soon. If another mount namespace has a copy of the mount, programs there
+        // lose the server.
         Ok(Unmounted::Done) => match events.recv_timeout(END_TIMEOUT) {
             Ok(Event::Ended(result)) => result,
             Ok(Event::Signal) | Err(_) => Ok(()),
         },
-        // Programs with open files in the mount may keep them for ever, so do not wait for them.
+        // Programs may keep files in the mount open for ever, so do not wait for these programs.
         Ok(Unmounted::Detached | Unmounted::Already) => Ok(()),
         Err(error) => Err(MountError::System("unmounting", error)),
     }

@@ -28,12 +28,13 @@ use super::error::MountError;
 
 const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 
-/// Maximum number of attempts to take the lock, and the pause between two. A mount takes a few
-/// milliseconds.
+/// Maximum number of attempts to take the lock, and the pause between two attempts. A mount takes a
+/// few milliseconds.
 const LOCK_TRIES: u32 = 500;
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
-/// The identity of a mount while the mount exists. Later another mount may get the same numbers.
+/// The identity of a mount. It is unique as long as the mount exists. A later mount may get the
+/// same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     mount: u64,
@@ -91,7 +92,8 @@ pub(super) fn is_dead(path: &Path) -> bool {
 /// [`MountError::Busy`] if meanwhile a file system was mounted on `path`.
 pub(super) fn lock_mountpoint(path: &Path) -> Result<MountpointLock, MountError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    // Continue without a lock if the directory cannot be read, or if its file system has no locks.
+    // Continue without a lock if the directory cannot be opened, or if its file system has no
+    // locks.
     let locked = rustix::fs::open(path, flags, Mode::empty()).ok().filter(|directory| {
         (0..LOCK_TRIES).any(|_| {
             match rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive) {
@@ -125,8 +127,8 @@ fn read() -> Result<Vec<u8>, MountError> {
         .map_err(|error| MountError::System("reading the mount table", errno_of(error)))
 }
 
-/// Returns the last entry of the mount table for `path`. Later mounts are on top of earlier ones,
-/// so it is the topmost mount.
+/// Returns the last entry of the mount table for `path`. That is the topmost mount, because later
+/// mounts are on top of earlier ones.
 fn find(table: &[u8], path: &Path) -> Option<MountEntry> {
     lines(table).rfind(|found| found.path == path)
 }
@@ -193,8 +195,8 @@ mod tests {
         assert_eq!(find(TABLE, Path::new("/mnt/twice")), Some(fuse(42, 35, "/mnt/twice")));
     }
 
-    /// Copies of a mount must have their own mount numbers. A bind mount of `/dir` has the device
-    /// of its source. Column 4 shows the mounted directory.
+    /// A copy of a mount must get its own mount number. A bind mount of `/dir` has the device
+    /// number of its source. Column 4 of the table shows the mounted directory.
     #[test]
     fn copies_of_a_mount_have_numbers_of_their_own() {
         let all: Vec<_> = lines(TABLE).filter(|found| found.is_fuse).collect();

@@ -24,10 +24,12 @@ pub enum WriteOrigin {
     /// of the file as the kernel knows it.
     ///
     /// A pwritev2(2) with `RWF_NOAPPEND` for such a file looks the same, since a request has only
-    /// the flags of the open file. But its caller wants to write at the offset. An offset before
-    /// the end does not show which call it was, since another program may have extended the file.
+    /// the flags of the open file. But the caller of pwritev2(2) wants to write at the offset. An
+    /// offset before the end of the file does not tell the two calls apart, because another program
+    /// may have extended the file.
     Append,
-    /// The kernel writes back pages that it has collected. The request does not name the user.
+    /// The kernel writes back pages that it has collected. Such a request does not name the user
+    /// that wrote the data.
     Cache,
 }
 
@@ -38,7 +40,8 @@ impl Server {
     /// # Errors
     /// `EACCES`; `EISDIR`; the errors of the back end.
     pub fn open(&self, caller: Caller, node: u64, flags: u32) -> Result<u64, Errno> {
-        // Execution and truncation need the current mode. A truncation may have to clear mode bits.
+        // Read the current mode first: execution depends on it, and a truncation may have to clear
+        // some of its bits.
         let inode = match flags & (OPEN_FOR_EXEC | OFlags::TRUNC.bits()) {
             0 => self.inode(node)?,
             _ => self.inode_refreshed(node)?,
@@ -63,8 +66,8 @@ impl Server {
 
     /// Opens `inode` for `caller`. Checks the permissions with `cred`.
     ///
-    /// Even a kernel that checks permissions leaves two things about `O_TRUNC` to the server: to
-    /// truncate, and to clear the set-user-ID and set-group-ID bits.
+    /// For `O_TRUNC`, even a kernel that checks permissions leaves two steps to the server: to
+    /// truncate the file, and to clear its set-user-ID and set-group-ID bits.
     pub(super) fn open_checked(
         &self,
         caller: Caller,
@@ -124,8 +127,8 @@ impl Server {
     /// Writes at `offset` and returns the number of written bytes.
     ///
     /// If other programs change the file too, an append goes to the end that the file has now. If
-    /// the kernel collects writes, an append goes to `offset`: the kernel may know of an end that
-    /// the back end does not know yet.
+    /// the kernel collects writes, an append goes to `offset`. In that case the kernel may have
+    /// extended the file, and the back end does not know the new end yet.
     ///
     /// # Errors
     /// `ENOSPC`, `EFBIG`; `ESTALE`; the errors of the back end.
@@ -168,8 +171,8 @@ impl Server {
         }
     }
 
-    /// Returns true if another program may have moved the end of a file without the knowledge of
-    /// the kernel.
+    /// Returns true if another program may have moved the end of a file without informing the
+    /// kernel.
     fn ends_move(&self) -> bool {
         let options = &self.options;
         options.ownership == Ownership::Shared && options.write_cache == WriteCache::Through

@@ -21,15 +21,15 @@ use corewalk::{Attr, Cred, DirEntry, Errno, FileKind, InodeRef, Listing};
 
 use super::{EntryOut, Server};
 
-/// The number that is added to a cookie of the back end to make the kernel's cookie.
+/// The number that the server adds to a cookie of the back end to get the cookie for the kernel.
 const COOKIE_SHIFT: u64 = 2;
 /// The largest cookie of a back end. With [`COOKIE_SHIFT`] added, it still fits `loff_t`.
 const COOKIE_MAX: u64 = i64::MAX as u64 - COOKIE_SHIFT;
 /// The size of an entry with attributes in an answer, in bytes, without its name. An entry with its
 /// name is padded to a multiple of 8 bytes (`struct fuse_direntplus`).
 const ENTRY_BYTES: usize = 152;
-/// The smallest and the largest expected size of an answer, in bytes. The first is that of the
-/// smallest buffer of the kernel, the second that with which the C library lists.
+/// The smallest and the largest expected size of an answer, in bytes. The smallest is the size of
+/// the kernel's smallest buffer. The largest is the size of the buffer that the C library uses.
 const ANSWER_BYTES: std::ops::RangeInclusive<usize> = 4096..=32768;
 
 /// One entry of a directory.
@@ -38,7 +38,7 @@ const ANSWER_BYTES: std::ops::RangeInclusive<usize> = 4096..=32768;
 pub struct Dirent<'a> {
     /// The name. It may be `.` or `..`.
     pub name: &'a [u8],
-    /// The node number. In a listing with attributes it is 0 if the lookup failed. Such an entry
+    /// The node number. If the lookup of an entry with attributes failed, it is 0, and the entry
     /// counts no lookup.
     pub node: u64,
     /// The file type.
@@ -53,8 +53,8 @@ struct Names {
     /// The expected size of the next answer, in bytes.
     answer_bytes: usize,
     bytes: Vec<u8>,
-    /// For each name: the offset in `bytes` at which it ends, and the entry that the back end
-    /// returned. A name starts where the one before ends.
+    /// For each name: the offset in `bytes` at which the name ends, and the entry that the back end
+    /// reported. A name starts at the end of the name before it.
     ends: Vec<(usize, ListedEntry)>,
 }
 
@@ -162,8 +162,8 @@ impl Server {
         let result = loop {
             let reported = self.report(&dir, cookie, &mut names, &mut take);
             match names.ends.last() {
-                // Read the next page: all names of this one were removed meanwhile, and an empty
-                // answer would mean the end.
+                // Read the next page. All names of this page were removed meanwhile, and an empty
+                // answer would mean the end of the directory.
                 Some(&(_, last))
                     if reported == Ok(ControlFlow::Continue(())) && taken_bytes.get() == 0 =>
                 {
@@ -236,7 +236,7 @@ impl Server {
         let name = self.name(name)?;
         let found = match listed.attr.and_then(|attr| listing.enter(name, &attr)) {
             Some(found) => found,
-            // The lookup needs no permission check: a process that may read a directory may see all
+            // The lookup needs no permission check. A process that may read a directory may see all
             // its names.
             None => self.look_up(&Cred::root(), dir, name)?,
         };
@@ -265,8 +265,8 @@ impl Server {
     }
 }
 
-/// An entry that is counted but not taken yet. Dropping it gives the lookup back, even if the sink
-/// panics.
+/// An entry that is already counted, but not yet taken by the sink. Dropping it returns the lookup,
+/// even if the sink panics.
 struct Untaken<'a> {
     server: &'a Server,
     node: u64,
@@ -316,7 +316,8 @@ impl Names {
         NAMES.set(self);
     }
 
-    /// Collects a page of names behind `cookie`, at most as many as one answer may have.
+    /// Collects a page of names behind `cookie`. Stops when the names fill the expected size of an
+    /// answer.
     fn collect(&mut self, listing: &Listing<'_>, cookie: u64) -> Result<(), Errno> {
         self.bytes.clear();
         self.ends.clear();
@@ -335,7 +336,8 @@ impl Names {
             ControlFlow::Continue(())
         })?;
         if is_full {
-            // The kernel has taken all names, so its buffer may be larger.
+            // More names are left than fit into the expected size of an answer. The kernel's buffer
+            // may be larger, so expect more next time.
             self.answer_bytes = (2 * self.answer_bytes).min(*ANSWER_BYTES.end());
         }
         Ok(())

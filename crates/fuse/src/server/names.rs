@@ -53,8 +53,8 @@ impl Server {
     }
 
     /// Creates a regular file, opens it with `flags`, those of open(2), and also returns the
-    /// handle. If the name exists without the knowledge of the kernel, opens the existing file,
-    /// unless `O_EXCL` forbids that.
+    /// handle. The kernel may not know that the name already exists. In that case the server opens
+    /// the existing file, unless `O_EXCL` forbids it.
     ///
     /// # Errors
     /// The errors of [`Server::make`] and [`Server::open`]; `ESTALE` if the existing file is not
@@ -89,8 +89,9 @@ impl Server {
     /// Opens a file that another program has created meanwhile.
     ///
     /// The server checks the permission, because the kernel believes that it has created the file.
-    /// If the file were not regular, the kernel would fail with `EIO` and not give back the lookup
-    /// and the handle. After `ESTALE` it looks the name up instead.
+    /// If the file is not regular, the server returns `ESTALE`, and the kernel looks the name up.
+    /// If the server opened such a file, the kernel would fail with `EIO` and never return the
+    /// lookup and the handle.
     fn open_existing(
         &self,
         caller: Caller,

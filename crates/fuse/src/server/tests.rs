@@ -28,7 +28,8 @@ fn make(server: &Server, parent: u64, name: &[u8], mode: u32) -> EntryOut {
     server.make(CALLER, parent, name, &new).expect("make the file")
 }
 
-/// Returns a generator (xorshift) of pseudo-random numbers below a limit. It starts with `seed`.
+/// Returns a generator (xorshift) of pseudo-random numbers below a limit. `seed` determines the
+/// numbers.
 fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed | 1;
     move |below| {
@@ -93,9 +94,9 @@ fn forget_of_more_than_is_held_is_refused() {
     assert!(server.getattr(ROOT_NODE).is_ok(), "the root is never forgotten");
 }
 
-/// Trap P5: the server must count lookups exactly. After random operations a model has the lookups
-/// that the kernel holds, and the server must have the same. After the last forget the server must
-/// hold none.
+/// Trap P5: the server must count lookups exactly. A model counts the lookups that the kernel holds
+/// during random operations, and the server must have the same counts. After the last forget no
+/// lookup may be left.
 #[test]
 fn counts_agree_with_a_model_and_end_at_zero() {
     for seed in 1..=8 {
@@ -315,7 +316,7 @@ fn xattr_sizes_are_probed() {
     assert_eq!(server.listxattr(CALLER, file, 6), Err(Errno::RANGE));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 1), Err(Errno::EXIST));
     assert_eq!(server.setxattr(CALLER, file, b"user.l", b"", 2), Err(Errno::NODATA));
-    // The flags for create and replace contradict each other, whether the attribute exists or not.
+    // The flags for create and replace contradict each other, whether or not the attribute exists.
     assert_eq!(server.setxattr(CALLER, file, b"user.l", b"", 3), Err(Errno::NODATA));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 3), Err(Errno::EXIST));
     assert_eq!(server.setxattr(CALLER, file, b"user.k", b"", 4), Err(Errno::INVAL));
@@ -333,7 +334,7 @@ fn counters_are_an_attribute_of_the_root_alone() {
     assert_eq!(server.listxattr(CALLER, ROOT_NODE, 0), Ok(XattrAnswer::Length(0)));
 }
 
-/// Changes that other programs make on the back end must be visible in the next request.
+/// If another program makes a change on the back end, the next request must see it.
 #[test]
 fn shared_back_end_is_asked_each_time() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -358,7 +359,7 @@ fn shared_back_end_is_asked_each_time() {
     assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
 }
 
-/// Control: with exclusive ownership the server must not ask the back end again.
+/// Control: if no other program may change the back end, the server must not ask it again.
 #[test]
 fn control_exclusive_back_end_is_not_asked_again() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -469,7 +470,8 @@ fn create_on_a_file_that_is_not_regular_counts_nothing() {
 }
 
 /// A creation that finds an existing file must check the current mode of the file, not the cached
-/// one. On the back end the file loses all permissions and gets the name of the creation.
+/// one. Before the creation, another program takes all permissions from the file and gives it the
+/// name of the creation.
 #[test]
 fn create_on_an_existing_file_checks_its_current_mode() {
     for options in [Options::shared(), Options::shared().with_server_permissions()] {
@@ -494,7 +496,8 @@ fn create_on_an_existing_file_checks_its_current_mode() {
     }
 }
 
-/// If a file gets set-user-ID on the back end, a write must clear the bit, and so must a copy.
+/// If another program gives a file set-user-ID on the back end, a write must clear the bit, and so
+/// must a copy.
 #[test]
 fn write_and_copy_clear_a_set_user_id_set_on_the_back_end() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -542,8 +545,9 @@ fn security_attributes_are_left_to_the_kernel() {
     assert_eq!(server.setxattr(owner, file, b"trusted.t", b"v", 0), Err(Errno::PERM));
 }
 
-/// A chmod while another user writes all the time must not be lost. Only the set-user-ID bit may be
-/// missing. The writer is a real process, so reading its credentials takes some time.
+/// A chmod must not be lost while another user writes all the time. Of the new mode, only the
+/// set-user-ID bit may be missing. The writer is a real process, so reading its credentials takes
+/// some time.
 #[test]
 fn chmod_during_writes_by_another_user_is_not_lost() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -578,7 +582,7 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
                 thread::yield_now();
             }
             chmod(0o4711);
-            // Wait for two writes. The first may have begun before the change, but the second began
+            // Wait for two writes. The first may have begun before the change. The second began
             // after it.
             let before = count();
             while count() < before + 2 {
@@ -601,8 +605,8 @@ impl Drop for Over<'_> {
     }
 }
 
-/// A write by a caller with `CAP_FSETID` must keep the bits. This process has the capability if it
-/// runs as root.
+/// A write by a caller with `CAP_FSETID` must keep set-user-ID and set-group-ID. If root runs the
+/// tests, this process has the capability.
 #[test]
 fn write_by_root_keeps_set_user_id() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));

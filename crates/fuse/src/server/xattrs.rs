@@ -2,8 +2,8 @@
 //!
 //! The root of a mount has two attributes that the back end never sees and that no listing shows. A
 //! read of [`XATTR_STAT`] returns the counters as JSON. Setting [`XATTR_PRUNE`] evicts all unused
-//! entries from the cache. So no additional socket or file is needed. The attributes work inside
-//! containers, and the permissions of the root directory protect them.
+//! entries from the cache. So a program needs no additional socket or file to use them. The
+//! attributes work inside containers, and the permissions of the root directory protect them.
 
 use corewalk::acl::XATTR_ACCESS;
 use corewalk::{Caps, Cred, Errno, XattrMode};
@@ -18,10 +18,10 @@ pub const XATTR_STAT: &str = "user.corewalk.stat";
 /// root and the owner of the root directory may set it.
 pub const XATTR_PRUNE: &str = "user.corewalk.prune";
 
-/// The answer to a request for a value. The request has a maximum size.
+/// The answer to a request for a value. The request gives a maximum size for the value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum XattrAnswer {
-    /// The length of the value in bytes, as the answer to a request with size 0.
+    /// The length of the value in bytes. It is the answer to a request with size 0.
     Length(u32),
     /// The value.
     Value(Vec<u8>),
@@ -69,7 +69,7 @@ impl Server {
             // The numbers of XATTR_CREATE and XATTR_REPLACE.
             1 => XattrMode::Create,
             2 => XattrMode::Replace,
-            // The two flags contradict each other. Return the error of that flag whose condition is
+            // The two flags contradict each other. Return the error of the flag whose condition is
             // not met.
             3 if self.getxattr(caller, node, name, 0).is_ok() => XattrMode::Create,
             3 => XattrMode::Replace,

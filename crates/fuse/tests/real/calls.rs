@@ -1,5 +1,4 @@
-//! Tests of the number of calls of the back end that common commands cost. Nothing is cached
-//! before.
+//! Tests of how often common commands call the back end. Before each command, nothing is cached.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -36,8 +35,8 @@ impl Calls {
     }
 }
 
-/// Mounts a file system with the directory `d`, which has `files` files. Before that, `change`
-/// changes the file system. The kernel then knows the root.
+/// Mounts a file system with the directory `d`, which has `files` files. `change` changes the file
+/// system before it is mounted. After the mount, the kernel has looked up the root.
 fn site(options: Options, files: usize, change: impl FnOnce(&mut Hooked)) -> Option<(Site, Calls)> {
     let calls = Calls::default();
     let noted = calls.clone();
@@ -111,8 +110,8 @@ fn short_listing_of_a_thousand_names_costs_at_most_205_calls() {
     }
 }
 
-/// If the entries of the back end carry attributes, a listing must ask the back end for nothing
-/// else.
+/// If the back end reports attributes with its entries, a listing must make no other calls of the
+/// back end.
 #[test]
 fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
     for (options, page_entries, stat) in both()
@@ -130,7 +129,7 @@ fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
         assert!(count <= pages + 1, "{count} calls, {pages} pages, {ownership:?}");
         assert!(pages <= 1000_usize.div_ceil(page_entries).max(3), "{pages} pages");
         if stat {
-            // The kernel or the cache must know a name that came with attributes.
+            // If a name came with attributes, the kernel or the cache must know it.
             let found = fs::symlink_metadata(site.path("d/f0000")).expect("read the attributes");
             assert_eq!(found.nlink(), 1);
             assert!(calls.take().0 <= 1);
@@ -138,8 +137,8 @@ fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
     }
 }
 
-/// If a back end sets the time for which an answer is valid, that must replace the option, unless
-/// the server checks permissions.
+/// If a back end sets a time for which an answer is valid, that time must replace the option's
+/// time, unless the server checks permissions.
 #[test]
 fn time_to_live_of_an_answer_replaces_the_option() {
     let asked =

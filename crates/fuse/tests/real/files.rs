@@ -75,7 +75,8 @@ fn append_truncate_and_holes_work() {
         assert_eq!(fs::metadata(&path).expect("read the attributes").len(), 0);
         let file = fs::File::options().read(true).write(true).open(&path).expect("open the file");
         file.write_all_at(b"x", 1 << 20).expect("write the file");
-        // Data that the kernel has not written back yet must not look like a hole.
+        // A file region must not look like a hole if the kernel has data for it that it has not
+        // written back yet.
         let is_through = write_cache == WriteCache::Through;
         let (data, hole) = if is_through { (1 << 20, 0) } else { (0, (1 << 20) + 1) };
         assert_eq!(rustix::fs::seek(&file, Look::Data(0)), Ok(data));
@@ -91,7 +92,7 @@ fn append_truncate_and_holes_work() {
     }
 }
 
-/// A handle of the back end must be passed back unchanged, even if it uses all 64 bits.
+/// An open file's handle must come back to the back end unchanged, even if it uses all 64 bits.
 #[test]
 fn handle_of_the_back_end_is_passed_back_unchanged() {
     let options = [Options::exclusive(), Options::shared()];
@@ -146,8 +147,8 @@ fn copy_file_range_copies_everything() {
     assert_eq!(fs::read(site.path("to")).expect("read the file"), bytes[5..]);
 }
 
-/// A copy must succeed if the store is full only for a moment. That is so after a removal whose
-/// forget has not arrived yet.
+/// A copy must succeed if the store is full only for a moment. The store is in that state after a
+/// removal, until the forget of the removed file arrives.
 #[test]
 fn copy_is_retried_when_the_store_is_full() {
     let fs = Arc::new(Hooked::new(|_, _| {}));

@@ -76,7 +76,7 @@ fn removal_of_everything_returns_every_lookup() {
             let root = site.root().to_owned();
             thread::spawn(move || {
                 let shared = root.join("shared");
-                // Ignore an error: only one of the four threads can create it.
+                // Ignore an error: four threads create the file, and only one can succeed.
                 let _ = fs::create_dir(&shared);
                 let own = root.join(format!("own{thread}"));
                 for round in 0..100 {

@@ -1,4 +1,4 @@
-//! A tmpfs with injected behaviour: delays, failures, panics, other inode numbers, and handles.
+//! A tmpfs to which a test adds delays, failures, panics, other inode numbers, or handles.
 
 use std::ops::ControlFlow;
 
@@ -21,7 +21,8 @@ pub(crate) struct Hooked {
     exchanged: (u64, u64),
     /// The number of changes from now on that fail with `ENOSPC`.
     full: AtomicU64,
-    /// The handle of each open file, or 0 if open files have no state. Other handles are refused.
+    /// The handle of each open file. If it is 0, open files have no state. A call with another
+    /// handle is refused.
     handle: u64,
     /// The number of open files.
     open: AtomicU64,
@@ -30,7 +31,7 @@ pub(crate) struct Hooked {
     /// The number of entries that one call of `readdir` reports, with their attributes. If it is 0,
     /// each call reports all entries without attributes.
     pub(crate) page_entries: usize,
-    /// The time for which a client may use the attributes and the names.
+    /// How long a client may use the attributes and the names.
     pub(crate) ttl: Ttl,
 }
 
@@ -51,15 +52,15 @@ impl Hooked {
 
     /// Makes the next `changes` changes of content, attributes or names fail with `ENOSPC`.
     pub(crate) fn fill_for(&self, changes: u64) {
-        // ORDERING: Relaxed. The changes come in later requests, and the kernel orders these after
-        // this store.
+        // ORDERING: Relaxed. The changes come in later requests, which the kernel orders after this
+        // store.
         self.full.store(changes, Ordering::Relaxed);
     }
 
     /// Returns how many changes from now on will fail with `ENOSPC`.
     pub(crate) fn is_full_for(&self) -> u64 {
-        // ORDERING: Relaxed. The test reads the number after the answer to its request, which
-        // orders the two.
+        // ORDERING: Relaxed. The test reads the number after the answer to its request. The answer
+        // orders the two accesses.
         self.full.load(Ordering::Relaxed)
     }
 
@@ -82,7 +83,7 @@ impl Hooked {
 
     /// Returns the number of open files.
     pub(crate) fn open_files(&self) -> u64 {
-        // ORDERING: Relaxed. The thread that reads the number has opened the files itself.
+        // ORDERING: Relaxed. The thread that reads the number has itself opened the files.
         self.open.load(Ordering::Relaxed)
     }
 

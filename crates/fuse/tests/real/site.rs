@@ -1,4 +1,4 @@
-//! A directory with a mount, both of which are removed with the test, even if it fails.
+//! A directory with a mount. Both are removed at the end of the test, even if it fails.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use corewalk_fuse::{AllowedUsers, Counters, Mount, MountOptions, Options, Server
 use corewalk_testkit::require::has_fuse;
 use rustix::mount::UnmountFlags;
 
-/// The time after which a test counts as hanging and its mount is removed. Otherwise a process that
-/// waits for a hanging server could not be ended.
+/// A test that runs longer than this time counts as hanging, and its mount is removed. Otherwise a
+/// process that waits for a hanging server could not be ended.
 const TEST_LIMIT: Duration = Duration::from_secs(120);
 
 /// A mounted file system and its directory.
@@ -121,7 +121,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // The call fails, as it should, if a file system is still mounted on the directory.
+        // If a file system is still mounted on the directory, this call must fail, and it does.
         let _ = std::fs::remove_dir(&self.0);
     }
 }
@@ -141,8 +141,8 @@ fn watch(mount: &Mount) -> Sender<()> {
     thread::spawn(move || {
         if ended.recv_timeout(TEST_LIMIT) == Err(RecvTimeoutError::Timeout) {
             eprintln!("a test hangs on {}", point.path().display());
-            // A forced unmount makes all waiting calls fail. Otherwise a waiting thread would keep
-            // this process, and with it the connection, for ever.
+            // Force the unmount, so that all waiting calls fail. Otherwise a thread that waits in
+            // such a call would keep this process, and with it the connection, for ever.
             let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
             let _ = rustix::mount::unmount(point.path(), flags);
             std::process::exit(101);

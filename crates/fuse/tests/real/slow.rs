@@ -15,8 +15,8 @@ use crate::hooked::Hooked;
 use crate::site::Site;
 
 /// Trap P6: one slow lookup must not stop the mount. 16 threads each look up names in their own
-/// directory, and each lookup takes 20 ms. The rate must be at least 90 % of that of 16 lookups at
-/// a time. The best of three runs counts, since the machine may be busy.
+/// directory, and each lookup takes 20 ms. The rate must be at least 90 % of the rate at which 16
+/// lookups always run in parallel. The best of three runs counts, since the machine may be busy.
 #[test]
 fn slow_lookups_run_side_by_side() {
     const LOOKUPS: u32 = 40;
@@ -108,8 +108,8 @@ fn longest_below_a_rename(
         longest = longest.max(begin.elapsed());
         answers.push((length.ok(), stat.err()));
     }
-    // Assert only after the thread has ended. If a test panics while one of its calls waits for the
-    // server, the test never ends.
+    // Assert only after the thread has ended. If the test panicked while a call of the thread waits
+    // for the server, the test would never end.
     let was_quick = renaming.is_finished();
     renaming.join().expect("the thread ends without a panic").expect("rename the folder");
     assert!(!was_quick, "the rename ended before the requests");
@@ -117,8 +117,8 @@ fn longest_below_a_rename(
     longest
 }
 
-/// While fsyncs of a file and a directory wait, the mount must serve other requests. It has only
-/// one thread that reads requests.
+/// If fsyncs of a file and of a directory wait, the mount must still serve other requests. It has
+/// only one thread that reads requests.
 #[test]
 fn waiting_fsync_delays_no_other_request() {
     let (began, has_begun) = channel();
@@ -159,7 +159,8 @@ fn waiting_fsync_delays_no_other_request() {
 fn fsync_that_panics_fails_and_the_next_one_does_not() {
     let is_first = AtomicBool::new(true);
     let fs = Hooked::new(move |what, _| {
-        // ORDERING: Relaxed. The requests of the test come one after the other.
+        // ORDERING: Relaxed. The test makes one request after the other, so the kernel orders these
+        // accesses.
         if what == "fsync" && is_first.swap(false, Ordering::Relaxed) {
             panic!("the back end panics, as it should");
         }

@@ -13,7 +13,8 @@ use corewalk_base::{
 /// thread got the first batch, and in how many the second.
 fn fresh_batches(take: fn(&SlotArena<1>, &mut Vec<u32>)) -> [usize; 2] {
     Tally::of(move |tally| {
-        // The first batch has one slot, because slot 0 is never handed out.
+        // The first batch has one slot less than the others, because slot 0 is never handed out. In
+        // the model that leaves one slot.
         let arena: Arc<SlotArena<1>> = Arc::new(SlotArena::new("model", 5).unwrap());
         let taker = move |arena: &SlotArena<1>| {
             let mut slots = Vec::new();
@@ -41,7 +42,8 @@ fn take_fresh_by_two_threads_hands_out_each_slot_once() {
 #[should_panic(expected = "a slot was handed out twice")]
 fn control_take_fresh_in_two_steps_is_caught() {
     fresh_batches(|arena, free| {
-        // ORDERING: Relaxed. As in `take_fresh`; the fault is the exchange in two steps.
+        // ORDERING: Relaxed. This is the ordering of `take_fresh`. The fault is that the exchange
+        // is two steps.
         let start = arena.next_fresh.load(Ordering::Relaxed);
         let end = end_of_batch(start);
         // ORDERING: Relaxed. As above.

@@ -78,7 +78,7 @@ mod mapped {
             Ok(Self { base: base.cast(), max_slots })
         }
 
-        /// Notes that the slots from `before` up to `now` are handed out too.
+        /// Records that the slots from `before` up to `now` are handed out too.
         ///
         /// The call that passes the middle of the first block turns the block into a huge page.
         pub(in crate::arena) fn note_handed_out(&self, before: u64, now: u64) {
@@ -92,13 +92,14 @@ mod mapped {
             }
         }
 
-        /// Hints that slot `index` is about to be read. An index out of range has no effect.
+        /// Gives the processor a hint that slot `index` is about to be read. An index out of range
+        /// has no effect.
         #[inline]
         pub(in crate::arena) fn prefetch(&self, index: u32) {
             let slot = self.base.as_ptr().wrapping_add(index as usize);
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: every x86-64 processor has the instruction. For any address it loads nothing
-            // that the program can see, and never faults.
+            // SAFETY: every x86-64 processor has the instruction. It changes no register and never
+            // faults, whatever the address.
             unsafe {
                 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
                 _mm_prefetch::<_MM_HINT_T0>(slot.cast());
@@ -117,8 +118,8 @@ mod mapped {
             if index >= self.max_slots {
                 out_of_range(index);
             }
-            // SAFETY: the index is below `max_slots`, so the result stays inside the mapping
-            // (M.1), whose size fits in an `isize`.
+            // SAFETY: the index is below `max_slots`, so the result is inside the mapping (M.1).
+            // The size of the mapping fits in an `isize`.
             let slot = unsafe { self.base.add(index as usize) };
             // SAFETY: the mapping is readable, writable, page-aligned and lives as long as `self`
             // (M.1). Zero pages are valid words, and the words are only accessed as atomics (M.2).
@@ -126,8 +127,8 @@ mod mapped {
         }
     }
 
-    /// Panics. This is a function of its own, because an `assert!` would make every caller store
-    /// the index on the stack for the message.
+    /// Panics. An `assert!` in the caller would make it store the index on the stack for the
+    /// message, so this is a function of its own.
     #[cold]
     #[inline(never)]
     fn out_of_range(index: u32) -> ! {
@@ -151,7 +152,8 @@ mod mapped {
         }
     }
 
-    /// Returns the bytes to map for slots of `len` bytes: whole blocks, unless one is enough.
+    /// Returns the number of bytes to map for slots of `len` bytes. If they need more than one
+    /// block, the result is a multiple of the block size.
     fn mapped_len(len: usize) -> usize {
         if len > BLOCK { len.next_multiple_of(BLOCK) } else { len }
     }

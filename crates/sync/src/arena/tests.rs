@@ -131,7 +131,7 @@ fn alloc_by_one_thread_finds_what_others_freed() {
     assert_eq!(again.len(), slots.len(), "A.5");
 }
 
-/// The two groups must take their slots from different batches, also after slots are freed and
+/// The two groups must take their slots from different batches, even after slots were freed and
 /// reused.
 #[test]
 fn slots_of_the_few_lie_together() {
@@ -145,8 +145,8 @@ fn slots_of_the_few_lie_together() {
             slots.iter().map(|slot| slot / BATCH as u32).collect()
         };
         assert!(batches(&many).is_disjoint(&batches(&few)), "round {round}");
-        // Free a slot of each group in turn, so that the lists of shard and depot contain both
-        // groups.
+        // Free a slot of each group in turn, so that the lists of the shard and of the depot
+        // contain both groups.
         many.iter()
             .zip(&few)
             .flat_map(|(&many, &few)| [many, few])

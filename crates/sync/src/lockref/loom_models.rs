@@ -1,7 +1,7 @@
 //! Models of `Lockref`: the life and death of a counted object.
 //!
-//! Each model takes the step under test as a function. Its control twin passes a function with the
-//! step split in two or an ordering left out.
+//! Each model takes the step under test as a function. In its control, the function makes the step
+//! in two parts, or leaves out an ordering.
 
 use super::*;
 use corewalk_base::{
@@ -9,8 +9,8 @@ use corewalk_base::{
     tally::{Tally, assert_all_reached},
 };
 
-/// Runs a killer beside a getter. The killer marks the object dead if its count is 0. Returns in
-/// how many runs the getter won, and in how many the killer.
+/// Runs two threads. The killer marks the object dead if its count is 0, and the getter takes a
+/// reference. Returns in how many runs the getter won, and in how many the killer.
 fn get_against_kill(get: fn(&Lockref) -> bool) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(0));
@@ -35,15 +35,15 @@ fn get_against_kill(get: fn(&Lockref) -> bool) -> [usize; 2] {
     })
 }
 
-/// Trap T18: taking a reference to a dead object must fail, so either the getter or the killer
-/// wins.
+/// Trap T18: taking a reference to a dead object must fail. So either the getter gets the
+/// reference, or the killer marks the object dead.
 #[test]
 fn get_not_dead_against_mark_dead_has_one_winner() {
     assert_all_reached(&get_against_kill(Lockref::get_not_dead));
 }
 
-/// Control for trap T18: with the check and the increment in two steps, both the getter and the
-/// killer may win.
+/// Control for trap T18: the check and the increment are two steps. So the getter may get a
+/// reference to an object that the killer marks dead.
 #[test]
 #[should_panic(expected = "A.2: a dead object was counted")]
 fn control_get_not_dead_in_two_steps_is_caught() {
@@ -51,20 +51,21 @@ fn control_get_not_dead_in_two_steps_is_caught() {
         if lockref.is_dead() {
             return false;
         }
-        // ORDERING: AcqRel. Strong enough; the fault is the separate check before it.
+        // ORDERING: AcqRel. This order is strong enough. The fault is the separate check before it.
         lockref.word.fetch_add(ONE, Ordering::AcqRel);
         true
     });
 }
 
-/// A slot with its count and a payload word, which the free path overwrites.
+/// A slot with its count and a payload word. The thread that frees the slot overwrites the payload.
 struct Slot {
     lockref: Lockref,
     payload: AtomicU64,
 }
 
-/// Drops the only other reference to a slot and retires the slot with `retire`, beside a getter.
-/// Returns in how many runs the getter failed, and in how many it succeeded.
+/// One thread drops the only reference to an object and retires its slot with `retire`. Meanwhile
+/// the getter takes a reference. Returns in how many runs the getter failed, and in how many it
+/// succeeded.
 fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
     Tally::of(move |tally| {
         let slot = Arc::new(Slot { lockref: Lockref::new(1), payload: AtomicU64::new(0) });
@@ -73,8 +74,8 @@ fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
             move || {
                 let has_got = slot.lockref.get_not_dead();
                 if has_got {
-                    // ORDERING: Relaxed. The reference orders this load before the overwrite of the
-                    // payload.
+                    // ORDERING: Relaxed. The model checks that the reference orders this load
+                    // before the overwrite of the payload.
                     let payload = slot.payload.load(Ordering::Relaxed);
                     assert_eq!(payload, 0, "T7: a retired object was counted");
                     slot.lockref.put_return();
@@ -94,8 +95,8 @@ fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
     })
 }
 
-/// Trap T7: `get_not_dead` on a retired object must fail. The free list does not use the count's
-/// word.
+/// Trap T7: `get_not_dead` on a retired object must fail. So the free list must not use the word of
+/// the count.
 #[test]
 fn get_not_dead_on_a_retired_object_fails() {
     assert_all_reached(&get_against_retire(|_slot| {}));
@@ -107,14 +108,15 @@ fn get_not_dead_on_a_retired_object_fails() {
 #[should_panic(expected = "T7: a retired object was counted")]
 fn control_count_that_is_reused_as_a_link_is_caught() {
     get_against_retire(|slot| {
-        // ORDERING: Release. Strong enough; the fault is that the count is the wrong word.
+        // ORDERING: Release. This order is strong enough. The fault is that the free list uses the
+        // word of the count.
         slot.lockref.word.store(4096, Ordering::Release);
     });
 }
 
-/// Two owners each write a word and drop their reference with `put`, which returns true for the
-/// last owner. The last owner must see both words. Returns in how many runs the last owner was the
-/// spawned thread, and in how many the main thread.
+/// Two owners each write a word and then drop their reference with `put`, which returns true for
+/// the last owner. The model checks that the last owner sees both words. Returns in how many runs
+/// the last owner was the spawned thread, and in how many the main thread.
 fn put_by_both(put: fn(&Lockref) -> bool) -> [usize; 2] {
     Tally::of(move |tally| {
         let object = Arc::new((Lockref::new(2), [AtomicU64::new(0), AtomicU64::new(0)]));
@@ -168,8 +170,9 @@ fn control_relaxed_put_is_caught() {
     put_by_both(|lockref| lockref.word.fetch_sub(ONE, Ordering::Relaxed) == ONE);
 }
 
-/// Runs a locker that reads the count twice beside a thread that counts with `get`. Returns in how
-/// many runs the locker read the count before the other thread's `get`, and in how many after it.
+/// One thread takes the lock and reads the count twice. Meanwhile another thread takes a reference
+/// with `get`. Returns in how many runs the locker read the count before the other thread's `get`,
+/// and in how many after it.
 fn look_twice(get: fn(&Lockref)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(1));
@@ -197,14 +200,14 @@ fn count_under_the_lock_is_stable() {
 #[should_panic(expected = "A.1: the count moved under the lock")]
 fn control_get_that_ignores_the_lock_is_caught() {
     look_twice(|lockref| {
-        // ORDERING: AcqRel. Strong enough; the fault is that the lock bit is ignored.
+        // ORDERING: AcqRel. This order is strong enough. The fault is that the lock bit is ignored.
         lockref.word.fetch_add(ONE, Ordering::AcqRel);
     });
 }
 
-/// Runs a locker beside a thread that counts with `get` and must never hold the lock itself.
-/// Returns in how many runs the locker read the count before the other thread's `get`, and in how
-/// many after it.
+/// One thread takes the lock. Meanwhile another thread takes a reference with `get`, and must never
+/// hold the lock itself. Returns in how many runs the locker read the count before the other
+/// thread's `get`, and in how many after it.
 fn transient_locker(get: fn(&Lockref)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(1));
@@ -220,14 +223,14 @@ fn transient_locker(get: fn(&Lockref)) -> [usize; 2] {
     })
 }
 
-/// Trap T52: a locker that soon unlocks must not make later users take the lock too.
+/// Trap T52: if one thread holds the lock for a short time, later users must not take the lock too.
 #[test]
 fn transient_locker_leaves_no_locker_behind() {
     assert_all_reached(&transient_locker(Lockref::get));
 }
 
-/// Control for trap T52: a user takes the lock because it finds the lock held, so later users do
-/// the same.
+/// Control for trap T52: a user that finds the lock held takes the lock itself. So later users find
+/// it held, and do the same.
 #[test]
 #[should_panic(expected = "A.4: a user that only counts holds the lock")]
 fn control_user_that_falls_back_to_the_lock_is_caught() {
@@ -247,7 +250,8 @@ fn two_lockers(unlock: fn(LockrefGuard<'_>)) -> [usize; 2] {
         let shared = Arc::new((Lockref::new(0), AtomicU64::new(0)));
         let locker = move |shared: Arc<(Lockref, AtomicU64)>| {
             let guard = shared.0.lock();
-            // ORDERING: Relaxed. The lock has to order this load after the other locker's store.
+            // ORDERING: Relaxed. The model checks that the lock orders this load after the other
+            // thread's store.
             let turn = shared.1.load(Ordering::Relaxed);
             // ORDERING: Relaxed. As above.
             shared.1.store(turn + 1, Ordering::Relaxed);

@@ -5,7 +5,7 @@ use corewalk_base::primitives::{Arc, thread};
 
 /// Waits until a thread sleeps on the lock or is about to sleep.
 fn await_waiter(lockref: &Lockref) {
-    // ORDERING: Relaxed. The test only needs to see the bit at some time.
+    // ORDERING: Relaxed. The test only waits until the bit is visible.
     while lockref.word.load(Ordering::Relaxed) & WAITERS == 0 {
         thread::yield_now();
     }
@@ -75,7 +75,8 @@ fn guard_changes_the_count_and_unlocks_on_drop() {
     assert_eq!(lockref.count(), 5);
 }
 
-/// Trap T51: counts that do not fit in 32 bits must be kept, and flags and count must stay apart.
+/// Trap T51: the lockref must keep counts that do not fit in 32 bits, and a count must not change
+/// the flags.
 #[test]
 fn count_above_32_bits_is_exact() {
     let start = u64::from(u32::MAX) - 1;

@@ -31,7 +31,7 @@ use super::{ReadGuard, domain::defer, read_lock};
 use corewalk_base::primitives::atomic::{AtomicPtr, Ordering};
 use std::fmt;
 
-/// A value that readers borrow for a section and writers replace.
+/// A value that a reader borrows during a read section, and that a writer replaces as a whole.
 ///
 /// The borrow ends with the section:
 ///
@@ -74,12 +74,13 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
         // ORDERING(rcu-publish): Acquire. Pairs with the swap of `replace` and the exchange of
         // `update`. The reader of the new pointer also sees the whole value.
         let ptr = self.ptr.load(Ordering::Acquire);
-        // SAFETY: the pointer is not null (C.1). The value was in the cell while the section was
-        // open, so its grace period waits for the section. No thread writes to a published value.
+        // SAFETY: the pointer is not null (C.1). The value was in the cell after the section began,
+        // so its grace period waits for the end of the section. No thread writes to a published
+        // value.
         unsafe { &*ptr }
     }
 
-    /// Replaces the value; the old one is dropped after a grace period.
+    /// Replaces the value. The old value is dropped after a grace period.
     #[doc(alias = "rcu_assign_pointer")]
     pub fn replace(&self, value: T) {
         let new = Box::into_raw(Box::new(value));
@@ -109,11 +110,11 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
             let old = std::ptr::from_ref(seen).cast_mut();
             let new = Box::into_raw(Box::new(next(seen)));
             // ORDERING(rcu-publish): AcqRel. Readers of the new pointer see the whole value, as in
-            // `replace`. The section keeps `old` from being freed and its address from being used
-            // again, so an equal pointer is the same value.
+            // `replace`. During the section `old` is not freed, so its address is not reused. So an
+            // equal pointer means the same value.
             match self.ptr.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed) {
-                // Retire the stored pointer and not `old`, because a pointer made from a borrow may
-                // not be freed.
+                // Retire the stored pointer and not `old`. A pointer that was made from a borrow
+                // must not be freed.
                 Ok(taken) => return retire(taken),
                 // SAFETY: `new` was made above and published to no other thread.
                 Err(_) => drop(unsafe { Box::from_raw(new) }),
@@ -174,13 +175,13 @@ impl<T: Send + Sync + 'static> RcuOption<T> {
         // ORDERING(rcu-publish): Acquire. Pairs with the swap of `replace`. The reader of the new
         // pointer also sees the whole value.
         let ptr = self.ptr.load(Ordering::Acquire);
-        // SAFETY: the pointer is null, or its value was in the cell while the section was open. A
+        // SAFETY: the pointer is null, or its value was in the cell after the section began. A
         // retired value is dropped after a grace period, which waits for the section. No thread
         // writes to a published value.
         unsafe { ptr.as_ref() }
     }
 
-    /// Replaces the value, or empties the cell; the old value is dropped after a grace period.
+    /// Replaces the value, or makes the cell empty. The old value is dropped after a grace period.
     pub fn replace(&self, value: Option<Box<T>>) {
         let new = value.map_or(std::ptr::null_mut(), Box::into_raw);
         // ORDERING(rcu-publish): AcqRel. Release: the value is written before a reader gets its
@@ -205,7 +206,7 @@ impl<T: Send + Sync + 'static> Drop for RcuOption<T> {
     }
 }
 
-/// A pointer that is about to be freed.
+/// A pointer to a value that is about to be freed.
 ///
 /// # Invariants
 ///
@@ -218,17 +219,17 @@ unsafe impl<T: Send> Send for Retired<T> {}
 impl<T> Retired<T> {
     /// Drops the value. The caller has waited for a grace period.
     fn free(self) {
-        // SAFETY: the pointer came from `Box::into_raw` (C.1), is out of the cell and is retired
-        // once (C.2). No section that could have read it is open.
+        // SAFETY: the pointer came from `Box::into_raw` (C.1). It is out of the cell, and only one
+        // thread retires it, once (C.2). All sections that could have read it have ended.
         drop(unsafe { Box::from_raw(self.0) });
     }
 }
 
-/// Frees `old`, which the caller took out of a cell, after a grace period.
+/// Frees `old` after a grace period. The caller has taken `old` out of a cell.
 fn retire<T: Send + 'static>(old: *mut T) {
     let retired = Retired(old);
-    // Call a method, so that the closure captures all of `retired`. If the closure named the field,
-    // it would capture a bare pointer, which is not `Send`.
+    // Call a method, so that the closure captures all of `retired`. A closure that names the field
+    // would capture only a bare pointer, which is not `Send`.
     defer(move || retired.free());
 }
 
@@ -312,7 +313,7 @@ mod tests {
             cell.replace(Version(Arc::clone(&drops)));
         }
         drop(cell);
-        // `crossbeam-epoch` frees garbage as a side effect of later calls, so the test makes such
+        // `crossbeam-epoch` frees garbage as a side effect of later calls. So the test makes such
         // calls.
         let other = RcuCell::new(0);
         (0..1_000_000).take_while(|_| drops.sum() < 6).for_each(|round| other.replace(round));

@@ -1,4 +1,4 @@
-//! Grace periods by `crossbeam-epoch`, and a brake on threads that make garbage too fast.
+//! Grace periods by `crossbeam-epoch`. Threads that make garbage too fast are slowed down.
 //!
 //! A section pins the thread to the current epoch. Garbage of an epoch is freed two epochs later,
 //! and the epoch advances only when every pinned thread has seen it. `crossbeam-epoch` frees as a
@@ -9,8 +9,8 @@
 //!
 //! - `synchronize` yields a few times, and then sleeps for a fixed time between two tries. No
 //!   reader wakes it, because the check for a sleeper would cost every section time.
-//! - The brake never blocks. It frees everything that is due, and yields if the caller is in no
-//!   section, so that a preempted reader can finish.
+//! - `defer` never blocks. If too much garbage waits, it frees everything that is due. If the
+//!   caller is in no section, it also yields, so that a preempted reader can finish.
 //!
 //! # Rejected
 //!
@@ -29,17 +29,17 @@ use corewalk_base::{
 };
 use std::{cell::Cell, time::Duration};
 
-/// If more closures than this wait for a grace period, `defer` frees garbage itself.
+/// If more closures than this number wait for a grace period, `defer` itself frees garbage.
 const GARBAGE_HIGH: i64 = 4096;
 
-/// Each thread compares the sum over all threads with `GARBAGE_HIGH` once in this many deferrals.
+/// A thread compares the number of waiting closures with `GARBAGE_HIGH` only once in this many
+/// deferrals, because it has to sum over all threads.
 const DEFERS_PER_LOOK: u32 = 64;
 
 /// Yields of `synchronize` before it sleeps.
 const YIELDS_MAX: u32 = 64;
 
-/// The time that `synchronize` sleeps between two tries. A grace period under load is about as
-/// long.
+/// How long `synchronize` sleeps between two tries. A grace period under load takes about as long.
 const NAP: Duration = Duration::from_micros(100);
 
 /// Closures deferred minus closures run.
@@ -81,14 +81,14 @@ pub(super) fn synchronize() {
     assert!(!crossbeam_epoch::is_pinned(), "synchronize inside a read section waits for itself");
     let ended = Arc::new(AtomicBool::new(false));
     let signal = Arc::clone(&ended);
-    // ORDERING(grace-end): Release. The accesses inside the ended sections happen before the next
-    // accesses of `synchronize`'s caller.
+    // ORDERING(grace-end): Release. Pairs with the load below. The accesses inside the ended
+    // sections happen before the next accesses of its caller.
     defer(move || signal.store(true, Ordering::Release));
     let mut tries = 0;
     loop {
         crossbeam_epoch::pin().flush();
-        // ORDERING(grace-end): Acquire. Pairs with the store of the deferred closure, which runs
-        // after the sections have ended.
+        // ORDERING(grace-end): Acquire. Pairs with the store of the deferred closure. That closure
+        // runs after the sections have ended.
         if ended.load(Ordering::Acquire) {
             return;
         }

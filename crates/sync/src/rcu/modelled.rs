@@ -2,7 +2,7 @@
 //!
 //! `crossbeam-epoch` keeps its state outside of a model's run, where loom and shuttle neither see
 //! nor reset it. Miri's stacked borrows reject its list of threads (tree borrows accept it). This
-//! domain lives and dies with the run. A mutex protects the number of open sections and the
+//! module begins with a new state in each run. A mutex protects the number of open sections and the
 //! deferred closures. The thread that brings the number to zero runs the closures. This is the
 //! shortest grace period that the interface allows, so a use after free shows as early as possible.
 //!
@@ -10,7 +10,7 @@
 //!
 //! The mutex orders a `defer` before a section that is opened later. But the mutex does not order a
 //! reader that enters before the writer defers. For such a reader the models catch a publication
-//! with too weak an ordering, as their control twin proves.
+//! with too weak an ordering. Their controls prove that.
 //!
 //! # Rules
 //!
@@ -64,7 +64,7 @@ pub(super) fn synchronize() {
     }
 }
 
-/// Ends `ended` sections, and runs the deferred closures if no section is open any more.
+/// Ends `ended` sections. If no section is open then, runs the deferred closures.
 fn reclaim_if_quiet(ended: usize) {
     let due = {
         let mut domain = DOMAIN.lock();

@@ -1,4 +1,5 @@
-//! Models of `SeqCount`: a reader beside a writer, with each ordering weakened in turn.
+//! Models of `SeqCount`: a reader beside a writer. In each control, one of the orderings is too
+//! weak.
 //!
 //! The reader is the spawned thread and the writer is the main thread, because loom 0.7.2 skips
 //! schedules otherwise (see `tally`).

@@ -36,7 +36,7 @@ impl Pair {
     }
 }
 
-/// Reads the pair and returns the pass that succeeded with the two words.
+/// Reads the two words. Returns the pass that succeeded, and the words.
 type Read = fn(&Pair) -> (Pass, u64, u64);
 
 fn read_or_lock(pair: &Pair) -> (Pass, u64, u64) {
@@ -64,8 +64,8 @@ fn outcomes(read: Read) -> [usize; 3] {
     })
 }
 
-/// A reader beside a writer must see a whole section. Trap T29 is a reader that never takes the
-/// lock and may retry for ever.
+/// A reader beside a writer must see the words of one whole section. Trap T29 is a reader that
+/// never takes the lock and may retry for ever.
 #[test]
 fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     assert_all_reached(&outcomes(read_or_lock));
@@ -87,8 +87,8 @@ fn control_second_pass_without_the_lock_is_caught() {
     });
 }
 
-/// Runs a thread that locks with `hold` beside an optimistic reader. Returns in how many runs the
-/// reader ran while the lock was free, and in how many while it was held.
+/// One thread locks with `hold`. Meanwhile an optimistic reader runs. Returns in how many runs the
+/// lock was free during the read, and in how many it was held.
 fn undisturbed(hold: fn(&SeqLock)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lock = Arc::new(SeqLock::new());

@@ -12,7 +12,7 @@ use corewalk_base::{
     tally::{Tally, assert_all_reached},
 };
 
-/// A lock, the two words that it guards, and the number of shared readers inside.
+/// A lock, the two words that it protects, and the number of shared readers that hold it.
 #[derive(Default)]
 struct Pair {
     lock: SeqRwLock,
@@ -35,7 +35,7 @@ impl Pair {
     }
 }
 
-/// Reads the pair and returns the pass that succeeded with the two words.
+/// Reads the two words. Returns the pass that succeeded, and the words.
 type Read = fn(&Pair) -> (Pass, u64, u64);
 
 /// Runs a writer and a reader. Returns the number of runs with each outcome: old words in an
@@ -58,8 +58,8 @@ fn outcomes(read: Read) -> [usize; 3] {
     })
 }
 
-/// A reader beside a writer must see a whole section. Trap T29 is a reader that never takes the
-/// lock and may retry for ever.
+/// A reader beside a writer must see the words of one whole section. Trap T29 is a reader that
+/// never takes the lock and may retry for ever.
 #[test]
 fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     assert_all_reached(&outcomes(|pair| {
@@ -86,8 +86,8 @@ fn control_second_pass_without_the_lock_is_caught() {
     });
 }
 
-/// Runs two shared readers and a writer. Returns how often a reader was inside alone, and how often
-/// with the other reader.
+/// Runs two shared readers and a writer. Returns how often a reader held the lock alone, and how
+/// often together with the other reader.
 fn shared(write: fn(&Pair)) -> [usize; 2] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -127,8 +127,8 @@ fn control_writer_without_the_lock_is_caught() {
     });
 }
 
-/// Runs a thread that locks with `hold` beside an optimistic reader. Returns in how many runs the
-/// reader ran while the lock was free, and in how many while it was held.
+/// One thread locks with `hold`. Meanwhile an optimistic reader runs. Returns in how many runs the
+/// lock was free during the read, and in how many it was held.
 fn undisturbed(hold: fn(&SeqRwLock)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lock = Arc::new(SeqRwLock::new());

@@ -18,7 +18,7 @@ pub struct Stat {
     pub numbers: [u64; 2],
     /// The pids of the creator and of the last shmat(2) or shmdt(2).
     pub pids: [i32; 2],
-    /// For the last shmat(2) and the last shmdt(2), true if the time is set.
+    /// True if the time of the last shmat(2), and that of the last shmdt(2), is set.
     pub has_times: [bool; 2],
 }
 
@@ -32,7 +32,7 @@ pub fn shmget(key: i32, size: u64, flags: i32) -> Result<i32, i32> {
     check(unsafe { libc::shmget(key, size as usize, flags) })
 }
 
-/// shmat(2). Returns the address.
+/// Calls shmat(2). Returns the address of the attached segment.
 ///
 /// # Errors
 ///
@@ -56,8 +56,8 @@ pub fn shmat(id: i32, address: usize, flags: i32) -> Result<usize, i32> {
 ///
 /// Its errno.
 pub fn shmdt(address: usize) -> Result<i32, i32> {
-    // SAFETY: the call unmaps only a segment that `shmat` has mapped, and no reference to such
-    // memory exists.
+    // SAFETY: shmdt(2) unmaps only a segment that `shmat` has attached. No reference into such
+    // memory exists, because this module never reads or writes it.
     check(unsafe { libc::shmdt(std::ptr::without_provenance(address)) })
 }
 

@@ -15,8 +15,9 @@ use crate::attr::mode;
 use crate::name::Name;
 
 /// Enters a name again with `publish`, after its directory was invalidated. The name referred to
-/// file 7, which is in use. Now the back end says that it refers to file `says`. A reader looks it
-/// up with `look`. Returns how often the reader missed the name, and how often it found it.
+/// file 7, which is in use. Now the back end reports file `says` for the name. Meanwhile a reader
+/// looks the name up with `look`. Returns how often the reader missed the name, and how often it
+/// found it.
 fn put_back_against_lookup(
     says: u64,
     look: fn(&Dcache, ParentKey) -> Option<u64>,
@@ -34,8 +35,8 @@ fn put_back_against_lookup(
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, over) = &*shared;
-                // ORDERING: Acquire. If the flag is set, the publication happened before the
-                // lookup.
+                // ORDERING: Acquire. Pairs with the store of the flag below. If the flag is set,
+                // the publication happened before the lookup.
                 let is_over = over.load(Ordering::Acquire) == 1;
                 let found = look(dcache, key);
                 assert!(found.is_none_or(|ino| ino == says), "T25: an invalidated answer");
@@ -45,7 +46,8 @@ fn put_back_against_lookup(
         });
         let (dcache, over) = &*shared;
         publish(dcache, key, node);
-        // ORDERING: Release. The publication happens before a lookup that sees the flag.
+        // ORDERING: Release. Pairs with the load above. The publication happens before a lookup
+        // that sees the flag.
         over.store(1, Ordering::Release);
         reader.join().unwrap();
     })
@@ -54,8 +56,8 @@ fn put_back_against_lookup(
 fn publish_node(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     let slot =
         dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap();
-    // The dentry of each file is in its inode's slot, so the slot tells the old dentry of file 7
-    // from a new one.
+    // The dentry of a file is in the slot of the file's inode. So the slot tells the old dentry of
+    // file 7 from a new one.
     assert_eq!(
         slot,
         node.inode.dentry_half(),
@@ -74,16 +76,16 @@ fn count(dcache: &Dcache, _key: ParentKey) -> Option<u64> {
     Some(ino)
 }
 
-/// Trap T25: a stale answer must not be entered after an invalidation. The dentry of the same file
-/// is found once it is entered again, and not before.
+/// Trap T25: a stale answer must not be entered after an invalidation. Here the back end reports
+/// the same file, so a lookup finds its dentry, but only after the dentry was entered again.
 #[test]
 fn name_that_is_taken_back_is_found_whole_or_not() {
     assert_all_reached(&put_back_against_lookup(7, look, publish_node));
     assert_all_reached(&put_back_against_lookup(7, count, publish_node));
 }
 
-/// Trap T25: a stale answer must not be entered after an invalidation. The name is another file
-/// now, so the old dentry must not get it back.
+/// Trap T25: a stale answer must not be entered after an invalidation. Here the back end reports
+/// another file, so the old dentry must not get the name back.
 #[test]
 fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, look, publish_node));
@@ -112,8 +114,8 @@ fn invalidate(dcache: &Dcache, key: ParentKey) -> ParentKey {
 }
 
 /// Enters a directory in use again with `publish`, while another thread marks it as a mount point.
-/// `before` sets the state of the cache. Returns how often the mark came before the entry, and how
-/// often after it.
+/// `before` prepares the cache. Returns how often the directory was marked before it was entered,
+/// and how often afterwards.
 fn publish_against_mount(
     before: fn(&Dcache, ParentKey) -> ParentKey,
     publish: fn(&Dcache, ParentKey, DentryInode) -> DentrySlot,
@@ -148,15 +150,15 @@ fn publish_directory(dcache: &Dcache, key: ParentKey, node: DentryInode) -> Dent
 }
 
 /// Trap T55: an object may change between its lookup and its lock. A directory that is entered
-/// again must keep its dentry, even if another thread marks that dentry meanwhile. So a dentry that
-/// has changed is looked up again.
+/// again must keep its dentry, even if another thread marks that dentry meanwhile. So `publish`
+/// repeats the lookup if the dentry has changed.
 #[test]
 fn directory_that_is_taken_back_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(invalidate, publish_directory));
 }
 
-/// Control for trap T55: the dentry is looked up only once. It has changed, so another dentry is
-/// made in its place.
+/// Control for trap T55: `publish` looks the dentry up only once. The dentry has changed meanwhile,
+/// so the name gets a second dentry.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_take_back_that_looks_once_is_caught() {
@@ -177,8 +179,8 @@ fn directory_that_is_entered_twice_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(|_, key| key, publish_directory));
 }
 
-/// Control for trap T55: the dentry is looked up only once. It has changed, so another dentry is
-/// made in its place.
+/// Control for trap T55: `publish` looks the dentry up only once. The dentry has changed meanwhile,
+/// so the name gets a second dentry.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_publish_that_looks_once_is_caught() {
@@ -193,8 +195,9 @@ fn control_publish_that_looks_once_is_caught() {
     );
 }
 
-/// Exchanges the names `A` and `B` with `exchange`, beside a reader that looks for one and then for
-/// the other. Returns how often the two lookups were (before, during, after) the exchange.
+/// Exchanges the names `A` and `B` with `exchange`, beside a reader that looks first for one name
+/// and then for the other. Returns how often the reader's two lookups were before, during and after
+/// the exchange.
 fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -289,8 +292,9 @@ fn publish_invalidated(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     dcache.make_name_stale(key, &lookup_key_a(dcache));
 }
 
-/// Trap T25: no lookup may find an answer that is older than a completed invalidation. The name may
-/// be new, entered again, or given to another file.
+/// Trap T25: no lookup may find an answer that is older than a completed invalidation. The model
+/// checks this for a new name, for one that is entered again, and for one that refers to another
+/// file.
 #[test]
 fn answer_from_before_an_invalidation_is_not_found() {
     let nothing = |_: &Dcache, _: ParentKey, _: DentryInode| ();
@@ -308,8 +312,8 @@ fn answer_from_before_an_invalidation_is_not_found() {
     }));
 }
 
-/// Control for trap T25: the check for cancellation comes before the entry, without the lock of the
-/// stripe, so a stale answer may stay.
+/// Control for trap T25: the thread checks for cancellation before it enters the name, and without
+/// the lock of the stripe. So a stale answer may stay in the cache.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {

@@ -1,4 +1,4 @@
-//! Tests of names that get more than one dentry, which no reader may see.
+//! Tests of names that have more than one dentry. A reader must see only one of them.
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use crate::name::Name;
 use crate::tmpfs::{Tmpfs, TmpfsOptions};
 use crate::vfs::VfsOptions;
 
-/// Renames file 0 to a name that already has dentries, entered in the order of `entered`: of file
-/// 1, or negative ones for None. `target` is the dentry that the renamer knows. Returns the inodes
-/// of the name afterwards, and the slot of file 0.
+/// Renames file 0 to a name that already has dentries. `entered` lists them in their order: the
+/// number of a file, or None for a negative dentry. `target` is the dentry that the renamer knows.
+/// Returns the inodes that the name has after the rename, and the slot of file 0.
 fn inodes_after_rename(
     entered: &[Option<()>],
     target: Option<usize>,

@@ -1,4 +1,4 @@
-//! Models of a listing that fills a name beside a change of the name.
+//! Models of a listing that enters a name while another thread changes the name.
 //!
 //! The back end and the cache are a word each, under a mutex. In both words, 1 is the old file of
 //! the name, and 2 the new one. 0 is an empty cache.
@@ -23,7 +23,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// Reads the name in a listing and enters it. Returns what it has entered, or 0.
+    /// Reads the name as a listing does, and enters it. Returns the file that was entered, or 0 if
+    /// none was.
     fn list(&self) -> u64 {
         let mark = self.listings.begin(DIRECTORY);
         let entry = *self.backend.lock();
@@ -40,8 +41,8 @@ impl Shared {
     }
 }
 
-/// Runs `change` beside a listing. Returns how often the listing (was refused, entered the old
-/// file, entered the new file).
+/// Runs `change` beside a listing. Returns how often the listing was refused, entered the old file,
+/// and entered the new file.
 fn list_against(change: fn(&Shared)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Arc::new(Shared {
@@ -61,8 +62,8 @@ fn list_against(change: fn(&Shared)) -> [usize; 3] {
     })
 }
 
-/// Changes the name in the back end and in the cache under its in-lookup lock, and counts the
-/// change as `counts` does.
+/// Changes the name in the back end and in the cache under its in-lookup lock. `counts` decides
+/// when the change is counted.
 fn change_with(shared: &Shared, counts: fn(&Listings)) {
     let _in_lookup = shared.locks.lock(KEY);
     *shared.backend.lock() = NEW;
@@ -98,9 +99,9 @@ fn control_change_that_counts_itself_before_the_call_is_caught() {
     });
 }
 
-/// Changes the name beside a listing, in a back end that takes no lock. `begin` and `counts` are
-/// the steps of the listing and of the change. Returns how often the listing (was refused, entered
-/// the old file, entered the new file).
+/// Changes the name beside a listing, in a back end that takes no lock. `begin` begins the listing,
+/// and `counts` counts the change. Returns how often the listing was refused, entered the old file,
+/// and entered the new file.
 fn list_without_locks(
     begin: fn(&Listings) -> ListingMark<'_>,
     counts: fn(&Listings),
@@ -137,7 +138,8 @@ fn list_without_locks(
     })
 }
 
-/// Trap T25: a back end without locks orders nothing between its answers and the marks.
+/// Trap T25: a listing must not enter an old answer, even if the back end has no locks. Such a back
+/// end does not order its answers and the counts of changes.
 #[test]
 fn listing_of_a_back_end_without_locks_enters_no_older_entry() {
     let counts = |listings: &Listings| drop(listings.change(DIRECTORY));
@@ -174,8 +176,8 @@ fn control_listing_without_a_fence_is_caught() {
     list_without_locks(begin, |listings| drop(listings.change(DIRECTORY)));
 }
 
-/// Another program changes the name in the back end. Then the name is invalidated: `first` and
-/// `second` run in this order, and the cache drops the name.
+/// Another program changes the name in the back end. Then the name is invalidated: `first` runs,
+/// then `second`, and then the cache drops the name.
 fn invalidate_with(shared: &Shared, first: fn(&Shared), second: fn(&Shared)) {
     *shared.backend.lock() = NEW;
     first(shared);
@@ -197,15 +199,16 @@ fn listing_beside_an_invalidation_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| invalidate_with(shared, count_change, cancel_fill)));
 }
 
-/// Control for trap P12: an invalidation that only cancels misses a listing that holds no lock yet.
+/// Control for trap P12: an invalidation only cancels the fill. So it misses a listing that holds
+/// no in-lookup lock yet.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_cancels_is_caught() {
     list_against(|shared| invalidate_with(shared, |_| (), cancel_fill));
 }
 
-/// Control for trap P12: an invalidation only counts itself, so a listing that already holds the
-/// lock does not notice it.
+/// Control for trap P12: an invalidation only counts itself. So a listing that already holds the
+/// in-lookup lock does not notice it.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_counts_is_caught() {

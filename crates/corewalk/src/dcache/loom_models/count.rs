@@ -17,8 +17,8 @@ fn count(dcache: &Dcache) -> Option<u64> {
     dcache.get_by_ino(ROOT_INO, A).map(|inode| dcache.inodes.ino(inode))
 }
 
-/// Takes the steps of [`Dcache::get_by_ino`], but with the given checks of the parent and of the
-/// dentry.
+/// Takes the steps of [`Dcache::get_by_ino`]. The arguments replace its checks of the parent and of
+/// the dentry.
 fn count_with(
     dcache: &Dcache,
     is_parent: fn(&Dcache, ParentKey) -> bool,
@@ -62,8 +62,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, told) = &*shared;
-                // ORDERING: Acquire. If the flag is set, the invalidation happened before the
-                // lookup.
+                // ORDERING: Acquire. Pairs with the store of the flag below. If the flag is set,
+                // the invalidation happened before the lookup.
                 let is_told = told.load(Ordering::Acquire) == 1;
                 let found = count(dcache);
                 assert!(!(is_told && found == Some(7)), "T25: an invalidated answer");
@@ -73,7 +73,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
         });
         let (dcache, told) = &*shared;
         dcache.invalidate_directory(key.parent());
-        // ORDERING: Release. The invalidation happens before a lookup that sees the flag.
+        // ORDERING: Release. Pairs with the load above. The invalidation happens before a lookup
+        // that sees the flag.
         told.store(1, Ordering::Release);
         let now = dcache.directory(key.parent()).unwrap().key;
         let in_lookup = lock_name_a(dcache, now);
@@ -82,8 +83,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     })
 }
 
-/// Trap T25: a lookup that starts after an invalidation must not return an older answer. The load
-/// of the parent's generation is the instant of the answer.
+/// Trap T25: a lookup that starts after an invalidation must not return an older answer. The answer
+/// is valid at the instant at which the lookup loads the parent's generation.
 #[test]
 fn count_beside_an_invalidation_is_not_stale() {
     assert_all_reached(&invalidate_against_count(count));
@@ -134,15 +135,16 @@ fn count_beside_eviction_and_reuse_is_of_that_inode_or_none() {
     assert_all_reached(&reuse_against_count(count));
 }
 
-/// Control for trap T55: the dentry is not validated, so the lookup may count the next file in the
-/// slot.
+/// Control for trap T55: the lookup does not validate the dentry. So it may count the inode of the
+/// next file in the slot.
 #[test]
 #[should_panic(expected = "T55: counted another inode")]
 fn control_count_without_a_last_look_is_caught() {
     reuse_against_count(|dcache| count_with(dcache, is_child_of_root, |_, _| true));
 }
 
-/// The amount that one client lookup adds to the count. Other references add another amount.
+/// The amount that one client lookup adds to the count. References of other kinds add another
+/// amount.
 const LOOKUP: u64 = 8;
 
 /// Looks `A` up for a client: takes a reference, and then counts it as a lookup of the client.
@@ -152,7 +154,8 @@ fn count_for_client(dcache: &Dcache) -> Option<u64> {
     Some(dcache.inodes.ino(inode))
 }
 
-/// Takes the steps of [`count_for_client`], but raises the count before the dentry is validated.
+/// Takes the steps of [`count_for_client`] in another order: it raises the whole count before it
+/// validates the dentry.
 fn count_at_once(dcache: &Dcache) -> Option<u64> {
     let lookup_key = lookup_key_a(dcache);
     let hash = lookup_key.hash.child(directory_id(0, ROOT_INO)) as u32;
@@ -176,7 +179,8 @@ fn count_at_once(dcache: &Dcache) -> Option<u64> {
     None
 }
 
-/// Forgets a client lookup of the inode if there is one, as a client without any lookup may do.
+/// Forgets a client lookup of the inode if there is one. A faulty client may do so without having
+/// any lookup.
 fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
     let mut guard = dcache.inodes.lockref(inode).lock();
     let is_there = guard.count() >= LOOKUP;
@@ -213,7 +217,8 @@ fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     })
 }
 
-/// Trap P5: a client that forgets too much may take only lookups that were given out.
+/// Trap P5: a client that forgets too often must not take away a lookup that was not yet given to
+/// it.
 #[test]
 fn count_beside_a_wrong_forget_keeps_the_references_of_others() {
     assert_all_reached(&forget_against_count(count_for_client));

@@ -19,8 +19,9 @@ fn evict(dcache: &Dcache, slot: DentrySlot) -> bool {
     matches!(dcache.evict(slot, Chance::None), Outcome::Evicted(_))
 }
 
-/// Evicts a dentry and then reuses its slot, beside a reader that has seen the dentry and takes a
-/// reference with `get`. Returns how often the reader (failed to get, got) the reference.
+/// Evicts a dentry and reuses its slot. Meanwhile a reader that has seen the dentry takes a
+/// reference with `get`. Returns how often the reader failed to get the reference, and how often it
+/// got it.
 fn evict_against_get(get: fn(&Dcache, DentrySlot, Seq) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -49,7 +50,8 @@ fn evict_against_get(get: fn(&Dcache, DentrySlot, Seq) -> bool) -> [usize; 2] {
     })
 }
 
-/// Traps T5, T7, T17, T18, T55: a reference must be on the dentry that was seen, or be refused.
+/// Traps T5, T7, T17, T18, T55: a reader gets a reference on the dentry that it has seen, or no
+/// reference.
 #[test]
 fn get_beside_eviction_and_reuse_has_one_winner() {
     assert_all_reached(&evict_against_get(Dcache::get));
@@ -66,7 +68,7 @@ fn control_get_that_validates_first_is_caught() {
 }
 
 /// Evicts the only name of an inode with `evict`, beside a reader that found the inode by that
-/// name. Returns how often the (eviction, reader) won.
+/// name. Returns how often the eviction won, and how often the reader.
 fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -80,8 +82,8 @@ fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2]
         let is_evicted = evict(&dcache, slot);
         let is_in_use = finder.join().unwrap();
         assert!(!(is_evicted && is_in_use), "an inode in use lost its only name");
-        // Both may lose, because the reader may have seen the sequence of an eviction that was
-        // undone.
+        // The eviction and the reader may both lose: the reader may have seen the sequence of an
+        // eviction that was then undone.
         tally.hit(usize::from(is_in_use));
     })
 }
@@ -109,8 +111,8 @@ fn control_eviction_that_only_looks_at_the_count_is_caught() {
     });
 }
 
-/// Two threads evict two names of an inode in use with `evict`. Returns how often the name of the
-/// spawned thread (stayed, went).
+/// Two threads evict two names of an inode in use with `evict`. Returns how often the name that the
+/// spawned thread evicts stayed, and how often it was evicted.
 fn evict_both_names(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -134,8 +136,8 @@ fn evict_both_names(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     })
 }
 
-/// Evictions of two names of an inode in use must leave one name. The thread that comes second
-/// finds that its name is the only one, and keeps it.
+/// Two evictions of the two names of an inode in use must leave one name. The second thread finds
+/// that its name is the only one left, and keeps it.
 #[test]
 fn evictions_of_two_names_leave_one_to_an_inode_in_use() {
     assert_all_reached(&evict_both_names(evict));

@@ -15,7 +15,8 @@ const ALL: u64 = u64::MAX;
 pub(super) struct Depot {
     /// A bitmap of free slots per segment.
     free: Vec<u64>,
-    /// Segments that got their first slot here. May contain duplicates and segments without slots.
+    /// The segments that may have slots in the depot. A segment may be in the list twice, or
+    /// without having slots left.
     partial: Vec<u32>,
     /// The number of fully free segments.
     whole: u32,
@@ -53,7 +54,7 @@ impl Depot {
     /// is empty.
     pub(super) fn take(&mut self, slots: &mut Vec<u32>) {
         while let Some(segment) = self.partial.pop() {
-            // If no bit is set, the segment was freed, or the list named it twice.
+            // If no bit is set, the segment was freed, or it was in the list twice.
             let bits = std::mem::take(&mut self.free[segment as usize]);
             if bits != 0 {
                 self.whole -= u32::from(bits == ALL);

@@ -54,7 +54,7 @@ pub(in crate::tmpfs) struct Block {
     key: u64,
     /// 0 while the block is private.
     number: u32,
-    /// True while the inode of this private block is queued in `Deferred`.
+    /// True if the inode of this private block is in a queue of `Deferred`.
     pub(super) is_queued: bool,
 }
 
@@ -89,17 +89,18 @@ type Segment = OnceLock<Box<[Mutex<BlockSlot>; SEGMENT_SLOTS as usize]>>;
 pub(super) enum Leave {
     /// Always.
     Always,
-    /// The caller leaves the block only if it is the only user, and then gets the content.
+    /// Leave the block only if the caller is its only user, and then return the content.
     IfLast,
 }
 
 /// The result of a release.
 pub(super) enum Released {
-    /// The caller was the only user of the block, and now has the content.
+    /// The caller was the only user of the block, and now owns the content.
     Last(Block),
-    /// The block has other users, and with [`Leave::IfLast`] the caller still is a user.
+    /// The block has other users. With [`Leave::IfLast`] the caller is still a user of the block.
     Shared(Arc<Block>),
-    /// The block has other users, and with [`Leave::Always`] the caller no longer is one.
+    /// The block has other users. With [`Leave::Always`] the caller is no longer a user of the
+    /// block.
     Left,
 }
 
@@ -172,8 +173,8 @@ impl Blocks {
         (block.key, block.number) = (key, number);
         let block = Arc::new(block);
         *self.slot(number).lock() = BlockSlot { users: 1, block: Some(Arc::clone(&block)) };
-        // K.2: no entry leads to the number, so the pair is new. Without an entry, lookups do not
-        // find the block.
+        // No entry of the cache leads to the number (K.2), so the pair of key and number is new. If
+        // the entry cannot be made, lookups just do not find the block.
         let entered = self.cache.create(key, u64::from(number));
         debug_assert_ne!(entered, Err(corewalk_mbcache::CreateError::Exists), "K.2");
         block
@@ -193,8 +194,8 @@ impl Blocks {
                 if slot.users + 1 == USERS_MAX {
                     self.cache.note_users(key, u64::from(number), slot.users);
                 }
-                // Drop the block before the slot is unlocked. The next thread may be the last user,
-                // and by K.1 no other inode points at the block then.
+                // Drop the block before the slot is unlocked. After that, another thread may be the
+                // last user. By K.1 this pointer must be gone by then.
                 drop(block);
                 return Released::Left;
             }

@@ -18,10 +18,9 @@
 //! # Locks
 //! The lock of a queue is innermost.
 //!
-//! # Limits
-//! No thread runs in the background. If no change comes, a server must call `Tmpfs::maintain`, or a
-//! caller `Tmpfs::share_xattrs`. An inode with a time ahead of the clock counts as due: the clock
-//! was set back, or the caller chose the time.
+//! # Limits No thread runs in the background. So if no change follows, the queued sets stay private
+//! until a server calls `Tmpfs::maintain` or a caller calls `Tmpfs::share_xattrs`. An inode with a
+//! time ahead of the clock counts as due: the clock was set back, or the caller chose the time.
 
 use std::collections::VecDeque;
 
@@ -52,7 +51,8 @@ struct Waiting {
 pub(super) struct Deferred {
     /// The queue of each shard of threads. Each queue is protected by its own mutex.
     shards: Box<[OwnLine<Mutex<VecDeque<Waiting>>>]>,
-    /// A time at or before the next due time (D.2). Atomic, because threads read it without a lock.
+    /// A time at or before the next due time (D.2). It is atomic, because threads read it without a
+    /// lock.
     due_ms: CachePadded<AtomicU64>,
 }
 
@@ -75,13 +75,13 @@ impl Deferred {
     /// Returns true if a queued inode may be due at `now`.
     #[inline]
     pub(super) fn is_due(&self, now: Timespec) -> bool {
-        // ORDERING: Relaxed. A thread that sees the value late leaves the work to a later call. The
-        // queues have locks of their own.
+        // ORDERING: Relaxed. A thread that sees an old value leaves the work to a later call. The
+        // locks of the queues protect the queues.
         milliseconds(now) >= self.due_ms.load(Ordering::Relaxed)
     }
 
-    /// Takes out some inodes that are due at `now`, or with None any queued inodes. An empty list
-    /// means that none are left.
+    /// Removes some inodes that are due at `now` from the queues and returns them. If `now` is
+    /// None, any queued inode is due. An empty list means that no inode is left.
     pub(super) fn pop(&self, now: Option<Timespec>) -> Vec<u64> {
         let now_ms = now.map_or(u64::MAX, milliseconds);
         // Reset the word before the scan. A thread that pushes afterwards lowers it again (D.2).
@@ -92,7 +92,8 @@ impl Deferred {
             let mut queue = shard.lock();
             while let Some(&first) = queue.front() {
                 let due_ms = first.since_ms.saturating_add(DELAY_MS);
-                // A time ahead of the clock must not delay the inodes behind it.
+                // Count a time that is ahead of the clock as due. Otherwise it would delay the
+                // inodes behind it in the queue.
                 let is_ripe = due_ms <= now_ms || first.since_ms > now_ms;
                 if !is_ripe || ripe.len() == BATCH {
                     self.lower_due(due_ms);
@@ -111,8 +112,8 @@ impl Deferred {
     }
 
     fn lower_due(&self, due_ms: u64) {
-        // ORDERING: Relaxed, both. A thread that sees the value late leaves the work to a later
-        // call.
+        // ORDERING: Relaxed, on success and on failure. A thread that sees an old value leaves the
+        // work to a later call.
         if self.due_ms.load(Ordering::Relaxed) > due_ms {
             self.due_ms.fetch_min(due_ms, Ordering::Relaxed);
         }
@@ -121,6 +122,6 @@ impl Deferred {
 
 /// Returns a time in milliseconds since 1970.
 pub(super) fn milliseconds(time: Timespec) -> u64 {
-    // A time before 1970 counts as 1970, so it does not prevent de-duplication.
+    // Count a time before 1970 as 1970, so that it does not prevent de-duplication.
     (time.secs.max(0) as u64).saturating_mul(1000).saturating_add(u64::from(time.nanos) / 1_000_000)
 }

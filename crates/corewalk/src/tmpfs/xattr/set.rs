@@ -31,14 +31,15 @@ const LIST_BYTES_MAX: usize = 65536;
 const SET_BYTES_MAX: u64 = 1 << 20;
 /// The largest attribute that is hashed completely, in bytes.
 const HASHED_WHOLE_MAX: usize = 256;
-/// Number of bytes, including the name, that are hashed at the beginning of a larger attribute.
+/// Number of bytes at the beginning of a larger attribute that are hashed. They include the name.
 const HEAD_BYTES: usize = 128;
 /// Number of bytes that are hashed at the end of a larger attribute.
 const TAIL_BYTES: usize = 64;
 /// Number of words that are hashed between the beginning and the end of a larger attribute.
 const MIDDLE_WORDS: usize = 8;
 /// The charge of an attribute besides name and value, in bytes. It is about the overhead of the
-/// list and the allocator, so that many short attributes are charged what they use.
+/// list and the allocator. So the charge for many short attributes is about the memory that they
+/// use.
 pub(super) const ATTR_BYTES: u64 = 48;
 /// The charge of an ACL besides its entries, in bytes.
 const ACL_BYTES: u64 = 4;

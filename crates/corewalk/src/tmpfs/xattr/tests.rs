@@ -1,4 +1,5 @@
-//! Tests of sharing. They compare it with a model, check the counts, and run it in several threads.
+//! Tests of shared sets of attributes. They compare the sets with a model, check the counts, and
+//! use the sets in several threads.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -106,7 +107,8 @@ enum Step {
     Chmod(usize, u32),
     Copy(usize, usize),
     Unlink(usize),
-    /// Sets the time of the inode's last change far back, so that the inode is due.
+    /// Sets the time of the inode's last change far back, so that its set is due for
+    /// de-duplication.
     Rest(usize),
     Share,
 }
@@ -264,7 +266,8 @@ fn block_has_at_most_1024_users() {
     audit(&fs, inos[1..2 * USERS_MAX as usize].iter().copied().chain([new]));
 }
 
-/// Trap T38: a set that its only user changes must find the equal set, and not itself.
+/// Trap T38: if the only user of a set changes it, the search for an equal set must find another
+/// set, and not the changed set itself.
 #[test]
 fn set_changed_by_its_only_user_is_shared_with_its_equal() {
     let fs = tmpfs(None);
@@ -340,7 +343,7 @@ fn inode_without_recent_changes_is_shared_at_once() {
         set(&fs, ino, b"user.a", &[1; 5000]).unwrap();
         rest(&fs, ino);
     }
-    // A second set has no space, but the only user of a set may change the set in place.
+    // There is no space for a second set. But the only user of a set may change the set in place.
     assert_eq!(set(&fs, a, b"user.a", &[2; 5000]), Err(Errno::NOSPC));
     fs.removexattr(file(b), b"user.a").unwrap();
     set(&fs, a, b"user.a", &[2; 5000]).unwrap();
@@ -368,7 +371,7 @@ fn change_without_space_changes_nothing() {
     fs.share_xattrs();
     assert_eq!(fs.space.used(), 3900 + 6 + 7 + 2 * ATTR_BYTES);
     set(&fs, c, b"user.c", &[2; 4000]).unwrap();
-    // Both files use the block. A change needs a copy, for which there is no space.
+    // Both files use the block, so a change needs a copy. There is no space for a copy.
     let before = seen(&fs, a);
     assert_eq!(set(&fs, a, b"user.b", b"2"), Err(Errno::NOSPC));
     assert_eq!(fs.removexattr(file(a), b"user.b"), Err(Errno::NOSPC));
@@ -384,7 +387,8 @@ fn change_without_space_changes_nothing() {
     audit(&fs, [a, b, c, d]);
 }
 
-/// A full list of names is not a lack of space, so the queued sets must stay queued.
+/// Only a lack of space de-duplicates the queued sets. A full list of names is no lack of space, so
+/// the queued sets must stay queued.
 #[test]
 fn full_list_of_names_shares_no_queued_sets() {
     let fs = tmpfs(Some(1 << 20));
@@ -437,11 +441,13 @@ fn nothing_is_shared_when_it_is_off() {
     audit(&fs, inos);
 }
 
-/// Trap T54: contents chosen to have one key must be compared a few times and then not shared.
+/// Trap T54: contents that an attacker has chosen to have one key must be compared a few times and
+/// then not be shared.
 #[test]
 fn contents_of_one_key_make_no_long_chain() {
     let fs = tmpfs(None);
-    // Only some words in the middle of a long value are hashed, so these values have one key.
+    // Only some words in the middle of a long value are hashed. These values differ in other words,
+    // so they have one key.
     let inos: Vec<u64> = (0..50).map(|i| make(&fs, &i.to_string())).collect();
     for (nth, &ino) in inos.iter().enumerate() {
         let mut value = vec![0; 4000];
@@ -453,8 +459,8 @@ fn contents_of_one_key_make_no_long_chain() {
     audit(&fs, inos);
 }
 
-/// Trap T34: a block must not be freed while it is found for reuse. Threads find blocks while the
-/// last users release them.
+/// Trap T34: a block must not be freed after a thread has found it for reuse. Threads find blocks
+/// while the last users release them.
 #[test]
 fn blocks_found_while_they_are_released_are_never_lost() {
     const ROUNDS: u32 = 6_000;
@@ -485,8 +491,8 @@ fn blocks_found_while_they_are_released_are_never_lost() {
     });
     fs.share_xattrs();
     audit(&fs, inos.iter().flatten().copied());
-    // There may be a few duplicates: threads that store equal sets at the same time may miss each
-    // other's set.
+    // Allow a few duplicates: threads that store equal sets at the same time may miss each other's
+    // set.
     assert!(fs.xattr_stats().shared_sets <= 9);
     for ino in inos.iter().flatten() {
         let _ = fs.removexattr(file(*ino), b"user.a");
@@ -494,12 +500,13 @@ fn blocks_found_while_they_are_released_are_never_lost() {
     audit(&fs, []);
 }
 
-/// Two last users may release a block at the same time. Each must drop its pointer before it is
-/// counted out, because the last one takes the block apart.
+/// Two last users may release a block at the same time. Each must drop its pointer before the user
+/// count goes down, because the last user takes the content out of the block.
 #[test]
 fn last_two_users_release_a_block_at_the_same_time() {
     const ROUNDS: u32 = 200_000;
-    // On a busy machine the threads seldom meet, so accept fewer rounds.
+    // On a busy machine the two threads seldom run at the same time, so accept fewer rounds in
+    // which they did.
     const ROUNDS_MIN: u32 = 2_000;
     const ENOUGH: Duration = Duration::from_secs(10);
     let _watchdog = Watchdog::start("two threads release a block", Duration::from_secs(600));

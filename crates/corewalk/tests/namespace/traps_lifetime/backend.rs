@@ -24,7 +24,7 @@ use crate::storms::Leaving;
 
 /// The sleep of a back end in tests about time.
 const SLEEP: Duration = Duration::from_millis(1500);
-/// Maximum CPU time of a waiting thread: a hundredth of the time of spinning.
+/// Maximum CPU time of a waiting thread: 1/100 of the time for which it waits.
 const WAITING_MAX: Duration = Duration::from_millis(15);
 
 /// A sleep whose beginning and end other threads can see.
@@ -56,7 +56,7 @@ impl Nap {
     }
 }
 
-/// Makes, renames and removes other names than the sleeping call of the back end uses.
+/// Makes, renames and removes names that the sleeping call of the back end does not use.
 fn be_busy(vfs: &Vfs) {
     for i in 0..500 {
         let (a, b) = (format!("busy{i}"), format!("done{i}"));
@@ -67,8 +67,8 @@ fn be_busy(vfs: &Vfs) {
     }
 }
 
-/// Trap T47: while a loader sleeps, threads that wait for its name must use no CPU, and other
-/// threads must go on.
+/// Trap T47: if a loader sleeps in the back end, threads that wait for its name must use no CPU,
+/// and other threads must not wait.
 #[test]
 fn sleeping_loader_costs_waiters_no_cpu_and_others_no_time() {
     let _watchdog = Watchdog::start("sleeping loader", Duration::from_secs(60));
@@ -148,7 +148,7 @@ fn forget_may_call_back_into_the_namespace() {
     let vfs = over(HookedTmpfs::new(move |_, call| {
         let Call::Forget(ino) = call else { return Ok(()) };
         let Some(vfs) = upwards.get().and_then(Weak::upgrade) else { return Ok(()) };
-        // Bound the recursion, because another thread may evict what this call makes, and so call
+        // Bound the recursion: another thread may evict the files that this call makes, which calls
         // `forget` again.
         // ORDERING: Relaxed. Statistic.
         if counted.load(Ordering::Relaxed) >= CALLS || IS_FORGETTING.replace(true) {
@@ -196,7 +196,7 @@ fn handle_stays_valid_when_its_number_is_reused() {
         vfs.make(&cred, &vfs.root(), name("f"), what).map(|(_, attr)| attr)
     };
     make(1).unwrap();
-    // The file that each number and generation was seen to identify. The owner tells the files
+    // The file for which each pair of number and generation was seen. The owner tells the files
     // apart.
     let meanings: Mutex<HashMap<(u64, u64), u32>> = Mutex::default();
     let means = |ino, generation, tag| {
@@ -253,7 +253,8 @@ enum Notice {
     Directory,
 }
 
-/// Returns the owner of `f` in the cache, after a fill during which a file of owner 2 replaced it.
+/// Fills the cache with `f`, which a file of owner 2 replaces meanwhile. Returns the owner of `f`
+/// in the cache afterwards.
 fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     let namespace: Arc<OnceLock<Weak<Vfs>>> = Arc::default();
     let (upwards, is_armed) = (Arc::clone(&namespace), AtomicBool::new(true));
@@ -274,7 +275,7 @@ fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     fs.inner.make(root, name("f"), &Make::new(S_IFREG | 0o644, 1, 0)).unwrap();
     let vfs = over(fs);
     namespace.set(Arc::downgrade(&vfs)).unwrap();
-    // The first lookup returns the old answer of the back end, which was given before the change.
+    // The first lookup returns an answer that the back end gave before the change.
     let overtaken = walk(&vfs, "f").unwrap();
     let second = walk(&vfs, "f").unwrap();
     let owner = vfs.getattr(&second).unwrap().uid;
@@ -317,7 +318,7 @@ fn announced_change_is_seen_by_the_next_lookup() {
         if racer.thread > 0 {
             // ORDERING: Relaxed. A flag; nothing is published through it.
             while !done.load(Ordering::Relaxed) {
-                // Between the two steps of a change the file does not exist.
+                // Between the removal and the new creation the file does not exist.
                 if let Err(error) = walk(&vfs, "f") {
                     assert_eq!(error, Errno::NOENT);
                 }

@@ -21,7 +21,7 @@ fn fill(vfs: &Vfs, dir: &InodeRef<'_>, count: u32) {
     }
 }
 
-/// Invalidates a directory of `children` names from `threads` threads, which then evict the
+/// Makes a directory of `children` names. `threads` threads each invalidate it, and then evict the
 /// entries. Returns their total CPU time.
 fn invalidate_and_evict(threads: usize, children: u32) -> Duration {
     let vfs = new();
@@ -41,10 +41,10 @@ fn invalidate_and_evict(threads: usize, children: u32) -> Duration {
     times.iter().map(|(time, _)| *time).sum()
 }
 
-/// Trap T45: sixteen threads that invalidate one directory of 200,000 names must do about the work
-/// of one. Each thread at most scans every slot again, which is cheap beside an eviction. If the
-/// threads skipped each other's entries again and again, the work would be at least sixteen times
-/// as much.
+/// Trap T45: sixteen threads that invalidate one directory of 200,000 names must together do about
+/// the work of one thread. Each thread may scan every slot again, which is cheap in comparison with
+/// an eviction. If the threads skipped each other's entries again and again, the work would be at
+/// least sixteen times as much.
 #[test]
 fn sixteen_invalidators_of_a_huge_directory_cost_little_more_than_one() {
     let _watchdog = Watchdog::start("sixteen invalidators", Duration::from_secs(300));
@@ -55,7 +55,7 @@ fn sixteen_invalidators_of_a_huge_directory_cost_little_more_than_one() {
     assert!(sixteen < one * 12, "one: {one:?}, sixteen: {sixteen:?}");
 }
 
-/// Trap T45: invalidating alone must take no longer for 200,000 names than for 200.
+/// Trap T45: an invalidation of a directory must take no longer for 200,000 names than for 200.
 #[test]
 fn invalidation_does_not_depend_on_the_size_of_the_directory() {
     const TIMES: u32 = 100;
@@ -160,9 +160,9 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Trap T51: a client that forgets more lookups than it has must drop no reference of others. Some
-/// of the counts overflow a word when multiplied by the weight of a lookup. The tests of
-/// `corewalk_sync::Lockref` cover the limit of the count itself.
+/// Trap T51: a client that forgets more lookups than it has must drop no reference of other users.
+/// Some counts of the test are so large that they overflow when multiplied by the weight of a
+/// lookup. The tests of `corewalk_sync::Lockref` cover the limit of the count itself.
 #[test]
 fn forget_of_too_many_lookups_drops_nothing() {
     let vfs = new();
@@ -222,8 +222,8 @@ fn forget_all_drops_lookups_alone() {
     assert_eq!(vfs.forget_all(g), 0);
 }
 
-/// The budget: a cache of 4 MiB over 200,000 files may exceed the budget by at most a tenth, and
-/// every file must be found.
+/// A cache of 4 MiB over 200,000 files may exceed its budget by at most 1/10, and every file must
+/// be found.
 #[test]
 fn cache_of_4_mib_stays_in_its_budget_over_200_000_files() {
     const BUDGET: u64 = 4 << 20;

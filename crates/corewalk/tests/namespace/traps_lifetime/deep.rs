@@ -1,4 +1,5 @@
-//! Tests of chains of directories deeper than any path, and of the cost to drop such chains.
+//! Tests of chains of directories that are deeper than any path. Dropping such a chain must cost
+//! linear time.
 
 use std::time::Duration;
 
@@ -86,7 +87,7 @@ fn time_at(depth: u32, work: impl Fn(&Vfs, PathRef<'_>)) -> Duration {
 }
 
 /// Returns true if `work` on four times as many levels takes less than eight times as long;
-/// quadratic work would take sixteen times as long. Also returns the least times of both depths.
+/// quadratic work would take sixteen times as long. Also returns the least time of each depth.
 ///
 /// Other load makes single runs longer, never shorter, so the least of several runs counts. The
 /// load may last for minutes, so the two depths alternate.
@@ -110,7 +111,8 @@ fn prune_of_a_deep_chain_is_linear() {
     assert!(linear, "25,000 and 100,000 levels: {least:?}");
 }
 
-/// Control: the check must detect work that goes up to the root from every level.
+/// Control: work that goes up to the root from every level takes quadratic time. The check must
+/// detect it.
 #[test]
 fn control_quadratic_work_on_a_deep_chain_is_caught() {
     let _watchdog = Watchdog::start("quadratic climb", Duration::from_secs(300));

@@ -1,7 +1,7 @@
 //! Names crafted to collide.
 //!
 //! The attacker knows the hash function and, in the control, the key. The attacker searches for
-//! names that fall into one of 512 parts of the index. With the key, these names make chains of
+//! names whose hashes are in the same 1/512 of the index. With the key, these names make chains of
 //! hundreds of entries. Without the key, a directory of such names is like any other.
 
 use std::time::Duration;
@@ -52,7 +52,7 @@ fn crafted_long() -> Vec<Vec<u8>> {
 /// the computation of `hash.rs`.
 fn crafted() -> Vec<[u8; 9]> {
     let [k0, k1, k4, k5] = [1, 2, 5, 6].map(secret);
-    // The hash of a name includes the inode number of its directory.
+    // The hash of a name depends on the inode number of its directory.
     let root = 1_u64;
     let is_wanted = |name: &[u8; 9]| {
         // The hash reads a name of nine bytes as its first eight and its last eight bytes.
@@ -70,7 +70,7 @@ fn fold(a: u64, b: u64) -> u64 {
     (wide as u64) ^ ((wide >> 64) as u64)
 }
 
-/// Returns the CPU time of looking up all `names`, after they were made.
+/// Makes all `names`. Returns the CPU time of looking them up afterwards.
 fn time_of(names: &[impl AsRef<[u8]>], hash_seed: Option<u64>) -> Duration {
     let options = VfsOptions::default().with_hash_seed(hash_seed).with_entries_max(1 << 17);
     let vfs = Vfs::new(std::sync::Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
@@ -100,8 +100,8 @@ fn names_crafted_for_another_key_do_not_collide() {
     assert!(known > attacked * 4, "the attack fails: {known:?}, against {attacked:?}");
 }
 
-/// Trap T54: crafted names must not collide. Here the names are long, and their later words are
-/// hashed differently.
+/// Trap T54: crafted names must not collide. Here the names are long: the hash treats their later
+/// words in another way.
 #[test]
 fn long_names_crafted_for_another_key_do_not_collide() {
     let crafted = crafted_long();

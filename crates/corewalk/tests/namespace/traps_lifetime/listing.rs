@@ -39,11 +39,12 @@ fn read_reply(
     is_full.then_some(next)
 }
 
-/// Minimum number of passes of a reader, and of changes during them.
+/// Minimum number of passes of a reader. It is also the minimum number of changes during these
+/// passes.
 const PASSES: u32 = 60;
 const CHANGES: u64 = 100;
 
-/// Maximum number of passes, for the case that the changing thread gets no CPU.
+/// Maximum number of passes. It ends the test if the changing thread gets no CPU.
 const PASSES_MAX: u32 = 20_000;
 
 /// Trap T48: a pass over a directory must report each entry that exists throughout exactly once.

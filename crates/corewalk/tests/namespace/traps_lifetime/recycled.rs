@@ -8,8 +8,9 @@ use corewalk_base::Mutex;
 
 use crate::backends::{Call, Hook};
 
-/// Shows the inodes of a tmpfs under other numbers. A number is free when its inode is removed and
-/// forgotten; the next inode gets it, with the next generation. Most disk file systems do this.
+/// A tmpfs that reports other inode numbers and reuses them. When an inode is removed and
+/// forgotten, the next new inode gets its number, with the next generation. Most disk file systems
+/// do this.
 #[derive(Default)]
 pub(super) struct Recycled {
     numbers: Mutex<Numbers>,

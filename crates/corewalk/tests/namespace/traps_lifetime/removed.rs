@@ -1,4 +1,4 @@
-//! Tests that negative entries below removed directories are evicted with the directory.
+//! Tests of negative entries below removed directories. They must be evicted with the directory.
 
 use corewalk::{Cred, Errno, Removal, RenameMode, Vfs};
 use corewalk_testkit::race;
@@ -10,7 +10,7 @@ fn miss(vfs: &Vfs, path: &str) {
     assert_eq!(walk(vfs, path).map(drop), Err(Errno::NOENT));
 }
 
-/// Makes a directory, looks up missing names in it, makes and removes a file in it.
+/// Makes a directory, looks up missing names in it, and makes and removes a file in it.
 fn fill_with_negatives(vfs: &Vfs, dir: &str) {
     tree(vfs, &[&format!("{dir}/"), &format!("{dir}/file")]);
     miss(vfs, &format!("{dir}/a"));

@@ -1,4 +1,4 @@
-//! Trap T20: the directory of a confined walk is moved out of its root.
+//! Trap T20: the directory of a confined walk is moved out of the root of the walk.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -9,9 +9,9 @@ use corewalk_testkit::race::Watchdog;
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, rename, tree, walk};
 
-/// Walks from `/jail` along `in/deep/../../f`. Each time the back end is asked for `deep`, `in` is
-/// moved to `/free` and back. After the walk has become a ref-walk, `in` is moved to `/free` and
-/// stays there. Returns the file that was found.
+/// Walks from `/jail` along `in/deep/../../f`. Each time the walk asks the back end for `deep`, the
+/// test moves `in` to `/free` and back. After the walk has become a ref-walk, the test moves `in`
+/// to `/free` and leaves it there. Returns the file that was found.
 fn moved_walk(flags: WalkFlags) -> Result<&'static str, Errno> {
     let _watchdog = Watchdog::start("a walk that is led out", Duration::from_secs(60));
     let place: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
@@ -44,7 +44,7 @@ fn moved_walk(flags: WalkFlags) -> Result<&'static str, Errno> {
 }
 
 /// Trap T20: a confined walk must fail if its directory was moved out of its root. A ref-walk is no
-/// snapshot, so it can be outside at the end.
+/// snapshot, so without a check it could end outside.
 #[test]
 fn confined_walk_moved_out_of_its_root_fails() {
     assert_eq!(moved_walk(WalkFlags::BENEATH), Err(Errno::XDEV));

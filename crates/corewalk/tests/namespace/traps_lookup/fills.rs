@@ -29,8 +29,8 @@ fn uncached_f(vfs: &Vfs) -> u64 {
     ino
 }
 
-/// Starts a lookup of `f`, which stops in its back end, and a second lookup, which waits for the
-/// first. Then runs `meanwhile`, lets the back end answer, and returns both results.
+/// Starts a lookup of `f`, which stops in its back end. Then starts a second lookup of `f`, which
+/// waits for the first. Then runs `meanwhile`, lets the back end answer, and returns both results.
 fn load_and_wait(
     vfs: &Vfs,
     stop: &Stop,
@@ -77,8 +77,9 @@ fn waiter_gets_the_answer_of_the_loader() {
     assert_eq!(vfs.stats().misses - before, 1);
 }
 
-/// Trap T21: both lookups must be answered for the directory in which they were made. While one of
-/// them waits, that directory is renamed and another directory takes its name.
+/// Trap T21: a lookup must be answered for the directory in which it was made. Here two lookups
+/// run, and one of them waits. Meanwhile their directory is renamed, and another directory takes
+/// its name.
 #[test]
 fn waiter_in_a_renamed_directory_is_answered_for_that_directory() {
     let _watchdog = Watchdog::start("a waiter in a renamed directory", Duration::from_secs(60));
@@ -120,7 +121,7 @@ enum End {
 }
 
 /// Two threads make the same call at the same time: a lookup, a creation, a removal or a rename.
-/// `end` tells how the first call of the back end ends.
+/// `end` decides whether the first call of the back end panics or never ends.
 fn first_call_ends(end: End) {
     let _watchdog = Watchdog::start("a call that panics or never ends", Duration::from_secs(10));
     for call in [Call::Lookup(b"f"), Call::Make(b"f"), Call::Remove(b"f"), Call::Rename(b"f")] {
@@ -251,7 +252,7 @@ fn check_late_answers(tell: Tell) {
     let vfs = changed_in_back_end(&["f"], Behind { at: done, change: remade, tell });
     drop(walk(&vfs, "f"));
     assert_eq!(walk(&vfs, "f").unwrap().kind(), FileKind::Directory, "stale: f is a directory");
-    // A renamed file is removed, and another is made at its old name.
+    // Another program removes the renamed file, and makes another file at the old name.
     let moved = |fs: &Tmpfs| {
         remove_behind(fs, "g");
         make_behind(fs, "f", S_IFREG);
@@ -263,19 +264,22 @@ fn check_late_answers(tell: Tell) {
     assert_ne!(walk(&vfs, "f").unwrap().ino(), ino, "stale: f is another");
 }
 
-/// Traps T25, P12: an answer from before an invalidation of the name must not be cached.
+/// Traps T25, P12: if a name was invalidated, an answer from before the invalidation must not be
+/// cached.
 #[test]
 fn late_answer_after_an_invalidation_of_the_name_is_refused() {
     check_late_answers(Tell::Name);
 }
 
-/// Traps T25, P12: an answer from before an invalidation of the whole directory must not be cached.
+/// Traps T25, P12: if a whole directory was invalidated, an answer from before the invalidation
+/// must not be cached.
 #[test]
 fn late_answer_after_an_invalidation_of_the_directory_is_refused() {
     check_late_answers(Tell::Directory);
 }
 
-/// Control for trap T25: a change without an invalidation must leave the old answer in the cache.
+/// Control for trap T25: the back end changes a name, and the name is not invalidated. Then the old
+/// answer stays in the cache.
 #[test]
 #[should_panic(expected = "stale: f was removed")]
 fn control_change_without_an_invalidation_is_caught() {
@@ -303,7 +307,8 @@ fn moved_in_back_end() -> (Arc<Vfs>, Stop) {
 }
 
 /// Trap T28: the back end shows a directory under a new name while another operation holds its old
-/// name. The lookup must succeed at once. The dentry moves later, when the old name is free.
+/// name. The lookup must succeed at once. The dentry moves at a later lookup, when no operation
+/// holds the old name.
 #[test]
 fn directory_moved_in_the_back_end_is_found_at_once() {
     let _watchdog = Watchdog::start("a directory moved underneath", Duration::from_secs(60));
@@ -322,8 +327,8 @@ fn directory_moved_in_the_back_end_is_found_at_once() {
     assert_eq!(held.path().unwrap(), b"/g");
 }
 
-/// Trap T28: a walk through the new name needs the dentry there, so it must wait, without an error
-/// and without spinning.
+/// Trap T28: a walk through the new name needs the dentry there. So it must wait for the other
+/// operation, without an error and without spinning.
 #[test]
 fn walk_through_a_directory_moved_in_the_back_end_waits() {
     let _watchdog = Watchdog::start("a walk through a moved directory", Duration::from_secs(60));

@@ -15,12 +15,12 @@ use corewalk_testkit::rng::Seed;
 use super::beside;
 use crate::fixtures::{at, name, new, remove, rename, tree, walk};
 
-/// Returns the place that `path` leads to, without following a link at its end.
+/// Returns the place to which `path` leads. Does not follow a symbolic link at its end.
 fn place<'v>(vfs: &'v Vfs, path: &str) -> PathRef<'v> {
     vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::empty()).unwrap()
 }
 
-/// Renames `a` over `b` while both are held, and checks the path of each.
+/// Renames `a` over `b`. The test holds both files, and then checks the path of each.
 fn rename_over_a_held_name(a: &str, b: &str, mode: RenameMode) {
     let vfs = new();
     tree(&vfs, &["d/", &format!("d/{a}"), &format!("d/{b}")]);
@@ -47,7 +47,7 @@ fn replaced_file_keeps_its_own_name() {
     }
 }
 
-/// Control for trap T4: an exchange of the two names, as Linux made it, must be caught.
+/// Control for trap T4: Linux once exchanged the two names instead. The check must catch that.
 #[test]
 #[should_panic(expected = "the old target lost its name")]
 fn control_exchanged_names_are_caught() {
@@ -74,7 +74,7 @@ fn assert_whole(path: &[u8]) {
 #[test]
 fn reused_long_names_are_never_torn() {
     let _watchdog = Watchdog::start("reused long names", Duration::from_secs(300));
-    // With so few entries the tables cannot grow, so all other bytes belong to entries.
+    // With so few entries the tables do not grow. So all other bytes belong to entries.
     let options = VfsOptions::default().with_entries_max(1024);
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();
     let start = vfs.stats();
@@ -123,7 +123,7 @@ fn reused_long_names_are_never_torn() {
     assert_eq!(end.bytes, start.bytes, "memory of a name was leaked or freed twice");
 }
 
-/// Control for trap T5: a snapshot whose second half is of another name must be caught.
+/// Control for trap T5: half of a snapshot comes from another name. The check must catch that.
 #[test]
 #[should_panic(expected = "torn")]
 fn control_torn_name_is_caught() {
@@ -132,7 +132,7 @@ fn control_torn_name_is_caught() {
     assert_whole(&path);
 }
 
-/// Trap T9: each translation and each walk must end, although its ancestors are renamed
+/// Trap T9: each translation and each walk must end, although another thread renames its ancestors
 /// continually.
 #[test]
 fn translation_under_a_storm_of_ancestor_renames_ends() {
@@ -233,7 +233,8 @@ fn path_results_have_their_kinds_and_formats() {
         let end: &[u8] = if kind == Unlinked { b" (deleted)" } else { b"" };
         assert_eq!(place.d_path(from), [path, end].concat());
     }
-    // The text of `d_path` is ambiguous, but the typed result is not.
+    // The text of `d_path` is ambiguous: a file may have such a name. The typed result is not
+    // ambiguous.
     let (odd, text) = (place(&vfs, "x (deleted)"), b"/x (deleted)".to_vec());
     assert_eq!(odd.d_path(&root), text);
     assert_eq!(odd.path_of(&root), (text, Linked));

@@ -78,7 +78,7 @@ fn existing_file_under_eviction_is_never_missing() {
     lookups_under_eviction(&new());
 }
 
-/// Control for trap T15: a single wrong ENOENT of the back end must be detected.
+/// Control for trap T15: the back end returns a single wrong ENOENT. The check must detect it.
 #[test]
 #[should_panic(expected = "an existing file was missed")]
 fn control_momentary_enoent_is_caught() {
@@ -112,7 +112,7 @@ fn kind_and_inode_of_a_name_belong_together() {
         (found.ino(), found.kind())
     });
     let tally = Tally::new(["file", "dir", "link", "nothing"]);
-    // Run many rounds, because a reader may be preempted for a whole round and then see little.
+    // Run many rounds. A reader may be preempted for a whole round, and then sees few changes.
     for _ in 0..50 {
         beside(
             60_000,
@@ -141,7 +141,8 @@ fn kind_and_inode_of_a_name_belong_together() {
     tally.assert_all_reached();
 }
 
-/// Control for trap T16: the kind of one life of a dentry with the inode of another must be caught.
+/// Control for trap T16: an answer has the kind of an earlier file and the inode of a later one.
+/// The check must catch it.
 #[test]
 #[should_panic(expected = "does not go with")]
 fn control_kind_of_another_inode_is_caught() {
@@ -157,7 +158,8 @@ fn parent_of_a_directory_is_one_it_had_during_the_call() {
     let vfs = new();
     tree(&vfs, &["p0/", "p0/d/"]);
     let d = walk(&vfs, "p0/d").unwrap();
-    // The possible parents, in order. The last one is the target of the running move.
+    // The possible parents, in the order of the moves. The last one is the target of the running
+    // move.
     let allowed = Mutex::new(vec![walk(&vfs, "p0").unwrap().ino()]);
     beside(
         5_000,
@@ -174,8 +176,8 @@ fn parent_of_a_directory_is_one_it_had_during_the_call() {
             let before = allowed.lock().unwrap().len();
             let parent = vfs.parent_ino(&d).unwrap();
             let allowed = allowed.lock().unwrap();
-            // Allow the parent of the last finished move and that of the move that was running
-            // before the call.
+            // Allow two earlier parents: that of the last finished move, and that of the move that
+            // was running when the call began.
             let since = before.saturating_sub(2);
             assert!(allowed[since..].contains(&parent), "a parent from before the call: {parent}");
         },
@@ -228,7 +230,7 @@ fn control_spinning_waiter_on_one_processor_is_caught() {
     assert!(child.timed_out, "{child}");
 }
 
-/// Goes up from each of `dirs` to the root; panics if the root is not reached.
+/// Goes up from each of `dirs` to the root. Panics if it does not reach the root.
 fn assert_is_tree(parents: impl Fn(u64) -> u64, dirs: &[u64], root: u64) {
     for &dir in dirs {
         let mut at = dir;
@@ -277,8 +279,8 @@ fn randomly_moved_directories_stay_a_tree() {
     assert_is_tree(parent, &inos, vfs.root().ino());
 }
 
-/// Control for trap T26: two moves, each valid alone, must be caught if they are made together
-/// without a check.
+/// Control for trap T26: two moves are valid alone, but are made together without a check. The test
+/// must catch the loop that they make.
 #[test]
 #[should_panic(expected = "below itself")]
 fn control_loop_of_two_moves_is_caught() {

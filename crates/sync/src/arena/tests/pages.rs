@@ -1,8 +1,8 @@
 //! The resident pages of an arena, read from the kernel page by page.
 //!
 //! The kernel merges neighbouring mappings, and other tests of this process map memory at the same
-//! time. So the sizes of mappings say nothing, and the tests read `/proc/self/pagemap`. If a block
-//! has one written word and all its pages are resident, the block is a huge page.
+//! time. So the sizes of mappings prove nothing. The tests read `/proc/self/pagemap` instead. If a
+//! block has one written word and all its pages are resident, the block is a huge page.
 //!
 //! Source: Linux `Documentation/admin-guide/mm/pagemap.rst`.
 
@@ -16,8 +16,8 @@ const PAGE: usize = 4096;
 const BLOCK: usize = 2 << 20;
 /// Number of slots that fit in a block, if a slot has the size of a cache line.
 const SLOTS: u32 = (BLOCK / 64) as u32;
-/// Number of arenas that a test tries until one gets huge pages, because a kernel short of memory
-/// may have none.
+/// Number of arenas that a test tries until one gets huge pages. A kernel that is short of memory
+/// may have no huge page.
 const TRIES: usize = 8;
 
 /// Returns how many pages of block `nth` are resident.
@@ -45,7 +45,7 @@ fn has_huge_pages() -> bool {
         && !read("/proc/self/status").contains("THP_enabled:\t0")
 }
 
-/// Returns how often a page fault of any process found no free huge page.
+/// Returns how often a page fault of any process found no free huge page, since the kernel started.
 fn huge_pages_missed() -> u64 {
     let counters = fs::read_to_string("/proc/vmstat").unwrap_or_default();
     let value = |line: &str| line.strip_prefix("thp_fault_fallback ")?.parse().ok();
@@ -59,8 +59,9 @@ fn can_collapse() -> bool {
     (numbers.next(), numbers.next()) >= (Some(6), Some(1))
 }
 
-/// Returns the number of resident pages of each of the first two blocks. The first block is handed
-/// out before, and one slot of each block is written. The result is the best of several tries.
+/// Returns the number of resident pages of each of the first two blocks. Before, all slots of the
+/// first block are handed out, and one slot of each block is written. The result is the best of
+/// several tries.
 fn pages_of_a_big_arena(grow: fn(&SlotArena<8>)) -> (usize, usize) {
     let one = |_| {
         let arena: SlotArena<8> = SlotArena::new("big", 4 * SLOTS).unwrap();
@@ -102,7 +103,7 @@ fn arena_with_few_slots_in_use_takes_few_pages() {
         }
     }
     let pages: usize = arenas.iter().map(|arena| resident_pages(arena, 0)).sum();
-    // One page per arena would be enough, but some kernels map 64 KiB at once.
+    // One page per arena would be enough, but some kernels map 64 KiB at a time.
     assert!((10..=160).contains(&pages), "ten arenas of ten slots take {pages} pages");
 }
 

@@ -19,7 +19,8 @@ impl Version {
     fn new(number: u64) -> (Self, Arc<AtomicU64>) {
         let has_ended = Arc::new(AtomicU64::new(0));
         let version = Self { number: AtomicU64::new(0), has_ended: Arc::clone(&has_ended) };
-        // ORDERING: Relaxed. The publication of the version has to publish this store.
+        // ORDERING: Relaxed. The model checks that the publication of the version also publishes
+        // this store.
         version.number.store(number, Ordering::Relaxed);
         (version, has_ended)
     }
@@ -27,8 +28,8 @@ impl Version {
 
 impl Drop for Version {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. Other threads read the word in a section that must not overlap the
-        // drop, or after a join.
+        // ORDERING: Relaxed. Other threads read the word after a join, or in a section. The model
+        // checks that no such section overlaps the drop.
         self.has_ended.store(1, Ordering::Relaxed);
     }
 }
@@ -66,8 +67,8 @@ fn replace_beside_a_reader_shows_whole_versions_that_live() {
     assert_all_reached(&outcomes(RcuCell::replace));
 }
 
-/// A publication of the new version with `Relaxed` must be caught. Loom reports that the reader's
-/// load of a word of the version is not ordered after the word's initialisation.
+/// The model checker must catch a publication with `Relaxed`. Loom reports that the reader's load
+/// of a word of the version is not ordered after the word's initialisation.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn control_relaxed_publication_is_caught() {
@@ -85,7 +86,7 @@ fn control_free_without_grace_period_is_caught() {
         let new = Box::into_raw(Box::new(version));
         // ORDERING(rcu-publish): AcqRel. As it should be.
         let old = cell.ptr.swap(new, Ordering::AcqRel);
-        // SAFETY: the value is only marked as dropped here. It is freed below, after a grace
+        // SAFETY: this only marks the value as dropped. The value is freed below, after a grace
         // period.
         let marked = unsafe { &*old };
         // ORDERING: Relaxed. Wrong on purpose: no grace period before it.
@@ -95,7 +96,7 @@ fn control_free_without_grace_period_is_caught() {
 }
 
 /// Runs two threads that add one with `add_one`. Returns in how many updates the closure ran once,
-/// and in how many more often.
+/// and in how many it ran more than once.
 fn updates(add_one: fn(&RcuCell<u64>, &Tally<2>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let cell = Arc::new(RcuCell::new(0));
@@ -131,8 +132,8 @@ fn control_read_then_replace_is_caught() {
     });
 }
 
-/// Runs a writer that empties a cell beside a reader. Returns in how many runs the reader saw the
-/// value, and in how many an empty cell.
+/// One thread empties a cell. Meanwhile a reader reads it. Returns in how many runs the reader saw
+/// the value, and in how many an empty cell.
 fn emptied(empty: fn(&RcuOption<Version>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let (version, has_ended) = Version::new(1);
@@ -171,7 +172,7 @@ fn control_cell_that_is_emptied_without_grace_period_is_caught() {
     emptied(|cell| {
         // ORDERING(rcu-publish): AcqRel. As it should be.
         let old = cell.ptr.swap(std::ptr::null_mut(), Ordering::AcqRel);
-        // SAFETY: the value is only marked as dropped here. It is freed below, after a grace
+        // SAFETY: this only marks the value as dropped. The value is freed below, after a grace
         // period.
         let marked = unsafe { &*old };
         // ORDERING: Relaxed. Wrong on purpose: no grace period before it.
