@@ -1,14 +1,16 @@
-//! Readers that translate paths beside writers that rename, as fast as they can.
+//! Readers translate dentries to paths as fast as they can, while writers rename files.
 //!
 //! The load of document 000: processes of a database ask for the paths of their files while other
 //! processes change names. A reader asks for the paths of a few dentries again and again, and
-//! compares each path with the right ones. A writer renames something there and back.
+//! compares each path with the right ones. A writer renames a file or directory to another name and
+//! back.
 //!
 //! # When a race counts
-//! A writer without a processor disturbs no reader, which flatters every design. So each worker
-//! also reads how long it was ready to run and waited for a processor (`run_delay`), and the
-//! outcome has the share of it. Waiting for a lock is not counted there, on purpose: a writer that
-//! the design slows down is a result, a writer that the machine slows down is not.
+//! A writer that waits for a processor disturbs no reader, so every design would look better than
+//! it is. So each worker also measures how long it was ready to run but waited for a processor
+//! (`run_delay`), and the outcome has the share of that time. The time of waits for a lock is not
+//! included: a wait for a lock is a property of the design, but a wait for a processor is one of
+//! the machine.
 //!
 //! Source: documents 000 and 001; `/proc/thread-self/schedstat`, clock_gettime(2).
 
@@ -19,7 +21,8 @@ use crate::before::Passes;
 use crate::crew::{self, Laps, Pinning, Slice, Turn};
 use crate::questions::Tally;
 
-/// Operations of one job. The number is even, so that a writer ends where it began.
+/// Number of operations of one job. The number is even, so that a job of a writer ends with the old
+/// name.
 const CHUNK: usize = 64;
 
 /// The questions of one reader.
@@ -51,7 +54,7 @@ pub(crate) struct Race<'a> {
 pub(crate) struct Outcome {
     pub(crate) reads: Slice,
     pub(crate) renames: Slice,
-    /// How often translations were disturbed; None if the namespace does not count.
+    /// How often renames disturbed translations. None if the namespace does not count that.
     pub(crate) passes: Option<Passes>,
 }
 
@@ -72,7 +75,8 @@ impl Reader {
 }
 
 impl Writer {
-    /// Renames there and back; once before the clocks start, so that both names were there.
+    /// Renames there and back until the slice is over. Does so once before the measurement starts,
+    /// so that the cache knows both names.
     ///
     /// # Panics
     /// If a rename fails.
@@ -105,8 +109,8 @@ impl Outcome {
     }
 }
 
-/// Runs one race with the readers in `racer` and the writers in `renamed`. The two are the same
-/// namespace, except where a table asks what two namespaces cost each other.
+/// Runs one race with the readers in `racer` and the writers in `renamed`. They are the same
+/// namespace, unless a table measures how much two namespaces slow each other down.
 ///
 /// # Panics
 /// If a rename fails, or a thread panics.

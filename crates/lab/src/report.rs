@@ -1,12 +1,12 @@
-//! The report of results: one page that needs nothing beside it.
+//! The report of results: one page without further files.
 //!
-//! `corewalk-lab report --out DIR` writes `DIR/index.html`. The front page has one line per table:
-//! the claim in a sentence, the ratio of one row, and whether the claims hold. Each table has one
-//! plot of the rows that its claim is about, with the published curve beside it if there is one.
-//! All rows are folded below.
+//! `corewalk-lab report --out DIR` writes `DIR/index.html`. The page starts with one line per
+//! table: the claim in a sentence, the ratio of one row, and a word that tells whether the claims
+//! hold. Each table has one plot of the rows that its claim is about, with the published curve
+//! beside it if there is one. All other rows are below it, folded.
 //!
-//! The page is XHTML with inline SVG, without scripts and without a request to any other place.
-//! Losses are shown like wins.
+//! The page is XHTML with inline SVG, without scripts and without a request to any other place. A
+//! claim that does not hold is shown like one that holds.
 //!
 //! # How it works
 //! [`read`] reads the files of `run --json` and `record`.
@@ -27,17 +27,17 @@ use crate::Report;
 /// The name of the page in its folder.
 const PAGE: &str = "index.html";
 
-/// Makes the folder of the page, before the tables run for minutes.
+/// Makes the folder of the page. It is called before the tables run, since they take minutes.
 ///
 /// # Errors
-/// If `folder` is a file, or cannot be made.
+/// An error if `folder` is a file, or if it cannot be made.
 pub(crate) fn prepare(folder: &Path) -> anyhow::Result<()> {
     ensure!(folder.is_dir() || !folder.exists(), "{} is not a folder", folder.display());
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))
 }
 
-/// Writes the page into `folder`, and returns its path. An older page stays until the new page is
-/// whole.
+/// Writes the page into `folder`, and returns its path. An older page is replaced only after the
+/// new page is complete.
 ///
 /// # Errors
 /// If the page cannot be written.
@@ -49,10 +49,10 @@ pub(crate) fn write(folder: &Path, reports: &[Report]) -> anyhow::Result<PathBuf
     Ok(page)
 }
 
-/// Returns the tables in `files`, in their order.
+/// Returns the tables in `files`, in the order of the files.
 ///
-/// The rows borrow their names from the text of the file, which stays in memory: the program ends
-/// after the page.
+/// The rows borrow their names from the text of the files. That text is leaked, which is harmless,
+/// because the program ends after the page is written.
 ///
 /// # Errors
 /// If a file cannot be read, is not JSON, or is not the output of a run.

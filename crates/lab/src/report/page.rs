@@ -1,4 +1,4 @@
-//! The page: a line per table, then each table with its plot and its rows.
+//! Writes the page: first a line per table, then each table with its plot and its rows.
 //!
 //! Source: HTML Living Standard, as XML.
 
@@ -11,7 +11,8 @@ use crate::samples::Row;
 use crate::table::{self, Claim, Published, Table};
 use crate::text::{self, params_of, rows_of, with_names};
 
-/// The style. Losses have the size and the weight of wins; a word says the same as a colour.
+/// The style. A claim that does not hold has the size and the weight of one that holds. Each colour
+/// comes with a word.
 const STYLE: &str = include_str!("style.css");
 /// Matches any value of a parameter of a plot.
 const ANY: &str = "*";
@@ -89,7 +90,8 @@ fn front(out: &mut String, at: usize, report: &Report) {
     );
 }
 
-/// Returns the verdict over all claims of a table: a word without spaces, and words.
+/// Returns the verdict over all claims of a table: the name of its style class, and the text for
+/// readers.
 fn verdict(claims: &[Claim]) -> (&'static str, String) {
     let count = |word: &str| claims.iter().filter(|claim| claim.word() == word).count();
     let (all, held, lost) = (claims.len(), count("held"), count("not-held"));
@@ -229,7 +231,7 @@ mod tests {
     use super::*;
     use crate::samples::{Metric, Params, Samples};
 
-    /// Returns rows of two variants of the table `rename`: corewalk twice as good as `linux`.
+    /// Returns rows of two variants of the table `rename`. corewalk is twice as fast as `linux`.
     fn rows() -> Vec<Row> {
         let mut samples = Samples::default();
         for (variant, value) in [("corewalk", 2.0), ("linux", 1.0)] {
@@ -297,7 +299,7 @@ mod tests {
         let page = page();
         let xml = parse(&page);
         let count = |name: &str| xml.descendants().filter(|n| n.tag_name().name() == name).count();
-        // A table that this program does not know has rows and no plot.
+        // The second table is unknown to this program, so it has rows but no plot.
         assert_eq!((count("svg"), count("h2")), (1, 2));
         assert!(page.contains("a &lt;cpu&gt;, 2 cores, Linux 6.1, commit abc"));
         assert_eq!(page.matches("all 4 rows").count(), 2);
