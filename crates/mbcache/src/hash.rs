@@ -11,15 +11,15 @@ use std::hash::BuildHasher;
 pub(crate) struct Secret([u64; 2]);
 
 impl Secret {
-    /// Returns a secret that is made from `seed`, or from the system's random numbers if there is
-    /// no seed.
+    /// Returns a secret that is derived from `seed`. Without a seed, it is derived from random
+    /// numbers of the system.
     pub(crate) fn new(seed: Option<u64>) -> Secret {
         let seed = seed.unwrap_or_else(|| std::hash::RandomState::new().hash_one(0_u64));
         let first = fold(seed ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93);
         Secret([first, fold(first, 0xa076_1d64_78bd_642f) | 1])
     }
 
-    /// Returns the hash of `key`. Any part of its bits can be used by itself.
+    /// Returns the hash of `key`. Any of its bits can be used without the others.
     #[inline]
     pub(crate) fn hash(&self, key: u64) -> u64 {
         fold(key ^ self.0[0], self.0[1])
