@@ -32,7 +32,7 @@ const RACES: &str = "docs/developing/races.md";
 /// The directory of this program. Its tests contain samples of doc comments, which cover no trap.
 const OWN_FOLDER: &str = "xtask/";
 
-/// Tells what a trap without a test or an argument means for the outcome.
+/// Tells whether a trap without a test and without an argument makes the task fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strictness {
     /// List all traps, the open ones included.

@@ -1,24 +1,26 @@
 //! A tree of real names, which all variants of a table hold.
 //!
-//! Made-up names flatter some designs, since they are short, alike and evenly spread. So the tree
-//! has the names below `/usr` of the machine, up to a number of entries. If `/usr` has too few, the
-//! tree is filled up with made-up names, and the run reports their number. A Debian with compilers
-//! has 100,000 entries in `/usr`. They are 7 levels deep in the mean, and their names have 21
-//! bytes.
+//! Random names make some designs look better than they are, because such names are short, alike
+//! and evenly spread. So the tree consists of the names below `/usr` on this machine, in the order
+//! of a plain walk, up to a given number. If `/usr` has fewer names, the lab adds random ones, and
+//! the run reports their number. A Debian with compilers has 100,000 entries there. Their mean
+//! depth is 7 levels, and their mean length is 21 bytes.
 //!
-//! Made-up names have the same shape. They are as long as the names of `/usr` ([`LENGTHS`]). A
-//! directory has 16 names, of which 5 are directories. So 100,000 of them are 7 levels deep, and a
-//! million is 8 levels deep.
+//! Random names form a similar tree. They are as long as the names of `/usr` ([`LENGTHS`]). A
+//! directory has 16 names, of which 5 are directories. So a tree of 100,000 random names has 7
+//! levels, and one of a million has 8.
 //!
 //! # How it works
-//! Entries are numbered from 1, which is the root. The children of a directory have consecutive
-//! numbers, in the order of their names, and come after the directory. So `child` is a binary
-//! search. The tree always has the directory `/synthetic`, below which the made-up names are.
+//! Entries have numbers from 1 on, and number 1 is the root. The children of a directory have
+//! successive numbers in the order of their names, all larger than that of the directory. So one
+//! pass from the end computes the sizes of all subtrees, and a back end looks a name up by binary
+//! search. Every tree has the directory `/synthetic`, as the target of renames.
 //!
 //! # What it refuses
-//! The walk follows no symbolic links, and stays on the file system of `/usr`.
+//! The tree does not follow symbolic links, and does not enter other file systems than that of
+//! `/usr`.
 //!
-//! Source: hier(7), for what lies below `/usr`.
+//! Source: hier(7), for the contents of `/usr`.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -39,8 +41,8 @@ const SYNTHETIC: &[u8] = b"synthetic";
 const NAMES_PER_DIRECTORY: usize = 16;
 /// How many of them are directories.
 const DIRECTORIES_PER_DIRECTORY: usize = 5;
-/// The lengths of made-up names in bytes: quantiles of the 152,000 names below `/usr` of a Debian
-/// with compilers.
+/// The lengths of names in bytes: quantiles of 152,000 names below `/usr` of a Debian with
+/// compilers.
 const LENGTHS: [usize; 20] =
     [4, 6, 7, 8, 9, 10, 11, 11, 12, 13, 15, 17, 19, 21, 24, 25, 30, 37, 44, 56];
 
@@ -63,7 +65,7 @@ struct Entry {
 }
 
 impl Corpus {
-    /// Returns a tree of `wanted` entries, including the root and two directories below it.
+    /// Returns a tree of `wanted` entries. The root and two directories in it count as entries.
     pub(crate) fn collect(wanted: usize) -> Corpus {
         let mut corpus = Corpus { entries: Vec::with_capacity(wanted), names: vec![], made_up: 0 };
         corpus.push(0, b"", true);
@@ -90,7 +92,7 @@ impl Corpus {
         1..=self.entries.len() as u64
     }
 
-    /// Returns the inode number of the parent directory. The parent of the root is the root.
+    /// Returns the inode number of the parent. The root is its own parent.
     pub(crate) fn parent(&self, ino: u64) -> u64 {
         u64::from(self.entry(ino).parent) + 1
     }
@@ -105,7 +107,7 @@ impl Corpus {
         &self.names[start..start + usize::from(entry.name_len)]
     }
 
-    /// Returns true for a directory, and false for any other file or an unused number.
+    /// Returns true if the inode number belongs to a directory, and false for any other number.
     pub(crate) fn is_directory(&self, ino: u64) -> bool {
         self.index(ino).is_some_and(|index| self.entries[index].is_directory)
     }
@@ -118,7 +120,7 @@ impl Corpus {
         Some(u64::from(first_child) + at as u64 + 1)
     }
 
-    /// Returns the inode numbers of the children of a directory, in the order of their names.
+    /// Returns the inode numbers of the entries of a directory, sorted by name.
     pub(crate) fn children(&self, parent: u64) -> impl Iterator<Item = u64> + use<> {
         let entry = self.entry(parent);
         let first = u64::from(entry.first_child) + 1;
@@ -151,7 +153,7 @@ impl Corpus {
         &self.entries[ino as usize - 1]
     }
 
-    /// Adds the entries below `/usr`, directory by directory, until the tree is full.
+    /// Reads real directories until the tree is full. Only the last directory may be incomplete.
     fn read_real(&mut self, wanted: usize) {
         let Ok(device) = fs::symlink_metadata(SOURCE).map(|source| source.dev()) else { return };
         let mut stack: Vec<(u32, PathBuf)> = vec![(2, PathBuf::from(SOURCE))];
@@ -173,7 +175,7 @@ impl Corpus {
         }
     }
 
-    /// Fills the tree up with made-up names, which are the same in every run.
+    /// Fills the tree up with random names. The names are the same in each run.
     fn make_up(&mut self, wanted: usize) {
         self.made_up = wanted.saturating_sub(self.entries.len());
         let mut rng = Rng(0x5eed_0401);
@@ -193,8 +195,7 @@ impl Corpus {
         }
     }
 
-    /// Appends the sorted children of the directory `index`, and returns the index of the first
-    /// child.
+    /// Appends the sorted children of the directory `index`. Returns the index of the first child.
     fn push_children(&mut self, index: u32, children: &[(Vec<u8>, bool)]) -> u32 {
         let first = self.entries.len() as u32;
         for (name, is_directory) in children {
@@ -219,7 +220,8 @@ impl Corpus {
     }
 }
 
-/// Returns a made-up name. It starts with `at`, its index in the directory, so it is unique there.
+/// Returns a random name. It starts with `at`, the number of the name in its directory, so it is
+/// unique there.
 fn made_up_name(at: usize, rng: &mut Rng) -> Vec<u8> {
     let len = LENGTHS[rng.below(LENGTHS.len() as u64) as usize];
     let mut name = format!("{at:02}").into_bytes();
@@ -227,7 +229,7 @@ fn made_up_name(at: usize, rng: &mut Rng) -> Vec<u8> {
     name
 }
 
-/// Returns the names in a directory, in order, and whether each is a directory. Returns nothing if
+/// Returns the sorted names in a directory. Each has true if it is a directory. Returns no names if
 /// the directory cannot be read.
 fn read_directory(path: &Path) -> Vec<(Vec<u8>, bool)> {
     let Ok(entries) = fs::read_dir(path) else { return vec![] };

@@ -1,22 +1,20 @@
-//! One slice of a measurement: worker threads that start together, and one thread beside them.
+//! One slice of a measurement: worker threads that start at the same time, and one further thread.
 //!
 //! # How it works
-//! Each worker gets a [`Turn`]. It prepares its work and calls [`Turn::run`]. `Turn::run` waits
-//! until all workers are ready, starts the clocks, and does one job after the other until the slice
-//! ends. The thread that called [`run`] sleeps meanwhile, and then ends the slice. The rate of a
-//! worker is its operations over its own wall time. The processor time of each worker is measured
-//! too.
+//! Each worker gets a [`Turn`]. First the worker opens its files. Then it passes its work to
+//! [`Turn::run`], which waits until all workers are ready. After that, `Turn::run` starts to
+//! measure, and does one job after the other until the slice is over. The thread that called
+//! [`run`] sleeps meanwhile, and then ends the slice. The rate of a worker is its number of
+//! operations divided by its own wall time. The slice also records its processor time.
 //!
-//! A slice may have several phases. Workers go on from phase to phase and only start new counts.
-//! The thread beside them learns the phase from a [`Clock`], so that it can disturb the workers in
-//! one phase alone.
+//! A slice may have several phases. The workers do the same in each phase, but are counted
+//! separately. Only the further thread may act differently.
 //!
-//! If there are several workers, each is pinned to a processor, in turn where there are too few.
-//! Two threads on one processor never run at the same time, so they would not show what contention
-//! costs.
+//! Several workers are pinned to different processors, as far as there are enough. Two threads on
+//! one processor never run at the same time, so they would not show how they slow each other down.
 //!
 //! # Invariants
-//! - A worker that ends before it was ready counts as ready. So no other worker waits for it for
+//! - If a worker ends before it is ready, it counts as ready. Otherwise the others would wait for
 //!   ever.
 //! - A worker counts in its own variables. The only cache line that all workers read is that of the
 //!   phase, which is written once per phase.
@@ -38,7 +36,7 @@ use crate::machine::thread_cpu_ns;
 use crate::questions::Tally;
 use crate::samples::{Metric, Params, Samples};
 
-/// Operations between two readings of the phase, if an operation is short.
+/// Number of operations between two checks of the phase. It is used for work of short operations.
 const CHUNK: u64 = 16;
 /// The most calls that a late thread catches up with.
 const BEHIND_MAX: u32 = 100;
@@ -50,7 +48,7 @@ pub(crate) struct Slice {
     pub(crate) ops: u64,
     /// Wrong answers.
     pub(crate) wrong: u64,
-    /// Operations per second of wall time: the sum of the rates of all workers.
+    /// Operations per second of wall time, summed over the workers.
     pub(crate) ops_per_s: f64,
     /// The start of the first worker.
     start: Option<Instant>,
@@ -60,7 +58,7 @@ pub(crate) struct Slice {
     pub(crate) wall: Duration,
     /// Nanoseconds of processor time.
     pub(crate) cpu_ns: u64,
-    /// Nanoseconds for which the workers were ready to run but had no processor.
+    /// Nanoseconds in which workers were ready to run but waited for a processor.
     pub(crate) delay_ns: u64,
     /// Time in lock sections, while a table counts it.
     pub(crate) spent: Spent,
@@ -76,7 +74,7 @@ pub(crate) struct Turn {
     is_ready: bool,
 }
 
-/// The number of the current phase, on its own cache line. Workers only read it.
+/// The current phase. It is on a cache line of its own, which only one thread writes.
 pub(crate) struct Clock {
     phase: CachePadded<AtomicUsize>,
     phases: usize,
@@ -87,8 +85,8 @@ pub(crate) struct Clock {
 pub(crate) enum Pinning {
     /// The kernel chooses.
     Free,
-    /// Each worker is pinned to a processor. If there are more workers than processors, they share
-    /// them.
+    /// Each worker has a processor of its own, or shares one if there are fewer processors than
+    /// workers.
     OnePerCore,
 }
 
@@ -105,8 +103,8 @@ impl Slice {
         Slice { ops, ops_per_s, span: wall, wall, cpu_ns, ..Slice::default() }
     }
 
-    /// Returns the sum of several workers. The span is the time from the first start to the last
-    /// end. If the starts are not known, as for workers in other processes, it is the longest span.
+    /// Returns the slice of several workers. If the workers are in other processes, their starts
+    /// are not known. Then the span is that of the longest one.
     pub(crate) fn together<'a>(parts: impl Iterator<Item = &'a Slice> + Clone) -> Slice {
         let mut all = Slice::default();
         parts.clone().for_each(|part| all.add(part));
@@ -134,10 +132,11 @@ impl Slice {
         self.cpu_ns as f64 / self.ops.max(1) as f64
     }
 
-    /// Adds the result of `variant` in `round` to the samples, with `baseline` as its baseline.
+    /// Adds the speed of `variant` in `round` to `samples`, if all answers of the variant were
+    /// right.
     ///
     /// # Errors
-    /// If one was wrong, or there was none.
+    /// An error if an answer was wrong, or if there was no answer.
     pub(crate) fn add_to(
         &self,
         samples: &mut Samples,
@@ -149,8 +148,8 @@ impl Slice {
         self.add_against(samples, round, variant, params, (baseline, params))
     }
 
-    /// Adds the result of `variant` in `round` to the samples. Its baseline is the result of a
-    /// variant with other parameters.
+    /// Adds the speed of `variant` in `round` to `samples`. Its baseline is the same variant with
+    /// the parameters `base_params`.
     ///
     /// # Errors
     /// As [`Slice::add_to`].
@@ -169,18 +168,17 @@ impl Slice {
         Ok(())
     }
 
-    /// Returns the slice with the rate over its span: all operations over the time from the first
-    /// start to the last end. If workers share a processor, the rate of a late worker says nothing
-    /// about all workers.
+    /// Returns the slice with another rate: all operations divided by the span. If workers share a
+    /// processor, they run one after the other, and the sum of their own rates would be too high.
     pub(crate) fn over_span(self) -> Slice {
         let ops_per_s = self.ops as f64 / self.span.as_secs_f64().max(1e-9);
         Slice { ops_per_s, ..self }
     }
 
-    /// Checks that there were operations and that all answers were right.
+    /// Checks that there were answers, and that all of them were right.
     ///
     /// # Errors
-    /// If not.
+    /// An error if an answer was wrong, or if there was no answer.
     pub(crate) fn check(&self, variant: &str) -> anyhow::Result<()> {
         ensure!(self.ops > 0, "{variant} did nothing in a slice");
         ensure!(self.wrong == 0, "{variant}: {} of {} answers were wrong", self.wrong, self.ops);
@@ -189,7 +187,7 @@ impl Slice {
 }
 
 impl Turn {
-    /// Works until the slice ends. `each` does the operation with a number, counted from 0, and
+    /// Calls `each` with 0, 1, 2 and so on until the slice is over. `each` does one operation, and
     /// returns true if its answer was right.
     pub(crate) fn run(self, mut each: impl FnMut(u64) -> bool) -> Laps {
         let mut next = 0;
@@ -203,7 +201,7 @@ impl Turn {
         })
     }
 
-    /// Works until the slice ends. `job` does some operations; at least one job is done.
+    /// Calls `job` at least once, and until the slice is over. A job does some operations.
     pub(crate) fn run_jobs(mut self, mut job: impl FnMut() -> Tally) -> Laps {
         self.is_ready = true;
         let mut laps = vec![];
@@ -231,10 +229,11 @@ impl Turn {
     }
 }
 
-/// Where all wait until all are there.
+/// A barrier: each worker waits until all workers are ready.
 ///
-/// One futex call wakes all threads. A barrier with a lock wakes them one after the other. With
-/// hundreds of workers, of which the first are running already, that takes minutes.
+/// One system call wakes all of them. With a lock in the barrier, each worker would be woken by the
+/// one before. With hundreds of workers that takes minutes, because the first ones are already
+/// working.
 struct Gate {
     missing: AtomicU64,
 }
@@ -245,8 +244,8 @@ impl Gate {
     }
 
     fn wait(&self) {
-        // ORDERING: AcqRel here, and Acquire below. All work of a thread before the gate happens
-        // before any thread leaves the gate.
+        // ORDERING: AcqRel, and Acquire below. All work before the gate, in any worker, happens
+        // before any worker leaves the gate.
         if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
             futex::wake(&self.missing, u32::MAX, Scope::Private);
         }
@@ -262,16 +261,16 @@ impl Gate {
 }
 
 impl Clock {
-    /// Returns the number of the current phase, counted from 0, or the number of phases after the
-    /// last one.
+    /// Returns the number of the current phase, counted from 0. After the last phase, returns the
+    /// number of phases.
     #[inline]
     pub(crate) fn phase(&self) -> usize {
         // ORDERING: Relaxed. A flag; results come back by joining.
         self.phase.load(Ordering::Relaxed)
     }
 
-    /// Waits for a phase, and calls `each` at `rate` per second until the phase ends. A late thread
-    /// catches up. Returns the calls per second.
+    /// Waits for the phase `phase`, and calls `each` at `rate` per second while that phase lasts.
+    /// Returns the number of calls per second that were made. If the thread is late, it catches up.
     pub(crate) fn paced(&self, phase: usize, rate: u32, mut each: impl FnMut(u64)) -> f64 {
         let period = Duration::from_secs(1) / rate;
         while self.phase() < phase {
@@ -304,7 +303,7 @@ impl Drop for Turn {
     }
 }
 
-/// Runs one slice of `workers` threads for `time`. `work` gets the number of its thread.
+/// Runs one slice of `workers` threads for `time`. `work` gets the number of its worker.
 ///
 /// # Panics
 /// If a worker panics.
@@ -317,11 +316,11 @@ pub(crate) fn run(
     slices[0]
 }
 
-/// Runs a slice of `workers` threads with several phases of `time` each. Runs `beside` on one more
-/// thread, which gets the clock. Returns the result of each phase, and that of `beside`.
+/// Runs a slice of `workers` threads with several phases of `time` each. Calls `beside` on a
+/// further thread, with the clock. Returns the work of each phase, and the result of `beside`.
 ///
 /// # Panics
-/// If a worker panics, or the one beside them.
+/// If a worker or `beside` panics.
 pub(crate) fn run_phases<R: Send>(
     (workers, phases): (usize, usize),
     time: Duration,
@@ -333,10 +332,10 @@ pub(crate) fn run_phases<R: Send>(
     ((0..phases).map(|phase| together(&laps, phase)).collect(), beside)
 }
 
-/// Does the same, and returns the work of each worker.
+/// Runs a slice like [`run_phases`], but returns the work of each worker separately.
 ///
 /// # Panics
-/// If a worker panics, or the thread beside them.
+/// If a worker or `beside` panics.
 pub(crate) fn run_laps<R: Send>(
     (workers, phases, pinning): (usize, usize, Pinning),
     time: Duration,
@@ -378,7 +377,7 @@ pub(crate) fn run_laps<R: Send>(
     })
 }
 
-/// Returns the nanoseconds for which the calling thread was ready to run but had no processor, or 0
+/// Returns for how long the calling thread was ready to run but waited for a processor. Returns 0
 /// if the kernel does not tell.
 fn run_delay_ns() -> u64 {
     let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
@@ -432,8 +431,7 @@ mod tests {
 
     #[test]
     fn phases_are_told_to_the_one_beside_and_counted_apart() {
-        // On a busy machine the thread beside the workers may miss a whole phase. So the test tries
-        // again.
+        // On a busy machine the further thread may not run during its phase. So try several times.
         let rate = (0..50).find_map(|_| {
             let (slices, rate) = run_phases(
                 (1, 3),

@@ -1,29 +1,29 @@
 //! The file systems that the workloads of the lab run on: corewalk's tmpfs in this process, designs
 //! of `before` over the same tmpfs, and the host kernel's tmpfs.
 //!
-//! `baseline` has variants that only look up names. These variants do everything that a program
-//! does with files: they open directories, walk, stat, list, make, link, rename and remove. A
-//! thread is a user of a file system ([`Files::user`]) with its own open files.
+//! `baseline` measures only lookups in tables of names. This module has all operations on names:
+//! open a directory, walk, stat, list, make, link, rename and remove. Each thread is a user of a
+//! file system ([`Files::user`]), and uses only files and directories that it has opened itself.
 //!
 //! - `corewalk`: `corewalk::Vfs` over `corewalk::tmpfs`, called as a library. Paths start at its
 //!   root.
+//! - `rwlock-ahash`: two flat maps under one lock, with attributes and lists of names. Paths start
+//!   at its root.
 //! - `linux`: system calls on the host's tmpfs. Paths start at a descriptor, as for `openat`.
 //! - `before-dcache-lock`, `before-global-lock`: the dentry caches of Linux 2.4 and 3.8, over
 //!   corewalk's tmpfs. Paths start at its root.
 //!
 //! # Alike for all
-//! - All variants run the same operations with the same names. Paths have the same number of
-//!   components.
-//! - `stat` returns a copy of all attributes.
-//! - `list` copies the names into the caller's buffer before the caller uses any of them, as a
-//!   server does.
+//! - The same operations with the same names; paths have as many components for each.
+//! - `stat` returns a copy of all attributes that the file system knows.
+//! - A list of names is first copied into the caller's buffer, as a server does.
 //!
 //! # Not alike
 //! - `linux` pays for one system call per operation, and for two per listing.
 //! - The variants of `before` check no permissions.
 //!
 //! # What it refuses
-//! The content of files, since these tables are about names.
+//! There are no operations on the content of files, since the tables compare only names.
 //!
 //! Source: path_resolution(7) and the man pages of the calls.
 
@@ -162,7 +162,7 @@ impl List {
 /// Makes all directories and files of `corpus` in `files`.
 ///
 /// # Errors
-/// If one cannot be made.
+/// An error if a directory or file cannot be made.
 pub(crate) fn fill<F: Files>(files: &F, corpus: &Corpus) -> anyhow::Result<()> {
     let user = files.user();
     for parent in corpus.inodes().filter(|&ino| corpus.is_directory(ino)) {
@@ -184,10 +184,10 @@ pub(crate) fn fill<F: Files>(files: &F, corpus: &Corpus) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the missing directories of a path, and opens the last one.
+/// Makes the missing directories of a path. Returns the last directory of the path.
 ///
 /// # Errors
-/// If one cannot be made.
+/// An error if a directory cannot be made.
 pub(crate) fn make_path<U: User>(user: &U, path: &str) -> anyhow::Result<U::Dir> {
     let mut dir = user.open_dir(b"/").context("there is no root")?;
     let mut below = String::new();
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
     use crate::before::Design;
 
-    /// All file systems must give the same answers to the same operations.
+    /// Makes the same calls in every file system, and checks the answers that must be the same.
     fn check<F: Files>(files: &F) {
         let (variant, user) = (files.variant(), files.user());
         let root = user.open_dir(b"/").expect("there is a root");
@@ -264,7 +264,7 @@ mod tests {
         check_links(&Host::new("links").unwrap());
     }
 
-    /// Every entry and every listing must be that of the corpus.
+    /// Compares every entry and every list of a tree with the corpus from which the tree was made.
     fn check_tree<F: Files>(files: &F, corpus: &Corpus) {
         fill(files, corpus).unwrap();
         let (variant, user) = (files.variant(), files.user());

@@ -1,22 +1,22 @@
-//! A job: a fixed mix of namespace operations, as small programs do them.
+//! A job: a fixed number of operations on names, mixed as small programs make them.
 //!
 //! The short workload of AIM7 runs many short programs. They are started by path, look for
-//! libraries and headers, ask for their working directory, and make, link and remove files in a
-//! directory of their user. A job has only the operations that a name cache sees. Every job has the
+//! libraries and headers, ask for their own paths, and make, link and remove files in a directory
+//! of the user. A job makes those of these operations that a name cache sees. Each job makes the
 //! same number of each operation, so that jobs can be counted.
 //!
-//! - [`STATS`] times: stat of a path that all users share, as for libraries and headers.
-//! - [`OPENS`] times: open of a path that all users share, as at the start of a program.
-//! - [`LINKS`] times: the path of such a file, as readlink of `/proc/PID/exe`.
-//! - [`CWDS`] times: the path of the user's directory, as getcwd.
-//! - [`FILES`] times: create, open, rename, path, stat of the old name and unlink, as in creat-clo,
-//!   link_test and dir_rtns.
+//! - stat of a path that all users share, [`STATS`] times: for libraries and headers.
+//! - open of a path that all users share, [`OPENS`] times: for the start of programs.
+//! - path of a file that all users share, [`LINKS`] times: for readlink of `/proc/PID/exe`.
+//! - path of the user's directory, [`CWDS`] times: for getcwd.
+//! - create, open, rename, path, stat of the old name, unlink, [`FILES`] times: for creat-clo,
+//!   link_test and dir_rtns of AIM7.
 //!
 //! # Checks
 //! Every answer is compared with the right one.
 //!
-//! Source: AIM7 `workfile.short` and its tests. In the profile of document 001, readlink in `/proc`
-//! and getcwd call d_path equally often.
+//! Source: AIM7 `workfile.short` and its tests; the profile in document 001. There, half of the
+//! calls of d_path come from readlink in `/proc`, and half from getcwd.
 
 use corewalk::FileKind;
 
@@ -44,12 +44,12 @@ pub(crate) struct User {
     home_path: Vec<u8>,
     /// Names of files, before and after their rename, with the paths.
     files: Vec<[(Vec<u8>, Vec<u8>); 2]>,
-    /// Paths that all users share, with their inode numbers. Each user has another order.
+    /// Paths that all users share, each with its inode number. Each user has them in another order.
     shared: Vec<(u64, Vec<u8>)>,
 }
 
 impl User {
-    /// Returns the user with this number, in a namespace that has the names of `corpus`.
+    /// Returns the user number `number` of a namespace that has the entries of `corpus`.
     pub(crate) fn new(dentries: &dyn Dentries, corpus: &Corpus, number: usize) -> User {
         let home_path = format!("/home/user-{number:02}/work").into_bytes();
         let home = make_path(dentries, &home_path);
@@ -73,8 +73,8 @@ impl User {
         User { home, home_path, files, shared }
     }
 
-    /// Does at least one job, and goes on until the slice ends. `stat` and `open` walk a path of
-    /// the namespace.
+    /// Does jobs until the slice is over, at least one. `stat` and `open` resolve a path in the
+    /// namespace.
     pub(crate) fn work<D: Dentries + ?Sized>(
         &self,
         dentries: &D,

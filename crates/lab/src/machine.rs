@@ -1,8 +1,9 @@
-//! The machine that a table is measured on, and the load that other processes put on it.
+//! The machine on which a table was measured, and the share of its processors that other processes
+//! used.
 //!
-//! Figures without a machine are worthless, and other processes falsify them. So each table has the
-//! processor, the number of cores, the kernel and the commit. A run also reports the share of the
-//! processors that other processes used.
+//! Times can be compared only on the same machine, and other processes make them wrong. So each
+//! table records the processor, the number of cores, the kernel and the commit. The run prints
+//! which share of the processors other processes used.
 //!
 //! Source: `/proc/cpuinfo`, `/proc/stat`, uname(2), clock_gettime(2).
 
@@ -27,8 +28,8 @@ pub(crate) struct Machine {
     pub cores: usize,
     /// The kernel's release.
     pub kernel: String,
-    /// The commit of the sources, with `-dirty` behind it if files were changed since. It is
-    /// `unknown` outside of a repository.
+    /// The commit from which the lab was built. It ends with `-dirty` if files were changed since,
+    /// and is `unknown` outside of a repository.
     pub commit: String,
 }
 
@@ -77,8 +78,7 @@ impl Disturbance {
         }
     }
 
-    /// Returns the share of the machine that other processes used since the start, from 0 to 1. Its
-    /// resolution is a tick of 10 ms.
+    /// Returns the share since the start, from 0 to 1. The measured times are multiples of 10 ms.
     pub(crate) fn share(&self) -> f64 {
         let own = clock_ns(ClockId::ProcessCPUTime) - self.own_ns;
         let others = (busy_ns() - self.busy_ns).saturating_sub(own) as f64;
@@ -87,12 +87,12 @@ impl Disturbance {
     }
 }
 
-/// Returns the nanoseconds for which all processors together were busy, or 0 if the kernel does not
-/// tell.
+/// Returns for how many nanoseconds the processors were busy, all together. Returns 0 if that is
+/// unknown.
 fn busy_ns() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-    // The fields are user, nice, system, idle, iowait, irq, softirq and steal. The fields behind
-    // them are part of user.
+    // The fields are user, nice, system, idle, iowait, irq, softirq and steal. The fields after
+    // these are parts of user and nice.
     let fields = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).take(8);
     let ticks: u64 = fields
         .enumerate()

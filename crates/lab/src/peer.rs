@@ -1,13 +1,15 @@
-//! Mounted file systems for the table `fuse-metadata`, and their removal after the run.
+//! Mounts of the file systems that a table compares. A run leaves no mount and no server behind.
 //!
-//! A mount is a server process and a mount point in a temporary folder. It is ready when the mount
-//! point has another device number than its parent. Its drop unmounts it lazily, even if a process
-//! still works in it. The drop then waits for the server, kills the server if it does not end, and
-//! removes the folders. SIGINT and SIGTERM only set a flag, which the run checks between two steps.
-//! Each server is in its own process group, so the terminal's SIGINT does not reach it.
+//! A mount is a server process, or a device of the host (`ext4`), and a mount point in a folder for
+//! temporary files. It is ready when the mount point has another device number than its parent.
+//! When a mount is dropped, however the run ends, the mount point is unmounted lazily, even if a
+//! process uses it. Then the run waits for the server, kills it if it does not end, and removes the
+//! folders. SIGINT and SIGTERM set a flag that the run checks between two steps. Servers have
+//! process groups of their own, so the SIGINT of a terminal does not reach them.
 //!
 //! # What it refuses
-//! A peer that is not installed is skipped and named, and never replaced.
+//! A peer that is not installed is skipped. The run prints its name, and measures no other program
+//! in its place.
 //!
 //! Source: mount.fuse(8), umount2(2), signal(7).
 
@@ -35,15 +37,15 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 pub(crate) const TMPFS: &str = "/dev/shm";
 /// How long a server may take to mount, and to leave.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The interval between two checks of a condition that has no event to wait for.
+/// Time between two checks of a condition that has no event to wait for.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// The folder for all files of one run. It is removed when the run ends.
+/// A folder for all files of one run. Dropping the value removes the folder.
 pub(crate) struct Scratch {
     path: PathBuf,
 }
 
-/// A directory to measure: a mount with its server, or a plain directory of the host.
+/// A directory to measure. It is a mount, with its server if it has one, or a plain directory.
 pub(crate) struct Mounted {
     variant: &'static str,
     directory: PathBuf,
@@ -67,20 +69,20 @@ pub(crate) struct Interrupt {
 }
 
 impl Scratch {
-    /// Makes a folder on the host's tmpfs, or in the folder for temporary files if the host has no
-    /// tmpfs.
+    /// Makes a folder on the host's tmpfs. If the host has no tmpfs, makes it in the folder for
+    /// temporary files.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// An error if the folder cannot be made.
     pub(crate) fn in_memory(label: &str) -> anyhow::Result<Scratch> {
         let (tmpfs, temporary) = (Path::new(TMPFS), std::env::temp_dir());
         Scratch::new(if tmpfs.is_dir() { tmpfs } else { &temporary }, label)
     }
 
-    /// Makes a folder in `parent`. Its name has the number of this process and `label`.
+    /// Returns a new folder in `parent`. Its name contains the pid of this process and `label`.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// An error if the folder cannot be made.
     pub(crate) fn new(parent: &Path, label: &str) -> anyhow::Result<Scratch> {
         let path = parent.join(format!("corewalk-lab-{}-{label}", std::process::id()));
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
@@ -92,10 +94,10 @@ impl Scratch {
         &self.path
     }
 
-    /// Returns a new folder called `name` in it.
+    /// Returns a new folder `name` inside this folder.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// An error if the folder cannot be made.
     pub(crate) fn folder(&self, name: &str) -> io::Result<PathBuf> {
         let path = self.path.join(name);
         fs::create_dir_all(&path)?;
@@ -115,10 +117,10 @@ impl Mounted {
         Mounted { variant, directory, server: None, is_mount: false }
     }
 
-    /// Starts `program`, which mounts at `directory`, and waits until it has.
+    /// Starts the server `program`, and waits until it has mounted at `directory`.
     ///
     /// # Errors
-    /// If the server does not start, ends, or mounts nothing within ten seconds.
+    /// An error if the server does not start, ends, or mounts nothing within ten seconds.
     pub(crate) fn start(
         variant: &'static str,
         program: Program,
@@ -164,8 +166,8 @@ impl Mounted {
         }
     }
 
-    /// Returns the processor time of the server's threads in nanoseconds. Returns 0 without a
-    /// server, or if the kernel does not tell.
+    /// Returns the processor time that the server's threads have used, in nanoseconds. Returns 0 if
+    /// there is no server, or if the kernel does not tell.
     pub(crate) fn cpu_ns(&self) -> u64 {
         let of = |thread: Pid| {
             let text = fs::read_to_string(format!("/proc/{}/schedstat", thread.as_raw_pid()));
@@ -174,10 +176,10 @@ impl Mounted {
         self.threads().into_iter().filter_map(of).sum()
     }
 
-    /// Returns the mount options as the kernel knows them, and the number of threads of the server.
+    /// Returns the options of the mount in the kernel, and the number of threads of the server.
     ///
     /// # Errors
-    /// If it is not mounted.
+    /// An error if the directory is not mounted.
     pub(crate) fn terms(&self) -> anyhow::Result<Terms> {
         let mounts = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
         let options = mounts.lines().find_map(|line| {
@@ -203,7 +205,7 @@ impl Mounted {
         here.is_some() && here != parent
     }
 
-    /// Unmounts the mount point by the system call, or by fusermount3 if that fails.
+    /// Unmounts the directory: by umount2(2) if that is permitted, otherwise by fusermount3(1).
     fn unmount(&self) {
         if unmount(&self.directory, UnmountFlags::DETACH).is_err() && self.is_mounted() {
             let _ = Command::new("fusermount3")
@@ -248,10 +250,10 @@ impl Interrupt {
         Ok(Interrupt { is_set, handlers })
     }
 
-    /// Returns an error once a signal has come.
+    /// Checks that no signal has come.
     ///
     /// # Errors
-    /// See above.
+    /// An error once SIGINT or SIGTERM has come.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         // ORDERING: Relaxed. A flag that a signal handler sets.
         ensure!(!self.is_set.load(Ordering::Relaxed), "interrupted");

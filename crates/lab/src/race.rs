@@ -1,14 +1,16 @@
-//! Readers that translate paths while writers rename, both as fast as they can.
+//! Readers translate dentries to paths as fast as they can, while writers rename files.
 //!
-//! The load is that of document 000: processes of a database ask for the paths of their files while
-//! other processes rename files. A reader asks for the paths of a few dentries again and again, and
-//! compares each path with the right ones. A writer renames one file there and back.
+//! The load of document 000: processes of a database ask for the paths of their files while other
+//! processes change names. A reader asks for the paths of a few dentries again and again, and
+//! compares each path with the right ones. A writer renames a file or directory to another name and
+//! back.
 //!
 //! # When a race counts
-//! A writer without a processor disturbs no reader, which flatters every design. So the outcome has
-//! the time for which workers were ready to run and had no processor. This time does not include
-//! waits for locks: a writer that the design slows down is a result, and one that the machine slows
-//! down is not.
+//! A writer that waits for a processor disturbs no reader, so every design would look better than
+//! it is. So each worker also measures how long it was ready to run but waited for a processor
+//! (`run_delay`), and the outcome has the share of that time. The time of waits for a lock is not
+//! included: a wait for a lock is a property of the design, but a wait for a processor is one of
+//! the machine.
 //!
 //! Source: documents 000 and 001; `/proc/thread-self/schedstat`, clock_gettime(2).
 
@@ -18,7 +20,8 @@ use crate::baseline::Namespace;
 use crate::crew::{self, Laps, Pinning, Slice, Turn};
 use crate::questions::Tally;
 
-/// Operations of one job. The number is even, so each job ends with the file under its first name.
+/// Number of operations of one job. The number is even, so that a job of a writer ends with the old
+/// name.
 const CHUNK: usize = 64;
 
 /// The questions of one reader.
@@ -71,8 +74,8 @@ impl Reader {
 }
 
 impl Writer {
-    /// Renames a file there and back until the slice ends, and once before the clocks start, so
-    /// that both names exist in the cache.
+    /// Renames there and back until the slice is over. Does so once before the measurement starts,
+    /// so that the cache knows both names.
     ///
     /// # Panics
     /// If a rename fails.
@@ -102,8 +105,8 @@ impl Outcome {
     }
 }
 
-/// Runs one race: readers in `racer`, and writers in `renamed`. The two are the same namespace,
-/// except where a table measures what two separate namespaces cost each other.
+/// Runs one race with the readers in `racer` and the writers in `renamed`. They are the same
+/// namespace, unless a table measures how much two namespaces slow each other down.
 ///
 /// # Panics
 /// If a rename fails, or a thread panics.

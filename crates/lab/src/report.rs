@@ -1,12 +1,12 @@
-//! The report of results: one page that needs nothing beside it.
+//! The report of results: one page without further files.
 //!
-//! `corewalk-lab report --out DIR` writes `DIR/index.html`. The front page has one line per table:
-//! its claim in a sentence, one ratio, and the verdict about its claims. Each table has one plot of
-//! the rows that its claim is about. The published curve is beside the plot, if there is one. All
-//! rows are in a folded block below.
+//! `corewalk-lab report --out DIR` writes `DIR/index.html`. The page starts with one line per
+//! table: the claim in a sentence, the ratio of one row, and a word that tells whether the claims
+//! hold. Each table has one plot of the rows that its claim is about, with the published curve
+//! beside it if there is one. All other rows are below it, folded.
 //!
-//! The page is XHTML with inline SVG. It has no scripts and loads nothing from elsewhere. Losses
-//! are shown in the same way as wins.
+//! The page is XHTML with inline SVG, without scripts and without a request to any other place. A
+//! claim that does not hold is shown like one that holds.
 //!
 //! # How it works
 //! [`read`] reads the files that `run --json` and `record` write. `page` makes the page, and `plot`
@@ -42,10 +42,10 @@ pub(crate) fn write(folder: &Path, reports: &[Report]) -> anyhow::Result<PathBuf
     Ok(page)
 }
 
-/// Returns the tables in `files`, in their order.
+/// Returns the tables in `files`, in the order of the files.
 ///
-/// The rows borrow from the text of a file, which is never freed, since the program ends after it
-/// wrote the page.
+/// The rows borrow their names from the text of the files. That text is leaked, which is harmless,
+/// because the program ends after the page is written.
 ///
 /// # Errors
 /// If a file cannot be read, or is not the output of a run.

@@ -1,8 +1,8 @@
-//! Turns measurements into rows: the median, the spread and the ratio to the baseline.
+//! Computes the rows of a table from its measurements: median, spread, and ratio to the baseline.
 //!
-//! Absolute times on a shared machine mean little: the same run may take 0.9 s or 2.4 s. The ratio
-//! of two variants is stable if both are measured right after each other. So every sample has its
-//! round, a ratio is computed for each round, and a row has the median of these ratios.
+//! On a shared machine, absolute times vary: the same run takes 0.9 or 2.4 s. But the ratio of two
+//! variants is stable if one is measured right after the other. So each sample has the number of
+//! its round. A ratio is computed for each round, and the row has the median of these ratios.
 //!
 //! # Invariants
 //! - The `ratio` of a row uses only rounds in which both the variant and its baseline were
@@ -22,7 +22,7 @@ use crate::text::with_names;
 /// The parameters of a row: `threads`, `op` and others.
 pub(crate) type Params = BTreeMap<&'static str, Value>;
 
-/// The parameter of rows that compare a number of threads with one thread
+/// The parameter of a row that compares several threads with this number of threads
 /// ([`Samples::add_scaling`]).
 pub(crate) const OVER_THREADS: &str = "over_threads";
 
@@ -66,17 +66,17 @@ impl Cell {
         cell
     }
 
-    /// Returns the parameter `key` as a number, or 0 if the cell has no such number.
+    /// Returns a parameter that is a number. Returns 0 if the row does not have it.
     pub(crate) fn number(&self, key: &str) -> usize {
         self.0.get(key).and_then(Value::as_u64).unwrap_or(0) as usize
     }
 
-    /// Returns the parameter `key` as a word, or an empty word if the cell has none.
+    /// Returns a parameter that is a word. Returns an empty word if the row does not have it.
     pub(crate) fn word(&self, key: &str) -> &str {
         self.0.get(key).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// Parses the text of a displayed cell. Keeps the parameters `keys` and drops the others.
+    /// Reads the parameters `keys` from the printed form of a row, and ignores other parameters.
     pub(crate) fn parse(text: &str, keys: &[&'static str]) -> Cell {
         let mut cell = Cell::default();
         for (key, value) in text.split_whitespace().filter_map(|word| word.split_once('=')) {
@@ -120,11 +120,12 @@ pub(crate) struct Row {
     pub rounds: usize,
     /// The variant that `ratio` compares with.
     pub baseline: String,
-    /// The median of the ratios to the baseline in each round, or None if no round has both.
+    /// The median, over the rounds, of the ratio between this row and its baseline. None if no
+    /// round has both.
     pub ratio: Option<f64>,
 }
 
-/// The samples of one table. The rows are in the order in which they were first added.
+/// The samples of one table. Rows are in the order in which they were first added.
 #[derive(Default)]
 pub(crate) struct Samples {
     rows: Vec<(Key, Vec<(usize, f64)>)>,
@@ -176,9 +177,9 @@ impl Samples {
         }
     }
 
-    /// Adds a row for each throughput of several threads that `is_wanted` selects. The baseline is
-    /// the same variant with one thread, so the ratio of a round shows how the threads scale. The
-    /// row has the parameter [`OVER_THREADS`].
+    /// Adds a row for each row with several threads for which `is_wanted` returns true. The
+    /// baseline of the new row is the same variant with one thread, so its ratio shows how the
+    /// variant scales. The new row has the parameter [`OVER_THREADS`].
     pub(crate) fn add_scaling(&mut self, is_wanted: impl Fn(&str, &Params) -> bool) {
         let mut more = Samples::default();
         for (key, values) in &self.rows {
@@ -200,8 +201,8 @@ impl Samples {
         self.rows.append(&mut more.rows);
     }
 
-    /// Adds rows of a variant `name`: in each round, the best result of the variants `of`. The rows
-    /// of these variants have `name` as their baseline.
+    /// Adds rows of a variant `name`: in each round, the best value of the variants `of`. `of` are
+    /// variants whose baseline is `name`.
     pub(crate) fn add_best(&mut self, name: &str, of: &[&str]) {
         let mut best = Samples::default();
         for (key, values) in &self.rows {
@@ -265,12 +266,12 @@ impl Samples {
     }
 }
 
-/// Returns the number rounded to six digits, which is more than the precision of a measurement.
+/// Returns the number with six digits. No measurement is more exact than that.
 fn short(value: f64) -> f64 {
     format!("{value:.5e}").parse().unwrap_or(value)
 }
 
-/// Returns the median. For an even number of values it is the mean of the two middle values.
+/// Returns the median. For an even number of values it is the mean of the two middle ones.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

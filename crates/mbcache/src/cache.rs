@@ -75,7 +75,7 @@ impl fmt::Display for CreateError {
 
 impl std::error::Error for CreateError {}
 
-/// The counts of a cache. They are exact if no thread changes the cache meanwhile.
+/// The counts of a cache. They are exact only if no thread changes the cache while they are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -409,7 +409,7 @@ impl Mbcache {
         let (slot, state) = self.index.look_up(self.index.home(key), (key, value))?;
         match self.index.end(slot, state, Spare::Held) {
             Err(now) if now.is_same_entry(state) => Some(Busy { slot, state: now }),
-            // If another thread has ended the entry meanwhile, the cache does not contain the pair
+            // Another thread has ended the entry meanwhile, so the cache does not contain the pair
             // any more.
             Ok(()) | Err(_) => None,
         }

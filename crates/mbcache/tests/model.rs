@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 enum Call {
     Create(u64, u64),
     Get(u64, u64),
-    /// Finds all values of a key, and keeps the handle of the value at this position.
+    /// Finds all values of a key, and keeps one handle: that of the value at this position.
     Find(u64, usize),
     Put(usize),
     Touch(usize),
@@ -140,8 +140,8 @@ impl Run<'_> {
         let dropped = self.cache.scan(entries);
         assert!(dropped <= entries);
         let mut gone = 0;
-        // `get` shows whether each pair exists, and sets its referenced bit. So all remaining pairs
-        // count as used from here on.
+        // `get` checks whether the cache contains each pair, and sets its referenced bit. So set
+        // the bits in the model too.
         self.model.retain(|&(key, value), pair| {
             let is_there = self.cache.get(key, value);
             assert!(is_there || (pair.handles == 0 && !pair.is_used), "{key} {value} {pair:?}");

@@ -2,8 +2,8 @@
 //! `corewalk-ipc` and of `corewalk`, and which crates may have unsafe code.
 //!
 //! A crate depends only on crates of lower layers, and never on one of its own layer. Code that two
-//! crates of a layer share is in a lower layer. The test kit has no layer: it depends on none of
-//! the crates, and only tests depend on it.
+//! crates of one layer share belongs to a lower layer. The test kit has no layer: it depends on
+//! none of the crates, and only tests depend on it.
 //!
 //! Four crates may have unsafe code. The others start with `#![forbid(unsafe_code)]`, which the
 //! compiler enforces.

@@ -1,17 +1,17 @@
-//! A design of `before` as a whole file system: its dentry cache over corewalk's tmpfs.
+//! The dentry caches of old kernels as file systems: a design of `before` above a tmpfs.
 //!
-//! The design of `before` finds the names, and each dentry refers to an inode of `corewalk::tmpfs`.
-//! The tmpfs makes, renames and removes files, and answers for attributes and listings, as it does
-//! below corewalk. So such a variant differs from corewalk only in how it finds, translates and
-//! changes names, which is what the documents changed. A kernel reads attributes faster than this
-//! tmpfs, so the tables also have the variant `linux`. This variant checks no permissions.
+//! A design of `before` is the dentry cache, and each dentry refers to an inode of
+//! `corewalk::tmpfs`. The tmpfs makes, renames and removes files, and returns attributes and lists,
+//! as it does below corewalk. So such a variant differs from corewalk only in how it finds,
+//! translates and changes names, which is the subject of the documents. A kernel of any age reads
+//! attributes faster than this tmpfs, so compare with the variant `linux` too. No variant checks
+//! permissions.
 //!
-//! An array leads from the number of a dentry to the number of its inode in one step, as `d_inode`
-//! does.
+//! An array leads from the number of a dentry to the number of its inode, as `d_inode` does.
 //!
 //! # What it refuses
-//! Hard links, changes of permissions, and a lookup of a file that another thread is still making.
-//! No workload needs them.
+//! There are no hard links and no permission bits, and no thread may look up a file that another
+//! thread is still making. No workload needs that.
 //!
 //! Source: documents 000 and 003; `before`.
 
@@ -26,7 +26,7 @@ use crate::baseline::Namespace as _;
 use crate::before::{Before, Dentries as _, Design};
 use crate::corpus::ROOT;
 
-/// The dentry cache, the file system below it, and the inode number of each dentry.
+/// The dentry cache, the tmpfs below it, and the inode number of each dentry in the tmpfs.
 pub(crate) struct BeforeFiles {
     dentries: Before,
     tmpfs: Tmpfs,
@@ -37,10 +37,10 @@ impl BeforeFiles {
     /// Returns an empty file system with room for `capacity` names.
     ///
     /// # Errors
-    /// If the root of the tmpfs cannot be read, which should not happen.
+    /// The error of the tmpfs, if its root has no attributes. That should not happen.
     pub(crate) fn new(design: Design, capacity: usize) -> anyhow::Result<BeforeFiles> {
         let dentries = Before::new(design, capacity);
-        // Dentry numbers begin at 1, and a tree has a few more slots than its capacity.
+        // Numbers begin at 1, and the cache may use a few more numbers than `capacity`.
         let inodes = (0..capacity + 64).map(|_| AtomicU64::new(0)).collect();
         let files = BeforeFiles { dentries, tmpfs: Tmpfs::new(TmpfsOptions::default()), inodes };
         files.set_inode(ROOT, files.tmpfs.root()?.ino);
@@ -81,7 +81,7 @@ impl BeforeFiles {
     fn move_name(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> Option<()> {
         let place =
             |(dir, name)| Some((self.node(dir, FileKind::Directory), Name::new(name).ok()?));
-        // The cache looks the source up before the file system renames it, as a kernel does.
+        // As in a kernel, look the source up in the cache before the file system is called.
         self.dentries.look(from.0, from.1)?;
         self.tmpfs.rename(place(from)?, place(to)?, RenameMode::NoReplace).ok()?;
         self.dentries.rename(from, to).then_some(())

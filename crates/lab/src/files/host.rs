@@ -1,11 +1,13 @@
 //! The host kernel's tmpfs, through system calls.
 //!
 //! All files are in a new folder on `/dev/shm`. Paths start at a descriptor of that folder, so they
-//! have as many components as those of the other variants. Each user opens the folder itself. The
-//! path of an open file is `readlink` of `/proc/self/fd/N`, as in any process.
+//! have as many components as in the other variants. Each user has its own descriptor of the
+//! folder. To get the path of an open file, this variant calls readlink(2) on `/proc/self/fd/N`, as
+//! a program would.
 //!
 //! # What it refuses
-//! A host without a tmpfs on `/dev/shm`, where a disk's file system would be measured instead.
+//! A host without a tmpfs on `/dev/shm` is refused. Otherwise the file system of a disk would be
+//! measured.
 //!
 //! Source: openat(2), fstatat(2), getdents64(2), proc_pid_fd(5), statfs(2).
 
@@ -43,11 +45,12 @@ pub(crate) struct HostUser<'a> {
 }
 
 impl Host {
-    /// Makes an empty folder on the host's tmpfs. `label` is a part of its name, so that two
+    /// Makes an empty folder on the host's tmpfs. The name of the folder contains `label`, so that
     /// folders of one process have different names.
     ///
     /// # Errors
-    /// If the folder [`TMPFS`] is missing or is not a tmpfs, or the new folder cannot be made.
+    /// An error if the folder [`TMPFS`] is missing or is no tmpfs, or if the new folder cannot be
+    /// made.
     pub(crate) fn new(label: &str) -> anyhow::Result<Host> {
         let status = statfs(TMPFS).with_context(|| format!("there is no {TMPFS}"))?;
         ensure!(status.f_type as i64 == TMPFS_MAGIC, "{TMPFS} is no tmpfs");
@@ -83,8 +86,8 @@ impl User for HostUser<'_> {
     }
 
     fn create(&self, dir: &OwnedFd, name: &[u8]) -> bool {
-        // The other variants need one call to make a file. mknod(2) also makes a file in one call,
-        // without opening it.
+        // Use mknod(2), which makes a file without opening it. So `create` is one system call, as
+        // it is one call in the other variants.
         let mode = Mode::from_raw_mode(0o644);
         rustix::fs::mknodat(dir, name, FileType::RegularFile, mode, 0).is_ok()
     }
@@ -125,8 +128,7 @@ impl User for HostUser<'_> {
 
     fn list(&self, dir: &OwnedFd, list: &mut List) -> bool {
         list.clear();
-        // The listing opens the directory again, since the position of a listing belongs to the
-        // descriptor.
+        // Open the directory again, since the position in a listing belongs to the descriptor.
         let Ok(fd) = openat(dir, c".", directory_flags(), Mode::empty()) else { return false };
         let mut buffer = [const { MaybeUninit::<u8>::uninit() }; LIST_BYTES];
         let mut entries = RawDir::new(fd, &mut buffer);

@@ -1,8 +1,8 @@
 //! corewalk as a library: a namespace over its own tmpfs, in this process.
 //!
-//! A user keeps the inodes of its open directories, as a process keeps descriptors. So work in one
-//! directory takes a reference of it once and not per operation. The cache evicts nothing while a
-//! table runs, since its budget is larger than any tree.
+//! A user keeps references to the inodes of its open directories, as a process keeps descriptors.
+//! So an operation in a directory need not change the directory's reference count. No entry is
+//! evicted while a table runs, because the budget is larger than any tree.
 //!
 //! Source: `corewalk::vfs`, `corewalk::tmpfs`.
 
@@ -36,10 +36,10 @@ pub(crate) struct OurUser<'v> {
 }
 
 impl Ours {
-    /// Returns an empty one.
+    /// Returns an empty file system.
     ///
     /// # Errors
-    /// If there is no address space for it.
+    /// An error if the process cannot get the address space for it.
     pub(crate) fn new() -> anyhow::Result<Ours> {
         let tmpfs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
         let options =

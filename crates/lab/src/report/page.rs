@@ -1,4 +1,4 @@
-//! The page of a report: one line per table, followed by each table with its plot and rows.
+//! Writes the page: first a line per table, then each table with its plot and its rows.
 //!
 //! Source: HTML Living Standard, as XML.
 
@@ -11,8 +11,8 @@ use crate::samples::Row;
 use crate::table::{self, Claim, Published, Table};
 use crate::text::{params_of, rows_of, with_names};
 
-/// The style sheet. Losses are as large and as bold as wins, and each verdict is a word as well as
-/// a colour.
+/// The style. A claim that does not hold has the size and the weight of one that holds. Each colour
+/// comes with a word.
 const STYLE: &str = include_str!("style.css");
 /// Matches any value of a parameter of a plot.
 const ANY: &str = "*";
@@ -90,7 +90,8 @@ fn front(out: &mut String, at: usize, report: &Report) {
     );
 }
 
-/// Returns the verdict over all claims of a table: the name of its CSS class, and the text.
+/// Returns the verdict over all claims of a table: the name of its style class, and the text for
+/// readers.
 fn verdict(claims: &[Claim]) -> (&'static str, String) {
     let count = |word: &str| claims.iter().filter(|claim| claim.word() == word).count();
     let (all, held, lost) = (claims.len(), count("held"), count("not-held"));
@@ -297,7 +298,7 @@ mod tests {
         let page = page();
         let xml = parse(&page);
         let count = |name: &str| xml.descendants().filter(|n| n.tag_name().name() == name).count();
-        // A table of another version has rows but no plot.
+        // The second table is unknown to this program, so it has rows but no plot.
         assert_eq!((count("svg"), count("h2")), (1, 2));
         assert!(page.contains("a &lt;cpu&gt;, 2 cores, Linux 6.1, commit abc"));
         assert_eq!(page.matches("all 4 rows").count(), 2);

@@ -127,8 +127,8 @@ fn full_cache_drops_what_was_not_used_and_keeps_as_many_as_it_says() {
     assert!((most / 2..most * 9 / 10).contains(&kept), "{kept} of {most}");
 }
 
-/// The measured fill must be right, although values that are all even, or all odd, prefer one slot
-/// of each line.
+/// Even values prefer one slot of each line, and odd values the other. In all cases three quarters
+/// of the slots must get used.
 #[test]
 fn full_cache_uses_three_quarters_of_its_slots_whatever_the_values_are() {
     for (factor, first) in [(1, 0), (2, 0), (2, 1)] {
@@ -149,7 +149,8 @@ fn full_cache_whose_entries_are_all_held_takes_no_more() {
         if let Err(error) = cache.create(value, value) {
             break error;
         }
-        // The newest entry is the only one without a handle, and reclaim in `create` may drop it.
+        // All older entries have handles. So reclaim in `create` may only drop the newest entry,
+        // which gets its handle here.
         held.extend(cache.find_first(value));
     };
     assert_eq!((full, held.len()), (CreateError::Full, 180), "each slot has an entry");
@@ -172,8 +173,8 @@ fn key_with_too_many_values_loses_one_for_each_new_one() {
     assert_eq!((cache.stats().entries, cache.stats().reclaimed), (256, 144));
 }
 
-/// Many keys with one home line must lengthen a search to one window, and no further. Entries of
-/// other home lines in that window must still be found.
+/// If many keys have one home line, a search for them must get as long as one window, and no
+/// longer. Entries of other home lines in that window must still be found.
 #[test]
 fn keys_of_one_home_are_kept_to_one_window() {
     let cache = cache(1_000);
@@ -246,7 +247,7 @@ fn home_reaches_as_far_as_its_entries_stand() {
     assert_eq!(looked_at(), 2);
 }
 
-/// Trap T40: a loop with `find_next` must end although it deletes entries. The loop has a handle of
+/// Trap T40: a loop with `find_next` must end even if it deletes entries. The loop has a handle of
 /// its current entry, so no thread removes that entry.
 #[test]
 fn loop_that_deletes_what_it_meets_ends() {
@@ -286,7 +287,7 @@ fn control_loop_that_begins_anew_does_not_end() {
     panic!("the control ended after {met}");
 }
 
-/// Trap T37: the referenced bit must have an effect: an entry that was used survives one scan.
+/// Trap T37: the referenced bit must have an effect: a used entry must survive one scan.
 #[test]
 fn entries_that_were_used_survive_a_scan() {
     let cache = cache(1_000);
@@ -305,8 +306,8 @@ fn entries_that_were_used_survive_a_scan() {
     assert_eq!(cache.scan(u64::MAX), 50);
 }
 
-/// Control of T37: finding an entry does not set its referenced bit, so a scan must drop these
-/// entries.
+/// Control of T37: `find_first` does not set the referenced bit, so a scan must drop entries that
+/// were only found.
 #[test]
 fn control_entries_that_were_only_looked_at_are_dropped() {
     let cache = cache(1_000);
@@ -368,8 +369,8 @@ fn value_at_its_cap_is_not_found_until_it_has_fewer_users() {
     assert_eq!(cache.stats().entries, 0);
 }
 
-/// Creates `count` values of one key one after the other. Calls `each` with the handle of each
-/// value, to make the value full. Returns the number of slots that a search for the key then
+/// Creates `count` values of one key one after the other. For each value, calls `each` with a
+/// handle, to make the value full. Returns the number of slots that a search for the key then
 /// examines.
 fn slots_looked_at<'c>(
     cache: &'c Mbcache,
@@ -386,8 +387,8 @@ fn slots_looked_at<'c>(
     looked_at(cache, 1)
 }
 
-/// Trap T39: full blocks must not make long chains. A search for their content must examine one
-/// line, however many there are.
+/// Trap T39: full blocks must not make long chains. A search for their content must examine only
+/// one line, however many full blocks exist.
 #[test]
 fn find_among_any_number_of_full_values_looks_at_one_line() {
     for count in [10, 1_000] {
