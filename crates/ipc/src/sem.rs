@@ -14,7 +14,6 @@
 //! | `freeze` | freezing words under the lock, and the freezes of dead tasks |
 //! | `recover` | the set's lock, and repair after the death of its holder |
 //! | `reap` | the other remains of a dead task |
-//! | `exit` | the end of a live task |
 //! | `ctl` | semget and semctl |
 //!
 //! Source: Linux `ipc/sem.c` for the semantics. The design is described in the crate's
