@@ -97,6 +97,7 @@ pub(crate) fn folder() -> Option<BorrowedFd<'static>> {
 }
 
 /// Returns true if `fd` is one of these descriptors, which stay open.
+#[inline]
 fn is_kept(fd: c_int) -> bool {
     let mut handed = [&FILE, &FOLDER].into_iter().filter_map(OnceLock::get);
     handed.any(|handed| handed.number == fd && handed.get().is_some())

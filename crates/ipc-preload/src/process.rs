@@ -143,6 +143,7 @@ pub(crate) fn is_own() -> bool {
 /// # Errors
 ///
 /// `ENOSYS` if there is no namespace to register in.
+#[inline]
 pub(crate) fn task() -> Result<&'static Task, Errno> {
     let task = if let Some(task) = known_task() { task } else { registered()? };
     // ORDERING: Relaxed. A thread that has changed its own credentials sees its own store.
@@ -153,6 +154,7 @@ pub(crate) fn task() -> Result<&'static Task, Errno> {
 }
 
 /// Returns the process's task if it has made a call before.
+#[inline]
 pub(crate) fn known_task() -> Option<&'static Task> {
     let page = known_page()?;
     // ORDERING(preload-task): Acquire. The task is made before its address is stored.
@@ -328,6 +330,7 @@ fn publish(page: &'static Page, task: Task) -> &'static Task {
 }
 
 /// Returns the page that is wiped in a child, if there is one.
+#[inline]
 fn known_page() -> Option<&'static Page> {
     // ORDERING(preload-page): Acquire. The page is set up before its address is stored.
     let page = PAGE.load(Ordering::Acquire);

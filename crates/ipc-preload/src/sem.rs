@@ -93,6 +93,7 @@ fn operate(
 }
 
 /// Returns the length of a timeout, or `EINVAL` if it is negative or not normal.
+#[inline]
 fn duration(timeout: Option<timespec>) -> Result<Option<Duration>, Errno> {
     let Some(timespec { tv_sec, tv_nsec, .. }) = timeout else { return Ok(None) };
     let nsec = u32::try_from(tv_nsec).ok().filter(|nsec| *nsec < 1_000_000_000);

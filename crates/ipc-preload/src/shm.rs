@@ -102,6 +102,7 @@ fn folder() -> Option<OwnedFd> {
 }
 
 /// Returns true if this library handles the calls of shared memory.
+#[inline]
 pub(crate) fn is_on() -> bool {
     // ORDERING: Relaxed. Set when the library is loaded, and never again.
     IS_ON.load(Ordering::Relaxed)

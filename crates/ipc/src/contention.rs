@@ -50,6 +50,7 @@ impl Counts {
     }
 
     /// Begins a wait, which lasts until what is returned is dropped.
+    #[inline]
     pub(crate) fn begin(&self) -> Option<Waits<'_>> {
         self.is_counted.then(|| Waits { sums: &self.sums, start_ns: futex::now().monotonic_ns })
     }

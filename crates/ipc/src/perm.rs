@@ -280,6 +280,7 @@ impl CredCell {
     }
 
     /// Applies `of` to the calling thread's own credentials, if it has any.
+    #[inline]
     fn of_own<T>(&self, of: impl FnOnce(&Cred) -> T) -> Option<T> {
         // ORDERING: Relaxed. See `has_own`.
         if !self.has_own.load(unmodelled::Ordering::Relaxed) {
@@ -303,6 +304,7 @@ impl CredCell {
     }
 
     /// Returns the effective user and group.
+    #[inline]
     pub(crate) fn ids(&self) -> (u32, u32) {
         if let Some(own) = self.of_own(|own| (own.euid, own.egid)) {
             return own;
@@ -312,6 +314,7 @@ impl CredCell {
         (low(ids), high(ids))
     }
 
+    #[inline]
     pub(crate) fn is_capable(&self, cap: u64) -> bool {
         if let Some(own) = self.of_own(|own| own.caps & cap != 0) {
             return own;

@@ -80,10 +80,12 @@ impl SemBuf {
         Self { sem_num, sem_op, sem_flg }
     }
 
+    #[inline]
     fn is_undo(self) -> bool {
         self.sem_flg.contains(SemFlags::UNDO)
     }
 
+    #[inline]
     fn is_nowait(self) -> bool {
         self.sem_flg.contains(SemFlags::NOWAIT)
     }

@@ -83,6 +83,7 @@ impl Place {
         u64::from(self.base) | u64::from(self.nsems) << BASE_BITS | self.tag << TAG_SHIFT
     }
 
+    #[inline]
     pub(super) fn from_payload(payload: u64) -> Self {
         Self {
             base: (payload & ((1 << BASE_BITS) - 1)) as u32,
@@ -110,11 +111,13 @@ pub(super) struct SetGuard<'s> {
 }
 
 impl<'s> Set<'s> {
+    #[inline]
     pub(super) fn new(shared: &'s Shared, object: &Object) -> Self {
         Self { shared, index: object.index, place: Place::from_payload(object.payload) }
     }
 
     /// Returns the line of semaphore `num`. The number is in range.
+    #[inline]
     pub(super) fn sem(&self, num: u16) -> &'s Line {
         self.shared.region.line(self.place.base.wrapping_add(u32::from(num)))
     }
@@ -124,6 +127,7 @@ impl<'s> Set<'s> {
     /// # Errors
     ///
     /// `EIDRM` if the set is gone.
+    #[inline]
     pub(super) fn word(&self, num: u16) -> Result<Word, Errno> {
         // ORDERING(ipc-word): Acquire. Work before the last operation happens before this one.
         let word = Word(self.sem(num)[WORD].load(Ordering::Acquire));
@@ -172,6 +176,7 @@ impl<'s> Set<'s> {
     }
 
     /// Ends a freeze with the word `next`, frozen or not.
+    #[inline]
     pub(super) fn thaw(&self, num: u16, next: Word) {
         // ORDERING(ipc-word): Release. Stores under the freeze happen before the next operation on
         // this semaphore.
@@ -179,6 +184,7 @@ impl<'s> Set<'s> {
     }
 
     /// Records `now_s` as the time of an operation on semaphore `num`.
+    #[inline]
     pub(super) fn touch_otime(&self, num: u16, now_s: u64) {
         // A late store for a removed set has that set's tag, so the next set ignores it.
         let otime = self.place.tag << TAG_SHIFT | now_s & ((1 << TAG_SHIFT) - 1);

@@ -146,6 +146,7 @@ impl Frozen<'_> {
     }
 
     /// Thaws all words unchanged, the first one last.
+    #[inline]
     fn give_up(&self) {
         self.words().for_each(|(num, before, _)| self.set.thaw(num, before));
     }
