@@ -1,8 +1,8 @@
 //! A shell on a namespace in memory: it walks paths, translates them back, and mounts.
 //!
-//! It shows how a library operating system or a 9P server uses a [`Vfs`]. `walk` leads from a path
-//! to a file. `walk_parent` leads to the directory in which a new name is made. `getcwd` translates
-//! a place back to its path.
+//! The example shows how a library operating system or a 9P server uses a [`Vfs`]. `walk` leads
+//! from a path to a file. `walk_parent` leads to the directory in which a new name is made.
+//! `getcwd` translates a place back to its path.
 //!
 //! ```sh
 //! printf 'mkdir /a\nwrite /a/f hello\nmv /a /b\ncd /b\npwd\ncat f\n' |
@@ -36,7 +36,8 @@ umount DIR        unmounts it
 path INO          prints a path of the inode with this number
 ";
 
-/// The state of a session. The working directory is held, so it keeps its path under renames.
+/// The state of a session. The session holds a reference on its working directory, so the directory
+/// keeps its path under renames.
 struct Shell<'v> {
     vfs: &'v Vfs,
     cred: Cred,

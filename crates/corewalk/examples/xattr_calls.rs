@@ -5,14 +5,14 @@
 //! xattr_calls DIR
 //! ```
 //!
-//! It works in DIR, an empty directory that all users can reach. It prints one line per call: the
-//! call, and its result, errno or bytes. Names in a list are sorted, since no manual specifies an
-//! order. Values over 40 bytes are shown as length and checksum. It needs root, and runs some calls
-//! as other users.
+//! The script works in DIR, an empty directory that all users can reach. It prints one line per
+//! call, with the call and its result, errno or bytes. Names in a list are sorted, because no
+//! manual specifies an order. Values over 40 bytes are shown as length and checksum. The script
+//! needs root, and runs some calls as other users.
 //!
 //! The cases are those of the Linux Test Project: setxattr01 to 03, fsetxattr01 and 02, getxattr01
 //! to 03, fgetxattr01 and 02, listxattr01 to 03, removexattr01 and 02, and those of the l- and
-//! f-variants. Then come namespaces and permissions of xattr(7), and the two ACLs.
+//! f-variants. The script also covers namespaces and permissions of xattr(7), and the two ACLs.
 //!
 //! Source: the manual pages of these calls; xattr(7); acl(5); LTP `testcases/kernel/syscalls`.
 
@@ -111,7 +111,7 @@ impl Script {
         }
     }
 
-    /// setxattr01, getxattr01: values of all lengths, and too small buffers.
+    /// Tests values of all lengths and buffers that are too small (setxattr01, getxattr01).
     fn values(&self) {
         let file = self.at("file");
         for len in [0, 1, 5, 255, 4000, 4096, 4097, 65535, 65536, 65537] {
@@ -140,8 +140,8 @@ impl Script {
         say("set beneath a file", setxattr(beneath, "user.a", b"1", SET));
     }
 
-    /// setxattr01, getxattr03, removexattr02: names that are too long, too short, or of an unknown
-    /// namespace.
+    /// Tests names that are too long, too short, or of an unknown namespace (setxattr01,
+    /// getxattr03, removexattr02).
     fn names(&self) {
         let file = self.at("file");
         let of_length = |len: usize| format!("user.{}", "n".repeat(len - 5));
@@ -201,7 +201,7 @@ impl Script {
         say("remove", removexattr(&file, "user.flag"));
     }
 
-    /// listxattr01 to 03: buffers of all sizes.
+    /// Lists attributes into buffers of all sizes (listxattr01 to 03).
     fn lists(&self) {
         let dir = self.at("dir");
         list(&dir, 0);
@@ -223,7 +223,8 @@ impl Script {
         }
     }
 
-    /// fsetxattr01, fgetxattr01, flistxattr01, fremovexattr01 and 02.
+    /// Makes the calls on descriptors (fsetxattr01, fgetxattr01, flistxattr01, fremovexattr01 and
+    /// 02).
     fn descriptors(&self) {
         let mode = Mode::empty();
         for (what, name, flags) in [
@@ -259,7 +260,8 @@ impl Script {
         say("fremove", fremovexattr(&fd, "user.gone"));
     }
 
-    /// lsetxattr, lgetxattr, llistxattr, lremovexattr: symbolic links and their targets.
+    /// Makes lsetxattr, lgetxattr, llistxattr and lremovexattr on symbolic links and on their
+    /// targets.
     fn links(&self) {
         let (link, dangling) = (self.at("link"), self.at("dangling"));
         say("set through a link", setxattr(&link, "user.through", b"1", SET));
@@ -285,7 +287,8 @@ impl Script {
         say("remove through a link", removexattr(&link, "user.through"));
     }
 
-    /// setxattr02, getxattr02, removexattr01: kinds of file without user attributes.
+    /// Makes the calls on kinds of files without user attributes (setxattr02, getxattr02,
+    /// removexattr01).
     fn special_files(&self) {
         for kind in ["fifo", "char", "block", "socket"] {
             let path = self.at(kind);
@@ -307,7 +310,7 @@ impl Script {
         }
     }
 
-    /// The classes of xattr(7) as root, as the owner, and as another user.
+    /// Uses each class of attributes of xattr(7) as root, as the owner, and as another user.
     fn namespaces(&self) {
         let mine = self.at("mine");
         for user in [0, OWNER, OTHER] {
@@ -330,7 +333,7 @@ impl Script {
         }
     }
 
-    /// User attributes need the permissions of the file.
+    /// Shows that user attributes need the permissions of the file.
     fn permissions(&self) {
         let secret = self.at("secret");
         say("set of a file that none can read", setxattr(&secret, "user.s", b"1", SET));
@@ -356,7 +359,8 @@ impl Script {
         }
     }
 
-    /// In a sticky directory only the owner may set user attributes of the directory itself.
+    /// Shows that in a sticky directory only the owner may set user attributes of the directory
+    /// itself.
     fn sticky_directories(&self) {
         for (dir, owner) in [("sticky", 0), ("open-sticky", OWNER)] {
             for user in [0, OWNER, OTHER] {
@@ -371,7 +375,7 @@ impl Script {
         }
     }
 
-    /// The ACLs as attributes.
+    /// Sets and reads the two ACLs as attributes.
     fn acls(&self) {
         let (file, dir) = (self.at("acl"), self.at("dir"));
         let (access, default) = ("system.posix_acl_access", "system.posix_acl_default");
@@ -428,7 +432,7 @@ impl Script {
         show("get of a link", lgetxattr(&link, access, &mut value[..]), &value);
     }
 
-    /// Many attributes that change their lengths.
+    /// Sets many attributes and changes the lengths of their values.
     fn many(&self) {
         let many = self.at("many");
         become_user(OTHER);
@@ -513,7 +517,7 @@ fn show_list(what: &str, result: Result<usize, Errno>, buffer: &[u8]) {
 
 fn text_of(bytes: &[u8]) -> String {
     if bytes.len() > 40 && !bytes.contains(&0) {
-        // FNV-1a shows any difference.
+        // An FNV-1a hash is enough to show any difference between long values.
         let sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, &byte| {
             (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
         });
@@ -543,7 +547,8 @@ fn name_of(errno: Errno) -> String {
     name.map_or_else(|| format!("errno {}", errno.raw_os_error()), str::to_owned)
 }
 
-/// Returns the value of an ACL attribute with entries of (tag, permission). A named user is 1234.
+/// Returns the value of an ACL attribute with entries of (tag, permission). An entry of a named
+/// user is for user 1234.
 fn acl(entries: &[(u16, u16)]) -> Vec<u8> {
     let mut bytes = 2_u32.to_le_bytes().to_vec();
     for &(tag, permission) in entries {

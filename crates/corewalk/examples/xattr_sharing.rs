@@ -1,4 +1,4 @@
-//! Costs and savings of sharing equal sets of extended attributes in a tmpfs.
+//! The cost and the savings of sharing equal sets of extended attributes in a tmpfs.
 //!
 //! ```text
 //! xattr_sharing time [THREADS] [SETS]       the workload of xattr-bench, on against off
@@ -7,8 +7,9 @@
 //! xattr_sharing label [FILES]               time to label each file, label it again, and read it
 //! ```
 //!
-//! The workload: each of P threads sets an attribute on its own F files in random order, to one of
-//! V random values. The variants alternate in one process for nine rounds. The output is medians.
+//! In the workload, each of P threads sets an attribute on its own F files in random order, to one
+//! of V random values. The variants alternate in one process for nine rounds. The program prints
+//! medians.
 //!
 //! Source: Kara, "ext\[24\]: MBCache rewrite", December 2015 (xattr-bench).
 
@@ -139,7 +140,8 @@ fn label(files: usize) {
             };
             for pass in 0..3 {
                 if pass == 2 {
-                    // Longer than the delay of de-duplication.
+                    // Sleep longer than the delay of de-duplication, so that equal sets are shared
+                    // afterwards.
                     thread::sleep(std::time::Duration::from_millis(150));
                 }
                 let start = Instant::now();

@@ -20,7 +20,7 @@
 //!
 //! # Differences
 //! Linux lets a list name a user twice and uses the first entry. acl(5) forbids that, and so does
-//! this type (`EINVAL`). Entries may come in any order. No locks.
+//! this type (`EINVAL`). Entries may come in any order. The type has no locks.
 //!
 //! Source: acl(5); POSIX.1e draft 17; Linux `include/uapi/linux/posix_acl_xattr.h`.
 //!
@@ -85,7 +85,7 @@ impl Acl {
     /// Returns the ACL with these entries, which may come in any order.
     ///
     /// # Errors
-    /// `EINVAL` if they are not a valid ACL (A.1, A.2).
+    /// `EINVAL` if the entries are not a valid ACL (A.1, A.2).
     pub fn new(entries: impl IntoIterator<Item = Entry>) -> Result<Acl, Errno> {
         let mut entries: Vec<Entry> =
             entries.into_iter().map(|e| Entry::new(e.tag, e.perm, e.id)).collect();
@@ -144,7 +144,7 @@ impl Acl {
     }
 
     /// Returns the nine permission bits of the ACL: those of the owner, of the mask and of others.
-    /// Without a mask, those of the owning group take its place.
+    /// Without a mask, the bits of the owning group take the place of the mask's.
     pub fn mode(&self) -> u32 {
         let group = self.perm_of(Tag::Mask).or(self.perm_of(Tag::GroupObj)).unwrap_or(0);
         let user = self.perm_of(Tag::UserObj).unwrap_or(0);
@@ -174,8 +174,8 @@ impl Acl {
     }
 
     /// Returns the mode and the access ACL of a file made with `mode` in a directory whose default
-    /// ACL is `self`. The access ACL is None if the mode is equivalent. The umask is not used. A
-    /// new directory also inherits `self` as its default ACL.
+    /// ACL is `self`. The access ACL is None if the mode is equivalent to it. The umask is not
+    /// used. A new directory also inherits `self` as its default ACL.
     #[doc(alias = "posix_acl_create_masq")]
     pub fn inherit(&self, mode: u32) -> (u32, Option<Acl>) {
         let mut acl = self.clone();
@@ -299,8 +299,8 @@ impl Tag {
     }
 }
 
-/// Returns the shift of the bits of `tag` in the mode, if it has any. `group` is the tag that the
-/// group bits mirror.
+/// Returns the shift of the bits of `tag` in the mode, if the tag has such bits. `group` is the tag
+/// that the group bits mirror.
 fn class_shift(tag: Tag, group: Tag) -> Option<u32> {
     match tag {
         Tag::UserObj => Some(6),

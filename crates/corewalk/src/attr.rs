@@ -34,16 +34,16 @@ const BLKSIZE: u32 = 4096;
 /// The age at which `relatime` updates an access time in any case, in seconds: one day.
 const RELATIME_SECS: i64 = 24 * 60 * 60;
 
-/// When a read updates the access time; see mount(8).
+/// The rule by which a read updates the access time; see mount(8).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Atime {
-    /// If it is not newer than the last change, or is a day old (`relatime`).
+    /// Update an access time that is not newer than the last change, or is a day old (`relatime`).
     #[default]
     Relative,
     /// Never (`noatime`).
     Never,
-    /// At each read that reaches the file system (`strictatime`). The kernel of a FUSE server also
-    /// answers reads and listings from its cache; these do not reach the server.
+    /// Update at each read that reaches the file system (`strictatime`). On a FUSE mount the kernel
+    /// answers some reads and listings from its cache, so they do not reach the file system.
     Strict,
 }
 
@@ -72,7 +72,7 @@ impl Atime {
     }
 }
 
-/// When a read updates the access time, for directories and other files.
+/// The rules by which a read updates the access time, for directories and for other files.
 ///
 /// # Examples
 /// ```
@@ -199,7 +199,7 @@ impl Timespec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Attr {
-    /// The inode number. No two existing inodes have the same one.
+    /// The inode number. No two existing inodes have the same number.
     pub ino: u64,
     /// The generation. The pair of `ino` and generation is never reused within a mount.
     pub generation: u64,
@@ -229,15 +229,16 @@ pub struct Attr {
     pub btime: Timespec,
     /// True if the inode has an access ACL that `mode` cannot express.
     pub has_acl: bool,
-    /// How long a client may use them.
+    /// How long a client may use these attributes.
     pub ttl: Ttl,
 }
 
-/// How long a client, such as the kernel, may use an answer before it asks again. `None` means what
-/// the server's options say. The namespace itself keeps names until they change or are invalidated.
+/// How long a client, such as the kernel, may use an answer before it asks again. `None` means the
+/// time that the server's options give. The namespace itself keeps names until they change or are
+/// invalidated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ttl {
-    /// For the name under which the inode was found. Only attributes that come with a name
+    /// The time for the name under which the inode was found. Only attributes that come with a name
     /// (`lookup`, `make`, `link`, `readdir`) use it.
     pub entry: Option<Duration>,
     /// For the attributes.
@@ -353,8 +354,8 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// New modification time.
     pub mtime: Option<SetTime>,
-    /// New change time, from a kernel that keeps it (writeback cache). With None the back end sets
-    /// the change time.
+    /// New change time, from a kernel that keeps change times itself (writeback cache). With None
+    /// the back end sets the change time.
     pub ctime: Option<Timespec>,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A [`Cred`] is the file system credentials of a task in Linux: `fsuid`, `fsgid`, supplementary
 //! groups and the capabilities that concern files. On a FUSE mount with `default_permissions` the
-//! kernel has already checked permissions. Such a server uses [`Cred::prechecked`], which sets the
-//! owner of new files and passes all checks.
+//! kernel has already checked permissions. A server of such a mount uses [`Cred::prechecked`],
+//! which sets the owner of new files and passes all checks.
 //!
 //! Source: credentials(7), capabilities(7).
 
@@ -59,9 +59,9 @@ bitflags! {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Cred {
-    /// The user that owns new files and is compared with owners (`fsuid`).
+    /// The user that owns new files, and that is compared with the owner of a file (`fsuid`).
     pub uid: u32,
-    /// The group of new files, compared with groups (`fsgid`).
+    /// The group of new files, which is also compared with the group of a file (`fsgid`).
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
@@ -81,8 +81,8 @@ impl Cred {
         Cred { uid, gid, groups: groups.to_vec(), caps }
     }
 
-    /// Returns credentials that make files for `uid` and `gid` and pass every check. The kernel has
-    /// made the checks.
+    /// Returns credentials that make files for `uid` and `gid` and pass every check. They are for a
+    /// server whose kernel has already made the checks.
     pub fn prechecked(uid: u32, gid: u32) -> Cred {
         Cred { uid, gid, groups: Vec::new(), caps: Caps::all() }
     }

@@ -7,8 +7,9 @@
 //!
 //! The children of a directory know it by its slot and its child generation. So one increment of
 //! the generation invalidates a directory of any size: no lookup finds the children any more.
-//! Reclaim evicts them, or they are put back when their names are entered again. The hash of a name
-//! does not depend on the generation, so a thread that enters a name finds them.
+//! Later, reclaim evicts such a stale child, or a thread that enters the child's name again puts
+//! the child back. That thread finds the stale child, because the hash of a name does not depend on
+//! the generation.
 //!
 //! # Guarantees
 //! - C.1: a cached answer is that of the last committed change, or of a fill that no change,
@@ -20,7 +21,8 @@
 //!
 //! # Lock order
 //! In-lookup locks, `topology`, dentry locks (by slot), an inode's lock. A stripe of the table is
-//! locked with no dentry lock held, since an exact lookup in it may wait for a dentry's writer.
+//! locked with no dentry lock held, because an exact lookup in the stripe may wait for a dentry's
+//! writer.
 //!
 //! Source: Linux `fs/dcache.c`, path-lookup.rst; documents 001 and 003.
 
@@ -33,8 +35,8 @@ use corewalk_sync::SeqRwLock;
 
 use crate::Errno;
 use crate::dentry::{
-    Body, Dentries, Flags, Image, Line, LookupKey, NameCopy, ParentKey, SHORT_MAX, ShortLookupKey,
-    Snapshot, directory_id,
+    Body, Component, Dentries, Flags, Image, Line, LookupKey, NameCopy, ParentKey, SHORT_MAX,
+    ShortLookupKey, Snapshot, directory_id,
 };
 use crate::hash::{HashKeys, NameHash};
 use crate::inode::{self, Inodes};
@@ -47,34 +49,39 @@ pub(crate) use change::{DentryInode, Mounted, is_attached};
 pub(crate) use listings::{ListingMark, Listings};
 pub(crate) use reclaim::Hand;
 
-/// The owner of the cache, which is told of inodes that the cache drops.
+/// The owner of the cache. The cache tells it which inodes were dropped.
 pub(crate) trait Host: Send + Sync {
-    /// The cache has dropped an inode. Its slot is free once this returns.
+    /// Tells the host that the cache has dropped an inode. The slot of the inode is free once this
+    /// method returns.
     fn forget(&self, superblock: u32, ino: u64, slot: InodeSlot);
 
-    /// The cache is over its budget. The host's use of the inode called `name` keeps an entry.
+    /// Asks the host to stop using the inode called `name`. The cache is over its budget, and the
+    /// host's use keeps an entry in it.
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>);
 }
 
-/// The names and inodes of one namespace.
+/// The names and inodes of one namespace. Analogous to Linux's `dentry_hashtable` and what belongs
+/// to it.
 pub(crate) struct Dcache {
     pub(crate) keys: HashKeys,
     pub(crate) dentries: Dentries,
     pub(crate) inodes: Inodes,
     /// The index of the dentries by name.
     table: Table<OfDentry>,
-    /// The in-lookup locks of names.
+    /// The in-lookup locks of names. Only the holder of the lock of a name enters a dentry under
+    /// the name, or moves one to it. Analogous to Linux's `in_lookup_hashtable`.
     pub(crate) in_lookup: KeyLocks,
     /// The listings that may fill the cache, and the changes of names beside them.
     pub(crate) listings: Listings,
-    /// Write-locked while a directory moves. Shared locks keep directories in place.
+    /// Protects the parents of all directories. Write-locked while a directory moves; a shared lock
+    /// keeps directories in place. Analogous to Linux's `rename_lock`.
     pub(crate) topology: SeqRwLock,
     hand: Hand,
     pub(crate) counters: Counters,
     host: Box<dyn Host>,
 }
 
-/// Event counts. A lookup that hits writes none of them.
+/// Event counts. A lookup that hits the cache writes none of them.
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) negatives: ShardedCounter,
@@ -97,6 +104,15 @@ pub(crate) struct Directory {
     pub(crate) inode: InodeSlot,
     pub(crate) key: ParentKey,
     pub(crate) flags: Flags,
+}
+
+/// The directory of a component that is looked up.
+#[derive(Clone, Copy)]
+pub(crate) struct LookupParent {
+    /// The number that stands for the directory in the hashes of its children.
+    pub(crate) id: u64,
+    /// The current key of its children.
+    pub(crate) key: ParentKey,
 }
 
 /// A dentry that was found under a name.
@@ -135,14 +151,14 @@ impl Dcache {
         LookupKey::new(name, &self.keys)
     }
 
-    /// Returns the current key of a directory's children. The caller holds a reference on its
-    /// dentry. No lookup finds the children of a removed directory.
+    /// Returns the current key of a directory's children. The caller holds a reference on the
+    /// directory's dentry. No lookup finds the children of a removed directory.
     #[inline]
     pub(crate) fn key_of_held(&self, slot: DentrySlot) -> ParentKey {
         ParentKey::new(slot, self.dentries.child_generation_now(slot))
     }
 
-    /// Returns the directory in `slot`, or None if there is none.
+    /// Returns the directory in `slot`, or None if the slot has no directory.
     pub(crate) fn directory(&self, slot: DentrySlot) -> Option<Directory> {
         loop {
             let seen = self.dentries.snapshot(slot);
@@ -156,7 +172,8 @@ impl Dcache {
         }
     }
 
-    /// Returns the dentry of a name. None proves nothing; [`Dcache::find_exact`] does.
+    /// Returns the dentry of a name. None does not prove that the name has no dentry;
+    /// [`Dcache::find_exact`] does.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -169,44 +186,45 @@ impl Dcache {
         })
     }
 
-    /// As [`Dcache::find`], for the component from `start` to the end of a path, in the directory
-    /// with the number `id` and the parent key `key`. It finds only plain dentries: neither
+    /// Like [`Dcache::find`], for a component of a path. It finds only plain dentries: neither
     /// symbolic links nor mount points. The caller validates the snapshot.
     pub(crate) fn find_plain(
         &self,
-        (id, key): (u64, ParentKey),
-        (path, start): (&[u8], usize),
+        parent: LookupParent,
+        component: Component<'_>,
     ) -> Option<(DentrySlot, Snapshot)> {
-        let lookup_key = LookupKey::of_component(path, start, &self.keys);
-        self.table.find(lookup_key.hash.child(id) as u32, |slot| {
+        let lookup_key = LookupKey::of_component(component, &self.keys);
+        self.table.find(lookup_key.hash.child(parent.id) as u32, |slot| {
             let line = self.dentries.line(slot);
             let seen = line.snapshot_now();
             let is_plain = !seen.body.flags().intersects(Flags::SYMLINK | Flags::MOUNTED);
-            let is_it =
-                is_plain && seen.key == key && line.is_named(seen, &lookup_key, &self.dentries);
+            let is_it = is_plain
+                && seen.key == parent.key
+                && line.is_named(seen, &lookup_key, &self.dentries);
             is_it.then_some((slot, seen))
         })
     }
 
-    /// As [`Dcache::find_plain`], for the first entry with the tag, and flags in `needed`. `before`
-    /// is called with the slot of that entry before its line is loaded.
+    /// Like [`Dcache::find_plain`], but looks only at the first entry whose tag matches. The dentry
+    /// must have the flags in `needed`. `before` is called with the slot before the line of the
+    /// dentry is loaded.
     #[inline(always)]
     pub(crate) fn find_at_once(
         &self,
         extent: Extent,
-        (id, key): (u64, ParentKey),
-        (path, start): (&[u8], usize),
+        parent: LookupParent,
+        component: Component<'_>,
         needed: Flags,
         before: impl Fn(DentrySlot),
     ) -> Option<Child<'_>> {
-        if path.len() - start > SHORT_MAX {
+        if component.len() > SHORT_MAX {
             return None;
         }
-        let lookup_key = ShortLookupKey::of_component((path, start), needed, &self.keys);
-        let slot = self.table.first_within(extent, lookup_key.hash.child(id) as u32)?;
+        let lookup_key = ShortLookupKey::of_component(component, needed, &self.keys);
+        let slot = self.table.first_within(extent, lookup_key.hash.child(parent.id) as u32)?;
         before(slot);
         let line = self.dentries.line(slot);
-        line.plain(key, &lookup_key).map(|seen| Child { slot, seen, line })
+        line.plain(parent.key, &lookup_key).map(|seen| Child { slot, seen, line })
     }
 
     /// Returns the size of the index, for [`Dcache::find_at_once`].
@@ -215,8 +233,8 @@ impl Dcache {
         self.table.extent()
     }
 
-    /// Returns the dentry of a name. None is exact if the caller holds the in-lookup lock of the
-    /// name.
+    /// Returns the dentry of a name. If the caller holds the in-lookup lock of the name, None
+    /// proves that the name has no dentry.
     pub(crate) fn find_exact(
         &self,
         key: ParentKey,
@@ -228,8 +246,9 @@ impl Dcache {
     }
 
     /// Returns the slot of the inode called `name` in the directory `ino` of the first file system,
-    /// with a reference. The directory is not looked up; the child is checked to be in it. None if
-    /// the fast path does not suffice: the name is not cached, was missed, is negative, or changes.
+    /// with a reference. The directory is not looked up: the lookup checks that the child is in it.
+    /// Returns None if the slow path is needed, because the name is not cached, was missed, is
+    /// negative, or changes.
     ///
     /// The answer is that of the instant at which the parent's generation was loaded. The dentry
     /// was the same before that load and after the count went up.
@@ -265,18 +284,18 @@ impl Dcache {
         None
     }
 
-    /// Returns true if `key`, of a child in the first file system, is that of the directory
-    /// numbered `ino`. The caller validates the child. The child holds its parent, whose number is
-    /// fixed (D.3, D.4). The generation is a single word, and its load is the instant of the
-    /// answer. A removed directory gets another generation, so its flags need no check.
+    /// Returns true if `key`, the parent key of a child in the first file system, is that of the
+    /// directory numbered `ino`. The caller validates the child. The child holds its parent, whose
+    /// number is fixed (D.3, D.4). The generation is a single word, and its load is the instant of
+    /// the answer. A removed directory gets another generation, so its flags need no check.
     #[inline]
     fn is_parent(&self, key: ParentKey, ino: u64) -> bool {
         let now = self.dentries.line(key.parent()).directory_words();
         now.ino == ino && now.child_generation as u32 == key.0 as u32
     }
 
-    /// Returns the key of a name's in-lookup lock. It does not depend on the generation: a name
-    /// stays the same across an invalidation.
+    /// Returns the key of a name's in-lookup lock. The key does not depend on the generation,
+    /// because a name has the same lock before and after an invalidation.
     pub(crate) fn in_lookup_key(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) -> u64 {
         lookup_key.hash.child(u64::from(directory.get()) << 32)
     }
@@ -323,7 +342,8 @@ impl Dcache {
     }
 
     /// Drops a reference on a dentry. An unhashed dentry dies with its last reference, and drops
-    /// its own on its parent. This is a loop, however deep the tree is (trap T43).
+    /// its own reference on its parent. A loop does this, not a recursion, because the tree may be
+    /// deep (trap T43).
     pub(crate) fn put(&self, slot: DentrySlot) {
         let mut slot = slot;
         while !slot.is_none() {
@@ -352,7 +372,7 @@ impl Dcache {
         }
     }
 
-    /// Returns a dentry of a directory inode with a reference on it, if there is one.
+    /// Returns a dentry of a directory inode with a reference on it, if the inode has a dentry.
     pub(crate) fn get_directory(&self, inode: InodeSlot) -> Option<Directory> {
         loop {
             let slot = self.inodes.alias(inode);
@@ -368,7 +388,7 @@ impl Dcache {
         }
     }
 
-    /// Returns a dentry of an inode with a reference on it, if there is one.
+    /// Returns a dentry of an inode with a reference on it, if the inode has a dentry.
     pub(crate) fn get_alias(&self, inode: InodeSlot) -> Option<DentrySlot> {
         loop {
             let slot = self.inodes.alias(inode);
@@ -384,7 +404,8 @@ impl Dcache {
         }
     }
 
-    /// Returns the slot of the parent and the sequence. The root is its own parent.
+    /// Returns the slot of the parent of a dentry, and the sequence under which it was read. The
+    /// root is its own parent.
     pub(crate) fn parent(&self, slot: DentrySlot) -> (DentrySlot, Seq) {
         loop {
             let seen = self.dentries.snapshot(slot);
@@ -407,7 +428,7 @@ impl Dcache {
     }
 
     /// Returns true if `slot` is `ancestor` or below it. The caller holds `topology`, so no
-    /// directory moves. Otherwise the answer is a guess.
+    /// directory moves. Without that lock the answer is a guess.
     pub(crate) fn is_subdir(&self, slot: DentrySlot, ancestor: DentrySlot) -> bool {
         let mut at = slot;
         loop {
@@ -430,7 +451,7 @@ impl Dcache {
     }
 }
 
-/// Ends the life of an inode, also if the back end panics.
+/// Ends the life of an inode when dropped, also after a panic of the back end.
 struct EndOfInode<'a> {
     dcache: &'a Dcache,
     inode: InodeSlot,

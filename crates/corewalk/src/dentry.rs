@@ -1,7 +1,7 @@
 //! The dentry: a name in a directory, in one cache line that readers copy without a lock.
 //!
 //! Analogous to Linux's `struct dentry`. A dentry lives in a slot of eight words that is never
-//! unmapped, so each word that a reader can reach is valid memory. The sequence in word 0 says
+//! unmapped, so each word that a reader can reach is valid memory. The sequence in word 0 tells
 //! whether the words that were read belong together. So no reader trusts a torn name, and no reader
 //! needs a guard. The reference count and the state of reclaim lie in a second record on another
 //! line ([`Cold`]), which the walk does not touch.
@@ -41,12 +41,12 @@ use corewalk_base::{ShardedCounter, WordPair};
 use corewalk_sync::{Group, Lockref, SeqCount, SlotArena};
 
 use crate::attr::FileKind;
-use crate::name::name_word;
+use crate::name::{name_word, name_words};
 use crate::slot::{DentrySlot, InodeSlot, Seq};
 pub(crate) use body::{Body, Flags};
 use cold::{Cold, Half};
-use lookup_key::{LONG_NAMED, NAMED_MASK, name_word_at, name_words, words_of};
-pub(crate) use lookup_key::{LookupKey, SHORT_MAX, ShortLookupKey};
+pub(crate) use lookup_key::{Component, LookupKey, SHORT_MAX, ShortLookupKey};
+use lookup_key::{LONG_NAMED, NAMED_MASK, name_word_at, words_of};
 pub(crate) use parent_key::ParentKey;
 
 /// Name words in the dentry itself: 40 bytes, or 24 for a directory. Models use fewer, for fewer
@@ -66,18 +66,21 @@ const COLD_WORDS: usize = 2;
 /// are long. The smallest class, half a cache line, holds 91 % of those; the second holds nearly
 /// all others.
 const LONG_WORDS: [usize; 3] = if cfg!(corewalk_loom) { [1, 1, 2] } else { [4, 8, 32] };
-/// Shift of the size class in the reference to a long name; the slot is below.
+/// Shift of the size class in the reference to a long name. The slot number is in the bits below.
 const LONG_SIZE_SHIFT: u32 = 32;
 
 /// The slots of one namespace: dentries with their cold records and long names, and the halves in
 /// use.
 pub(crate) struct Dentries {
+    /// Words 1 to 7 of a dentry are protected by the lock of its cold record (D.1). Readers use the
+    /// sequence in word 0.
     hot: SlotArena<WORDS>,
+    /// The lockref and the cold word of each slot.
     cold: SlotArena<COLD_WORDS>,
     small: SlotArena<{ LONG_WORDS[0] }>,
     middle: SlotArena<{ LONG_WORDS[1] }>,
     large: SlotArena<{ LONG_WORDS[2] }>,
-    /// Dentries in use. More slots may be in use, by inodes.
+    /// Dentries in use. More slots may be in use, because inodes use slots too.
     count: ShardedCounter,
 }
 
@@ -168,7 +171,8 @@ impl Dentries {
     pub(crate) fn snapshot(&self, slot: DentrySlot) -> Snapshot {
         let words = self.words(slot);
         let seq = self.stable_seq(slot);
-        // ORDERING: Relaxed. Data of a sequence section; the sequence tells whether it is torn.
+        // ORDERING: Relaxed. Data of a sequence section; the sequence tells whether the data is
+        // torn.
         let key = ParentKey(words[1].load(Ordering::Relaxed));
         // ORDERING: Relaxed. As above.
         let body = Body(words[2].load(Ordering::Relaxed));
@@ -214,8 +218,8 @@ impl Dentries {
         self.seq(slot).difference(seq.0)
     }
 
-    /// Returns the snapshot if the dentry has the name `lookup_key` under `key`. Reads again a
-    /// dentry that changes meanwhile.
+    /// Returns the snapshot if the dentry has the name `lookup_key` under `key`. Reads the dentry
+    /// again if it changes meanwhile.
     #[inline]
     pub(crate) fn compare(
         &self,
@@ -232,7 +236,7 @@ impl Dentries {
         }
     }
 
-    /// As [`Line::is_named`], for a name with words in a long slot.
+    /// Like [`Line::is_named`], for a name with words in a long slot.
     #[inline(never)]
     fn is_named_at_length(&self, line: &Line<'_>, body: Body, name: &[u8]) -> bool {
         let (words, inline) = (line.0, long_at(body));
@@ -298,8 +302,8 @@ impl Dentries {
         let wanted = words_of(out.len);
         (0..inline.min(wanted)).for_each(|i| put(i, &words[3 + i]));
         if body.flags().contains(Flags::LONG) {
-            // ORDERING: Relaxed. Data of a sequence section; it may be other bytes than a
-            // reference.
+            // ORDERING: Relaxed. Data of a sequence section. A torn read may yield other bytes than
+            // a reference.
             let rest = self.rest_of(words[3 + inline].load(Ordering::Relaxed));
             let wanted = wanted.saturating_sub(inline).min(rest.len());
             rest[..wanted].iter().enumerate().for_each(|(i, word)| put(inline + i, word));
@@ -317,9 +321,9 @@ impl Dentries {
     /// caller happen after this one.
     #[inline]
     pub(crate) fn child_generation_now(&self, slot: DentrySlot) -> u64 {
-        // ORDERING: Acquire. A back end that is asked after this is asked under this generation or
-        // a newer one. Its answer includes the change that made this generation. Pairs with the
-        // release fence at the start of that write section.
+        // ORDERING: Acquire. Pairs with the release fence at the start of the write section that
+        // stored this generation. If the caller asks the back end later, the answer includes the
+        // change that raised the generation.
         self.words(slot)[WORDS - 1].load(Ordering::Acquire)
     }
 
@@ -334,7 +338,7 @@ impl Dentries {
     #[inline]
     pub(crate) fn directory_id(&self, slot: DentrySlot) -> u64 {
         let words = self.words(slot);
-        // ORDERING: Relaxed. Fixed, or validated by the caller.
+        // ORDERING: Relaxed. The words are fixed, or the caller validates them.
         let body = Body(words[2].load(Ordering::Relaxed));
         // ORDERING: Relaxed. As above.
         directory_id(body.superblock(), words[WORDS - 2].load(Ordering::Relaxed))
@@ -344,7 +348,7 @@ impl Dentries {
     /// it.
     pub(crate) fn image(&self, slot: DentrySlot) -> Image {
         let words = self.words(slot);
-        // ORDERING: Relaxed. Stable under the lock the caller holds.
+        // ORDERING: Relaxed. The words cannot change under the lock that the caller holds.
         let load = |i: usize| words[i].load(Ordering::Relaxed);
         Image {
             key: ParentKey(load(1)),
@@ -365,7 +369,7 @@ impl Dentries {
         self.cold_of(slot.get())
     }
 
-    /// Returns the cold word of a slot, whichever half is meant.
+    /// Returns the cold word of a slot, which its two halves share.
     #[inline]
     fn cold_of(&self, slot: u32) -> Cold<'_> {
         Cold::of(&self.cold.get(slot)[1])
@@ -375,7 +379,7 @@ impl Dentries {
 
     /// Allocates a slot for a dentry, without references: the slot of the inode in `beside` if its
     /// dentry half is free, otherwise a slot of `group`. `beside` may be none; otherwise the caller
-    /// holds a reference on that inode. None when `slots_max` are in use.
+    /// holds a reference on that inode. Returns None when `slots_max` dentries are in use.
     pub(crate) fn alloc(&self, beside: InodeSlot, group: Group) -> Option<DentrySlot> {
         self.count.add(1);
         let slot = self.alloc_half(Half::Dentry, beside.get(), group);
@@ -385,7 +389,7 @@ impl Dentries {
         slot.map(DentrySlot::new)
     }
 
-    /// Frees the dentry half of a slot. Its sequence continues from its value.
+    /// Frees the dentry half of a slot. The next dentry in the slot continues its sequence.
     pub(crate) fn free(&self, slot: DentrySlot) {
         self.count.add(-1);
         self.free_half(Half::Dentry, slot.get());
@@ -393,7 +397,7 @@ impl Dentries {
 
     /// Allocates a slot for an inode: the slot of the dentry in `beside` if its inode half is free,
     /// otherwise a slot of `group`. `beside` may be none; otherwise the caller holds a reference on
-    /// that dentry. For [`Group::Few`] the group comes first.
+    /// that dentry. For [`Group::Few`], a slot of the group is preferred to `beside`.
     pub(crate) fn alloc_inode(&self, beside: DentrySlot, group: Group) -> Option<InodeSlot> {
         let alloc = |beside: DentrySlot| self.alloc_half(Half::Inode, beside.get(), group);
         let slot = match group {
@@ -428,13 +432,14 @@ impl Dentries {
         }
     }
 
-    /// Builds the image of a dentry called `name`, and stores the rest of a long name. `place` is
-    /// the superblock and the slot of its inode; no slot makes a negative dentry. The caller stores
-    /// the image or gives it to [`Dentries::drop_image`]. None if no slot is left for a long name.
+    /// Builds the image of a dentry called `name`, and stores the rest of a long name. Without an
+    /// inode the dentry is negative. The caller stores the image or gives it to
+    /// [`Dentries::drop_image`]. Returns None if no slot is left for a long name.
     pub(crate) fn new_image(
         &self,
         key: ParentKey,
-        place: (u32, InodeSlot),
+        superblock: u32,
+        inode: InodeSlot,
         name: &[u8],
         flags: Flags,
         directory: DirectoryWords,
@@ -451,10 +456,10 @@ impl Dentries {
             words[room - 1] = self.store_long(name, 8 * (room - 1))?;
             flags |= Flags::LONG;
         }
-        Some(Image { key, body: Body::new(place, name.len(), flags), words })
+        Some(Image { key, body: Body::new(superblock, inode, name.len(), flags), words })
     }
 
-    /// Stores `image` and returns the image before. The caller is inside a write section (D.1).
+    /// Stores `image` and returns the previous image. The caller is inside a write section (D.1).
     pub(crate) fn store(&self, slot: DentrySlot, image: &Image) -> Image {
         let before = self.image(slot);
         let words = self.words(slot);
@@ -512,10 +517,11 @@ impl Dentries {
         let words = self.rest_of(reference);
         // ORDERING: Release fence. The slot may have served another name, whose owner ended its
         // write section before it freed the slot. So a reader that sees a word stored below also
-        // sees that sequence moved on. Pairs with the Acquire fence in `SeqCount::read_retry`.
+        // sees that the old sequence has moved on. Pairs with the Acquire fence in
+        // `SeqCount::read_retry`.
         fence(Ordering::Release);
         for (i, word) in words[..wanted.max(LONG_WORDS[0])].iter().enumerate() {
-            // ORDERING: Relaxed. Published with the dentry that refers to it.
+            // ORDERING: Relaxed. The dentry that refers to the slot publishes the words.
             word.store(name_word(name, start + 8 * i), Ordering::Relaxed);
         }
         Some(reference)
@@ -545,8 +551,8 @@ impl Dentries {
 pub(crate) struct Line<'a>(&'a [AtomicU64; WORDS]);
 
 impl Line<'_> {
-    /// Returns a snapshot without waiting. Under an odd sequence, of a writer inside its section,
-    /// it never validates.
+    /// Returns a snapshot without waiting. While a writer is inside its section, the sequence is
+    /// odd, and the snapshot never validates.
     #[inline]
     pub(crate) fn snapshot_now(&self) -> Snapshot {
         let seq = self.seq();
@@ -574,8 +580,8 @@ impl Line<'_> {
         !SeqCount::from_word(&self.0[0]).read_retry(seq.0)
     }
 
-    /// Returns true if it is hashed and has the name `lookup_key`. The caller validates with the
-    /// sequence.
+    /// Returns true if the dentry is hashed and has the name `lookup_key`. The caller validates
+    /// with the sequence.
     #[inline(always)]
     pub(crate) fn is_named(
         &self,
@@ -583,8 +589,8 @@ impl Line<'_> {
         lookup_key: &LookupKey<'_>,
         dentries: &Dentries,
     ) -> bool {
-        // Branch on the lookup key. Unlike the dentry's length, it is known before the cache line
-        // of the dentry arrives.
+        // Branch on the lookup key. Unlike the length of the dentry's name, the lookup key is known
+        // before the cache line of the dentry arrives.
         if !lookup_key.is_long() {
             let (pairs, _) = self.0.as_chunks::<2>();
             // ORDERING: Relaxed. Data of a sequence section.
@@ -598,7 +604,8 @@ impl Line<'_> {
                 return true;
             }
         }
-        // A directory has fewer inline words, so its name may be long where a file's is short.
+        // A name that is inline in the dentry of a file may be too long for the dentry of a
+        // directory, which has fewer inline words.
         let len = lookup_key.name.as_bytes().len();
         let is_long = seen.body.flags().contains(LONG_NAMED) && seen.body.len() == len;
         is_long && dentries.is_named_at_length(self, seen.body, lookup_key.name.as_bytes())
@@ -611,7 +618,7 @@ impl Line<'_> {
         let seq = self.seq();
         // ORDERING: Relaxed. Data of a sequence section.
         let word = |i: usize| self.0[i].load(Ordering::Relaxed);
-        // One word at a time: each occupies a register only for its comparison.
+        // Load one word at a time, so that each occupies a register only for its comparison.
         if word(1) != key.0 {
             return None;
         }
@@ -693,7 +700,7 @@ mod tests {
     use crate::hash::HashKeys;
     use crate::name::Name;
 
-    /// A dentry has the name that was stored, of any length, and no other name.
+    /// A dentry must have the name that was stored, of any length, and no other name.
     #[test]
     fn dentry_has_its_name_and_no_other() {
         let dentries = Dentries::new(4).unwrap();
@@ -701,9 +708,10 @@ mod tests {
         let bytes: Vec<u8> = (1..=255).collect();
         for (len, flags) in (1..=255).flat_map(|len| [(len, Flags::HASHED), (len, DIRECTORY)]) {
             let name = &bytes[..len];
-            let (key, place) = (ParentKey::new(DentrySlot::new(1), 1), (0, InodeSlot::new(1)));
+            let (key, inode) = (ParentKey::new(DentrySlot::new(1), 1), InodeSlot::new(1));
             let slot = dentries.alloc(InodeSlot::NONE, Group::Many).unwrap();
-            let image = dentries.new_image(key, place, name, flags, DirectoryWords::default());
+            let words = DirectoryWords::default();
+            let image = dentries.new_image(key, 0, inode, name, flags, words);
             dentries.store(slot, &image.unwrap());
             let seen = dentries.snapshot(slot);
             let mut copy = NameCopy::new();

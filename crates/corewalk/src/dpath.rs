@@ -32,16 +32,17 @@ const DEEP: usize = 1024;
 /// Names of an inode that are translated besides the first.
 const OTHER_PATHS_MAX: usize = 8;
 
-/// Where a translated path leads.
+/// The kind of a translated path: where it starts and whether its names exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathKind {
-    /// From the root to the dentry; every name exists.
+    /// The path leads from the root to the dentry, and every name on it exists.
     Linked,
-    /// To a dentry that has been removed: the path it had.
+    /// The dentry has been removed, and the path is the one that it had.
     Unlinked,
-    /// From the root of the namespace, to a dentry that is not below the root that was asked for.
+    /// The dentry is not below the root that was asked for. The path starts at the root of the
+    /// namespace.
     OutsideRoot,
-    /// From the top of a tree that is not mounted, to the dentry.
+    /// The dentry is in a tree that is not mounted. The path starts at the top of that tree.
     Unreachable,
 }
 
@@ -50,8 +51,8 @@ pub enum PathKind {
 pub(crate) enum Route<'m> {
     /// From the dentry to the root of its file system.
     Names(DentrySlot),
-    /// From a dentry in a mount to the root, which is a mount and a dentry, or to the namespace's
-    /// root.
+    /// From a dentry in a mount to a root, which is a mount and a dentry. Without a root, to the
+    /// namespace's root.
     Mounts((&'m Mount, DentrySlot), Option<(u64, DentrySlot)>),
 }
 
@@ -65,7 +66,9 @@ impl Route<'_> {
     fn prepend<const N: usize>(self, buffer: &mut PathBuffer<'_, N>, dcache: &Dcache, pass: Pass) {
         match self {
             Route::Names(slot) => buffer.prepend(dcache, slot, DentrySlot::NONE, pass),
-            Route::Mounts(from, root) => buffer.prepend_mounts(dcache, from, root, pass),
+            Route::Mounts((mount, slot), root) => {
+                buffer.prepend_mounts(dcache, mount, slot, root, pass);
+            }
         }
     }
 }
@@ -96,10 +99,10 @@ impl<const N: usize> PathBuffer<'_, N> {
 }
 
 /// Writes a path that existed at one instant to the end of `buf`, and returns where it begins. The
-/// caller holds the dentry at the beginning of `route`. Nothing is allocated.
+/// caller holds the dentry at the beginning of `route`. The function allocates nothing.
 ///
 /// # Errors
-/// `ENAMETOOLONG` if it does not fit.
+/// `ENAMETOOLONG` if the path does not fit.
 pub(crate) fn path_into(
     dcache: &Dcache,
     route: Route<'_>,
@@ -114,7 +117,7 @@ pub(crate) fn path_into(
     Ok((buffer.into_buffer()?, kind))
 }
 
-/// As [`path_into`], of a path with many names.
+/// Like [`path_into`], for a path with many names.
 #[cold]
 #[inline(never)]
 fn deep_path_into(
@@ -128,7 +131,8 @@ fn deep_path_into(
     Ok((buffer.into_buffer()?, kind))
 }
 
-/// Appends a path of an inode from the root of its file system to `out`, `/` for the root itself.
+/// Appends a path of an inode from the root of its file system to `out`, or `/` for the root
+/// itself.
 ///
 /// # Errors
 /// `ENOENT` if the inode has no name.
@@ -143,7 +147,7 @@ pub(crate) fn append_inode_path(
         if alias.is_none() {
             return Err(Errno::NOENT);
         }
-        if collect_alias(dcache, (alias, inode), &mut buffer) {
+        if collect_alias(dcache, alias, inode, &mut buffer) {
             out.extend_from_slice(buffer.whole());
             return Ok(());
         }
@@ -157,22 +161,23 @@ pub(crate) fn append_inode_path(
     }
 }
 
-/// Returns paths of an inode by names that [`append_inode_path`] does not ask for first.
+/// Returns paths of an inode by names other than the one that [`append_inode_path`] tries first.
 pub(crate) fn other_inode_paths(dcache: &Dcache, inode: InodeSlot) -> Vec<Vec<u8>> {
     let aliases = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
     let mut buffer = PathBuffer::new();
     let path = |alias| {
-        let is_there = collect_alias(dcache, (alias, inode), &mut buffer);
+        let is_there = collect_alias(dcache, alias, inode, &mut buffer);
         is_there.then(|| buffer.whole().to_vec())
     };
     aliases.into_iter().filter_map(path).collect()
 }
 
-/// Collects the names from a dentry to the root. False if the dentry is not an alias of the inode,
-/// or not below the root.
+/// Collects the names from a dentry to the root. Returns false if the dentry is not an alias of the
+/// inode, or not below the root.
 fn collect_alias(
     dcache: &Dcache,
-    (alias, inode): (DentrySlot, InodeSlot),
+    alias: DentrySlot,
+    inode: InodeSlot,
     buffer: &mut PathBuffer<'static>,
 ) -> bool {
     if !dcache.dentries.lockref(alias).get_not_dead() {
@@ -193,23 +198,23 @@ pub(crate) struct Chain {
 }
 
 /// Returns a path of an inode from the root of its file system with the inodes on it, as they were
-/// at one instant. The caller holds the inode and, unless it is a directory, a name of it; no
-/// reference on a dentry is taken or dropped.
+/// at one instant. The caller holds the inode and, unless it is a directory, a name of it. The
+/// function takes or drops no reference on a dentry.
 ///
 /// # Errors
 /// `ENOENT` if the inode has no name.
 pub(crate) fn chain_of_inode(dcache: &Dcache, inode: InodeSlot) -> Result<Chain, Errno> {
-    names_of(dcache, inode, |name| chain_of_name(dcache, (name, inode))).ok_or(Errno::NOENT)
+    names_of(dcache, inode, |name| chain_of_name(dcache, name, inode)).ok_or(Errno::NOENT)
 }
 
-/// Returns an alias of an inode that is linked below the root, with a reference; None if there is
-/// none.
+/// Returns an alias of an inode that is linked below the root, with a reference. Returns None if
+/// the inode has no such alias.
 pub(crate) fn hold_name(dcache: &Dcache, inode: InodeSlot) -> Option<DentrySlot> {
     names_of(dcache, inode, |name| {
         if !dcache.dentries.lockref(name).get_not_dead() {
             return None;
         }
-        if chain_of_name(dcache, (name, inode)).is_some() {
+        if chain_of_name(dcache, name, inode).is_some() {
             return Some(name);
         }
         dcache.put(name);
@@ -217,7 +222,7 @@ pub(crate) fn hold_name(dcache: &Dcache, inode: InodeSlot) -> Option<DentrySlot>
     })
 }
 
-/// Returns what `look` finds at the first dentry of an inode for which it finds something.
+/// Calls `look` with one dentry of an inode after another, and returns its first result.
 fn names_of<T>(
     dcache: &Dcache,
     inode: InodeSlot,
@@ -240,18 +245,17 @@ fn names_of<T>(
     }
 }
 
-/// Returns the path to a dentry. None if it is not an alias of the inode, or not below the root.
-pub(crate) fn chain_of_name(
-    dcache: &Dcache,
-    (name, inode): (DentrySlot, InodeSlot),
-) -> Option<Chain> {
+/// Returns the path to a dentry. Returns None if it is not an alias of the inode, or not below the
+/// root.
+pub(crate) fn chain_of_name(dcache: &Dcache, name: DentrySlot, inode: InodeSlot) -> Option<Chain> {
     let mut buffer = PathBuffer::new();
     let mut passes = 0;
     loop {
         let _still = (passes >= OPTIMISTIC_PASSES).then(|| dcache.topology.read_shared());
         buffer.clear();
         buffer.prepend(dcache, name, DentrySlot::NONE, Pass::Optimistic);
-        // A slot that another dentry has taken since shows in its sequence.
+        // If another dentry takes a slot meanwhile, the sequence of the slot changes, so the path
+        // does not validate.
         let inode_of = |slot| dcache.dentries.snapshot(slot).body.inode();
         let inodes: Vec<InodeSlot> = buffer.slots().map(inode_of).collect();
         if buffer.is_unchanged(dcache) {
@@ -263,11 +267,11 @@ pub(crate) fn chain_of_name(
     }
 }
 
-/// Returns the path of the inode numbered `ino` in the root's file system. Takes no reference. None
-/// if a name on the path changes meanwhile, or the inode is not cached: the caller then takes the
-/// slow path.
+/// Returns the path of the inode numbered `ino` in the root's file system. Takes no reference.
+/// Returns None if a name on the path changes meanwhile, or the inode is not cached. Then the
+/// caller takes the slow path.
 pub(crate) fn path_of_ino(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {
-    // The name of an inode lies in its slot whenever it can.
+    // The name of an inode is in the inode's own slot whenever possible.
     let inode = dcache.inodes.peek(0, ino, |slot| dcache.dentries.prefetch(slot.dentry_half()))?;
     let alias = dcache.inodes.alias(inode);
     if alias.is_none() {
@@ -275,8 +279,8 @@ pub(crate) fn path_of_ino(dcache: &Dcache, ino: u64) -> Option<Vec<u8>> {
     }
     let mut buffer = PathBuffer::new();
     buffer.prepend(dcache, alias, DentrySlot::NONE, Pass::Optimistic);
-    // A dentry that has an inode holds it, so the number read here is that of the instant at which
-    // nothing had changed.
+    // A dentry holds a reference on its inode. So if the path validates, the number read here is
+    // that of the validated instant.
     let leaf = dcache.dentries.line(alias).snapshot_now().body;
     let is_it = leaf.inode() == inode && dcache.inodes.is(inode, 0, ino);
     if !buffer.is_unchanged(dcache) {

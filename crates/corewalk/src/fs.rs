@@ -4,33 +4,7 @@
 //! permission checks, negative entries, mounts and reference counts. Eleven methods are required;
 //! the others have a default. The example `squares` of `corewalk-fuse` is a complete back end.
 //!
-//! # What a back end may rely on
-//! - F.1: calls for one (directory, name) never overlap, lookups included. Calls for different
-//!   names do overlap.
-//! - F.2: during a call the caller holds only locks of the same names and inodes, and path locks
-//!   (F.6). So a slow call delays only operations that need its answer. A panic in a call reaches
-//!   the caller, and waiting threads go on. A panic in a `forget` during unwinding is caught.
-//! - F.3: permissions are checked, names are valid, and the kind of file fits the call: `rmdir`
-//!   gets a directory, `read` a regular file.
-//! - F.4: `forget` is called once each time an inode enters the cache, after its last use. An inode
-//!   enters the cache when `root`, `lookup`, `make`, `link` or `by_number` returns it and the cache
-//!   does not have it. It may also enter when `readdir` reports it with attributes. An inode
-//!   without links stays usable until `forget`. Two generations of one number are two inodes; each
-//!   is forgotten, in any order.
-//! - F.5: calls of `setattr` and `set_acl` for one inode do not overlap.
-//! - F.6: a path from [`Node::path`] stays valid until the call returns. Meanwhile the back end
-//!   gets no rename or removal of that file or of a directory above it. If such a call runs, `path`
-//!   waits for it. Renames elsewhere are not delayed (trap X1).
-//!
-//! # What a back end must do
-//! - It never reuses a pair (`ino`, `generation`) for another file within the mount. Otherwise a
-//!   stale handle would reach the other file (trap P11).
-//! - A call that fails changes nothing.
-//! - If `readdir` reports attributes, the inode is usable without a `lookup`. The cache may drop
-//!   the report without a `forget`. So a back end that keeps state per looked-up inode reports
-//!   none.
-//! - During a call, it must not call the `Vfs` for the same names, nor change the attributes of the
-//!   same inode. Between [`Node::path`] and the end of the call it must not call the `Vfs` at all.
+//! The documentation of [`FileSystem`] has the rules (F.1 to F.6), since this module is private.
 //!
 //! Source: Linux `struct inode_operations`. Traps P6 and P7 cite bugs of other implementations.
 
@@ -55,8 +29,8 @@ pub enum Addressing {
     Path,
     /// By its path alone. An unlinked open file gets a hidden name in the root directory until it
     /// is closed. A replaced file gets one until it is forgotten. The back end sees a `rename` or a
-    /// `link` to that name, and later a `remove`. If it refuses both, the file is removed at once,
-    /// and later calls for it fail with `ESTALE`.
+    /// `link` to that name, and later a `remove`. If the back end refuses both, the file is removed
+    /// at once, and later calls for it fail with `ESTALE`.
     PathOnly,
 }
 
@@ -132,7 +106,8 @@ impl<'a> Node<'a> {
     }
 
     /// Returns up to 8 paths by other cached names of this inode. Each was valid at some instant,
-    /// and renames do not wait for them. A back end whose files other programs rename uses these if
+    /// and renames do not wait for them. A back end whose files other programs rename uses these
+    /// paths if
     /// [`Node::path`] leads to another file.
     pub fn other_paths(self) -> Vec<Vec<u8>> {
         self.source.map_or_else(Vec::new, PathSource::other_paths)
@@ -199,7 +174,7 @@ impl<'a> Make<'a> {
     }
 }
 
-/// How rename treats an existing target.
+/// The treatment of an existing target by a rename.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenameMode {
     /// Replace it (rename(2)).
@@ -210,7 +185,7 @@ pub enum RenameMode {
     Exchange,
 }
 
-/// How a call to set an extended attribute treats an existing one.
+/// The treatment of an existing attribute by a call that sets an extended attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XattrMode {
     /// Create or replace.
@@ -295,10 +270,38 @@ bitflags! {
     }
 }
 
-/// A file system that corewalk serves. The module documentation has the rules.
+/// A file system that corewalk serves.
 ///
 /// `open` returns a handle of 64 bits, which comes back in `read`, `write`, `append`, `fsync` and
 /// `release`. A back end without open state keeps the default `open` and ignores handles.
+///
+/// # What a back end may rely on
+/// - F.1: calls for one (directory, name) never overlap, lookups included. Calls for different
+///   names do overlap.
+/// - F.2: during a call the caller holds only locks of the same names and inodes, and path locks
+///   (F.6). So a slow call delays only operations that need its answer. A panic in a call reaches
+///   the caller, and waiting threads go on. A panic in a `forget` during unwinding is caught.
+/// - F.3: permissions are checked, names are valid, and the kind of file fits the call: `rmdir`
+///   gets a directory, `read` a regular file.
+/// - F.4: `forget` is called once each time an inode enters the cache, after its last use. An inode
+///   enters the cache when `root`, `lookup`, `make`, `link` or `by_number` returns it and the cache
+///   does not have it. It may also enter when `readdir` reports it with attributes. An inode
+///   without links stays usable until `forget`. Two generations of one number are two inodes; each
+///   is forgotten, in any order.
+/// - F.5: calls of `setattr` and `set_acl` for one inode do not overlap.
+/// - F.6: a path from [`Node::path`] stays valid until the call returns. Meanwhile the back end
+///   gets no rename or removal of that file or of a directory above it. If such a call runs, `path`
+///   waits for it. Renames elsewhere are not delayed (trap X1).
+///
+/// # What a back end must do
+/// - It never reuses a pair (`ino`, `generation`) for another file within the mount. Otherwise a
+///   stale handle would reach the other file (trap P11).
+/// - A call that fails changes nothing.
+/// - If `readdir` reports attributes, the inode is usable without a `lookup`. The cache may drop
+///   the report without a `forget`. So a back end that keeps state per looked-up inode reports
+///   none.
+/// - During a call, it must not call the `Vfs` for the same names, nor change the attributes of the
+///   same inode. Between [`Node::path`] and the end of the call it must not call the `Vfs` at all.
 ///
 /// # Errors
 /// Any method may return `EIO` if the storage fails, and `ESTALE` for an inode that is gone. A back
@@ -333,8 +336,8 @@ pub trait FileSystem: Send + Sync + 'static {
     fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno>;
 
     /// Returns the attributes of the inode with this number, for a client with a file handle. The
-    /// cache may have no name of it. `ESTALE` if there is no such inode, or it has no name any
-    /// more.
+    /// cache may have no name of the inode. `ESTALE` if there is no such inode, or it has no name
+    /// any more.
     ///
     /// If `generation` is given, the inode must have it. FUSE gives none: the back end returns the
     /// current inode of the number, and the kernel compares the generation. A back end that
@@ -357,19 +360,20 @@ pub trait FileSystem: Send + Sync + 'static {
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno>;
 
     /// Changes attributes, all or none, and returns the new ones. A new mode also changes an access
-    /// ACL, as chmod(2) does. `EFBIG`, `ENOSPC` for a size.
+    /// ACL, as chmod(2) does. A new size may fail with `EFBIG` or `ENOSPC`.
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno>;
 
-    /// Makes a new file of any kind. `EEXIST`, `ENOSPC`; `ENOENT` if `dir` was removed.
+    /// Makes a new file of any kind. Fails with `EEXIST` or `ENOSPC`, or with `ENOENT` if `dir` was
+    /// removed.
     fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno>;
 
     /// Removes the name of `node`. `ENOTEMPTY` for a directory that is not empty. No file can be
     /// made in a removed directory.
     fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno>;
 
-    /// Renames `from` to `to` as `mode` says. The caller has excluded loops, also with concurrent
-    /// renames, and has checked kinds, `.` and `..`. `ENOTEMPTY` for a target directory that is not
-    /// empty.
+    /// Renames `from` to `to` in the way that `mode` names. The caller has excluded loops, also
+    /// with concurrent renames, and has checked kinds, `.` and `..`. `ENOTEMPTY` for a target
+    /// directory that is not empty.
     ///
     /// The caller also tries [`RenameMode::NoReplace`] first for a plain rename, if the cache does
     /// not know whether `to` exists. On `EEXIST`, and on `EINVAL` or `ENOSYS` of a back end without
@@ -389,8 +393,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// The caller then calls again with the last cookie. A call that reports no entry is the end.
     fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno>;
 
-    /// Reads at `offset` into `buf` and returns the number of bytes. It is smaller than `buf` only
-    /// at the end of the file.
+    /// Reads at `offset` into `buf` and returns the number of bytes. The number is smaller than the
+    /// length of `buf` only at the end of the file.
     fn read(
         &self,
         node: Node<'_>,
@@ -399,23 +403,25 @@ pub trait FileSystem: Send + Sync + 'static {
         buf: &mut [u8],
     ) -> Result<usize, Errno>;
 
-    /// Writes `bytes` at `offset` and returns the number of bytes. `ENOSPC`, `EFBIG`.
+    /// Writes `bytes` at `offset` and returns the number of bytes. May fail with `ENOSPC` or
+    /// `EFBIG`.
     fn write(&self, node: Node<'_>, handle: u64, offset: u64, bytes: &[u8])
     -> Result<usize, Errno>;
 
     /// Writes `bytes` at the current end of the file (`O_APPEND`) and returns the number of bytes.
-    /// `end` is the end that the client knows. `ENOSPC`, `EFBIG`.
+    /// `end` is the end that the client knows. May fail with `ENOSPC` or `EFBIG`.
     ///
     /// Appending is a property of the call, not of the open file: fcntl(2) can change it, and the
     /// client's writeback through the same handle has its own offsets. A server calls this method
     /// only if other programs may change the files too. The default writes at `end`. That is right
-    /// if only the client changes the file, since the client serializes its appends. A back end
+    /// if only the client changes the file, because the client serializes its appends. A back end
     /// whose files others change must find the end and write there in one step.
     fn append(&self, node: Node<'_>, handle: u64, end: u64, bytes: &[u8]) -> Result<usize, Errno> {
         self.write(node, handle, end, bytes)
     }
 
-    /// Adds the name `name` in `dir` for `node` and returns its attributes. `EMLINK`, `EEXIST`.
+    /// Adds the name `name` in `dir` for `node` and returns its attributes. May fail with `EMLINK`
+    /// or `EEXIST`.
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
         Err(Errno::PERM)
     }
@@ -436,8 +442,8 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Returns true if the back end keeps state per open file. If false, a server may skip `open`
-    /// and `release`, unless [`FileSystem::addressing`] is [`Addressing::PathOnly`]. Then the
-    /// namespace must know which files are open.
+    /// and `release`, unless [`FileSystem::addressing`] is [`Addressing::PathOnly`]. With that
+    /// addressing the namespace must know which files are open.
     fn has_open_state(&self) -> bool {
         false
     }
@@ -459,7 +465,7 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Returns the values of statfs(2).
     fn statfs(&self) -> Result<StatFs, Errno>;
 
-    /// Changes the allocation of a regular file. `ENOSPC`, `EFBIG`, `EOPNOTSUPP`.
+    /// Changes the allocation of a regular file. May fail with `ENOSPC`, `EFBIG` or `EOPNOTSUPP`.
     fn fallocate(
         &self,
         node: Node<'_>,
@@ -486,7 +492,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Sets an extended attribute. `EEXIST`, `ENODATA`, `ENOSPC`.
+    /// Sets an extended attribute. May fail with `EEXIST`, `ENODATA` or `ENOSPC`.
     fn setxattr(
         &self,
         node: Node<'_>,
@@ -507,14 +513,14 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Returns the access or default ACL of `node`, or None if the mode expresses it. The
-    /// `system.posix_acl_*` attributes are read here.
+    /// Returns the access or default ACL of `node`, or None if the mode expresses it. The caller
+    /// reads the `system.posix_acl_*` attributes with this method.
     fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
         Ok(None)
     }
 
-    /// Sets an ACL, or removes it with None. An access ACL comes with the mode that it implies;
-    /// both change at once.
+    /// Sets an ACL, or removes it with None. An access ACL comes with the mode that it implies, and
+    /// the back end changes the two at once.
     fn set_acl(
         &self,
         node: Node<'_>,

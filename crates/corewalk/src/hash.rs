@@ -5,9 +5,10 @@
 //! One multiplication then mixes these words with the number of the directory. So a walk hashes
 //! each component before it knows the directory, and the two steps overlap.
 //!
-//! The mixing follows the folded multiply of wyhash and foldhash. It takes the words that names are
-//! compared by, and each factor contains a secret. foldhash 0.2 multiplies the words of a long
-//! input with a public constant, so an attacker can construct names that collide under every key.
+//! The mixing follows the folded multiply of wyhash and foldhash. The hash takes the words by which
+//! names are compared, and each factor contains a secret. foldhash 0.2 multiplies the words of a
+//! long input with a public constant, so an attacker can construct names that collide under every
+//! key.
 //!
 //! The tables index with 32 bits. A collision costs one comparison with a dentry of another name.
 
@@ -58,25 +59,26 @@ impl HashKeys {
             Some(word) => fold(word ^ k2, words[N - 1] ^ k3),
             None => 0,
         };
-        // This compiles to a select, since the processor would often mispredict a branch.
+        // This compiles to a select, because the processor would often mispredict a branch.
         let more = if name.len() > 8 * SHORT_WORDS { more } else { 0 };
         let hash = NameHash { second: short.second ^ more, ..short };
         if name.len() > 8 * N { self.rest::<N>(hash, name) } else { hash }
     }
 
-    /// As [`HashKeys::name`], for a name of `len` bytes with at most [`SHORT_WORDS`] words.
+    /// Like [`HashKeys::name`], for a name of `len` bytes with at most [`SHORT_WORDS`] words.
     #[inline(always)]
     pub(crate) fn short_name(&self, len: usize, words: [u64; SHORT_WORDS]) -> NameHash {
         let [k0, k1, _, _, k4, k5] = self.names;
         let first = fold(words[0] ^ k0, words[1] ^ k1);
-        // The numbers of directories are small and are added later, so the factor must be secret.
+        // The number of a directory, which is small, is added to this word later. A secret factor
+        // keeps lengths and numbers from cancelling out.
         let first = first.wrapping_add((len as u64).wrapping_mul(k4));
         NameHash { first, second: words[2] ^ k5 }
     }
 
     /// Returns the hash of a long name, where `start` is the hash of its first words and length.
     /// Nearly all long names have at most four more words, which takes no branch on the length.
-    /// Both factors of each product contain a secret, so no client can choose one to be 0.
+    /// Both factors of each product contain a secret, so no client can make a factor 0.
     #[inline(never)]
     fn rest<const N: usize>(&self, start: NameHash, name: &[u8]) -> NameHash {
         let mut hash = self.four(start.first, name, 8 * N);

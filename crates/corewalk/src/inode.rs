@@ -82,11 +82,12 @@ impl Perm {
     }
 }
 
-/// The inodes of one namespace.
+/// The inodes of one namespace. Analogous to Linux's `inode_hashtable`.
 pub(crate) struct Inodes {
     /// Reference records. A number changes only in a slot that no other thread uses.
     refs: SlotArena<REF_WORDS>,
-    /// Permission records. Written under the lock of the inode's lockref.
+    /// Permission records, with the head of the alias chain. Written under the lock of the inode's
+    /// lockref.
     perm: SlotArena<PERM_WORDS>,
     table: Table<OfInode>,
     keys: HashKeys,
@@ -95,7 +96,7 @@ pub(crate) struct Inodes {
     /// Attribute changes begun and ended so far. A fill that overlaps one does not trust its
     /// answer.
     changes: ShardedCounter,
-    /// Held while the number of a dead inode is cleared. Then `gone` is notified.
+    /// Protects the clearing of the number of a dead inode. After that, `gone` is notified.
     dying: Mutex<()>,
     /// Waited on under `dying`.
     gone: Condvar,
@@ -110,7 +111,7 @@ pub(crate) struct Entered {
     pub(crate) stale_generation: Option<InodeSlot>,
 }
 
-/// The version that an attribute change, or a question to the back end, began with.
+/// The version with which an attribute change, or a question to the back end, began.
 #[must_use]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket(u64);
@@ -156,12 +157,14 @@ impl Inodes {
     /// Returns the inode number of the back end.
     #[inline]
     pub(crate) fn ino(&self, slot: InodeSlot) -> u64 {
-        // ORDERING: Relaxed. Fixed while a reference is held or the dentry validates.
+        // ORDERING: Relaxed. The number is fixed while a reference is held. Otherwise the caller
+        // validates the dentry.
         self.ref_words(slot)[1].load(Ordering::Relaxed)
     }
 
     pub(crate) fn generation(&self, slot: InodeSlot) -> u64 {
-        // ORDERING: Relaxed. As for `ino`.
+        // ORDERING: Relaxed. The generation is fixed while a reference is held. Otherwise the
+        // caller validates the dentry.
         self.perm_words(slot)[GENERATION].load(Ordering::Relaxed)
     }
 
@@ -173,7 +176,8 @@ impl Inodes {
     /// Returns the slot of a dentry of the inode. The slot is none if the inode has no dentry.
     #[inline]
     pub(crate) fn alias(&self, slot: InodeSlot) -> DentrySlot {
-        // ORDERING(alias): Acquire. The dentry was filled before it became an alias.
+        // ORDERING(alias): Acquire. The dentry was filled before it became an alias, so a reader
+        // that sees the alias sees it filled.
         DentrySlot::new((self.perm_words(slot)[STATE].load(Ordering::Acquire) >> 32) as u32)
     }
 
@@ -196,7 +200,7 @@ impl Inodes {
             && word.fetch_and(!REFERENCED, Ordering::Relaxed) & REFERENCED != 0
     }
 
-    /// Makes the permissions unknown: they may have changed behind this namespace.
+    /// Makes the permissions unknown, because they may have changed behind this namespace.
     pub(crate) fn invalidate(&self, slot: InodeSlot) {
         let ticket = self.begin_change(slot);
         self.end_change(slot, ticket, None);
@@ -231,7 +235,7 @@ impl Inodes {
     }
 
     /// Returns the slots of the stale generations of this number, with a reference on each. The
-    /// caller calls [`Inodes::get`] first, since its inode may have become stale meanwhile.
+    /// caller calls [`Inodes::get`] first, because its inode may have become stale meanwhile.
     #[inline]
     pub(crate) fn stale_generations(&self, superblock: u32, ino: u64) -> Vec<InodeSlot> {
         self.stale_generations.get(superblock, ino, |slot| self.lockref(slot).get_not_dead())
@@ -243,8 +247,8 @@ impl Inodes {
     }
 
     /// Returns the slot of the inode with this number, without a reference. After reading through
-    /// the slot, the caller checks with [`Inodes::is`] that it still holds that inode. A miss
-    /// proves nothing.
+    /// the slot, the caller checks with [`Inodes::is`] that the slot still has that inode. None
+    /// does not prove that the cache lacks the inode.
     #[inline]
     pub(crate) fn peek(
         &self,
@@ -265,21 +269,22 @@ impl Inodes {
         !slot.is_none() && self.ino(slot) == ino && self.superblock(slot) == superblock
     }
 
-    /// Returns the inode that `attr` describes, with a reference for the caller. Enters it if it is
-    /// new, in the slot of the dentry `beside` if possible (it may be none; the caller holds it).
-    /// `changes_before` is [`Inodes::changes`] from before the back end was asked. None if no slot
-    /// is left.
+    /// Returns the inode that `attr` describes, with a reference for the caller. If the inode is
+    /// new, enters it, in the slot of the dentry `beside` if possible. `beside` may be none;
+    /// otherwise the caller holds that dentry. `changes_before` is [`Inodes::changes`] from before
+    /// the back end was asked. Returns None if no slot is left.
     pub(crate) fn get_or_insert(
         &self,
         dentries: &Dentries,
-        (superblock, beside): (u32, DentrySlot),
+        superblock: u32,
+        beside: DentrySlot,
         attr: &Attr,
         has_acl: bool,
         changes_before: i64,
     ) -> Option<Entered> {
         let (hash, group) = (self.keys.inode(superblock, attr.ino) as u32, group_of(attr.kind()));
-        // An entry leaves the table before its slot is freed. So under the stripe's lock a slot
-        // that holds the inode keeps it.
+        // An entry leaves the table before its slot is freed. So under the stripe's lock, a slot
+        // that was found in the table keeps its inode.
         let (mut stripe, slot, stale_generation) = loop {
             let stripe = self.table.lock(hash);
             let found = stripe.find(|slot| self.is(slot, superblock, attr.ino).then_some(slot));
@@ -303,7 +308,7 @@ impl Inodes {
             self.stale_generations.insert(superblock, attr.ino, stale);
         }
         let known = self.changes() == changes_before;
-        self.begin_life((superblock, slot), attr, Perm::of(attr, has_acl), known);
+        self.begin_life(superblock, slot, attr, Perm::of(attr, has_acl), known);
         stripe.insert(slot);
         let needs_split = stripe.needs_split();
         drop(stripe);
@@ -314,13 +319,7 @@ impl Inodes {
     }
 
     /// Fills a slot that no other thread can find, with one reference for the caller.
-    fn begin_life(
-        &self,
-        (superblock, slot): (u32, InodeSlot),
-        attr: &Attr,
-        perm: Perm,
-        known: bool,
-    ) {
+    fn begin_life(&self, superblock: u32, slot: InodeSlot, attr: &Attr, perm: Perm, known: bool) {
         self.count.add(1);
         self.refs.extend_to(slot.get());
         self.perm.extend_to(slot.get());
@@ -368,8 +367,8 @@ impl Inodes {
             self.stale_generations.remove(superblock, ino, slot);
         }
         let gone = self.dying.lock();
-        // ORDERING: Relaxed. `wait_until_gone` reads it under the same lock; other readers check
-        // the lockref.
+        // ORDERING: Relaxed. `wait_until_gone` reads the number under the same lock. Other readers
+        // check the lockref.
         self.ref_words(slot)[1].store(0, Ordering::Relaxed);
         drop(gone);
         self.gone.notify_all();
@@ -395,8 +394,8 @@ impl Inodes {
         self.set_alias(slot, dentry);
     }
 
-    /// Moves a dentry to the head of the inode's aliases, since its name was just confirmed.
-    /// Nothing happens if it is not an alias.
+    /// Moves a dentry to the head of the inode's aliases, because its name was just confirmed.
+    /// Nothing happens if the dentry is not an alias.
     pub(crate) fn prefer_alias(&self, slot: InodeSlot, dentry: DentrySlot, dentries: &Dentries) {
         if self.alias(slot) == dentry {
             return;
@@ -443,9 +442,9 @@ impl Inodes {
         self.is_only_alias_in_use_locked(slot, dentry, dentries, &guard)
     }
 
-    /// As [`Inodes::remove_alias`], unless the inode would lose its only alias while it has other
-    /// users. Then returns false. The check and the removal are one step: two threads that remove
-    /// the last two aliases would each see the other's.
+    /// Like [`Inodes::remove_alias`], but keeps the only alias of an inode that has other users,
+    /// and then returns false. The check and the removal are one step. Otherwise two threads could
+    /// each see the other's alias, and remove the last two.
     pub(crate) fn remove_alias_unless_needed(
         &self,
         slot: InodeSlot,
@@ -478,7 +477,8 @@ impl Inodes {
         self.remove_alias_locked(slot, dentry, dentries, &guard);
     }
 
-    /// As [`Inodes::remove_alias`], under the inode's lock; false if `dentry` is not an alias.
+    /// Like [`Inodes::remove_alias`], under the inode's lock. Returns false if `dentry` is not an
+    /// alias.
     pub(crate) fn remove_alias_locked(
         &self,
         slot: InodeSlot,
@@ -505,8 +505,8 @@ impl Inodes {
     }
 
     fn set_alias(&self, slot: InodeSlot, dentry: DentrySlot) {
-        // ORDERING(alias): Release. See `alias`. The update keeps a referenced bit that another
-        // thread sets.
+        // ORDERING(alias): Release. A reader that sees the alias sees its filled dentry. The update
+        // keeps a referenced bit that another thread sets.
         let _ = self.perm_words(slot)[STATE].fetch_update(
             Ordering::Release,
             // ORDERING: Relaxed. Under the inode's lock.
@@ -522,7 +522,8 @@ impl Inodes {
     #[inline]
     pub(crate) fn perm(&self, slot: InodeSlot) -> Option<Perm> {
         let words = self.perm_words(slot);
-        // ORDERING(perm): Acquire. The owner was stored before this version.
+        // ORDERING(perm): Acquire. The owner was stored before this version, so the load below sees
+        // that owner or a newer one.
         let first = words[MODE].load(Ordering::Acquire);
         // ORDERING: Relaxed. Data of a section that the version covers.
         let owner = words[OWNER].load(Ordering::Relaxed);
@@ -546,7 +547,7 @@ impl Inodes {
         FileKind::from_mode(mode as u32).unwrap_or(FileKind::Regular)
     }
 
-    /// Returns true if it is a directory, which never changes.
+    /// Returns true if the inode is a directory, which never changes.
     #[inline]
     pub(crate) fn is_directory(&self, slot: InodeSlot) -> bool {
         // ORDERING: Relaxed. As for the kind.
@@ -563,7 +564,8 @@ impl Inodes {
     pub(crate) fn begin_change(&self, slot: InodeSlot) -> Ticket {
         self.changes.add(1);
         let _guard = self.lockref(slot).lock();
-        // ORDERING: Relaxed. Under the inode's lock; readers of the count take it.
+        // ORDERING: Relaxed. This thread holds the inode's lock, and readers of the count take it
+        // too.
         self.perm_words(slot)[STATE].fetch_add(1, Ordering::Relaxed);
         self.mark_unknown(slot)
     }
@@ -585,7 +587,7 @@ impl Inodes {
 
     /// Returns a ticket for a question to the back end, while the permissions are unknown.
     pub(crate) fn ticket(&self, slot: InodeSlot) -> Ticket {
-        // ORDERING(perm): Acquire. The back end is asked after this.
+        // ORDERING(perm): Acquire. The question to the back end happens after this load.
         Ticket(self.perm_words(slot)[MODE].load(Ordering::Acquire) >> VERSION_SHIFT)
     }
 
@@ -595,11 +597,12 @@ impl Inodes {
         self.install_locked(slot, ticket, perm);
     }
 
-    /// As [`Inodes::install`], for an answer that came with a name: no ticket could be taken
-    /// before. `changes_before` is [`Inodes::changes`] from before the back end was asked.
+    /// Like [`Inodes::install`], for an answer that came with a name, so that no ticket could be
+    /// taken before. `changes_before` is [`Inodes::changes`] from before the back end was asked.
     pub(crate) fn install_unless_changed(&self, slot: InodeSlot, changes_before: i64, perm: Perm) {
         let _guard = self.lockref(slot).lock();
-        // A change of this inode that has begun, has counted itself before it took the lock.
+        // A change of this inode counts itself before it takes the lock. So an equal count means
+        // that no change has begun.
         if self.changes() == changes_before {
             let ticket = self.ticket(slot);
             self.install_locked(slot, ticket, perm);
@@ -631,9 +634,10 @@ impl Inodes {
         let before = word.load(Ordering::Relaxed);
         let version = ((before >> VERSION_SHIFT) + 1) | 1;
         let rest = before & (MODE_MASK | HAS_ACL);
-        // ORDERING: Relaxed. The fence below orders it before the owner.
+        // ORDERING: Relaxed. The fence below orders this store before the store of the owner.
         word.store((version << VERSION_SHIFT) | rest, Ordering::Relaxed);
-        // ORDERING(perm-unknown): Release fence. See `perm`.
+        // ORDERING(perm-unknown): Release fence. Pairs with the fence in `perm`: a reader that sees
+        // a newer owner also sees this odd version.
         fence(Ordering::Release);
         Ticket(version & (u64::MAX >> VERSION_SHIFT))
     }
@@ -651,7 +655,8 @@ impl Inodes {
         words[OWNER].store((u64::from(perm.uid) << 32) | u64::from(perm.gid), Ordering::Relaxed);
         let acl = if perm.has_acl { HAS_ACL } else { 0 };
         let first = (version << VERSION_SHIFT) | acl | u64::from(perm.mode & 0xffff);
-        // ORDERING(perm): Release. See `perm`.
+        // ORDERING(perm): Release. A reader that sees this version also sees the owner stored
+        // above.
         words[MODE].store(first, Ordering::Release);
     }
 

@@ -3,8 +3,8 @@
 //! At most one thread at a time asks the back end about a (directory, name). That thread is a
 //! lookup that fills the cache, or an operation that creates, removes or renames the name. The
 //! thread holds the in-lookup lock of the name, and the other threads wait for the lock. Readers of
-//! cached names never look at it, and other names are not affected. The guard releases the lock
-//! when its holder returns, fails or panics. Trap T24 is a holder that ends without a release.
+//! cached names never look at the lock, and other names are not affected. The guard releases the
+//! lock when its holder returns, fails or panics. Trap T24 is a holder that ends without a release.
 //!
 //! An invalidation that arrives during the call of the back end must not wait for the call. Instead
 //! it cancels the fill: the holder must not cache the answer, which may be stale (trap T25).
@@ -47,18 +47,19 @@ const LISTED: u64 = 2;
 /// The bits of a key that the word cannot hold. Keys that differ only in these bits share a lock.
 const NO_KEY: u64 = ALONE | LISTED;
 
-/// The in-lookup locks or the attribute locks of a namespace.
+/// The in-lookup locks or the attribute locks of a namespace. The user of the locks says
+/// what they protect.
 pub(crate) struct KeyLocks {
     shards: Box<[OwnLine<Shard>]>,
 }
 
-/// Some keys, by hash.
+/// The locks of the keys that hash to this shard.
 struct Shard {
     /// See K.1.
     word: AtomicU64,
     /// The holders while `word` is [`LISTED`]. Protected by its own mutex.
     held: Mutex<Vec<Holder>>,
-    /// Notified when a lock that a thread waits for is released. Waited on under `held`.
+    /// Notified when a lock with waiters is released. Threads wait on it under the mutex of `held`.
     released: Condvar,
 }
 
@@ -69,6 +70,8 @@ struct Holder {
     /// Threads that wait for the lock.
     waiters: u32,
 }
+
+/// One or two held locks.
 #[must_use]
 pub(crate) struct KeyGuard<'a> {
     locks: &'a KeyLocks,
@@ -172,7 +175,7 @@ impl Shard {
     /// Releases the lock of `key`.
     #[inline]
     fn release(&self, key: u64) {
-        // ORDERING(key-lock): Release. See `take_alone`.
+        // ORDERING(key-lock): Release. The next holder sees everything that this holder did.
         // ORDERING: Relaxed on failure. The mutex is taken next.
         let given =
             self.word.compare_exchange(key | ALONE, 0, Ordering::Release, Ordering::Relaxed);
@@ -197,7 +200,8 @@ impl Shard {
     fn is_fill_cancelled(&self, key: u64) -> bool {
         // Use an exchange and not a load. Then a later `cancel_fill` sees everything that the
         // holder did before this (K.2), so one of the two threads knows of the other.
-        // ORDERING(key-lock): Release, as in `release`.
+        // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels its fill,
+        // sees everything that the holder did.
         // ORDERING: Relaxed on failure. The mutex is taken next.
         let is_alone = self.word.compare_exchange(
             key | ALONE,
@@ -208,11 +212,11 @@ impl Shard {
         is_alone.is_err() && self.held.lock().iter().any(|h| h.key == key && h.is_fill_cancelled)
     }
 
-    /// Moves the lock in the word to the list. Afterwards the word says [`LISTED`].
+    /// Moves the lock in the word to the list. Afterwards the word is [`LISTED`].
     fn list(&self, held: &mut Vec<Holder>) {
-        // ORDERING(key-lock): Acquire. Pairs with `release`: sees everything done under a lock
-        // already released. It also sees what the holder of a lock that is moved to the list did
-        // before (K.2).
+        // ORDERING(key-lock): Acquire. Pairs with `release`: this thread sees everything done under
+        // locks already released. It also sees what the holder of a lock that it moves to the list
+        // has done (K.2).
         let before = self.word.swap(LISTED, Ordering::Acquire);
         if before & ALONE != 0 {
             held.push(Holder { key: before & !NO_KEY, is_fill_cancelled: false, waiters: 0 });
@@ -222,7 +226,8 @@ impl Shard {
     /// Resets the word to 0 if no lock is held.
     fn unlist(&self, held: &[Holder]) {
         if held.is_empty() {
-            // ORDERING(key-lock): Release. See `take_alone`.
+            // ORDERING(key-lock): Release. The next holder sees everything done under the locks of
+            // the list.
             self.word.store(0, Ordering::Release);
         }
     }
@@ -232,8 +237,8 @@ impl KeyGuard<'_> {
     /// Returns true if the answer to a fill under this lock must not be cached.
     ///
     /// A later `cancel_fill` sees everything that the caller did before this call. So the caller
-    /// asks inside the step that makes its change visible. That step runs under a lock that the
-    /// cancelling thread waits for: a stripe's lock, or a dentry's write section.
+    /// makes this call inside the step that makes its change visible. That step runs under a lock
+    /// that the cancelling thread waits for: a stripe's lock, or a dentry's write section.
     #[inline]
     pub(crate) fn is_fill_cancelled(&self) -> bool {
         self.keys.iter().any(|&key| key != 0 && self.locks.shard(key).is_fill_cancelled(key))

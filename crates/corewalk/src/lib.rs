@@ -1,4 +1,4 @@
-//! A dentry cache and path walk for user space, and the seam to put them under a file system.
+//! A dentry cache and path walk for user space, with an interface for the file systems below.
 //!
 //! A file server in user space keeps a table of names and inodes. It must get lookup, forget and
 //! rename right under concurrency. This crate is that table: lookups take no lock, renames block no
@@ -6,7 +6,8 @@
 //!
 //! - A back end implements [`FileSystem`]; [`tmpfs`] is one in memory.
 //! - A server calls [`Vfs`], by inode or by path.
-//! - ARCHITECTURE.md in the repository explains the mechanisms and lists the guarantees.
+//! - A server that has everything but the table takes an [`InodeTable`].
+//! - ARCHITECTURE.md in the repository explains the mechanisms and lists the invariants.
 //!
 //! # Lock order
 //! In-lookup locks of names, the attribute lock of an inode, path locks, `topology`, dentry locks,
@@ -24,6 +25,7 @@ mod dpath;
 mod fs;
 mod hash;
 mod inode;
+mod inode_table;
 mod key_lock;
 mod mount;
 mod name;
@@ -44,6 +46,7 @@ pub use fs::{
     AclKind, Addressing, DirEntry, DirSink, Fallocate, FileSystem, Make, Node, RenameMode, Seek,
     XattrMode,
 };
+pub use inode_table::{InodeTable, OwnedTableNode, TableNode};
 pub use name::{NAME_MAX, Name, PATH_MAX};
 pub use path::{PathFormat, PathRef};
 pub use rustix::io::Errno;

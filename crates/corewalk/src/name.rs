@@ -49,7 +49,7 @@ impl<'a> Name<'a> {
     }
 
     /// Returns bytes as a name for a lookup in the cache, which finds no invalid name. A caller
-    /// that goes on with the bytes uses [`Name::new`].
+    /// that passes the bytes to a back end uses [`Name::new`].
     #[inline]
     pub(crate) fn unchecked(bytes: &'a [u8]) -> Name<'a> {
         Name(bytes)
@@ -91,7 +91,7 @@ pub(crate) fn padded(bytes: &[u8]) -> u64 {
     };
     match len {
         0 => 0,
-        // The positions may overlap. Then the same byte is combined with itself.
+        // The positions may overlap. Then a byte is combined with itself, which changes nothing.
         1..4 => byte(0) | byte(len / 2) | byte(len - 1),
         4..8 => four(0) | four(len - 4),
         _ => eight(bytes, 0),
@@ -107,15 +107,24 @@ pub(crate) fn eight(bytes: &[u8], at: usize) -> u64 {
 /// Returns the word of byte `at` of a name that is longer than `at`.
 ///
 /// # Panics
-/// If the name has less than eight bytes.
+/// Panics if the name has fewer than eight bytes.
 #[inline]
 pub(crate) fn name_word(name: &[u8], at: usize) -> u64 {
     eight(name, at.min(name.len() - 8))
 }
 
+/// Returns the first words of a name. If the name is shorter than a word, each word is the name
+/// padded with zeroes. Lengths of names are hard to predict, so the only branch recognises names
+/// shorter than a word.
+#[inline(always)]
+pub(crate) fn name_words<const N: usize>(name: &[u8]) -> [u64; N] {
+    let Some(last) = name.len().checked_sub(8) else { return [padded(name); N] };
+    std::array::from_fn(|i| eight(name, last.min(8 * i)))
+}
+
 /// Returns true if there is a `/` or a NUL in `bytes`. Lengths of names are hard to predict, so
-/// most names take no branch on it. They are checked eight bytes at a time, the last eight
-/// repeatedly.
+/// most names are checked without a branch on the length. The check takes eight bytes at a time,
+/// and the last eight repeatedly.
 #[inline]
 fn has_slash_or_nul(bytes: &[u8]) -> bool {
     let bad = |word: u64| zeroes(word) | zeroes(word ^ (u64::from(b'/') * LANES));
@@ -175,7 +184,7 @@ fn slashes_in(path: &[u8], from: usize) -> u64 {
         return (0..4).fold(0, |found, i| found | (slashes(&sixteens[i]) << (16 * i)));
     }
     let Some(last) = path.last_chunk() else {
-        // The path has fewer than sixteen bytes. Fill them up with zeroes.
+        // The path has fewer than sixteen bytes, so fill them up with zeroes.
         let pair = match path.len().checked_sub(8) {
             Some(rest) => {
                 let second = eight(path, rest).unbounded_shr(64 - 8 * rest as u32);

@@ -1,6 +1,7 @@
-//! A place in the namespace: a mount and a dentry, held.
+//! A place in the namespace: a mount and a dentry, with references on both.
 
 mod formatting;
+mod mounting;
 
 pub use formatting::PathFormat;
 
@@ -38,7 +39,7 @@ pub struct PathRef<'v> {
     pub(crate) vfs: &'v Vfs,
     pub(crate) mount: MountRef,
     pub(crate) dentry: DentrySlot,
-    /// Held on its own: the dentry loses it when the name is removed.
+    /// The inode, with a reference of its own. The dentry loses its inode when the name is removed.
     pub(crate) inode: InodeRef<'v>,
 }
 
@@ -52,9 +53,9 @@ impl<'v> PathRef<'v> {
     /// is `/` and [`PathKind::Linked`], a path below is `/a/b`. Mounts on the way are part of the
     /// instant.
     ///
-    /// It makes at most four passes without a lock. A pass fails only if the place or an ancestor
-    /// changes meanwhile. Then it makes one pass that keeps all directories in place, which other
-    /// translations can share.
+    /// The call makes at most four passes without a lock. A pass fails only if the place or an
+    /// ancestor changes meanwhile. After that the call makes one pass that keeps all directories in
+    /// place. Such passes of several translations run together.
     #[must_use]
     pub fn path_of(&self, root: &PathRef<'_>) -> (Vec<u8>, PathKind) {
         let mut buffer = PathBuffer::new();
@@ -62,13 +63,14 @@ impl<'v> PathRef<'v> {
         (buffer.whole().to_vec(), buffer.kind)
     }
 
-    /// As [`PathRef::path_of`], at the end of `buf`; the bytes before the path may be overwritten.
-    /// Nothing is allocated, however long the path is. A deep path begins again with a read set of
-    /// 1024 names, after at most three passes. A path of more names takes the lock.
+    /// Like [`PathRef::path_of`], but writes the path to the end of `buf`. The bytes before the
+    /// path may be overwritten. The call allocates nothing, however long the path is. After at most
+    /// three passes, a deep path is translated with a read set of 1024 names. A path of more names
+    /// takes the lock.
     ///
     /// # Errors
-    /// `ENAMETOOLONG` if the path does not fit. There is no NUL behind it, so a buffer of its
-    /// length suffices.
+    /// `ENAMETOOLONG` if the path does not fit. No NUL follows the path, so a buffer of its length
+    /// suffices.
     ///
     /// # Examples
     /// ```
@@ -92,7 +94,8 @@ impl<'v> PathRef<'v> {
         Ok((&buf[start..], kind))
     }
 
-    /// Returns true if the place is `of` or below it, at one instant; mounts may lie in between.
+    /// Returns true if the place is `of` or below it, at one instant. There may be mounts in
+    /// between.
     #[must_use]
     pub fn is_subdir(&self, of: &PathRef<'_>) -> bool {
         let mut buffer = PathBuffer::new();
@@ -101,12 +104,13 @@ impl<'v> PathRef<'v> {
             && buffer.top == of.dentry
     }
 
-    /// Returns the way from here to `root`, or to the root of the namespace.
+    /// Returns the route of a translation from here to `root`, or to the root of the namespace.
     fn route(&self, root: Option<&PathRef<'_>>) -> Route<'_> {
         Route::Mounts((&self.mount, self.dentry), root.map(|root| (root.mount.id, root.dentry)))
     }
 
-    /// Returns a weak name of the place: the slot of the dentry and its generation.
+    /// Returns an identifier of the place, which holds no reference: the slot of the dentry and its
+    /// generation.
     pub fn id(&self) -> (u32, u32) {
         (self.dentry.get(), self.vfs.dcache.dentries.cold(self.dentry).generation())
     }

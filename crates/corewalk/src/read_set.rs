@@ -1,7 +1,7 @@
 //! A read set: dentries that a reader has used, each with the sequence that it read.
 //!
-//! The reader validates the read set at its end. If no sequence has moved, all that the reader read
-//! existed together at the instant between its last read and the validation (trap T8).
+//! The reader validates the read set at its end. If no sequence has changed, all dentries that the
+//! reader used existed together at the instant between its last read and the validation (trap T8).
 
 use corewalk_sync::SeqCount;
 
@@ -20,12 +20,12 @@ pub(crate) struct ReadSet<const N: usize = STEPS> {
     growth: Growth,
 }
 
-/// Whether a read set may allocate for more than its inline steps.
+/// The permission of a read set to allocate memory for more than its inline steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Growth {
     /// It may.
     Allowed,
-    /// It may not. Further steps are dropped.
+    /// The read set may not allocate, and drops further steps.
     Refused,
 }
 
@@ -68,7 +68,7 @@ impl<const N: usize> ReadSet<N> {
         InlineSteps { len: self.len, read_set: self }
     }
 
-    /// Returns true if steps were dropped: then the read set can validate nothing.
+    /// Returns true if steps were dropped. Then the read set can validate nothing.
     pub(crate) fn is_truncated(&self) -> bool {
         self.growth == Growth::Refused && self.len > N
     }
@@ -92,8 +92,8 @@ impl<const N: usize> ReadSet<N> {
     /// Returns true if no dentry of the read set has changed since its step.
     #[inline]
     pub(crate) fn is_unchanged(&self, dentries: &Dentries) -> bool {
-        // One branch for all steps: they are nearly always unchanged. An odd sequence, of a writer
-        // inside its section, never validates.
+        // Branch once for all steps, because they are nearly always unchanged. An odd sequence
+        // never validates, because a writer was inside its section.
         SeqCount::end_of_reads();
         let len = self.len.min(N);
         let (mut differ, mut odd) = (0, 0);
@@ -109,7 +109,7 @@ impl<const N: usize> ReadSet<N> {
     }
 }
 
-/// The inline steps of a read set, while a fast path appends to them. Dropping it stores the new
+/// The inline steps of a read set, while a fast path appends to them. The drop stores the new
 /// length.
 pub(crate) struct InlineSteps<'a, const N: usize = STEPS> {
     read_set: &'a mut ReadSet<N>,
@@ -118,7 +118,7 @@ pub(crate) struct InlineSteps<'a, const N: usize = STEPS> {
 }
 
 impl<const N: usize> InlineSteps<'_, N> {
-    /// Appends a step; false if no inline step is left.
+    /// Appends a step. Returns false if no inline step is left.
     #[inline(always)]
     pub(crate) fn put(&mut self, slot: DentrySlot, seq: Seq) -> bool {
         let ReadSet { slots, seqs, .. } = &mut *self.read_set;
@@ -177,7 +177,8 @@ mod tests {
         }
     }
 
-    /// An odd sequence was read inside a write section, so its dentry may be torn.
+    /// A step under an odd sequence must never validate. The sequence was read inside a write
+    /// section, so the dentry may be torn.
     #[test]
     fn step_under_an_odd_sequence_never_validates() {
         let dentries = Dentries::new(64).unwrap();

@@ -1,8 +1,8 @@
 //! The numbers of the cache: the slot of a dentry, the slot of an inode, and a sequence.
 //!
-//! A slot has room for a dentry and for an inode (`dentry`), so one number can name either. The
-//! types say which of the two is meant. They cost nothing. The raw numbers appear only in packed
-//! words, in atomics and in calls of the arena.
+//! A slot has room for a dentry and for an inode (`dentry`), so a number alone could mean either of
+//! them. The types here tell which of the two is meant, at no cost. The raw numbers appear only in
+//! packed words, in atomics and in calls of the arena.
 
 use std::marker::PhantomData;
 

@@ -19,7 +19,7 @@
 //! # Guarantees
 //! - T.1: a reader that starts after `insert` returned, and ends before `remove` is called, sees
 //!   the entry. The exceptions are a split of the bucket meanwhile, and the reuse of a line of its
-//!   chain. A miss proves nothing; a miss of a `Stripe` lookup does.
+//!   chain. So a miss proves nothing, unless the lookup was made in a `Stripe`.
 //! - T.2: a split never makes an entry invisible under its stripe's lock.
 //!
 //! # Locks
@@ -36,7 +36,7 @@ use corewalk_sync::SlotArena;
 
 use crate::slot::Slot;
 
-/// Stripe locks, and the buckets of the smallest table. A power of two.
+/// The number of stripe locks, and of buckets in the smallest table. A power of two.
 #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
 const STRIPES: u32 = 256;
 #[cfg(all(corewalk_shuttle, not(corewalk_loom)))]
@@ -51,7 +51,7 @@ const ENTRIES: usize = 8;
 const RESTS: usize = 2;
 const SLOTS: usize = 3;
 const LINK: usize = 7;
-/// Bits of a hash that the bucket's number holds, in a table of any size.
+/// The number of bits of a hash that follow from its bucket's number, in a table of any size.
 const STRIPE_BITS: u32 = STRIPES.trailing_zeros();
 
 /// A multimap from hash to the slot of a `K`, with readers that write nothing.
@@ -62,16 +62,19 @@ pub(crate) struct Table<K> {
     buckets: SlotArena<WORDS>,
     /// Overflow lines. Written under the lock of the stripe that links them.
     overflow: SlotArena<WORDS>,
-    /// The table grows when a stripe holds more entries per bucket than this. The mean of all
-    /// stripes is then about one less.
+    /// The table grows when a stripe holds more entries per bucket than this number. The mean of
+    /// all stripes is then about one less.
     load: u32,
+    /// Each lock protects its state, and the entries of all buckets whose numbers end in the number
+    /// of the stripe.
     stripes: Box<[OwnLine<Mutex<StripeState>>]>,
     /// Held during a split. Protects the stores to `size`.
     grow: Mutex<()>,
     kind: PhantomData<K>,
 }
 
-/// The size of a table that a reader loaded. If it is out of date, the reader misses at worst.
+/// The size of a table that a reader loaded. If the size is out of date, the reader may miss an
+/// entry, which proves nothing.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
     buckets: u32,
@@ -151,8 +154,8 @@ impl<K: Copy> Table<K> {
         }
     }
 
-    /// Returns the first slot that may be stored under `hash` in the first line of its bucket. The
-    /// table was at least as large as `extent`.
+    /// Returns the first slot that may be stored under `hash` in the first line of its bucket.
+    /// `extent` is a size that the table has had.
     #[inline(always)]
     pub(crate) fn first_within(&self, extent: Extent, hash: u32) -> Option<Slot<K>> {
         let line = self.buckets.get(extent.bucket_of(hash));
@@ -192,7 +195,7 @@ impl<K: Copy> Table<K> {
     /// Removes one entry of `slot` under `hash`.
     ///
     /// # Panics
-    /// If there is none.
+    /// Panics if the table has no such entry.
     pub(crate) fn remove(&self, hash: u32, slot: Slot<K>) {
         let was_there = self.lock(hash).remove(slot);
         assert!(was_there, "slot {} is not under hash {hash:#x}", slot.get());
@@ -225,14 +228,15 @@ impl<K: Copy> Table<K> {
         let wide = Size::word(new + 1);
         // First the moved entries are stored in the new bucket, then the size is published, then
         // the old bucket loses them. So readers of either size find them. A reader that loaded the
-        // old size too early misses at worst, which proves nothing (T.1).
+        // old size too early may miss an entry, which proves nothing (T.1).
         stripe.each_entry(old, |line, entry| {
             let hash = hash_of(line, entry, old);
             if bucket_of(hash, wide) == new {
                 stripe.push_into(new, hash, slot_of(line, entry));
             }
         });
-        // ORDERING(table-size): Release. See `extent`.
+        // ORDERING(table-size): Release. Pairs with `extent`: a reader of the larger size sees the
+        // filled bucket.
         self.size.0.store(wide, Ordering::Release);
         stripe.each_entry(old, |line, entry| {
             if bucket_of(hash_of(line, entry, old), wide) == new {
@@ -245,7 +249,8 @@ impl<K: Copy> Table<K> {
 }
 
 impl<K: Copy> Stripe<'_, K> {
-    /// Calls `probe` with each slot under the hash. Exact, since the stripe is locked.
+    /// Calls `probe` with each slot under the hash. The result is exact, because the stripe is
+    /// locked.
     pub(crate) fn find<R>(&self, probe: impl FnMut(Slot<K>) -> Option<R>) -> Option<R> {
         self.table.find(self.hash, probe)
     }
@@ -257,7 +262,7 @@ impl<K: Copy> Stripe<'_, K> {
         self.push_into(self.bucket(), self.hash, slot.get());
     }
 
-    /// Removes one entry of `slot`; false if there is none.
+    /// Removes one entry of `slot`. Returns false if there is none.
     pub(crate) fn remove(&mut self, slot: Slot<K>) -> bool {
         let mut line = self.table.buckets.get(self.bucket());
         let mut before = None;
@@ -295,7 +300,7 @@ impl<K: Copy> Stripe<'_, K> {
     /// Returns true if the stripe holds more entries than its load.
     pub(crate) fn needs_split(&self) -> bool {
         let buckets = self.table.size.get();
-        // A small excess over the mean is normal, above all in a small table.
+        // A small excess over the mean is normal, especially in a small table.
         self.state.entries > (buckets / STRIPES) * self.table.load + ENTRIES as u32
     }
 
@@ -332,11 +337,12 @@ impl<K: Copy> Stripe<'_, K> {
         let fresh = self.table.overflow.get(index);
         for word in fresh {
             // ORDERING: Relaxed. The link below publishes the line. A reader that is still in the
-            // line from its last use misses at worst.
+            // line from its last use may miss an entry, which proves nothing (T.1).
             word.store(0, Ordering::Relaxed);
         }
         store_entry(fresh, 0, hash, slot);
-        // ORDERING(table-link): Release. See `Table::find`.
+        // ORDERING(table-link): Release. Pairs with `Table::find`: a reader that follows the link
+        // sees the filled line.
         line[LINK].store(u64::from(index), Ordering::Release);
     }
 
@@ -393,7 +399,7 @@ impl Size {
     }
 
     fn get(&self) -> u32 {
-        // ORDERING: Relaxed. Changed only under `grow`; for other threads a hint.
+        // ORDERING: Relaxed. The size changes only under `grow`. Other threads use it as a hint.
         self.0.load(Ordering::Relaxed) as u32
     }
 }
@@ -408,7 +414,8 @@ fn bucket_of(hash: u32, size: u64) -> u32 {
 #[inline(always)]
 fn matches(line: &Line, hash: u32) -> Lanes {
     let tags = line.first_chunk().expect("a line has more than two words");
-    // ORDERING(table-entry): Acquire. The slot and its content were stored before the tag.
+    // ORDERING(table-entry): Acquire. Pairs with `store_entry`. The slot number and the slot's
+    // content were stored before the tag.
     WordPair::load_acquire(tags).lanes_equal((hash >> 16) as u16)
 }
 
@@ -416,8 +423,8 @@ fn matches(line: &Line, hash: u32) -> Lanes {
 #[inline(always)]
 fn slot_at(line: &Line, lane: Lane) -> u32 {
     let slots = line[SLOTS..].first_chunk().expect("there are four words of slots");
-    // ORDERING(table-slot): Acquire. A reader may see the slot before the tag. The content of the
-    // slot was stored before both.
+    // ORDERING(table-slot): Acquire. A reader may see the slot number before the tag. The slot's
+    // content was stored before both.
     lane.half_of(slots)
 }
 
@@ -446,7 +453,7 @@ fn hash_of(line: &Line, entry: usize, bucket: u32) -> u32 {
     (u32::from(tag) << 16) | (u32::from(rest_of(line, entry)) << STRIPE_BITS) | low
 }
 
-/// Stores an entry. The tag comes last, so a reader that finds the tag finds the slot.
+/// Stores an entry. The tag comes last, so a reader that finds the tag also finds the slot number.
 fn store_entry(line: &Line, entry: usize, hash: u32, slot: u32) {
     store_slot(line, entry, slot);
     let rests = &line[RESTS];
@@ -459,7 +466,8 @@ fn store_entry(line: &Line, entry: usize, hash: u32, slot: u32) {
     let (shift, mask) = (16 * (entry % 4), 0xffff << (16 * (entry % 4)));
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let word = tags.load(Ordering::Relaxed) & !mask;
-    // ORDERING(table-entry): Release. See `matches`.
+    // ORDERING(table-entry): Release. Pairs with `matches`: a reader that finds the tag also sees
+    // the slot number and the slot's content.
     tags.store(word | (u64::from(hash >> 16) << shift), Ordering::Release);
 }
 
@@ -469,7 +477,8 @@ fn store_slot(line: &Line, entry: usize, slot: u32) {
     let (shift, mask) = (32 * (entry % 2), 0xffff_ffff << (32 * (entry % 2)));
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let word = pair.load(Ordering::Relaxed) & !mask;
-    // ORDERING(table-slot): Release. See `slot_at`.
+    // ORDERING(table-slot): Release. Pairs with `slot_at`: a reader that sees the slot number also
+    // sees the slot's content.
     pair.store(word | (u64::from(slot) << shift), Ordering::Release);
 }
 

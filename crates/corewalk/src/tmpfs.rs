@@ -28,7 +28,7 @@
 //!   tmpfs(5).
 //! - Extended attributes and ACLs are charged as bytes, not as inodes. A shared set is charged
 //!   once; see `TmpfsOptions::share_xattrs`.
-//! - Without a limit, statfs(2) reports a large one, since some programs check for free space.
+//! - Without a limit, statfs(2) reports a large one, because some programs check for free space.
 //! - A write or chown does not clear set-user-ID. The caller clears it with `setattr`.
 //! - If the system has no memory left, the process ends. `size_bytes` prevents that.
 //!
@@ -81,8 +81,8 @@ mod pages;
 mod table;
 mod xattr;
 
-/// The number of entries that a `readdir` call copies under the directory's lock: in the first
-/// batch, and at most. A small first batch copies little in vain for a small buffer.
+/// The number of entries that a `readdir` call copies at a time under the directory's lock. The
+/// first batch has the smaller number, because a caller with a small buffer needs few entries.
 const BATCH_ENTRIES: std::ops::RangeInclusive<usize> = 32..=512;
 /// Freed bytes after which the memory is returned to the system.
 const TRIM_BYTES: u64 = 8 << 20;
@@ -105,7 +105,7 @@ pub struct Tmpfs {
     keys: HashKeys,
     xattrs: Xattrs,
     atime: AtimePolicy,
-    /// The peak of bytes in use since memory was last returned, as sampled by
+    /// The peak of bytes in use since memory was last returned to the system, as sampled by
     /// [`FileSystem::maintain`].
     bytes_max: AtomicU64,
 }
@@ -138,9 +138,10 @@ pub struct TmpfsOptions {
     pub root_gid: u32,
     /// Store equal sets of extended attributes and ACLs once (`mbcache`, `no_mbcache`). A shared
     /// set is charged once. A change of a shared set may need a copy, even to remove an attribute
-    /// or to chmod a file with an ACL. Without space for the copy it fails with `ENOSPC`.
+    /// or to chmod a file with an ACL. Without space for the copy, the change fails with `ENOSPC`.
     pub share_xattrs: bool,
-    /// When a read updates the access time (`relatime`, `noatime`, `strictatime`, `nodiratime`).
+    /// The rule by which a read updates the access time (`relatime`, `noatime`, `strictatime`,
+    /// `nodiratime`).
     pub atime: AtimePolicy,
 }
 
@@ -290,15 +291,16 @@ impl Tmpfs {
         Ok(())
     }
 
-    /// Changes the extended attributes and ACLs of an inode. Errors as of `Xattrs::change`.
+    /// Changes the extended attributes and ACLs of an inode. The errors are those of
+    /// `Xattrs::change`.
     fn change_set(
         &self,
         inode: &mut Inode,
         change: Change<'_>,
         now: Timespec,
     ) -> Result<(), Errno> {
-        let (ino, times) = (inode.ino(), (inode.attributes.changed(), now));
-        self.xattrs.change(&mut inode.attributes.xattrs, ino, change, times, &self.space)
+        let (ino, changed) = (inode.ino(), inode.attributes.changed());
+        self.xattrs.change(&mut inode.attributes.xattrs, ino, change, changed, now, &self.space)
     }
 
     /// Frees an inode and its slot if `is_wanted` returns true, and returns its charges to the
@@ -366,9 +368,9 @@ impl Tmpfs {
         let mut content = content.write();
         content.check_kept()?;
         FileContent::check_size(size)?;
-        // The copy of an ACL may fail for lack of space, so change the mode first; the size cannot
-        // fail after the check. The mode changes with the ACL, so that no reader sees one without
-        // the other.
+        // Change the mode first, because the copy of an ACL may fail for lack of space. The size
+        // cannot fail after the check. The mode changes with the ACL, so that no reader sees one
+        // without the other.
         if set.mode.is_some() {
             let table = self.table.enter();
             let (mut inode, now) = (table.write(ino)?, now());
@@ -393,7 +395,7 @@ impl Tmpfs {
         self.change_set(inode, Change::Acl(AclKind::Access, Some(&acl)), now)
     }
 
-    /// Returns freed memory to the system, if it is much.
+    /// Returns freed memory to the system, if there is much of it.
     fn trim(&self) {
         let bytes = self.table.bytes() + self.space.used();
         // ORDERING: Relaxed. A sample; nothing is published through it.
@@ -403,7 +405,7 @@ impl Tmpfs {
         if most.saturating_sub(bytes) >= TRIM_BYTES.max(bytes / 8) {
             // ORDERING: Relaxed. As above.
             self.bytes_max.store(bytes, Ordering::Relaxed);
-            // Slots are freed after a grace period.
+            // Wait for a grace period, after which freed slots are returned to the allocator.
             rcu::synchronize();
             heap::give_back_freed();
         }
@@ -676,5 +678,10 @@ impl FileSystem for Tmpfs {
         sink("tmpfs_table_bytes", self.table.bytes());
         sink("tmpfs_shared_sets", shared_sets);
         sink("tmpfs_waiting", waiting);
+        let index = self.xattrs.index_counts();
+        sink("tmpfs_xattr_hits", index.hits);
+        sink("tmpfs_xattr_misses", index.misses);
+        sink("tmpfs_xattr_entries", index.entries);
+        sink("tmpfs_xattr_reclaimed", index.reclaimed);
     }
 }

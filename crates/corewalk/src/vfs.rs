@@ -1,10 +1,10 @@
-//! The namespace: what a server calls.
+//! The namespace, which a server calls.
 //!
 //! A [`Vfs`] puts a dentry cache, permission checks, mounts and reference counts in front of a
 //! [`FileSystem`]. It has two interfaces:
 //! - By inode. An [`InodeRef`] is a counted inode; `lookup`, `make`, `remove`, `rename` and the
-//!   other operations take one and a name. FUSE, virtiofs and NFS servers use this interface, since
-//!   their kernels and clients hold inode numbers.
+//!   other operations take one and a name. FUSE, virtiofs and NFS servers use this interface,
+//!   because their kernels and clients hold inode numbers.
 //! - By path. `walk` resolves a whole path to a [`PathRef`](crate::PathRef). 9P servers and library
 //!   operating systems use this interface.
 //!
@@ -13,11 +13,11 @@
 //!   `Vfs` alone.
 //! - V.2: a lookup that the cache answers takes no lock and never waits.
 //! - V.3: a slow call of the back end delays only operations on the same name. A slow change of
-//!   attributes, and a slow write that clears set-user-ID, delay only others on the same inode.
-//!   There are two exceptions. An operation returns `ENOENT` or `ESTALE` only after running
+//!   attributes, and a slow write that clears set-user-ID, delay only other operations on the same
+//!   inode. There are two exceptions. An operation returns `ENOENT` or `ESTALE` only after running
 //!   operations on the name of that directory or file have ended. A back end by path that asks for
-//!   a path waits for renames of the path's directories, and they wait for the call (`FileSystem`,
-//!   F.6).
+//!   a path waits for renames of the path's directories, and such renames wait for the call
+//!   (`FileSystem`, F.6).
 
 mod attributes;
 mod by_number;
@@ -100,7 +100,7 @@ impl VfsOptions {
 }
 
 impl Default for VfsOptions {
-    /// Returns 256 MiB of cache, at most 64 million entries, a random seed.
+    /// Returns settings with 256 MiB of cache, at most 64 million entries and a random seed.
     fn default() -> VfsOptions {
         VfsOptions { cache_bytes: 256 << 20, entries_max: 1 << 26, hash_seed: None }
     }
@@ -108,8 +108,8 @@ impl Default for VfsOptions {
 
 /// A callback for memory pressure in the cache.
 ///
-/// It is called on a thread that serves a request. A FUSE server therefore wakes another thread,
-/// which calls [`Vfs::reclaim`] and asks the kernel to forget inodes.
+/// The namespace calls it on a thread that serves a request. A FUSE server therefore wakes another
+/// thread, which calls [`Vfs::reclaim`] and asks the kernel to forget inodes.
 ///
 /// # Examples
 /// ```
@@ -181,11 +181,12 @@ pub struct Vfs {
     pub(crate) mounts: Mounts,
     in_flight_moves: InFlightMoves,
     in_flight_renames: InFlightRenames,
-    /// The attribute locks, by inode; see `attributes`.
+    /// The attribute locks, by inode. Each protects the order of attribute changes in the back end;
+    /// see `attributes`. Analogous to Linux's `i_rwsem`, which the caller of `notify_change` holds.
     attr_locks: KeyLocks,
 }
 
-/// A file system of a namespace.
+/// A file system of a namespace. Analogous to Linux's `struct super_block`.
 pub(crate) struct Superblock {
     pub(crate) fs: Arc<dyn FileSystem>,
     root_ino: u64,
@@ -196,7 +197,9 @@ pub(crate) struct Superblock {
 /// All file systems of a namespace. They are added and never removed, so the superblock index in an
 /// inode stays valid.
 pub(crate) struct Supers {
+    /// Each element is written once, under `used`.
     list: Box<[OnceLock<Superblock>]>,
+    /// The number of superblocks in `list`. Protected by its own mutex.
     used: Mutex<u32>,
     pressure: OnceLock<Box<dyn Pressure>>,
 }
@@ -301,8 +304,11 @@ impl Vfs {
     ) -> Result<DentrySlot, Errno> {
         let superblock = self.supers.add(fs, attr.ino)?;
         let inodes = &self.dcache.inodes;
-        let (dentries, place) = (&self.dcache.dentries, (superblock, DentrySlot::NONE));
-        let enter = || inodes.get_or_insert(dentries, place, attr, attr.has_acl, inodes.changes());
+        let (dentries, beside, has_acl) = (&self.dcache.dentries, DentrySlot::NONE, attr.has_acl);
+        let enter = || {
+            let changes = inodes.changes();
+            inodes.get_or_insert(dentries, superblock, beside, attr, has_acl, changes)
+        };
         let entered = enter().or_else(|| {
             self.dcache.prune();
             enter()
@@ -324,9 +330,9 @@ impl Vfs {
         self.dcache.prune()
     }
 
-    /// Evicts unused entries, first those that were not used lately. It reports each pinned entry
-    /// to `pinned`. It stops when the evicted and reported entries together are `want`, or when it
-    /// has looked at each entry once. Returns the number of evicted entries.
+    /// Evicts unused entries, first those that have not been used for long. Reports each pinned
+    /// entry to `pinned`. Stops when the evicted and reported entries together are `want`, or when
+    /// each entry was examined once. Returns the number of evicted entries.
     ///
     /// A large scan takes long, so call it on a thread that serves no requests. When the client has
     /// forgotten a reported entry, evict it with [`Vfs::evict`].
@@ -434,11 +440,11 @@ pub struct Stats {
     pub budget_bytes: u64,
     /// Lookups sent to the back end.
     pub misses: u64,
-    /// Answers that were not cached, since the name was invalidated during the call.
+    /// Answers that were not cached, because the name was invalidated during the call.
     pub refused_fills: u64,
     /// Entries evicted.
     pub reclaimed: u64,
-    /// Failed passes of walks and path translations: a dentry changed during the pass.
+    /// Failed passes of walks and path translations. A pass fails if a dentry changes during it.
     pub retries: u64,
     /// Walks that fell back to ref-walk, and path translations that blocked renames of directories,
     /// each after repeated failed passes.
@@ -498,7 +504,7 @@ impl<'v> InodeRef<'v> {
         // Other threads may pass this check at the same time. The field has room for as many
         // lookups again.
         if lockref.count() < LOOKUPS_MAX * LOOKUP {
-            // The reference is counted as one of the LOOKUP units.
+            // The reference already counts as one of the `LOOKUP` units, so add the others.
             lockref.get_many(LOOKUP - 1);
             std::mem::forget(self);
         }
@@ -607,7 +613,7 @@ mod tests {
         Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap()
     }
 
-    /// No inode has the number 0, which marks unused entries of the index.
+    /// The number 0, which marks unused entries of the index, must lead to no inode.
     #[test]
     fn number_zero_is_no_inode() {
         let vfs = new();
@@ -616,8 +622,8 @@ mod tests {
         assert!(!vfs.forget(0, 1));
     }
 
-    /// Directories share groups of slots, even if the cache had negative dentries of their names.
-    /// The inode of a directory has the slot number of its dentry.
+    /// Directories must share groups of slots, even if the cache had negative dentries of their
+    /// names. The inode of a directory must have the slot number of its dentry.
     #[test]
     fn directories_lie_together() {
         let vfs = new();
@@ -639,8 +645,8 @@ mod tests {
         assert!(batches[0].iter().all(|batch| !batches[1].contains(batch)), "{batches:?}");
     }
 
-    /// Trap T15: the cache does not have a name, and the back end shows a new file under it. The
-    /// name then refers to the new file alone.
+    /// Trap T15: a name that another file has taken must refer to the new file alone. The cache
+    /// does not have the name, and the back end shows the new file under it.
     #[test]
     fn name_that_another_file_has_taken_leads_to_the_new_file() {
         let vfs = new();
@@ -675,7 +681,7 @@ mod tests {
         let (slot, seen) = dcache.find_exact(key, &from).unwrap();
         assert!(dcache.get(slot, seen.seq));
         assert_eq!(
-            dcache.d_move((slot, &from), key, &lookup_key, None, &in_lookup),
+            dcache.d_move(slot, &from, key, &lookup_key, None, &in_lookup),
             Ok(DentrySlot::NONE)
         );
         dcache.put(slot);
@@ -683,8 +689,8 @@ mod tests {
         assert_eq!(inode_of(moved), []);
     }
 
-    /// Trap T32: the part of the child generation that keys hold wraps around. Names from before
-    /// the wrap are not found.
+    /// Trap T32: names from before a wrap of the child generation must not be found. Only the part
+    /// of the generation that keys hold wraps around.
     #[test]
     fn name_from_before_a_generation_wrap_is_not_found() {
         let vfs = new();

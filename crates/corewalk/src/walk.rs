@@ -8,13 +8,14 @@
 //! are not cached, symbolic links, and unknown permissions.
 //!
 //! A walk that fails its validation repeatedly becomes a **ref-walk**. It holds a reference at each
-//! step and needs no validation, so it always ends. Both modes decide alike. But the answer of a
-//! ref-walk combines several instants, one per component, as every walk on Linux does.
+//! step and needs no validation, so it always ends. Both modes make the same decisions. But the
+//! answer of a ref-walk combines several instants, one per component, as every walk on Linux does.
 //!
 //! # Confined walks
 //! With [`WalkFlags::BENEATH`] or [`WalkFlags::IN_ROOT`] the result is below the root of the walk
-//! at the instant of the answer, even if directories are moved out of it (trap T20). The read set
-//! includes the way up from the result. A ref-walk keeps directories in place for that check.
+//! at the instant of the answer, even if directories are moved out of that root (trap T20). The
+//! read set includes the way up from the result. A ref-walk keeps directories in place for that
+//! check.
 //!
 //! Source: path_resolution(7), openat2(2), Linux path-lookup.rst.
 
@@ -38,26 +39,26 @@ use crate::vfs::{DentryAndInode, Vfs};
 
 /// Maximum number of symbolic links that one walk follows. The next one is `ELOOP`, as on Linux.
 pub const SYMLINKS_MAX: u32 = 40;
-/// Walks in rcu-walk before ref-walk.
+/// Number of passes in rcu-walk before the walk becomes a ref-walk.
 const RCU_PASSES: u32 = 16;
 
 bitflags! {
-    /// How a path is walked. The names are those of openat2(2).
+    /// The flags of a walk. The names are those of openat2(2).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct WalkFlags: u32 {
         /// Follow a symbolic link in the last component.
         const FOLLOW = 1;
         /// The last component must be a directory (`O_DIRECTORY`).
         const DIRECTORY = 1 << 1;
-        /// Fail with `EXDEV` if the path leads out of the directory it starts at
+        /// Fail with `EXDEV` if the path leads out of the directory at which it starts
         /// (`RESOLVE_BENEATH`).
         const BENEATH = 1 << 2;
-        /// Treat the directory it starts at as the root (`RESOLVE_IN_ROOT`).
+        /// Treat the directory at which the path starts as the root (`RESOLVE_IN_ROOT`).
         const IN_ROOT = 1 << 3;
         /// Fail with `ELOOP` at any symbolic link (`RESOLVE_NO_SYMLINKS`).
         const NO_SYMLINKS = 1 << 4;
-        /// Fail with `ELOOP` at a magic link (`RESOLVE_NO_MAGICLINKS`). There are none in a
-        /// corewalk namespace: accepted, and always kept.
+        /// Fail with `ELOOP` at a magic link (`RESOLVE_NO_MAGICLINKS`). A corewalk namespace has no
+        /// magic links, so the flag has no effect.
         const NO_MAGICLINKS = 1 << 5;
         /// Fail with `EXDEV` at a mount point, up or down (`RESOLVE_NO_XDEV`).
         const NO_XDEV = 1 << 6;
@@ -66,7 +67,7 @@ bitflags! {
     }
 }
 
-/// The root and the working directory that a caller's paths start at.
+/// The root and the working directory at which a caller's paths start.
 ///
 /// # Examples
 /// ```
@@ -85,13 +86,14 @@ bitflags! {
 #[doc(alias = "fs_struct")]
 #[derive(Clone, Debug)]
 pub struct FsStruct<'v> {
-    /// Where `/` leads, and where `..` ends.
+    /// The place to which `/` leads, and above which `..` does not go.
     pub root: PathRef<'v>,
-    /// Where other paths start.
+    /// The place at which relative paths start.
     pub cwd: PathRef<'v>,
 }
 
-/// The place a walk found, without a reference: a name for it that can be checked later.
+/// The place that a walk found, without a reference. It can be compared with the result of a later
+/// walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Resolved {
@@ -102,10 +104,10 @@ pub struct Resolved {
     pub dentry: (u32, u64),
 }
 
-/// Why a pass ended without an answer.
+/// The reason that a pass ended without an answer.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// Something changed while it was read: begin again.
+    /// A dentry changed while it was read, so the walk must begin again.
     Retry,
     /// The answer is this error.
     Fail(Errno),
@@ -117,14 +119,14 @@ impl From<Errno> for Stop {
     }
 }
 
-/// How a pass protects itself.
+/// The way in which a pass keeps its dentries valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Rcu,
     Ref,
 }
 
-/// Where a walk is.
+/// The position of a walk.
 ///
 /// Analogous to Linux's `struct nameidata`.
 pub(crate) struct Walk<'v, 'a> {
@@ -141,7 +143,7 @@ pub(crate) struct Walk<'v, 'a> {
     pub(crate) seen: crate::dentry::Snapshot,
     /// The reference on `dentry`, if there is one.
     pub(crate) hold: Option<DentryAndInode<'v>>,
-    /// The dentries that the walk has passed. The set is borrowed, since it is large and a `Walk`
+    /// The dentries that the walk has passed. The set is borrowed, because it is large and a `Walk`
     /// is moved.
     read_set: &'a mut ReadSet,
     pub(crate) links: u32,
@@ -186,7 +188,8 @@ impl Vfs {
     }
 
     /// Returns the place that `path` leads to, without taking a reference. If the cache has all
-    /// that the walk needs, the walk writes no shared memory. Errors as [`Vfs::walk`].
+    /// that the walk needs, the walk writes no shared memory. The errors are those of
+    /// [`Vfs::walk`].
     ///
     /// # Examples
     /// ```
@@ -215,8 +218,8 @@ impl Vfs {
     /// that make, remove or rename a name. A `/` behind the component is dropped.
     ///
     /// # Errors
-    /// As [`Vfs::walk`]. `EINVAL` if the last component is `.`, and `EBUSY` for `..` or the root,
-    /// as in rmdir(2) and rename(2).
+    /// Those of [`Vfs::walk`]. `EINVAL` if the last component is `.`, and `EBUSY` for `..` or the
+    /// root, as in rmdir(2) and rename(2).
     ///
     /// # Examples
     /// ```
@@ -279,7 +282,7 @@ impl Vfs {
             if pass == RCU_PASSES {
                 self.dcache.counters.fallbacks.add(1);
             }
-            let mut walk = Walk::new(self, cred, flags, (root, start), mode, &mut read_set);
+            let mut walk = Walk::new(self, cred, flags, root, start, mode, &mut read_set);
             match walk.follow(path).and_then(|()| finish(&mut walk)) {
                 Ok(found) => return Ok(found),
                 Err(Stop::Fail(error)) => return Err(error),
@@ -295,14 +298,15 @@ impl<'v, 'a> Walk<'v, 'a> {
         vfs: &'v Vfs,
         cred: &'a Cred,
         flags: WalkFlags,
-        (root, start): (&'a PathRef<'v>, &'a PathRef<'v>),
+        root: &'a PathRef<'v>,
+        start: &'a PathRef<'v>,
         mode: Mode,
         read_set: &'a mut ReadSet,
     ) -> Walk<'v, 'a> {
         let mut seen = vfs.dcache.dentries.snapshot(start.dentry);
         if seen.body.is_negative() {
-            // A directory that has been removed is still a place to start at. In trap T17 such a
-            // walk reaches a freed entry.
+            // A directory that has been removed is still a place to start at. Trap T17 is such a
+            // walk that reaches a freed entry.
             seen.body = seen.body.with_inode(start.inode.slot);
         }
         Walk {
@@ -348,7 +352,7 @@ impl<'v, 'a> Walk<'v, 'a> {
                 path = &link;
             }
         }
-        // A missing name is `ENOENT`, not `ENOTDIR`.
+        // A missing name must fail with `ENOENT`, not with `ENOTDIR`.
         let is_there = !self.seen.body.is_negative();
         if must_be_directory && is_there && !self.seen.body.is_directory() {
             return Err(self.validated(Errno::NOTDIR));
@@ -417,7 +421,7 @@ impl<'v, 'a> Walk<'v, 'a> {
         }
     }
 
-    /// Takes a reference on the current dentry, so the walk may block there: the way out of
+    /// Takes a reference on the current dentry, so that the walk may block there and leave
     /// rcu-walk. The read set stays. At the end it covers the whole path, even if the walk has
     /// blocked in between.
     #[doc(alias = "try_to_unlazy")]

@@ -1,8 +1,9 @@
-//! Path translation into buffers: each format, each size of buffer, and no allocation.
+//! Tests of path translation into buffers, for each format and size of buffer, and without
+//! allocation.
 //!
 //! Each place is translated once into a vector, and then into buffers of all sizes around its
-//! length. A path that fits is the same text, at the end of the buffer. Otherwise the result is an
-//! error.
+//! length. A path that fits must be the same text, at the end of the buffer. Otherwise the result
+//! is an error.
 //!
 //! Source: Linux `fs/d_path.c`; getcwd(2); trap T11.
 
@@ -100,9 +101,9 @@ fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
     }
 }
 
-/// Trap T11: paths at the limits of a buffer. Tests the root, an empty buffer, an exact fit and one
-/// byte less, also for places that are removed, outside of the root or across a mount, and for
-/// names and paths of many lengths.
+/// Trap T11: a path must fit its buffer or be an error. The test covers the root, an empty buffer,
+/// an exact fit and one byte less. It also covers removed places, places outside of the root or
+/// across a mount, and names and paths of many lengths.
 #[test]
 fn path_fits_its_buffer_or_is_an_error() {
     let vfs = new();
@@ -162,8 +163,8 @@ fn is_subdir_sees_through_mounts_and_not_upwards() {
     }
 }
 
-/// Trap T10 and the bound on passes: a path of any depth is translated into a buffer without
-/// allocation and recursion. It equals the owned result.
+/// Trap T10: a path of any depth must be translated into a buffer in a bounded number of passes,
+/// without allocation and without recursion. It must equal the owned result.
 #[test]
 fn translation_into_a_buffer_allocates_nothing_at_any_depth() {
     let vfs = new();

@@ -47,7 +47,8 @@ fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// Makes a file, or another kind by the type bits, in the directory `dir` or in the root.
+/// Makes a file in the directory `dir` or in the root. The type bits of the mode may name another
+/// kind of file.
 fn make(vfs: &Vfs, dir: Option<&str>, file: &str, mode: u32) -> u64 {
     let (root, cred) = (vfs.root(), Cred::root());
     let dir = dir.map_or(root.clone(), |dir| vfs.lookup(&cred, &root, name(dir)).unwrap());
@@ -68,7 +69,7 @@ fn rename(vfs: &Vfs, from: &str, to: &str, mode: RenameMode) {
     vfs.rename(&Cred::root(), (&root, name(from)), (&root, name(to)), mode).unwrap();
 }
 
-/// The program of one thread.
+/// The part of a program that one thread runs.
 type Body = Box<dyn FnOnce(&Vfs) + Send>;
 
 /// Runs all `threads` concurrently on one namespace.
@@ -85,7 +86,7 @@ fn run(vfs: &Arc<Vfs>, threads: Vec<Body>) {
     }
 }
 
-/// `swap` exchanges the names of two directories during two walks through them.
+/// Runs `swap`, which exchanges the names of two directories, during two walks through them.
 fn swap_against_walk(swap: fn(&Vfs)) {
     let vfs = new();
     let files = ["x", "y"].map(|dir| {
@@ -108,7 +109,7 @@ fn walk_during_an_exchange_finds_both_names() {
     check(|| swap_against_walk(|vfs| rename(vfs, "x", "y", RenameMode::Exchange)));
 }
 
-/// Trap T13: control. The exchange takes three renames.
+/// Control for trap T13: an exchange in three renames must be caught.
 #[test]
 #[should_panic(expected = "a name was not found")]
 fn control_exchange_in_three_steps_is_caught() {
@@ -121,7 +122,7 @@ fn control_exchange_in_three_steps_is_caught() {
     });
 }
 
-/// `replace` renames a file over another during a lookup and a translation.
+/// Runs `replace`, which renames a file over another, during a lookup and a translation.
 fn replace_against_lookup(replace: fn(&Vfs)) {
     let vfs = new();
     let files = ["a", "b"].map(|file| make(&vfs, None, file, S_IFREG));
@@ -151,7 +152,7 @@ fn lookup_during_a_replacing_rename_finds_the_target() {
     check(|| replace_against_lookup(|vfs| rename(vfs, "a", "b", RenameMode::Replace)));
 }
 
-/// Trap T13: control. The target is removed before the rename.
+/// Control for trap T13: a removal of the target before the rename must be caught.
 #[test]
 #[should_panic(expected = "no target")]
 fn control_removal_before_a_rename_is_caught() {
@@ -164,8 +165,8 @@ fn control_removal_before_a_rename_is_caught() {
     });
 }
 
-/// Traps T26, T27, P9: two directories are moved into each other concurrently. Only one move
-/// succeeds, either one, and no thread waits for ever.
+/// Traps T26, T27, P9: two directories are moved into each other concurrently. Only one of the
+/// moves may succeed, and no thread may wait for ever.
 #[test]
 fn directories_moved_into_each_other_stay_a_tree() {
     static FIRST_WINS: AtomicUsize = AtomicUsize::new(0);
@@ -198,7 +199,7 @@ fn directories_moved_into_each_other_stay_a_tree() {
 }
 
 /// Two clients look a file up and forget it with `forget`, while the file is removed. At the end no
-/// reference is left.
+/// reference may be left.
 fn forget_against_lookup(forget: fn(&Vfs, u64)) {
     let vfs = new();
     let start = vfs.stats();
@@ -226,13 +227,14 @@ fn forget_against_lookup(forget: fn(&Vfs, u64)) {
     assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
 }
 
-/// Trap P5: a forget must not leave or take a reference too many.
+/// Trap P5: a forget must neither leave a reference nor drop one too many.
 #[test]
 fn forget_during_lookup_and_removal_leaves_no_reference() {
     check(|| forget_against_lookup(|vfs, ino| assert!(vfs.forget(ino, 1))));
 }
 
-/// Trap P5: control. A client forgets only a file that it still finds by name.
+/// Control for trap P5: a client that forgets a file only if it still finds the file by name must
+/// be caught.
 #[test]
 #[should_panic(expected = "P5: a reference is left")]
 fn control_forget_by_name_is_caught() {
@@ -245,8 +247,7 @@ fn control_forget_by_name_is_caught() {
     });
 }
 
-/// All unused entries are evicted twice, while two threads look up a file and translate it with
-/// `path`.
+/// Evicts all unused entries twice, while two threads look up a file and translate it with `path`.
 fn reclaim_against_lookup(path: fn(&Vfs) -> Result<Vec<u8>, Errno>) {
     let vfs = new();
     make(&vfs, None, "d", S_IFDIR);
@@ -268,13 +269,14 @@ fn path_of_held(vfs: &Vfs) -> Result<Vec<u8>, Errno> {
     vfs.walk(&Cred::root(), &at, b"/d/f", WalkFlags::FOLLOW)?.inode().path()
 }
 
-/// Traps T15, T18: an existing file is found, and a held one keeps its path.
+/// Traps T15, T18: an existing file must be found, and a held file must keep its path.
 #[test]
 fn lookup_during_reclaim_finds_existing_files() {
     check(|| reclaim_against_lookup(path_of_held));
 }
 
-/// Trap T18: control. The inode is looked up by number after its reference was dropped.
+/// Control for trap T18: a lookup of the inode by its number, after its reference was dropped, must
+/// be caught.
 #[test]
 #[should_panic(expected = "no path")]
 fn control_path_without_a_reference_is_caught() {
@@ -286,7 +288,7 @@ fn control_path_without_a_reference_is_caught() {
     });
 }
 
-/// Whether `f` exists before another machine puts a file there.
+/// The state of `f` before another machine puts a file there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Before {
     Nothing,
@@ -294,7 +296,7 @@ enum Before {
 }
 
 /// Another machine renames `g` to `f`, and `tell` invalidates the cache, during two lookups of `f`.
-/// At the end the cache agrees with the back end.
+/// At the end the cache must agree with the back end.
 fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let root = Node::detached(fs.root().unwrap().ino, corewalk::FileKind::Directory);
@@ -331,15 +333,15 @@ fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// Trap T25: control. The cache is not invalidated.
+/// Control for trap T25: a change of which the cache is not told must be caught.
 #[test]
 #[should_panic(expected = "T25: a stale answer stayed")]
 fn control_change_without_invalidation_is_caught() {
     check(|| invalidate_against_fill(Before::Nothing, |_| ()));
 }
 
-/// A user writes to a set-user-ID file while `chmod` changes the mode. The change is not lost. The
-/// bit is set at the end only if the chmod came after the write. Returns the mode.
+/// A user writes to a set-user-ID file while `chmod` changes the mode. The change must not be lost.
+/// At the end the bit may be set only if the chmod came after the write. Returns the mode.
 fn chmod_against_write(chmod: fn(&Vfs, &Tmpfs, u64)) -> u32 {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let vfs = over(Arc::clone(&fs) as Arc<dyn FileSystem>);
@@ -373,7 +375,8 @@ fn chmod_during_a_write_that_clears_set_user_id_is_not_lost() {
     assert!(reached.iter().all(|&count| count > 0), "an order was not reached: {reached:?}");
 }
 
-/// Control: the chmod is made in the back end without the attribute lock, so the write undoes it.
+/// Control: a chmod in the back end without the attribute lock must be caught, because the write
+/// undoes it.
 #[test]
 #[should_panic(expected = "the chmod was lost")]
 fn control_chmod_without_the_attribute_lock_is_caught() {
@@ -404,7 +407,7 @@ enum Met {
     Left,
 }
 
-/// A mount is unmounted during a walk into it. The walker keeps the references of `holds`.
+/// A mount is unmounted during a walk into it. `holds` tells which references the walker keeps.
 fn umount_against_walk(holds: Hold) -> Met {
     let vfs = new();
     make(&vfs, None, "m", S_IFDIR);
@@ -459,7 +462,7 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
     assert!(reached.iter().all(|&count| count > 0), "below, busy, left: {reached:?}");
 }
 
-/// Control: a walker without references does not keep the mount.
+/// Control: a walker without references must be caught, because it does not keep the mount.
 #[test]
 #[should_panic(expected = "unmounted under a walker")]
 fn control_walk_without_references_is_caught() {
@@ -468,8 +471,8 @@ fn control_walk_without_references_is_caught() {
     });
 }
 
-/// Trap P5: a client looks a file up by number. Meanwhile another client, which has no lookups,
-/// forgets the file, and the name changes.
+/// Trap P5: a client that forgets a file without having looked it up must drop nothing. Meanwhile
+/// another client looks the file up by number, and the name changes.
 #[test]
 fn wrong_forget_during_lookup_by_number_drops_nothing() {
     check(|| {
@@ -530,7 +533,8 @@ fn list_against_changes(list: fn(&Vfs)) {
     assert_eq!((end.inodes, end.entries, end.negatives), (start.inodes, start.entries, 0));
 }
 
-/// Trap T25: an entry with attributes does not bring back a name that has changed since.
+/// Trap T25: an entry with attributes must not bring back a name that has changed since it was
+/// read.
 #[test]
 fn listing_during_changes_brings_no_name_back() {
     check(|| {
@@ -544,7 +548,7 @@ fn listing_during_changes_brings_no_name_back() {
     });
 }
 
-/// Trap T25: control. The listing begins after the entries were read.
+/// Control for trap T25: a listing that begins after the entries were read must be caught.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_listing_that_begins_late_is_caught() {
@@ -559,8 +563,8 @@ fn control_listing_that_begins_late_is_caught() {
     });
 }
 
-/// Trap T55: a directory is removed during a lookup in it, and another directory gets its dentry's
-/// slot.
+/// Trap T55: a lookup in a removed directory must not find the files of another directory, which
+/// gets the slot of the removed directory's dentry.
 #[test]
 fn lookup_in_a_removed_directory_finds_no_other_files() {
     check(|| {
@@ -613,7 +617,7 @@ fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs))
     let made = Arc::new(AtomicU64::new(0));
     let maker: Body = {
         let made = Arc::clone(&made);
-        // ORDERING: SeqCst. The flag orders the events of the history. It is not part of the
+        // ORDERING: SeqCst. The flag orders the events of the history, and is not part of the
         // modelled code.
         Box::new(move |vfs| made.store(mkdir(vfs), Ordering::SeqCst))
     };
@@ -647,7 +651,8 @@ fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs))
     assert_eq!(end.removed, 0);
 }
 
-/// Traps T16, T25: a negative dentry is evicted, and the directory's dentry gets another slot.
+/// Traps T16, T25: a directory that is made under a missing name must stay found. Meanwhile the
+/// negative dentry is evicted, so the directory's dentry gets another slot.
 #[test]
 fn directory_made_under_a_missing_name_stays_found() {
     check(|| {
@@ -662,7 +667,8 @@ fn directory_made_under_a_missing_name_stays_found() {
     });
 }
 
-/// Traps T16, T55: meanwhile another name gets the slot of the negative dentry.
+/// Traps T16, T55: a directory that is made under a missing name must stay found while another name
+/// gets the slot of the negative dentry.
 #[test]
 fn directory_stays_found_when_a_file_takes_the_slot() {
     check(|| {
@@ -678,17 +684,18 @@ fn directory_stays_found_when_a_file_takes_the_slot() {
     });
 }
 
-/// Trap T16: control. The directory has no name for a moment.
+/// Control for trap T16: a directory without a name for a moment must be caught.
 #[test]
 #[should_panic(expected = "found no more")]
 fn control_directory_without_a_name_for_a_moment_is_caught() {
-    // Not every seed has a schedule that fails.
+    // Try several seeds, because not every seed has a schedule that fails.
     for _ in 0..10 {
         check(|| {
             mkdir_against_lookup(
                 20,
                 |vfs| {
-                    // A pause long enough for a lookup; few schedules would have one by chance.
+                    // Pause long enough for a lookup, because few schedules would pause there by
+                    // chance.
                     let pause = || (0..20).for_each(|_| thread::yield_now());
                     let d = make(vfs, None, "d", S_IFDIR);
                     for _ in 0..3 {
@@ -721,8 +728,8 @@ impl Hook for Twice {
     }
 }
 
-/// A directory that is looked up under two names concurrently has one dentry, which moves between
-/// the names.
+/// A directory that is looked up under two names concurrently must have one dentry, which moves
+/// between the names.
 #[test]
 fn directory_under_two_names_has_one_dentry() {
     check(|| {

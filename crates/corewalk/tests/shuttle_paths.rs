@@ -1,4 +1,5 @@
-//! Random schedules of a back end by path: its paths stay valid, and there is no deadlock.
+//! Random schedules of a back end by path. Its paths must stay valid, and no thread may wait for
+//! ever.
 //!
 //! See `shuttle.rs` for the two schedulers. Run with
 //! `RUSTFLAGS="--cfg corewalk_shuttle" cargo test -p corewalk --release --test shuttle_paths`.
@@ -75,8 +76,8 @@ fn run(vfs: &Arc<Vfs>, threads: Vec<Body>) {
     }
 }
 
-/// A directory on the path moves back and forth during a getattr of a file, and the creation of
-/// another.
+/// Moves a directory on the path back and forth during a getattr of a file and the creation of
+/// another file.
 fn move_beside_calls(from: From) {
     let (fs, vfs) = new(from);
     let (d, f) = (at(&vfs, "x/d").into_lookups(), at(&vfs, "x/d/f").into_lookups());
@@ -112,8 +113,8 @@ fn control_path_snapshot_is_caught() {
     check(|| move_beside_calls(From::Snapshot));
 }
 
-/// Two renames need the paths of each other's directories, and a call has two paths: no deadlock.
-/// Each rename may move a directory below the other; one of them must fail.
+/// Two renames that need the paths of each other's directories, and a link with two paths, must
+/// end. Each rename may move a directory below the other, and then one of them must fail.
 #[test]
 fn crossing_renames_and_a_link_end() {
     static REFUSED: AtomicUsize = AtomicUsize::new(0);
@@ -145,7 +146,8 @@ fn crossing_renames_and_a_link_end() {
     assert!(REFUSED.load(Ordering::Relaxed) > 0);
 }
 
-/// A file is opened and read while it is removed, or while another file replaces it.
+/// A file that can be opened during its removal, or while another file replaces it, must be
+/// readable.
 #[test]
 fn file_opened_during_its_removal_is_read_or_gone() {
     check(|| {
@@ -178,7 +180,8 @@ fn file_opened_during_its_removal_is_read_or_gone() {
     });
 }
 
-/// A file is closed while another replaces it. A client that has looked it up may still use it.
+/// A file that is closed while another replaces it must stay until it is forgotten, because a
+/// client that has looked it up may still use it.
 #[test]
 fn file_closed_during_its_replacement_stays_until_forget() {
     check(|| {

@@ -1,4 +1,5 @@
-//! Names in a tmpfs: the effect of every operation on links, times and other names.
+//! Tests of names in a tmpfs: every operation must have the right effect on links, times and other
+//! names.
 //!
 //! Tables contain the rules of POSIX. A property test compares random operations with a map. Stress
 //! tests of renames look for deadlocks and lost links.
@@ -232,7 +233,7 @@ fn unlinked_file_stays_usable_until_forget() {
     assert!(fs.getattr(g).is_ok(), "forget removed a file with a name");
 }
 
-/// Traps P1, P2: a late forget of an old inode does not affect the file that now has its name.
+/// Traps P1, P2: a late forget of an old inode must not affect the file that now has its name.
 #[test]
 fn late_forget_does_not_affect_the_new_file() {
     let fs = new_fs();
@@ -347,7 +348,7 @@ fn inode_limit_is_enospc_and_leaves_nothing() {
     assert!(fs.make(dir(ROOT), name(b"g"), &plain).is_ok());
 }
 
-/// Each name of a file beyond the first counts as an inode, until it is removed or replaced.
+/// Each name of a file beyond the first must count as an inode until it is removed or replaced.
 #[test]
 fn further_names_count_as_inodes_until_removed() {
     let fs = Tmpfs::new(TmpfsOptions::default().with_inodes_max(4));
@@ -374,7 +375,7 @@ fn further_names_count_as_inodes_until_removed() {
     assert_eq!(free(), 2);
 }
 
-/// A long link target is charged one page, until the link is forgotten.
+/// A long link target must be charged one page until the link is forgotten.
 #[test]
 fn long_link_target_is_charged() {
     let fs = Tmpfs::new(TmpfsOptions::default().with_size_bytes(8192));
@@ -396,8 +397,8 @@ fn long_link_target_is_charged() {
     assert_eq!(free().0, 1);
 }
 
-/// A short attribute is charged more than its bytes, so that attributes cannot fill memory that
-/// statfs reports as free.
+/// A short attribute must be charged more than its bytes, so that attributes cannot fill memory
+/// that statfs reports as free.
 #[test]
 fn attribute_is_charged_with_its_overhead() {
     let fs = Tmpfs::new(TmpfsOptions::default().with_size_bytes(4096));
@@ -465,7 +466,8 @@ fn acl_and_mode_change_each_other() {
     assert_eq!(fs.get_acl(node(&made), AclKind::Default), Ok(Some(acl)));
 }
 
-/// Trap P11: a reused number would lead an old handle to a new file.
+/// Trap P11: an inode number must never repeat, because a reused number would lead an old handle to
+/// a new file.
 #[test]
 fn inode_number_never_repeats() {
     let fs = new_fs();
@@ -489,8 +491,8 @@ fn inode_number_never_repeats() {
     assert_eq!(fs.statfs().unwrap().files - fs.statfs().unwrap().ffree, 1);
 }
 
-/// An old and the current number of one slot, passed as two directories of one call, do not
-/// deadlock.
+/// An old and the current number of one slot must not deadlock if they are passed as two
+/// directories of one call.
 #[test]
 fn old_and_new_number_of_a_slot_do_not_deadlock() {
     let _watchdog = Watchdog::start("two numbers of one slot", Duration::from_secs(60));
@@ -592,7 +594,7 @@ fn rename_of_all_pairs_neither_deadlocks_nor_loses_links() {
     assert_eq!(stat.files - stat.ffree, names as u64 + 1, "{seed}");
 }
 
-/// A name that is replaced continually is never missing.
+/// A name that is replaced continually must never be missing.
 #[test]
 fn lookup_during_rename_over_finds_old_or_new() {
     let fs = new_fs();
@@ -610,8 +612,8 @@ fn lookup_during_rename_over_finds_old_or_new() {
                 fs.forget(old.ino);
             } else {
                 match fs.lookup(dir(ROOT), name(b"target")) {
-                    // The inode was replaced and forgotten after the lookup. A caller that holds
-                    // its inodes prevents that.
+                    // The inode was replaced and forgotten after the lookup. Callers that hold
+                    // their inodes prevent that.
                     Ok(_) | Err(Errno::STALE) => {}
                     other => panic!("{other:?}"),
                 }
@@ -683,7 +685,7 @@ impl Compared {
         Compared { fs, dirs: [ROOT, x, y], names: Names::new(), made: Vec::new() }
     }
 
-    /// Runs `op` on both and compares the results.
+    /// Runs `op` on the file system and on the model, and compares the results.
     fn step(&mut self, op: Op) -> Result<(), TestCaseError> {
         let (fs, names) = (&self.fs, &mut self.names);
         let parent = |d: usize| dir(self.dirs[d]);

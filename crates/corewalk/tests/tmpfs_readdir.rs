@@ -102,7 +102,7 @@ fn readdir_during_changes_reports_each_stable_entry_once() {
         assert_each_once(&names, "stable", 700, report.seed());
         let distinct: BTreeSet<_> = names.iter().collect();
         assert_eq!(distinct.len(), names.len(), "a name that was not reused is reported twice");
-        // After the removals, no removed entry is left.
+        // After the removals, no removed entry may be listed.
         let left = pass(&fs, 100, || {});
         assert_each_once(&left, "stable", 700, report.seed());
         assert!(
@@ -112,8 +112,8 @@ fn readdir_during_changes_reports_each_stable_entry_once() {
     }
 }
 
-/// A file that is renamed within its directory during a pass is reported once. Renaming each
-/// reported file does not make the pass endless.
+/// A file that is renamed within its directory during a pass must be reported once. Renaming each
+/// reported file must not make the pass endless.
 #[test]
 fn readdir_during_renames_reports_each_file_once() {
     const COUNT: usize = 500;
@@ -149,7 +149,8 @@ fn readdir_during_renames_reports_each_file_once() {
     }
 }
 
-/// Traps T48, P13: as above, with threads.
+/// Traps T48, P13: a listing must report each stable entry once while other threads change the
+/// directory.
 #[test]
 fn readdir_during_concurrent_changes_reports_each_stable_entry_once() {
     let _watchdog = Watchdog::start("readdir amid threads", Duration::from_secs(120));
@@ -168,7 +169,7 @@ fn readdir_during_concurrent_changes_reports_each_stable_entry_once() {
             is_done.store(true, Ordering::Relaxed);
         }
         let mut made = BTreeSet::new();
-        // ORDERING: Relaxed. See the store.
+        // ORDERING: Relaxed. The threads only stop earlier or later.
         while !is_done.load(Ordering::Relaxed) {
             let name = format!("other{}-{}", racer.thread, racer.rng.below(500));
             if made.insert(name.clone()) {
@@ -184,7 +185,8 @@ fn readdir_during_concurrent_changes_reports_each_stable_entry_once() {
     });
 }
 
-/// Trap P13: a directory of a million entries is read in small calls while it changes.
+/// Trap P13: a listing of a million entries in small calls must be complete while the directory
+/// changes.
 #[test]
 fn readdir_of_a_million_entries_during_changes_is_complete() {
     const COUNT: usize = 1_000_000;
@@ -195,7 +197,8 @@ fn readdir_of_a_million_entries_during_changes_is_complete() {
     }
     let (mut calls, mut sum) = (0, 0);
     let names = pass(&fs, 100, || {
-        // Stop at some time: a pass that finds a new entry each time would not end.
+        // Stop making files at some point, because a pass that finds a new entry each time would
+        // not end.
         if calls < COUNT / 100 {
             make(&fs, &format!("coming{calls}"));
         }

@@ -1,12 +1,12 @@
-//! The calls of this library: the task that makes them, and the calls that a thread is in.
+//! The calls of this library: which task makes a call, and how many calls a thread is in.
 //!
 //! A signal handler may interrupt a call and end the process. The thread then holds the locks of
 //! the call, and applying undo would deadlock. So each thread counts the calls that it is in. If a
 //! thread in a call ends the process, the recovery of the namespace applies undo.
 //!
-//! A handler may leave the interrupted call by siglongjmp(3). The wait of the call is over by then
-//! (`Task::interrupt_own`), but the thread still counts the call, and its node stays in use. So
-//! recovery applies undo then, too, and frees the node.
+//! A handler may leave the interrupted call by siglongjmp(3). `Task::interrupt_own` has ended the
+//! wait of that call before. But the thread still counts the call, and the node of the wait stays
+//! in use. So also then recovery applies undo, and frees the node.
 
 use corewalk_ipc::Task;
 use rustix::io::Errno;
@@ -16,7 +16,8 @@ use crate::errno::{self, Answer};
 use crate::process;
 
 thread_local! {
-    /// The number of calls that this thread is in: more than one if a handler makes a call.
+    /// The number of calls that this thread is in. The number is above 1 if a handler makes a call
+    /// inside of a call.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -48,7 +49,7 @@ pub(crate) fn make<T: Answer>(call: impl FnOnce(&'static Task) -> Result<T, Errn
     errno::answer(process::task().and_then(call))
 }
 
-/// Returns true if this thread is in a call. A signal handler has interrupted that call.
+/// Returns true if the caller, a signal handler, has interrupted a call of this thread.
 pub(crate) fn is_interrupted() -> bool {
     DEPTH.get() != 0
 }

@@ -1,14 +1,15 @@
 //! The credentials of the process, and the calls that change them.
 //!
-//! Reading the credentials takes a system call, which takes as long as a whole semop(2) here. So
-//! they are cached, and read again after each call that may change them. Such calls of the C
-//! library change all threads of the process. capset(2), and all calls by number, change the
-//! calling thread only. After the first such change in a process with other threads, each thread
-//! reads its own credentials at its next call. A program that changes them by an instruction of its
-//! own, past the C library, is noticed at the next of these calls.
+//! Reading the credentials takes a system call, which takes as long as a whole semop(2) of this
+//! library. So the library caches the credentials, and reads them again after each call that may
+//! change them. Such a call of the C library (setuid(2), for example) changes all threads of the
+//! process. capset(2), and each call that a program makes by syscall(2), changes the calling thread
+//! only. After the first such change in a process with other threads, each thread reads its own
+//! credentials at its next call. If a program changes its credentials without the C library, the
+//! cache is stale until the next call that may change them.
 //!
-//! The library reads them from the kernel, not through geteuid(2) of the C library: fakeroot(1)
-//! interposes that function and returns another user.
+//! The library reads the credentials from the kernel, not through geteuid(2) of the C library:
+//! fakeroot(1) interposes geteuid(2) and returns another user.
 //!
 //! Source: credentials(7), nptl(7).
 
@@ -35,11 +36,11 @@ macro_rules! refreshing {
         next! { $($table: fn $name($($kind),*) -> c_int;)* }
 
         $(
-            /// The call of that name. The credentials are read again after it.
+            /// Calls the C library's function of this name, then reads the credentials again.
             ///
             /// # Safety
             ///
-            /// That of the call.
+            /// The caller meets the requirements of the C library's function.
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
                 let Some(next) = $table.found() else { return -1 };

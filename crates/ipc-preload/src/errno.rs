@@ -5,14 +5,14 @@ use rustix::io::Errno;
 use std::ffi::c_void;
 use std::ptr;
 
-/// Whether this process, or an ancestor that it was forked from, has printed the line that it
-/// cannot join the namespace.
+/// True if this process has printed the line "cannot join the namespace". A forked child inherits
+/// the value, so it does not print the line again.
 static HAS_SAID: AtomicBool = AtomicBool::new(false);
 
 /// Prints one line per process that says why there is no namespace, and returns the error of the
 /// call.
 ///
-/// The library does not use the kernel's objects instead. The peers of the program use the
+/// The library does not fall back to the kernel's IPC objects. The peers of the program use the
 /// namespace, so the program would wait for them in vain, or find objects of unrelated programs. A
 /// program that can do without System V IPC handles `ENOSYS`; others report it.
 pub(crate) fn without_namespace(why: &str) -> Errno {
@@ -30,11 +30,11 @@ pub(crate) fn without_namespace(why: &str) -> Errno {
 pub(crate) fn set(errno: Errno) {
     // SAFETY: the function has no arguments and returns the address of the thread's errno.
     let location = unsafe { libc::__errno_location() };
-    // SAFETY: the location is valid for this thread as long as it lives.
+    // SAFETY: the address of errno is valid as long as the thread lives.
     unsafe { location.write(errno.raw_os_error()) };
 }
 
-/// The type of a C function's result. One value of it means failure.
+/// The type of a C function's result. One of its values means failure.
 pub(crate) trait Answer {
     const FAILED: Self;
 }

@@ -8,7 +8,8 @@
 //! | a signal, an exit beside other threads or inside of a call | the recovery of the namespace |
 //!
 //! While other threads of the process run, one of them may be in a call, with a lock or an undo
-//! record in use. Such a process ends like a killed one.
+//! record in use. So the library does not end the task then. The recovery of the namespace applies
+//! undo, as for a killed process.
 //!
 //! A child of vfork(2) has its parent's memory but another pid. Its end does not end the task.
 //!
@@ -27,7 +28,7 @@ next! {
     AT_QUICK_EXIT: fn __cxa_at_quick_exit(extern "C" fn(*mut c_void), *mut c_void) -> c_int;
 }
 
-/// Looks up the functions that this module interposes, and registers with at_quick_exit(3).
+/// Looks up the functions that this module interposes, and registers `end` with at_quick_exit(3).
 pub(crate) fn resolve() {
     look_up();
     extern "C" fn at_quick_exit(_: *mut c_void) {
@@ -39,7 +40,7 @@ pub(crate) fn resolve() {
     }
 }
 
-/// Ends the process's task if no call of another thread can be under way.
+/// Ends the task of the process, unless another thread may be in a call.
 pub(crate) fn end() {
     let Some(task) = process::own_task() else { return };
     if shm::is_on() && task.attached() != 0 {
@@ -49,7 +50,7 @@ pub(crate) fn end() {
         return;
     }
     hold::give_up();
-    // SAFETY: there is no other thread, and this one is in no call.
+    // SAFETY: the process has no other thread, and this thread is in no call.
     drop(unsafe { process::take_task(std::ptr::from_ref(task)) });
 }
 

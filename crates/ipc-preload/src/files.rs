@@ -1,9 +1,8 @@
-//! The interposed functions that open files. Some files of proc(5) get a text of `proc`.
+//! The interposed functions that open files.
 //!
-//! Each function calls the C library's function. If the path ends like that of such a file, it then
-//! replaces the open file.
-//!
-//! A new stream has read nothing, so the library can replace the file of its descriptor.
+//! Each function calls the C library's function. The path may be that of a file of proc(5) that
+//! shows IPC objects or limits. The function then replaces the open file by a text of `proc`. A new
+//! stream has read nothing yet, so the library can replace the file under its descriptor.
 //!
 //! Source: open(2), fopen(3); glibc, `_FORTIFY_SOURCE`, for the names with two underscores.
 
@@ -18,15 +17,17 @@ use crate::proc;
 /// `$then`.
 macro_rules! opening {
     ($($table:ident, $name:ident($($argument:ident: $kind:ty),*) -> $result:ty, $then:ident($path:ident);)*) => {
-        // If the caller has passed no mode, the register has an arbitrary value, which is not used.
+        // A caller that passes no mode leaves an arbitrary value in its register. open(2) then
+        // ignores it.
         next! { $($table: fn $name($($kind),*) -> $result;)* }
 
         $(
-            /// The function of that name. It replaces files of proc(5) that the library answers.
+            /// Calls the C library's function of this name. If it has opened a file of proc(5) that
+            /// `proc` answers, replaces that file.
             ///
             /// # Safety
             ///
-            /// That of the function.
+            /// The caller meets the requirements of the C library's function.
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
                 let Some(next) = $table.found() else { return <$result>::FAILED };
@@ -56,7 +57,8 @@ opening! {
     FREOPEN64, freopen64(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE, stream(path);
 }
 
-/// Returns a descriptor that was opened by a path, or -1 with errno set.
+/// Completes a function that has returned the descriptor `fd` of `path`: returns `fd`, or -1 with
+/// errno set.
 ///
 /// # Safety
 ///
@@ -67,26 +69,27 @@ pub(crate) unsafe fn descriptor(fd: c_int, path: *const c_char) -> c_int {
     }
     // SAFETY: the caller's promise.
     let Err(errno) = (unsafe { proc::replace(fd, path) }) else { return fd };
-    // SAFETY: the descriptor is new, and the program does not have it yet.
+    // SAFETY: the descriptor is new, and the program has not received it yet.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
     errno::answer(Err(errno))
 }
 
-/// Returns a stream that was opened by a path, or null with errno set.
+/// Completes a function that has returned the stream `file` of `path`: returns `file`, or null with
+/// errno set.
 ///
 /// # Safety
 ///
 /// `file` is null or a new stream. `path` is null or a C string.
 unsafe fn stream(file: *mut FILE, path: *const c_char) -> *mut FILE {
-    // freopen(3) without a path changes the mode only.
+    // freopen(3) without a path changes only the mode of the stream.
     if file.is_null() || path.is_null() {
         return file;
     }
     // SAFETY: the stream is open.
     let fd = unsafe { libc::fileno(file) };
-    // SAFETY: the descriptor is that of the stream, and the program does not have it yet.
+    // SAFETY: the descriptor is the stream's, and the program has not received the stream yet.
     let Err(errno) = (unsafe { proc::replace(fd, path) }) else { return file };
-    // SAFETY: the stream is open, and the program does not have it yet.
+    // SAFETY: the stream is open, and the program has not received it yet.
     unsafe { libc::fclose(file) };
     errno::answer(Err(errno))
 }

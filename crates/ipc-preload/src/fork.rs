@@ -1,25 +1,25 @@
-//! fork(2) with segments attached: the child has them attached too, and is counted.
+//! fork(2) with segments attached: the child has the segments attached too, and nattch counts it.
 //!
-//! Without segments, the child's first call notices the fork (`process`). A child with segments
-//! may never make a call, and must be counted all the same. PostgreSQL takes the number of attaches
-//! as the proof that no process of a server is left. So functions that the C library calls around a
-//! fork register the child before it goes on. The parent waits for that, so both are counted when
-//! fork(2) returns.
+//! Without segments, the child's first call notices the fork (`process`). A child with segments may
+//! never make a call, and nattch must count it all the same. PostgreSQL takes `shm_nattch` as the
+//! proof that no process of a server is left. So functions that the C library calls around a fork
+//! register the child before fork(2) returns in it. The parent waits for that, so both are counted
+//! when fork(2) returns in the parent.
 //!
 //! The parent waits at a pipe whose other end only the child has open. The wait ends when the child
-//! is registered, has died, or was never made. It ends after [`WAIT_MAX_S`] seconds if the child is
-//! stopped. A child that is made without the C library (clone(2) by number) is registered by its
-//! first call.
+//! is registered or has died, or if the fork failed. If the child is stopped, the wait ends after
+//! [`WAIT_MAX_S`] seconds. A child that a program makes by clone(2) through syscall(2) is
+//! registered by its first call.
 //!
 //! Only processes that have segments attached do any of this. If the parent is killed before the
-//! child is counted, the attaches of the parent stay until then (`hold`).
+//! child is counted, the parent's attaches stay counted until then (`hold`).
 //!
 //! # Locks
 //!
-//! From before the fork to after it, the lock of `shm` is held and all signals are blocked, even if
-//! nothing is attached yet, because another thread may be about to attach. Fork handlers that are
-//! registered first run last before the fork and first after it. The library is loaded before any
-//! library that might register fork handlers.
+//! From before the fork to after it, the forking thread holds the lock of `shm` and blocks all
+//! signals. It does so even if nothing is attached yet, because another thread may be about to
+//! attach. Fork handlers that are registered first run last before the fork and first after it.
+//! This library is loaded before any library that might register fork handlers.
 //!
 //! Source: pthread_atfork(3), fork(2); Linux `ipc/shm.c` (`shm_open`).
 
@@ -43,8 +43,8 @@ struct Forking {
 }
 
 thread_local! {
-    /// Set from `prepare` to `parent` or `child`. A plain address, which is not dropped when the
-    /// thread ends.
+    /// Set from `prepare` until `parent` or `child`. A raw pointer, so the end of the thread drops
+    /// nothing.
     static FORKING: Cell<*mut Forking> = const { Cell::new(ptr::null_mut()) };
 }
 
@@ -65,7 +65,7 @@ extern "C" fn prepare() {
     FORKING.with(|cell| cell.set(Box::into_raw(forking)));
 }
 
-/// Returns a pipe: the end to read from, and the one to write to.
+/// Returns a pipe as a pair: the read end, then the write end.
 fn pipe() -> Option<(OwnedFd, OwnedFd)> {
     let mut ends = [0; 2];
     // SAFETY: there is room for both.
@@ -89,12 +89,13 @@ extern "C" fn child() {
     if forking.task.attached() != 0 {
         process::register_child(forking.task);
     }
-    // Closing the pipe lets the parent go on. Dropping the lock unblocks the signals.
+    // The drop closes the pipe, so that the parent continues. It also releases the lock, which
+    // unblocks the signals.
     drop(forking);
 }
 
 fn taken() -> Option<Box<Forking>> {
     let forking = FORKING.with(|cell| cell.replace(ptr::null_mut()));
-    // SAFETY: the address came from `Box::into_raw`, and the exchange hands it out once.
+    // SAFETY: the address came from `Box::into_raw`, and the exchange returns it only once.
     (!forking.is_null()).then(|| unsafe { Box::from_raw(forking) })
 }

@@ -1,10 +1,11 @@
 //! The descriptors that every program inherits from `corewalk ipc exec`.
 //!
-//! One is open for the namespace's file, the other for the directory of segments. A program that
-//! has changed its user, dropped capabilities or entered a user namespace may be unable to open
-//! them by their paths. An inherited descriptor needs no permission. `COREWALK_IPC_FD` and
-//! `COREWALK_IPC_SHM_FD` hold the number of each, and the device and inode of its file. If another
-//! file is open under the number by now, the library leaves that file alone.
+//! One descriptor is open for the namespace's file, the other for the directory of segments. A
+//! program that has changed its user, dropped capabilities or entered a user namespace may be
+//! unable to open these files by their paths. An inherited descriptor needs no permission.
+//! `COREWALK_IPC_FD` and `COREWALK_IPC_SHM_FD` hold the number of the descriptor, and the device
+//! and inode of its file. If another file is open under the number by now, the library leaves that
+//! file alone.
 //!
 //! # Programs that close all descriptors
 //!
@@ -41,7 +42,8 @@ struct Handed {
     inode: u64,
 }
 
-/// The descriptor of the namespace's file. Set when the library is loaded, as [`FOLDER`].
+/// The descriptor of the namespace's file. `resolve` sets it, and [`FOLDER`], when the library is
+/// loaded.
 static FILE: OnceLock<Handed> = OnceLock::new();
 
 /// The descriptor of the folder of segments.
@@ -57,10 +59,10 @@ impl Handed {
         parts.next().is_none().then_some(Self { number, device, inode })
     }
 
-    /// Returns the descriptor, if its number is still open for the file.
+    /// Returns the descriptor, or none if its number is closed or open for another file.
     fn get(&self) -> Option<BorrowedFd<'static>> {
-        // SAFETY: the number is not -1. fstat(2) tells whether a file is open under it. If it is
-        // the right file, the library keeps the program from closing it.
+        // SAFETY: the number is not -1. If no file is open under it, fstat(2) fails. If the file is
+        // the right one, the library keeps the program from closing it.
         let file = unsafe { BorrowedFd::borrow_raw(self.number) };
         let status = fstat(file).ok()?;
         ((self.device, self.inode) == (status.st_dev, status.st_ino)).then_some(file)
@@ -96,14 +98,14 @@ pub(crate) fn folder() -> Option<BorrowedFd<'static>> {
     FOLDER.get()?.get()
 }
 
-/// Returns true if `fd` is one of these descriptors, which stay open.
+/// Returns true if `fd` is an inherited descriptor, which the library keeps open.
 #[inline]
 fn is_kept(fd: c_int) -> bool {
     let mut handed = [&FILE, &FOLDER].into_iter().filter_map(OnceLock::get);
     handed.any(|handed| handed.number == fd && handed.get().is_some())
 }
 
-/// Closes `fd` by `next`, unless it stays open.
+/// Closes `fd` by `next`. An inherited descriptor stays open.
 pub(crate) fn close_by(fd: c_int, next: impl FnOnce() -> c_int) -> c_int {
     if is_kept(fd) {
         return errno::answer(Err(Errno::BADF));
@@ -111,7 +113,7 @@ pub(crate) fn close_by(fd: c_int, next: impl FnOnce() -> c_int) -> c_int {
     next()
 }
 
-/// Returns the numbers of the descriptors that stay open, in order.
+/// Returns the numbers of the inherited descriptors that are open, in ascending order.
 fn kept() -> impl Iterator<Item = c_int> {
     let number = |handed: &Handed| handed.get().map(|_| handed.number);
     let mut numbers = [&FILE, &FOLDER].map(|handed| handed.get().and_then(number));
@@ -119,7 +121,7 @@ fn kept() -> impl Iterator<Item = c_int> {
     numbers.into_iter().flatten()
 }
 
-/// Closes descriptors by `next`, without those that stay open.
+/// Closes a range of descriptors by `next`, except the inherited ones.
 pub(crate) fn close_range_by(
     first: c_uint,
     last: c_uint,
@@ -144,7 +146,7 @@ pub(crate) fn close_range_by(
 ///
 /// # Safety
 ///
-/// That of the call.
+/// The caller meets the requirements of the call.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     close_by(fd, || {
@@ -158,7 +160,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 ///
 /// # Safety
 ///
-/// That of the call.
+/// The caller meets the requirements of the call.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     close_range_by(first, last, |first, last| {
@@ -172,7 +174,7 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
 ///
 /// # Safety
 ///
-/// That of the function.
+/// The caller meets the requirements of the function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn closefrom(first: c_int) {
     let Some(next) = CLOSEFROM.found() else { return };
@@ -188,16 +190,17 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
     unsafe { next(from) }
 }
 
-/// Defines a function with a command for a descriptor, under its names in the C library. The
-/// register of the optional third argument is that of a third argument in a plain function.
+/// Defines a variadic function that takes a descriptor, a command and an optional argument. A plain
+/// third argument is in the same register.
 macro_rules! controlling {
     ($($table:ident, $name:ident, $command:ty, $closing:expr;)*) => {
         $(
-            /// fcntl(2) or ioctl(2). The inherited descriptors stay open over execve(2).
+            /// fcntl(2) or ioctl(2). A command to close an inherited descriptor at execve(2) does
+            /// nothing.
             ///
             /// # Safety
             ///
-            /// That of the call.
+            /// The caller meets the requirements of the C library's function.
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub unsafe extern "C" fn $name(fd: c_int, command: $command, argument: usize) -> c_int {
                 if command == $closing && is_kept(fd) {

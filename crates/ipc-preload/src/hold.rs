@@ -1,22 +1,22 @@
-//! The hold of a task with segments attached: it keeps the parent's attaches while children are not
-//! counted yet.
+//! The hold of a task with segments attached: while it exists, the recovery of the namespace leaves
+//! the task's attaches, which stand for children that are not counted yet.
 //!
 //! A child has the segments of its parent attached from its first instruction on, and is counted a
-//! little later. A child that is made without the C library (clone(2) by number) is counted with
-//! its first call, if it makes one. If the parent is killed in between, only the attaches of the
-//! parent stand for the child. They stay for as long as the hold of the parent does.
+//! little later. A child that a program makes by clone(2) through syscall(2) is counted at its
+//! first call, if it makes one. If the parent is killed in between, only the attaches of the parent
+//! stand for the child. They stay as long as any process has the parent's hold.
 //!
-//! The hold is a mapping of a locked file (`corewalk_ipc::Backing`). Every child has it too, and
-//! gives it up once the child is counted. It is a mapping and not a descriptor, because programs
-//! close descriptors that they do not know.
+//! The hold is a mapping of a locked file (`corewalk_ipc::Backing`). Every child inherits the
+//! mapping, and unmaps it once the child is counted. The hold is a mapping and not a descriptor,
+//! because some programs close all descriptors that they did not open.
 //!
-//! A child that may not open the folder of segments keeps its parent's hold. If the parent is
+//! A child that may not open the directory of segments keeps its parent's hold. If the parent is
 //! killed, its attaches stay until the child ends. The number of attaches is then too high, and
 //! never too low.
 //!
 //! # Locks
 //!
-//! All functions run under the lock of `shm`, or while there is one thread.
+//! All functions run under the lock of `shm`, or while the process has one thread.
 //!
 //! Source: flock(2), mmap(2); Linux `fs/locks.c` (`locks_remove_file`).
 
@@ -27,7 +27,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
 use std::ptr;
 
-/// The address of the mapping, or null. In a child it is the parent's until the child has its own.
+/// The address of the mapping, or null. In a child it is the parent's hold, until the child has its
+/// own.
 static HOLD: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Takes the hold of a task that is about to attach its first segment.
@@ -39,32 +40,33 @@ pub(crate) fn take(task: &Task) {
     }
 }
 
-/// Replaces the parent's hold by the child's own. The child is counted.
+/// Replaces the parent's hold by the child's own. Called once the child is counted.
 pub(crate) fn renew(task: &Task) {
     let Some(own) = map(task) else { return };
     // ORDERING: Relaxed. One thread at a time.
     unmap(HOLD.swap(own, Ordering::Relaxed));
 }
 
-/// Releases the hold: nothing is attached any more.
+/// Unmaps the hold. Called when the process has no segment attached any more.
 pub(crate) fn give_up() {
     // ORDERING: Relaxed. One thread at a time.
     unmap(HOLD.swap(ptr::null_mut(), Ordering::Relaxed));
 }
 
-/// Forgets the parent's hold without unmapping it, in a child that does not know which segments of
-/// its parent it has attached.
+/// Forgets the parent's hold, and leaves it mapped. Called in a child that does not know which
+/// segments it has attached.
 pub(crate) fn leave() {
     // ORDERING: Relaxed. One thread at a time.
     HOLD.store(ptr::null_mut(), Ordering::Relaxed);
 }
 
-/// Maps the hold of a task. Without a hold, a child is counted late if its parent is killed.
+/// Maps the hold of a task, or returns none. Without a hold, the attaches of a killed parent are
+/// taken away at once, although a child may not be counted yet.
 fn map(task: &Task) -> Option<*mut c_void> {
     let file = task.hold().ok()?;
     let flags = MapFlags::SHARED;
-    // SAFETY: the call names no address, so it replaces no mapping in use. The pages are never
-    // accessed.
+    // SAFETY: the call names no address, so it replaces no mapping in use. The pages of the hold
+    // are never accessed.
     unsafe { mmap(ptr::null_mut(), page_size(), ProtFlags::empty(), flags, file, 0) }.ok()
 }
 

@@ -1,9 +1,9 @@
-//! System V IPC for programs that were not made for it: a library for `LD_PRELOAD`.
+//! System V IPC for programs that call the C library: a library for `LD_PRELOAD`.
 //!
 //! It defines functions of the C library, and answers them from a namespace of `corewalk-ipc` in a
 //! mapped file. `corewalk ipc exec` sets it up: `COREWALK_IPC_FD` names a descriptor of the file,
-//! and `COREWALK_IPC_NAMESPACE` its path. `docs/using/ipc.md` says for users how it differs from
-//! the kernel.
+//! and `COREWALK_IPC_NAMESPACE` its path. `docs/using/ipc.md` tells users how the library differs
+//! from the kernel.
 //!
 //! | module | contents |
 //! |---|---|
@@ -28,16 +28,16 @@
 //! - P.2: a program that makes no call takes no line of the namespace. It has one page of memory
 //!   and the addresses of the namespace mapped.
 //! - P.3: a single semop(2) that need not wait allocates nothing. It makes no system call if its
-//!   operation lies on the stack, in the program or in its heap (`user`).
-//! - P.4: undo of a process that ends by itself is applied before its parent can see the end. The
-//!   exceptions are other threads, an end inside of a call, and a call that siglongjmp(3) has left.
+//!   operation is on the stack, in the program's image or in its heap (`user`).
+//! - P.4: the library applies undo of a process that ends by itself before its parent can see the
+//!   end. The exceptions are other threads, and an end inside of a call or after siglongjmp(3).
 //!
 //! # Limits
 //!
-//! - Where there is no namespace the calls fail with `ENOSYS`, and one line says why. The library
-//!   never uses the kernel's objects instead.
-//! - Checks of permissions bind programs that use the library. A process that may write to the file
-//!   may do anything to the objects in it.
+//! - Where there is no namespace, the calls fail with `ENOSYS`, and one line on standard error says
+//!   why. The library never uses the kernel's IPC objects instead.
+//! - Permission checks bind only programs that use the library. A process that may write to the
+//!   file may do anything to the objects in it.
 
 #![expect(unsafe_code, reason = "functions that C calls, with the pointers that C gives")]
 
@@ -82,10 +82,12 @@ pub use shm::{shmat, shmctl, shmdt, shmget};
 pub use signal::{__sysv_signal, bsd_signal, sigaction, signal, sigset, ssignal, sysv_signal};
 pub use syscall::syscall;
 
-/// The functions that the loader runs. A test program is not loaded this way.
+/// The function that the loader runs at the start. The crate's own tests do not load the library,
+/// so they leave it out.
 mod load {
     extern "C" fn load() {
-        // First: the fork functions of other modules are registered after those of this one.
+        // `process` comes first, so that its fork handler is registered before those of other
+        // modules.
         super::process::resolve();
         super::exit::resolve();
         super::cred::look_up();

@@ -1,21 +1,22 @@
 //! dlsym(3), for programs that look functions up by name.
 //!
-//! A program that is linked with semop(2) gets the function of this library, since the loader
-//! searches a preloaded library first. A program that passes a handle to dlsym(3), as Python's
-//! `ctypes.CDLL("libc.so.6")` does, would get the function of the C library. So this dlsym(3)
-//! returns the function of this library wherever the C library's dlsym(3) would return the function
-//! that it interposes.
+//! A program that is linked with semop(2) gets this library's semop(2), since the loader searches a
+//! preloaded library first. A program that passes a handle to dlsym(3), as Python's
+//! `ctypes.CDLL("libc.so.6")` does, would get the C library's function. So this dlsym(3) asks the C
+//! library's dlsym(3) first. Where the result is a function that this library interposes, it
+//! returns this library's function instead.
 //!
 //! The C library's dlsym(3) uses its return address to resolve `RTLD_NEXT` and `RTLD_DEFAULT`. So
-//! this function jumps to it, with the stack as the caller left it. For these two handles the
-//! search order gives the right answer.
+//! for these two handles this function jumps to the C library's dlsym(3), with the stack as the
+//! caller left it. The search order then finds this library's function first.
 //!
-//! dlvsym(3) finds the C library's dlsym(3). This library does not define dlvsym(3).
+//! This library itself finds the C library's dlsym(3) by dlvsym(3), which it does not interpose.
 //!
 //! # Limits
 //!
 //! - A program that calls dlvsym(3) gets the function of the C library.
-//! - A program that loads a second C library with dlmopen(3) uses the kernel's objects there.
+//! - A program that loads a second C library with dlmopen(3) gets that library's functions, and so
+//!   uses the kernel's IPC objects.
 //! - On machines other than x86-64 this dlsym(3) is not defined.
 //!
 //! Source: dlsym(3), dlopen(3), dlmopen(3).
@@ -25,7 +26,8 @@ use libc::{c_char, c_void};
 use std::ffi::CStr;
 use std::ptr;
 
-/// Versions of dlsym(3): since glibc 2.34, and before on x86-64 and on AArch64.
+/// Versions of the symbol dlsym(3): of glibc 2.34 and later, and before it on x86-64 and on
+/// AArch64.
 const VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"];
 
 /// The address of the C library's dlsym(3), or null until the first lookup.
@@ -37,11 +39,12 @@ type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 ///
 /// Aborts the process if there is none: without it no interposed function works.
 fn next() -> Dlsym {
-    // ORDERING: Relaxed. Every thread finds the same address, which publishes nothing.
+    // ORDERING: Relaxed. Every thread finds the same address of code, and no data is published with
+    // it.
     let mut address = NEXT.load(Ordering::Relaxed);
     if address.is_null() {
         let of_version = |version: &&CStr| {
-            // SAFETY: both are C strings, and `RTLD_NEXT` is a valid handle.
+            // SAFETY: both names are C strings, and `RTLD_NEXT` is a valid handle.
             let found =
                 unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
             Some(found).filter(|found| !found.is_null())
@@ -60,17 +63,17 @@ pub(crate) fn next_of(name: &CStr) -> *mut c_void {
     unsafe { next()(libc::RTLD_NEXT, name.as_ptr()) }
 }
 
-/// dlsym(3), which returns the functions of this library for those that it interposes.
+/// dlsym(3), except that it returns this library's function wherever this library interposes one.
 ///
 /// # Safety
 ///
-/// That of the function.
+/// The caller meets the requirements of dlsym(3).
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     std::arch::naked_asm!(
-        // Three words beside the return address: the stack is aligned for the call.
+        // Three words and the return address are four words, so the stack is aligned for the call.
         "push rdi",
         "push rsi",
         "push rsi",

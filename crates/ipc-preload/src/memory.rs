@@ -1,19 +1,19 @@
 //! mlockall(2) without the namespace.
 //!
 //! The namespace is a mapping of more than 1 GB, of which a few pages are in use. mlockall(2) with
-//! `MCL_CURRENT` would give memory to all of it. The library maps the namespace before `main`, so
-//! `MCL_FUTURE` alone does not concern it.
+//! `MCL_CURRENT` would allocate memory for all its pages. `MCL_FUTURE` alone does not concern the
+//! namespace, since the library maps it before `main`.
 //!
-//! The kernel cannot be told to spare one mapping, and the namespace cannot be unmapped meanwhile:
-//! other threads use it. So everything is locked without giving memory to it (`MCL_ONFAULT`), the
-//! namespace is unlocked, and then each other mapping is locked by mlock(2), which gives memory.
-//! The mappings are those of `/proc/self/maps`. If that cannot be read they are locked on fault
-//! only.
+//! mlockall(2) cannot exclude a mapping, and the library cannot unmap the namespace for the
+//! duration of the call, because other threads use it. So `lock_all` works in three steps. It locks
+//! everything without allocating memory (`MCL_ONFAULT`). It unlocks the namespace. It calls
+//! mlock(2) for each other mapping in `/proc/self/maps`, which allocates the memory. If that file
+//! cannot be read, pages get their memory when they are first used.
 //!
 //! # What differs from the kernel
 //!
-//! `RLIMIT_MEMLOCK` is compared with the size of the address space, the namespace included. A
-//! process with `CAP_IPC_LOCK`, or without a limit, does not notice.
+//! The kernel compares `RLIMIT_MEMLOCK` with the size of the address space, which includes the
+//! namespace. A process with `CAP_IPC_LOCK`, or without a limit, does not notice.
 //!
 //! Source: mlockall(2), mlock(2); Linux `mm/mlock.c` (`apply_mlockall_flags`).
 
@@ -38,7 +38,7 @@ pub extern "C" fn mlockall(flags: c_int) -> c_int {
     })
 }
 
-/// Locks all mappings but the namespace; `next` is mlockall(2).
+/// Locks all mappings except the namespace; `next` is the C library's mlockall(2).
 pub(crate) fn lock_all(flags: c_int, next: impl Fn(c_int) -> c_int) -> c_int {
     let Some(namespace) = process::namespace_memory() else { return next(flags) };
     if flags & libc::MCL_CURRENT == 0 {
@@ -63,11 +63,11 @@ pub(crate) fn lock_all(flags: c_int, next: impl Fn(c_int) -> c_int) -> c_int {
 /// Populates a locked mapping. Errors are ignored, as by mlockall(2): some mappings have no memory.
 fn give_memory(range: Range<usize>) {
     let start = ptr::with_exposed_provenance::<c_void>(range.start);
-    // SAFETY: the call changes no byte, and fails where nothing is mapped any more.
+    // SAFETY: the call changes no byte, and fails if nothing is mapped in the range any more.
     unsafe { libc::mlock(start, range.len()) };
 }
 
-/// Returns the mappings of this process. The kernel may report adjacent ones as one.
+/// Returns the mappings of this process. The kernel may report adjacent mappings as one.
 fn mappings() -> Vec<Range<usize>> {
     let text = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let address = |digits: &str| usize::from_str_radix(digits, 16).ok();

@@ -1,7 +1,7 @@
 //! msgget(2), msgsnd(2), msgrcv(2), msgctl(2).
 //!
-//! The text goes straight from the caller's buffer into the namespace and back. If another thread
-//! changes the buffer meanwhile, the message is a mixture, as with the kernel.
+//! The library copies the text straight from the caller's buffer into the namespace and back. If
+//! another thread changes the buffer meanwhile, the message is a mixture, as with the kernel.
 //!
 //! Source: msgop(2), msgctl(2), `<sys/msg.h>` of glibc.
 
@@ -34,7 +34,7 @@ pub extern "C" fn msgget(key: key_t, msgflg: c_int) -> c_int {
 ///
 /// # Safety
 ///
-/// No other thread unmaps the memory at `message` meanwhile.
+/// No other thread unmaps the memory at `message` during the call.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn msgsnd(
     msqid: c_int,
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn msgsnd(
 
 /// # Safety
 ///
-/// That of [`msgsnd`].
+/// The caller meets the requirements of [`msgsnd`].
 unsafe fn send(
     task: &Task,
     msqid: c_int,
@@ -64,7 +64,7 @@ unsafe fn send(
     }
     user::check(address.wrapping_add(TEXT), size, Access::Read)?;
     let text = message.cast::<u8>().wrapping_add(TEXT);
-    // SAFETY: the text is there, and as long as said.
+    // SAFETY: `user::check` has found `size` readable bytes at `text`.
     let text = unsafe { std::slice::from_raw_parts(text, size) };
     task.msgsnd(MsgId::from_raw(msqid), mtype, text, MsgFlags::from_bits_retain(msgflg)).map(|()| 0)
 }
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn msgrcv(
 
 /// # Safety
 ///
-/// That of [`msgrcv`].
+/// The caller meets the requirements of [`msgrcv`].
 unsafe fn receive(
     task: &Task,
     msqid: c_int,
@@ -103,12 +103,12 @@ unsafe fn receive(
     let flags = MsgFlags::from_bits_retain(msgflg);
     let arrived = task.msgrcv_owned(MsgId::from_raw(msqid), size, msgtyp, flags)?;
     let length = arrived.size_bytes().min(size);
-    // As with the kernel, a message that cannot be delivered is lost.
+    // If the buffer cannot be written, the message is lost, as with the kernel.
     user::check(message.expose_provenance(), TEXT + length, Access::Write)?;
-    // SAFETY: there is room for the type; the address may be odd.
+    // SAFETY: there is room for the type; `write_unaligned` allows an odd address.
     unsafe { message.cast::<c_long>().write_unaligned(arrived.mtype()) };
     let text = message.cast::<u8>().wrapping_add(TEXT);
-    // SAFETY: there is room for `size` bytes, and any bits are bytes.
+    // SAFETY: there is room for `length` bytes, and any bits are valid bytes.
     let text = unsafe { std::slice::from_raw_parts_mut(text, length) };
     Ok(arrived.read(text) as ssize_t)
 }
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn msgctl(msqid: c_int, cmd: c_int, buf: *mut c_void) -> c
 
 /// # Safety
 ///
-/// That of [`msgctl`].
+/// The caller meets the requirements of [`msgctl`].
 unsafe fn control(task: &Task, msqid: c_int, cmd: c_int, buf: usize) -> Result<c_int, Errno> {
     if msqid < 0 {
         return Err(Errno::INVAL);
@@ -146,12 +146,12 @@ unsafe fn control(task: &Task, msqid: c_int, cmd: c_int, buf: usize) -> Result<c
         }
         IPC_INFO | MSG_INFO => {
             let (index_max, info) = info(task, cmd)?;
-            // SAFETY: the command writes one of these there.
+            // SAFETY: with this `cmd`, msgctl(2) writes one such structure to `buf`.
             return unsafe { user::write(buf, info) }.map(|()| index_max);
         }
         _ => return Err(Errno::INVAL),
     };
-    // SAFETY: the command writes one of these there.
+    // SAFETY: with this `cmd`, msgctl(2) writes one such structure to `buf`.
     unsafe { user::write(buf, msqid_ds(&stat)) }?;
     Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
 }
@@ -163,7 +163,7 @@ fn info(task: &Task, cmd: c_int) -> Result<(c_int, msginfo), Errno> {
         MSG_INFO => {
             (totals.queues.cast_signed(), saturated(totals.messages), saturated(totals.bytes))
         }
-        // Linux computes these from its defaults, and not from the limits that are set.
+        // Linux computes these values from its defaults, and not from the limits that are set.
         _ => (512_000, 16_384, 16_384),
     };
     let info = msginfo {

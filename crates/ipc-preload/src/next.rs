@@ -1,7 +1,7 @@
 //! The functions of the C library that this library interposes.
 //!
-//! They are looked up once, when the library is loaded: dlsym(3) is not safe in a signal handler,
-//! and setuid(2) is.
+//! The library looks these functions up once, when it is loaded. A signal handler may call
+//! setuid(2), for example, and dlsym(3) is not safe there.
 //!
 //! Source: dlsym(3), `RTLD_NEXT`.
 
@@ -10,7 +10,7 @@ use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
 use std::mem::transmute_copy;
 
-/// A function of the type `F` further on in the search order.
+/// A function of type `F` in the next library of the search order that defines it.
 pub(crate) struct Next<F> {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
@@ -18,12 +18,11 @@ pub(crate) struct Next<F> {
 }
 
 impl<F: Copy> Next<F> {
-    /// Returns the function of a name, which is not looked up yet.
+    /// Returns an entry for the function `name`, which is not looked up yet.
     ///
     /// # Safety
     ///
-    /// `F` is a pointer to a function, and the type of the function that the C library defines
-    /// under this name.
+    /// `F` is a function pointer, and its type is that of the C library's function `name`.
     pub(crate) const unsafe fn new(name: &'static CStr) -> Self {
         assert!(size_of::<F>() == size_of::<*mut c_void>());
         Self { name, address: AtomicPtr::new(std::ptr::null_mut()), function: PhantomData }
@@ -31,7 +30,8 @@ impl<F: Copy> Next<F> {
 
     /// Returns the address, or null if no other library defines the function.
     pub(crate) fn address(&self) -> *mut c_void {
-        // ORDERING: Relaxed. Every thread finds the same address, which publishes nothing.
+        // ORDERING: Relaxed. Every thread finds the same address of code, and no data is published
+        // with it.
         let known = self.address.load(Ordering::Relaxed);
         if !known.is_null() {
             return known;
@@ -42,7 +42,7 @@ impl<F: Copy> Next<F> {
         address
     }
 
-    /// Returns the function, or none with errno set if no other library defines it.
+    /// Returns the function. If no other library defines it, sets errno and returns none.
     pub(crate) fn found(&self) -> Option<F> {
         let address = self.address();
         if address.is_null() {
@@ -54,7 +54,7 @@ impl<F: Copy> Next<F> {
     }
 }
 
-/// Defines functions of the C library by their names and types, and `look_up`, which looks them up.
+/// Defines a table of C library functions by name and type, and `look_up`, which resolves them.
 macro_rules! next {
     ($($table:ident: fn $name:ident($($kind:ty),*) $(-> $result:ty)?;)*) => {
         $(

@@ -1,11 +1,12 @@
 //! Maps the namespace.
 //!
-//! `corewalk ipc exec` has created the file. If the file is gone, no new one is created: it would
-//! be a second namespace beside the one that other processes still have mapped.
+//! `corewalk ipc exec` has created the file. If the file is gone, the library creates no new one:
+//! other processes still have the old one mapped, so a new file would be a second namespace.
 //!
 //! The library uses the inherited descriptor if there is one (`handed`). Otherwise it opens the
-//! file by its path. A namespace without a name is a memfd of the process that runs the command,
-//! reached through its `/proc/PID/fd`. Only there the library follows a link.
+//! file by its path. A namespace without a name is a memfd of the process `corewalk ipc exec`. Its
+//! path is in the `/proc/PID/fd` of that process. Only in that directory does the library follow a
+//! symbolic link.
 //!
 //! Source: open(2), proc(5).
 
@@ -19,7 +20,7 @@ use crate::handed;
 /// The environment variable with the path of the namespace's file.
 const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
 
-/// Maps the namespace. Only the mapping stays open.
+/// Maps the namespace, and closes the file.
 ///
 /// # Errors
 ///

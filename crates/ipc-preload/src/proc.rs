@@ -1,15 +1,15 @@
 //! The files of proc(5) that show IPC objects and their limits.
 //!
 //! The kernel opens the file first, so it checks the path, the permissions and the flags as usual.
-//! If it is one of these files, a memfd replaces it under the same descriptor number. The memfd has
-//! the text that the kernel would show for the objects of the namespace.
+//! If the file is one of those below, the library replaces it by a memfd under the same descriptor
+//! number. The memfd has the text that the kernel would show for the objects of the namespace.
 //!
 //! | file | text |
 //! |---|---|
 //! | `/proc/sysvipc/sem`, `msg`, `shm` | a header, and a row per object |
 //! | `/proc/sys/kernel/sem`, `msg*`, `shm*`, `*_next_id` | limits |
 //!
-//! Files about shared memory are the kernel's unless `COREWALK_IPC_SHM` is set.
+//! Unless `COREWALK_IPC_SHM` is set, the library leaves the files about shared memory alone.
 //!
 //! # What differs from the kernel
 //!
@@ -47,8 +47,8 @@ const SHM_HEAD: &str = "       key      shmid perms                  size  cpid 
 /// The text of a file.
 type Text = fn(&Task) -> String;
 
-/// Directories and names of these files, and their texts. Files whose names end with `next_id` read
-/// as -1: the next id is not fixed.
+/// The directory, the name and the text of each file. Files whose names end with `next_id` read as
+/// -1, which means that the next id is not fixed.
 const FILES: [(&str, &str, Text); 14] = [
     ("/proc/sysvipc/", "sem", sets),
     ("/proc/sysvipc/", "msg", queues),
@@ -71,13 +71,13 @@ const FILES: [(&str, &str, Text); 14] = [
     ("/proc/sys/kernel/", "shm_next_id", |_| "-1\n".to_owned()),
 ];
 
-/// Replaces the file of the descriptor `fd`, which was opened by `path`, if it is one of these
-/// files.
+/// If `fd`, which was opened by `path`, is one of the files of this module, replaces its file by a
+/// memfd.
 ///
 /// # Errors
 ///
-/// `EACCES` if it is open for writing, or the process cannot join the namespace; `EMFILE`, `ENFILE`
-/// and `ENOMEM` as open(2). The caller then closes the descriptor.
+/// `EACCES` if the file is open for writing, or if the process cannot join the namespace; `EMFILE`,
+/// `ENFILE` and `ENOMEM` as open(2). The caller then closes the descriptor.
 ///
 /// # Safety
 ///
@@ -94,7 +94,7 @@ pub(crate) unsafe fn replace(fd: c_int, path: *const c_char) -> Result<(), Errno
     replace_file(file, fd)
 }
 
-/// Replaces `file` by a memfd with the namespace's text, if it is one of these files.
+/// Replaces `file` by a memfd with the namespace's text, if it is one of the files of this module.
 fn replace_file(file: BorrowedFd<'_>, number: c_int) -> Result<(), Errno> {
     // Without a /proc there are no such files.
     let Ok(path) = readlink(format!("/proc/self/fd/{number}"), Vec::new()) else { return Ok(()) };
@@ -110,17 +110,18 @@ fn replace_file(file: BorrowedFd<'_>, number: c_int) -> Result<(), Errno> {
     if flags & OFlags::ACCMODE != OFlags::RDONLY {
         return Err(Errno::ACCESS);
     }
-    // A process that cannot join the namespace gets an error and goes on.
+    // If the process cannot join the namespace, this open fails with an error and the program goes
+    // on.
     let task = process::register().map_err(|_| Errno::ACCESS)?;
     let text = memfd(text(task).as_bytes())?;
     let mut dup = DupFlags::empty();
     dup.set(DupFlags::CLOEXEC, fcntl_getfd(file)?.contains(FdFlags::CLOEXEC));
-    // SAFETY: the number is that of an open descriptor, which is the caller's.
+    // SAFETY: `number` is the number of an open descriptor that the caller owns.
     let mut target = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
     dup3(text, &mut target, dup)
 }
 
-/// Returns a file in memory with this text, which is sealed against changes.
+/// Returns a memfd with the given text, sealed against changes.
 fn memfd(text: &[u8]) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create("corewalk-proc", flags)?;
@@ -167,7 +168,7 @@ fn segments(task: &Task) -> String {
     })
 }
 
-/// Returns a header, and the row of each object up to an index.
+/// Returns a header line, then a row for each object up to the highest index.
 fn rows(
     head: &str,
     index_max: Result<u32, Errno>,
@@ -178,14 +179,14 @@ fn rows(
     rows.fold(head.to_owned(), |text, row| text + &row + "\n")
 }
 
-/// Returns the first three columns, and the columns of owner and creator.
+/// Returns the first three columns (key, id, mode), and the columns of owner and creator.
 fn columns(id: i32, perm: &Perm) -> (String, String) {
     let Perm { key, mode, uid, gid, cuid, cgid, .. } = perm;
     let owners = format!("{uid:5} {gid:5} {cuid:5} {cgid:5}");
     (format!("{key:10} {id:10}  {mode:4o}"), owners)
 }
 
-/// Returns columns of times, each with a space before it.
+/// Formats times as columns, each with a space before it.
 fn times<const COUNT: usize>(times: [u64; COUNT]) -> String {
     times.map(|time| format!(" {time:10}")).concat()
 }

@@ -1,38 +1,39 @@
 //! The process as a task of the namespace.
 //!
 //! When the library is loaded, it maps the namespace and reads the identity of this program
-//! (`Program`). By its first call the program may have lost the right to open files. The mapping
-//! takes addresses and no line of the namespace. Most programs that inherit `LD_PRELOAD` never make
-//! a call. The first call registers the process.
+//! (`Program`). It does not wait for the first call, because by then the program may have lost the
+//! right to open files. Most programs that inherit `LD_PRELOAD` never make a call. So the mapping
+//! takes addresses, and no line of the namespace. The first call registers the process.
 //!
-//! A process that cannot be registered gets `ENOSYS`, as from a kernel without System V IPC, and
-//! one line on standard error says why.
+//! If a process cannot be registered, its calls fail with `ENOSYS`, as on a kernel without System V
+//! IPC. One line on standard error says why.
 //!
 //! # Fork
 //!
-//! A child is another task, without undo. The kernel wipes one page in the child of any kind of
-//! fork (`MADV_WIPEONFORK`). So a call reads one word to know whether it runs in a new child, and
-//! no fork is intercepted, unless segments are attached (`fork`). The page also names the process
-//! that owns the memory. So a call that was begun before a handler forked ends in the child
-//! (`Task::tell_copies_by`).
+//! A child is a task of its own, without undo. The kernel zeroes one page in the child of any kind
+//! of fork (`MADV_WIPEONFORK`). So a call reads one word to know whether it runs in a new child.
+//! The library intercepts forks only if segments are attached (`fork`). The page also names the
+//! process that owns the memory. A handler that interrupts a call may fork and return in the child.
+//! `Task::tell_copies_by` lets the copy of that call end in the child.
 //!
 //! # A child of vfork(2)
 //!
-//! It shares the page with its parent. If the parent has a task, the child acts as that task until
-//! it execs: to tell them apart would take a system call for each call. If not, the first call
-//! finds that the memory belongs to another process, and fails with `ENOSYS`. A task of the child
-//! would be that of its parent from then on.
+//! A child of vfork(2) shares the page with its parent. If the parent has a task, the child acts as
+//! that task until it execs: telling the two apart would take a system call in each call. If the
+//! parent has no task, the child's first call finds that the memory belongs to another process, and
+//! fails with `ENOSYS`. If that call made a task, the parent would use it from then on.
 //!
 //! # Exec
 //!
-//! A program that a process becomes by execve(2) takes over its task with its first call, so undo
-//! survives. A program that makes no call leaves undo to the recovery of the namespace.
+//! A program that a process becomes by execve(2) takes over the task of the process at its first
+//! call, so undo survives. If the program makes no call, the recovery of the namespace applies
+//! undo.
 //!
 //! # Locks
 //!
-//! The locks of registration and of attached segments lie in the wiped page too, so a child never
-//! inherits them locked. Signals are blocked while they are held, so a handler never finds a lock
-//! that its own thread holds. The lock of attached segments comes first.
+//! The locks of registration and of attached segments are in the wiped page too, so a child never
+//! inherits them locked. A thread blocks signals while it holds one, so a handler never waits for a
+//! lock of its own thread. The lock of attached segments is taken first.
 //!
 //! Source: madvise(2), vfork(2), environ(7).
 
@@ -55,10 +56,11 @@ use crate::hold;
 struct Page {
     /// The process's task, or null.
     task: AtomicPtr<Task>,
-    /// The process whose memory this is, or 0 in a child that has not said so yet.
+    /// The pid of the process that owns this memory, or 0 in a child that has not stored its own
+    /// yet.
     owner: AtomicU32,
     is_locked: AtomicBool,
-    /// The lock of what is attached, see `shm`.
+    /// The lock of the attached segments, see `shm`.
     is_attaching: AtomicBool,
     /// The lock of the tables of handlers, see `signal`.
     is_handling: AtomicBool,
@@ -70,10 +72,10 @@ struct Page {
 /// [`Page::is_program`] is false.
 static PROGRAM: OnceLock<Program> = OnceLock::new();
 
-/// Whether threads may act as different users. It stays so.
+/// True once a thread has changed its own credentials only. It is never reset.
 static IS_APART: AtomicBool = AtomicBool::new(false);
 
-/// Changes of all threads at once, and one more.
+/// The number of changes to the credentials of all threads, plus 1.
 static CRED_CHANGES: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
@@ -91,14 +93,15 @@ static PAGE: AtomicPtr<Page> = AtomicPtr::new(ptr::null_mut());
 /// The namespace once it is mapped. A child keeps its parent's.
 static NAMESPACE: AtomicPtr<Namespace> = AtomicPtr::new(ptr::null_mut());
 
-/// The task that was registered last: in a forked child its parent's, until it has one.
+/// The task that was registered last. In a forked child it is the parent's, until the child has its
+/// own.
 static LAST: AtomicPtr<Task> = AtomicPtr::new(ptr::null_mut());
 
-/// Says that [`AttachLock`] is held. Unlike the lock itself a child inherits it: what is attached
-/// was then being changed when it was forked.
+/// True while a thread holds [`AttachLock`]. Unlike the lock itself, a child inherits this value.
+/// If it is true, the list of attached segments was being changed at the fork.
 static IS_ATTACHING: AtomicBool = AtomicBool::new(false);
 
-/// Maps the page, and asks the C library to be told of forks.
+/// Maps the page, and registers a fork handler with the C library.
 pub(crate) fn resolve() {
     // If that is not possible, the first call says so.
     map_page();
@@ -110,28 +113,30 @@ pub(crate) fn resolve() {
     let _registered = unsafe { libc::pthread_atfork(None, None, Some(child)) };
 }
 
-/// Maps the namespace, before the program runs. The first call tries again if that is not possible,
-/// and says why.
+/// Maps the namespace, before the program runs. If that fails, the first call tries again and
+/// reports the reason.
 pub(crate) fn join() {
     let Some(page) = known_page() else { return };
     let _lock = PageLock::take(&page.is_locked);
     if namespace().is_ok() {
         PROGRAM.get_or_init(Program::own);
-        // ORDERING: Relaxed. There is one thread, and a thread that it makes sees what it has
-        // stored.
+        // ORDERING: Relaxed. The process has one thread. Threads that it creates later see its
+        // stores.
         page.is_program.store(true, Ordering::Relaxed);
     }
 }
 
-/// Notes that this process owns its memory: it is no child of vfork(2).
+/// Notes that this process owns its memory, so it is no child of vfork(2).
 fn own() {
     if let Some(page) = known_page() {
-        // ORDERING: Relaxed. A thread sees what it has stored, and a child what its parent had.
+        // ORDERING: Relaxed. The process has one thread, and a forked child has a copy of the
+        // store.
         page.owner.store(pid(), Ordering::Relaxed);
     }
 }
 
-/// Returns true if the memory of this process is its own, and not its parent's.
+/// Returns true if the memory of this process is its own. In a child of vfork(2) it is the
+/// parent's.
 pub(crate) fn is_own() -> bool {
     let Some(page) = known_page() else { return true };
     // ORDERING: Relaxed. See `own`.
@@ -157,14 +162,14 @@ pub(crate) fn task() -> Result<&'static Task, Errno> {
 #[inline]
 pub(crate) fn known_task() -> Option<&'static Task> {
     let page = known_page()?;
-    // ORDERING(preload-task): Acquire. The task is made before its address is stored.
+    // ORDERING(preload-task): Acquire. Pairs with the store in `publish`, so the task is complete.
     let task = page.task.load(Ordering::Acquire);
     // SAFETY: the task lives until `take_task`, whose caller knows that no call is under way.
     unsafe { task.as_ref() }
 }
 
-/// Returns the process's own task if it has made a call before. A child of vfork(2) does not get
-/// that of its parent.
+/// Returns the process's own task if it has made a call before. A child of vfork(2) gets none,
+/// although it shares its parent's memory.
 pub(crate) fn own_task() -> Option<&'static Task> {
     known_task().filter(|task| task.pid() == pid())
 }
@@ -175,10 +180,10 @@ pub(crate) fn pid() -> u32 {
 }
 
 /// Registers the child of a fork, which has the segments of its parent attached. `parent` is the
-/// copy of the parent's task in the child's memory, and is not used after that.
+/// copy of the parent's task in the child's memory. No later call uses that copy.
 ///
-/// A child that cannot be registered, for instance in another pid namespace, keeps its mappings.
-/// The hold of its parent, which the child has too, then stands for its attaches.
+/// A child that cannot be registered, for instance in another pid namespace, keeps its mappings. It
+/// also keeps the hold of its parent, which then stands for the child's attaches.
 pub(crate) fn register_child(parent: &Task) {
     let page = page();
     let _lock = PageLock::take(&page.is_locked);
@@ -197,7 +202,8 @@ pub(crate) fn register_child(parent: &Task) {
 
 /// Reads the credentials again, after a call of the C library that changes all threads.
 pub(crate) fn refresh_cred() {
-    // ORDERING: Relaxed. A hint for other threads, which the C library interrupts for the change.
+    // ORDERING: Relaxed. A hint for other threads. The C library interrupts each of them for the
+    // change.
     CRED_CHANGES.fetch_add(1, Ordering::Relaxed);
     // A child of vfork(2) has its parent's memory, and another pid.
     if let Some(task) = own_task() {
@@ -209,7 +215,7 @@ pub(crate) fn refresh_cred() {
 
 /// Reads the credentials of the calling thread again, after a call that changes this thread alone.
 /// Existing threads keep their credentials; new threads inherit this thread's. From now on each
-/// thread reads its own.
+/// thread reads its own credentials.
 pub(crate) fn refresh_thread_cred() {
     if crate::exit::is_alone() {
         return refresh_cred();
@@ -221,23 +227,23 @@ pub(crate) fn refresh_thread_cred() {
     }
 }
 
-/// Reads the credentials of the calling thread, if it has not done so since the last change.
+/// Reads the credentials of the calling thread, unless it has done so since the last change.
 #[cold]
 fn refresh_late(task: &Task) {
     // ORDERING: Relaxed. See `refresh_cred`.
     let changes = CRED_CHANGES.load(Ordering::Relaxed);
-    // In a child of vfork(2) the task and `ASKED` are those of the parent.
+    // In a child of vfork(2), `task` and `ASKED` are the parent's, so the child changes neither.
     if ASKED.get() != changes && task.pid() == pid() {
         ASKED.set(changes);
         task.set_thread_cred(cred::current());
     }
 }
 
-/// Takes the task of this process away, for its end.
+/// Takes the task out of the page and returns it, so that the caller can end it.
 ///
 /// # Safety
 ///
-/// No other thread, and no call further up in this one, uses the task.
+/// No other thread uses the task, nor does any caller of this function.
 pub(crate) unsafe fn take_task(own: *const Task) -> Option<Box<Task>> {
     let (page, own) = (known_page()?, own.cast_mut());
     let null = ptr::null_mut();
@@ -245,7 +251,8 @@ pub(crate) unsafe fn take_task(own: *const Task) -> Option<Box<Task>> {
     let _last = LAST.compare_exchange(own, null, Ordering::Relaxed, Ordering::Relaxed);
     // ORDERING(preload-task): Acquire. See `known_task`.
     let task = page.task.compare_exchange(own, null, Ordering::Acquire, Ordering::Relaxed).ok()?;
-    // SAFETY: the address came from `Box::into_raw`, and the exchange hands it to one caller.
+    // SAFETY: the address came from `Box::into_raw`, and the exchange returns it to one caller
+    // only.
     Some(unsafe { Box::from_raw(task) })
 }
 
@@ -255,7 +262,7 @@ fn registered() -> Result<&'static Task, Errno> {
     register().map_err(|why| errno::without_namespace(&why))
 }
 
-/// Makes the process a task, or returns why that cannot be.
+/// Registers the process as a task, or returns the reason why that fails.
 pub(crate) fn register() -> Result<&'static Task, String> {
     let _signals = BlockedSignals::new();
     let page = known_page().ok_or(NO_PAGE)?;
@@ -267,14 +274,15 @@ pub(crate) fn register() -> Result<&'static Task, String> {
     if !is_own() {
         return Err("a child of vfork(2) can call only if its parent has made a call".to_owned());
     }
-    // A child that was made by clone(2) by number does not own its memory yet.
+    // The owner is not set yet if clone(2) through syscall(2) has made this process.
     own();
     let made = match forked_from() {
         Some(parent) => parent.fork(pid()).inspect(|task| {
             task.set_cred(cred::current());
             succeed_parent(task);
         }),
-        // The program may be one that this process has become by execve(2): undo survives that.
+        // `adopt_as` takes over the task that this process had before execve(2), if any, with its
+        // undo.
         None => {
             hold::leave();
             // ORDERING: Relaxed. See `join`; a child finds a wiped page.
@@ -297,49 +305,51 @@ fn why_not(who: &str, errno: Errno) -> String {
     format!("the {who} cannot be registered: {why}")
 }
 
-/// Takes a hold and leaves a mark for a child that is counted by now. No call uses its task yet.
+/// Takes a hold and leaves a mark for a child that nattch counts by now. No call uses the child's
+/// task yet.
 fn succeed_parent(task: &Task) {
     hold::renew(task);
     crate::shm::mark();
 }
 
-/// Returns the copy of the parent's task in a child that was forked without the C library and has
-/// segments attached; the page is locked.
+/// Returns the copy of the parent's task, or none. There is one if this child was forked without
+/// the C library and has segments attached. The caller has locked the page.
 fn forked_from() -> Option<&'static Task> {
-    // ORDERING(preload-last): Acquire. The task is made before its address is stored.
+    // ORDERING(preload-last): Acquire. Pairs with the store in `publish`, so the task is complete.
     let last = LAST.load(Ordering::Acquire);
     // ORDERING: Relaxed. The child's one thread reads its copy of the parent's memory.
     if !crate::shm::is_on() || IS_ATTACHING.load(Ordering::Relaxed) {
         return None;
     }
     // SAFETY: a task lives until `take_task`, which clears this address. The caller of `take_task`
-    // knows that no call is under way.
+    // guarantees that no call is under way.
     let last = unsafe { last.as_ref() };
     last.filter(|parent| parent.pid() != pid() && parent.attached() != 0)
 }
 
-/// Makes a task that of the process; the page is locked.
+/// Makes `task` the task of this process. The caller has locked the page.
 fn publish(page: &'static Page, task: Task) -> &'static Task {
     let task = Box::into_raw(Box::new(task.tell_copies_by(&page.owner)));
-    // ORDERING(preload-last): Release. The task is made before its address is seen.
+    // ORDERING(preload-last): Release. Publishes the complete task to `forked_from`.
     LAST.store(task, Ordering::Release);
-    // ORDERING(preload-task): Release. The task is made before its address is seen.
+    // ORDERING(preload-task): Release. Publishes the complete task to `known_task`.
     page.task.store(task, Ordering::Release);
     // SAFETY: as in `known_task`.
     unsafe { &*task }
 }
 
-/// Returns the page that is wiped in a child, if there is one.
+/// Returns the page that the kernel zeroes in a child, if it is mapped.
 #[inline]
 fn known_page() -> Option<&'static Page> {
-    // ORDERING(preload-page): Acquire. The page is set up before its address is stored.
+    // ORDERING(preload-page): Acquire. Pairs with the exchange in `mapped_page`: the page is set
+    // up.
     let page = PAGE.load(Ordering::Acquire);
-    // SAFETY: a page whose address was stored is never unmapped, and zeroes are a valid one.
+    // SAFETY: a page whose address was stored is never unmapped, and zeroes are a valid `Page`.
     unsafe { page.as_ref() }
 }
 
-/// Returns the page that is wiped in a child, for a process that has a task, or had one before it
-/// forked.
+/// Returns the page that the kernel zeroes in a child. The process has a task, or had one before it
+/// forked, so the page exists.
 fn page() -> &'static Page {
     known_page().expect("a process is registered in the page")
 }
@@ -347,7 +357,7 @@ fn page() -> &'static Page {
 /// Maps the page. There is one thread so far.
 fn map_page() {
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: no address is asked for, so no mapping in use is replaced.
+    // SAFETY: the call names no address, so it replaces no mapping in use.
     let made = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), PAGE_BYTES, access, flags) };
     let Ok(made) = made else { return };
     // SAFETY: the range is the mapping just made, which no other thread knows.
@@ -358,9 +368,9 @@ fn map_page() {
     }
 }
 
-/// Returns the namespace, which is mapped if it is not yet; the page is locked.
+/// Returns the namespace, and maps it if it is not mapped yet. The caller has locked the page.
 fn namespace() -> Result<&'static Namespace, String> {
-    // ORDERING(preload-namespace): Acquire. The namespace is made before its address is stored.
+    // ORDERING(preload-namespace): Acquire. Pairs with the store below: the namespace is complete.
     let known = NAMESPACE.load(Ordering::Acquire);
     // SAFETY: a namespace whose address was stored is never dropped.
     if let Some(namespace) = unsafe { known.as_ref() } {
@@ -373,7 +383,7 @@ fn namespace() -> Result<&'static Namespace, String> {
     Ok(unsafe { &*namespace })
 }
 
-/// Returns where the namespace is mapped, if it is.
+/// Returns the addresses at which the namespace is mapped, if it is mapped.
 pub(crate) fn namespace_memory() -> Option<Range<usize>> {
     // ORDERING(preload-namespace): Acquire. See `namespace`.
     let known = NAMESPACE.load(Ordering::Acquire);
@@ -381,7 +391,7 @@ pub(crate) fn namespace_memory() -> Option<Range<usize>> {
     unsafe { known.as_ref() }.map(Namespace::memory)
 }
 
-/// A lock of the page, until it is dropped.
+/// A guard that holds a lock of the page.
 pub(crate) struct PageLock(&'static AtomicBool);
 
 impl PageLock {
@@ -404,18 +414,19 @@ impl Drop for PageLock {
     }
 }
 
-/// The lock of what is attached, with all signals blocked, until it is dropped.
+/// A guard that holds the lock of the attached segments, and blocks all signals.
 pub(crate) struct AttachLock {
     _lock: PageLock,
     _signals: BlockedSignals,
 }
 
 impl AttachLock {
-    /// Takes the lock. The process has a task, or its parent had one.
+    /// Takes the lock. This process or its parent has a task, so the page exists.
     pub(crate) fn take() -> Self {
         let signals = BlockedSignals::new();
         let lock = PageLock::take(&page().is_attaching);
-        // ORDERING: Relaxed. Only children read it, and they have a copy of all earlier stores.
+        // ORDERING: Relaxed. Only a forked child reads it, and the child has a copy of all earlier
+        // stores.
         IS_ATTACHING.store(true, Ordering::Relaxed);
         Self { _lock: lock, _signals: signals }
     }
@@ -439,7 +450,7 @@ pub(crate) fn lock_tables() -> TablesLock {
     (page.map(|page| PageLock::take(&page.is_handling)), signals)
 }
 
-/// All signals blocked in this thread, until it is dropped.
+/// A guard that blocks all signals in this thread.
 pub(crate) struct BlockedSignals(libc::sigset_t);
 
 impl BlockedSignals {

@@ -1,7 +1,7 @@
 //! semget(2), semop(2), semtimedop(2), semctl(2).
 //!
-//! The operations are copied before they are checked, as in the kernel: another thread may change
-//! them meanwhile.
+//! The library copies the operations before it checks them, as the kernel does, because another
+//! thread may change them meanwhile.
 //!
 //! Source: semop(2), semctl(2), `<sys/sem.h>` of glibc.
 
@@ -18,7 +18,7 @@ use crate::call;
 use crate::perm::{get_flags, ipc_perm};
 use crate::user::{self, Access};
 
-/// The most operations that are copied to the stack.
+/// The largest number of operations that are copied to the stack. More go to the heap.
 const SOPS_INLINE: usize = 8;
 
 /// Fixed values of `IPC_INFO`: `SEMMAP` and `SEMMNU`, `SEMUME`, and `SEMUSZ`.
@@ -37,17 +37,17 @@ pub extern "C" fn semget(key: key_t, nsems: c_int, semflg: c_int) -> c_int {
 ///
 /// # Safety
 ///
-/// Any pointer is allowed: memory that cannot be read is `EFAULT`.
+/// Any pointer is allowed: for memory that cannot be read, the call returns `EFAULT`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn semop(semid: c_int, sops: *mut SemBuf, nsops: size_t) -> c_int {
-    call::make(|task| operate(task, semid, (sops.cast_const(), nsops), None))
+    call::make(|task| operate(task, semid, sops.cast_const(), nsops, None))
 }
 
 /// semtimedop(2).
 ///
 /// # Safety
 ///
-/// Any pointer is allowed: memory that cannot be read is `EFAULT`.
+/// Any pointer is allowed: for memory that cannot be read, the call returns `EFAULT`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn semtimedop(
     semid: c_int,
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn semtimedop(
             unsafe { user::read(timeout.expose_provenance()) }
         };
         let timeout = (!timeout.is_null()).then(|| read(timeout)).transpose()?;
-        operate(task, semid, (sops.cast_const(), nsops), timeout)
+        operate(task, semid, sops.cast_const(), nsops, timeout)
     })
 }
 
@@ -70,7 +70,8 @@ pub unsafe extern "C" fn semtimedop(
 fn operate(
     task: &Task,
     semid: c_int,
-    (sops, nsops): (*const SemBuf, size_t),
+    sops: *const SemBuf,
+    nsops: size_t,
     timeout: Option<timespec>,
 ) -> Result<c_int, Errno> {
     let (id, sops) = (SemId::from_raw(semid), sops.expose_provenance());
@@ -92,7 +93,8 @@ fn operate(
     task.semtimedop(id, &sops?, duration(timeout)?).map(|()| 0)
 }
 
-/// Returns the length of a timeout, or `EINVAL` if it is negative or not normal.
+/// Returns the length of a timeout, or `EINVAL` if it is negative or its nanoseconds are out of
+/// range.
 #[inline]
 fn duration(timeout: Option<timespec>) -> Result<Option<Duration>, Errno> {
     let Some(timespec { tv_sec, tv_nsec, .. }) = timeout else { return Ok(None) };
@@ -103,25 +105,28 @@ fn duration(timeout: Option<timespec>) -> Result<Option<Duration>, Errno> {
 
 /// semctl(2).
 ///
-/// The function is variadic in C. A caller passes the fourth argument, a number or a pointer, in
-/// the register of a fourth argument of a plain function, on the machines that this crate supports.
+/// The function is variadic in C. The fourth argument is a number or a pointer. On the machines
+/// that this crate supports, it is in the register of a plain fourth argument.
 ///
 /// # Safety
 ///
-/// `arg` is what `cmd` needs: a number, or a pointer to what it reads or writes.
+/// `arg` is the argument that `cmd` needs: a number, or a pointer to memory that `cmd` reads or
+/// writes.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn semctl(semid: c_int, semnum: c_int, cmd: c_int, arg: usize) -> c_int {
     // SAFETY: the caller's promise.
-    call::make(|task| unsafe { control(task, semid, (semnum, cmd, arg)) })
+    call::make(|task| unsafe { control(task, semid, semnum, cmd, arg) })
 }
 
 /// # Safety
 ///
-/// That of [`semctl`].
+/// The caller meets the requirements of [`semctl`].
 unsafe fn control(
     task: &Task,
     semid: c_int,
-    (semnum, cmd, arg): (c_int, c_int, usize),
+    semnum: c_int,
+    cmd: c_int,
+    arg: usize,
 ) -> Result<c_int, Errno> {
     if semid < 0 {
         return Err(Errno::INVAL);
@@ -139,7 +144,8 @@ unsafe fn control(
         }
         IPC_INFO | SEM_INFO => {
             let (index_max, info) = info(task, cmd)?;
-            // SAFETY: the command writes one of these there.
+            // SAFETY: with this `cmd`, semctl(2) writes one such structure to `arg`, which the
+            // program has passed.
             return unsafe { user::write(arg, info) }.map(|()| index_max);
         }
         GETVAL => return task.sem_getval(id, semnum),
@@ -167,7 +173,8 @@ unsafe fn control(
         }
         _ => return Err(Errno::INVAL),
     };
-    // SAFETY: the command writes one of these there.
+    // SAFETY: with this `cmd`, semctl(2) writes one such structure to `arg`, which the program has
+    // passed.
     unsafe { user::write(arg, semid_ds(&stat)) }?;
     Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
 }

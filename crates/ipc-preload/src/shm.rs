@@ -1,25 +1,27 @@
 //! shmget(2), shmat(2), shmdt(2), shmctl(2), if `COREWALK_IPC_SHM` names a folder.
 //!
-//! Without the variable the calls go on to the C library: a mapping of the kernel's segments is as
-//! fast as one of ours. With it a segment is a file in the folder, which shmat maps.
+//! Without the variable this library passes the calls on to the C library: the kernel's segments
+//! are mapped memory too, and as fast. With it, a segment is a file in the folder, which shmat(2)
+//! maps.
 //!
 //! # Locks
 //!
-//! One lock of the process covers every call that changes the attached segments, the mapping
-//! included, with all signals blocked. A fork takes the lock too (`fork`), so the child gets the
-//! mappings and the list of them in one state. The lock lies in the page that is wiped in a child.
+//! One lock of the process covers every call that changes the attached segments, including the
+//! mapping. The thread that holds it blocks all signals. A fork takes the lock too (`fork`), so the
+//! child gets the mappings and the list of them in one state. The lock is in the page that the
+//! kernel zeroes in a child.
 //!
 //! # Marks
 //!
-//! execve(2) detaches everything, and the next program need not make any call of ours. So a process
-//! that has a segment attached leaves a file `exec-PID` in the folder. The library removes the file
-//! when a program is loaded. If there was one, the library registers the process at once, which
-//! detaches the segments of the program before.
+//! execve(2) detaches everything, and the next program may never call this library. So while a
+//! process has a segment attached, the library keeps a file `exec-PID`, the mark, in the folder.
+//! When a program is loaded, the library removes the mark of its pid. If there was a mark, the
+//! library registers the process at once, which detaches the segments of the previous program.
 //!
 //! # Differences from the kernel
 //!
-//! - An attach ends with shmdt(2), execve(2) or the process. munmap(2), mremap(2) or a mapping over
-//!   it leave it counted.
+//! - shmdt(2), execve(2) and the end of the process end an attach. After munmap(2), mremap(2) or a
+//!   new mapping over the segment, nattch still counts it.
 //! - If the file system of the folder is mounted `noexec`, `SHM_EXEC` is refused with `EACCES`.
 //! - `SHM_HUGETLB` is `EINVAL`; `SHM_LOCK` is a mark only.
 //!
@@ -88,8 +90,8 @@ fn path() -> Option<OsString> {
     std::env::var_os(SHM_ENV).filter(|path| !path.is_empty())
 }
 
-/// Returns the segments in the folder. The descriptor that was handed on leads to the folder; its
-/// path is for a process that has lost the descriptor.
+/// Returns the segments in the folder. It uses the inherited descriptor of the folder if that is
+/// still open, and the path otherwise.
 pub(crate) fn segments() -> Option<SegmentFiles> {
     let path = path()?;
     let handed = handed::folder().and_then(|folder| SegmentFiles::of_descriptor(folder).ok());
@@ -101,14 +103,14 @@ fn folder() -> Option<OwnedFd> {
     segments()?.open_folder().ok()
 }
 
-/// Returns true if this library handles the calls of shared memory.
+/// Returns true if this library handles the calls of shared memory. If not, the kernel does.
 #[inline]
 pub(crate) fn is_on() -> bool {
-    // ORDERING: Relaxed. Set when the library is loaded, and never again.
+    // ORDERING: Relaxed. Set once, when the library is loaded and the process has one thread.
     IS_ON.load(Ordering::Relaxed)
 }
 
-/// Looks up the functions of the C library, and reads whether this library handles the calls.
+/// Looks up the functions of the C library, and sets [`is_on`] from the environment.
 pub(crate) fn resolve() {
     look_up();
     // ORDERING: Relaxed. One thread so far.
@@ -118,18 +120,19 @@ pub(crate) fn resolve() {
 /// Detaches the segments that this process had attached before execve(2).
 ///
 /// A program that cannot join the namespace prints no line here, because it may never make a call.
-/// The mark then stays for the next program. The attaches stay until the process ends.
+/// It keeps the mark for the next program. The attaches stay counted until the process ends.
 pub(crate) fn detach_former() {
     if unmark() && process::register().is_err() {
         mark();
     }
 }
 
-/// Creates the mark: this process has segments attached. The next program after execve(2) finds it.
+/// Creates the mark of a process that has segments attached. The next program after execve(2) finds
+/// it.
 pub(crate) fn mark() {
     let Some(folder) = folder() else { return };
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // Without a mark an attach ends with the process, and not with execve(2).
+    // Without a mark, an attach stays counted after execve(2), until the process ends.
     let _marked = rustix::fs::openat(&folder, mark_name(), flags, Mode::RUSR | Mode::WUSR);
 }
 
@@ -176,11 +179,11 @@ pub unsafe extern "C" fn shmat(shmid: c_int, address: *const c_void, shmflg: c_i
     })
 }
 
-/// Attaches a segment; the lock is held.
+/// Attaches a segment. The caller holds the lock.
 ///
 /// # Safety
 ///
-/// That of [`shmat`].
+/// The caller meets the requirements of [`shmat`].
 unsafe fn attach(
     task: &Task,
     shmid: c_int,
@@ -199,11 +202,12 @@ unsafe fn attach(
     Ok(mapped)
 }
 
-/// Maps a segment at the address that the caller wants, or at any.
+/// Maps a segment at the address that the program asks for, or at an address that the kernel
+/// chooses.
 ///
 /// # Safety
 ///
-/// That of [`shmat`].
+/// The caller meets the requirements of [`shmat`].
 unsafe fn map(mapping: &Mapping<'_>) -> Result<*mut c_void, Errno> {
     let mut access = ProtFlags::READ;
     access.set(ProtFlags::WRITE, mapping.is_writable());
@@ -215,7 +219,7 @@ unsafe fn map(mapping: &Mapping<'_>) -> Result<*mut c_void, Errno> {
     };
     let wanted = ptr::with_exposed_provenance_mut(mapping.address().unwrap_or(0));
     let bytes = usize::try_from(mapping.size_bytes()).map_err(|_| Errno::NOMEM)?;
-    // SAFETY: a mapping in use is replaced only where the caller has asked for that.
+    // SAFETY: the call replaces a mapping in use only if the program has passed `SHM_REMAP`.
     let mapped =
         unsafe { mmap(wanted, bytes, access, MapFlags::SHARED | place, mapping.as_fd(), 0) };
     let mapped = mapped.map_err(|errno| match errno {
@@ -251,16 +255,16 @@ pub unsafe extern "C" fn shmdt(address: *const c_void) -> c_int {
     })
 }
 
-/// Detaches a segment; the lock is held.
+/// Detaches a segment. The caller holds the lock.
 ///
 /// # Safety
 ///
-/// That of [`shmdt`].
+/// The caller meets the requirements of [`shmdt`].
 unsafe fn detach(task: &Task, address: usize) -> Result<c_int, Errno> {
     let unmap = |size_bytes: u64| {
         let bytes = size_bytes.next_multiple_of(page_size() as u64);
         let mapped = ptr::with_exposed_provenance_mut(address);
-        // SAFETY: the segment is mapped there, and no thread uses it.
+        // SAFETY: the segment is mapped at this address, and no thread uses it.
         unsafe { munmap(mapped, usize::try_from(bytes).unwrap_or(0)) }
     };
     let unmapped = task.shmdt_with(address, unmap);
@@ -288,7 +292,7 @@ pub unsafe extern "C" fn shmctl(shmid: c_int, cmd: c_int, buf: *mut c_void) -> c
 
 /// # Safety
 ///
-/// That of [`shmctl`].
+/// The caller meets the requirements of [`shmctl`].
 unsafe fn control(task: &Task, shmid: c_int, cmd: c_int, buf: usize) -> Result<c_int, Errno> {
     if shmid < 0 {
         return Err(Errno::INVAL);
@@ -311,19 +315,22 @@ unsafe fn control(task: &Task, shmid: c_int, cmd: c_int, buf: usize) -> Result<c
             let (shmmax, shmmni, shmall) = (limits.shmmax, limits.shmmni.into(), limits.shmall);
             let info =
                 Shminfo { shmmax, shmmin: 1, shmmni, shmseg: shmmni, shmall, unused: [0; 4] };
-            // SAFETY: the command writes one of these there.
+            // SAFETY: with this `cmd`, shmctl(2) writes one such structure to `buf`, which the
+            // program has passed.
             return unsafe { user::write(buf, info) }.map(|()| totals.index_max.cast_signed());
         }
         SHM_INFO => {
             let totals = task.shm_totals()?;
             let used_ids = totals.segments.cast_signed();
             let usage = ShmUsage { used_ids, shm_tot: totals.pages, ..ShmUsage::default() };
-            // SAFETY: the command writes one of these there.
+            // SAFETY: with this `cmd`, shmctl(2) writes one such structure to `buf`, which the
+            // program has passed.
             return unsafe { user::write(buf, usage) }.map(|()| totals.index_max.cast_signed());
         }
         _ => return Err(Errno::INVAL),
     };
-    // SAFETY: the command writes one of these there.
+    // SAFETY: with this `cmd`, shmctl(2) writes one such structure to `buf`, which the program has
+    // passed.
     unsafe { user::write(buf, shmid_ds(&stat)) }?;
     Ok(if cmd == IPC_STAT { 0 } else { stat.id.raw() })
 }

@@ -1,35 +1,36 @@
-//! sigaction(2) and its like: a handler that interrupts a call ends its wait with `EINTR`.
+//! sigaction(2) and related functions: a handler that interrupts a call ends its wait with `EINTR`.
 //!
-//! In the kernel, a call queues itself and sleeps in one step. Here a call is queued first, and
-//! then sleeps by futex(2). A handler that runs in between would not end the sleep, and a program
-//! that relies on the signal would wait for ever. A counter that is compared before the sleep
-//! leaves a window of its own. So the handler itself changes the word on which the call is about to
-//! sleep.
+//! In the kernel, a call queues itself and sleeps in one step. In this library a call is queued
+//! first, and then sleeps by futex(2). A signal whose handler runs in between would not end the
+//! sleep, and a program that relies on the signal would wait for ever. If the call compared a
+//! counter of signals before the sleep, a signal after the comparison would still be lost. So the
+//! handler itself changes the futex word on which the call is about to sleep.
 //!
-//! For that, the library installs a few instructions of its own in place of every handler. They
-//! note the signal and jump on to the handler. The handler finds the registers, the stack and the
-//! return address as the kernel has left them. So `siginfo`, the context, `SA_ONSTACK` and
-//! unwinding do not change. Flags and mask are those of the program, and sigaction(2) returns the
-//! program's own handler.
+//! For that, the library installs a few instructions of its own, an entry, in place of every
+//! handler. The entry notes the signal and jumps on to the program's handler. The handler finds the
+//! registers, the stack and the return address as the kernel has left them. So `siginfo`, the
+//! context, `SA_ONSTACK` and unwinding do not change. The flags and the mask are the program's, and
+//! sigaction(2) returns the program's own handler.
 //!
 //! # Two entries
 //!
-//! There are two copies of these instructions, with a table of handlers each. A new handler goes
-//! into the table that the kernel does not use for this signal. Then one system call installs the
-//! entry with the flags. A signal that arrives meanwhile runs the old handler with the old flags,
-//! or the new handler with the new flags. A thread that installs a handler holds a lock and has all
-//! signals blocked.
+//! The library has two entries, each with its own table of handlers. A new handler goes into the
+//! table of the entry that is not installed for this signal. Then one system call installs that
+//! entry with the new flags. A signal that arrives meanwhile runs the old handler with the old
+//! flags, or the new handler with the new flags. A thread that installs a handler holds a lock and
+//! blocks all signals.
 //!
-//! A child of vfork(2) shares these tables with its parent, but has handlers of its own. It
-//! installs them as they are, and changes no table.
+//! A child of vfork(2) shares these tables with its parent, but has handlers of its own. So in such
+//! a child the library changes no table: it installs the program's handler itself, without an
+//! entry.
 //!
 //! # Limits
 //!
-//! - Handlers for `SIGSEGV`, `SIGBUS`, `SIGFPE`, `SIGILL`, `SIGTRAP` and `SIGSYS` are left alone.
+//! - Handlers for `SIGSEGV`, `SIGBUS`, `SIGFPE`, `SIGILL`, `SIGTRAP` and `SIGSYS` get no entry.
 //!   Instructions raise these signals, and they interrupt a wait only if a process sends them.
-//! - Handlers that are installed without libc's functions are not seen.
-//! - If a signal gets two new handlers between the kernel's jump to an entry and the next few
-//!   instructions, the second handler runs with the flags of the first.
+//! - Handlers that are installed without libc's functions get no entry.
+//! - A signal may get two new handlers between the kernel's jump to an entry and the entry's next
+//!   few instructions. Then the second handler runs with the flags of the first.
 //!
 //! Source: sigaction(2), signal(7) "Interruption of system calls"; System V ABI, AMD64 supplement.
 
@@ -44,13 +45,13 @@ use crate::user;
 /// Signals are below this.
 const SIGNALS: usize = 65;
 
-/// `SIG_HOLD` of sigset(3), the highest word below `SIG_ERR` that is no address.
+/// `SIG_HOLD` of sigset(3), which like `SIG_ERR` is a constant and not the address of a handler.
 const SIG_HOLD: sighandler_t = 2;
 
 /// Entries, and tables.
 const ENTRIES: usize = 2;
 
-/// The handlers that programs have installed: a table for each entry.
+/// The handlers that the program has installed, by signal: one table for each entry.
 static HANDLERS: [[AtomicPtr<c_void>; SIGNALS]; ENTRIES] =
     [const { [const { AtomicPtr::new(ptr::null_mut()) }; SIGNALS] }; ENTRIES];
 
@@ -58,7 +59,7 @@ next! {
     SIGACTION: fn sigaction(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
 }
 
-/// A function that takes a signal and a handler, and returns the handler before.
+/// A function that takes a signal and a handler, and returns the previous handler.
 type Replace = unsafe extern "C" fn(c_int, sighandler_t) -> sighandler_t;
 
 /// The argument of rt_sigaction(2). Analogous to Linux's `struct kernel_sigaction`.
@@ -71,7 +72,7 @@ struct KernelAction {
     mask: u64,
 }
 
-/// Looks up the functions that this module interposes.
+/// Looks up the C library's functions that this module interposes.
 pub(crate) fn resolve() {
     look_up();
     for next in &REPLACING {
@@ -81,15 +82,17 @@ pub(crate) fn resolve() {
 
 /// Ends the wait that the signal has interrupted, if any. Returns the program's handler.
 fn arrived(entry: usize, signal: c_int) -> *mut c_void {
-    // No lock, no allocation, no system call, and errno stays as it is.
+    // This runs in a signal handler. It takes no lock, allocates nothing, makes no system call and
+    // keeps errno.
     if let Some(task) = process::known_task() {
         task.interrupt_own();
     }
-    // ORDERING: Relaxed. An address of code; nothing is published with it.
+    // ORDERING: Relaxed. The value is an address of code, and no data is published with it.
     HANDLERS[entry][signal as usize % SIGNALS].load(Ordering::Relaxed)
 }
 
-/// Defines an entry, which the kernel calls. It notes the signal, and jumps to the handler.
+/// Defines an entry, which the kernel calls as the handler. It notes the signal, and jumps to the
+/// program's handler.
 macro_rules! entry {
     ($index:literal, $entry:ident, $arrived:ident) => {
         extern "C" fn $arrived(signal: c_int) -> *mut c_void {
@@ -100,7 +103,8 @@ macro_rules! entry {
         #[unsafe(naked)]
         unsafe extern "C" fn $entry(signal: c_int, siginfo: *mut c_void, machine: *mut c_void) {
             std::arch::naked_asm!(
-                // Three words beside the return address: the stack is aligned for the call.
+                // Three words and the return address are four words, so the stack is aligned for
+                // the call.
                 "push rdi",
                 "push rsi",
                 "push rdx",
@@ -122,7 +126,7 @@ macro_rules! entry {
             type Handler = unsafe extern "C-unwind" fn(c_int, *mut c_void, *mut c_void);
             // SAFETY: a program has installed this address as a handler.
             let handler = unsafe { std::mem::transmute::<*mut c_void, Handler>($arrived(signal)) };
-            // SAFETY: these are what the kernel has given.
+            // SAFETY: the kernel has passed these arguments for the handler.
             unsafe { handler(signal, siginfo, machine) }
         }
     };
@@ -136,7 +140,7 @@ fn entries() -> [sighandler_t; ENTRIES] {
     [(entry_0 as *const ()).expose_provenance(), (entry_1 as *const ()).expose_provenance()]
 }
 
-/// Returns the index of a signal in the tables, or none if the signal is left alone.
+/// Returns the index of a signal in the tables, or none if handlers of this signal get no entry.
 fn cell(signal: c_int) -> Option<usize> {
     let is_left_alone = matches!(
         signal,
@@ -153,16 +157,16 @@ fn cell(signal: c_int) -> Option<usize> {
     (index < SIGNALS).then_some(index)
 }
 
-/// A call that changes or reads a handler. It holds the lock of the tables.
+/// A call that changes or reads a handler. It holds the lock of the tables until it is dropped.
 struct Change(#[expect(dead_code, reason = "held until the change is made")] TablesLock);
 
 impl Change {
-    /// Stores the new handler in the table that is not in use, if it is a function. Returns the
-    /// handler to install.
+    /// Stores a new handler in the table of the entry that is not installed, if the handler is a
+    /// function. Returns the address for the kernel to install.
     fn begin(signal: c_int, cell: usize, handler: Option<sighandler_t>) -> (Self, sighandler_t) {
         let change = Self(process::lock_tables());
-        // The program may pass an address of one of the two entries: it has seen the entry in a
-        // call that bypassed the library.
+        // `handler` may be the address of an entry: a program that calls rt_sigaction(2) past the
+        // library sees that address.
         let [first, second] = entries();
         let words = [libc::SIG_DFL, libc::SIG_IGN, SIG_HOLD, libc::SIG_ERR, first, second];
         let Some(function) = handler.filter(|handler| !words.contains(handler)) else {
@@ -178,8 +182,8 @@ impl Change {
     }
 }
 
-/// Returns the program's handler if `handler`, which the kernel reported, is an entry of this
-/// library.
+/// Returns the program's handler for `handler`, which the kernel has reported and which may be an
+/// entry of this library.
 fn told(cell: usize, handler: sighandler_t) -> sighandler_t {
     match entries().iter().position(|entry| *entry == handler) {
         // ORDERING: Relaxed. See `arrived`.
@@ -192,7 +196,7 @@ fn told(cell: usize, handler: sighandler_t) -> sighandler_t {
 ///
 /// # Safety
 ///
-/// That of the call.
+/// The caller meets the requirements of the call.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn sigaction(
     signal: c_int,
@@ -204,21 +208,20 @@ pub unsafe extern "C" fn sigaction(
         // SAFETY: the caller's promise.
         return unsafe { next(signal, action, before) };
     };
-    // SAFETY: the caller's promise. It is copied, since the result may overwrite it.
+    // SAFETY: the caller's promise. The action is copied, since the call may overwrite it with its
+    // result.
     let ours = (!action.is_null()).then(|| unsafe { action.read() });
-    // SAFETY: the caller's promise; the copy lives during the call.
+    // SAFETY: the caller's promise. The copied action lives during the call.
     let call = |given| c_long::from(unsafe { next(signal, given, before) });
     // SAFETY: the call fills `before` if it succeeds.
-    unsafe {
-        change((signal, cell), ours, before, |action| &mut action.sa_sigaction, call) as c_int
-    }
+    unsafe { change(signal, cell, ours, before, |action| &mut action.sa_sigaction, call) as c_int }
 }
 
-/// rt_sigaction(2) by number: `call` makes the call with another action.
+/// rt_sigaction(2) by number. `call` makes the system call with a given action.
 ///
 /// # Safety
 ///
-/// That of the call.
+/// The caller meets the requirements of rt_sigaction(2).
 pub(crate) unsafe fn by_number(
     signal: c_int,
     action: usize,
@@ -226,24 +229,25 @@ pub(crate) unsafe fn by_number(
     call: impl FnOnce(usize) -> c_long,
 ) -> c_long {
     let Some(cell) = cell(signal) else { return call(action) };
-    // SAFETY: any bits are an action. It is copied, since the result may overwrite it.
+    // SAFETY: any bits are a valid action. The action is copied, since the call may overwrite it.
     let read = (action != 0).then(|| unsafe { user::read::<KernelAction>(action) });
     // If the action cannot be read, the kernel returns the error.
     let Ok(ours) = read.transpose() else { return call(action) };
     let before = ptr::with_exposed_provenance_mut::<KernelAction>(before);
     let call = |given: *const KernelAction| call(given.expose_provenance());
     // SAFETY: the call fills `before` if it succeeds.
-    unsafe { change((signal, cell), ours, before, |action| &mut action.handler, call) }
+    unsafe { change(signal, cell, ours, before, |action| &mut action.handler, call) }
 }
 
-/// Changes the action of a signal by `call`, or looks at it. `handler` finds the handler in an
-/// action.
+/// Changes or reads the action of a signal by `call`. `handler` returns the field of an action that
+/// contains the handler.
 ///
 /// # Safety
 ///
-/// `call` fills `before` if it returns 0 and `before` is not null.
+/// If `call` returns 0 and `before` is not null, `call` has filled `before`.
 unsafe fn change<A>(
-    (signal, cell): (c_int, usize),
+    signal: c_int,
+    cell: usize,
     mut ours: Option<A>,
     before: *mut A,
     handler: fn(&mut A) -> &mut sighandler_t,
@@ -277,7 +281,7 @@ fn installed_now(signal: c_int) -> Option<sighandler_t> {
 ///
 /// # Safety
 ///
-/// That of the function.
+/// The caller meets the requirements of the C library's function.
 unsafe fn replace(next: &Next<Replace>, signal: c_int, handler: sighandler_t) -> sighandler_t {
     let is_sigset = ptr::eq(next, &REPLACING[SIGSET]);
     let Some(next) = next.found() else { return libc::SIG_ERR };
@@ -286,8 +290,8 @@ unsafe fn replace(next: &Next<Replace>, signal: c_int, handler: sighandler_t) ->
         return unsafe { next(signal, handler) };
     };
     let (change, installed) = Change::begin(signal, cell, Some(handler));
-    // sigset(3) also changes the signal mask. Releasing the lock would restore the mask, so the
-    // lock is released first.
+    // sigset(3) also changes the signal mask. A release of the lock after the call would restore
+    // the old mask, so the lock is released before it.
     let lock = (!is_sigset).then_some(change);
     // SAFETY: the caller's promise.
     let before = unsafe { next(signal, installed) };
@@ -307,11 +311,11 @@ macro_rules! replacing {
             unsafe { [$(Next::new($symbol)),*] };
 
         $(
-            /// The function of that name.
+            /// The C library's function of this name, with an entry in place of the handler.
             ///
             /// # Safety
             ///
-            /// That of the function.
+            /// The caller meets the requirements of the C library's function.
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub unsafe extern "C" fn $name(signal: c_int, handler: sighandler_t) -> sighandler_t {
                 // SAFETY: the caller's promise.

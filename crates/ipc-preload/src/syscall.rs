@@ -1,9 +1,9 @@
-//! syscall(2) with the numbers of these calls.
+//! syscall(2) with the numbers of the calls that this library answers.
 //!
 //! The function is variadic in C. Its arguments are where a plain function with seven arguments has
-//! them: six in registers, the last one on the stack. For other numbers the function jumps to the C
-//! library's syscall(2), with the stack as the caller left it. So even clone(2) through syscall(2)
-//! works as without this library.
+//! them: six in registers, the last one on the stack. For numbers that this library does not
+//! answer, the function jumps to the C library's syscall(2), with the stack as the caller left it.
+//! So even clone(2) through syscall(2) works as without this library.
 //!
 //! Source: syscall(2); System V ABI, AMD64 supplement.
 
@@ -51,7 +51,7 @@ const CALLS: [c_long; 17] = [
     libc::SYS_mlockall,
 ];
 
-/// Calls after which the credentials are read again. By number they change the calling thread only.
+/// Calls after which the library reads the credentials again. They change the calling thread only.
 const REFRESHING: [c_long; 11] = [
     libc::SYS_setuid,
     libc::SYS_setgid,
@@ -66,16 +66,17 @@ const REFRESHING: [c_long; 11] = [
     libc::SYS_setfsuid,
 ];
 
-/// Calls that open a file, by their second argument. `proc` answers some of these files.
+/// Calls that open a file, with the path as their second argument. `proc` answers some of these
+/// files.
 const OPENING: [c_long; 2] = [libc::SYS_openat, libc::SYS_openat2];
 
-/// Calls that open a file by their first argument. Newer machines do not have them.
+/// Calls that open a file, with the path as their first argument. Newer machines do not have them.
 #[cfg(target_arch = "x86_64")]
 const OPENING_FIRST: [c_long; 2] = [libc::SYS_open, libc::SYS_creat];
 #[cfg(not(target_arch = "x86_64"))]
 const OPENING_FIRST: [c_long; 0] = [];
 
-/// A bit for each number below 512; set for numbers that this module handles.
+/// A bit for each number below 512. The bit is set if this module handles the number.
 #[cfg(target_arch = "x86_64")]
 static OURS: [u64; 8] = {
     let bits = with(&CALLS, with(&REFRESHING, [0; 8]));
@@ -92,10 +93,10 @@ const fn with(numbers: &[c_long], mut bits: [u64; 8]) -> [u64; 8] {
     bits
 }
 
-/// Looks up the function that this module interposes.
+/// Looks up the C library's syscall(2).
 pub(crate) fn resolve() {
     look_up();
-    // ORDERING: Relaxed. One thread so far, and later the same address.
+    // ORDERING: Relaxed. The process has one thread, and the value is an address of code.
     NEXT.store(SYSCALL.address(), Ordering::Relaxed);
 }
 
@@ -103,7 +104,7 @@ pub(crate) fn resolve() {
 ///
 /// # Safety
 ///
-/// That of the system call.
+/// The caller meets the requirements of the system call.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -137,7 +138,7 @@ pub unsafe extern "C" fn syscall(
 ///
 /// # Safety
 ///
-/// That of the system call.
+/// The caller meets the requirements of the system call.
 #[cfg(not(target_arch = "x86_64"))]
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn syscall(
@@ -153,12 +154,12 @@ pub unsafe extern "C" fn syscall(
     unsafe { dispatch(number, a, b, c, d, e, f) }
 }
 
-/// Handles the calls of this library, and passes on the rest. Arguments are truncated to their
-/// types, as in the kernel.
+/// Handles the calls of this library, and passes the others on. It truncates arguments to their
+/// types, as the kernel does.
 ///
 /// # Safety
 ///
-/// That of the system call.
+/// The caller meets the requirements of the system call.
 unsafe extern "C" fn dispatch(
     number: c_long,
     a: usize,
@@ -213,7 +214,7 @@ unsafe extern "C" fn dispatch(
         _ if OPENING.contains(&number) || OPENING_FIRST.contains(&number) => {
             let fd = next(a, b) as c_int;
             let path = if OPENING.contains(&number) { b } else { a };
-            // SAFETY: the kernel has read the path if there is a descriptor, which is new.
+            // SAFETY: if there is a descriptor, it is new, and the kernel has read the path.
             unsafe { files::descriptor(fd, pointer(path)) }
         }
         _ => {
@@ -235,7 +236,7 @@ fn pointer<T>(address: usize) -> *mut T {
 ///
 /// # Safety
 ///
-/// That of the system call.
+/// The caller meets the requirements of the system call.
 pub(crate) unsafe fn pass_on(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> c_long {
     let Some(next) = SYSCALL.found() else { return -1 };
     // SAFETY: the caller's promise.

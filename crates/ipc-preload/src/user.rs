@@ -1,4 +1,4 @@
-//! Memory of the program: what a call reads from it and writes to it.
+//! Memory of the program that a call reads or writes.
 //!
 //! The kernel returns `EFAULT` for a bad address. This library runs in the program, and an access
 //! to a bad address would end the program with `SIGSEGV`. The library installs no handler, since
@@ -13,24 +13,24 @@
 //! # Cost
 //!
 //! A check costs as much as the cheapest system call, more than an uncontended semop(2). So each
-//! thread remembers ranges that stay good:
+//! thread remembers ranges that stay accessible:
 //!
 //! - The stack: from the stack pointer at a check up to the highest address checked above it. While
 //!   the thread runs in this range, the memory above belongs to functions that have not returned.
-//! - The program and its heap: the last few ranges that were good below the break (brk(2)). A range
-//!   goes when the break falls below it.
+//! - The program's image and its heap: the last few accessible ranges below the program break
+//!   (brk(2)). The thread forgets a range when the break falls below it.
 //!
-//! Operations and messages mostly lie there. Other memory (mmap(2), the heaps of further threads)
-//! is checked with every call, once per page.
+//! Most operations and messages are on the stack, in the image or on the heap. Other memory
+//! (mmap(2), the heaps of further threads) is checked in every call, once per page.
 //!
 //! # Limits
 //!
 //! - If another thread unmaps the memory during the call, the program gets `SIGSEGV`.
-//! - If a program unmaps or protects a part of its own stack, image or heap that was checked
-//!   before, it gets `SIGSEGV`, too.
+//! - A program may unmap or protect a part of its own stack, image or heap that was checked before.
+//!   If it then passes that memory to a call, it gets `SIGSEGV`, too.
 //!
-//! Source: rt_sigprocmask(2), futex(2), brk(2); Abseil, `AddressIsReadable`, for the first of the
-//! checks.
+//! Source: rt_sigprocmask(2), futex(2), brk(2); Abseil, `AddressIsReadable`, for the check of a
+//! read.
 
 pub(crate) use corewalk_ipc::Access;
 use libc::{c_int, c_long};
@@ -46,7 +46,7 @@ const PAGE: usize = 4096;
 /// How far above the stack pointer an address counts as stack, in bytes.
 const STACK_MAX: usize = 128 << 10;
 
-/// `FUTEX_WAKE_OP` with the private flag, and what it does: add 0, and compare with something.
+/// `FUTEX_WAKE_OP` with the private flag, and its argument `ADD_ZERO`: add 0, and compare.
 const WAKE_OP: usize = 5 | 128;
 const ADD_ZERO: usize = 1 << 28;
 
@@ -60,11 +60,11 @@ struct Range {
     end: usize,
 }
 
-/// Ranges of the program and its heap that are remembered for each access. A loop of messages and
-/// `IPC_STAT` uses two or three.
+/// The number of remembered ranges of the image and heap, for each kind of access. A loop that
+/// sends messages and calls `IPC_STAT` uses two or three.
 const RANGES: usize = 4;
 
-/// Ranges of this thread that are good. All begin and end with pages.
+/// The accessible ranges that this thread remembers. All begin and end at page boundaries.
 struct Known {
     stack: Cell<Range>,
     /// Of the program and its heap: to be read, and to be written.
@@ -104,19 +104,19 @@ pub(crate) unsafe fn read<T: Copy>(from: usize) -> Result<T, Errno> {
 ///
 /// # Safety
 ///
-/// The program has given the address for this.
+/// The program has passed this address for the call to write to.
 pub(crate) unsafe fn write<T>(to: usize, value: T) -> Result<(), Errno> {
     check(to, size_of::<T>(), Access::Write)?;
-    // SAFETY: the memory can be written to, and the program expects that.
+    // SAFETY: the memory can be written to, and the program expects the call to write there.
     unsafe { ptr::with_exposed_provenance_mut::<T>(to).write_unaligned(value) };
     Ok(())
 }
 
-/// Checks that `bytes` bytes at an address are memory for this access.
+/// Checks that `bytes` bytes at an address allow this access.
 ///
 /// # Errors
 ///
-/// `EFAULT` if they are not.
+/// `EFAULT` if they do not.
 #[inline]
 pub(crate) fn check(address: usize, bytes: usize, access: Access) -> Result<(), Errno> {
     if bytes == 0 {
@@ -132,7 +132,7 @@ pub(crate) fn check(address: usize, bytes: usize, access: Access) -> Result<(), 
     if is_known { Ok(()) } else { ask(here, range, access) }
 }
 
-/// Returns an address in the frame of a function that has not returned.
+/// Returns an address on the stack, in the frame of the caller.
 #[inline]
 fn here() -> usize {
     let on_stack = 0_u8;
@@ -145,7 +145,7 @@ fn is_below_break(known: &[Range; RANGES], range: Range) -> bool {
     is_known && range.end <= program_break()
 }
 
-/// Returns the end of the heap as the C library knows it, which makes no system call.
+/// Returns the program break as the C library knows it, without a system call.
 fn program_break() -> usize {
     // SAFETY: the call takes a number, and an increment of 0 changes nothing.
     unsafe { libc::sbrk(0) }.addr()
@@ -154,7 +154,7 @@ fn program_break() -> usize {
 impl Range {
     const EMPTY: Range = Range { start: 0, end: 0 };
 
-    /// Returns true if the ranges have common addresses, or one follows the other.
+    /// Returns true if the ranges overlap or are adjacent.
     fn meets(self, other: Range) -> bool {
         self.start <= other.end && other.start <= self.end
     }
@@ -166,8 +166,8 @@ impl Range {
 }
 
 impl Known {
-    /// Remembers a range of the program or its heap, as a part of one that it meets, or in place of
-    /// the one that was noted first.
+    /// Remembers a range of the program's image or heap. It extends a remembered range that
+    /// overlaps or is adjacent, or else replaces the oldest one.
     fn note_heap(&self, access: Access, range: Range) {
         let mut known = self.heap[access as usize].get();
         match known.iter_mut().find(|known| known.meets(range)) {
@@ -180,11 +180,12 @@ impl Known {
         self.heap[access as usize].set(known);
     }
 
-    /// Remembers that a range above `here` is a part of the stack, if all between is memory.
-    /// Returns true if it is.
+    /// Remembers `range` as a part of the stack, if all memory from `here` to its end is
+    /// accessible. Returns true if it is.
     fn note_stack(&self, here: usize, range: Range) -> bool {
-        // SAFETY: the function takes nothing. The C library keeps a thread at the end of its stack,
-        // but for the first one.
+        // SAFETY: the function takes no argument. The C library keeps the `struct pthread` of a
+        // thread, other than the first, at the upper end of its stack. So higher addresses are not
+        // stack.
         let thread = unsafe { libc::pthread_self() } as usize;
         let is_beyond = here < thread && thread < range.end;
         if range.start < here || range.end - here > STACK_MAX || is_beyond {
@@ -200,7 +201,7 @@ impl Known {
     }
 }
 
-/// Checks a range by system calls, and remembers it if it stays good.
+/// Checks a range by system calls, and remembers it if it is stack, image or heap.
 #[cold]
 fn ask(here: usize, range: Range, access: Access) -> Result<(), Errno> {
     if KNOWN.with(|known| known.note_stack(here, range)) {
@@ -223,7 +224,7 @@ fn pages(range: Range) -> Range {
     Range { start: range.start & !(PAGE - 1), end }
 }
 
-/// Returns true if all of a range, which is not empty, is memory for this access.
+/// Returns true if all pages of a range, which is not empty, allow this access.
 fn is_good(range: Range, access: Access) -> bool {
     let next = |at: &usize| (at & !(PAGE - 1)).checked_add(PAGE).filter(|next| *next < range.end);
     std::iter::successors(Some(range.start), next).all(|at| match access {
@@ -234,7 +235,8 @@ fn is_good(range: Range, access: Access) -> bool {
 
 /// Returns true if the byte at an address can be read.
 fn is_readable(address: usize) -> bool {
-    // Address 0 means "no set" to the kernel, so the next word is checked. It is on the same page.
+    // Address 0 means "no set" to the kernel, so `is_readable` checks the next word of that page
+    // instead.
     let (unknown, set) = (usize::MAX, (address & !(SIGSET_BYTES - 1)).max(SIGSET_BYTES));
     // SAFETY: the call reads the set and refuses to do anything with it.
     let asked = unsafe { kernel(libc::SYS_rt_sigprocmask, [unknown, set, 0, SIGSET_BYTES, 0, 0]) };
@@ -245,20 +247,20 @@ fn is_readable(address: usize) -> bool {
 fn is_writable(address: usize) -> bool {
     let own = 0_u32;
     let (own, word) = (ptr::from_ref(&own).expose_provenance(), address & !(size_of::<u32>() - 1));
-    // SAFETY: the call wakes no thread at our word, and adds nothing to the other.
+    // SAFETY: the call wakes no thread, because none waits at `own`, and adds 0 to the other word.
     let asked = unsafe { kernel(libc::SYS_futex, [own, WAKE_OP, 0, 0, word, ADD_ZERO]) };
     asked != Some(libc::EFAULT)
 }
 
-/// Makes a system call; returns its errno if it fails. The program's errno stays as it is.
+/// Makes a system call, and returns its errno if it fails. The program's errno does not change.
 ///
 /// # Safety
 ///
-/// That of the call.
+/// The caller meets the requirements of the system call.
 unsafe fn kernel(number: c_long, arguments: [usize; 6]) -> Option<c_int> {
     // SAFETY: the function takes nothing and returns the calling thread's errno.
     let errno = unsafe { libc::__errno_location() };
-    // SAFETY: it is valid as long as the thread lives.
+    // SAFETY: the address of errno is valid as long as the thread lives.
     let before = unsafe { errno.read() };
     // SAFETY: the caller's promise.
     let result = unsafe { syscall::pass_on(number, arguments) };

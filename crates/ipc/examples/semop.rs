@@ -1,9 +1,10 @@
-//! Measures nanoseconds per semop(2), for corewalk and for the kernel. Threads use their own
-//! semaphores, random ones or the same one, with undo, or with two operations per call.
+//! Measures nanoseconds per semop(2), for corewalk and for the kernel. In each row, the threads use
+//! different semaphores, random ones or the same one. Rows also differ in undo and in the number of
+//! operations per call.
 //!
 //! `cargo run --release -p corewalk-ipc --example semop [seconds per row] [--shared]`. Rounds of
 //! corewalk and of the kernel alternate. A row has the median of five rounds. With `--shared` the
-//! namespace is in a file, and each thread is a task of its own, as a process would be.
+//! namespace is in a file, and each thread is its own task, as if it were a process.
 //!
 //! Source: Rik van Riel's semop-multi, as document 002 uses it.
 
@@ -66,8 +67,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Runs `pair` until `time` is over. A pair is two calls: one adds to a semaphore, and one takes it
-/// back. Returns nanoseconds per call.
+/// Calls `pair` until `time` is over. A pair is two calls: one adds to a semaphore, and the other
+/// takes that away again. Returns nanoseconds per call.
 fn timed(time: Duration, mut pair: impl FnMut()) -> f64 {
     let start = Instant::now();
     let mut calls = 0u32;

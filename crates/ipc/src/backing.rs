@@ -1,18 +1,18 @@
 //! The memory of segments.
 //!
-//! A segment has a name that no other segment of the namespace ever gets. So the memory of an older
-//! segment with the same id is never used for it (trap I10). In one process the memory is a memfd.
-//! If processes share a namespace, the host provides files that all of them can open.
+//! A segment has a name that no other segment of the namespace ever gets. So a new segment with the
+//! same id never gets the memory of an older one (trap I10). In one process the memory is a memfd.
+//! If processes share a namespace, the host program must supply files that all of them can open.
 //!
 //! # Holds
 //!
 //! A forked child has the mappings of its parent before it is counted. If the parent is killed
 //! then, no record shows that the child has the segments. So if processes share a namespace, a task
 //! with attaches has a *hold*: an open file with a lock (flock(2)), which the host maps. Each child
-//! gets that mapping too, however it is created, and removes it once it is counted. execve(2) and
+//! inherits that mapping, however it is created, and removes it once it is counted. execve(2) and
 //! the end of the process also remove it. So the lock of a dead task exists exactly as long as an
-//! uncounted process has its attaches. Until then the attaches are kept. The parent cannot record
-//! the child instead, since it does not know the child's pid before the child exists.
+//! uncounted process has its attaches. Until then nattch counts the attaches. The parent cannot
+//! record the child instead, since it does not know the child's pid before the child exists.
 //!
 //! Source: flock(2), mmap(2); memfd_create(2), sysinfo(2); proc(5) `overcommit_memory`.
 
@@ -25,12 +25,12 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// The name of a segment, unique among all segments that a namespace has ever had.
+/// The name of a segment. It is unique among all segments that a namespace has ever had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SegmentName {
     /// The index of its slot.
     pub index: u32,
-    /// The serial number among the segments of this slot.
+    /// The serial number of the segment among all segments of this slot.
     pub serial: u64,
 }
 
@@ -45,8 +45,8 @@ pub enum Access {
 
 /// Creates, opens and removes the memory of segments.
 ///
-/// `create`, `remove`, `is_held` and `forget` may be called under a lock of the namespace. So they
-/// must not call the namespace.
+/// The namespace may call `create`, `remove`, `is_held` and `forget` under one of its locks. So
+/// they must not call the namespace.
 #[expect(unused_variables, reason = "a default has no holds")]
 pub trait Backing: Send + Sync {
     /// Creates the memory of a new segment: `size_bytes` zero bytes.
@@ -65,10 +65,12 @@ pub trait Backing: Send + Sync {
 
     /// Removes the memory of a segment. Existing mappings stay. Returns true if the memory is gone.
     ///
-    /// Returns false if the caller may not remove it. Other tasks are asked later.
+    /// Returns false if the caller may not remove the memory. The namespace then calls this again
+    /// for other tasks.
     ///
-    /// After a process was killed this may be called again for the same segment, also by two tasks
-    /// at once, or for a segment without memory. It must then do nothing.
+    /// After a process was killed, the namespace may call this again for the same segment, also
+    /// from two tasks at once. It may also call it for a segment without memory. The call must then
+    /// do nothing.
     fn remove(&self, name: SegmentName) -> bool;
 
     /// Returns the hold of the task with number `task`. The host maps it while the task has
@@ -76,23 +78,25 @@ pub trait Backing: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Those of open(2) and flock(2). Without a hold an uncounted child is not noticed.
+    /// The errors of open(2) and flock(2). Without a hold, the namespace does not notice an
+    /// uncounted child.
     fn hold(&self, task: u32) -> Result<OwnedFd, Errno> {
         Err(Errno::OPNOTSUPP)
     }
 
     /// Returns true if a process has the hold of the task with number `task`, or if that is
-    /// unknown. Called for a dead task with attaches.
+    /// unknown. The namespace calls this for a dead task with attaches.
     fn is_held(&self, task: u32) -> bool {
         false
     }
 
-    /// The task with number `task` has no attaches and will have none, so its hold can be removed.
+    /// Called when the task with number `task` has no attaches and gets none any more. The hold can
+    /// be removed.
     fn forget(&self, task: u32) {}
 }
 
-/// The backing of a process that uses no segments, in a namespace where other processes may use
-/// them. It has no access to the memory. So it can neither remove memory nor see holds.
+/// The backing of a process that does not use segments, in a namespace whose other processes may
+/// use them. It has no access to the memory, so it can neither remove memory nor see holds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoBacking;
 
@@ -141,7 +145,7 @@ impl Backing for Memfds {
         Ok(())
     }
 
-    /// Returns the segment's only descriptor, for either access.
+    /// Returns the segment's only descriptor, which allows reading and writing.
     fn open(&self, name: SegmentName, _: Access) -> Result<Arc<OwnedFd>, Errno> {
         self.files.lock().get(&name).map(Arc::clone).ok_or(Errno::NOMEM)
     }
@@ -153,12 +157,12 @@ impl Backing for Memfds {
     }
 }
 
-/// Lengthens an empty file. This checks the limit of `ulimit -f` itself. The kernel would send
-/// SIGXFSZ, which ends the process unless the program handles it.
+/// Lengthens an empty file. It first checks the limit of `ulimit -f` itself, because the kernel
+/// would send SIGXFSZ, which ends the process unless the program handles it.
 ///
 /// # Errors
 ///
-/// `EFBIG` if the length is over the limit, and those of ftruncate(2).
+/// `EFBIG` if the length is over the limit, and the errors of ftruncate(2).
 pub(crate) fn lengthen(file: impl AsFd, len: u64) -> Result<(), Errno> {
     if getrlimit(Resource::Fsize).current.is_some_and(|most| len > most) {
         return Err(Errno::FBIG);

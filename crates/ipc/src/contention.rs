@@ -1,11 +1,12 @@
 //! Counts of waits for other calls, like those of the kernel's lock_stat.
 //!
 //! A wait begins when a call finds a lock held or a word frozen. It ends when the call has the lock
-//! or the word, or goes on to the lock of the set. A compare-exchange that fails is tried again and
-//! does not count. A wait for a larger semaphore or for a message does not count either.
+//! or the word, or goes on to the lock of the set. A failed compare-exchange is not counted, since
+//! the call tries again at once. A wait for a semaphore's value or for a message is not counted
+//! either.
 //!
-//! Only slow paths read the clock, and only with [`NamespaceOptions::is_contention_counted`]: two
-//! reads take as long as a lock is held.
+//! Only slow paths read the clock, and only with [`NamespaceOptions::is_contention_counted`]. Two
+//! reads of the clock take as long as a lock is held.
 //!
 //! Source: Linux `Documentation/locking/lockstat.rst`, `contentions` and `waittime-total`.
 //!
@@ -20,15 +21,15 @@ use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 pub struct Contention {
     /// How often a call found a lock held, or a semaphore frozen.
     pub contentions: u64,
-    /// The wall-clock time of all these waits together, in nanoseconds.
+    /// The sum of the wall-clock times of all these waits, in nanoseconds.
     pub waited_ns: u64,
 }
 
-/// The counts of a namespace in this process.
+/// The counts of waits in this process, for one namespace.
 #[derive(Default)]
 pub(crate) struct Counts {
     is_counted: bool,
-    /// On lines of their own, apart from the fields that every call reads.
+    /// The counts have their own cache lines, apart from the fields that every call reads.
     sums: CachePadded<Sums>,
 }
 
@@ -38,7 +39,7 @@ struct Sums {
     waited_ns: AtomicU64,
 }
 
-/// A wait that is counted when it ends.
+/// A wait that is being counted. Its drop ends the wait.
 pub(crate) struct Waits<'c> {
     sums: &'c Sums,
     start_ns: u64,
@@ -49,7 +50,7 @@ impl Counts {
         Self { is_counted, ..Self::default() }
     }
 
-    /// Begins a wait, which lasts until what is returned is dropped.
+    /// Begins a wait, which ends when the result is dropped. Returns none if waits are not counted.
     #[inline]
     pub(crate) fn begin(&self) -> Option<Waits<'_>> {
         self.is_counted.then(|| Waits { sums: &self.sums, start_ns: futex::now().monotonic_ns })

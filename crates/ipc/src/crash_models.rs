@@ -1,13 +1,13 @@
-//! Crash models: a task is killed before each store of a call, and recovery before each of its
-//! stores.
+//! Crash models: a task is killed before each store of its call, and the recovering task before
+//! each store of recovery.
 //!
 //! A [`Case`] prepares a semaphore set, and names the call of the victim. The victim is the task
 //! that is killed. Two runs without a kill give the expected states: the victim dies before its
 //! call, or after it. After each kill, the namespace must be in one of these two states, and
 //! [`audit`] must find nothing wrong.
 //!
-//! The controls leave out one step of recovery each. In one, recovery finds no logs. In the other,
-//! the locks of dead tasks are free, and recovery repairs nothing.
+//! Each control leaves out one step of recovery, and the check must fail. In one control, recovery
+//! finds no logs. In the other, the locks of dead tasks count as free, so recovery repairs nothing.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
 
@@ -25,7 +25,7 @@ use crate::{
 
 const KEY: i32 = 77;
 
-/// The limit for the stores of one call.
+/// The limit for the number of stores of one call.
 const STORES_MAX: u64 = 3000;
 
 struct World {
@@ -91,12 +91,13 @@ impl World {
         while task.waiting() == 0 {
             thread::yield_now();
         }
-        // The task waits, but it may still hold the set's lock. This call takes the lock after it.
+        // The task waits, but it may still hold the set's lock. This call needs that lock, so it
+        // returns later.
         self.survivor.sem_getncnt(self.id, 0).unwrap();
         self.waiters.push(Waiter { task, thread });
     }
 
-    /// Ends the victim as a kill of its process does.
+    /// Ends the victim in the way that a kill of its process would.
     fn kill_victim(&mut self) {
         kill(self.victim.take().unwrap());
     }
@@ -112,15 +113,16 @@ impl World {
         }
     }
 
-    /// Lets a survivor recover. Returns the state then, or a description of the fault.
+    /// Runs recovery as the survivor. Returns the state afterwards, or a description of the fault.
     fn settle(&self) -> Result<Seen, String> {
         self.namespace.recover().map_err(|errno| format!("recover: {errno}"))?;
         let seen = self.seen();
-        // A call that is no longer counted as waiting returns soon, and frees its wait node.
+        // A call that does not count as waiting any more returns soon, and frees its wait node.
         let told = self.waiters.iter().filter(|waiter| waiter.task.waiting() == 0);
         for waiter in told {
             while !waiter.thread.is_finished() {
-                // The task that ended the wait may have been killed before its wake-up.
+                // The task that completed the call may have been killed before it woke the waiting
+                // task.
                 wake_waiting(&waiter.task);
                 thread::yield_now();
             }
@@ -130,7 +132,7 @@ impl World {
     }
 
     fn end(self) {
-        // The set may be removed already, which ended its waiting calls.
+        // If the set is removed already, this fails, and the removal has ended the waiting calls.
         let _gone = self.survivor.sem_rmid(self.id);
         for waiter in self.waiters {
             while !waiter.thread.is_finished() {
@@ -142,7 +144,7 @@ impl World {
     }
 }
 
-/// Wakes the waiting calls of a task, so that a test need not wait for the end of their sleeps.
+/// Wakes the waiting calls of a task, so that a test need not wait until their sleeps end.
 fn wake_waiting(task: &Task) {
     task.waiting.each(|node| {
         let status = &task.shared.region.line(node)[crate::status::STATUS];
@@ -150,13 +152,13 @@ fn wake_waiting(task: &Task) {
     });
 }
 
-/// Kills a task: the only store is the one that marks its process as gone.
+/// Kills a task: runs its drop, but allows no store after the one that marks its process as gone.
 pub(crate) fn kill(task: Task) {
     crate::task_line::forget_process(&task.shared, task.owner.index);
     crash::run(0, || drop(task));
 }
 
-/// The step of recovery that is left out.
+/// The step of recovery that a control leaves out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     Whole,
@@ -174,7 +176,7 @@ impl Protocol {
     }
 }
 
-/// Returns the expected states: the victim dies before its call, or after it.
+/// Returns the two allowed states: the victim died before its call, or after it.
 fn expected(case: Case) -> [Seen; 2] {
     [false, true].map(|acts| {
         let mut world = World::new(case);
@@ -188,7 +190,8 @@ fn expected(case: Case) -> [Seen; 2] {
     })
 }
 
-/// Kills the victim before each store. Returns the number of stores, or a description of the fault.
+/// Kills the victim before each store of its call. Returns the number of stores, or a description
+/// of the fault.
 fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     let expected = expected(case);
     for stores in 0..STORES_MAX {
@@ -210,8 +213,8 @@ fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     Err(format!("{} never ends", case.name))
 }
 
-/// Kills the victim before each store. For each of these kills, kills the recovering task before
-/// each of its stores. Returns the number of pairs.
+/// Kills the victim before each store, and then the recovering task before each of its stores.
+/// Returns the number of pairs of kills.
 fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
     let expected = expected(case);
     let mut count = 0;
@@ -224,7 +227,7 @@ fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
             world.kill_victim();
             let second = world.namespace.register(Cred::root(), 3).unwrap();
             let recovered = crash::run(more, || {
-                // This task uses the set, and then reaps dead tasks.
+                // This call uses the set, and `reap_all` then reaps the dead tasks.
                 second.sem_getall(world.id).ok();
                 crate::recover::reap_all(&second.shared, second.owner).ok();
             });
@@ -291,8 +294,8 @@ const CASES: [Case; 14] = [
         prepare: |world| {
             let one = [SemBuf::new(0, 1, SemFlags::UNDO)];
             world.victim().semop(world.id, &one).unwrap();
-            // Below, `GETALL` freezes the word under the set's lock, between the freezes of two
-            // operations.
+            // In this case, `GETALL` freezes the word under the set's lock between two operations
+            // of the victim, which freeze it too.
             world.victim().semop(world.id, &one).unwrap();
             world.survivor.sem_getall(world.id).unwrap();
         },

@@ -1,4 +1,4 @@
-//! Shared code of the `*get` and `*ctl` calls.
+//! Code that the `*get` and `*ctl` calls of all kinds share.
 //!
 //! Source: Linux `ipc/util.c` (`ipcget_public`, `ipcctl_obtain_check`); svipc(7).
 
@@ -18,7 +18,7 @@ pub const IPC_STAT: i32 = 2;
 /// Reads the limits.
 pub const IPC_INFO: i32 = 3;
 
-/// The number by which a command names its object.
+/// How a command names its object: by id, or by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
     /// The id.
@@ -33,21 +33,21 @@ pub(crate) enum By {
 pub(crate) struct Totals {
     /// The number of objects.
     pub(crate) objects: u32,
-    /// The sum that a limit of the kind bounds.
+    /// The sum that a limit of the kind bounds, such as the number of semaphores.
     pub(crate) used: u64,
     /// The highest index in use, or 0.
     pub(crate) index_max: u32,
 }
 
-/// Returns the id of the object with `key`, or of a new one.
+/// Returns the id of the object with `key`, or creates an object and returns its id.
 ///
-/// `check` checks an existing object before its permissions are checked. `make` makes a new object
-/// with the given owner and mode.
+/// If an object exists, `check` is called before its permissions are checked. Otherwise `make`
+/// creates an object with the given owner and mode.
 ///
 /// # Errors
 ///
-/// `ENOENT` without `CREATE`, `EEXIST` with `EXCLUSIVE`, `EACCES`, and those of `check`, `make` and
-/// the hook.
+/// `ENOENT` without `CREATE`, `EEXIST` with `EXCLUSIVE`, `EACCES`, and the errors of `check`,
+/// `make` and the hook.
 pub(crate) fn ipcget(
     task: &Task,
     ids: &IdsGuard<'_>,
@@ -73,11 +73,11 @@ pub(crate) fn ipcget(
     Ok(object.id())
 }
 
-/// Checks the owner and the group that `IPC_SET` is to store.
+/// Checks the owner and the group that the caller passes to `IPC_SET`.
 ///
 /// # Errors
 ///
-/// `EINVAL` for `-1`.
+/// `EINVAL` if one of them is `-1`.
 pub(crate) fn are_ids(uid: u32, gid: u32) -> Result<(), Errno> {
     if uid == u32::MAX || gid == u32::MAX { Err(Errno::INVAL) } else { Ok(()) }
 }
@@ -95,17 +95,17 @@ impl Task {
         }
     }
 
-    /// Asks the hook whether an object may be made.
+    /// Asks the hook whether the task may create an object.
     pub(crate) fn may_alloc(&self, perm: &Perm) -> Result<(), Errno> {
         self.ask(|hook, cred| hook.alloc(cred, perm))
     }
 
-    /// Returns the object of a command that needs the permission bits in `flag`.
-    /// Analogous to Linux's `ipc_obtain_object_check`.
+    /// Returns the object of a command that needs the permission bits in `flag`. Analogous to
+    /// Linux's `ipc_obtain_object_check`.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is none, `EACCES`, and those of the hook.
+    /// `EINVAL` if there is no such object, `EACCES`, and the errors of the hook.
     pub(crate) fn obtain(
         &self,
         ids: Ids<'_>,
@@ -128,12 +128,12 @@ impl Task {
     }
 
     /// Returns the object of a command that only its owner may give. The caller holds the lock of
-    /// the kind, so the object stays. It needs no lock of the object.
-    /// Analogous to Linux's `ipcctl_pre_down_nolock` and `ipcctl_obtain_check`.
+    /// the kind, so the object stays. It needs no lock of the object. Analogous to Linux's
+    /// `ipcctl_pre_down_nolock` and `ipcctl_obtain_check`.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is none, `EPERM` for others, and those of the hook.
+    /// `EINVAL` if there is no such object, `EPERM` for other users, and the errors of the hook.
     pub(crate) fn obtain_own(
         &self,
         ids: &IdsGuard<'_>,
@@ -148,11 +148,11 @@ impl Task {
         Ok(object)
     }
 
-    /// Returns the totals of a kind, for the command `cmd`.
+    /// Returns the totals of a kind, such as the number of objects, for the command `cmd`.
     ///
     /// # Errors
     ///
-    /// Those of the hook, and `EIO` if the lock of the kind cannot be acquired.
+    /// The errors of the hook, and `EIO` if the lock of the kind cannot be acquired.
     pub(crate) fn totals(&self, ids: Ids<'_>, cmd: i32) -> Result<Totals, Errno> {
         self.ask(|hook, cred| (ids.kind.may_ctl)(hook, cred, None, cmd))?;
         let ids = ids.lock()?;

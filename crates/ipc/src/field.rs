@@ -1,15 +1,15 @@
 //! Words whose ordering comes from a lock, and pairs of numbers in one word.
 //!
-//! Most words of the region are read and written under a lock, or in a section of a sequence
-//! count: the lock or the count orders them, and the access itself may be relaxed. It is atomic
-//! all the same, since the other side of a shared mapping keeps no rules.
+//! Most words of the region are read and written under a lock, or in a section of a sequence count.
+//! The lock or the count orders them, so the access itself may be relaxed. It must be atomic all
+//! the same, since another process may write to the shared mapping at any time.
 //!
 //! Source: `docs/developing/style.md` section 4.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 
-/// Returns a word that a lock or a sequence count protects.
+/// Returns the value of a word that a lock or a sequence count protects.
 #[inline]
 pub(crate) fn get(word: &AtomicU64) -> u64 {
     // ORDERING: Relaxed. The caller's lock or sequence count orders it.
@@ -23,12 +23,12 @@ pub(crate) fn put(word: &AtomicU64, value: u64) {
     word.store(value, Ordering::Relaxed);
 }
 
-/// Returns the error with this number; a number that no error has is `EIO`.
+/// Returns the error with this number, or `EIO` for a number that is not an errno.
 pub(crate) fn errno_of(number: i32) -> Errno {
     if (1..=4095).contains(&number) { Errno::from_raw_os_error(number) } else { Errno::IO }
 }
 
-/// Returns the word of a low and a high half.
+/// Returns a word with the given low half and high half.
 #[inline]
 pub(crate) const fn pair(low: u32, high: u32) -> u64 {
     low as u64 | (high as u64) << 32

@@ -1,27 +1,29 @@
-//! The file of a namespace that several processes share: how it is made, joined and refused.
+//! The file of a namespace that several processes share: how a process creates, joins or refuses
+//! it.
 //!
-//! The file contains the region, line for line. Its header describes it. The header is checked
-//! against the size of the file before anything is mapped. The mapped region is accessed only by
-//! bounds-checked line numbers.
+//! The file contains the region, line for line. The header describes the region. A process checks
+//! the header against the size of the file before it maps anything. It accesses the mapped region
+//! only by bounds-checked line numbers.
 //!
 //! # Making and joining
 //!
 //! A process makes a namespace under flock(2), which the kernel releases if the process dies. The
 //! maker writes the magic number last. So no process has joined a file that is empty or has no
-//! magic number, and the next process makes it anew. To join takes no lock. The file is sparse:
-//! unused lines take no memory.
+//! magic number, and the next process makes the namespace anew. A process that joins takes no lock.
+//! The file is sparse: unused lines take no memory.
 //!
 //! # Refused files
 //!
-//! - A file of another boot: its processes ended with their machine, or are on another one.
-//! - A file of another pid namespace: a pid tells whether a process is alive. A child that is
-//!   forked into another pid namespace has its parent's mapping. It is refused when it registers
+//! - A file from before the last boot, or from another machine: the processes that used it have
+//!   ended, or run elsewhere.
+//! - A file of another pid namespace: pids would not tell which processes are alive. A child that
+//!   is forked into another pid namespace has its parent's mapping. Its registration fails
 //!   ([`is_in_other_pid_namespace`]).
 //! - A file of another user, unless the caller is root: a user with write access can make calls
 //!   return anything.
 //!
-//! A file that is truncated while it is mapped kills each process that uses it by `SIGBUS`. A memfd
-//! is sealed against that. Other files are not protected.
+//! If a file is truncated while it is mapped, each process that uses it gets `SIGBUS`. A memfd is
+//! sealed against that. Other files are not protected.
 //!
 //! Source: flock(2), memfd_create(2) `F_SEAL_SHRINK`, pid_namespaces(7).
 
@@ -49,7 +51,7 @@ use crate::task_line::LAST_GENERATION;
 /// The magic number of a complete namespace.
 const MAGIC: u64 = u64::from_le_bytes(*b"corewlk\x01");
 
-/// The version of the region's format. It changes with every change of the format.
+/// The version of the region's format. Every change of the format raises it.
 const VERSION: u64 = 9;
 
 const LINE_BYTES: u64 = 64;
@@ -77,9 +79,9 @@ pub enum OpenError {
     NotANamespace,
     /// The file was made by another version of this library.
     OtherVersion,
-    /// The header contradicts itself or the size of the file.
+    /// The words of the header contradict each other, or the size of the file.
     Damaged,
-    /// The file is from before the last start of this machine, or from another machine.
+    /// The file was made before the last boot of this machine, or on another machine.
     OtherBoot,
     /// The file belongs to another pid namespace.
     OtherPidNamespace,
@@ -136,7 +138,8 @@ impl OpenError {
     }
 }
 
-/// The shape of a namespace: that of an existing file, or the wanted one.
+/// The capacity and limits of a namespace: those of an existing file, or those that the caller
+/// wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) capacity: Capacity,
@@ -167,7 +170,7 @@ words_of!(
     is_shm_rmid_forced
 );
 
-/// Opens or makes the file at `path`. Refuses a file of another user.
+/// Opens the file at `path`, or creates it. Refuses a file of another user.
 pub(crate) fn open_path(path: &Path) -> Result<OwnedFd, OpenError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = open(path, flags, Mode::RUSR | Mode::WUSR)?;
@@ -179,7 +182,7 @@ pub(crate) fn open_path(path: &Path) -> Result<OwnedFd, OpenError> {
     Ok(file)
 }
 
-/// Maps the namespace in a file. Makes one with `wanted` if the file has none.
+/// Maps the namespace in a file. If the file has none, makes one of the shape `wanted`.
 pub(crate) fn map(file: BorrowedFd<'_>, wanted: Shape) -> Result<(Region, Shape), OpenError> {
     if FileType::from_raw_mode(fstat(file)?.st_mode) != FileType::RegularFile {
         return Err(OpenError::NotANamespace);
@@ -195,7 +198,7 @@ pub(crate) fn map(file: BorrowedFd<'_>, wanted: Shape) -> Result<(Region, Shape)
     let layout = Layout::new(&wanted.capacity)?;
     let mut words = [0; HEADER_WORDS];
     let size = read_header(file, &mut words)?;
-    // A maker that died has left no magic number, and the size that this process would choose.
+    // A maker that died has left no magic number, and the file size that this process would choose.
     let is_unfinished = words[MAGIC_AT] == 0 && size == u64::from(layout.lines) * LINE_BYTES;
     if size == 0 || is_unfinished {
         return make(file, wanted, &layout);
@@ -203,17 +206,18 @@ pub(crate) fn map(file: BorrowedFd<'_>, wanted: Shape) -> Result<(Region, Shape)
     Err(OpenError::NotANamespace)
 }
 
-/// Maps the namespace in a file, or returns none if the file has no complete one.
+/// Maps the namespace in a file. Returns none if the file has no complete namespace.
 ///
-/// This needs no lock, since the magic number is written last. So processes that share one open
-/// file, and with it the lock of flock(2), can join too.
+/// The maker writes the magic number last, so this takes no lock. So a process can also join if it
+/// shares one open file with the maker, and with it the lock of flock(2).
 fn join(file: BorrowedFd<'_>) -> Result<Option<(Region, Shape)>, OpenError> {
     let mut words = [0; HEADER_WORDS];
     read_header(file, &mut words)?;
     if words[MAGIC_AT] != MAGIC {
         return Ok(None);
     }
-    // The other words may be older than the magic number. So read them again after it.
+    // The other words may have been read before the maker wrote them. So read them again after the
+    // magic number.
     read_header(file, &mut words)?;
     let shape = validate(file, &words)?;
     let layout = Layout::new(&shape.capacity).map_err(|_| OpenError::Damaged)?;
@@ -226,15 +230,16 @@ fn map_lines(file: BorrowedFd<'_>, lines: u32) -> Result<Region, OpenError> {
     Region::shared(file, lines).map_err(error)
 }
 
-/// Makes a namespace in an empty file, or in one whose maker has died.
+/// Makes a namespace in an empty file, or in a file whose maker has died.
 fn make(file: BorrowedFd<'_>, shape: Shape, layout: &Layout) -> Result<(Region, Shape), OpenError> {
     lengthen(file, u64::from(layout.lines) * LINE_BYTES)?;
-    // A file that cannot be sealed is used without a seal.
+    // If the file cannot be sealed, it is used without a seal.
     let _sealed = fcntl_add_seals(file, SealFlags::SHRINK);
     let region = map_lines(file, layout.lines)?;
     if let Err(error) = layout.fixed().into_iter().try_for_each(|lines| region.reserve(lines)) {
         drop(region);
-        // Give back the reserved space. An empty file can be made anew.
+        // Empty the file, so that its reserved space is free and another process can make the
+        // namespace.
         let _emptied = ftruncate(file, 0);
         return Err(OpenError::Os(Errno::from_io_error(&error).unwrap_or(Errno::NOSPC)));
     }
@@ -247,13 +252,13 @@ fn make(file: BorrowedFd<'_>, shape: Shape, layout: &Layout) -> Result<(Region, 
     set(BOOT_AT + 1, boot[1]);
     shape.capacity.words().into_iter().zip(CAPACITY_AT..).for_each(|(word, at)| set(at, word));
     shape.limits.words().into_iter().zip(LIMITS_AT..).for_each(|(word, at)| set(at, word));
-    // ORDERING: Release. The header is complete before the magic number, also for processes that
-    // read the file without its lock.
+    // ORDERING: Release. A process that reads the magic number, also without the lock of the file,
+    // then reads a complete header.
     region.line(HEADER)[MAGIC_AT].store(MAGIC, Ordering::Release);
     Ok((region, shape))
 }
 
-/// Returns the shape in the header, if the header fits the file, this boot and this pid namespace.
+/// Returns the shape in the header. The header must fit the file, this boot and this pid namespace.
 fn validate(file: BorrowedFd<'_>, words: &[u64; HEADER_WORDS]) -> Result<Shape, OpenError> {
     if words[MAGIC_AT] != MAGIC {
         return Err(OpenError::NotANamespace);
@@ -299,7 +304,7 @@ fn read_header(file: BorrowedFd<'_>, words: &mut [u64; HEADER_WORDS]) -> Result<
     Ok(size)
 }
 
-/// Returns the boot id, or zeroes if it cannot be read.
+/// Returns the boot id of the kernel, or zeroes if it cannot be read.
 fn boot_id() -> [u64; 2] {
     let text = read_small("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(32).collect();
@@ -310,9 +315,9 @@ fn boot_id() -> [u64; 2] {
     [half(0), half(16)]
 }
 
-/// Returns true if a program is known to be in another pid namespace than the users of the file. A
-/// process that has the file mapped forked it there. If `/proc` cannot be read, as in an empty root
-/// directory, nothing is known.
+/// Returns true if a program is known to be in another pid namespace than the users of the file. It
+/// then was forked there by a process that has the file mapped. If `/proc` cannot be read, as in an
+/// empty root directory, the pid namespace is not known.
 pub(crate) fn is_in_other_pid_namespace(region: &Region, program: &Program) -> bool {
     let (theirs, own) = (get(&region.line(HEADER)[PIDNS_AT]), program.pid_namespace);
     theirs != 0 && own != 0 && theirs != own
@@ -340,7 +345,7 @@ impl<'f> FileLock<'f> {
 
 impl Drop for FileLock<'_> {
     fn drop(&mut self) {
-        // This cannot fail, since the file is open.
+        // The unlock cannot fail, since the file is open.
         let _unlocked = flock(self.file, FlockOperation::Unlock);
     }
 }
@@ -352,8 +357,8 @@ mod tests {
     use super::*;
     use crate::{Cred, Namespace, NamespaceOptions};
 
-    /// The state of a child that was forked into another pid namespace and has its parent's
-    /// mapping.
+    /// A child that was forked into another pid namespace must not be registered, although it has
+    /// its parent's mapping.
     #[test]
     fn process_in_another_pid_namespace_is_not_registered() {
         let capacity = Capacity { tasks: 4, ..Capacity::LEAST };
@@ -371,7 +376,7 @@ mod tests {
         assert_eq!(parent.fork(2).err(), refused);
         assert_eq!(namespace.recover().err(), refused);
         assert_eq!(namespace.pids().len(), 1, "a refused call took a task line");
-        // The pid namespace is unknown, or the same.
+        // If the pid namespace is unknown (0), or the file's own, the process is registered.
         for known in [0, own] {
             put(word, known);
             assert!(namespace.register(Cred::root(), 2).is_ok());

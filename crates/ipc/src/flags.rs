@@ -1,15 +1,17 @@
 //! Flags of the calls, one type for each family. Their bits are those of the system calls.
 //!
-//! A front end makes them from the words of a program with `from_bits_retain`. So bits without a
-//! name reach a [`SecurityHook`](crate::SecurityHook), and have no effect otherwise, as in Linux.
+//! A front end makes a value with `from_bits_retain` from the word that a program passes. So
+//! unknown bits reach a [`SecurityHook`](crate::SecurityHook). Otherwise they have no effect, as in
+//! Linux.
 
 use bitflags::bitflags;
 
-/// The bits of a mode that the `*get` calls take: reading, writing and executing.
+/// The permission bits in the mode of a `*get` call: reading, writing and executing.
 pub(crate) const MODE_MASK: u16 = 0o777;
 
 bitflags! {
-    /// Flags of semget(2), msgget(2) and shmget(2). Without a flag a call looks for an object.
+    /// Flags of semget(2), msgget(2) and shmget(2). Without a flag, a call finds an existing
+    /// object.
     #[repr(transparent)]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct GetFlags: i32 {

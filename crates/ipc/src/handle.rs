@@ -1,7 +1,7 @@
 //! Typed ids of objects: a queue's id cannot be given to a call on semaphore sets.
 //!
-//! A front end for system calls gets plain numbers from its program. It turns each into a handle
-//! with `from_raw`.
+//! A front end for system calls gets plain numbers from a program. It turns each number into a
+//! handle with `from_raw`.
 
 use std::fmt;
 
@@ -14,8 +14,8 @@ macro_rules! handle {
         pub struct $name(i32);
 
         impl $name {
-            /// Returns the handle of the id `raw`. An id without an object is `EINVAL` for each
-            /// call.
+            /// Returns the handle of the id `raw`. If no object has this id, calls with the handle
+            /// fail with `EINVAL`.
             #[must_use]
             pub const fn from_raw(raw: i32) -> Self {
                 Self(raw)
@@ -41,7 +41,7 @@ handle! {
     ///
     /// # Examples
     ///
-    /// The compiler refuses the id of a queue:
+    /// The compiler refuses the id of a queue in a call on semaphore sets:
     ///
     /// ```compile_fail,E0308
     /// use corewalk_ipc::{Errno, MsgId, Task};

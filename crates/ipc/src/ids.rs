@@ -1,26 +1,27 @@
 //! Ids and permissions of the objects of one kind. Lookups and permission checks take no lock.
 //!
-//! An id is a generation and the index of a slot. A slot is a line of the region and keeps its type
-//! for ever, so any thread may read the slot of any id. A sequence count tells the reader whether
-//! the fields belong together. The generation tells it whether the slot still has the object of the
-//! id. A lookup stores nothing, so a reader that stops blocks no other thread.
+//! An id consists of a generation and the index of a slot. A slot is a line of the region that
+//! always stays a slot, so any thread may read the slot of any id. A sequence count tells the
+//! reader whether the fields belong together. The generation tells the reader whether the slot
+//! still has the object of the id. A lookup stores nothing, so a reader that stops blocks no other
+//! thread.
 //!
-//! The object may be removed right after the lookup. So the *payload* of a slot, which says where
-//! the object is, carries a tag. The object's own words carry the same tag. An operation compares
-//! the two in the step that changes a word (trap I10).
+//! Another thread may remove the object right after the lookup. So the *payload* of a slot, which
+//! says where the object is, contains a tag. The object's own words contain the same tag. An
+//! operation compares the two tags in the step that changes a word (trap I10).
 //!
-//! The lock of the kind protects creation, removal and `IPC_SET`. An object is published by the
-//! store that ends the write section, after all of it is in place (traps I7, I11).
+//! The lock of the kind protects creation, removal and `IPC_SET`. The store that ends the write
+//! section publishes a complete object (traps I7, I11).
 //!
-//! The state of a slot is the truth. After a death `recover` rebuilds the rest from it. The bitmap
-//! also marks an index as used while parts of a removed object are left, since a stopped process
-//! may still be inside an operation on it.
+//! The state words of the slots are the truth. After a death, `recover` rebuilds the rest from
+//! them. The bitmap also marks an index as used while parts of a removed object are left. A stopped
+//! process may still be inside an operation on that object.
 //!
 //! # Guarantees
 //!
 //! - I.1: a lookup returns the fields of one finished write section.
-//! - I.2: an index is used again only with another generation, for 65,535 generations.
-//! - I.3: indices are used in turn, as in the kernel. So a stale id meets a free slot first.
+//! - I.2: an index gets each generation again only after 65,535 uses.
+//! - I.3: indices are used in turn, as in the kernel. So a stale id usually names a free slot.
 //!
 //! Source: document 002 (`ipc_obtain_object_check`, `ipc_checkid`); Linux `ipc/util.c`.
 
@@ -46,19 +47,20 @@ pub(crate) const INDEX_BITS: u32 = 15;
 /// The largest number of slots of a kind.
 pub(crate) const SLOTS_MAX: u32 = 1 << INDEX_BITS;
 
-/// The number of generations. It keeps ids below 2^31.
+/// The number of generations. With this limit, ids stay below 2^31.
 const SEQ_END: u64 = (1 << (31 - INDEX_BITS)) - 1;
 
-/// The key of an object that no key finds.
+/// The key of an object that no call finds by its key.
 pub const IPC_PRIVATE: i32 = 0;
 
-/// The smallest number of indices that are used in turn.
+/// The minimum number of indices that are used in turn.
 const CYCLE_MIN: u32 = 64;
 
-/// Reads of a slot during a write section, before the reader waits for the lock.
+/// How often a reader reads a slot that is in a write section, before it waits for the lock.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 128 };
 
-/// How often a reader waits for the lock before it gives up. Only a hostile process causes so many.
+/// How often a reader waits for the lock before it gives up. Only a hostile process makes it wait
+/// so often.
 const WAITS_MAX: u32 = 1 << 10;
 
 // Words of a slot.
@@ -70,14 +72,14 @@ const OWNER: usize = 2;
 const CREATOR: usize = 3;
 const PAYLOAD: usize = 4;
 const CTIME: usize = 5;
-/// The key, and the next slot of its bucket.
+/// The word with the key of the object, and the next slot of the key's bucket.
 const KEY: usize = 6;
 /// The owner, if `STATE` has [`IS_SECOND`].
 const SECOND_OWNER: usize = 7;
 
 const LIVE: u64 = 1 << 63;
-/// Says which word has the owner. `IPC_SET` fills the other word. Then one store of `STATE` changes
-/// the owner and the mode.
+/// The bit that says which of two words has the owner. `IPC_SET` fills the other word. Then one
+/// store of `STATE` changes the owner and the mode at once.
 const IS_SECOND: u64 = 1 << 62;
 const STATE_SEQ_SHIFT: u32 = 16;
 
@@ -85,15 +87,15 @@ const STATE_SEQ_SHIFT: u32 = 16;
 const LOCK: usize = 0;
 const IN_USE: usize = 1;
 const NEXT_SEQ: usize = 2;
-/// The index of the newest object, plus one.
+/// The word with the index of the newest object, plus one.
 const NEXT_INDEX: usize = 4;
-/// The sum that a limit of the kind bounds: semaphores, or pages of segments.
+/// The word with the sum that a limit of the kind bounds: semaphores, or pages of segments.
 const USED: usize = 5;
 
 /// The bits of a word of the bitmap.
 const BITS: u32 = 64;
 
-/// The place of the ids of a kind in a region.
+/// Where the ids of a kind are in a region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IdLayout {
     /// The line of the head.
@@ -105,13 +107,13 @@ pub(crate) struct IdLayout {
 }
 
 impl IdLayout {
-    /// Returns the layout of `slots` slots that begins at line `head`.
+    /// Returns the layout of the ids of `slots` slots, with `head` as the first line.
     pub(crate) const fn new(head: u32, slots: u32) -> Self {
         let first_slot = head + Self::lines(slots) - slots;
         Self { head, slots, first_slot }
     }
 
-    /// Returns the number of lines for `slots` slots and their head.
+    /// Returns the number of lines of `slots` slots, with their head, bitmap and buckets.
     pub(crate) const fn lines(slots: u32) -> u32 {
         1 + Self::bitmap_lines(slots) + slots.div_ceil(8) + slots
     }
@@ -133,8 +135,8 @@ impl IdLayout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object {
     pub(crate) index: u32,
-    /// The words as they are in the slot. Unpacking them into fields made a lookup slow: the
-    /// processor waits when a load spans several stores.
+    /// The words as they are in the slot. A lookup that unpacked them into fields was slow, because
+    /// the processor waits when a load spans several stores.
     state: u64,
     owner: u64,
     creator: u64,
@@ -164,7 +166,7 @@ impl Object {
         }
     }
 
-    /// Returns owner and creator, each with user and group.
+    /// Returns the owner and the creator, each as a pair of user and group.
     #[inline]
     pub(crate) fn owners(&self) -> [u64; 2] {
         [self.owner, self.creator]
@@ -186,21 +188,22 @@ impl Object {
     }
 }
 
-/// A function of the security hook that is called before a command, with its number.
+/// A function of the security hook that is called before a command. Its last argument is the
+/// command's number.
 type MayCtl = fn(&dyn SecurityHook, &Cred, Option<&Perm>, i32) -> Result<(), Errno>;
 
-/// A kind of objects: semaphore sets, message queues or segments. All kinds share the code for ids.
-/// These functions are the steps in which the kinds differ.
+/// A kind of objects: semaphore sets, message queues or segments. All kinds share the code for ids,
+/// except for these functions.
 pub(crate) struct Kind {
     pub(crate) layout: fn(&Layout) -> IdLayout,
-    /// Repairs an object after the death of the lock's holder. Returns its part of the sum that a
-    /// limit of the kind bounds. The object may be gone afterwards.
+    /// Repairs an object after the holder of the lock has died. Returns what the object adds to the
+    /// sum that a limit bounds. The repair may complete the object's removal.
     pub(crate) repair: fn(Ids<'_>, &Object) -> u64,
-    /// Ends the remains of a removed object in a slot.
+    /// Frees the remains of a removed object in a slot.
     pub(crate) end: fn(Ids<'_>, u32) -> Remains,
-    /// Ends the repair, after all slots were repaired.
+    /// Completes the repair after all slots were repaired.
     pub(crate) sweep: fn(Ids<'_>),
-    /// Asks the hook about a command on an object, or on the kind.
+    /// The hook that is asked about a command on an object, or on the kind.
     pub(crate) may_ctl: MayCtl,
 }
 
@@ -208,11 +211,11 @@ pub(crate) struct Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remains {
     None,
-    /// Parts of the object are left. No other object gets the slot until they are ended.
+    /// Parts of the object are left. No other object gets the slot until these are freed.
     Some,
 }
 
-/// The ids of one kind, as a task sees them. Analogous to Linux's `struct ipc_ids`.
+/// The ids of one kind, for calls of one task. Analogous to Linux's `struct ipc_ids`.
 #[derive(Clone, Copy)]
 pub(crate) struct Ids<'r> {
     pub(crate) shared: &'r Shared,
@@ -238,12 +241,12 @@ impl<'r> Ids<'r> {
         (self.kind.layout)(&self.shared.layout)
     }
 
-    /// Takes the lock of the kind. If the last holder has died, its unfinished change is completed
-    /// or taken back first.
+    /// Takes the lock of the kind. If the last holder has died, this first completes or reverts its
+    /// unfinished change.
     ///
     /// # Errors
     ///
-    /// `EIO` if the holder is alive and does not let go.
+    /// `EIO` if the holder is alive and does not release the lock.
     pub(crate) fn lock(self) -> Result<IdsGuard<'r>, Errno> {
         let held = lock(self.shared, &self.head()[LOCK], self.owner, || {
             recover::recover(self);
@@ -252,13 +255,13 @@ impl<'r> Ids<'r> {
         Ok(IdsGuard { ids: self, _held: held })
     }
 
-    /// Returns the object with this id.
-    /// Analogous to Linux's `ipc_obtain_object_check` and `ipc_checkid`.
+    /// Returns the object with this id. Analogous to Linux's `ipc_obtain_object_check` and
+    /// `ipc_checkid`.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is none, or if the slot has another object by now. `EIO` if a holder of
-    /// the lock does not leave the slot's write section.
+    /// `EINVAL` if there is none, or if the slot has another object by now. `EIO` if the holder of
+    /// the lock is alive and does not end its write section of the slot.
     #[inline]
     pub(crate) fn obtain_object_check(self, id: i32) -> Result<Object, Errno> {
         let object = self.obtain_object(id.cast_unsigned() & (SLOTS_MAX - 1))?;
@@ -286,7 +289,7 @@ impl<'r> Ids<'r> {
         if object.is_live() { Ok(object) } else { Err(Errno::INVAL) }
     }
 
-    /// Reads a slot again after the fast path met a write section.
+    /// Reads a slot again after `obtain_object` found the slot in a write section.
     #[cold]
     fn obtain_slow(self, index: u32) -> Result<Object, Errno> {
         let slot = self.slot(index);
@@ -300,7 +303,8 @@ impl<'r> Ids<'r> {
             if round < SPIN_ROUNDS {
                 hint::spin_loop();
             } else {
-                // A writer holds the lock. Once this thread has had the lock, that writer is done.
+                // The writer holds the lock. Once this thread has taken the lock, the writer has
+                // finished.
                 drop(self.lock()?);
             }
         }
@@ -341,8 +345,8 @@ fn slot(shared: &Shared, ids: IdLayout, index: u32) -> &Line {
     shared.region.line(ids.first_slot.wrapping_add(index))
 }
 
-/// Returns the present payload of the object in slot `index`, without a sequence count. Holders of
-/// an object's lock call this, since they may not wait for the lock of the kind.
+/// Returns the current payload of the object in slot `index`, without the sequence count. A thread
+/// that holds an object's lock calls this, since it may not wait for the lock of the kind.
 pub(crate) fn payload(shared: &Shared, ids: IdLayout, index: u32) -> Option<u64> {
     let slot = slot(shared, ids, index);
     let payload = get(&slot[PAYLOAD]);
@@ -350,24 +354,25 @@ pub(crate) fn payload(shared: &Shared, ids: IdLayout, index: u32) -> Option<u64>
 }
 
 /// Returns the state of slot `index`, which each `IPC_SET` changes. Recovery compares it with a
-/// logged state.
+/// state in a log.
 pub(crate) fn state(shared: &Shared, ids: IdLayout, index: u32) -> u64 {
     get(&slot(shared, ids, index)[STATE])
 }
 
-/// Returns the word of a slot that has the owner.
+/// Returns the index of the word of a slot that has the owner.
 fn owner_word(state: u64) -> usize {
     if state & IS_SECOND == 0 { OWNER } else { SECOND_OWNER }
 }
 
-/// Returns the owner of an object whose owner was changed an odd number of times. A function of its
-/// own keeps the common case a branch: a computed word would make each lookup wait for the state.
+/// Returns the owner of an object whose owner was changed an odd number of times. It is a separate
+/// function so that the common case is a branch: with a computed index, each lookup would wait for
+/// the state.
 #[cold]
 fn second_owner(slot: &Line) -> u64 {
     get(&slot[SECOND_OWNER])
 }
 
-/// Copies a slot. The caller checks the sequence count.
+/// Copies a slot. The caller checks the sequence count afterwards.
 #[inline]
 fn read(slot: &Line, index: u32) -> Object {
     let state = get(&slot[STATE]);
@@ -383,7 +388,7 @@ fn read(slot: &Line, index: u32) -> Object {
 }
 
 impl IdsGuard<'_> {
-    /// Returns the object with this id. It does not change while the lock is held.
+    /// Returns the object with this id. The object does not change while this guard exists.
     ///
     /// # Errors
     ///
@@ -393,13 +398,13 @@ impl IdsGuard<'_> {
         object.filter(|object| object.id() == id).ok_or(Errno::INVAL)
     }
 
-    /// Returns the object in slot `index`. It does not change while the lock is held.
+    /// Returns the object in slot `index`. The object does not change while this guard exists.
     pub(crate) fn at(&self, index: u32) -> Option<Object> {
         let is_slot = index < self.ids.layout().slots;
         is_slot.then(|| read(self.ids.slot(index), index)).filter(Object::is_live)
     }
 
-    /// Returns the object with this key. `key` is not `IPC_PRIVATE`.
+    /// Returns the object with this key. The key must not be `IPC_PRIVATE`.
     pub(crate) fn find_key(&self, key: i32) -> Option<Object> {
         let mut next = low(get(self.ids.bucket(key)));
         for _ in 0..self.ids.layout().slots {
@@ -422,7 +427,7 @@ impl IdsGuard<'_> {
         low(get(&self.ids.head()[IN_USE]))
     }
 
-    /// Returns the highest index in use, or none if there is no object.
+    /// Returns the highest index in use, or none if no object exists.
     pub(crate) fn index_max(&self) -> Option<u32> {
         let words = self.ids.layout().slots.div_ceil(64);
         (0..words).rev().find_map(|word| {
@@ -441,12 +446,12 @@ impl IdsGuard<'_> {
         put(&self.ids.head()[USED], used);
     }
 
-    /// Publishes a new object and returns its id. If there is no room for it, ends the remains of
-    /// removed objects, and tries again.
+    /// Publishes a new object and returns its id. If there is no room, frees the remains of removed
+    /// objects and tries again.
     ///
     /// # Errors
     ///
-    /// Those of `publish`.
+    /// The errors of [`IdsGuard::publish`].
     pub(crate) fn add(
         &self,
         perm: Perm,
@@ -460,15 +465,15 @@ impl IdsGuard<'_> {
         }
     }
 
-    /// Publishes a new object and returns its id. The function chooses `perm.seq`.
-    /// Analogous to Linux's `ipc_addid`.
+    /// Publishes a new object and returns its id. The function chooses `perm.seq`. Analogous to
+    /// Linux's `ipc_addid`.
     ///
-    /// `make` gets the index. It makes the object before any other thread can see it, and returns
+    /// `make` gets the index. It creates the object before another thread can see it, and returns
     /// the payload.
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if there are `objects_max` objects already, and the errors of `make`.
+    /// `ENOSPC` if `objects_max` objects exist already, and the errors of `make`.
     pub(crate) fn publish(
         &self,
         perm: Perm,
@@ -536,17 +541,17 @@ impl IdsGuard<'_> {
         let state = get(&slot[STATE]) & !0o777 ^ IS_SECOND | u64::from(mode & 0o777);
         let _section = write(slot);
         put(&slot[owner_word(state)], pair(uid, gid));
-        // ORDERING(ipc-redo): Release. The owner is stored before the state that names its word.
+        // ORDERING(ipc-redo): Release. A thread that reads the new state also reads the new owner,
+        // which the state points to.
         slot[STATE].store(state, Ordering::Release);
         put(&slot[CTIME], ctime);
     }
 
     /// Takes the key from an object that is removed after its last use, and sets `flags` of its
-    /// mode.
-    /// Analogous to Linux's `ipc_set_key_private`.
+    /// mode. Analogous to Linux's `ipc_set_key_private`.
     ///
-    /// The flags are stored first. After a death in between, recovery takes the key from an object
-    /// that has the flags ([`Ids::forget_key`]).
+    /// The flags are stored first. If this task dies in between, recovery takes the key from each
+    /// object that has the flags ([`Ids::forget_key`]).
     pub(crate) fn set_key_private(&self, object: &Object, flags: u16) {
         let slot = self.ids.slot(object.index);
         let next = high(get(&slot[KEY]));
@@ -558,14 +563,14 @@ impl IdsGuard<'_> {
         put(&slot[KEY], pair(IPC_PRIVATE.cast_unsigned(), 0));
     }
 
-    /// Replaces the flags in `mask` of an object's mode.
+    /// Replaces the flags of an object's mode that are in `mask`.
     pub(crate) fn set_mode_flags(&self, object: &Object, mask: u16, flags: u16) {
         let slot = self.ids.slot(object.index);
         let _section = write(slot);
         put(&slot[STATE], get(&slot[STATE]) & !u64::from(mask) | u64::from(flags & mask));
     }
 
-    /// Takes `object` out of the chain of its key. `next` is the slot that follows it.
+    /// Removes `object` from the chain of its key. `next` is the slot after it in the chain.
     fn unlink(&self, object: &Object, next: u32) {
         let bucket = self.ids.bucket(object.key());
         let mut seen = low(get(bucket));
@@ -578,7 +583,8 @@ impl IdsGuard<'_> {
             let key = &self.ids.slot(index)[KEY];
             seen = high(get(key));
             if seen == object.index + 1 {
-                // The key stays: a reader sees the same fields before and after.
+                // The key of this slot stays, so a reader sees the same fields before and after the
+                // store.
                 put(key, pair(low(get(key)), next));
                 return;
             }
@@ -611,13 +617,13 @@ impl IdsGuard<'_> {
 fn write(slot: &Line) -> SeqWriteGuard<'_> {
     let seq = SeqCount::from_word(&slot[SEQ]);
     if SeqCount::is_write_in_progress(seq.raw_begin()) {
-        // A dead holder of the lock left the section open.
+        // A holder of the lock has died in its write section, which is still open.
         seq.write_end();
     }
     seq.write()
 }
 
-/// Sets the time of the last change of slot `index`. The caller holds the object's lock.
+/// Sets the time of the last change in slot `index`. The caller holds the object's lock.
 pub(crate) fn touch_ctime(ids: Ids<'_>, index: u32, ctime: u64) {
     put(&ids.slot(index)[CTIME], ctime);
 }

@@ -1,13 +1,13 @@
-//! Where everything lies in the region, in lines from its start.
+//! The places of all parts in the region, as line numbers.
 //!
 //! | part | lines | holds |
 //! |---|---|---|
-//! | scratch | 1 | nothing: what is out of range lands here |
-//! | header | 4 | what the namespace is, see `file` |
+//! | scratch | 1 | nothing; a line number out of range leads here |
+//! | header | 4 | the description of the namespace, see `file` |
 //! | ids of semaphore sets | about 1.1 per slot | head, indices in use, buckets of keys, slots |
 //! | sets | 1 per slot | lock, queues and undo list of the set in that slot |
 //! | tasks | 1 each | process, generation, see `task` |
-//! | ladder | 1 | times of calls that look for the dead, see `watch` |
+//! | ladder | 1 | times of calls that look for dead tasks, see `watch` |
 //! | pools | | semaphores, undo records, wait nodes |
 //! | ids of message queues, queues | about 1.1 and 2 per slot | the same for queues; see `msg` |
 //! | ids of segments, segments | about 1.1 and 2 per slot | the same for shared memory; see `shm` |
@@ -37,17 +37,18 @@ pub(crate) const SEGMENT_LINES: u32 = 1;
 /// The number of lines of the ladder.
 const LADDER_LINES: u32 = 1;
 
-/// Tasks at most: an owner and a bit fit beside the other fields of a semaphore's word.
+/// The maximum number of tasks. A task number plus one, and a bit, fit into a semaphore's word.
 pub(crate) const TASKS_MAX: u32 = (1 << 21) - 1;
 
-/// Lines of a pool at most: a payload has 27 bits for the first line of a set.
+/// The maximum number of lines of a pool. A payload has 27 bits for the first line of a set.
 const LINES_MAX: u32 = 1 << 26;
 
-/// The room of a namespace. In a file on a file system with a size limit, about 15 MB of
-/// the default are reserved when the file is made. The rest takes addresses only until it is used.
+/// The capacity of a namespace. The address space for all of it is reserved, but memory is used
+/// only when it is needed. In a file on a file system with a size limit, creating the file reserves
+/// about 15 MB of memory for the default capacity.
 ///
-/// A call that needs more room gets `ENOMEM`, as it does from a kernel without memory. The limits
-/// of a namespace are in [`crate::Limits`].
+/// A call that needs more room fails with `ENOMEM`, as on a kernel without memory. The limits of a
+/// namespace are in [`crate::Limits`].
 ///
 /// # Examples
 ///
@@ -63,27 +64,27 @@ pub struct Capacity {
     pub sets: u32,
     /// Semaphores, 64 bytes each.
     pub sems: u32,
-    /// Semaphores in undo records, counted for each task: 64 bytes each, and 64 bytes more for each
-    /// pair of a task and a set.
+    /// Undo adjustments, in lines of 64 bytes: one for each semaphore of a set that a task has used
+    /// with undo, and one more for each such pair of task and set.
     pub undos: u32,
-    /// Lines of waiting calls. A call of one operation takes 128 bytes. Waits for messages have as
-    /// many lines again.
+    /// Lines for waiting calls. A semop(2) with one operation takes 128 bytes. Calls that wait at
+    /// message queues have the same number of lines in addition.
     pub waits: u32,
     /// Tasks at a time.
     pub tasks: u32,
     /// Message queues: a power of two, at most 32,768.
     pub queues: u32,
-    /// Lines of messages: 64 bytes for what is known of one, and its text, rounded up to a power of
-    /// two lines.
+    /// Lines for messages. A message takes 64 bytes and its text, rounded up to a power of two in
+    /// lines.
     pub msgs: u32,
     /// Segments of shared memory: a power of two, at most 32,768.
     pub segments: u32,
-    /// Pairs of a task and a segment that it has attached, 64 bytes each.
+    /// Pairs of a task and a segment that the task has attached, 64 bytes each.
     pub attaches: u32,
 }
 
 impl Capacity {
-    /// The least that there can be, to be filled in with what is needed.
+    /// The minimum capacity. It serves as the base for a struct update.
     pub const LEAST: Self = Self {
         sets: 1,
         sems: 1,
@@ -141,7 +142,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Returns where things lie for `capacity`.
+    /// Returns the places of all parts for `capacity`.
     ///
     /// # Errors
     ///
@@ -202,9 +203,9 @@ impl Layout {
 }
 
 impl Layout {
-    /// Returns the lines that any process may touch at any time: all but those that pools hand out
-    /// one after another. A walk over a pool looks at the line behind the last that was handed out,
-    /// so its first line is one of them.
+    /// Returns the lines that any process may access at any time. These are all lines except those
+    /// that a pool hands out and reserves. The first line of a pool is fixed too, since a walk over
+    /// a pool reads the header after the last range.
     pub(crate) fn fixed(&self) -> Vec<Range<u32>> {
         let mut pools =
             [self.sems, self.undos, self.waits, self.msgs, self.msg_waits, self.attaches];
@@ -224,7 +225,7 @@ mod tests {
         let capacity = Capacity { sems: 5, undos: 7, waits: 3, msgs: 9, ..Capacity::LEAST };
         let layout = Layout::new(&capacity).unwrap();
         let fixed: u32 = layout.fixed().iter().map(|lines| lines.end - lines.start).sum();
-        // The first line of each of the six pools is fixed; there are two pools of waiting calls.
+        // The first line of each of the six pools is fixed. Waiting calls have two of the pools.
         assert_eq!(layout.lines - fixed, 5 + 7 + 2 * 3 + 9 + 1 - 6);
         assert_eq!(layout.fixed().first().map(|lines| lines.start), Some(0));
     }

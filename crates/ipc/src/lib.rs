@@ -2,36 +2,36 @@
 //!
 //! Lookups and permission checks take no lock. A semop(2) that does not wait makes no system call.
 //! A [`Namespace`] is in private memory, or in a file that several processes map. All its state is
-//! in one region of cache lines. The code reaches them by checked numbers and atomic words, so
-//! garbage in the region causes wrong answers and errors, but no undefined behaviour. One word of
-//! each object holds the truth. Other processes rebuild the rest after a death.
+//! in one region of cache lines. The code accesses the lines by checked numbers and atomic words.
+//! So garbage in the region causes wrong answers and errors, but no undefined behaviour. One word
+//! of each object is the truth, from which other processes rebuild the rest after a death.
 //!
 //! # Guarantees
 //!
-//! - G.1: results, errors, order of wake-ups, counts, permissions and ids are those of Linux, but
-//!   for the differences in `docs/using/limits.md`. `tests/differential` compares them.
-//! - G.2: an operation on a set that is removed meanwhile happens before the removal, or returns
+//! - G.1: results, errors, order of wake-ups, counts, permissions and ids are those of Linux,
+//!   except for the differences in `docs/using/limits.md`. `tests/differential` compares them.
+//! - G.2: an operation on a set that another thread removes happens before the removal, or returns
 //!   `EIDRM`.
 //! - G.3: no call sees a part of another call's operations. No call comes between an operation and
 //!   the waiting calls that the operation completes.
 //! - G.4: operations on different semaphores of a set write no common line, with and without undo.
 //! - G.5: a process may be killed at any instruction. Each of its calls has then happened as a
 //!   whole or not at all, and its undo adjustments are applied. `GETVAL` and a call that would fail
-//!   with `EAGAIN` apply them first. For a waiting call they are applied soon (`watch`).
+//!   with `EAGAIN` apply them first. For a waiting call, the watcher applies them soon (`watch`).
 //!
 //! # Layers: no module uses a module of a higher one
 //!
 //! 1. Words and slots: the region's layout, locks, pools, ids, permissions, lines of tasks.
 //! 2. Objects: sets, queues, segments, waiting calls, messages, and the repair of an object.
 //! 3. Recovery: reaping of dead tasks, and the watcher.
-//! 4. Operations: tasks, namespaces and their calls. `ctl` has what the three kinds share.
+//! 4. Operations: tasks, namespaces, their calls, and code that the three kinds share (`ctl`).
 //!
 //! # Lock order
 //!
-//! 1. The lock for cleaning up after one task (`REAPER` in `task`).
+//! 1. The lock for cleaning up after one task (`REAPER` in `task_line`).
 //! 2. The lock of a kind (`ids`).
-//! 3. The lock of a set or queue. No thread holds two.
-//! 4. Leaves: a pool, and the lists of a task in the memory of its process.
+//! 3. The lock of a set or queue. No thread holds two of them.
+//! 4. Innermost: the lock of a pool, and those of a task's lists in the memory of its process.
 //!
 //! # Examples
 //!
@@ -115,7 +115,7 @@ pub use shm::{
 };
 pub use task::Task;
 
-/// The errors of all calls, as in the man pages. The type is that of `rustix`.
+/// The errno of a failed call, as in the man pages. The type is that of `rustix`.
 pub use rustix::io::Errno;
 
 #[cfg(all(test, corewalk_loom))]

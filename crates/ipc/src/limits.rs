@@ -2,7 +2,8 @@
 //!
 //! Source: proc(5) `/proc/sys/kernel/sem` and the like.
 
-/// The largest message in bytes, whatever the limit: the text must fit one range of lines.
+/// The size limit for a message in bytes, whatever `msgmax` is: the text must fit into one range of
+/// lines.
 pub(crate) const MSGMAX_MAX: u32 = 1 << 20;
 
 /// The largest value of a semaphore.
@@ -11,8 +12,8 @@ pub const SEMVMX: i32 = 32_767;
 /// The largest adjustment for `SEM_UNDO`.
 pub const SEMAEM: i32 = 32_767;
 
-/// The limits of a namespace. Analogous to `/proc/sys/kernel/sem` and the like, with their
-/// defaults.
+/// The limits of a namespace, with the defaults of Linux. Analogous to `/proc/sys/kernel/sem`,
+/// `msg*` and `shm*`.
 ///
 /// # Examples
 ///
@@ -33,7 +34,7 @@ pub struct Limits {
     pub semmni: u32,
     /// `MSGMAX`: bytes of a message.
     pub msgmax: u32,
-    /// `MSGMNB`: bytes of the messages of a new queue.
+    /// `MSGMNB`: the initial limit for the bytes in a queue.
     pub msgmnb: u32,
     /// `MSGMNI`: queues of the namespace.
     pub msgmni: u32,
@@ -43,8 +44,8 @@ pub struct Limits {
     pub shmall: u64,
     /// `SHMMNI`: segments of the namespace.
     pub shmmni: u32,
-    /// `shm_rmid_forced`: the last detach removes a segment. So does the end of the task that made
-    /// it, if no task has it attached.
+    /// `shm_rmid_forced`: the last detach of a segment removes it. If no task has a segment
+    /// attached, the end of the task that made it removes it.
     pub is_shm_rmid_forced: bool,
 }
 

@@ -1,8 +1,9 @@
 //! Doubly linked lists of messages, waiting calls or attaches, by the numbers of their lines.
 //!
-//! The ends of a list are a word of the object. The links are a word of each member's first line,
-//! and 0 is no member. The object's lock protects all of it. A number out of range leads to the
-//! scratch line, and walks are bounded. So a damaged list is a wrong list and nothing worse.
+//! The ends of a list are in a word of the object. The links are in a word of each member's first
+//! line, and 0 means no member. The object's lock protects them. A number out of range leads to the
+//! scratch line, and walks are bounded. So a damaged list gives wrong members, but no endless loop
+//! and no bad access.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::AtomicU64;
@@ -14,9 +15,9 @@ use crate::field::{get, high, low, pair, put};
 pub(crate) struct List<'s> {
     pub(crate) region: &'s Region,
     pub(crate) ends: &'s AtomicU64,
-    /// The word of a member's first line that has its links.
+    /// The index of the word with the links in a member's first line.
     pub(crate) links: usize,
-    /// The largest number of members, which is the number of lines of their pool. It bounds walks.
+    /// The maximum number of members, which is the number of lines of their pool. It bounds walks.
     pub(crate) max: u32,
 }
 
@@ -59,13 +60,13 @@ impl<'s> List<'s> {
         put(self.ends, pair(first, last));
     }
 
-    /// Makes the list that of `lines`, whatever it was.
+    /// Replaces the members by `lines`, whatever the words of the list were.
     pub(crate) fn set(&self, lines: impl IntoIterator<Item = u32>) {
         put(self.ends, 0);
         lines.into_iter().for_each(|line| self.push(line));
     }
 
-    /// Returns the members. The present one may be unlinked during the walk.
+    /// Returns the members. The caller may unlink the current member during the walk.
     #[inline]
     pub(crate) fn iter(self) -> impl Iterator<Item = u32> + use<'s> {
         let some = |line: u32| Some(line).filter(|line| *line != 0);

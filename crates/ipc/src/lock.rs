@@ -1,9 +1,9 @@
-//! A lock in one word of the region that survives the death of its holder.
+//! A lock in one word of the region. The lock stays usable if its holder dies.
 //!
-//! The low half of the word names the owner: its task number plus one, and a bit for sleeping
+//! The low half of the word contains the owner's task number plus one, and a bit for sleeping
 //! threads. The high half is the owner's generation. So a later task with the same number is not
-//! taken for the owner. One compare-exchange writes all of it, so every thread that meets the lock
-//! knows its owner. Threads sleep by futex(2) on the low half.
+//! mistaken for the owner. One compare-exchange writes the whole word, so every thread that finds
+//! the lock held knows the owner. Threads sleep by futex(2) on the low half.
 //!
 //! | low half | meaning |
 //! |---|---|
@@ -17,13 +17,13 @@
 //! A thread that has slept for [`BEAT_NS`] checks whether the owner is still alive
 //! ([`Shared::is_over`]). It checks again after ever longer sleeps. If the owner is dead, or its
 //! process now runs another program, the thread takes the lock. Before it uses the protected data,
-//! it repairs them with the caller's `recover`. If it dies at that, the next thread repairs them.
-//! In a namespace of one process no holder can die alone, and none of this runs.
+//! it repairs them with the caller's `recover`. If this thread dies during the repair, the next one
+//! repairs them. In a private namespace no holder can die alone, and none of this runs.
 //!
-//! A holder may be alive and not let go: a stopped process, or a hostile one. A call waits for it
-//! for [`WAIT_MAX_NS`], and then fails with `EIO`. The time starts anew with each holder and each
-//! unlock. So holders that take turns do not make a call fail. For all holders together a call
-//! waits for [`WAIT_ALL_NS`].
+//! A holder may be alive and not release the lock: a stopped process, or a hostile one. A call
+//! waits for such a holder for [`WAIT_MAX_NS`], and then fails with `EIO`. The time starts anew
+//! with each holder and each unlock. So holders that take turns do not make a call fail. A call
+//! waits at most [`WAIT_ALL_NS`] for all holders together.
 //!
 //! # Lock order
 //!
@@ -43,45 +43,46 @@ use crate::shared::Shared;
 
 pub(crate) const SLEEPERS: u64 = 1 << 31;
 
-/// The owner of a lock whose last holder could not repair the protected data.
+/// The owner part of a lock whose last holder could not repair the protected data.
 const NOBODY: u64 = SLEEPERS - 1;
 
-/// Attempts before a thread sleeps: about the time that a holder needs.
+/// The number of attempts before a thread sleeps. They take about as long as a lock is held.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 100 };
 
-/// The length of the first sleep. After it the thread checks whether the owner is alive.
+/// The length of the first sleep. After that the thread checks whether the owner is alive.
 pub(crate) const BEAT_NS: u64 = if cfg!(corewalk_crash) { 100_000 } else { 2_000_000 };
 
-/// The length of the longest sleep. Each sleep is twice as long as the one before. If hundreds of
-/// threads wait for a holder without a processor, frequent checks would keep it from getting one.
+/// The length of the longest sleep. Each sleep is twice as long as the previous one. If hundreds of
+/// threads checked often, a preempted holder would not get a processor.
 const BEAT_MAX_NS: u64 = 16 * BEAT_NS;
 
-/// How long a call waits for one live holder: 10 s, and less in tests.
+/// How long a call waits for one live holder: 10 s, and 3 s in tests.
 pub(crate) const WAIT_MAX_NS: u64 = if cfg!(test) { 3_000_000_000 } else { 10_000_000_000 };
 
 /// How long a call waits for all holders together.
 pub(crate) const WAIT_ALL_NS: u64 = 120_000_000_000;
 
-/// How long a call waits for work that can also be done later.
+/// How long a call waits for the lock if it can leave its work for later.
 const WAIT_SHORT_NS: u64 = 1_000_000_000;
 
-/// How long a call waits for holders that do not let go.
+/// How long a call waits for holders that do not release the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// [`WAIT_MAX_NS`] for one holder, and [`WAIT_ALL_NS`] for all.
+    /// At most [`WAIT_MAX_NS`] for one holder, and [`WAIT_ALL_NS`] for all of them.
     Long,
     /// [`WAIT_SHORT_NS`] for all holders.
     Short,
 }
 
-/// The owner of a lock: a task's number, and the generation that tells it from earlier tasks.
+/// The owner of a lock: a task number, and a generation that distinguishes the task from earlier
+/// ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
-/// A held lock. Dropping the guard frees it, also during a panic.
+/// A held lock. The drop of the guard frees it, also during a panic.
 #[must_use = "the lock is free when the guard is dropped"]
 pub(crate) struct Held<'s> {
     word: &'s AtomicU64,
@@ -93,7 +94,7 @@ pub(crate) struct Held<'s> {
 ///
 /// # Errors
 ///
-/// `EIO` if the holder is alive and does not let go, and the errors of `recover`.
+/// `EIO` if the holder is alive and does not release the lock, and the errors of `recover`.
 #[inline]
 pub(crate) fn lock<'s>(
     shared: &'s Shared,
@@ -104,11 +105,11 @@ pub(crate) fn lock<'s>(
     lock_within(shared, word, owner, Wait::Long, recover)
 }
 
-/// As [`lock`], with a limit of the caller's choice.
+/// Like [`lock`], with a time limit that the caller chooses.
 ///
 /// # Errors
 ///
-/// Those of [`lock`].
+/// The errors of [`lock`].
 #[inline]
 pub(crate) fn lock_within<'s>(
     shared: &'s Shared,
@@ -118,7 +119,8 @@ pub(crate) fn lock_within<'s>(
     recover: impl FnOnce() -> Result<(), Errno>,
 ) -> Result<Held<'s>, Errno> {
     let mine = pair(owner.index + 1, owner.generation);
-    // ORDERING(ipc-lock): Acquire. Work of the last holder happens before that of this one.
+    // ORDERING(ipc-lock): Acquire. Pairs with the Release of the unlock: this holder sees the work
+    // of the last one.
     let free = word.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed);
     let taken = if free.is_ok() { Taken::Free } else { lock_slow(shared, word, mine, wait)? };
     let held = Held { word, scope: shared.scope };
@@ -131,7 +133,7 @@ pub(crate) fn lock_within<'s>(
     Ok(held)
 }
 
-/// The state in which a lock was taken.
+/// The state in which the lock was when a thread took it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Taken {
     Free,
@@ -150,9 +152,9 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
     }
     let mut patience = Patience::new(shared, wait);
     loop {
-        // ORDERING: Relaxed. A guess for the exchange below.
+        // ORDERING: Relaxed. Only a guess, which the exchange below checks.
         let seen = word.load(Ordering::Relaxed);
-        // A thread that has slept does not know whether others sleep. So it keeps the bit.
+        // A thread that has slept does not know whether other threads sleep, so it keeps the bit.
         let next = if seen == 0 { mine | SLEEPERS } else { seen | SLEEPERS };
         // ORDERING(ipc-lock): Acquire. As in `lock`.
         if word.compare_exchange(seen, next, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -164,8 +166,9 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
         if !patience.sleep(word, next)? || !is_left(shared, next) {
             continue;
         }
-        // The generation in the word makes this fail if the lock changed hands meanwhile.
-        // ORDERING(ipc-lock): Acquire. Work of the dead holder happens before that of this one.
+        // If the lock has a new holder by now, the generation in the word makes this fail.
+        // ORDERING(ipc-lock): Acquire. This holder sees the work of the dead holder, for the
+        // repair.
         let taken =
             word.compare_exchange(next, mine | SLEEPERS, Ordering::Acquire, Ordering::Relaxed);
         if taken.is_ok() {
@@ -181,11 +184,11 @@ pub(crate) fn is_left(shared: &Shared, seen: u64) -> bool {
     seen != 0 && shared.is_over(holder.wrapping_sub(1), Some(high(seen)))
 }
 
-/// The sleeps of one call that waits for another thread to change a word, and their time limits.
+/// The sleeps of one call that waits until another thread changes a word, with their time limits.
 pub(crate) struct Patience<'s> {
     pub(crate) shared: &'s Shared,
     wait: Wait,
-    /// The last value of the word, and the time until which it may stay.
+    /// The last value of the word, and the time until which the word may keep it.
     seen: Option<(u64, Deadline)>,
     /// The end of all sleeps together.
     end: Option<Deadline>,
@@ -198,12 +201,12 @@ impl<'s> Patience<'s> {
         Self { shared, wait, seen: None, end: None, beat_ns: BEAT_NS }
     }
 
-    /// Sleeps while the low half of `word` is that of `seen`. Returns true if the caller is to
+    /// Sleeps while the low half of `word` equals that of `seen`. Returns true if the caller must
     /// check whether the owner is alive.
     ///
     /// # Errors
     ///
-    /// Those of `nap`.
+    /// The errors of `nap`.
     pub(crate) fn sleep(&mut self, word: &AtomicU64, seen: u64) -> Result<bool, Errno> {
         if self.shared.scope == Scope::Private {
             futex::wait(word, low(seen), Deadline::NEVER, Scope::Private);
@@ -214,13 +217,13 @@ impl<'s> Patience<'s> {
         self.nap(word, seen, beat_ns)
     }
 
-    /// Sleeps for at most `nap_ns` while the low half of `word` is that of `seen`. Returns true if
-    /// the time has passed.
+    /// Sleeps for at most `nap_ns` while the low half of `word` equals that of `seen`. Returns true
+    /// if the time has passed.
     ///
     /// # Errors
     ///
-    /// `EIO` in a shared namespace, if the word has been `seen` for too long or all sleeps together
-    /// have been.
+    /// `EIO` in a shared namespace, if the word keeps the value `seen` for too long, or if all
+    /// sleeps together take too long.
     pub(crate) fn nap(&mut self, word: &AtomicU64, seen: u64, nap_ns: u64) -> Result<bool, Errno> {
         let now = futex::now();
         let within = |ns| Deadline { monotonic_ns: now.monotonic_ns + ns };
@@ -230,7 +233,8 @@ impl<'s> Patience<'s> {
         }));
         let (_, of_seen) = *match &mut self.seen {
             Some(last) if last.0 == seen => last,
-            // The lock has changed hands, so its holders go on: the time starts anew.
+            // The lock has another holder, so its holders make progress. The time limit starts
+            // anew.
             other => other.insert((seen, within(WAIT_MAX_NS))),
         };
         if now >= end.min(of_seen) && self.shared.scope == Scope::Shared {
@@ -245,7 +249,8 @@ impl<'s> Patience<'s> {
 }
 
 impl Held<'_> {
-    /// Frees a lock whose protected data could not be repaired. The next holder tries again.
+    /// Frees a lock whose protected data could not be repaired. The next holder tries the repair
+    /// again.
     #[cold]
     fn give_up(self) {
         // ORDERING(ipc-lock): Release. See `lock`.
@@ -285,7 +290,8 @@ mod tests {
                     for _ in 0..ROUNDS {
                         let _held =
                             lock(namespace.shared(), &words.0, owner, || Ok(())).expect("private");
-                        // A load and a store: without the lock, threads would lose steps.
+                        // The load and the store are separate, so threads would lose steps without
+                        // the lock.
                         crate::field::put(&words.1, crate::field::get(&words.1) + 1);
                     }
                 })
@@ -302,7 +308,8 @@ mod tests {
         Namespace::open_fd(&file, NamespaceOptions { capacity, ..Default::default() }).unwrap()
     }
 
-    /// Two tasks take turns with a lock, for much longer than a call waits for one holder.
+    /// While two tasks take turns with a lock, a waiting call must not fail, even after much longer
+    /// than the limit for one holder.
     #[test]
     fn holders_that_take_turns_do_not_exhaust_the_wait() {
         let namespace = shared_namespace();

@@ -1,9 +1,9 @@
-//! Loom models of semaphore sets: publication, lookup and removal of an id; undo beside removal; a
-//! call of several operations beside calls of one; a wait beside the operation that completes it.
+//! Loom models of semaphore sets: publication, lookup and removal of an id; undo during a removal;
+//! calls of several operations with calls of one; a wait with the operation that completes it.
 //!
-//! The model spawns the thread that makes the observations: `tally` in `corewalk-base` says why.
-//! The namespace has one slot and few lines. So the slot, the lines of a semaphore and the undo
-//! record are reused at once.
+//! The spawned thread of a model makes the observations; `tally` in `corewalk-base` gives the
+//! reason. The namespace has one slot and few lines. So the slot, the lines of a semaphore and the
+//! undo record are reused at once.
 
 use corewalk_base::primitives::atomic::Ordering;
 use corewalk_base::primitives::{Arc, thread};
@@ -29,8 +29,8 @@ fn task(namespace: &Namespace, pid: u32) -> Arc<Task> {
     Arc::new(namespace.register(Cred::root(), pid).unwrap())
 }
 
-/// Runs `complete` while a task ends its look at its wait node and goes to sleep. Returns how often
-/// each outcome occurred: asleep and woken; not asleep and not woken; not asleep, but woken.
+/// Runs `complete` while a task checks its wait node for the last time and goes to sleep. Counts
+/// three outcomes: asleep and woken; not asleep and not woken; not asleep, but woken.
 fn sleep_against(complete: fn(&Task, u32) -> bool) -> [usize; 3] {
     Tally::of(move |tally| {
         let namespace = namespace();
@@ -47,7 +47,8 @@ fn sleep_against(complete: fn(&Task, u32) -> bool) -> [usize; 3] {
     })
 }
 
-/// A task whose call is completed during the look needs no wake-up. A task that sleeps gets one.
+/// If a call is completed while its task goes to sleep, the task must not sleep, or must get a
+/// wake-up.
 #[test]
 fn task_that_goes_to_sleep_beside_its_completion_is_woken() {
     assert_all_reached(&sleep_against(completes));
@@ -59,10 +60,10 @@ fn control_completion_in_two_steps_is_caught() {
     sleep_against(completes_in_two_steps);
 }
 
-/// Runs `add`, an operation on a set, while another thread removes the set and makes the next one.
-/// Returns how often each outcome occurred: done, `EINVAL`, `EIDRM`.
+/// Runs `add`, an operation on a set, while another thread removes the set and makes a new one.
+/// Counts three outcomes of `add`: done, `EINVAL`, `EIDRM`.
 ///
-/// Both run on spawned threads, so either can begin without a preemption. One preemption is enough.
+/// Both threads are spawned, so either can begin without a preemption. One preemption is enough.
 fn remove_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
     Tally::of_bounded(1, move |tally| {
         let namespace = namespace();
@@ -89,22 +90,23 @@ fn remove_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
     })
 }
 
-/// Traps I3 and I10 (`docs/developing/traps.md`): the step that changes a semaphore checks again
-/// that the set is the one of the lookup.
+/// Traps I3 and I10 (`docs/developing/traps.md`): the step that changes a semaphore must check
+/// again that the set is still the one that the lookup found.
 #[test]
 fn operation_beside_removal_reaches_its_own_set_or_none() {
     assert_all_reached(&remove_against(|task, id| task.semop(id, &[UP])));
 }
 
-/// Trap I10: the operation relies on its lookup alone.
+/// Control of I10: the operation relies on its lookup alone, and does not check the tag. The model
+/// must fail.
 #[test]
 #[should_panic(expected = "a stale operation reached the next set")]
 fn control_operation_without_the_tag_is_caught() {
     remove_against(blind_add);
 }
 
-/// Runs `add`, an operation with undo on a set, while another thread removes the set, and makes and
-/// uses the next one with undo. Returns how often each outcome occurred: done, `EINVAL`, `EIDRM`.
+/// Runs `add`, an operation with undo on a set. Meanwhile another thread removes the set, makes a
+/// new one and uses it with undo. Counts three outcomes of `add`: done, `EINVAL`, `EIDRM`.
 fn remove_against_undo(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
     Tally::of_bounded(1, move |tally| {
         let namespace = namespace();
@@ -131,7 +133,7 @@ fn remove_against_undo(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3]
             Ok(1),
             "I8: a task applied an adjustment of another task"
         );
-        // Values far above 0, so that a wrong adjustment is not clamped.
+        // The value is far above 0, so that the effect of a wrong adjustment is not clamped.
         one.semop(next, &[SemBuf::new(0, 5, SemFlags::empty())]).unwrap();
         let last = task(&namespace, 3);
         drop(one);
@@ -145,22 +147,24 @@ fn remove_against_undo(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3]
     })
 }
 
-/// Trap I8 (`docs/developing/traps.md`): an undo record has two owners, its task and its set.
+/// Trap I8 (`docs/developing/traps.md`): an undo record belongs to a task and a set. If the set is
+/// removed, undo must change no record of the next set.
 #[test]
 fn undo_beside_removal_changes_its_own_record_or_none() {
     let task = |task: &Task, id| task.semop(id, &[UP_UNDO]);
     assert_all_reached(&remove_against_undo(task));
 }
 
-/// Trap I8: the adjustment is stored after the word of the semaphore is thawed.
+/// Control of I8: the adjustment is stored after the word of the semaphore is thawed. The model
+/// must fail.
 #[test]
 #[should_panic(expected = "I8")]
 fn control_undo_without_a_freeze_is_caught() {
     remove_against_undo(blind_undo);
 }
 
-/// Runs `add_both`, which adds 1 to each of two semaphores, beside a thread that takes 1 from each
-/// in turn. Returns how often the thread got nothing, and how often it got both.
+/// Runs `add_both`, which adds 1 to each of two semaphores, while another thread takes 1 from each
+/// in turn. Counts two outcomes: that thread got nothing, or both units.
 fn several_against_single(add_both: fn(&Task, SemId)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace();
@@ -177,8 +181,9 @@ fn several_against_single(add_both: fn(&Task, SemId)) -> [usize; 2] {
     })
 }
 
-/// Traps I4 and I9 (`docs/developing/traps.md`): calls of one and of several operations exclude
-/// each other by the words of the semaphores. There is no mode that could be stale.
+/// Traps I4 and I9 (`docs/developing/traps.md`): calls of one and of several operations must
+/// exclude each other. They do so by the words of the semaphores, without a mode that could be
+/// stale.
 #[test]
 fn several_operations_beside_single_ones_appear_at_once() {
     assert_all_reached(&several_against_single(|task, id| {
@@ -186,7 +191,8 @@ fn several_operations_beside_single_ones_appear_at_once() {
     }));
 }
 
-/// The same for a call with undo, which takes the set's lock.
+/// Traps I4 and I9: a call of several operations with undo takes the set's lock. It must exclude
+/// calls of one operation too.
 #[test]
 fn several_operations_with_undo_appear_at_once() {
     assert_all_reached(&several_against_single(|task, id| {
@@ -194,7 +200,7 @@ fn several_operations_with_undo_appear_at_once() {
     }));
 }
 
-/// Traps I4 and I9: the operations of a call are carried out one by one.
+/// Control of I4 and I9: `add_both` makes one call for each operation. The model must fail.
 #[test]
 #[should_panic(expected = "half of a call was seen")]
 fn control_operations_one_by_one_are_caught() {
@@ -204,8 +210,8 @@ fn control_operations_one_by_one_are_caught() {
     });
 }
 
-/// Runs `add` beside a call that waits for its increment. Returns how often no call waited yet when
-/// `add` began, and how often the call waited.
+/// Runs `add` while another call waits, or is about to wait, for its increment. Counts two
+/// outcomes: no call waited yet when `add` began, or the call waited.
 fn wait_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace();
@@ -223,22 +229,22 @@ fn wait_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 2] {
     })
 }
 
-/// Trap I5 (`docs/developing/traps.md`): a call finds that it must wait, and becomes visible as
-/// waiting, in one step.
+/// Trap I5 (`docs/developing/traps.md`): a call must find that it has to wait, and become visible
+/// as waiting, in one step. Otherwise the increment could miss it.
 #[test]
 fn waiter_beside_the_operation_it_waits_for_goes_on() {
     assert_all_reached(&wait_against(|task, id| task.semop(id, &[UP])));
 }
 
-/// Trap I5: the operation does not check whether a call waits.
+/// Control of I5: the operation does not check whether a call waits. The model must fail.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_operation_without_a_wake_up_is_caught() {
     wait_against(blind_add);
 }
 
-/// Makes a set while another thread looks it up by its index. Returns how often the lookup found no
-/// set, and how often it found the set.
+/// Makes a set while another thread looks it up by its index. Counts two outcomes: the lookup found
+/// no set, or found the set.
 fn publish_against_lookup() -> [usize; 2] {
     Tally::of_bounded(2, |tally| {
         let namespace = namespace();
@@ -254,14 +260,14 @@ fn publish_against_lookup() -> [usize; 2] {
     })
 }
 
-/// Traps I7 and I11 (`docs/developing/traps.md`): a set that a lookup finds is complete.
+/// Traps I7 and I11 (`docs/developing/traps.md`): a set that a lookup finds must be complete.
 #[test]
 fn set_beside_its_lookup_is_complete_or_not_there() {
     assert_all_reached(&publish_against_lookup());
 }
 
-/// The sequence count of the slot orders the publication. The models of the sequence count weaken
-/// its orderings. This control leaves out the check of the sequence in the lookup.
+/// Control of I7: the lookup does not check the slot's sequence count. The model must fail. (The
+/// models of the sequence count itself weaken its orderings.)
 #[test]
 #[should_panic(expected = "I7")]
 fn control_lookup_without_the_sequence_is_caught() {
@@ -270,8 +276,8 @@ fn control_lookup_without_the_sequence_is_caught() {
         let (one, other) = (task(&namespace, 1), task(&namespace, 2));
         let looker = thread::spawn(move || {
             let slot = other.shared.region.line(other.shared.layout.sem_ids.head + 3);
-            // ORDERING: Relaxed. Wrong on purpose: the state and the payload are read without the
-            // sequence.
+            // ORDERING: Relaxed. Wrong on purpose: the state and the payload are read without a
+            // check of the sequence.
             let is_live = slot[1].load(Ordering::Relaxed) >> 63 != 0;
             // ORDERING: Relaxed. As above.
             let payload = slot[4].load(Ordering::Relaxed);

@@ -1,8 +1,7 @@
 //! Loom models: two tasks reap the same dead task at once.
 //!
-//! The dead task has an adjustment, and was killed in another operation with undo. Locks of dead
-//! holders are not modelled here, since a model has no clock. `crash_models` and `tests/torture`
-//! cover them.
+//! The dead task has an adjustment, and was killed in another operation with undo. A model has no
+//! clock, so it cannot test locks of dead holders. `crash_models` and `tests/torture` test those.
 
 use corewalk_base::Region;
 use corewalk_base::futex::Scope;
@@ -20,7 +19,7 @@ use crate::shared::Shared;
 use crate::task_line::{forget_process, identity, task_line};
 use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, SemBuf, SemFlags, Task};
 
-/// Returns a namespace with the scope of one that processes share.
+/// Returns a namespace with the scope of a namespace that processes share.
 fn shared() -> Arc<Shared> {
     let capacity = Capacity { sems: 1, undos: 2, tasks: 3, ..Capacity::LEAST };
     let layout = Layout::new(&capacity).unwrap();
@@ -35,8 +34,8 @@ fn task(shared: &Arc<Shared>, pid: u32) -> Task {
     Task::register(Arc::clone(shared), Cred::root(), pid).unwrap()
 }
 
-/// Two threads reap one dead task. Returns how often the spawned thread reaped it, and how often
-/// the first thread did.
+/// Two threads reap one dead task. Counts two outcomes: the spawned thread reaped it, or the first
+/// thread did.
 fn two_reap(reap: fn(&Shared, Owner, u32) -> Result<bool, Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = shared();
@@ -65,10 +64,11 @@ fn two_reap(reap: fn(&Shared, Owner, u32) -> Result<bool, Errno>) -> [usize; 2] 
             0,
             "the line of the dead task is not free"
         );
-        // The lines of the undo record can be allocated again, but only once.
+        // The lines of the undo record must be free once: the first allocation succeeds, the second
+        // fails.
         let again = [(); 2].map(|()| records.alloc(&shared, 2, one.owner, 0).is_ok());
         assert_eq!(again, [true, false], "the lines are free twice, or never");
-        // The dead task has nothing left for this drop to end.
+        // The task is already reaped, so this drop has nothing to end.
         drop(dead);
         tally.hit(usize::from(first));
     })
@@ -81,7 +81,7 @@ fn loom_two_tasks_that_reap_one_reap_it_once() {
     assert_all_reached(&outcomes);
 }
 
-/// The two threads reap without the lock of the dead task.
+/// Control: the two threads reap without the lock of the dead task. The model must fail.
 #[test]
 #[should_panic(expected = "reaped by the first: true, by the second: true")]
 fn loom_control_two_tasks_that_reap_without_its_lock_are_caught() {

@@ -13,29 +13,29 @@
 //!
 //! # How it works
 //!
-//! Lookup and permission checks take no lock. A sender copies the text into a range of lines before
-//! it takes the queue's lock. A receiver copies the text after it has released the lock. Under the
-//! lock, a sender passes its message to the first waiting receiver whose filter fits, or else
-//! appends it. A receiver takes the first message that fits its filter, and calls the waiting
-//! senders whose messages fit now. A call checks the queue and starts to wait under one lock (I5).
+//! Lookup and permission checks take no lock. A sender copies the text into lines before it takes
+//! the queue's lock, and a receiver copies it out after the lock. Under the lock, a sender passes
+//! its message to the first waiting receiver whose filter fits, or else appends it. A receiver
+//! takes the first message that fits its filter, and wakes the waiting senders whose messages now
+//! fit. A call checks the queue and starts to wait under one lock (trap I5).
 //!
 //! # One truth word per message
 //!
-//! One word of a message contains its state: private, queued, or delivered to a node. Storing that
-//! word sends or receives the message. Tickets define the order of the list. Bytes, counts and
-//! lists of waiting calls can be computed from the messages and nodes, whose lines keep their type
-//! (`rebuild`). So no log is needed.
+//! One word of a message contains its state: private, queued, or delivered to a node. A store to
+//! that word sends or receives the message. Tickets define the order of the list. The rest follows
+//! from the messages and nodes (`rebuild`), so no log is needed.
 //!
 //! # Rules, as in Linux
 //!
-//! - A message fits if the bytes of the queue including it are at most `msg_qbytes`, and so is the
-//!   number of messages.
-//! - A receiver with a too small buffer and without `MSG_NOERROR` gets `E2BIG` when a message comes
-//!   for it. The message goes to the next receiver.
-//! - `IPC_SET` makes waiting receivers, and senders whose messages fit now, check permission again.
-//! - A called sender checks again whether its message fits. If not, it waits as the last one.
+//! - A message fits if, with it, the bytes of the queue and the number of its messages are at most
+//!   `msg_qbytes`.
+//! - If a message fits a receiver's filter but not its buffer, the receiver without `MSG_NOERROR`
+//!   gets `E2BIG`. The message goes to the next receiver.
+//! - `IPC_SET` makes waiting receivers check permission again, and so do waiting senders whose
+//!   messages now fit.
+//! - A woken sender checks again whether its message fits. If not, it waits as the last one.
 //! - `MSG_COPY` counts messages from zero and takes none. It does not truncate: with `MSG_NOERROR`
-//!   and a too small buffer it fails with `EINVAL`.
+//!   and too small a buffer it fails with `EINVAL`.
 //!
 //! Source: Linux `ipc/msg.c` for the semantics; msgop(2), msgctl(2), msgget(2).
 

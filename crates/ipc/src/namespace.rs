@@ -1,18 +1,19 @@
 //! A namespace: a region, its limits, and the security hook.
 //!
-//! A namespace has ids and keys of its own, as after unshare(2) with `CLONE_NEWIPC`. A namespace in
+//! A namespace has its own ids and keys, as after unshare(2) with `CLONE_NEWIPC`. A namespace in
 //! private memory ends with its last handle and its last task. A namespace in a file is shared by
-//! all processes that open the file. It stays until the file is removed and the last of them ends.
+//! all processes that open the file. It exists until the file is removed and the last of these
+//! processes has ended.
 //!
 //! # Processes
 //!
-//! Each process registers its own tasks. A forked process registers anew, and uses no task of its
-//! parent. A process may be killed at any instruction. Other processes repair what it held, without
-//! a daemon (`recover`).
+//! Each process registers its own tasks. A forked process registers a new task, and uses no task of
+//! its parent. A process may be killed at any instruction. Other processes then repair the objects
+//! that it was changing, without a daemon (`recover`).
 //!
 //! A process that can write to the file can make the calls of others fail or return wrong answers.
-//! It cannot do worse, see the crate's documentation. So the file belongs to one user, and no other
-//! user may open it.
+//! It cannot do worse, as the crate's documentation explains. So the file belongs to one user, and
+//! no other user may open it.
 //!
 //! Source: ipc_namespaces(7); proc(5) `/proc/sys/kernel/sem`.
 
@@ -37,8 +38,8 @@ use crate::shared::Shared;
 use crate::shm;
 use crate::task::Task;
 
-/// Options of a namespace. A process that opens an existing namespace gets its limits and capacity,
-/// and brings its own hook and backing.
+/// Options of a namespace. A process that opens an existing namespace gets the limits and capacity
+/// of that namespace. The hook and the backing are those of the process.
 ///
 /// # Examples
 /// ```
@@ -58,19 +59,19 @@ pub struct NamespaceOptions {
     pub capacity: Capacity,
     /// A security module, if there is one.
     pub hook: Option<Box<dyn SecurityHook>>,
-    /// The source of the memory of segments. The default is memfd_create(2), which serves one
+    /// The source of the memory of segments. The default is memfd_create(2), which works for one
     /// process. Processes that share a namespace need files that all of them can open.
     pub backing: Option<Box<dyn Backing>>,
     /// How long a waiting semop(2) of this process polls before it sleeps, in nanoseconds. With 0
     /// it sleeps at once. The default and the maximum are [`SPIN_NS_MAX`].
     ///
-    /// Each poll is a sched_yield(2), so threads with `SCHED_DEADLINE` should use 0.
+    /// Each poll is a sched_yield(2), so programs with `SCHED_DEADLINE` threads should use 0.
     ///
-    /// A signal during the polling does not end the wait with `EINTR`. [`Task::interrupt`] does,
-    /// and so does [`Task::interrupt_own`] in the signal's handler.
+    /// A signal during the polling does not end the wait with `EINTR` by itself.
+    /// [`Task::interrupt`] does, and so does [`Task::interrupt_own`] in the signal's handler.
     pub spin_ns_max: u64,
-    /// Whether [`Namespace::contention`] counts. It costs two reads of the clock for each wait for
-    /// another call.
+    /// Whether [`Namespace::contention`] counts. Counting costs two reads of the clock for each
+    /// wait for another call.
     pub is_contention_counted: bool,
 }
 
@@ -157,10 +158,10 @@ impl Namespace {
         Ok(Self::over(region, layout, limits, (Scope::Private, options)))
     }
 
-    /// Returns the namespace in the file at `path`, and makes the file if there is none.
+    /// Returns the namespace in the file at `path`, and creates the file if it does not exist.
     ///
-    /// The file should be on tmpfs (`/dev/shm`). There it lives until the machine stops, and no
-    /// call waits for a disk. A new file is accessible for the calling user only.
+    /// The file should be on tmpfs (`/dev/shm`). There it exists until the machine stops, and no
+    /// call waits for a disk. A new file is accessible only for the calling user.
     ///
     /// # Errors
     ///
@@ -187,13 +188,13 @@ impl Namespace {
         Self::open_fd(file::open_path(path.as_ref())?, options)
     }
 
-    /// As [`Namespace::open`], with a file that is open for reading and writing, such as a memfd.
+    /// Like [`Namespace::open`], with a file that is open for reading and writing, such as a memfd.
     ///
     /// The owner of the file is not checked. The caller may close the file afterwards.
     ///
     /// # Errors
     ///
-    /// Those of [`Namespace::open`].
+    /// The errors of [`Namespace::open`].
     ///
     /// # Examples
     ///
@@ -222,8 +223,8 @@ impl Namespace {
         Ok(Self::over(region, layout, shape.limits, (Scope::Shared, options)))
     }
 
-    /// Returns a namespace over a region that is laid out. The capacity and the limits of `options`
-    /// are not used.
+    /// Returns a namespace over a region that is laid out already. It does not use the capacity and
+    /// the limits of `options`.
     fn over(
         region: Region,
         layout: Layout,
@@ -240,13 +241,13 @@ impl Namespace {
 
     /// Returns a new task, which stands for a process.
     ///
-    /// `GETPID` returns `pid` to others. It is below 2^22, as in Linux.
+    /// `GETPID` in other tasks returns `pid`, which must be below 2^22, as in Linux.
     ///
     /// # Errors
     ///
     /// `EINVAL` for a `pid` out of range. `ENOMEM` if there is no room for another task; dead tasks
     /// do not count. `EXDEV` in a shared namespace, if the process is in another pid namespace than
-    /// the file: other processes would take it for dead, or for another process.
+    /// the file. Other processes would take such a process for dead, or for another process.
     ///
     /// # Examples
     ///
@@ -264,16 +265,16 @@ impl Namespace {
         Task::register(Arc::clone(&self.shared), cred, pid)
     }
 
-    /// As [`Namespace::register`], for the first task of a program after execve(2). The new task
+    /// Like [`Namespace::register`], for the first task of a program after execve(2). The new task
     /// takes over the tasks of the program that the process ran before.
     ///
-    /// Their `SEM_UNDO` adjustments are applied when the new task ends, as for one task. Calls and
+    /// The `SEM_UNDO` adjustments of these tasks are applied when the new task ends. Calls and
     /// locks of threads that ended with the old program are repaired at once.
     ///
     /// # Errors
     ///
-    /// Those of [`Namespace::register`]. `EIO` if a live process does not let go of a lock for 10
-    /// s.
+    /// The errors of [`Namespace::register`]. `EIO` if a live process does not release a lock for
+    /// 10 s.
     ///
     /// # Examples
     ///
@@ -301,12 +302,12 @@ impl Namespace {
         self.register(cred, pid)?.adopt()
     }
 
-    /// As [`Namespace::adopt`], for a namespace in a file, with the identity `program` of the
+    /// Like [`Namespace::adopt`], for a namespace in a file, with the identity `program` of the
     /// calling process. It opens no file, unless it finds tasks of dead processes.
     ///
     /// # Errors
     ///
-    /// Those of [`Namespace::adopt`].
+    /// The errors of [`Namespace::adopt`].
     ///
     /// # Examples
     ///
@@ -326,8 +327,8 @@ impl Namespace {
         Task::register_as(Arc::clone(&self.shared), cred, pid, program)?.adopt()
     }
 
-    /// Returns the pids of all tasks, in no order. A process with several tasks occurs several
-    /// times. Some of the processes may have ended.
+    /// Returns the pids of all tasks, in no particular order. The pid of a process with several
+    /// tasks occurs several times. Some of the processes may have ended.
     ///
     /// # Examples
     ///
@@ -348,12 +349,13 @@ impl Namespace {
 
     /// Reaps all tasks whose processes have ended. Returns their number.
     ///
-    /// No program has to call it: a call that needs it reaps dead tasks (`recover`). A program that
-    /// runs long may call it from time to time. Then adjustments are also applied to idle sets.
+    /// A program need not call this, since calls reap dead tasks when that matters (`recover`). A
+    /// program that runs long may call it from time to time, so that adjustments of dead tasks are
+    /// also applied to idle sets.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if there is no room for another task. `EIO` if a live process does not let go of a
+    /// `ENOMEM` if there is no room for another task. `EIO` if a live process does not release a
     /// lock for 10 s. `EXDEV` as for [`Namespace::register`].
     ///
     /// # Examples
@@ -374,7 +376,7 @@ impl Namespace {
     }
 
     /// Returns how often, and for how long, calls of this process have waited for a lock or a
-    /// frozen semaphore of another call. All is zero without
+    /// frozen semaphore of another call. All counts are zero without
     /// [`NamespaceOptions::is_contention_counted`].
     ///
     /// # Examples
@@ -396,8 +398,8 @@ impl Namespace {
         self.shared.contention.sum()
     }
 
-    /// Returns the addresses of the namespace in this process. A host that locks its memory by
-    /// mlockall(2) can leave them out.
+    /// Returns the addresses of the namespace in this process. A host program that locks its memory
+    /// by mlockall(2) can exclude them.
     ///
     /// # Examples
     ///

@@ -1,15 +1,15 @@
 //! Permissions: credentials, permission bits, capabilities, and the hook of a security module.
 //!
-//! The rules are those of Linux's `ipcperms`. The owner's bits of the mode count if the caller is
-//! the owner or the creator. Otherwise the group's bits count if one of the caller's groups is that
-//! of the owner or of the creator. Otherwise the other bits count. `CAP_IPC_OWNER` overrides them.
+//! The rules are those of Linux's `ipcperms`. For the owner or the creator, the owner's bits of the
+//! mode apply. Otherwise, if one of the caller's groups is that of the owner or the creator, the
+//! group's bits apply. Otherwise the other bits apply. `CAP_IPC_OWNER` overrides all bits.
 //! `IPC_SET` and `IPC_RMID` require the owner, the creator or `CAP_SYS_ADMIN` instead.
 //!
 //! A check takes no lock, and works on a consistent copy of the object's permissions.
 //!
-//! Credentials belong to a task. In Linux they belong to a thread. So a thread may have its own,
-//! which replace those of one task. A flag of the task tells whether any thread has its own. So a
-//! thread without its own pays for one load.
+//! Credentials belong to a task. In Linux they belong to a thread. So a thread may have its own
+//! credentials, which replace those of one task. A flag of the task tells whether any thread has
+//! its own. So a thread without its own credentials pays for only one load.
 //!
 //! Source: svipc(7); capabilities(7); Linux `ipc/util.c`.
 
@@ -93,19 +93,18 @@ pub struct Perm {
     pub cuid: u32,
     /// The creator's group.
     pub cgid: u32,
-    /// Nine permission bits, and flags of the object's kind.
+    /// Nine permission bits, and flags that depend on the kind of the object.
     pub mode: u16,
-    /// The generation. The id consists of it and the index.
+    /// The generation of the slot. The id consists of it and the index of the slot.
     pub seq: u16,
 }
 
-/// The hooks of a security module. Each may refuse a call with an error of its choice.
+/// The hooks of a security module. Each hook may refuse a call with an error of its choice.
 ///
-/// Each is called where Linux calls its own: without a lock, after the permission bits have
-/// permitted the operation. Those of the `*get` calls, and of `*ctl` for `IPC_SET` and `IPC_RMID`,
-/// run under the lock of the kind. Analogous to
-/// `security_ipc_permission`, `security_sem_semop`, `security_sem_semctl`, `security_sem_associate`
-/// and `security_sem_alloc`.
+/// Each hook is called where Linux calls its own: without a lock, after the permission bits have
+/// permitted the operation. The hooks of the `*get` calls, and of `*ctl` for `IPC_SET` and
+/// `IPC_RMID`, run under the lock of the kind. Analogous to `security_ipc_permission`,
+/// `security_sem_semop`, `security_sem_semctl`, `security_sem_associate` and `security_sem_alloc`.
 ///
 /// # Examples
 /// ```
@@ -130,25 +129,25 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Those that the caller is to get. Linux returns `EACCES`.
+    /// The error that the call then returns. Linux returns `EACCES`.
     fn permission(&self, cred: &Cred, perm: &Perm, flag: u32) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// Called before semop(2). `is_alter` is true if an operation is not a wait for zero.
+    /// Called before semop(2). `is_alter` is true unless all operations wait for zero.
     ///
     /// # Errors
     ///
-    /// Those that the caller is to get.
+    /// The error that the call then returns.
     fn sem_semop(&self, cred: &Cred, perm: &Perm, is_alter: bool) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// Called before semctl(2) with its command number. `IPC_INFO` has no object.
+    /// Called before semctl(2), with the number of the command. `IPC_INFO` has no object.
     ///
     /// # Errors
     ///
-    /// Those that the caller is to get.
+    /// The error that the call then returns.
     fn sem_semctl(&self, cred: &Cred, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
         Ok(())
     }
@@ -158,7 +157,7 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Those that the caller is to get.
+    /// The error that the call then returns.
     fn msg_msgsnd(&self, cred: &Cred, perm: &Perm, msgflg: MsgFlags) -> Result<(), Errno> {
         Ok(())
     }
@@ -168,16 +167,16 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Those that the caller is to get.
+    /// The error that the call then returns.
     fn msg_msgrcv(&self, cred: &Cred, perm: &Perm, msgtyp: i64) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// Called before msgctl(2) with its command number. `IPC_INFO` has no object.
+    /// Called before msgctl(2), with the number of the command. `IPC_INFO` has no object.
     ///
     /// # Errors
     ///
-    /// Those that the caller is to get.
+    /// The error that the call then returns.
     fn msg_msgctl(&self, cred: &Cred, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
         Ok(())
     }
@@ -186,16 +185,16 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Those that the caller is to get.
+    /// The error that the call then returns.
     fn shm_shmat(&self, cred: &Cred, perm: &Perm, shmflg: ShmFlags) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// Called before shmctl(2) with its command number. `IPC_INFO` has no object.
+    /// Called before shmctl(2), with the number of the command. `IPC_INFO` has no object.
     ///
     /// # Errors
     ///
-    /// Those that the caller is to get.
+    /// The error that the call then returns.
     fn shm_shmctl(&self, cred: &Cred, perm: Option<&Perm>, cmd: i32) -> Result<(), Errno> {
         Ok(())
     }
@@ -205,23 +204,24 @@ pub trait SecurityHook: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Those that the caller is to get.
+    /// The error that the call then returns.
     fn associate(&self, cred: &Cred, perm: &Perm, flags: GetFlags, mode: u16) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// Called before an object is made.
+    /// Called before an object is created.
     ///
     /// # Errors
     ///
-    /// Those that the caller is to get.
+    /// The error that the call then returns.
     fn alloc(&self, cred: &Cred, perm: &Perm) -> Result<(), Errno> {
         Ok(())
     }
 }
 
 thread_local! {
-    /// The thread's own credentials, and the number of the cell whose credentials they replace.
+    /// The thread's own credentials, and the number of the `CredCell` whose credentials they
+    /// replace.
     static OWN: RefCell<Option<(u64, Cred)>> = const { RefCell::new(None) };
 }
 
@@ -230,14 +230,14 @@ thread_local! {
 pub(crate) struct CredCell {
     /// Identifies the cell, also after a move.
     number: u64,
-    /// Whether a thread has its own credentials. That thread sees its own store, and the store does
-    /// not concern other threads.
+    /// Whether a thread has its own credentials. That thread sees its own store. For other threads
+    /// the value does not matter.
     has_own: unmodelled::AtomicBool,
     /// The effective user and group.
     ids: AtomicU64,
     caps: AtomicU64,
-    /// All credentials, for hooks and groups. A hook is a callback, and must not run in a read-side
-    /// critical section. So a call copies the credentials for it.
+    /// The complete credentials, for hooks and groups. A hook is a callback, and must not run in a
+    /// read-side critical section. So a call copies the credentials for the hook.
     whole: RcuCell<Cred>,
     /// Serializes changes: each stores all three fields.
     changes: Mutex<()>,
@@ -247,7 +247,8 @@ impl CredCell {
     pub(crate) fn new(cred: Cred) -> Self {
         static LAST: unmodelled::AtomicU64 = unmodelled::AtomicU64::new(0);
         Self {
-            // ORDERING: Relaxed. The number is unique; nothing is published with it.
+            // ORDERING: Relaxed. The addition makes the number unique, and no data is published
+            // with it.
             number: LAST.fetch_add(1, unmodelled::Ordering::Relaxed),
             has_own: unmodelled::AtomicBool::new(false),
             ids: AtomicU64::new(pair(cred.euid, cred.egid)),
@@ -259,27 +260,27 @@ impl CredCell {
 
     pub(crate) fn set(&self, cred: Cred) {
         let _change = self.changes.lock();
-        // ORDERING: Relaxed. A concurrent call sees the old or the new value of each word.
+        // ORDERING: Relaxed. A concurrent call may see the old or the new value of each word.
         self.ids.store(pair(cred.euid, cred.egid), Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         self.caps.store(cred.caps, Ordering::Relaxed);
         self.whole.replace(cred);
     }
 
-    /// Gives the calling thread credentials of its own.
+    /// Gives the calling thread its own credentials.
     pub(crate) fn set_own(&self, cred: Cred) {
         // ORDERING: Relaxed. See `has_own`.
         self.has_own.store(true, unmodelled::Ordering::Relaxed);
-        // The old value is dropped after the borrow has ended, since a signal handler may make
-        // calls. A handler that interrupts a borrow changes nothing. Neither does a call at the end
-        // of the thread.
+        // The old value is dropped after the borrow has ended. A signal handler may make calls, and
+        // if it interrupts a borrow, it changes nothing. A call at the end of the thread changes
+        // nothing either.
         let _before = OWN.try_with(|own| {
             let mut own = own.try_borrow_mut().ok()?;
             own.replace((self.number, cred))
         });
     }
 
-    /// Applies `of` to the calling thread's own credentials, if it has any.
+    /// Returns the result of `of` for the calling thread's own credentials, or none if it has none.
     #[inline]
     fn of_own<T>(&self, of: impl FnOnce(&Cred) -> T) -> Option<T> {
         // ORDERING: Relaxed. See `has_own`.
@@ -323,7 +324,7 @@ impl CredCell {
         self.caps.load(Ordering::Relaxed) & cap != 0
     }
 
-    /// Returns true if the bits in `flag` are granted. Does not call the security hook.
+    /// Returns true if the mode grants the bits in `flag`. It does not call the security hook.
     #[inline]
     pub(crate) fn may(&self, [owner, creator]: [u64; 2], mode: u16, flag: u32) -> bool {
         let requested = (flag >> 6) | (flag >> 3) | flag;
@@ -387,12 +388,12 @@ mod tests {
 
     #[test]
     fn bits_of_other_users_do_not_count_for_the_owner() {
-        // The owner has no write permission here, but all other users have.
+        // The owner has no write permission here, although all other users have it.
         let perm = Perm { mode: 0o466, ..PERM };
         assert!(!may_with(&CredCell::new(Cred::user(1, 10)), &perm, 0o222));
     }
 
-    /// A check during a change goes on with the old credentials.
+    /// A check during a change of credentials must not wait. It uses the old ones.
     #[test]
     fn check_during_a_change_does_not_wait() {
         let cell = CredCell::new(Cred { groups: vec![10], ..Cred::user(9, 9) });
@@ -432,7 +433,7 @@ mod tests {
                 assert!(may_with(&cell, &PERM, 0o444) && cell.may_control(&PERM));
                 assert_eq!((other.ids(), other.whole()), ((9, 9), Cred::user(9, 9)));
                 assert!(!may_with(&other, &PERM, 0o444) && !other.may_control(&PERM));
-                // The task's credentials change, but not those of the thread.
+                // The task's credentials change, but the thread keeps its own.
                 cell.set(Cred::user(7, 7));
                 assert_eq!(cell.ids(), (8, 8));
             });

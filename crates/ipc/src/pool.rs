@@ -1,20 +1,21 @@
-//! Ranges of lines of one type. Their sizes are powers of two.
+//! Ranges of lines of one type. The size of a range is a power of two.
 //!
-//! A line keeps its type for ever: no other pool gets it. So a semaphore's line stays one. A thread
-//! with an old number of a line finds the last words in it, above all the tag, when the line is
-//! used again. Ranges keep their sizes too, except in pools that join free ranges when nothing else
-//! is left (`join`).
+//! A line keeps its type for ever: no other pool gets it. So the line of a semaphore is always one
+//! of a semaphore. A thread with an old line number finds there the words of the last user, in
+//! particular the tag. Ranges keep their sizes too, except in pools that join free ranges when
+//! nothing else is left (`join`).
 //!
-//! Words 6 and 7 of the first line of a range belong to the pool: its header, and the next free
-//! range. If no range of the right size is left, a larger one serves. In a pool that joins, users
-//! leave these two words of every line alone. Only texts of messages take whole lines.
+//! Words 6 and 7 of the first line of a range belong to the pool: its header, and the link of the
+//! free list. If no range of the right size is left, the pool uses a larger one. In a pool that
+//! joins ranges, users leave these two words of every line alone. Only texts of messages use whole
+//! lines.
 //!
 //! # The truth
 //!
-//! The header holds the size of a range, whether it is used, and its user: a task, or the slot of
-//! an object. Free lists and the end of the used lines follow from the headers. After a death a
-//! walk over the headers rebuilds them ([`Pool::rebuild`]). The reaping of a dead task walks them
-//! too ([`Pool::used`]).
+//! The header has the size of a range, whether it is used, and its user: a task, or the slot of an
+//! object. Free lists and the end of the used lines follow from the headers. After a death, a walk
+//! over the headers rebuilds them ([`Pool::rebuild`]). The reaping of a dead task also walks the
+//! headers ([`Pool::used`]).
 //!
 //! | bits of a header | field |
 //! |---|---|
@@ -24,14 +25,15 @@
 //!
 //! # Memory
 //!
-//! On a full file system the first touch of a line can end in `SIGBUS`. So the pool reserves lines
-//! before their first use, [`CHUNK`] at a time, and one line more for the header that a walk reads
-//! behind the last range. The pool's lock protects the count of reserved lines in the head.
+//! On a full file system the first access to a line can end in `SIGBUS`. So the pool reserves
+//! memory for lines before their first use, [`CHUNK`] at a time. It reserves one line more for the
+//! header that a walk reads after the last range. The pool's lock protects the count of reserved
+//! lines in the head.
 //!
 //! # Limits
 //!
-//! A pool gives no memory back to the system. A pool that does not join (waiting calls, attaches)
-//! may return `ENOMEM` when all its free lines are in ranges of other sizes.
+//! A pool returns no memory to the system. A pool that does not join ranges (waiting calls,
+//! attaches) may return `ENOMEM` while all its free lines are in ranges of other sizes.
 //!
 //! Source: Bonwick, "The Slab Allocator", 1994, for memory that keeps its type.
 
@@ -52,16 +54,16 @@ const CLASSES: u32 = 17;
 
 const LOCK: usize = 0;
 const NEXT_FRESH: usize = 1;
-/// The number of lines freed since ranges were last joined.
+/// The word with the number of lines that were freed since ranges were last joined.
 const GIVEN: usize = 2;
 /// How often ranges were joined.
 const JOINS: usize = 3;
-/// How many lines of the pool have memory, at least.
+/// The word with the number of lines, from the first on, that have reserved memory.
 const RESERVED: usize = 4;
 const HEADER: usize = 6;
 const NEXT_FREE: usize = 7;
 
-/// Lines that are reserved at a time: 64 KiB.
+/// The number of lines that are reserved at a time: 64 KiB.
 const CHUNK: u64 = 1024;
 
 const CLASS_MASK: u64 = 0xff;
@@ -75,30 +77,31 @@ pub(crate) struct Pool {
     pub(crate) head: u32,
     /// The first line to hand out.
     pub(crate) first: u32,
-    /// How many lines there are to hand out.
+    /// The number of lines that ranges can use.
     pub(crate) lines: u32,
     pub(crate) joins: Joins,
 }
 
-/// Whether a pool joins free ranges and cuts them.
+/// Whether a pool joins free ranges into larger ones and cuts them again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Joins {
     /// Ranges keep their sizes.
     Never,
-    /// The pool joins ranges when nothing else is left. The lines keep the words of their users:
-    /// the tags of semaphores, and zeroes in undo records.
+    /// The pool joins ranges when nothing else is left. The lines keep the words of their last
+    /// users: the tags of semaphores, and zeroes in undo records.
     Keeping,
-    /// It does, after a share of the pool was given back. Lines that begin a range are zeroed: they
-    /// may have texts in them.
+    /// The pool joins ranges after a certain share of it was freed. It zeroes each line that
+    /// becomes the first of a range, since the line may have text in it.
     Clearing,
 }
 
 impl Pool {
-    /// Returns the first line of a range of at least `lines` lines, used for `whose` from now on.
+    /// Returns the first line of a range of at least `lines` lines. From now on `whose` is its
+    /// user.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if there is none; `EIO` if the lock cannot be had.
+    /// `ENOMEM` if there is no such range; `EIO` if the pool's lock cannot be taken.
     pub(crate) fn alloc(
         &self,
         shared: &Shared,
@@ -118,9 +121,9 @@ impl Pool {
         Ok(line)
     }
 
-    /// Gives the range back that begins at `line`. A range that is not used stays as it is.
+    /// Frees the range that begins at `line`. A range that is not used stays as it is.
     ///
-    /// If the lock cannot be had the range is lost.
+    /// If the pool's lock cannot be taken, the range is lost.
     pub(crate) fn free(&self, shared: &Shared, line: u32, owner: Owner) {
         let region = &shared.region;
         if let Ok(_held) = self.lock(shared, owner) {
@@ -128,38 +131,40 @@ impl Pool {
         }
     }
 
-    /// As [`Pool::free`]; the lock is held.
+    /// Like [`Pool::free`]. The caller holds the lock.
     fn give_back(&self, region: &Region, line: u32) {
         let Some(header) = self.header(region, line).filter(|header| header.is_used()) else {
             return;
         };
-        // ORDERING(ipc-pool): Release. The object is void before the range is free.
+        // ORDERING(ipc-pool): Release. The next user that sees the range free sees the end of the
+        // object in it.
         region.line(line)[HEADER].store(header.0 & (CLASS_MASK), Ordering::Release);
         self.push(region, line, header.class());
         let given = &region.line(self.head)[GIVEN];
         put(given, get(given).saturating_add(1 << header.class()));
     }
 
-    /// Says whom the range at `line`, which is used, is for.
+    /// Sets the user of the used range at `line`.
     pub(crate) fn set_whose(&self, region: &Region, line: u32, whose: u32) {
         let header = &region.line(line)[HEADER];
         let next = get(header) & CLASS_MASK | USED | u64::from(whose) << WHOSE_SHIFT;
-        // ORDERING(ipc-pool): Release. One word says all there is to know about a range.
+        // ORDERING(ipc-pool): Release. A walk that reads this header sees the whole state of the
+        // range.
         header.store(next, Ordering::Release);
     }
 
-    /// Returns whom the range at `line` is used for, or none if it is not.
+    /// Returns the user of the range at `line`, or none if the range is free.
     pub(crate) fn whose(&self, region: &Region, line: u32) -> Option<u32> {
         self.header(region, line).filter(|header| header.is_used()).map(Header::whose)
     }
 
-    /// Returns how many lines the range at `line` has.
+    /// Returns the number of lines of the range at `line`.
     pub(crate) fn len(&self, region: &Region, line: u32) -> u32 {
         self.header(region, line).map_or(1, |header| 1 << header.class())
     }
 
-    /// Returns the ranges that are used, each with whom it is for. Where ranges are joined:
-    /// [`Pool::collect_used`].
+    /// Returns the used ranges, each with its user. For a pool that joins ranges, use
+    /// [`Pool::collect_used`] instead.
     pub(crate) fn used<'r>(
         &self,
         region: &'r Region,
@@ -168,7 +173,7 @@ impl Pool {
         used.map(|(line, header)| (line, header.whose()))
     }
 
-    /// Makes the free lists anew. The lock is held.
+    /// Rebuilds the free lists from the headers. The caller holds the lock.
     pub(crate) fn rebuild(&self, region: &Region) {
         (0..CLASSES).for_each(|class| put(self.list(region, class), 0));
         let mut end = self.first;
@@ -186,7 +191,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// `EIO` if the lock cannot be had.
+    /// `EIO` if the pool's lock cannot be taken.
     pub(crate) fn lock<'s>(&self, shared: &'s Shared, owner: Owner) -> Result<Held<'s>, Errno> {
         lock(shared, &shared.region.line(self.head)[LOCK], owner, || {
             self.rebuild(&shared.region);
@@ -194,7 +199,7 @@ impl Pool {
         })
     }
 
-    /// Returns all ranges that were ever used. A caller without the lock may miss the last one.
+    /// Returns all ranges that were ever used. Without the lock, the caller may miss the last one.
     fn ranges<'r>(&self, region: &'r Region) -> impl Iterator<Item = (u32, Header)> + use<'r> {
         let pool = *self;
         let at = move |line| Some((line, pool.header(region, line)?));
@@ -204,17 +209,18 @@ impl Pool {
         )
     }
 
-    /// Returns the header of the range at `line`, or none if there was never one.
+    /// Returns the header of the range at `line`, or none if no range was ever there.
     fn header(&self, region: &Region, line: u32) -> Option<Header> {
         let at = line.checked_sub(self.first).filter(|at| *at < self.lines)?;
-        // ORDERING(ipc-pool): Acquire. The last user of a free range has released it.
+        // ORDERING(ipc-pool): Acquire. Pairs with `give_back`: the last user of a free range has
+        // ended its object.
         let header = Header(region.line(line)[HEADER].load(Ordering::Acquire));
-        // A class that does not fit was not written by us.
+        // A class that does not fit was written by a hostile process.
         let is_class = (1..=u64::from(CLASSES)).contains(&(header.0 & CLASS_MASK));
         (is_class && at + (1 << header.class()) <= self.lines).then_some(header)
     }
 
-    /// Takes a range that is free already, or one that was never handed out. The lock is held.
+    /// Takes a free range, or lines that no range has used yet. The caller holds the lock.
     fn take(&self, region: &Region, wanted: u32, whose: u32) -> Option<u32> {
         let line = self.pop(region, wanted).filter(|line| {
             let has_memory = self.ensure(region, *line..line + (1 << wanted));
@@ -242,7 +248,8 @@ impl Pool {
         let after = taken.checked_add(1 << class).filter(|end| *end <= u64::from(self.lines))?;
         let line = self.first + u32::try_from(taken).ok()?;
         self.reserve(region, after + 1)?;
-        // The header comes first: the walk that makes the lists anew goes by it.
+        // The header is stored before the end of the used lines, since `rebuild` relies on the
+        // headers.
         let header = (u64::from(class) + 1) | USED | u64::from(whose) << WHOSE_SHIFT;
         // ORDERING(ipc-pool): Release. As in `set_whose`.
         region.line(line)[HEADER].store(header, Ordering::Release);
@@ -250,7 +257,7 @@ impl Pool {
         Some(line)
     }
 
-    /// Sees to it that the first `count` lines of the pool have memory. The lock is held.
+    /// Reserves memory for the first `count` lines of the pool. The caller holds the lock.
     fn reserve(&self, region: &Region, count: u64) -> Option<()> {
         let word = &region.line(self.head)[RESERVED];
         let (all, done) = (u64::from(self.lines), get(word));
@@ -262,14 +269,15 @@ impl Pool {
             let lines = self.first + done as u32..self.first + *end as u32;
             region.reserve(lines).is_ok()
         };
-        // Reserve a whole chunk. If the file system has no room for that, reserve what is needed.
+        // Reserve a whole chunk. If the file system has no room for it, reserve only the needed
+        // lines.
         let end = [count.next_multiple_of(CHUNK).min(all), count].into_iter().find(is_reserved)?;
         put(word, end);
         Some(())
     }
 
-    /// Sees to it that lines of the pool have memory, and returns false if there is none. Ranges
-    /// that `join` has made of lines that were never handed out may have none. The lock is held.
+    /// Reserves memory for lines of the pool, and returns false if there is none. A range may lack
+    /// memory if `join` has made it of lines that no range had used. The caller holds the lock.
     fn ensure(&self, region: &Region, lines: Range<u32>) -> bool {
         let done = get(&region.line(self.head)[RESERVED]);
         u64::from(lines.end - self.first) <= done || region.reserve(lines).is_ok()
@@ -280,7 +288,7 @@ impl Pool {
         let line = u32::try_from(get(list)).ok().filter(|line| *line != 0)?;
         let header = self.header(region, line);
         if header.is_none_or(|header| header.is_used() || header.class() != class) {
-            // Not ours to say how this came about; the headers are what counts.
+            // The free list is damaged. The headers are the truth, so rebuild the lists from them.
             self.rebuild(region);
             return None;
         }
@@ -323,7 +331,7 @@ impl Header {
     }
 }
 
-/// Returns the smallest class whose ranges have `lines` lines, or none if there is none.
+/// Returns the smallest class whose ranges have at least `lines` lines, or none.
 fn class_of(lines: u32) -> Option<u32> {
     let class = lines.max(1).checked_next_power_of_two()?.trailing_zeros();
     (class < CLASSES).then_some(class)
@@ -382,7 +390,7 @@ mod tests {
         let [a, b, c] = [1, 2, 4].map(|lines| pool.alloc(shared, lines, ME, lines).unwrap());
         pool.free(shared, b, ME);
         pool.free(shared, b, ME);
-        // The state after a death between two stores, and worse.
+        // Sets every list and the end to `a`, which is worse than the state after any death.
         (0..CLASSES).for_each(|class| put(pool.list(&shared.region, class), u64::from(a)));
         put(&shared.region.line(pool.head)[NEXT_FRESH], 0);
         pool.rebuild(&shared.region);

@@ -1,8 +1,8 @@
 //! The process of a task, and whether that process has ended.
 //!
 //! A pid is reused, so a process is identified by its pid and its start time, in one word. The
-//! start time is field 22 of `/proc/PID/stat`, in clock ticks since boot. Both numbers belong to
-//! the reader's pid namespace. So an IPC namespace is shared within one pid namespace only
+//! start time is field 22 of `/proc/PID/stat`, in clock ticks since boot. Both numbers depend on
+//! the reader's pid namespace. So only processes of one pid namespace can share an IPC namespace
 //! (`file`).
 //!
 //! | bits | field |
@@ -19,14 +19,14 @@
 //!
 //! execve(2) keeps the pid and the start time, but ends all threads of the old program. The
 //! *image*, the address at which the program's stack begins (field 28), tells one program of a
-//! process from the next. The kernel chooses it at random for each program; arguments and
-//! environment lie above it. Without randomization, two programs with equal arguments and
-//! environments have the same image, and are not told apart. The random bytes of `AT_RANDOM`
-//! (getauxval(3)) would tell them apart, but other processes cannot read those. The kernel shows an
-//! image of 0 if the reader lacks permission. Then nothing is known of the program.
+//! process from the next. The kernel chooses it at random for each program, below its arguments and
+//! environment. Without randomization, two programs with equal arguments and environments have the
+//! same image, so they cannot be told apart. The random bytes of `AT_RANDOM` (getauxval(3)) would
+//! tell them apart, but other processes cannot read those. The kernel shows an image of 0 if the
+//! reader lacks permission. Then the program is unknown.
 //!
-//! A process that kill(2) finds, but `/proc` does not show, counts as alive: `/proc` may be mounted
-//! with `hidepid`.
+//! If kill(2) finds a process that `/proc` does not show, it counts as alive: `/proc` may be
+//! mounted with `hidepid`.
 //!
 //! Source: proc(5) `/proc/pid/stat`; kill(2); pidfd_open(2); Linux `fs/proc/array.c`
 //! (`do_task_stat`).
@@ -50,14 +50,15 @@ pub(crate) struct Identity(pub(crate) u64);
 /// How thoroughly to check whether a process has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// By a few system calls. If the pid was reused, the process seems alive.
+    /// A few system calls are enough. If the pid was reused, the process seems alive.
     Quick,
     /// Also by its start time in `/proc`.
     Close,
 }
 
 impl Identity {
-    /// The identity of all tasks of a private namespace. Its process cannot end alone.
+    /// The identity of all tasks of a private namespace. Their process is the only one, so no task
+    /// outlives it.
     pub(crate) const PRIVATE: Self = Self(IS_SET);
 
     /// Returns the identity of process `pid` with the start time `start`, in ticks.
@@ -74,7 +75,7 @@ impl Identity {
         self.0 >> PID_BITS & START_MASK
     }
 
-    /// Returns true if the process has ended. A word that is no identity counts as ended.
+    /// Returns true if the process has ended. A damaged word that is no identity counts as ended.
     pub(crate) fn is_gone(self, look: Look) -> bool {
         if self == Self::PRIVATE {
             return false;
@@ -94,8 +95,8 @@ impl Identity {
 
 /// The identity of the calling program. It tells other processes whether the program still runs.
 ///
-/// It is read from `/proc`. A program may have to drop its privileges, its root directory or its
-/// descriptors before it registers. Then it reads its identity before that: see
+/// The identity is read from `/proc`. A program that drops its privileges, its root directory or
+/// its descriptors before it registers should read its identity first: see
 /// [`crate::Namespace::adopt_as`].
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
@@ -107,7 +108,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// The program of all tasks of a private namespace.
+    /// The identity of the program of all tasks of a private namespace.
     pub(crate) const PRIVATE: Self =
         Self { identity: Identity::PRIVATE, image: 0, pid_namespace: 0 };
 
@@ -126,7 +127,7 @@ pub(crate) fn pid_namespace() -> u64 {
     rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino)
 }
 
-/// Returns true if the process now runs another program than the one with `image`.
+/// Returns true if the process now runs another program than the one whose image is `image`.
 pub(crate) fn has_other_image(identity: Identity, image: u64) -> bool {
     if image == 0 || identity == Identity::PRIVATE || identity.0 & IS_SET == 0 {
         return false;
@@ -143,8 +144,8 @@ fn is_there(pid: u32) -> bool {
     pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
 }
 
-/// Returns true if a process has ended, also if it is a zombie. Returns false if this cannot be
-/// found out, since no descriptor of the process can be opened.
+/// Returns true if a process has ended, also if it is a zombie. Returns false if that is unknown
+/// because no descriptor of the process can be opened.
 fn has_ended(pid: u32) -> bool {
     let Some(pid) = Pid::from_raw(pid.cast_signed()) else { return true };
     // The descriptor becomes readable when the last thread has ended.
@@ -159,7 +160,7 @@ fn has_ended(pid: u32) -> bool {
 /// The state of a process, of its `/proc/PID/stat`.
 pub(crate) struct Stat {
     pub(crate) start: u64,
-    /// The address at which the program's stack began, or 0.
+    /// The address at which the program's stack began, or 0 if it is unknown.
     pub(crate) image: u64,
     is_dead: bool,
 }
@@ -171,12 +172,12 @@ pub(crate) fn stat(pid: u32) -> Option<Stat> {
 
 /// Returns the text of a small file of `/proc`.
 ///
-/// This makes its system calls directly. A preloaded library, such as that of fakeroot(1), may
-/// replace functions of the C library, and may itself make calls of the namespace.
+/// This function makes its system calls directly. A preloaded library, such as that of fakeroot(1),
+/// may replace functions of the C library, and its functions may call the namespace.
 ///
 /// # Errors
 ///
-/// Those of open(2) and read(2).
+/// The errors of open(2) and read(2).
 pub(crate) fn read_small(path: &str) -> Result<String, Errno> {
     let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut bytes = [0; SMALL_BYTES];
@@ -191,8 +192,8 @@ pub(crate) fn read_small(path: &str) -> Result<String, Errno> {
     }
 }
 
-/// Parses a line of `/proc/PID/stat`. The program's name in it may contain any character, so fields
-/// are counted from its closing parenthesis.
+/// Parses a line of `/proc/PID/stat`. The program's name in the line may contain any character. So
+/// fields are counted from the closing parenthesis after the name.
 fn parse(line: &str) -> Option<Stat> {
     let (_, fields) = line.rsplit_once(')')?;
     let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
@@ -220,7 +221,7 @@ mod tests {
         let own = Program::own().identity;
         let earlier = Identity::new(own.pid(), own.start() - 1);
         assert!(earlier.is_gone(Look::Close));
-        // The control: without a start time, the earlier process seems alive.
+        // Control: without a start time, the earlier process seems alive.
         assert!(!Identity::new(own.pid(), 0).is_gone(Look::Close));
     }
 

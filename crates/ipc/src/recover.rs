@@ -1,9 +1,9 @@
 //! Cleanup after tasks that were killed.
 //!
-//! A thread that meets an unfinished change repairs it: the next holder of a lock (`lock`), or a
-//! thread that needs a frozen semaphore (`sem::recover`). The rest is *reaped*: the end of a live
-//! task would have done it. Adjustments are applied, waiting calls leave their queues, and the line
-//! of the task becomes free.
+//! A thread that finds an unfinished change repairs it. That thread is the next holder of a lock
+//! (`lock`), or a thread that needs a frozen semaphore (`sem::recover`). For all else, a dead task
+//! is *reaped*, which does what the end of a live task does. Its adjustments are applied, its
+//! waiting calls leave their queues, and its line becomes free.
 //!
 //! # When a dead task is reaped
 //!
@@ -16,14 +16,15 @@
 //! - a task that registers, if it finds a dead task beside its own line, or no free line (`task`);
 //! - [`crate::Namespace::recover`].
 //!
-//! A call that succeeds does not look for dead tasks. The check would be a system call per holder
-//! of adjustments, in a call that otherwise is one compare-exchange. A mark on semaphores from
-//! which an adjustment will take could avoid the check for locks. But a semaphore that one process
-//! raises and another lowers, both with `SEM_UNDO`, would always have the mark.
+//! A call that succeeds does not look for dead tasks. The check would be a system call for each
+//! holder of adjustments, in a call that otherwise is one compare-exchange. A mark on semaphores
+//! with an adjustment that subtracts could avoid the check for locks. But if one process raises a
+//! semaphore and another lowers it, both with `SEM_UNDO`, it would always have the mark.
 //!
 //! # Locks
 //!
-//! The lock `REAPER` of the task's line comes before all others. No holder of a lock reaps.
+//! The lock `REAPER` of the task's line comes before all others. So a thread that holds another
+//! lock must not reap.
 //!
 //! Source: Linux `ipc/sem.c` (`exit_sem`).
 
@@ -40,14 +41,15 @@ use crate::shared::Shared;
 use crate::shm;
 use crate::task_line::{Absent, IMAGE, REAPER, STATE, identity, task_line};
 
-/// Reaps the task numbered `index` if its process has ended. Then reaps the dead tasks whose
-/// waiting calls this has completed. The caller holds no lock.
+/// Reaps the task numbered `index` if its process has ended. The applied adjustments may complete
+/// waiting calls of other dead tasks; this reaps those tasks too. The caller holds no lock.
 ///
-/// Returns true if the task was dead. Its line stays while its attaches must stay (`shm::reap`).
+/// Returns true if the task was dead. Its line stays in use while its attaches must stay
+/// (`shm::reap`).
 ///
 /// # Errors
 ///
-/// `EIO` if a live task does not let go of a needed lock.
+/// `EIO` if a live task does not release a needed lock.
 #[cold]
 pub(crate) fn reap(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
     let (is_reaped, absent) = reap_one(shared, owner, index)?;
@@ -55,14 +57,14 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Er
     Ok(is_reaped)
 }
 
-/// As [`reap`], but returns the tasks whose calls were completed and that may have died.
+/// Like [`reap`], but returns the tasks whose calls were completed and that may have died.
 fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent), Errno> {
     if index >= shared.layout.tasks_max || index == owner.index {
         return Ok((false, Absent::new()));
     }
     let line = task_line(shared, index);
     let _reaper = lock(shared, &line[REAPER], owner, || Ok(()))?;
-    // Another thread may have reaped the task, and a live task may have the line now.
+    // Another thread may have reaped the task already, and the line may belong to a live task now.
     let state = identity(line);
     if state.0 == 0 || !state.is_gone(Look::Close) {
         return Ok((false, Absent::new()));
@@ -70,31 +72,34 @@ fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent),
     reap_line(shared, owner, index, state)
 }
 
-/// Reaps the tasks in `absent` that have died, and the dead tasks whose calls this completes. The
-/// caller holds no lock.
+/// Reaps the tasks in `absent` that have died, and dead tasks whose waiting calls this completes.
+/// The caller holds no lock.
 pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
-    // Each task is reaped once, so the number of tasks bounds the loop, even in a damaged region.
+    // Each task is reaped at most once, so the number of tasks bounds the loop, even in a damaged
+    // region.
     for _ in 0..shared.layout.tasks_max {
         let Some(index) = absent.pop() else { return };
         if index != owner.index && shared.is_dead(index, None) {
-            // After an error the next caller reaps the rest.
+            // After an error, the next caller that reaps continues.
             let reaped = reap_one(shared, owner, index);
             absent.extend(reaped.map(|(_, more)| more).unwrap_or_default());
         }
     }
 }
 
-/// Reaps a task of the program that the process of `owner` ran before execve(2).
+/// Reaps a task of the program that this process ran before execve(2). The process is that of
+/// `owner`.
 ///
 /// # Errors
 ///
-/// Those of [`reap`].
+/// The errors of [`reap`].
 #[cold]
 pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
     let line = task_line(shared, index);
     let reaper = lock(shared, &line[REAPER], owner, || Ok(()))?;
     let state = identity(line);
-    // Only the end of this process applies its adjustments, so no other thread has reaped the task.
+    // Only the end of this process applies the adjustments of its tasks, so no other thread has
+    // reaped the task.
     if index == owner.index || state != identity(task_line(shared, owner.index)) {
         return Ok(false);
     }
@@ -104,11 +109,12 @@ pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<b
     Ok(is_reaped)
 }
 
-/// Ends calls, freezes and attaches of a task of such a program. Its adjustments stay.
+/// Ends calls, freezes and attaches of a task of the program before execve(2). Its adjustments
+/// stay.
 ///
 /// # Errors
 ///
-/// Those of [`reap`].
+/// The errors of [`reap`].
 #[cold]
 pub(crate) fn settle(shared: &Shared, owner: Owner, index: u32) -> Result<(), Errno> {
     let reaper = lock(shared, &task_line(shared, index)[REAPER], owner, || Ok(()))?;
@@ -116,7 +122,7 @@ pub(crate) fn settle(shared: &Shared, owner: Owner, index: u32) -> Result<(), Er
     drop(Ids { shared, kind: msg::QUEUES, owner }.lock()?);
     recover_pools(shared, owner)?;
     let pid = shared.pid_of(index);
-    // execve(2) detaches all segments. Attaches that must stay do so until the process ends.
+    // execve(2) detaches all segments. Attaches of uncounted children stay until the process ends.
     let _is_whole = shm::reap(Ids { shared, kind: shm::SEGMENTS, owner }, (index, pid))?;
     let mut absent = msg::reap(shared, owner, index)?;
     absent.extend(sem::settle(shared, owner, Gone { task: index, pid })?);
@@ -125,7 +131,7 @@ pub(crate) fn settle(shared: &Shared, owner: Owner, index: u32) -> Result<(), Er
     Ok(())
 }
 
-/// Repairs the pools after dead holders of their locks.
+/// Repairs the pools whose lock a dead task held.
 fn recover_pools(shared: &Shared, owner: Owner) -> Result<(), Errno> {
     let layout = &shared.layout;
     let sems = [layout.sems, layout.undos, layout.waits];
@@ -144,7 +150,7 @@ pub(crate) fn reap_line(
     let line = task_line(shared, index);
     let (absent, is_whole) = end_all(shared, owner, index)?;
     if !is_whole {
-        // The attaches stay: a child that is not counted yet has them mapped.
+        // The line stays in use: a child that is not counted yet has the task's segments mapped.
         return Ok((true, absent));
     }
     put(&line[IMAGE], 0);
@@ -168,9 +174,9 @@ pub(crate) fn end_former(shared: &Shared, owner: Owner) -> Result<bool, Errno> {
     Ok(is_whole)
 }
 
-/// Reaps a task except for its line. The flag returned is false if its attaches stay.
+/// Reaps a task except for its line. The returned flag is false if attaches of the task stay.
 fn end_all(shared: &Shared, owner: Owner, index: u32) -> Result<(Absent, bool), Errno> {
-    // First complete the removal of a set by a dead task, with the words frozen in it.
+    // First complete the removal of a set that a dead task has begun, and thaw the words in it.
     drop(Ids { shared, kind: sem::SETS, owner }.lock()?);
     drop(Ids { shared, kind: msg::QUEUES, owner }.lock()?);
     recover_pools(shared, owner)?;
@@ -178,7 +184,8 @@ fn end_all(shared: &Shared, owner: Owner, index: u32) -> Result<(Absent, bool), 
     let is_whole = shm::reap(Ids { shared, kind: shm::SEGMENTS, owner }, (index, pid))?;
     let mut absent = msg::reap(shared, owner, index)?;
     absent.extend(sem::reap(shared, owner, Gone { task: index, pid })?);
-    // The unfinished call of the task may have been the last remains of an object.
+    // The task's unfinished call may have been the last user of a removed object, which can be
+    // freed now.
     for kind in [sem::SETS, msg::QUEUES] {
         Ids { shared, kind, owner }.lock()?.end_left();
     }
@@ -189,7 +196,7 @@ fn end_all(shared: &Shared, owner: Owner, index: u32) -> Result<(Absent, bool), 
 ///
 /// # Errors
 ///
-/// Those of [`reap`].
+/// The errors of [`reap`].
 pub(crate) fn reap_all(shared: &Shared, owner: Owner) -> Result<usize, Errno> {
     let mut count = 0;
     for index in 0..shared.layout.tasks_max {
@@ -201,12 +208,12 @@ pub(crate) fn reap_all(shared: &Shared, owner: Owner) -> Result<usize, Errno> {
     Ok(count)
 }
 
-/// Runs `call`, and once more if it failed with `ENOMEM` and dead tasks were reaped. The caller
-/// holds no lock.
+/// Runs `call`. If it fails with `ENOMEM`, reaps dead tasks, and if there were any, runs it once
+/// more. The caller holds no lock.
 ///
 /// # Errors
 ///
-/// Those of `call`.
+/// The errors of `call`.
 #[inline]
 pub(crate) fn with_room<T>(
     shared: &Shared,
@@ -219,10 +226,10 @@ pub(crate) fn with_room<T>(
     }
 }
 
-/// Reaps all dead tasks, for a call that found no room. Returns true if there were any.
+/// Reaps all dead tasks, for a call that has found no room. Returns true if there were any.
 #[cold]
 pub(crate) fn makes_room(shared: &Shared, owner: Owner) -> bool {
-    // A held lock may keep a task from being reaped. This is no error of the call.
+    // If a lock is held, a task may not be reaped. The call does not fail because of that.
     reap_all(shared, owner).is_ok_and(|reaped| reaped != 0)
 }
 
@@ -243,7 +250,7 @@ mod tests {
     const DOWN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
     const UNDO: SemBuf = SemBuf::new(0, 1, SemFlags::UNDO);
 
-    /// A namespace with room for one waiting call, one undo record and one attach.
+    /// Returns a namespace with room for one waiting call, one undo record and one attach.
     fn namespace() -> Namespace {
         let capacity = Capacity { undos: 2, waits: 2, msgs: 16, tasks: 4, ..Capacity::LEAST };
         let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
@@ -251,7 +258,7 @@ mod tests {
         Namespace::open_fd(&file, options).unwrap()
     }
 
-    /// Returns a task for the test to kill, and one that lives.
+    /// Returns two tasks: one that the test kills, and one that lives.
     fn two(namespace: &Namespace) -> (Task, Task) {
         let task = |pid| namespace.register(Cred::root(), pid).unwrap();
         (task(1), task(3))
@@ -299,7 +306,7 @@ mod tests {
         fill(&dead).unwrap();
         assert_eq!((receive(), send()), (Err(Errno::NOMEM), Err(Errno::NOMEM)), "it lives");
         kill(dead);
-        // Each call waits by now, or has failed.
+        // From here on, the call waits, or it has failed.
         let until_it_waits = |call: &thread::ScopedJoinHandle<'_, _>| {
             while other.waiting() == 0 && !call.is_finished() {
                 thread::yield_now();
@@ -323,7 +330,8 @@ mod tests {
         });
     }
 
-    /// A live task holds the `REAPER` of a dead one and does not go on.
+    /// A live task holds the `REAPER` of a dead one and does not release it. A call without room
+    /// must then return its own error.
     #[test]
     fn call_that_finds_no_room_says_so_also_if_the_dead_cannot_be_reaped() {
         let namespace = namespace();
@@ -363,7 +371,7 @@ mod tests {
         assert_eq!(pool.used(&other.shared.region).count(), 1, "the child has none");
     }
 
-    /// The child needs a second record, and gets that of a dead task.
+    /// The fork needs a second attach record. It must get the record of a dead task.
     #[test]
     fn attaches_of_the_dead_make_room_for_those_of_a_child() {
         let capacity = Capacity { attaches: 3, segments: 2, tasks: 4, ..Capacity::LEAST };

@@ -16,8 +16,7 @@
 //! | `reap` | the other remains of a dead task |
 //! | `ctl` | semget and semctl |
 //!
-//! Source: Linux `ipc/sem.c` for the semantics. The design is described in the crate's
-//! documentation.
+//! Source: Linux `ipc/sem.c` for the semantics. The crate's documentation describes the design.
 
 #[cfg(all(test, corewalk_crash))]
 pub(crate) mod audit;
@@ -51,7 +50,7 @@ pub use ctl::{
     SemStat, SemTotals,
 };
 
-/// One operation of a call. Laid out like `struct sembuf`.
+/// One operation of a semop(2) call, with the layout of `struct sembuf`.
 ///
 /// # Examples
 ///
@@ -67,9 +66,9 @@ pub use ctl::{
 pub struct SemBuf {
     /// The number of the semaphore in its set.
     pub sem_num: u16,
-    /// The number to add. The operation 0 waits until the semaphore is zero.
+    /// The number to add. If it is 0, the operation waits until the semaphore is zero.
     pub sem_op: i16,
-    /// Whether the operation waits, and whether it is undone.
+    /// Whether the operation may wait, and whether it is undone when the task ends.
     pub sem_flg: SemFlags,
 }
 

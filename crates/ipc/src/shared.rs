@@ -19,7 +19,7 @@ pub(crate) struct Shared {
     pub(crate) hook: Option<Box<dyn SecurityHook>>,
     pub(crate) backing: Box<dyn Backing>,
     pub(crate) scope: Scope,
-    /// How long a call polls before it sleeps, or 0.
+    /// How long a waiting call polls before it sleeps, in nanoseconds, or 0.
     pub(crate) spin_ns: u64,
     pub(crate) contention: Counts,
 }

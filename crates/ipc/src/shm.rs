@@ -8,28 +8,29 @@
 //! | `ctl` | shmget and shmctl |
 //!
 //! The library keeps ids, permissions, limits, times, pids and the number of attaches. It maps no
-//! memory. [`Task::shmat`] checks and counts, and returns a descriptor. The host maps that, and
-//! reports the address by [`Mapping::attached_at`]. [`Task::shmdt`] returns the size to unmap.
+//! memory. `Task::shmat` checks and counts, and returns a descriptor. The host program maps that,
+//! and reports the address by [`Mapping::attached_at`]. `Task::shmdt` returns the size to unmap.
 //!
 //! # Attaches
 //!
 //! Each pair of a task and a segment that it has attached has one *record* with a count.
-//! `shm_nattch` is the sum of the counts. The records also show what a dead task had attached.
-//! [`Task::fork`] copies the attaches of the parent to its child. A task that ends detaches all its
-//! segments. The attaches of a killed task are removed before the numbers of the segment are
-//! returned, before it is removed, and before it is attached although it is marked for removal.
+//! `shm_nattch` is the sum of the counts. The records also show which segments a dead task had
+//! attached. `Task::fork` copies the attaches of the parent to its child. A task that ends detaches
+//! all its segments. A call removes the attaches of killed tasks before it returns a segment's
+//! numbers, removes it, or attaches one that is marked for removal.
 //!
 //! # Removal
 //!
 //! `IPC_RMID` of an attached segment removes its key and marks it `SHM_DEST`. Its id stays valid
-//! until the last detach, which removes the segment. With the limit `is_shm_rmid_forced` every last
-//! detach removes a segment. The end of its creator removes a segment without attaches.
+//! until the last detach, which removes the segment. With the limit `is_shm_rmid_forced`, every
+//! last detach removes a segment, and the end of its creator removes a segment without attaches.
 //!
 //! # Locks
 //!
 //! The lock of the kind protects all segments and records. Lookups and permission checks take no
-//! lock. Their result is looked up again under the lock (traps I2, I10, I18). Memory is created
-//! under the lock. It is given back after it, or under it during recovery after a death.
+//! lock, so the result is looked up again under the lock (traps I2, I10, I18). Memory is created
+//! under the lock. It is removed after the lock was released, or under it during recovery after a
+//! death.
 //!
 //! # Limits
 //!

@@ -1,17 +1,17 @@
-//! The wait of a thread, for a signal handler that interrupts it.
+//! The wait of the calling thread, so that a signal handler that interrupts it can end it.
 //!
 //! A call notes the node of its wait here. [`Task::interrupt_own`](crate::Task::interrupt_own)
-//! marks that node, and then no call grants it anything any more. In the kernel, too, a wait is
-//! over before a handler runs.
+//! marks that node, and from then on no call grants it anything. So the wait is over before the
+//! handler continues, as in the kernel.
 //!
-//! A handler may make a call that waits itself. The node of that call takes the place of the
-//! interrupted one, which has its mark already, until the inner wait ends.
+//! A handler may make a call that waits itself. Until that inner wait ends, its node replaces the
+//! node of the interrupted call, which has its mark already.
 //!
 //! # Waits that a handler leaves
 //!
-//! A handler may leave a wait by siglongjmp(3). Its node stays in the queue until the task ends. It
-//! has its mark, so it takes nothing from other calls. It stays the node of this task, so a second
-//! mark does no harm.
+//! A handler may leave a wait by siglongjmp(3). The node of that wait stays in the queue until the
+//! task ends. It has its mark, so it takes nothing from other calls. No other task gets the node,
+//! so a second mark does no harm.
 //!
 //! Source: signal-safety(7), sigsetjmp(3).
 
@@ -23,11 +23,11 @@ thread_local! {
     /// The number of signal handlers that have run.
     static SIGNALS: Cell<u64> = const { Cell::new(0) };
 
-    /// The line of the innermost node of this thread, or 0.
+    /// The line of the innermost wait node of this thread, or 0.
     static WAIT: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Notes that a signal handler runs, and returns the node that it has interrupted, or 0.
+/// Counts a signal handler, and returns the line of the node that it has interrupted, or 0.
 pub(crate) fn arrived() -> u32 {
     SIGNALS.set(SIGNALS.get().wrapping_add(1));
     WAIT.get()
@@ -38,15 +38,17 @@ pub(crate) fn count() -> u64 {
     SIGNALS.get()
 }
 
-/// Notes that the thread waits with `node`, or with none for 0. Returns the node before.
+/// Sets the node with which the thread waits, or 0 for none. Returns the previous node.
 ///
-/// The threads of a model share one word, and no handler interrupts them. There it stays 0.
+/// The threads of a model would share this variable, and no handler interrupts them. So in a model
+/// it stays 0.
 pub(crate) fn wait_with(node: u32) -> u32 {
     if IS_MODEL {
         return 0;
     }
     let before = WAIT.replace(node);
-    // ORDERING: SeqCst. A handler of this thread that runs from here on finds the node.
+    // ORDERING: SeqCst. A compiler fence: a handler of this thread that runs after it finds the
+    // node.
     compiler_fence(Ordering::SeqCst);
     before
 }

@@ -1,28 +1,28 @@
-//! Whether a call that has to wait looks for a moment before it sleeps.
+//! Whether a call that has to wait polls for a moment before it sleeps.
 //!
-//! A sleep and a wake-up cost two system calls. They cost more where the processor has become idle
+//! A sleep and a wake-up cost two system calls. They cost more if the processor has become idle
 //! meanwhile: 1.4 to 28 us in all, half a round trip of the host's in the table `wakeup`. If the
-//! answer comes sooner, a look costs less than a sleep. If it comes later, or another program needs
-//! the processor, the look is wasted. So a thread whose look was in vain does not look again for
-//! [`REST_MIN`] waits, and for twice as many after the next look in vain.
+//! answer comes sooner than that, polling costs less than sleeping. If it comes later, or another
+//! program needs the processor, the polling is wasted. So a thread that has polled in vain does not
+//! poll in its next [`REST_MIN`] waits. The number doubles each time it polls in vain again.
 //!
-//! Each thread decides for itself, because the threads of a task have roles. In the table `wakeup`
-//! one thread asks a crowd of 8 to 400. Its answer comes soon, and the turn of each answering
-//! thread late.
+//! Each thread decides for itself, because the threads of a task have different roles. In the table
+//! `wakeup`, one thread asks 8 to 400 others in turn. Its answers come soon, but each answering
+//! thread waits long for its next turn.
 //!
-//! | [`Spin`] | the thread looks |
+//! | [`Spin`] | the thread polls |
 //! |---|---|
 //! | `Instant` | at the semaphore, before the call is queued; saves the queue and the lock |
 //! | `Queued` | at the status of the queued call |
 //! | `Arrival` | at the message queue, before the receiver is queued |
 //!
 //! Source: Karlin and others, "Competitive randomized algorithms for nonuniform problems", 1990,
-//! for looking as long as a sleep costs.
+//! for polling as long as a sleep costs.
 
 use corewalk_base::primitives::IS_MODEL;
 use std::cell::Cell;
 
-/// Waits that sleep at once after a look in vain. The number doubles with each further one.
+/// The number of waits that sleep at once after a poll in vain. It doubles with each further one.
 const REST_MIN: u32 = 64;
 const REST_MAX: u32 = 1 << 16;
 
@@ -40,8 +40,8 @@ thread_local! {
 }
 
 impl Spin {
-    /// Returns true if the next wait of this thread is to look before it sleeps. The threads of a
-    /// model share one history, so there it is always true.
+    /// Returns true if the next wait of this thread should poll before it sleeps. The threads of a
+    /// model share one history, so in a model the result is always true.
     pub(crate) fn is_worth_it(self) -> bool {
         IS_MODEL || HISTORIES.with(|histories| histories[self as usize].is_worth_it())
     }
@@ -55,7 +55,7 @@ impl Spin {
 /// The last looks of a thread.
 #[derive(Debug)]
 struct History {
-    /// Waits that are still to sleep at once.
+    /// The number of waits that are still to sleep at once.
     rest: Cell<u32>,
     /// How many those were the last time.
     last_rest: Cell<u32>,
@@ -75,7 +75,7 @@ impl History {
     fn tell(&self, was_of_use: bool) {
         let last = self.last_rest.get();
         if was_of_use {
-            // One look in vain among many of use is no reason to rest for long.
+            // A single poll in vain among many useful ones must not stop the polling for long.
             if last > REST_MIN {
                 self.last_rest.set(last - last / 64);
             }
@@ -92,7 +92,8 @@ mod tests {
     use super::*;
     use corewalk_base::primitives::thread;
 
-    /// Returns how many of `waits` waits look, if looking is of use when `of_use` says so.
+    /// Returns how many of `waits` waits poll. `of_use` tells whether the poll of a given wait is
+    /// useful.
     fn looks(waits: u32, mut of_use: impl FnMut(u32) -> bool) -> u32 {
         let history = History::new();
         let looks = (0..waits).filter(|wait| {
@@ -112,7 +113,7 @@ mod tests {
 
     #[test]
     fn looking_in_vain_is_given_up_for_longer_and_longer() {
-        // 64 + 128 + ... + 65,536 waits, and then one look in 65,536.
+        // Polls stop for 64, 128, ... up to 65,536 waits. After that, one wait in 65,536 polls.
         assert_eq!(looks(64 * 2047 + 11, |_| false), 11);
         assert!(looks(10_000_000, |_| false) <= 11 + 10_000_000 / REST_MAX);
     }

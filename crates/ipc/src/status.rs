@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 0 | `DONE`: the call has an outcome |
 //! | 8-23 | the errno of the outcome |
-//! | 30 | `AWAKE`: the task spins and does not sleep yet |
+//! | 30 | `AWAKE`: the task polls and does not sleep yet |
 //! | 31 | `INTERRUPTED`: the call must give up |
 //! | 32-63 | of a receiver: the line of its message |
 //!
@@ -22,14 +22,14 @@ pub(crate) const STATUS: usize = 0;
 pub(crate) const DONE: u64 = 1;
 /// Asks a waiting task to give up with `EINTR`.
 pub(crate) const INTERRUPTED: u64 = 1 << 31;
-/// The task spins and does not sleep yet.
+/// The task polls and does not sleep yet, so it needs no wake-up.
 pub(crate) const AWAKE: u64 = 1 << 30;
 
 const ERRNO_SHIFT: u32 = 8;
 /// The bits of [`DONE`] and the errno.
 pub(crate) const DONE_BITS: u64 = DONE | 0xffff << ERRNO_SHIFT;
 
-/// Returns the status of a call with this outcome; 0 is success.
+/// Returns the status of a call with the outcome `errno`; 0 is success.
 pub(crate) fn done(errno: i32) -> u64 {
     DONE | u64::from(errno.cast_unsigned() & 0xffff) << ERRNO_SHIFT
 }
@@ -42,18 +42,19 @@ pub(crate) fn outcome(status: u64) -> Option<Result<(), Errno>> {
 
 /// Returns the status.
 pub(crate) fn load(word: &AtomicU64) -> u64 {
-    // ORDERING(ipc-status): Acquire. Work of the waker happens before the task goes on.
+    // ORDERING(ipc-status): Acquire. The task sees the work of the thread that has completed its
+    // call.
     word.load(Ordering::Acquire)
 }
 
-/// Returns true if the call is neither completed nor asked to give up. A call at a message queue
-/// must also not be asked to try again. Its task spins or sleeps.
+/// Returns true if the call is neither completed nor asked to give up. For a call at a message
+/// queue, it must not be asked to try again either. Its task polls or sleeps.
 pub(crate) fn is_waiting(word: &AtomicU64) -> bool {
     load(word) as u32 & !(AWAKE as u32) == 0
 }
 
 /// Returns true if the call can still be interrupted.
 pub(crate) fn is_interruptible(word: &AtomicU64) -> bool {
-    // ORDERING: Relaxed. A hint; the waiting task takes the lock before it gives up.
+    // ORDERING: Relaxed. Only a hint: the waiting task takes the lock before it gives up.
     word.load(Ordering::Relaxed) & (DONE | INTERRUPTED) == 0
 }

@@ -1,10 +1,10 @@
 //! Tasks. A task stands for a process.
 //!
 //! All threads of a process share one task and its undo records. The adjustments are applied when
-//! the task ends, and not when a thread does. A forked process registers a new task, without undo.
+//! the task ends, not when a thread ends. A forked process registers a new task, without undo.
 //!
-//! A task ends by [`Task::exit`] or a drop. Both need the last handle, so no call of the task is
-//! running then. So its undo records live as long as their sets.
+//! [`Task::exit`] or a drop ends a task. Both need the last handle, so no call of the task is
+//! running then. So for a call of the task, an undo record exists as long as its set.
 //!
 //! Source: semop(2) `SEM_UNDO`; Linux `exit_sem`.
 
@@ -35,10 +35,10 @@ use crate::task_line::{
 };
 use crate::waiting::Waiting;
 
-/// The number of lines that a new task checks for a dead task.
+/// The number of lines after its own that a new task checks for dead tasks.
 const REAPED_BESIDE: u32 = 2;
 
-/// The number of lines that a process searches for tasks of its programs before execve(2).
+/// The number of lines in which a process searches for the tasks that it had before execve(2).
 const FORMER_WITHIN: usize = 64;
 
 /// A process in a namespace. Its threads share the task by reference.
@@ -66,7 +66,7 @@ pub struct Task {
     pub(crate) undos: Undos,
     /// The nodes of calls that wait, were just woken, or could not leave their queues.
     pub(crate) waiting: Waiting,
-    /// Tasks of the programs before execve(2), see [`Task::adopt`].
+    /// The tasks that this process had before execve(2), see [`Task::adopt`].
     former: Vec<u32>,
     /// The fields that many calls write.
     pub(crate) hot: Hot,
@@ -80,11 +80,12 @@ pub struct Task {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Begun {
     node: u32,
-    /// The node of the wait that a handler has interrupted before it made this call, or 0.
+    /// The node of the wait that this call's signal handler has interrupted, or 0.
     outer: u32,
 }
 
-/// Fields that many calls of a task write. They are on other lines than the fields that calls read.
+/// Fields that many calls of a task write. They have their own cache lines, apart from the fields
+/// that calls only read.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Hot {
@@ -99,7 +100,7 @@ impl Task {
         Self::register_as(shared, cred, pid, &program)
     }
 
-    /// As [`Task::register`], with the identity `program`.
+    /// Like [`Task::register`], with the identity `program`.
     pub(crate) fn register_as(
         shared: Arc<Shared>,
         cred: Cred,
@@ -125,8 +126,8 @@ impl Task {
 
     /// Takes over the tasks of the program that the process ran before execve(2).
     ///
-    /// Their adjustments stay until the end of this task. Their calls have ended with the program.
-    /// A new generation in their lines tells other tasks that their locks have ended, too.
+    /// Their adjustments stay until this task ends. Their calls have ended with the program. Their
+    /// lines get a new generation, so that other tasks treat their locks as those of a dead task.
     pub(crate) fn adopt(mut self) -> Result<Self, Errno> {
         if self.shared.scope == futex::Scope::Private {
             return Ok(self);
@@ -152,10 +153,10 @@ impl Task {
         self.shared.limits
     }
 
-    /// Changes the credentials of the task, as setuid(2) and its like do.
+    /// Changes the credentials of the task, like setuid(2) and related calls.
     ///
-    /// A call that runs at the same time sees old or new effective ids, old or new capabilities,
-    /// and old or new groups.
+    /// A concurrent call sees old or new effective ids, old or new capabilities, and old or new
+    /// groups.
     ///
     /// # Examples
     ///
@@ -176,9 +177,9 @@ impl Task {
         self.cred.set(cred);
     }
 
-    /// Gives the calling thread credentials of its own. [`Task::set_cred`] does not change them. In
-    /// Linux credentials belong to a thread. A thread has its own for one task only: the last one
-    /// for which it called this.
+    /// Gives the calling thread its own credentials. [`Task::set_cred`] does not change them. In
+    /// Linux, too, credentials belong to a thread. A thread has its own credentials only for the
+    /// task for which it last called this.
     ///
     /// # Examples
     ///
@@ -233,10 +234,10 @@ impl Task {
         let mut count = 0;
         self.waiting.each(|node| {
             let status = &self.shared.region.line(node)[STATUS];
-            // A child by vfork(2) that was killed has left its nodes in the list of the thread.
+            // If a child by vfork(2) was killed, its nodes are still in the list of waiting calls.
             if self.is_own(node) && is_interruptible(status) {
-                // ORDERING: Relaxed. A request: the waiting call takes the set's lock before it
-                // ends.
+                // ORDERING: Relaxed. Only a request: the waiting call takes the set's lock before
+                // it ends.
                 status.fetch_or(INTERRUPTED, Ordering::Relaxed);
                 futex::wake(status, 1, self.shared.scope);
                 count += 1;
@@ -245,19 +246,20 @@ impl Task {
         count
     }
 
-    /// Ends the wait of the calling thread with `EINTR`. A signal handler calls this. It may have
-    /// interrupted a call that is queued and does not sleep yet.
+    /// Ends the wait of the calling thread with `EINTR`. A signal handler calls this function. The
+    /// signal may have interrupted a call that is queued and does not sleep yet.
     ///
-    /// The wait is granted nothing after this, also if the handler leaves it by siglongjmp(3). The
-    /// node of such a wait stays in use until the task ends.
+    /// After this, no call grants the wait anything, even if the handler leaves the wait by
+    /// siglongjmp(3). The node of a wait that was left stays in use until the task ends.
     ///
-    /// The function takes no lock and makes no system call. A wait that is already over returns its
-    /// own result.
+    /// The function takes no lock and makes no system call. If the wait was over already, the call
+    /// returns its own result.
     pub fn interrupt_own(&self) {
         let node = signals::arrived();
         let status = &self.shared.region.line(node)[STATUS];
         if node != 0 && self.is_own(node) && is_interruptible(status) {
-            // ORDERING: Relaxed. The same thread, which takes the set's lock before the call ends.
+            // ORDERING: Relaxed. The same thread reads it, and takes the set's lock before the call
+            // ends.
             status.fetch_or(INTERRUPTED, Ordering::Relaxed);
         }
     }
@@ -269,7 +271,7 @@ impl Task {
         owners.contains(&Some(self.owner.index))
     }
 
-    /// Returns the nodes in a pool of calls that could not leave their queues.
+    /// Returns the nodes of a pool whose calls could not leave their queues.
     pub(crate) fn kept_waits(&self, pool: &Pool) -> Vec<u32> {
         let mut nodes = Vec::new();
         self.waiting.each(|node| nodes.push(node));
@@ -277,18 +279,20 @@ impl Task {
         nodes
     }
 
-    /// Keeps the node of a call that could not leave its queue, until the task ends.
+    /// Keeps the node of a call that could not leave its queue. The node stays in use until the
+    /// task ends.
     pub(crate) fn keep_wait(&self, node: u32) {
         self.waiting.enter(node);
     }
 
-    /// Sets a fork guard, which tells the task from its copy in a forked process. `home` holds
-    /// [`Task::pid`] in the task's own process. In a child it must hold another number before the
-    /// child returns to a call of its parent, for instance by `MADV_WIPEONFORK`.
+    /// Sets a fork guard, which distinguishes the task from its copy in a forked process. `home`
+    /// must have the value of [`Task::pid`] in the task's own process. In a child it must have
+    /// another value before the child returns to a call of its parent, for instance by
+    /// `MADV_WIPEONFORK`.
     ///
     /// A signal handler may interrupt a waiting call, fork, and return in both processes. With the
-    /// guard the call ends with `EINTR` in the child and changes nothing, since its node belongs to
-    /// the parent. Without the guard the child takes the parent's node out of the queue.
+    /// guard, the call ends with `EINTR` in the child and changes nothing, since its node belongs
+    /// to the parent. Without the guard, the child removes the parent's node from the queue.
     ///
     /// # Examples
     ///
@@ -309,13 +313,13 @@ impl Task {
         self
     }
 
-    /// Returns true in a forked process that continues a call of its parent.
+    /// Returns true in a forked process in which a call of its parent continues.
     pub(crate) fn is_copy(&self) -> bool {
-        // ORDERING: Relaxed. The forked thread reads the memory of its own process.
+        // ORDERING: Relaxed. The child's thread reads the memory of its own process.
         self.home.is_some_and(|home| home.load(Ordering::Relaxed) != self.pid)
     }
 
-    /// Returns the number of the task's waiting calls that are not completed yet.
+    /// Returns the number of the task's calls that wait and are not completed yet.
     #[must_use]
     pub fn waiting(&self) -> usize {
         let mut count = 0;
@@ -325,8 +329,7 @@ impl Task {
         count
     }
 
-    /// Ends the task, as a drop does. Its `SEM_UNDO` adjustments are applied, and its segments are
-    /// detached.
+    /// Ends the task, as a drop does: applies its `SEM_UNDO` adjustments and detaches its segments.
     ///
     /// # Examples
     ///
@@ -365,7 +368,7 @@ impl Task {
         Begun { node, outer: signals::wait_with(node) }
     }
 
-    /// Ends a wait. Returns false in a copy of the task: the wait belongs to the parent.
+    /// Ends a wait. Returns false in a copy of the task, since the wait belongs to the parent.
     #[must_use]
     pub(crate) fn end_wait(&self, begun: Begun) -> bool {
         signals::wait_with(begun.outer);
@@ -394,27 +397,27 @@ impl Task {
     }
 }
 
-/// Reaps dead tasks in the lines that the next tasks will take.
+/// Reaps dead tasks in the lines after the new task's own, which the next tasks may take.
 fn reap_beside(shared: &Shared, owner: Owner) {
     for step in 1..=REAPED_BESIDE {
         let index = (owner.index + step) % shared.layout.tasks_max;
         let is_taken = identity(task_line(shared, index)).0 != 0;
         if is_taken && shared.is_dead(index, None) {
-            // After an error the next task tries again.
+            // If this fails, the next new task tries again.
             let _reaped = recover::reap(shared, owner, index);
         }
     }
 }
 
 /// Returns the lines that a task with this pid may take, in the order of its attempts. Processes
-/// that were started one after another get neighbouring lines, and a process finds its own lines
-/// again.
+/// that were started one after another get neighbouring lines. A process finds the lines of its
+/// earlier tasks again.
 fn lines_for(shared: &Shared, pid: u32) -> impl Iterator<Item = u32> + use<> {
     let max = shared.layout.tasks_max;
     (0..max).map(move |step| (pid % max + step) % max)
 }
 
-/// Returns the tasks of the programs that this process ran before execve(2).
+/// Returns the tasks that this process had before execve(2).
 fn former_lines(shared: &Shared, owner: Owner, pid: u32) -> Vec<u32> {
     let own = identity(task_line(shared, owner.index));
     let lines = lines_for(shared, pid).take(FORMER_WITHIN);
@@ -423,7 +426,7 @@ fn former_lines(shared: &Shared, owner: Owner, pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Takes a free line for a task of this process.
+/// Takes a free line for a task of this process. Returns none if no line is free.
 fn claim_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
     let Program { identity, image, .. } = *program;
     let generation = next_generation(shared);
@@ -481,12 +484,12 @@ impl fmt::Debug for Task {
 impl Drop for Task {
     fn drop(&mut self) {
         for index in &self.former {
-            // After an error, another task reaps the line once the process has ended.
+            // If this fails, another task reaps the line after the end of the process.
             let _reaped = recover::reap_former(&self.shared, self.owner, *index);
         }
         crate::msg::exit_msg(self);
         let detached = crate::shm::exit_shm(self);
-        // After an error the line stays, and is reaped once the process has ended.
+        // If this fails, the line stays, and another task reaps it after the end of the process.
         for exit in [crate::msg::exit_waits, crate::sem::exit_sem] {
             let Ok(absent) = exit(self) else { return };
             recover::reap_absent(&self.shared, self.owner, absent);

@@ -1,15 +1,15 @@
-//! The lines of tasks in the region, and whether their processes live.
+//! The lines of tasks in the region, and whether the processes of the tasks are alive.
 //!
 //! | word | holds |
 //! |---|---|
-//! | `STATE` | 0, or the identity of the process (`process`), taken by one exchange |
+//! | `STATE` | 0, or the identity of the process (`process`); one exchange takes the line |
 //! | `GENERATION` | the number of the task, counted over the whole namespace |
 //! | `REAPER` | the lock for cleaning up after the task |
 //! | `PID` | the pid that `GETPID` returns |
 //! | `IMAGE` | the identity of the program, or 0 (`process`); 0 in a free line |
 //!
-//! The other words are free. The task itself frees its line, or a holder of `REAPER` after its
-//! death.
+//! The other words are unused. A task frees its own line. After its death, a holder of `REAPER`
+//! frees the line.
 
 use corewalk_base::Line;
 use corewalk_base::futex::Scope;
@@ -21,7 +21,7 @@ use crate::layout::HEADER;
 use crate::process::{Identity, Look, has_other_image};
 use crate::shared::Shared;
 
-/// The end of pids, which are a field of a semaphore's word.
+/// Pids are smaller than this, since a semaphore's word has 22 bits for a pid.
 pub(crate) const PID_END: u32 = 1 << 22;
 
 // Words of a task's line.
@@ -31,10 +31,10 @@ pub(crate) const REAPER: usize = 2;
 pub(crate) const PID: usize = 3;
 pub(crate) const IMAGE: usize = 4;
 
-/// The word of the header with the last generation.
+/// The header word that has the last generation.
 pub(crate) const LAST_GENERATION: usize = 7;
 
-/// Tasks that neither slept nor spun when they were woken. They may have died.
+/// Tasks that neither slept nor polled when their calls were completed. They may have died.
 pub(crate) type Absent = SmallVec<[u32; 4]>;
 
 /// Returns the line of task `index`, or the scratch line for a number out of range.
@@ -44,8 +44,8 @@ pub(crate) fn task_line(shared: &Shared, index: u32) -> &Line {
 }
 
 impl Shared {
-    /// Returns true if the process of the task numbered `index` has ended, or there is no such
-    /// task. With a generation, a later task with the number does not count.
+    /// Returns true if the process of the task numbered `index` has ended, or no such task exists.
+    /// If `generation` is given, a later task with the same number does not count as alive.
     pub(crate) fn is_dead(&self, index: u32, generation: Option<u32>) -> bool {
         if self.scope == Scope::Private {
             return false;
@@ -69,8 +69,8 @@ impl Shared {
         self.scope == Scope::Shared && has_other_image(identity(line), get(&line[IMAGE]))
     }
 
-    /// Returns true if the process of the task numbered `index` has ended, as far as `look` can
-    /// tell.
+    /// Returns true if the process of the task numbered `index` has ended, as far as a check of
+    /// kind `look` shows.
     pub(crate) fn is_gone(&self, index: u32, look: Look) -> bool {
         self.scope == Scope::Shared && identity(task_line(self, index)).is_gone(look)
     }
@@ -90,17 +90,17 @@ pub(crate) fn pids(shared: &Shared) -> Vec<u32> {
 
 /// Returns the identity of a task's process.
 pub(crate) fn identity(line: &Line) -> Identity {
-    // ORDERING(ipc-task): Acquire. The last task of a free line has released all that it held.
+    // ORDERING(ipc-task): Acquire. If the line is free, this sees all that its last task has done.
     Identity(line[STATE].load(Ordering::Acquire))
 }
 
 pub(crate) fn next_generation(shared: &Shared) -> u32 {
     let last = &shared.region.line(HEADER)[LAST_GENERATION];
-    // ORDERING: Relaxed. A unique number. It publishes nothing.
+    // ORDERING: Relaxed. The addition makes the number unique, and no data is published with it.
     last.fetch_add(1, Ordering::Relaxed) as u32
 }
 
-/// Makes a task look dead to others, for tests.
+/// Makes a task look dead to other tasks. Only tests use it.
 #[cfg(all(test, not(corewalk_shuttle)))]
 pub(crate) fn forget_process(shared: &Shared, index: u32) {
     crate::field::put(&task_line(shared, index)[STATE], 1);

@@ -1,8 +1,8 @@
-//! The waiting calls of a task, for the threads that may end them.
+//! The waiting calls of a task, listed for the threads that may end them.
 //!
-//! A signal handler may interrupt a call at any instruction, and make a waiting call itself. If the
-//! calls were under a lock, the interrupted thread could hold it. So a call enters itself by one
-//! exchange in a slot, and leaves by another. Only calls that find no slot use a lock.
+//! A signal handler may interrupt a call at any instruction, and make a waiting call itself. If a
+//! lock protected the list, the interrupted thread could hold that lock. So a call enters itself by
+//! one exchange in a slot, and leaves by another. Only calls that find no free slot use a lock.
 //!
 //! # Slots
 //!
@@ -10,13 +10,13 @@
 //! |---|---|
 //! | 0 | free |
 //! | a line | the node of a call that waits, or was just woken |
-//! | a line, with `LOOKED_AT` | the same, and a thread uses the node: it must stay until then |
+//! | a line, with `LOOKED_AT` | the same, and a thread uses the node, so it must not leave |
 //!
 //! # Model checker
 //!
-//! Loom orders a load only after the last access to the same word. A load before an exchange would
-//! hide another thread's load from loom, and with it the run in which the two meet. So a model
-//! leaves out loads that only save an exchange.
+//! Loom orders a load only after the last access to the same word. So a load before an exchange
+//! would hide some schedules from loom. A model therefore leaves out loads whose only purpose is to
+//! avoid an exchange.
 //!
 //! # Guarantees
 //!
@@ -32,7 +32,7 @@ use corewalk_base::primitives::thread;
 /// The number of waiting calls that need no lock.
 const SLOTS: usize = if IS_MODEL { 2 } else { 512 };
 
-/// A bit of a slot: a thread uses the node. Line numbers are smaller.
+/// The bit of a slot that says that a thread uses the node. Line numbers are smaller.
 const LOOKED_AT: u32 = 1 << 31;
 
 /// The nodes of waiting calls.
@@ -52,9 +52,10 @@ impl Waiting {
     /// Adds a node.
     pub(crate) fn enter(&self, node: u32) {
         let is_taken = |slot: &AtomicU32| {
-            // ORDERING: Relaxed. A guess: the exchange fails if the slot is in use.
+            // ORDERING: Relaxed. Only a guess: the exchange fails if the slot is in use.
             (IS_MODEL || slot.load(Ordering::Relaxed) == 0)
-                // ORDERING(ipc-waiting): Release. The node is complete before `each` finds it.
+                // ORDERING(ipc-waiting): Release. Pairs with the exchange in `each`, which then
+                // finds a complete node.
                 && slot.compare_exchange(0, node, Ordering::Release, Ordering::Relaxed).is_ok()
         };
         if !self.slots_from(node).any(is_taken) {
@@ -62,7 +63,7 @@ impl Waiting {
         }
     }
 
-    /// Removes a node. When this returns, no thread uses the node any more.
+    /// Removes a node. When `leave` has returned, no thread uses the node any more.
     pub(crate) fn leave(&self, node: u32) {
         if !self.slots_from(node).any(|slot| is_left(slot, node)) {
             self.more.lock().retain(|other| *other != node);
@@ -72,7 +73,7 @@ impl Waiting {
     /// Calls a function with each node.
     pub(crate) fn each(&self, mut look: impl FnMut(u32)) {
         for slot in &self.slots {
-            // ORDERING: Relaxed. A guess for the exchange below.
+            // ORDERING: Relaxed. Only a guess, which the exchange below checks.
             let node = slot.load(Ordering::Relaxed) & !LOOKED_AT;
             if node == 0 {
                 continue;
@@ -91,25 +92,26 @@ impl Waiting {
             };
             if is_held {
                 look(node);
-                // ORDERING(ipc-waiting): Release. Work on the node happens before the node is
-                // freed.
+                // ORDERING(ipc-waiting): Release. Pairs with the exchange in `is_left`: the node is
+                // freed only after this thread's work on it.
                 slot.store(node, Ordering::Release);
             }
         }
         self.more.lock().iter().for_each(|node| look(*node));
     }
 
-    /// Returns all slots, from the preferred one of a node. Nodes of two lines, the usual size,
-    /// have different preferred slots.
+    /// Returns all slots, beginning with the preferred one of `node`. Most nodes have two lines,
+    /// and such nodes have different preferred slots.
     fn slots_from(&self, node: u32) -> impl Iterator<Item = &AtomicU32> {
         let first = node as usize / 2;
         (0..SLOTS).map(move |step| &self.slots[first.wrapping_add(step) % SLOTS])
     }
 }
 
-/// Removes a node from a slot. Returns false if the slot does not hold it.
+/// Removes a node from a slot. Returns false if the slot does not contain it.
 fn is_left(slot: &AtomicU32, node: u32) -> bool {
-    // ORDERING: Relaxed. Only the node's own thread removes it from its slot.
+    // ORDERING: Relaxed. Only the node's own thread removes it from its slot, so the value is
+    // exact.
     while IS_MODEL || slot.load(Ordering::Relaxed) & !LOOKED_AT == node {
         // ORDERING(ipc-waiting): Acquire. See `each`.
         match slot.compare_exchange(node, 0, Ordering::Acquire, Ordering::Relaxed) {
@@ -147,7 +149,8 @@ mod tests {
         assert_eq!(nodes(&waiting), left);
     }
 
-    /// A thread that calls `each` may be interrupted by a handler that waits itself.
+    /// If a handler interrupts a thread in `each`, and its call waits itself, that call must enter
+    /// and leave without a deadlock.
     #[test]
     fn call_enters_and_leaves_while_each_visits_another() {
         let waiting = Waiting::default();
@@ -166,7 +169,7 @@ mod tests {
     fn node_does_not_leave_while_each_uses_it() {
         const ROUNDS: u32 = 20_000;
         let (waiting, there) = (Waiting::default(), unmodelled::AtomicU64::new(0));
-        // ORDERING: Relaxed. The test checks the order that `enter` and `leave` give.
+        // ORDERING: Relaxed. The test checks that `enter` and `leave` order the accesses.
         let order = Ordering::Relaxed;
         thread::scope(|scope| {
             scope.spawn(|| {

@@ -1,39 +1,38 @@
 //! The watcher: one waiting call that looks for dead tasks on behalf of all.
 //!
 //! A waiting call sleeps until another process wakes it. If that process is killed, the kernel does
-//! not tell the sleeper. If each waiting call checked for dead tasks ten times a second, hundreds
-//! of idle calls would keep a processor busy.
+//! not tell the sleeping call. If each waiting call checked for dead tasks ten times a second,
+//! hundreds of idle calls would keep a processor busy.
 //!
 //! # The ladder
 //!
-//! The namespace has [`RUNGS`] words, its rungs. Each holds the time at which a waiting call last
-//! took the rung. A call that has slept for its turn takes the lowest rung that is its own or whose
-//! holder is late. Its next turn lasts [`TURN_NS`], doubled for each rung below. The holder of the
-//! lowest rung is the watcher. A call that finds no rung sleeps for twice the turn of the highest
-//! rung.
+//! The namespace has [`RUNGS`] words, its rungs. Each one contains the time at which a waiting call
+//! last took the rung. A call that has slept for its *turn* takes the lowest rung that is its own,
+//! or whose holder is late. Its next turn lasts [`TURN_NS`] on the lowest rung, and twice as long
+//! on each next one. The holder of the lowest rung is the watcher. A call that finds no rung sleeps
+//! for twice the turn of the highest rung.
 //!
 //! A rung does not name its holder, so the death of a watcher needs no repair. Its time gets old,
 //! and the holder of the next rung takes the lowest one at the end of its turn. The same happens
-//! when the watcher's call ends. If all holders are killed at once, the next call that ends its
-//! turn becomes the watcher.
+//! when the watcher's call ends. If all holders are killed at once, the next call whose turn ends
+//! becomes the watcher.
 //!
-//! All waiting calls of a namespace together wake fewer than 20 times a second. Each single call
-//! wakes once in 12.8 s. A call that is woken within its first turn takes no rung and costs
-//! nothing.
+//! All waiting calls of a namespace together wake fewer than 20 times a second. A call without a
+//! rung wakes once in 12.8 s. A call that is woken within its first turn takes no rung and has no
+//! cost.
 //!
 //! # The look
 //!
-//! [`look`] does for all waiting calls what each would have to do for itself:
-//! - It wakes calls that were completed, in case the completing process was killed before the
+//! [`look`] does for all waiting calls the checks that each call would have to make for itself:
+//! - It wakes calls that were completed. The completing process may have been killed before its
 //!   wake-up.
-//! - It takes over the locks of awaited sets and queues from dead holders, which repairs the
-//!   objects.
-//! - It ends awaited objects whose removal was interrupted.
-//! - It reaps dead tasks that hold adjustments of awaited sets, or that have unacknowledged grants.
+//! - It takes the locks of awaited sets and queues from dead holders, which repairs the objects.
+//! - It completes the removal of awaited objects if a dead task has begun it.
+//! - It reaps dead tasks that have adjustments of awaited sets, or unacknowledged grants.
 //!
 //! # Locks
 //!
-//! The caller holds no lock. The words of the ladder are hints: a wrong one causes a needless look
+//! The caller holds no lock. The words of the ladder are hints: a wrong one causes a needless check
 //! or delays one.
 //!
 //! Source: none; leases as in Gray and Cheriton, 1989, for roles that expire.
@@ -48,7 +47,7 @@ use crate::recover;
 use crate::shared::Shared;
 use crate::{msg, sem};
 
-/// The turn of the watcher. While there is one, a death goes unnoticed for this long at most.
+/// The turn of the watcher. While there is a watcher, it notices a death within this time.
 pub(crate) const TURN_NS: u64 = 100_000_000;
 
 /// The number of rungs.
@@ -56,7 +55,7 @@ const RUNGS: usize = 7;
 
 const MS_NS: u64 = 1_000_000;
 
-/// The time between two close looks. Only a close look recognizes a reused pid.
+/// The time between two close checks. Only a close check detects that a pid was reused.
 const CLOSE_LOOK_MS: u64 = 1000;
 
 /// The place of a waiting call on the ladder.
@@ -67,12 +66,14 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// Returns the place of a call that begins to wait: no rung, and the turn of the lowest.
+    /// Returns the place of a call that begins to wait. It has no rung, and the turn of the lowest
+    /// one.
     pub(crate) fn first() -> Self {
         Self { rung: 0, since_ms: u64::MAX }
     }
 
-    /// Returns the end of a sleep that begins now and lasts until `deadline` at most.
+    /// Returns the end of a sleep that begins now: the end of the turn, or `deadline` if that is
+    /// earlier.
     pub(crate) fn end(&self, scope: Scope, deadline: Deadline) -> Deadline {
         match scope {
             Scope::Private => deadline,
@@ -83,8 +84,8 @@ impl Turn {
         }
     }
 
-    /// Takes a rung after a turn has passed. Returns true if the caller is now the watcher, and so
-    /// has to [`look`].
+    /// Takes a rung after a turn has passed. Returns true if the caller is now the watcher. It then
+    /// must call [`look`].
     #[cold]
     pub(crate) fn is_watcher(&mut self, shared: &Shared) -> bool {
         let now_ms = futex::now().monotonic_ns / MS_NS;
@@ -97,16 +98,16 @@ impl Turn {
         let seen = get(word);
         let is_own = rung == self.rung && seen == self.since_ms;
         let turn_ms = (TURN_NS / MS_NS) << rung;
-        // A time in the future was written by a hostile process. The subtraction makes it very
-        // late.
+        // Only a hostile process stores a time in the future. The subtraction makes such a time
+        // very late.
         let is_late = now_ms.wrapping_sub(seen) >= turn_ms + turn_ms / 4;
-        // ORDERING: Relaxed. The word only decides which call looks; nothing is published with it.
+        // ORDERING: Relaxed. The word only decides which call checks; no data is published with it.
         let exchange = || word.compare_exchange(seen, now_ms, Ordering::Relaxed, Ordering::Relaxed);
         (is_own || is_late) && exchange().is_ok()
     }
 }
 
-/// Looks for dead tasks on behalf of all waiting calls. The caller holds no lock.
+/// Checks for dead tasks on behalf of all waiting calls. The caller holds no lock.
 #[cold]
 pub(crate) fn look(shared: &Shared, owner: Owner) {
     let mut suspects = sem::look_at_waits(shared, owner);
@@ -117,7 +118,7 @@ pub(crate) fn look(shared: &Shared, owner: Owner) {
     let is_close = now_ms % CLOSE_LOOK_MS < TURN_NS / MS_NS;
     let look = if is_close { Look::Close } else { Look::Quick };
     for task in suspects.into_iter().filter(|task| shared.is_gone(*task, look)) {
-        // A later look tries again if this fails.
+        // If this fails, a later check tries again.
         let _reaped = recover::reap(shared, owner, task);
     }
 }
@@ -181,10 +182,12 @@ mod tests {
         let (mut watcher, mut next) = (Turn::first(), Turn::first());
         assert!(watcher.is_watcher(shared) && watcher.is_watcher(shared));
         assert!(!next.is_watcher(shared), "the watcher is in time");
-        // The watcher is late, or a hostile process has stored a time in the future.
+        // The time 0 is that of a watcher that is late. A hostile process may store a time in the
+        // future.
         for wrong in [0, u64::MAX] {
             let now_ms = || futex::now().monotonic_ns / MS_NS;
-            // Wait for the next millisecond: the watcher would take an equal time for its own.
+            // Wait for the next millisecond, since the watcher would take an equal time for its
+            // own.
             while now_ms() <= watcher.since_ms {
                 thread::yield_now();
             }
@@ -195,7 +198,8 @@ mod tests {
         }
     }
 
-    /// The process that completed the call was killed before it woke the task.
+    /// If the process that completed a call was killed before its wake-up, `look` must wake the
+    /// call.
     #[test]
     fn look_wakes_a_call_that_was_completed_and_not_woken() {
         let _watchdog = Watchdog::start("calls that were not woken", Duration::from_secs(300));
@@ -206,7 +210,7 @@ mod tests {
         let shared = &*other.shared;
         thread::scope(|scope| {
             put(word, 1);
-            // The word stays as it is, so only a wake-up ends this.
+            // The status word does not change, so only a wake-up ends this sleep.
             let sleeps = scope.spawn(|| futex::wait(word, 1, Deadline::NEVER, Scope::Shared));
             while !sleeps.is_finished() {
                 look(shared, other.owner);
@@ -225,7 +229,7 @@ mod tests {
             wait_without_sleep(&other, if is_awaited { held } else { free }, &[DOWN]);
             kill(one);
             look(&other.shared, other.owner);
-            // `GETVAL` would reap the task itself, so it comes after this check.
+            // `GETVAL` would reap the task itself, so the test calls it after this check.
             let is_reaped = !crate::task_line::pids(&other.shared).contains(&1);
             assert_eq!(is_reaped, is_awaited);
             assert_eq!(other.sem_getval(held, 1), Ok(0));

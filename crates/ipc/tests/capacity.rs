@@ -1,4 +1,4 @@
-//! Lines of the region that removed sets and undo records leave serve sets and records of any size.
+//! Lines of a removed set or undo record must be usable for sets and records of any other size.
 
 use corewalk_ipc::{
     Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, Namespace, NamespaceOptions, SemBuf, SemFlags,
@@ -16,7 +16,7 @@ fn make(task: &Task, nsems: i32) -> Result<SemId, Errno> {
     task.semget(IPC_PRIVATE, nsems, GetFlags::empty(), 0o600)
 }
 
-/// Makes sets of `nsems` semaphores until one fails, and removes them. Returns their number.
+/// Makes sets of `nsems` semaphores until semget fails, then removes them. Returns their number.
 fn fill_and_drain(task: &Task, nsems: i32) -> usize {
     let ids: Vec<SemId> = (0..).map_while(|_| make(task, nsems).ok()).collect();
     for id in &ids {
@@ -34,7 +34,8 @@ fn set_of_any_size_finds_room_after_sets_of_another_have_gone() {
     assert_eq!(make(&task, 65), Err(Errno::NOMEM));
     ids.into_iter().for_each(|id| task.sem_rmid(id).expect("an existing set"));
     assert!(make(&task, 65).is_ok());
-    // Each large set takes 32,768 lines. The set of 65 semaphores leaves room for 31 of them.
+    // Each large set takes 32,768 lines. The pool has room for 31 of them beside the set of 65
+    // semaphores.
     let large: Vec<SemId> = (0..).map_while(|_| make(&task, 32_000).ok()).collect();
     assert_eq!(large.len(), 31);
 }
@@ -49,8 +50,8 @@ fn sets_of_different_sizes_use_the_same_lines_in_turns() {
     }
 }
 
-/// The id of a removed set changes no semaphore of a new set that uses the same lines of the
-/// region: each set has its own tag.
+/// A call with the id of a removed set must change no semaphore of a new set in the same lines of
+/// the region. Each set has its own tag, so the call fails.
 #[test]
 fn line_of_a_removed_set_serves_others_with_a_new_tag() {
     let seed = Seed::choose();

@@ -1,18 +1,18 @@
-//! Operations on different semaphores of a set write no common cache line (guarantee G.4). The test
-//! records the loads and stores of both calls.
+//! Operations on different semaphores of a set must not write a common cache line (guarantee G.4).
+//! The test records the loads and stores of both calls.
 //!
 //! A thread makes a call twice to warm up. Then it makes the call once more, while the test records
 //! the cache lines that it reads and writes. One task makes both calls, or two tasks make one each.
 //! Two calls conflict if one writes a cache line that the other reads or writes.
 //!
-//! The controls are calls that must conflict. Two calls on the same semaphore do, and so do two
-//! calls that take the lock of the set. The lock is free before and after, so a comparison of
-//! memory contents would not show it.
+//! The controls are calls that must conflict: two calls on the same semaphore, and two calls that
+//! take the lock of the set. That lock is free before and after each call, so a comparison of
+//! memory contents would not show the conflict.
 //!
 //! # Limits
 //!
-//! The test does not see rare paths, conflicts under another layout of memory, and statics. Calls
-//! of this crate write no statics.
+//! The test does not see rare paths, conflicts under another layout of memory, or conflicts at
+//! statics. Calls of this crate write no statics.
 //!
 //! Source: Clements et al., "The scalable commutativity rule", 2013.
 #![cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
@@ -40,14 +40,14 @@ fn op(task: &Task, id: SemId, num: u16, op: i16, flags: SemFlags) {
     task.semop(id, &[SemBuf::new(num, op, flags)]).unwrap();
 }
 
-/// Adds 1 to two semaphores in one call, and takes 1 from both in the next.
+/// Makes two calls: one adds 1 to each of two semaphores, the next takes 1 from each.
 fn two(task: &Task, id: SemId, nums: [u16; 2]) {
     for op in [1, -1] {
         task.semop(id, &nums.map(|num| SemBuf::new(num, op, SemFlags::empty()))).unwrap();
     }
 }
 
-/// Adds 1 to a semaphore, and takes 1 from it in the next call.
+/// Makes two calls: one adds 1 to a semaphore, the next takes 1 from it.
 fn pair(task: &Task, id: SemId, num: u16, flags: SemFlags) {
     op(task, id, num, 1, flags);
     op(task, id, num, -1, flags);
@@ -125,7 +125,8 @@ const CASES: [Case; 9] = [
     },
 ];
 
-/// Two tasks and two sets of one namespace. It is leaked, since it must outlive the recording.
+/// Two tasks and two sets of one namespace. The test leaks the value, since it must outlive the
+/// recording.
 struct System {
     tasks: [Task; 2],
     ids: [SemId; 2],
@@ -140,7 +141,7 @@ fn build() -> &'static System {
     Box::leak(Box::new(System { tasks, ids }))
 }
 
-/// Returns the cache lines that a call reads and writes, made on a thread of its own.
+/// Makes a call on its own thread, and returns the cache lines that the call reads and writes.
 fn lines(watched: &Watched, call: fn(&Task, [SemId; 2]), task: &Task, ids: [SemId; 2]) -> Lines {
     let record = || {
         call(task, ids);

@@ -1,9 +1,9 @@
-//! A signal handler forks in the middle of a blocking call, and the child returns to the call. The
-//! child leaves the wait to the parent.
+//! If a signal handler forks in the middle of a blocking call and returns in the child, the child's
+//! copy of the call must end. The parent must go on waiting, so the child must not remove the wait.
 //!
 //! These tests do not fork. Instead, they change the word that tells a copy of a task from the
-//! original for a moment, and interrupt the call. The call then ends as in a child. The tests of
-//! `corewalk-ipc-preload` use real processes.
+//! original, interrupt the call, and change the word back. The call then ends as it would in a
+//! child. The tests of `corewalk-ipc-preload` use real processes.
 //!
 //! Source: fork(2), signal(7).
 
@@ -20,14 +20,15 @@ use std::time::Duration;
 const OWN: u32 = 1;
 const OTHER: u32 = 2;
 
-/// Runs a blocking call, and ends it as in a child. The call leaves its wait in the namespace.
+/// Runs a blocking call, and ends it as in a child, so that its wait stays in the namespace.
 fn end_in_a_child(task: &Task, home: &AtomicU32, call: impl FnOnce(&Task) -> Errno + Send) {
     thread::scope(|scope| {
         let waits = scope.spawn(|| call(task));
         while task.waiting() == 0 {
             thread::yield_now();
         }
-        // ORDERING: Relaxed. The interrupt follows, and the kernel orders it after this store.
+        // ORDERING: Relaxed. `interrupt` makes a system call, which orders this store before the
+        // wake-up.
         home.store(OTHER, Ordering::Relaxed);
         task.interrupt();
         assert_eq!(waits.join().unwrap(), Errno::INTR);
@@ -36,8 +37,7 @@ fn end_in_a_child(task: &Task, home: &AtomicU32, call: impl FnOnce(&Task) -> Err
     });
 }
 
-/// Returns a task with a word that tells copies of it from the original, another task, and a
-/// watchdog.
+/// Returns a task whose copies `home` tells from the original, another task, and a watchdog.
 fn two(home: &'static AtomicU32) -> (Task, Task, Watchdog) {
     let watchdog = Watchdog::start("calls that end as in a child", Duration::from_secs(60));
     let capacity = Capacity { waits: 2, msgs: 16, tasks: 4, ..Capacity::LEAST };
@@ -66,7 +66,7 @@ fn msgrcv_of_the_parent_waits_on() {
     end_in_a_child(&task, &HOME, |task| {
         task.msgrcv(id, &mut [0; 4], 0, MsgFlags::empty()).unwrap_err()
     });
-    // The namespace has room for one waiting call, and the parent still has it.
+    // The namespace has room for one waiting call. The parent's call still takes that room.
     assert_eq!(other.msgrcv(id, &mut [0; 4], 0, MsgFlags::empty()), Err(Errno::NOMEM));
 }
 
@@ -80,6 +80,6 @@ fn msgsnd_of_the_parent_waits_on() {
     end_in_a_child(&task, &HOME, |task| {
         task.msgsnd(id, 1, b"more", MsgFlags::empty()).unwrap_err()
     });
-    // The namespace has room for one waiting call, and the parent still has it.
+    // The namespace has room for one waiting call. The parent's call still takes that room.
     assert_eq!(other.msgrcv(id, &mut [0; 4], 5, MsgFlags::empty()), Err(Errno::NOMEM));
 }

@@ -1,5 +1,5 @@
-//! Every errno of the man pages of semaphores; limits that are reached, and left again; the
-//! security hook.
+//! Each errno of the man pages of semaphores must occur as documented. A limit must refuse calls
+//! while it is reached, and no longer. The security hook must be asked.
 
 use corewalk_base::primitives::thread;
 use corewalk_ipc::{
@@ -109,11 +109,11 @@ fn adjustment_out_of_range_is_erange() {
     let (_namespace, task) = plain();
     let id = set(&task, 1);
     let far = SemBuf::new(0, 32_767, SemFlags::UNDO);
-    // SETVAL clears the adjustment, so the second round is like the first.
+    // SETVAL clears the adjustment, so the second round starts like the first.
     for _round in 0..2 {
         task.semop(id, &[far]).unwrap();
         task.semop(id, &[SemBuf::new(0, -32_767, SemFlags::empty())]).unwrap();
-        // An adjustment of -32,768 is the last that fits.
+        // An adjustment of -32,768 is the largest in size that fits.
         assert_eq!(task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]), Ok(()));
         assert_eq!(task.semop(id, &[SemBuf::new(0, 2, SemFlags::UNDO)]), Err(Errno::RANGE));
         task.sem_setval(id, 0, 0).unwrap();
@@ -153,7 +153,7 @@ fn wait_ends_with_eidrm_eintr_eagain() {
     assert_eq!(removed, Err(Errno::IDRM));
 }
 
-/// A handler with `SA_RESTART` restarts other system calls, but not semop(2).
+/// A signal must end semop(2) with `EINTR`, although `SA_RESTART` restarts other system calls.
 #[test]
 fn signal_ends_a_wait_with_eintr() {
     sysv::catch_usr1().unwrap();
@@ -167,11 +167,12 @@ fn signal_ends_a_wait_with_eintr() {
             task.semop(id, &[DOWN])
         });
         let number = number.recv().unwrap();
-        // A signal that arrives before the thread sleeps does not end the wait, so the loop sends
-        // more.
+        // A signal that arrives before the thread waits does not end the wait, so the loop sends
+        // signals until the call ends.
         while !waits.is_finished() {
             if task.waiting() != 0 {
-                // An earlier signal may have ended the thread by now.
+                // The thread may already have ended by an earlier signal. Then the send fails with
+                // `ESRCH`.
                 let sent = sysv::send_usr1(std::process::id(), number);
                 let is_over = sent == Err(Errno::SRCH.raw_os_error());
                 assert!(sent.is_ok() || is_over, "{sent:?}");
@@ -240,7 +241,8 @@ fn capacity_that_is_used_up_is_enomem_and_recovers() {
     let (namespace, task) = with(Limits::default(), capacity);
     let id = set(&task, 2);
     assert_eq!(task.semget(IPC_PRIVATE, 4, GetFlags::empty(), 0o600), Err(Errno::NOMEM));
-    // An undo record for two semaphores takes all four lines of the pool.
+    // An undo record for two semaphores takes all four lines of the pool, so the next record finds
+    // none.
     task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
     let other = namespace.register(Cred::root(), 2).unwrap();
     assert_eq!(other.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]), Err(Errno::NOMEM));
@@ -262,7 +264,7 @@ fn task_or_namespace_out_of_range_is_einval() {
     assert_eq!(Namespace::new(options).unwrap_err(), Errno::INVAL);
 }
 
-/// A security hook that refuses the objects that its function selects.
+/// A security hook that refuses the objects for which its function returns true.
 struct Refuse(fn(&Perm) -> bool);
 
 impl SecurityHook for Refuse {
@@ -275,8 +277,8 @@ impl SecurityHook for Refuse {
     }
 }
 
-/// Trap I1 (`docs/developing/traps.md`): the hook gets a consistent copy of the permissions, which
-/// outlives the object.
+/// Trap I1 (`docs/developing/traps.md`): the hook must get a consistent copy of the permissions,
+/// which outlives the object.
 #[test]
 fn hook_is_asked_after_the_mode_and_may_refuse() {
     let hook = Box::new(Refuse(|perm| perm.key == 6));
@@ -294,8 +296,7 @@ fn hook_is_asked_after_the_mode_and_may_refuse() {
     assert_eq!(task.semop(bad, &[UP]), Err(Errno::ACCESS), "the mode is checked first");
 }
 
-/// Trap I6 (`docs/developing/traps.md`): every kind of operation sets the time of the last
-/// operation.
+/// Trap I6 (`docs/developing/traps.md`): every kind of operation must set `sem_otime`.
 #[test]
 fn otime_is_set_by_all_operations() {
     let (_namespace, task) = plain();
@@ -315,8 +316,8 @@ fn otime_is_set_by_all_operations() {
     }
 }
 
-/// Traps I12 and I17 (`docs/developing/traps.md`): a walk by index finds each set once, and nothing
-/// else.
+/// Traps I12 and I17 (`docs/developing/traps.md`): a walk by index must find each set once, and no
+/// removed set.
 #[test]
 fn walk_by_index_finds_every_set_once() {
     let (_namespace, task) = plain();
@@ -330,8 +331,8 @@ fn walk_by_index_finds_every_set_once() {
     assert_eq!(walk.map(|stat| stat.id).collect::<Vec<_>>(), ids);
 }
 
-/// Trap I18 (`docs/developing/traps.md`): every id is below 2^31, also after the generations of a
-/// slot start again.
+/// Trap I18 (`docs/developing/traps.md`): every id must be below 2^31, also after the generations
+/// of a slot wrap around.
 #[test]
 fn ids_stay_in_their_range() {
     let capacity = Capacity { sets: 1, sems: 1, ..Capacity::default() };

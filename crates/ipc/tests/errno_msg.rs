@@ -1,5 +1,5 @@
-//! Every errno of the man pages of message queues; limits that are reached, and left again; the
-//! security hook.
+//! Each errno of the man pages of message queues must occur as documented. A limit must refuse
+//! calls while it is reached, and no longer. The security hook must be asked.
 
 use corewalk_base::primitives::thread;
 use corewalk_ipc::{
@@ -136,7 +136,7 @@ fn capabilities_override_mode_owner_and_limit() {
     assert_eq!(task.msg_stat(id).unwrap().qbytes, 16_385);
 }
 
-/// Runs `call` by `other`, and `act` once the call waits.
+/// Runs `call` as task `other` on a thread, and runs `act` once the call waits.
 fn wait_then<T: Send>(other: &Task, call: impl FnOnce(&Task) -> T + Send, act: impl FnOnce()) -> T {
     thread::scope(|scope| {
         let waits = scope.spawn(|| call(other));
@@ -180,7 +180,8 @@ fn wait_ends_with_eidrm_eintr_eacces_e2big() {
     assert_eq!(user.interrupt(), 0);
 }
 
-/// A handler with `SA_RESTART` restarts other system calls, but not msgsnd(2) and msgrcv(2).
+/// A signal must end msgsnd(2) and msgrcv(2) with `EINTR`, although `SA_RESTART` restarts other
+/// system calls.
 #[test]
 fn signal_ends_a_wait_with_eintr() {
     sysv::catch_usr1().unwrap();
@@ -194,8 +195,8 @@ fn signal_ends_a_wait_with_eintr() {
             receive(task, id, 0, 0, MsgFlags::empty())
         });
         let number = number.recv().unwrap();
-        // A signal that arrives before the thread sleeps does not end the wait, so the loop sends
-        // more.
+        // A signal that arrives before the thread waits does not end the wait, so the loop sends
+        // signals until the call ends.
         while !waits.is_finished() {
             if task.waiting() != 0 {
                 sysv::send_usr1(std::process::id(), number).unwrap();
@@ -213,7 +214,7 @@ fn capacity_that_is_used_up_is_enomem_and_recovers() {
     let (_namespace, task) = with(Limits::default(), capacity);
     let id = queue(&task);
     assert_eq!(task.msgsnd(id, 1, &[0; 8192], MsgFlags::empty()), Err(Errno::NOMEM));
-    // A waiting call takes two lines of the pool, and the pool has one.
+    // A waiting call takes two lines of the pool, and the pool has one line left.
     assert_eq!(receive(&task, id, 0, 0, MsgFlags::empty()), Err(Errno::NOMEM));
     task.msgsnd(id, 1, &[1; 400], MsgFlags::empty()).unwrap();
     assert_eq!(task.msgsnd(id, 1, b"", MsgFlags::empty()), Err(Errno::NOMEM));
@@ -255,8 +256,8 @@ impl SecurityHook for Refuse {
     }
 }
 
-/// Trap I1 (`docs/developing/traps.md`): the hook gets a consistent copy of the permissions, which
-/// outlives the object.
+/// Trap I1 (`docs/developing/traps.md`): the hook must get a consistent copy of the permissions,
+/// which outlives the object.
 #[test]
 fn hook_is_asked_after_the_mode_and_may_refuse() {
     let options = NamespaceOptions { hook: Some(Box::new(Refuse)), ..NamespaceOptions::default() };
@@ -276,8 +277,8 @@ fn hook_is_asked_after_the_mode_and_may_refuse() {
     );
 }
 
-/// Trap I6 (`docs/developing/traps.md`): a message sets times and pids on both ways, handed to a
-/// waiting receiver or through the queue.
+/// Trap I6 (`docs/developing/traps.md`): a message must set times and pids, whether it goes
+/// straight to a waiting receiver or through the queue.
 #[test]
 fn times_and_pids_are_set_with_and_without_a_waiting_receiver() {
     let (namespace, one) = plain();
@@ -298,8 +299,8 @@ fn times_and_pids_are_set_with_and_without_a_waiting_receiver() {
     assert_eq!((stat.lspid, stat.lrpid), (2, 1));
 }
 
-/// Traps I12 and I17 (`docs/developing/traps.md`): a walk by index finds each queue once, and
-/// nothing else.
+/// Traps I12 and I17 (`docs/developing/traps.md`): a walk by index must find each queue once, and
+/// no removed queue.
 #[test]
 fn walk_by_index_finds_every_queue_once() {
     let (_namespace, task) = plain();

@@ -1,5 +1,5 @@
-//! Every errno of the man pages of shared memory; limits that are reached, and left again; the
-//! security hook.
+//! Each errno of the man pages of shared memory must occur as documented. A limit must refuse calls
+//! while it is reached, and no longer. The security hook must be asked.
 
 use corewalk_ipc::{
     Access, Backing, CAP_IPC_LOCK, CAP_IPC_OWNER, Capacity, Cred, GetFlags, IPC_PRIVATE, IPC_RMID,
@@ -145,7 +145,7 @@ fn segment_that_is_removed_lives_until_its_last_detach() {
     assert_eq!(child.shm_totals().unwrap().segments, 1);
 }
 
-/// A backing whose memory can be created, but not opened.
+/// A backing that can create the memory of a segment, but cannot open it.
 struct Closed;
 
 impl Backing for Closed {
@@ -203,8 +203,8 @@ fn hook_is_asked_after_the_mode_and_may_refuse() {
     );
 }
 
-/// Traps I12 and I17 (`docs/developing/traps.md`): a walk by index finds each segment once, and
-/// nothing else.
+/// Traps I12 and I17 (`docs/developing/traps.md`): a walk by index must find each segment once, and
+/// no removed segment.
 #[test]
 fn walk_by_index_finds_every_segment_once() {
     let capacity = Capacity { segments: 128, ..Capacity::default() };

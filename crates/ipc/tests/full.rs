@@ -1,5 +1,4 @@
-//! A namespace in a file whose file system is full: calls return errors, and no process gets a
-//! signal.
+//! Calls in a namespace whose file system is full must return errors. No process may get a signal.
 //!
 //! Each test runs this program again in a new mount namespace, which has a small tmpfs.
 
@@ -15,7 +14,8 @@ use corewalk_ipc::{
 };
 use corewalk_testkit::require::{Need, skip};
 
-/// Holds the folder of the small file system. It is set in the process that runs the test there.
+/// The variable with the folder of the small file system. It is set in the process that runs the
+/// test.
 const FOLDER: &str = "COREWALK_TEST_FULL";
 
 /// Mounts a tmpfs of size `$1` on folder `$2`, and runs the other arguments.
@@ -26,7 +26,7 @@ shift 2
 exec "$@"
 "#;
 
-/// Returns the folder of a small file system if this process has one. Otherwise it runs `test` in a
+/// Returns the folder of a small file system if this process has one. Otherwise runs `test` in a
 /// process that has one, and returns none.
 fn small(test: &str, size: &str) -> Option<PathBuf> {
     if let Some(folder) = env::var_os(FOLDER) {
@@ -65,7 +65,7 @@ fn fill(folder: &Path) {
     }
 }
 
-/// Makes calls of each kind until one fails, and returns the errors.
+/// Makes calls of each kind until a call fails. Returns the error of each kind.
 fn fail_each(task: &Task) -> Vec<Errno> {
     let mut errnos = Vec::new();
     let mut until_it_fails = |call: &mut dyn FnMut() -> Result<(), Errno>| {
@@ -87,8 +87,8 @@ fn fail_each(task: &Task) -> Vec<Errno> {
     errnos
 }
 
-/// Trap X5 (`docs/developing/traps.md`): each call on a full file system returns an error, and no
-/// access ends the process.
+/// Trap X5 (`docs/developing/traps.md`): on a full file system each call must return an error. No
+/// access to the mapping may end the process.
 #[test]
 fn calls_on_a_full_file_system_fail() {
     let Some(folder) = small("calls_on_a_full_file_system_fail", "24m") else { return };
@@ -106,7 +106,8 @@ fn calls_on_a_full_file_system_fail() {
     let errno =
         (0..40_000).find_map(|_| task.semget(IPC_PRIVATE, 3_000, GetFlags::empty(), 0o600).err());
     assert!(errno.as_ref().is_some_and(is_full), "{errno:?}");
-    // Existing objects stay usable, also for a process that opens the namespace now.
+    // Existing objects stay usable, also in a namespace that is opened while the file system is
+    // full.
     let other = open(&folder).unwrap();
     let late = other.register(Cred::root(), 2).unwrap();
     late.semop(set, &[SemBuf::new(2, 1, SemFlags::empty())]).unwrap();
@@ -118,7 +119,7 @@ fn calls_on_a_full_file_system_fail() {
         let _absent = late.sem_rmid(SemId::from_raw(index));
         let _absent = late.msg_rmid(MsgId::from_raw(index));
     }
-    // The blocks of the removed objects serve a new one.
+    // A new object can use the file system blocks of the removed objects.
     assert!(late.semget(IPC_PRIVATE, 32_000, GetFlags::empty(), 0o600).is_ok());
 }
 

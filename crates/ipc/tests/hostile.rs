@@ -1,15 +1,16 @@
-//! A hostile process overwrites words of a namespace. Calls must return and must not crash.
+//! While a hostile process overwrites words of a namespace, each call must return and must not
+//! crash.
 //!
-//! A test changes the file in batches while a task makes calls. It replaces words, flips single
-//! bits, and zeroes lines. The test ignores the results of the calls, since they may be wrong. Each
-//! call must return within [`CALL_MAX`]. The test interrupts the waits, since no call
-//! completes them.
+//! A test changes the file in batches, and a task makes calls after each batch. The changes replace
+//! words, flip single bits, and zero lines. The test ignores the results of the calls, since they
+//! may be wrong. Each call must return within [`CALL_MAX`]. The test interrupts calls that wait,
+//! since no other call completes them.
 //!
-//! Other tests change a copy of such a file as a whole, with its header and its length, and open
-//! it. Either the file is refused, or the calls in its namespace return.
+//! Another test changes a copy of such a file, including its header and its length, and opens the
+//! copy. Either the open must fail, or the calls in its namespace must return.
 //!
-//! `COREWALK_IPC_MUTATIONS` sets the number of changes: 50,000 without it. The test of whole copies
-//! opens one copy for each 32 changes.
+//! `COREWALK_IPC_MUTATIONS` sets the number of changes, which is 50,000 by default. The test of
+//! copies opens one copy for each 32 changes.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::Ordering;
@@ -27,18 +28,18 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
-/// Changes of a batch, and batches before the test makes a new namespace.
+/// The number of changes in a batch, and of batches before the test makes a new namespace.
 const BATCH: u64 = 64;
 const BATCHES: u64 = 16;
 
-/// The limit for a call: two locks that a living task seems to hold, of 10 s each, and a margin for
-/// a slow machine.
+/// The time limit for a call. It may wait for two locks that a living task seems to hold, for 10 s
+/// each. The rest is a margin for a slow machine.
 const CALL_MAX: Duration = Duration::from_secs(45);
 
 const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 
-/// The pid of all tasks. It is above the numbers of tasks, so that a hostile word with the pid
-/// never names a living task.
+/// The pid of all tasks. It is larger than any task number. So a word that a change sets to this
+/// pid never names a living task.
 const PID: u32 = 3_000_000;
 
 struct Victim {
@@ -50,11 +51,11 @@ struct Victim {
     ids: Vec<i32>,
 }
 
-/// The capacity of a namespace of semaphore sets, with the least of the other kinds.
+/// The capacity of a namespace with semaphore sets, and with the minimum of queues and segments.
 const SETS: Capacity =
     Capacity { sets: 8, sems: 64, undos: 128, waits: 64, tasks: 16, ..Capacity::LEAST };
 
-/// The capacity of a namespace of queues and segments, with the least of semaphore sets.
+/// The capacity of a namespace with queues and segments, and with the minimum of semaphore sets.
 const OTHERS: Capacity = Capacity {
     queues: 8,
     msgs: 256,
@@ -120,7 +121,7 @@ impl Victim {
     }
 
     /// Makes a call that may wait, and interrupts it until it returns. An interrupt ends each wait,
-    /// whatever the region says.
+    /// whatever the words of the region are.
     fn wait(&self, task: &Task, call: impl FnOnce() + Send) {
         thread::scope(|scope| {
             let waits = scope.spawn(call);
@@ -131,12 +132,12 @@ impl Victim {
         });
     }
 
-    /// Changes one word of the file, and sometimes zeroes its line. The header stays: only an open
-    /// reads it.
+    /// Changes one word of the file, and sometimes zeroes its line. The header is left as it is,
+    /// since only an open reads it.
     fn mutate(&self, rng: &mut Rng) {
         let line = rng.range(5..u64::from(self.region.lines())) as u32;
         let word = &self.region.line(line)[rng.index(8)];
-        // ORDERING: Relaxed. A hostile process keeps no order.
+        // ORDERING: Relaxed. A hostile process guarantees no order of its stores.
         let seen = word.load(Ordering::Relaxed);
         let next = match rng.below(8) {
             0 => rng.next_u64(),
@@ -237,7 +238,8 @@ fn calls_on_sets_that_a_process_overwrites_return() {
     overwrite(Victim::with_sets, Victim::call, 1);
 }
 
-/// Fewer changes than for semaphore sets, since queues and segments have fewer protocols.
+/// The test makes fewer changes than that of semaphore sets, since queues and segments have fewer
+/// protocols.
 #[test]
 fn calls_on_queues_and_segments_that_a_process_overwrites_return() {
     overwrite(Victim::with_others, Victim::call_others, 4);
@@ -248,8 +250,8 @@ fn changes_wanted() -> u64 {
     wanted.and_then(|text| text.parse().ok()).unwrap_or(50_000)
 }
 
-/// Makes a `part`-th of [`changes_wanted`] changes. After each batch, `call` makes some calls in
-/// the namespace from `make`.
+/// Makes 1/`part` of [`changes_wanted`] changes in namespaces that `make` creates. After each
+/// batch, `call` makes random calls.
 fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
     let wanted = changes_wanted() / part;
     let seed = Seed::choose();
@@ -271,14 +273,14 @@ fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
                 is_slow |= start.elapsed() > Duration::from_secs(1);
             }
             if is_slow {
-                // A word looks like a lock that a living task holds. Each further call would wait
-                // for it.
+                // A changed word looks like a lock that a living task holds. Each further call
+                // would wait for that lock.
                 break;
             }
         }
         slow += u32::from(is_slow);
         if is_slow {
-            // The end of the task would wait for the lock too, once for each undo record.
+            // The drop would end the task, and wait for the lock once for each undo record.
             std::mem::forget(victim);
         } else {
             let _watchdog = Watchdog::start("the end of a task in a hostile region", 4 * CALL_MAX);
@@ -293,11 +295,11 @@ fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
 /// The capacity of a namespace, and a function that makes a random call in it.
 type Kind = (Capacity, fn(&Victim, &mut Rng));
 
-/// The lines of the header, with the line before it.
+/// The number of lines of the header, plus the unused line before it.
 const HEADER_LINES: u64 = 5;
 
-/// Changes one to four words of a namespace file, the header more often than the rest. It may also
-/// truncate, extend or zero a part of the file.
+/// Changes one to four words of a namespace file. Half of the changes are in the header. A change
+/// may also truncate or extend the file, or zero a page.
 fn change(bytes: &mut Vec<u8>, rng: &mut Rng) {
     for _ in 0..rng.range(1..5) {
         let words = bytes.len() as u64 / 8;
@@ -329,7 +331,7 @@ fn change(bytes: &mut Vec<u8>, rng: &mut Rng) {
     }
 }
 
-/// Opens a file with these bytes. If it is a namespace, makes some calls in it.
+/// Opens a file with these bytes. If the open succeeds, makes some calls in the namespace.
 fn open_and_call(bytes: &[u8], kind: Kind, rng: &mut Rng) -> Opened {
     let file = File::from(memfd_create("changed", MemfdFlags::CLOEXEC).unwrap());
     file.write_all_at(bytes, 0).unwrap();
@@ -357,12 +359,13 @@ enum Opened {
     Namespace,
     NotANamespace,
     Damaged,
-    /// The file is of another version, another boot or another pid namespace, or another error
-    /// occurred.
+    /// The file is of another version, another boot or another pid namespace, or the open failed
+    /// otherwise.
     Otherwise,
 }
 
-/// A file that was truncated, zeroed or changed is refused, or all calls in its namespace return.
+/// If a file was truncated, zeroed or changed, either its open must fail, or all calls in its
+/// namespace must return.
 #[test]
 fn file_that_was_changed_is_refused_or_its_calls_return() {
     let seed = Seed::choose();
@@ -394,7 +397,8 @@ fn file_that_was_changed_is_refused_or_its_calls_return() {
 }
 
 /// Applies a list of edits from the fuzzer. An edit has 16 bytes: the number of a word, the kind of
-/// change, and a number. The first byte of the input, which the caller takes, chooses the image.
+/// change, and a number. The caller has removed the first byte of the input, which chooses the
+/// image.
 fn edit(bytes: &mut Vec<u8>, edits: &[u8]) {
     for &[a, b, c, d, how, _, _, _, ref number @ ..] in edits.as_chunks::<16>().0.iter().take(64) {
         let (words, place) = (bytes.len() / 8, u32::from_le_bytes([a, b, c, d]) as usize);

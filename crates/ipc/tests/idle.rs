@@ -1,4 +1,5 @@
-//! Idle waiting calls: they sleep without periodic wake-ups, and a death is still noticed.
+//! Waiting calls must sleep without periodic wake-ups, and must still notice the death of a
+//! process.
 //!
 //! Source: semop(2) `SEM_UNDO`; proc(5) `/proc/pid/task/tid/status`.
 
@@ -34,7 +35,7 @@ fn options() -> NamespaceOptions {
     NamespaceOptions { capacity, ..NamespaceOptions::default() }
 }
 
-/// Waits for `time`, at a semaphore of a namespace of its own.
+/// Sleeps for `time` in a semtimedop of another namespace.
 fn pass(time: Duration) {
     let namespace = Namespace::new(options()).unwrap();
     let task = namespace.register(Cred::root(), 1).unwrap();
@@ -45,7 +46,7 @@ fn pass(time: Duration) {
     );
 }
 
-/// Returns how often these threads of this process have gone to sleep so far.
+/// Returns how often these threads have gone to sleep so far, as a sum.
 fn sleeps(threads: &[i32]) -> u64 {
     let of = |thread: &i32| {
         let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
@@ -55,8 +56,8 @@ fn sleeps(threads: &[i32]) -> u64 {
     threads.iter().map(of).sum()
 }
 
-/// Trap X8 (`docs/developing/traps.md`): each waiting call woke ten times a second to check whether
-/// a process had died.
+/// Trap X8 (`docs/developing/traps.md`): a waiting call must not wake up periodically. Before the
+/// fix, each one woke ten times a second to check whether a process had died.
 #[test]
 fn idle_waiters_of_a_shared_namespace_sleep_until_they_are_woken() {
     const WAITERS: usize = 200;
@@ -82,8 +83,8 @@ fn idle_waiters_of_a_shared_namespace_sleep_until_they_are_woken() {
         while task.waiting() != WAITERS {
             thread::yield_now();
         }
-        // Each waiting call wakes up once after its first sleep. The further checks of most calls
-        // are rarer (`src/watch.rs`).
+        // Each waiting call wakes up once, after its first sleep of 100 ms. After that, all calls
+        // but the watcher check for dead processes rarely (`src/watch.rs`).
         pass(Duration::from_secs(1));
         let threads = threads.lock().unwrap().clone();
         let before = sleeps(&threads);
@@ -95,12 +96,12 @@ fn idle_waiters_of_a_shared_namespace_sleep_until_they_are_woken() {
     assert!(slept < WAITERS as u64, "{WAITERS} idle threads woke {slept} times in 1.5 s");
 }
 
-/// The path of a file, which the drop removes.
+/// The path of a file. The drop removes the file.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // The test may have failed before it made the file.
+        // The file does not exist if the test has failed before it created it.
         let _gone = fs::remove_file(&self.0);
     }
 }
@@ -110,8 +111,12 @@ fn task(path: &Path) -> Task {
     namespace.register(Cred::root(), std::process::id()).unwrap()
 }
 
-/// The child takes semaphore 0 with `SEM_UNDO`. It then waits at semaphore 1 for longer than the
-/// 100 ms after which a waiting call checks for dead processes, so it becomes the watcher. The test
+/// If the process that holds a semaphore is also the watcher and dies, a waiting call of another
+/// process must notice that.
+///
+/// The child takes semaphore 0 with `SEM_UNDO`. It then waits at semaphore 1 for more than 100 ms,
+/// and so becomes the watcher. The test kills the child while a call of this process waits for
+/// semaphore 0.
 /// kills the child. A call of this process must notice that its holder and its watcher are dead.
 #[test]
 fn death_of_a_holder_that_was_the_watcher_is_noticed_by_the_next_call() {

@@ -1,7 +1,7 @@
 //! Several processes that share a namespace, and files that are no namespaces.
 //!
-//! A test that needs more processes runs this program again. The variable [`CHILD`] then holds the
-//! path of the namespace.
+//! A test that needs more processes runs this program again. In those processes the variable
+//! [`CHILD`] is set to the path of the namespace.
 
 use corewalk_ipc::{
     Capacity, Cred, GetFlags, Namespace, NamespaceOptions, OpenError, SemBuf, SemFlags, Task,
@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 const CHILD: &str = "COREWALK_IPC_CHILD";
 const KEY: i32 = 0x5eed;
 
-/// The path of a file, which the drop removes.
+/// The path of a file. The drop removes the file.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -27,7 +27,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // The test may have failed before it made the file.
+        // The file does not exist if the test has failed before it created it.
         let _gone = fs::remove_file(&self.0);
     }
 }
@@ -43,7 +43,7 @@ fn task(path: &Path) -> Task {
     namespace.register(Cred::root(), std::process::id()).unwrap()
 }
 
-/// Runs `test` of this program in a child process.
+/// Runs the test with the name `test` of this program in a child process.
 fn child(test: &str, path: &Path) -> Child {
     let exe = std::env::current_exe().unwrap();
     let mut command = Command::new(exe);
@@ -55,6 +55,8 @@ fn role() -> Option<PathBuf> {
     std::env::var_os(CHILD).map(PathBuf::from)
 }
 
+/// Several processes must see the same ids and values, and must wake each other.
+///
 /// Three processes increment semaphore 1 while they hold semaphore 0 as a lock. Each adds 1 to
 /// semaphore 2 at its end.
 #[test]
@@ -65,7 +67,8 @@ fn processes_share_ids_values_and_waits() {
         let id = task.semget(KEY, 3, GetFlags::empty(), 0).unwrap();
         for _ in 0..ROUNDS {
             task.semop(id, &[SemBuf::new(0, -1, SemFlags::UNDO)]).unwrap();
-            // A read and a separate write: only the lock keeps the other processes out.
+            // The read and the write are separate calls, so only the lock keeps the other processes
+            // out.
             let seen = task.sem_getval(id, 1).unwrap();
             task.sem_setval(id, 1, seen + 1).unwrap();
             task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();
@@ -111,7 +114,7 @@ fn open_error(path: &Path) -> OpenError {
     Namespace::open(path, options()).unwrap_err()
 }
 
-/// Makes a namespace, and overwrites word `at` of its header with `value`.
+/// Creates a namespace file, and overwrites word `at` of its header with `value`.
 fn with_word(name: &str, at: u64, value: u64) -> Scratch {
     let file = Scratch::new(name);
     drop(Namespace::open(&file.0, options()).unwrap());
@@ -170,8 +173,8 @@ fn file_that_was_truncated_is_refused() {
     assert_eq!(open_error(&file.0), OpenError::NotANamespace);
 }
 
-/// The process that makes the file may die before it writes the last word. The next process makes
-/// the namespace again.
+/// If the process that creates a namespace file has died before it wrote the last word, the next
+/// process must create the namespace again.
 #[test]
 fn file_whose_making_process_died_is_made_again() {
     let file = with_word("unfinished", 0, 0);

@@ -1,9 +1,9 @@
-//! Races of shared memory, made deterministic: another task acts on a segment between two steps of
-//! a call.
+//! Deterministic tests of races of shared memory: another task acts on a segment between two steps
+//! of a call.
 //!
-//! A call looks the segment up, asks the security hook, takes the lock, counts the attach, and
-//! opens the memory. The test supplies the hook and the memory. So it can let another task act at
-//! exactly these steps, in each run and on any machine.
+//! A call looks up the segment, asks the security hook, takes the lock, counts the attach, and
+//! opens the memory. The test supplies the hook and the backing of the memory. So it can let
+//! another task act at exactly these steps, in each run and on any machine.
 //!
 //! Source: CVE-2013-7026; Linux 6.12.94, "ipc/shm: serialize orphan cleanup with `shm_nattch`
 //! updates".
@@ -18,7 +18,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-/// A function in which another task acts at one step of a call. It runs once.
+/// A point in a call at which another task acts, by a function of the test. The function runs once.
 #[derive(Clone, Default)]
 struct Window(Arc<Mutex<Option<Act>>>);
 
@@ -53,7 +53,7 @@ impl SecurityHook for Window {
     }
 }
 
-/// A backing without contents. Another task can act before its memory is opened.
+/// A backing without contents. A function of the test may run before it opens memory.
 #[derive(Clone, Default)]
 struct Memory {
     there: Arc<Mutex<HashSet<SegmentName>>>,
@@ -90,7 +90,7 @@ impl Backing for Memory {
 
 struct Scene {
     namespace: Namespace,
-    /// The act between the lookup of a call and its lock.
+    /// Runs after a call has looked up a segment, and before it takes the lock.
     looked_up: Window,
     memory: Memory,
 }
@@ -116,7 +116,7 @@ impl Scene {
 
 type Call = fn(&Task, ShmId) -> Result<(), Errno>;
 
-/// The calls that look a segment up before they take its lock.
+/// The calls that look up a segment before they take its lock.
 const CALLS: [(&str, Call); 6] = [
     ("shmat", |task, id| {
         task.shmat(id, 0, ShmFlags::empty()).map(|mapping| mapping.attached_at(0x10000))
@@ -128,8 +128,8 @@ const CALLS: [(&str, Call); 6] = [
     ("SHM_UNLOCK", |task, id| task.shm_unlock(id)),
 ];
 
-/// Trap I2 (`docs/developing/traps.md`): a segment is removed after the lookup. Each call then
-/// fails with `EIDRM`, and changes nothing of the next segment in the slot.
+/// Trap I2 (`docs/developing/traps.md`): a segment is removed after the lookup of a call. The call
+/// must fail with `EIDRM`, and must change nothing of the next segment in the slot.
 #[test]
 fn removal_after_the_lookup_is_seen_by_every_call() {
     for (name, call) in CALLS {
@@ -152,8 +152,8 @@ fn removal_after_the_lookup_is_seen_by_every_call() {
     }
 }
 
-/// Traps I2 and I10: the same, but so many segments were made and removed that the next one has the
-/// same id.
+/// Traps I2 and I10: a segment is removed after the lookup of a call, and the next segment in the
+/// slot has the same id. The call must still fail, and change nothing.
 #[test]
 fn id_that_is_reused_after_the_lookup_is_another_segment() {
     for (name, call) in CALLS {
@@ -178,8 +178,8 @@ fn id_that_is_reused_after_the_lookup_is_another_segment() {
     }
 }
 
-/// Trap I2: a removal after the attach was counted only marks the segment. The attach keeps its
-/// memory.
+/// Trap I2: after an attach was counted, a removal must only mark the segment. The attach must keep
+/// its memory.
 #[test]
 fn removal_after_the_count_leaves_the_attach_whole() {
     let scene = Scene::new(false);
@@ -191,7 +191,7 @@ fn removal_after_the_count_leaves_the_attach_whole() {
     assert_eq!((one.shm_stat(id).unwrap().nattch, scene.memory.count()), (1, 1));
     assert_eq!(one.shmdt(0x10000), Ok(4096));
     assert_eq!((one.shm_stat(id), scene.memory.count()), (Err(Errno::INVAL), 0));
-    // If the memory then cannot be opened, both the attach and the segment are gone.
+    // If the memory cannot be opened after the removal, neither the attach nor the segment remains.
     let other = scene.task(3);
     let id = one.shmget(IPC_PRIVATE, 4096, GetFlags::empty(), 0o600).unwrap();
     *scene.memory.is_closed.lock().unwrap() = true;
@@ -200,9 +200,9 @@ fn removal_after_the_count_leaves_the_attach_whole() {
     assert_eq!((one.shm_stat(id), scene.memory.count()), (Err(Errno::INVAL), 0));
 }
 
-/// Trap I18 (`docs/developing/traps.md`): `shm_rmid_forced` is set, and the maker of a segment
-/// ends. A segment without attaches is removed then. An attach that was not counted by then fails
-/// with `EIDRM`.
+/// Trap I18 (`docs/developing/traps.md`): with `shm_rmid_forced`, the end of the task that made a
+/// segment removes the segment if it has no attaches. An attach that was not counted by then must
+/// fail with `EIDRM`.
 #[test]
 fn orphan_before_the_count_of_an_attach_is_gone() {
     let scene = Scene::new(true);
@@ -215,8 +215,9 @@ fn orphan_before_the_count_of_an_attach_is_gone() {
     assert_eq!(other.shm_totals().unwrap().pages, 0);
 }
 
-/// Trap I18: an attach that was counted before the end of the maker keeps the segment until its
-/// detach. So does one whose mapping is not done yet, and one whose mapping fails, until it fails.
+/// Trap I18: an attach that was counted before the end of the maker must keep the segment until its
+/// detach. This must also hold if the mapping is not done yet. If the mapping fails, the segment
+/// must stay until that failure.
 #[test]
 fn orphan_after_the_count_of_an_attach_stays_until_the_detach() {
     for is_closed in [false, true] {
@@ -240,8 +241,8 @@ fn orphan_after_the_count_of_an_attach_stays_until_the_detach() {
     }
 }
 
-/// Trap I18: ids of queues and segments are below 2^31, also after the generations of a slot start
-/// again.
+/// Trap I18: ids of queues and segments must be below 2^31, also after the generations of a slot
+/// wrap around.
 #[test]
 fn ids_of_queues_and_segments_stay_in_their_range() {
     let capacity = Capacity { segments: 1, queues: 1, ..Capacity::LEAST };

@@ -1,7 +1,8 @@
-//! Several threads use semaphores at once: a lock excludes the other thread, no token is lost, and
-//! undo is exact.
+//! Several threads use semaphores at once. A semaphore used as a lock must exclude the other
+//! thread, no token may be lost, and undo must be exact.
 //!
-//! The seed determines the operations, not the schedule; see `docs/developing/testing.md`.
+//! The seed determines the operations, but not the schedule of the threads; see
+//! `docs/developing/testing.md`.
 
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
@@ -27,7 +28,8 @@ fn watchdog(name: &'static str) -> Watchdog {
     Watchdog::start(name, Duration::from_secs(120))
 }
 
-/// Two threads use semaphores as a lock: `enter` takes it, and `leave` releases it.
+/// Checks that a semaphore used as a lock excludes the other thread. `enter` takes the lock,
+/// `leave` releases it.
 fn exclude(name: &'static str, sems: i32, enter: &[SemBuf], leave: &[SemBuf]) {
     let _watchdog = watchdog(name);
     let namespace = namespace();
@@ -39,8 +41,8 @@ fn exclude(name: &'static str, sems: i32, enter: &[SemBuf], leave: &[SemBuf]) {
         let task = task(&namespace, 1 + racer.thread as u32);
         for _ in 0..ROUNDS {
             task.semop(id, enter).unwrap();
-            // ORDERING: Relaxed. A read and a separate write: only the semaphore keeps the other
-            // thread out.
+            // ORDERING: Relaxed. The read and the write are separate, so only the semaphore keeps
+            // the other thread out.
             let seen = counter.load(Ordering::Relaxed);
             // ORDERING: Relaxed. As above.
             counter.store(seen + 1, Ordering::Relaxed);
@@ -79,7 +81,8 @@ fn two_semaphores_as_a_lock_keep_others_out() {
     exclude("two locks", 2, &both(-1, SemFlags::UNDO), &both(1, SemFlags::UNDO));
 }
 
-/// Threads move tokens between semaphores by all kinds of calls. No token is lost or made.
+/// Threads move tokens between semaphores by all kinds of calls. No token may be lost or
+/// duplicated.
 #[test]
 fn tokens_that_are_moved_are_conserved() {
     const SEMS: u16 = 3;
@@ -89,8 +92,8 @@ fn tokens_that_are_moved_are_conserved() {
     let maker = task(&namespace, 9);
     let id = maker.semget(IPC_PRIVATE, i32::from(SEMS), GetFlags::empty(), 0o600).unwrap();
     maker.sem_setall(id, &[4; SEMS as usize]).unwrap();
-    // The tasks end after the last sum: their undo is clamped at 0, so it does not conserve the
-    // sum.
+    // The tasks must live until the last sum. Undo at their end is clamped at 0, so it would change
+    // the sum.
     let tasks = [task(&namespace, 1), task(&namespace, 2)];
     let moved = race::run(2, Seed::choose(), |mut racer| {
         let task = &tasks[racer.thread];
@@ -113,7 +116,7 @@ fn tokens_that_are_moved_are_conserved() {
             }
             if racer.rng.below(100) == 0 {
                 let sum: u64 = task.sem_getall(id).unwrap().into_iter().map(u64::from).sum();
-                // Each thread may be between two calls, with one token.
+                // Each of the two threads may have one token between two of its calls.
                 assert!((TOKENS - 2..=TOKENS).contains(&sum), "{sum} tokens");
             }
         }
@@ -124,7 +127,7 @@ fn tokens_that_are_moved_are_conserved() {
     assert_eq!(sum, TOKENS);
 }
 
-/// Tasks that end at any point leave the values as they were before these tasks.
+/// A task may end at any point. Undo must then restore the values from before the task.
 #[test]
 fn undo_of_tasks_that_end_is_exact() {
     let _watchdog = watchdog("undo");
@@ -150,12 +153,12 @@ fn undo_of_tasks_that_end_is_exact() {
     assert_eq!(maker.sem_getall(id).unwrap(), [1000, 1000]);
 }
 
-/// The event that the remover awaits before it removes a set, so that each outcome is reached.
+/// The event that the remover awaits before it removes a set. So a run reaches each outcome.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Awaited {
     /// The user has carried out an operation.
     Done,
-    /// The user waits, so that the removal ends its wait.
+    /// The user waits in a call, which the removal then ends.
     Waits,
     /// Nothing: the removal races with the operations.
     Nothing,
@@ -163,7 +166,7 @@ enum Awaited {
 
 const AWAITED: [Awaited; 3] = [Awaited::Done, Awaited::Waits, Awaited::Nothing];
 
-/// The shift of an index into [`AWAITED`] in the published word. The id is below it.
+/// The published word has the id in its low bits, and an index into [`AWAITED`] above this shift.
 const AWAITED_SHIFT: u32 = 32;
 
 /// The outcomes of the user's calls.
@@ -175,7 +178,8 @@ struct Outcomes {
 }
 
 fn get(count: &AtomicU64) -> u64 {
-    // ORDERING: Relaxed. One thread counts, and readers use the number alone.
+    // ORDERING: Relaxed. One thread counts. Readers use the count alone, and no other memory
+    // depends on it.
     count.load(Ordering::Relaxed)
 }
 
@@ -185,15 +189,15 @@ fn until(is_reached: impl Fn() -> bool) {
     }
 }
 
-/// Traps I3 and I10 (`docs/developing/traps.md`): one thread removes sets while another thread uses
-/// them.
+/// Traps I3 and I10 (`docs/developing/traps.md`): while one thread removes sets, calls of another
+/// thread on these sets must end with the right error.
 #[test]
 fn sets_that_are_removed_under_operations_end_them() {
     const SETS: usize = 600;
     let _watchdog = watchdog("removal");
     let namespace = namespace();
     let (remover, user) = (task(&namespace, 1), task(&namespace, 2));
-    // Before the first set, the word has an id that no set has.
+    // Before the first set is made, the published word has an id that no set has.
     let (current, outcomes) = (AtomicU64::new(0), Outcomes::default());
     race::run(2, Seed::choose(), |mut racer| {
         if racer.thread == 1 {
@@ -220,7 +224,7 @@ fn sets_that_are_removed_under_operations_end_them() {
             if AWAITED[at] == Awaited::Waits {
                 until(|| get(&outcomes.removed) != removed);
             }
-            // The id stays published until the user has met a set that is gone.
+            // The id stays published until a call of the user has failed because the set is gone.
             until(|| get(&outcomes.invalid) != invalid);
         }
         // ORDERING: Relaxed. As above.
@@ -233,7 +237,7 @@ fn sets_that_are_removed_under_operations_end_them() {
     assert!(counts[0] >= third && counts[2] >= third, "not reached: {counts:?}");
 }
 
-/// Takes units from the published set, until the remover ends.
+/// Takes units from the set whose id is published, until the remover has ended.
 fn use_sets(user: &Task, current: &AtomicU64, outcomes: &Outcomes, rng: &mut Rng) {
     loop {
         // ORDERING: Relaxed. Any id will do.

@@ -1,7 +1,7 @@
-//! The number of system calls of an operation that completes a blocked call of another process.
+//! An operation that completes a blocked call of another process must make only one system call.
 //!
-//! The test runs this program again. It traces the child, whose operations complete calls in which
-//! threads of the parent sleep.
+//! The test runs this program again as a child, and traces the child. The child's operations
+//! complete calls in which threads of the parent sleep.
 //!
 //! Source: futex(2); ptrace(2).
 
@@ -24,17 +24,18 @@ const ROUNDS: u64 = 50;
 const UP: SemBuf = SemBuf::new(0, 1, SemFlags::empty());
 const DOWN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
 
-/// The path of a file, which the drop removes.
+/// The path of a file. The drop removes the file.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // The test may have failed before it made the file.
+        // The file does not exist if the test has failed before it created it.
         let _gone = fs::remove_file(&self.0);
     }
 }
 
-/// Returns a task whose calls sleep at once. A look before the sleep would make system calls too.
+/// Returns a task whose calls do not spin before they sleep. A spinning call makes system calls
+/// too.
 fn task(path: &Path) -> Task {
     let capacity = Capacity {
         sets: 4,
@@ -62,8 +63,8 @@ fn await_sleep(thread: &str) {
     }
 }
 
-/// The child calls `act` in each round, for a thread of the parent that sleeps in `other`. Returns
-/// the system calls of the child, or none in the child itself.
+/// Calls `act` in the child once per round, when a thread of the parent sleeps in `other`. Returns
+/// the number of each system call of the child, or none in the child itself.
 fn calls_for_a_sleeper(test: &str, act: fn(&Task), other: fn(&Task)) -> Option<trace::Counts> {
     let _watchdog = Watchdog::start("traced calls", Duration::from_secs(300));
     if let Some(path) = std::env::var_os(CHILD).map(PathBuf::from) {
@@ -99,18 +100,19 @@ fn calls_for_a_sleeper(test: &str, act: fn(&Task), other: fn(&Task)) -> Option<t
     })
 }
 
-/// Checks that almost each round made one system call, a futex(2).
+/// Checks that the calls made one futex(2) per round, and almost no other system call.
 fn check(counts: Option<trace::Counts>) {
     let Some(counts) = counts else { return };
     let all: u64 = counts.values().sum();
     let futex = counts.get(&(libc::SYS_futex as u64)).copied().unwrap_or(0);
     assert!(futex >= ROUNDS, "{counts:?}: some rounds met no sleeping thread");
-    // The sleeping thread may still hold a lock, which costs a few more calls.
+    // The sleeping thread may still hold a lock. Then a round makes a few more calls.
     assert!(all <= ROUNDS + ROUNDS / 2, "{all} calls in {ROUNDS} rounds: {counts:?}");
 }
 
-/// Trap X6 (`docs/developing/traps.md`): each message to a blocked receiver made five system calls
-/// under the lock of the queue, to check whether the receiver was alive.
+/// Trap X6 (`docs/developing/traps.md`): a message to a blocked receiver must make one system call.
+/// Before the fix it made five under the lock of the queue, to check whether the receiver was
+/// alive.
 #[test]
 fn message_for_a_blocked_receiver_makes_one_system_call() {
     check(calls_for_a_sleeper(

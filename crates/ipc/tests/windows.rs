@@ -1,10 +1,10 @@
-//! Races of semaphore sets and queues, made deterministic: another task acts on the object between
-//! the lookup of a call and its next step. One more test has calls that wake up only when another
-//! set has the slot of their set.
+//! Deterministic tests of races of semaphore sets and queues: another task acts on the object
+//! between the lookup of a call and its next step. In one more test, a waiting call wakes up when
+//! another set already has the slot of its set.
 //!
-//! A call looks its object up, asks the security hook, and then takes the lock or reads the word of
+//! A call looks up its object, asks the security hook, and then takes the lock or reads the word of
 //! the semaphore. The test supplies the hook, so it can let another task act there.
-//! `shm_windows.rs` has the same for segments.
+//! `shm_windows.rs` has such tests for segments.
 //!
 //! Source: semctl(2), msgctl(2), semop(2), msgop(2), `EIDRM`; Linux 6.0.12, "ipc/sem: Fix dangling
 //! `sem_array` access in semtimedop race".
@@ -24,7 +24,7 @@ const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 /// The bits of an id that hold the slot.
 const SLOT: i32 = 0x7fff;
 
-/// A function in which another task acts at one step of a call. It runs once.
+/// A point in a call at which another task acts, by a function of the test. The function runs once.
 #[derive(Clone, Default)]
 struct Window(Arc<Mutex<Option<Act>>>);
 
@@ -68,8 +68,8 @@ impl SecurityHook for Window {
     }
 }
 
-/// Makes a namespace with room for one object of each kind, so that each new object gets the same
-/// slot.
+/// Creates a namespace with room for one object of each kind, so that each new object gets the same
+/// slot. Returns it with two tasks.
 fn scene() -> (Window, Task, Task) {
     let window = Window::default();
     let capacity = Capacity {
@@ -91,7 +91,7 @@ fn scene() -> (Window, Task, Task) {
 
 type Call<I> = fn(&Task, I) -> Result<(), Errno>;
 
-/// The calls that look a set up before they read or change it.
+/// The calls that look up a set before they read or change it.
 const SEM_CALLS: [(&str, Call<SemId>); 11] = [
     ("semop", |task, id| task.semop(id, &[SemBuf::new(0, -1, SemFlags::NOWAIT)])),
     ("semop with undo", |task, id| {
@@ -113,7 +113,7 @@ const SEM_CALLS: [(&str, Call<SemId>); 11] = [
     ("SETALL", |task, id| task.sem_setall(id, &[7, 7])),
 ];
 
-/// The calls that look a queue up before they take its lock.
+/// The calls that look up a queue before they take its lock.
 const MSG_CALLS: [(&str, Call<MsgId>); 5] = [
     ("msgsnd", |task, id| task.msgsnd(id, 1, b"lost", NOWAIT)),
     ("msgrcv", |task, id| task.msgrcv(id, &mut [0; 8], 0, NOWAIT).map(drop)),
@@ -122,8 +122,8 @@ const MSG_CALLS: [(&str, Call<MsgId>); 5] = [
     ("MSG_STAT_ANY", |task, id| task.msg_stat_any(id.raw() & SLOT).map(drop)),
 ];
 
-/// A set is removed after the lookup. Each call then fails with `EIDRM`, and changes nothing of the
-/// next set, which has the same slot and the same semaphores.
+/// A set is removed after the lookup of a call. The call must fail with `EIDRM`, and must change
+/// nothing of the next set, which has the same slot and the same semaphores.
 #[test]
 fn removal_of_a_set_after_the_lookup_is_seen_by_every_call() {
     for (name, call) in SEM_CALLS {
@@ -149,7 +149,8 @@ fn removal_of_a_set_after_the_lookup_is_seen_by_every_call() {
     }
 }
 
-/// As above, for a queue.
+/// A queue is removed after the lookup of a call. The call must fail with `EIDRM`, and must change
+/// nothing of the next queue, which has the same slot.
 #[test]
 fn removal_of_a_queue_after_the_lookup_is_seen_by_every_call() {
     for (name, call) in MSG_CALLS {
@@ -174,9 +175,9 @@ fn removal_of_a_queue_after_the_lookup_is_seen_by_every_call() {
     }
 }
 
-/// Trap I16 (`docs/developing/traps.md`): a call that waited at a removed set reads nothing of the
-/// set when it wakes up. By then the next set has the slot and the semaphores, and offers what the
-/// call waited for.
+/// Trap I16 (`docs/developing/traps.md`): a call that waited at a removed set must take no unit of
+/// the next set when it wakes up. By then the next set has the slot and the semaphores of the
+/// removed one, and enough units for the call.
 #[test]
 fn call_that_wakes_up_after_the_next_set_took_its_slot_takes_nothing_of_it() {
     const ROUNDS: usize = 300;
@@ -185,7 +186,8 @@ fn call_that_wakes_up_after_the_next_set_took_its_slot_takes_nothing_of_it() {
     let mut late = 0;
     for round in 0..ROUNDS {
         let id = other.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
-        // With or without a timeout that is not reached, and with one or two operations.
+        // Rounds differ in the number of operations, and in whether there is a timeout, which is
+        // never reached.
         let sops = [SemBuf::new(0, -1, SemFlags::empty()), SemBuf::new(1, 1, SemFlags::empty())];
         let sops = &sops[..1 + round % 2];
         let timeout = (round % 3 == 0).then(|| Duration::from_secs(10_000));

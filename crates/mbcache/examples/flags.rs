@@ -1,8 +1,8 @@
-//! Two threads change the two flags of one entry, 100 million times, and lose no change. Trap T33
-//! is a flag that is lost because both are in one word.
+//! Two threads change the two flags of one entry 100 million times. No change may be lost. Trap T33
+//! is a flag that is lost because both flags are in one word.
 //!
-//! Run `cargo run --release -p corewalk-mbcache --example flags [CHANGES]`. The same workload runs
-//! shorter as a test (`tests/flags.rs`).
+//! Run `cargo run --release -p corewalk-mbcache --example flags [CHANGES]`. The test
+//! `tests/flags.rs` runs the same workload for a shorter time.
 
 use corewalk_base::primitives::thread;
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
@@ -17,9 +17,9 @@ fn main() {
     assert_eq!(lost, 0, "T33: a flag was lost");
 }
 
-/// Makes at least `changes` changes of flags on two threads. Returns how many changes were lost.
+/// Makes at least `changes` changes of flags on two threads. Returns the number of lost changes.
 pub(crate) fn lost_of(changes: u64) -> u64 {
-    // So small that a scan comes to the entry at once.
+    // The index is so small that a scan of one entry always reaches this entry.
     let options = MbcacheOptions::default().with_budget_bytes(128);
     let cache = Mbcache::new(options).expect("one entry fits");
     cache.create(KEY, VALUE).expect("it is empty");
@@ -31,13 +31,13 @@ pub(crate) fn lost_of(changes: u64) -> u64 {
     })
 }
 
-/// Sets the referenced bit and lets reclaim clear it. Counts how often the bit had another value
-/// than this thread gave it last.
+/// Sets the referenced bit and lets reclaim clear it. Counts how often the bit differed from the
+/// last value that this thread gave it.
 fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
         let is_there = cache.get(KEY, VALUE);
-        // An entry that is marked as used stays.
+        // Reclaim keeps an entry that is marked as used.
         let is_kept = cache.scan(1) == 0;
         if !is_there || !is_kept {
             lost += 1;
@@ -47,12 +47,13 @@ fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     lost
 }
 
-/// Clears and sets the reusable flag of the entry. Holds a handle, so that the entry stays. Counts
-/// how often the flag had another value than this thread gave it last.
+/// Clears and sets the reusable flag of the entry. A handle keeps the entry meanwhile. Counts how
+/// often the flag differed from the last value that this thread gave it.
 fn reusable(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
-        // If the referenced bit was lost, reclaim may have dropped the entry between two rounds.
+        // If a change of the referenced bit was lost, reclaim may have dropped the entry between
+        // two rounds.
         let Some(entry) = cache.find_first(KEY) else {
             lost += 1;
             continue;

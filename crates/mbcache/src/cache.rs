@@ -10,12 +10,13 @@ use crate::hash::Secret;
 use crate::index::{Index, LINE_BYTES, Locked, Refused, SLOTS};
 use crate::slots::{self, Spare};
 
-/// Slots for each entry that there may be before any is dropped. With fewer, searches get longer.
+/// The number of slots for each entry of [`Mbcache::entries_max`]. With fewer slots, searches get
+/// longer.
 const SLOTS_PER_ENTRY: u64 = 3;
-/// The most lines: slots are numbered with 32 bits.
+/// The maximum number of lines. The limit exists because slots have 32-bit numbers.
 const LINES_MAX: u64 = 1 << 30;
 
-/// The size of a cache, and the users of a value.
+/// The size of a cache, and the limit for the users of a value.
 ///
 /// # Examples
 ///
@@ -30,25 +31,23 @@ const LINES_MAX: u64 = 1 << 30;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct MbcacheOptions {
-    /// Bytes that the index may take, free slots included; 16 MiB by default.
+    /// Bytes that the index may take, including free slots; 16 MiB by default.
     pub budget_bytes: u64,
-    /// Users of a value from which on it is not shared any more; 1024 by default, as in ext4.
+    /// The number of users at which a value is full, so that it gets no more users; 1024 by
+    /// default, as in ext4.
     pub users_max: u32,
-    /// The secret of the hash, for runs that can be repeated; random by default.
-    pub hash_seed: Option<u64>,
 }
 
 impl MbcacheOptions {
     corewalk_base::setters! {
         with_budget_bytes: budget_bytes = u64;
         with_users_max: users_max = u32;
-        with_hash_seed: hash_seed = impl Into<Option<u64>>;
     }
 }
 
 impl Default for MbcacheOptions {
     fn default() -> Self {
-        Self { budget_bytes: 16 << 20, users_max: 1024, hash_seed: None }
+        Self { budget_bytes: 16 << 20, users_max: 1024 }
     }
 }
 
@@ -58,7 +57,7 @@ impl Default for MbcacheOptions {
 pub enum CreateError {
     /// The pair is there already (Linux: EBUSY).
     Exists,
-    /// All entries that could make room are held.
+    /// The index is full, and each entry that `create` could drop has a handle.
     Full,
     /// The cache is [off](Mbcache::off).
     Off,
@@ -76,26 +75,23 @@ impl fmt::Display for CreateError {
 
 impl std::error::Error for CreateError {}
 
-/// The counts of a cache; exact while no thread changes it.
+/// The counts of a cache. They are exact if no thread changes the cache meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
     /// Entries now.
     pub entries: u64,
-    /// Bytes of the index, at most [`MbcacheOptions::budget_bytes`]. It does not grow or shrink.
-    /// The system gives memory for a page of it when an entry first comes there.
-    pub bytes: u64,
-    /// Entries dropped by [`Mbcache::scan`], or to make room.
+    /// Entries that [`Mbcache::scan`] has dropped, or `create` to make room.
     pub reclaimed: u64,
 }
 
-/// A multimap from keys to values in which each pair is there once.
+/// A multimap from keys to values that contains each pair at most once.
 ///
-/// The crate's documentation has the protocol between a store of blobs and this cache.
+/// The crate's documentation describes the protocol between a store of blobs and this cache.
 ///
 /// # Examples
 ///
-/// A store that keeps equal blobs once:
+/// A store that stores equal blobs only once:
 ///
 /// ```
 /// use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
@@ -173,12 +169,13 @@ pub struct Mbcache {
 impl Mbcache {
     /// Returns an empty cache.
     ///
-    /// The address space of the whole index is reserved at once; memory is taken as entries come.
+    /// The address space of the whole index is reserved at once. The system allocates memory as
+    /// entries are created.
     ///
     /// # Errors
     ///
-    /// - `EINVAL`: the budget has no room for one entry.
-    /// - `ENOMEM`: the address space, or a limit on it, is too small.
+    /// - `EINVAL`: the budget is too small for one entry.
+    /// - `ENOMEM`: the process cannot get the address space for the index.
     ///
     /// # Examples
     ///
@@ -186,18 +183,23 @@ impl Mbcache {
     /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
     ///
     /// let cache = Mbcache::new(MbcacheOptions::default())?;
-    /// assert_eq!(cache.count(), 0);
+    /// assert_eq!(cache.stats().entries, 0);
     /// let none = MbcacheOptions::default().with_budget_bytes(0);
     /// assert!(Mbcache::new(none).is_err());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[doc(alias = "mb_cache_create")]
     pub fn new(options: MbcacheOptions) -> io::Result<Mbcache> {
+        Self::with_secret(options, Secret::random())
+    }
+
+    /// As [`Mbcache::new`], with the secret of the hash. A test gives a fixed one.
+    pub(crate) fn with_secret(options: MbcacheOptions, secret: Secret) -> io::Result<Mbcache> {
         let lines = (options.budget_bytes / LINE_BYTES).min(LINES_MAX) as u32;
         if u64::from(lines) * u64::from(SLOTS) < SLOTS_PER_ENTRY {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let index = Index::new(lines, Secret::new(options.hash_seed))?;
+        let index = Index::new(lines, secret)?;
         Ok(Mbcache { index, users_max: options.users_max })
     }
 
@@ -218,27 +220,28 @@ impl Mbcache {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn off() -> io::Result<Mbcache> {
-        Ok(Mbcache { index: Index::new(1, Secret::new(Some(0)))?, users_max: 1 })
+        Ok(Mbcache { index: Index::new(1, Secret::new(0))?, users_max: 1 })
     }
 
-    /// Returns how many entries there may be before any is dropped, if no key has more than 200
+    /// Returns the number of entries that fit before any is dropped, if no key has more than 200
     /// values.
     #[must_use]
     pub fn entries_max(&self) -> u32 {
         (self.index.bytes() / LINE_BYTES * u64::from(SLOTS) / SLOTS_PER_ENTRY) as u32
     }
 
-    /// Returns how many users a value may have: 1 if the cache is [off](Mbcache::off).
+    /// Returns the number of users at which a value is full. It is 1 if the cache is
+    /// [off](Mbcache::off).
     #[must_use]
     pub fn users_max(&self) -> u32 {
         self.users_max
     }
 
-    /// Returns true if a pair is there, and marks it as used.
+    /// Returns true if the cache contains a pair, and marks the pair as used.
     ///
-    /// `get` takes no lock, and stores nothing if the pair was used since reclaim last looked at
-    /// it. It also returns true for a pair whose value may have no more users, if another thread
-    /// holds it.
+    /// `get` takes no lock. It stores nothing if the pair is already marked as used. Unlike
+    /// `find_first`, it also finds a pair whose value is full and that another thread has a handle
+    /// of.
     ///
     /// # Examples
     ///
@@ -261,9 +264,9 @@ impl Mbcache {
         found.is_some()
     }
 
-    /// Returns a handle of an entry under `key` whose value may have more users.
+    /// Returns a handle of an entry under `key` whose value may get more users.
     ///
-    /// `None` does not mean that no such blob is stored: its entry may have been dropped.
+    /// `None` does not prove that no such blob is stored, since its entry may have been dropped.
     ///
     /// # Examples
     ///
@@ -284,10 +287,10 @@ impl Mbcache {
         found.map(|(slot, state)| Entry { cache: self, slot, state })
     }
 
-    /// Returns a handle of the next entry under the key of `entry` whose value may have more users.
+    /// Returns a handle of the next entry under the key of `entry` whose value may get more users.
     ///
-    /// The search goes on from `entry`, which stays held: drop it afterwards. An entry of another
-    /// cache has no next one here.
+    /// The search continues from the slot of `entry`. The caller keeps `entry` during the search,
+    /// and drops it afterwards. If `entry` belongs to another cache, the result is `None`.
     ///
     /// # Examples
     ///
@@ -318,13 +321,13 @@ impl Mbcache {
         found.map(|(slot, state)| Entry { cache: self, slot, state })
     }
 
-    /// Enters a pair. If its part of the index is full, an entry is dropped that was not used
-    /// lately.
+    /// Enters a pair. If the lines that the key may use are full, this drops an entry that was not
+    /// used recently.
     ///
     /// # Errors
     ///
-    /// - [`CreateError::Exists`]: the pair is there; it stays as it is.
-    /// - [`CreateError::Full`]: each entry that could make room is held.
+    /// - [`CreateError::Exists`]: the cache contains the pair already, and does not change.
+    /// - [`CreateError::Full`]: each entry that `create` could drop has a handle.
     /// - [`CreateError::Off`]: the cache is off.
     ///
     /// # Examples
@@ -380,10 +383,11 @@ impl Mbcache {
         }
     }
 
-    /// Takes a pair out, unless another thread has a handle; then returns the entry to wait for.
+    /// Deletes a pair. If another thread has a handle of its entry, returns the entry to wait for
+    /// instead.
     ///
-    /// `None`: the pair is not there any more, or was not, and no thread has a handle. The value
-    /// may be freed. The value's last user calls this before it frees the value.
+    /// `None` means that the cache does not contain the pair any more, and that no thread has a
+    /// handle of it. The last user of a value calls this, and after `None` it may free the value.
     ///
     /// # Examples
     ///
@@ -405,19 +409,22 @@ impl Mbcache {
         let (slot, state) = self.index.look_up(self.index.home(key), (key, value))?;
         match self.index.end(slot, state, Spare::Held) {
             Err(now) if now.is_same_entry(state) => Some(Busy { slot, state: now }),
-            // If another thread has ended the entry, the pair was not there at that moment.
+            // If another thread has ended the entry meanwhile, the cache does not contain the pair
+            // any more.
             Ok(()) | Err(_) => None,
         }
     }
 
-    /// Tells how many users a value has now, and returns whether it may be found from here on.
+    /// Sets the current number of users of a value. Returns true if `find_first` may now return the
+    /// value.
     ///
-    /// With [`users_max`](Mbcache::users_max) users or more the pair is taken out; if a thread has
-    /// a handle, the pair is not found any more and goes with the last handle. With fewer users the
-    /// pair is there, entered again if it was not, unless there is no room. So a find does not meet
-    /// values that it could not return, however many there are (trap T39). The caller needs to call
-    /// this when the number of users reaches the maximum, and when it leaves it. The caller counts
-    /// users under a lock of its own, and calls this under the same lock.
+    /// If the number is [`users_max`](Mbcache::users_max) or more, this removes the pair. If a
+    /// thread has a handle of the pair, searches skip it, and the last handle removes it. If the
+    /// number is lower, this enters the pair again if it is missing and there is room. So a search
+    /// does not examine full values, however many there are (trap T39).
+    ///
+    /// The caller must call this when the number of users reaches the maximum, and when it falls
+    /// below it. The caller counts users under its own lock, and calls this under the same lock.
     ///
     /// # Examples
     ///
@@ -427,7 +434,7 @@ impl Mbcache {
     /// let cache = Mbcache::new(MbcacheOptions::default().with_users_max(3))?;
     /// cache.create(1, 10)?;
     /// assert!(!cache.note_users(1, 10, 3));
-    /// assert!(cache.find_first(1).is_none() && cache.count() == 0);
+    /// assert!(cache.find_first(1).is_none() && cache.stats().entries == 0);
     /// assert!(cache.note_users(1, 10, 2));
     /// assert_eq!(cache.find_first(1).map(|entry| entry.value()), Some(10));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -447,20 +454,10 @@ impl Mbcache {
         is_reusable && self.create(key, value) != Err(CreateError::Full)
     }
 
-    /// Returns how many entries there are, which is the most that [`Mbcache::scan`] could drop.
+    /// Examines `entries` entries, each at most once. It drops an entry that has no handle and was
+    /// not used since reclaim last examined it. Returns the number of dropped entries.
     ///
-    /// `count` looks at the whole index: 16 MiB take about 2 ms.
-    #[doc(alias = "mb_cache_count")]
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        self.index.all().filter(|slot| slots::state(slot.words).is_live()).count() as u64
-    }
-
-    /// Looks at `entries` entries, at most once at each, and drops those that are not held and were
-    /// not used since the last look; returns how many were dropped.
-    ///
-    /// This is the shrinker. Reclaim moves a hand over all slots, so it passes over free slots,
-    /// too.
+    /// This is the shrinker, a clock algorithm. Its hand moves over all slots, and skips free ones.
     ///
     /// # Examples
     ///
@@ -480,14 +477,26 @@ impl Mbcache {
         self.index.scan(entries)
     }
 
-    /// Returns the counts of the cache. Like [`Mbcache::count`] it looks at the whole index.
+    /// Returns the counts of the cache. `stats` reads the whole index, which takes
+    /// about 2 ms for 16 MiB.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use corewalk_mbcache::{Mbcache, MbcacheOptions};
+    ///
+    /// let cache = Mbcache::new(MbcacheOptions::default())?;
+    /// cache.create(1, 10)?;
+    /// assert_eq!((cache.stats().entries, cache.stats().reclaimed), (1, 0));
+    /// cache.scan(1);
+    /// assert_eq!((cache.stats().entries, cache.stats().reclaimed), (0, 1));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "mb_cache_count")]
     #[must_use]
     pub fn stats(&self) -> Stats {
-        Stats {
-            entries: self.count(),
-            bytes: self.index.bytes(),
-            reclaimed: self.index.reclaimed.sum().unsigned_abs(),
-        }
+        let live = self.index.all().filter(|slot| slots::state(slot.words).is_live());
+        Stats { entries: live.count() as u64, reclaimed: self.index.reclaimed.sum().unsigned_abs() }
     }
 }
 

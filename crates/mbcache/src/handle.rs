@@ -1,4 +1,4 @@
-//! Handles of entries, and the wait for the last one.
+//! Handles of entries, and the wait for the last handle of an entry.
 //!
 //! Source: Linux `mb_cache_entry_get`, `mb_cache_entry_put`, `mb_cache_entry_wait_unused`.
 
@@ -8,32 +8,32 @@ use crate::cache::Mbcache;
 use crate::index::Slot;
 use crate::slots::{self, State};
 
-/// A handle of an entry. The pair stays in the index until the handle is dropped.
+/// A handle of an entry. The cache contains the pair until the handle is dropped.
 ///
-/// A handle may be sent to another thread, and kept across an await.
+/// A task may send a handle to another thread, and keep it across an await.
 #[doc(alias = "mb_cache_entry")]
 #[must_use = "the handle is put when this is dropped"]
 pub struct Entry<'c> {
     pub(crate) cache: &'c Mbcache,
     pub(crate) slot: Slot<'c>,
-    /// The state from when the handle was taken.
+    /// The state of the slot when this handle was taken.
     pub(crate) state: State,
 }
 
 impl Entry<'_> {
-    /// Returns the key, the hash of the content.
+    /// Returns the key, which is the hash of the content.
     #[must_use]
     pub fn key(&self) -> u64 {
         slots::pair_of(self.slot.words).0
     }
 
-    /// Returns the value, the place of the content.
+    /// Returns the value, which says where the content is stored.
     #[must_use]
     pub fn value(&self) -> u64 {
         slots::pair_of(self.slot.words).1
     }
 
-    /// Marks the entry as used: it survives the next look of reclaim.
+    /// Marks the entry as used, so that it survives the next time reclaim examines it.
     ///
     /// # Examples
     ///
@@ -52,11 +52,11 @@ impl Entry<'_> {
         slots::touch(self.slot.words, slots::state(self.slot.words));
     }
 
-    /// Tells how many users the value has now.
+    /// Sets the current number of users of the value.
     ///
-    /// With [`Mbcache::users_max`] users or more the value is not found any more, and its entry
-    /// ends with the last handle. The caller counts users under a lock of its own, and calls this
-    /// under the same lock. See [`Mbcache::note_users`].
+    /// If the number is [`Mbcache::users_max`] or more, searches skip the entry, and its last
+    /// handle removes it. The caller counts users under its own lock, and calls this under the same
+    /// lock. See [`Mbcache::note_users`].
     ///
     /// # Examples
     ///
@@ -100,9 +100,9 @@ impl fmt::Debug for Entry<'_> {
     }
 }
 
-/// An entry that could not be deleted, since another thread has a handle.
+/// An entry that could not be deleted, because another thread has a handle of it.
 ///
-/// This is no handle: any number of threads may wait for the same entry.
+/// `Busy` is not a handle itself. Any number of threads may wait for the same entry.
 #[must_use = "the entry was not deleted: wait, and try again"]
 pub struct Busy<'c> {
     pub(crate) slot: Slot<'c>,
@@ -110,14 +110,15 @@ pub struct Busy<'c> {
 }
 
 impl Busy<'_> {
-    /// Sleeps until the entry has had no handle at some moment, or has ended; may also return
-    /// early.
+    /// Sleeps until the entry has no handle at some moment, or has ended. It may also return early.
     ///
-    /// While a thread sleeps here, finds give out no handle of the entry. Handles that are taken
-    /// afterwards do not prolong the wait, with one exception: if a second thread begins to wait
-    /// for such a handle before this one sleeps, this one waits for it too. The caller then decides
-    /// anew, since a thread that had a handle may have become a user. The caller has no handle of
-    /// this entry, or it waits for itself.
+    /// While a thread sleeps here, searches return no handle of the entry. Handles that are taken
+    /// afterwards do not prolong the wait, with one exception. Another thread may begin to wait for
+    /// such a later handle before this thread sleeps; this thread then waits for that handle too.
+    ///
+    /// After the wait the caller must check the number of users again, since a thread that had a
+    /// handle may have become a user. The caller must not have a handle of this entry, or it waits
+    /// for itself.
     ///
     /// # Examples
     ///

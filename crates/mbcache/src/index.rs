@@ -1,38 +1,39 @@
-//! The index: lines of two slots, searched from the home line of a key on.
+//! The index: lines of two slots each. The search for a key begins at the key's home line.
 //!
 //! ```text
 //! word 0     lock of the line
-//! word 1     reach of the home: how many lines further its entries stand at most
+//! word 1     reach of the home: the largest distance of its entries, in lines
 //! words 2..5 a slot
 //! words 5..8 another slot
 //! ```
 //!
-//! The hash of a key gives its *home*, a line. An entry stands in the first line from its home on
-//! that has a free slot, and stays there until it ends. The home knows its *reach*: a search looks
-//! at so many lines more. So a look at one line is enough for most keys. A search never begins
-//! anew, whatever other threads do meanwhile. A `create` that looks further than the home line
-//! lowers the reach by one if no entry needs it any more.
+//! The hash of a key gives its *home*, a line. An entry is in the first line from its home on that
+//! had a free slot, and stays there until it ends. The home line stores its *reach*: a search reads
+//! so many lines after the home. For most keys the reach is 0, so a search reads one line. A search
+//! never restarts, whatever other threads do. A `create` that searches past the home line lowers
+//! the reach by one if no entry needs it any more.
 //!
-//! A search goes at most [`WINDOW`] lines far. A `create` that finds no free slot in that window
-//! drops an entry of it.
+//! A search reads at most [`WINDOW`] lines. A `create` that finds no free slot in that window drops
+//! one of its entries.
 //!
 //! # Load
 //! Searches get long in a table that is nearly full. So the index counts the entries of some lines
-//! in a sharded counter: of one line in [`SAMPLE_MAX`], or of more in a small table. When three
-//! quarters of their slots are in use, each thread that enters more runs the hand of reclaim for as
-//! many. Both slots of such a line are counted, since values that are all even fill one slot first.
+//! in a sharded counter: one line in [`SAMPLE_MAX`], or more of them in a small table. When three
+//! quarters of the slots of these lines are in use, each thread that creates entries also runs
+//! reclaim for as many. Both slots of a line are counted, because values that are all even fill one
+//! slot of each line first.
 //!
 //! # Invariants
 //! - I.1: a live entry is within the reach of its home. The reach changes under the lock of the
 //!   home.
-//! - I.2: a pair is live at most once: `create` holds the lock of the home from the search for the
+//! - I.2: a pair is live at most once. `create` holds the lock of the home from its search for the
 //!   pair until the pair is live.
 //!
 //! # Locks
-//! The lock of a line is needed to fill its slots. `create` takes that of the home, and inside it
-//! tries that of another line. No thread waits for a second lock. A lock is held for some 20 ns. A
-//! thread that waits for one spins, and then sleeps for [`NAP`] at a time: so to unlock is a plain
-//! store.
+//! A thread fills a slot under the lock of its line. `create` takes the lock of the home, and
+//! inside it only tries the lock of another line. So no thread waits for a second lock. A lock is
+//! held for about 20 ns. A thread that waits for one spins, and then sleeps for [`NAP`] at a time.
+//! No thread has to be woken, so an unlock is a plain store.
 //!
 //! Source: the chunks with an overflow count of Facebook's F14; `include/linux/list_bl.h`.
 
@@ -49,16 +50,16 @@ use crate::slots::{self, Spare, State, Words};
 
 /// The most lines of a search.
 const WINDOW: u32 = 128;
-/// Tries to enter a pair beside locked lines before an entry is dropped.
+/// How often `create` tries again because lines are locked, before it drops an entry.
 const TRIES: u32 = 16;
-/// The least lines whose entries are counted. All lines of a smaller table are counted.
+/// The minimum number of lines whose entries are counted. A smaller table counts all lines.
 const COUNTED: u32 = 512;
-/// At least one in so many lines is counted.
+/// At least one line in so many is counted.
 const SAMPLE_MAX: u32 = 64;
-/// Rounds for which a thread spins that waits for a lock, of about 10 ns each.
+/// How often a thread that waits for a lock spins before it sleeps. A spin takes about 10 ns.
 const SPINS: u32 = if IS_MODEL { 0 } else { 64 };
-/// The sleep of a thread that waits for a lock. A holder that lost its processor gets it back after
-/// some milliseconds.
+/// How long a thread that waits for a lock sleeps at a time. A holder that was preempted runs again
+/// after some milliseconds.
 #[cfg_attr(any(corewalk_loom, corewalk_shuttle), expect(dead_code, reason = "no time there"))]
 const NAP: Duration = Duration::from_micros(50);
 
@@ -77,14 +78,14 @@ pub(crate) type Line = [AtomicU64; LINE_WORDS];
 
 /// All lines of a cache.
 pub(crate) struct Index {
-    /// The lines. Word 0 of a line is a bit lock, which protects its reach and the filling of its
-    /// slots.
+    /// The lines. Word 0 of a line is a bit lock, which protects the reach of the line and the
+    /// filling of its slots.
     lines: SlotArena<LINE_WORDS>,
     count: u32,
     secret: Secret,
     /// The slot that reclaim looks at next.
     hand: CachePadded<AtomicU64>,
-    /// The entries of one in so many lines are counted, a power of two.
+    /// The entries of one line in `sample` are counted. It is a power of two.
     sample: u32,
     /// Entries in the lines that are counted.
     counted: ShardedCounter,
@@ -108,18 +109,18 @@ enum Look {
     Dropped,
 }
 
-/// The reason why a pair was not entered.
+/// The reason why `enter_anywhere` has not entered a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// The pair is there.
     Exists,
     /// All entries of the window are held.
     Full,
-    /// A line that may have a free slot is locked.
+    /// Another thread has locked a line that may have a free slot.
     Locked,
 }
 
-/// The lock of a line: the witness for filling its slots.
+/// The lock of a line. Functions that fill a slot of the line take it as a witness.
 pub(crate) struct Locked<'a> {
     line: &'a Line,
     _order: Option<order::Held>,
@@ -157,7 +158,7 @@ impl Index {
         self.lines.get(line)
     }
 
-    /// Returns a slot by its number; slots are numbered line by line.
+    /// Returns the slot with a number. Slots are numbered line by line.
     #[inline(always)]
     pub(crate) fn slot(&self, number: u32) -> Slot<'_> {
         slot_in(self.line(number / SLOTS), number / SLOTS, number % SLOTS)
@@ -170,8 +171,8 @@ impl Index {
 
     /// Returns the entry of a pair, and its state.
     ///
-    /// The first slot is looked at apart from the others, since it mostly has the entry. So the
-    /// processor predicts the branch, and begins the next call while it waits for the line.
+    /// The preferred slot has its own branch, since it has the entry most of the time. So the
+    /// processor predicts that branch, and begins the next call while it waits for the line.
     #[inline(always)]
     pub(crate) fn look_up(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
         let [first, _] = self.both(home, pair.1);
@@ -182,23 +183,23 @@ impl Index {
     fn look_up_further(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
         let found = self.walk(home, self.reach(home), pair.1, |slot| entry_in(slot, pair));
         if found.is_none() {
-            // ORDERING(mbcache-refill): Acquire fence. A slot may have been missed by the words of
-            // a later entry, which are loaded without an order. The caller then sees the work of
-            // the last holder of the entry before.
+            // ORDERING(mbcache-refill): Acquire fence. The search may have skipped a slot because
+            // of the words of a later entry, which it loads with Relaxed. With the fence, the
+            // caller sees the work of the last holder of the entry that was in the slot before.
             fence(Ordering::Acquire);
         }
         found
     }
 
-    /// Takes a handle of an entry under `key`.
+    /// Takes a handle of the first entry under `key`, in the order of slots.
     #[inline(always)]
     pub(crate) fn find(&self, key: u64) -> Option<(Slot<'_>, State)> {
         let home = self.home(key);
         self.walk(home, self.reach(home), 0, |slot| hold(slot, key))
     }
 
-    /// Takes a handle of an entry under `key` behind the slot `after`, which has an entry under
-    /// `key` that is held.
+    /// Takes a handle of the next entry under `key` after the slot `after`. That slot has an entry
+    /// under `key`, and the caller has a handle of it.
     pub(crate) fn find_behind(&self, key: u64, after: u32) -> Option<(Slot<'_>, State)> {
         let (home, line) = (self.home(key), after / SLOTS);
         let distance = if line < home { line + self.count - home } else { line - home };
@@ -211,8 +212,8 @@ impl Index {
         self.walk(self.line_at(line, 1), left, 0, |slot| hold(slot, key))
     }
 
-    /// Calls `probe` with the slots of `line` and of `further` lines behind it, until `probe`
-    /// returns an answer. In each line the preferred slot of `value` comes first.
+    /// Calls `probe` with the slots of `line` and of the `further` lines after it, until `probe`
+    /// returns an answer. In each line it calls `probe` with the preferred slot of `value` first.
     #[inline(always)]
     pub(crate) fn walk<'a, R>(
         &'a self,
@@ -231,8 +232,8 @@ impl Index {
         }
     }
 
-    /// Enters a pair in its preferred slot, and returns that, if all entries of the home are in its
-    /// line. The caller has locked the home.
+    /// Enters a pair in its preferred slot, if that is free and the reach of the home is 0. Returns
+    /// the number of the slot. The caller has locked the home.
     #[inline]
     pub(crate) fn enter_at_home(
         &self,
@@ -249,10 +250,11 @@ impl Index {
         Some(first.number)
     }
 
-    /// Enters a pair, whose home the caller has locked, after so many `tries`; returns its slot.
+    /// Enters a pair whose home the caller has locked, and returns the number of its slot. `tries`
+    /// is the number of earlier tries.
     ///
-    /// One pass over the lines within the reach looks for the pair, for the first line with a free
-    /// slot, and for a reason to keep the reach.
+    /// One pass over the lines within the reach finds three things: whether the pair exists, the
+    /// first free slot, and whether an entry still needs the reach.
     pub(crate) fn enter_anywhere(
         &self,
         locked: &Locked<'_>,
@@ -273,7 +275,8 @@ impl Index {
                 if words == pair && slots::is_still(slot.words, state) {
                     return Err(Refused::Exists);
                 }
-                // Entries of this home come only under its lock. Those that stay are read whole.
+                // The lock of the home keeps new entries of this home away. So words of an entry of
+                // this home are read whole, and other words do not matter.
                 let is_ours = || words.0 == pair.0 || self.home(words.0) == home;
                 is_needed |= distance == reach && is_ours();
             }
@@ -287,31 +290,32 @@ impl Index {
                 slots::fill(slot.words, pair, locked);
                 Ok(slot.number)
             }
-            Some((from, _)) => self.enter_elsewhere(locked, home, pair, (from, tries)),
-            None => self.enter_elsewhere(locked, home, pair, (reach + 1, tries)),
+            Some((from, _)) => self.enter_elsewhere(locked, home, pair, from, tries),
+            None => self.enter_elsewhere(locked, home, pair, reach + 1, tries),
         }
     }
 
-    /// Enters a pair that is not there, and for which there was no free slot in the lines before
-    /// the distance `from`.
+    /// Enters a pair that does not exist. No line at a distance below `from` has a free slot.
     ///
-    /// First the free slots of the window are tried. Then an entry is dropped that was not used
-    /// lately, and at last any that is not held. A line is passed over that another thread has
-    /// locked; if that leaves no free slot, the caller tries again, some times, before anything is
-    /// dropped.
+    /// The first pass looks for a free slot in the window. The second pass drops an entry that was
+    /// not used recently. The third pass drops any entry without a handle. A pass skips a line that
+    /// another thread has locked. If a pass without success has skipped a line, the caller tries
+    /// again, up to [`TRIES`] times, before the next pass may drop an entry.
     fn enter_elsewhere(
         &self,
         locked: &Locked<'_>,
         home: u32,
         pair: (u64, u64),
-        (from, tries): (u64, u32),
+        from: u64,
+        tries: u32,
     ) -> Result<u32, Refused> {
         let mut is_locked = false;
         for spare in [None, Some(Spare::Referenced), Some(Spare::Held)] {
             let first = if spare.is_none() { from } else { 0 };
             for distance in first..u64::from(WINDOW.min(self.count)) {
                 let line = self.line_at(home, distance as u32);
-                // To try the lock of a full line would only cost time.
+                // A full line is skipped without its lock, because taking the lock would only cost
+                // time.
                 if spare.is_none() && self.both(line, 0).iter().all(|slot| is_live(*slot)) {
                     continue;
                 }
@@ -339,23 +343,26 @@ impl Index {
         Err(Refused::Full)
     }
 
-    /// Lowers the reach of a home that the caller has locked. No entry needs the reach from before.
+    /// Lowers the reach of a home that the caller has locked. The caller has found that no entry
+    /// needs the old reach.
     fn trim(&self, home: u32, reach: u64) {
-        // ORDERING(mbcache-refill): Acquire fence. As in `look_up_further`: the words of a later
-        // entry may have shown that the reach is not needed.
+        // ORDERING(mbcache-refill): Acquire fence. The words of a later entry, loaded with Relaxed,
+        // may have shown that the reach is not needed. With the fence, this thread sees the work of
+        // the holders of the earlier entry.
         fence(Ordering::Acquire);
-        // ORDERING(mbcache-reach): Release. A search that ends here sees the work of the last
-        // holders of entries that have ended, as one that sees the slot itself does.
+        // ORDERING(mbcache-reach): Release. Pairs with `reach_of`. A search that ends at the lower
+        // reach sees the work of the last holders of ended entries, as if it had read their slots.
         self.line(home)[REACH].store(reach, Ordering::Release);
     }
 
-    /// Returns how many lines an entry with this home may be away from it.
+    /// Returns the reach of a home: the largest distance of its entries, in lines.
     #[inline(always)]
     pub(crate) fn reach(&self, home: u32) -> u64 {
         reach_of(self.line(home))
     }
 
-    /// Returns a free slot of a line. With `spare` it first drops entries, all but the spared ones.
+    /// Returns a free slot of a line. With `spare`, it first drops entries of the line, except
+    /// those that `spare` protects.
     fn free_in(&self, line: u32, value: u64, spare: Option<Spare>) -> Option<Slot<'_>> {
         self.both(line, value).into_iter().find(|slot| {
             match spare {
@@ -374,13 +381,13 @@ impl Index {
         })
     }
 
-    /// Returns the slots of a line, first the preferred one of an entry with this value.
+    /// Returns the slots of a line. The preferred slot of `value` is the first.
     #[inline(always)]
     fn both(&self, line: u32, value: u64) -> [Slot<'_>; 2] {
         both_in(self.line(line), line, value)
     }
 
-    /// Ends the entry of `state`, as [`slots::end`] does.
+    /// Ends the entry of `state` like [`slots::end`], and subtracts it from the count.
     #[inline]
     pub(crate) fn end(&self, slot: Slot<'_>, state: State, spare: Spare) -> Result<(), State> {
         slots::end(slot.words, state, spare)?;
@@ -388,8 +395,8 @@ impl Index {
         Ok(())
     }
 
-    /// Drops some entries if the table is too full. The caller has just entered one in this slot,
-    /// and holds no lock.
+    /// Counts an entry that was just created in a slot. Drops some entries if the table is too
+    /// full. The caller holds no lock.
     #[inline]
     pub(crate) fn note_entered(&self, number: u32) {
         if self.is_counted(number) {
@@ -400,7 +407,8 @@ impl Index {
     #[cold]
     fn count_entered(&self, line: u32) {
         self.counted.add(1);
-        // To add up reads a line of each thread, so it is done for one entry in `rare`.
+        // A sum reads a cache line of each thread, so only lines that are multiples of `rare`
+        // compute it.
         let rare = 4 * self.sample;
         let bound = i64::from(self.count * SLOTS / self.sample) * 3 / 4;
         if line & (rare - 1) == 0 && self.counted.sum() > bound {
@@ -408,7 +416,7 @@ impl Index {
         }
     }
 
-    /// Notes that the entry of a slot has ended.
+    /// Subtracts an ended entry from the count, if the line of the slot is counted.
     #[inline]
     pub(crate) fn note_ended(&self, number: u32) {
         if self.is_counted(number) {
@@ -426,8 +434,8 @@ impl Index {
         (number / SLOTS) & (self.sample - 1) == 0
     }
 
-    /// Looks at `entries` entries, and drops those that are not held and were not used since the
-    /// last look; returns how many were dropped.
+    /// Examines `entries` entries, and drops those that have no handle and were not used since they
+    /// were last examined. Returns the number of dropped entries.
     pub(crate) fn scan(&self, entries: u64) -> u64 {
         let (mut looked, mut dropped) = (0, 0);
         let slots = u64::from(self.count * SLOTS);
@@ -435,7 +443,8 @@ impl Index {
             if looked >= entries {
                 break;
             }
-            // ORDERING: Relaxed. The hand only spreads looks over the slots.
+            // ORDERING: Relaxed. The hand only spreads reclaim over the slots. No other memory
+            // depends on it.
             let at = self.hand.fetch_add(1, Ordering::Relaxed) % slots;
             let look = self.look(self.slot(at as u32));
             looked += u64::from(look != Look::Free);
@@ -444,7 +453,8 @@ impl Index {
         dropped
     }
 
-    /// Drops the entry of a slot, unless it is held or was used since the last look.
+    /// Drops the entry of a slot, unless it has a handle or is referenced. Clears the referenced
+    /// bit.
     fn look(&self, slot: Slot<'_>) -> Look {
         let state = slots::state(slot.words);
         if !state.is_live() {
@@ -472,13 +482,13 @@ impl Index {
         Locked { line, _order }
     }
 
-    /// Locks a line beside the caller's home, if no thread has it.
+    /// Locks a line other than the caller's home, if the lock is free. It does not wait.
     fn try_lock(&self, line: u32) -> Option<Locked<'_>> {
         let line = self.line(line);
         try_lock(line).then(|| Locked { line, _order: None })
     }
 
-    /// Returns the line that is `further` lines behind another, at most once around.
+    /// Returns the line that is `further` lines after `line`. The line after the last is line 0.
     #[inline(always)]
     fn line_at(&self, line: u32, further: u32) -> u32 {
         let at = line + further;
@@ -489,19 +499,20 @@ impl Index {
 impl Drop for Locked<'_> {
     #[inline]
     fn drop(&mut self) {
-        // ORDERING(mbcache-lock): Release. The work under the lock happens before the next lock.
+        // ORDERING(mbcache-lock): Release. Pairs with `try_lock`: the next holder sees the work
+        // under the lock.
         self.line[LOCK].store(0, Ordering::Release);
     }
 }
 
-/// Returns how many lines an entry with this home may be away from it.
+/// Returns the reach of a home: the largest distance of its entries, in lines.
 #[inline(always)]
 fn reach_of(home: &Line) -> u64 {
     // ORDERING(mbcache-reach): Acquire. See `trim`.
     home[REACH].load(Ordering::Acquire)
 }
 
-/// Returns the slots of a line, first the preferred one of an entry with this value.
+/// Returns the slots of a line. The preferred slot of `value` is the first.
 #[inline(always)]
 fn both_in(words: &Line, line: u32, value: u64) -> [Slot<'_>; 2] {
     [0, 1].map(|nth| slot_in(words, line, nth ^ preferred(value)))
@@ -519,26 +530,27 @@ fn is_live(slot: Slot<'_>) -> bool {
     slots::state(slot.words).is_live()
 }
 
-/// Takes a handle of the entry of a slot if it is under `key`.
+/// Takes a handle of the entry of a slot if its key is `key`.
 #[inline(always)]
 fn hold(slot: Slot<'_>, key: u64) -> Option<(Slot<'_>, State)> {
     Some((slot, slots::hold(slot.words, key)?))
 }
 
-/// Returns the state of a slot if it has the entry of this pair.
+/// Returns a slot and its state if the slot has the entry of this pair.
 #[inline(always)]
 fn entry_in(slot: Slot<'_>, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
     let state = slots::state(slot.words);
     let (key, value) = slots::pair_of(slot.words);
     let is_it = value == pair.1 && key == pair.0 && state.is_live();
-    // If the entry has ended meanwhile it is not there.
+    // If the entry has ended since the first load, the pair does not exist any more.
     (is_it && slots::is_still(slot.words, state)).then_some((slot, state))
 }
 
-/// Returns the slot of a line that an entry with this value is put into if both are free.
+/// Returns which slot of a line an entry with this value gets if both are free.
 ///
-/// Values are places, which are often given out in a row. So a get of one of two values of a key
-/// mostly finds it with its first look, and the processor predicts that.
+/// Values are places of blobs, and a store often numbers them in a row. So if a key has two values,
+/// each is usually in its preferred slot. `get` finds it there first, and the processor predicts
+/// the branch.
 #[inline(always)]
 fn preferred(value: u64) -> u32 {
     value as u32 % SLOTS

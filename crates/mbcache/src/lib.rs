@@ -1,38 +1,38 @@
 //! A de-duplication index: from the hash of a blob to the places where such a blob is stored.
 //!
-//! A store of many small blobs that are often equal wants to keep each once. It needs an index from
-//! the hash of a content, the *key*, to places that may hold the content, the *values*. A blob that
-//! is not found costs a second copy, no more. So the index may forget, and keeps to a budget.
+//! A store of many equal blobs wants to store each blob once. It needs an index from the hash of a
+//! content, the *key*, to places that may have it, the *values*. If the index misses a blob, the
+//! store keeps a second copy. So the index may forget, and stays within a budget.
 //!
 //! | call | for | lock |
 //! |---|---|---|
 //! | [`Mbcache::find_first`], [`Mbcache::find_next`] | handles of values to share | none |
-//! | [`Mbcache::get`] | whether a pair is there; marks it as used | none |
+//! | [`Mbcache::get`] | does a pair exist? marks it as used | none |
 //! | [`Mbcache::create`] | a blob was stored | of one line |
 //! | [`Mbcache::delete_or_get`], [`Busy::wait`] | the last user of a blob leaves | none |
 //! | [`Mbcache::note_users`], [`Entry::note_users`] | a blob is full, or has room | `create`'s |
 //! | [`Mbcache::scan`] | memory is short | none |
 //!
 //! # The protocol
-//! The store counts the users of each blob under a lock of its own; [`Mbcache`] has an example.
-//! - To store: for each entry found, compare the content and lock the blob. If it has users, fewer
-//!   than [`Mbcache::users_max`], add one, call [`Entry::note_users`] and drop the entry. If no
-//!   blob fits, store a new one and `create`.
-//! - To release: lock the blob. If it has other users, take one off and call `note_users`. The last
-//!   user calls `delete_or_get` *before* it frees the blob. On [`Busy`] it unlocks the blob, waits,
-//!   and begins again, since another thread is about to become a user (trap T34).
-//! - To change a blob in place, as its only user: delete its entry, look for the new content, and
-//!   only if that is not there create the entry anew (trap T38).
+//! The store counts the users of each blob under its own lock; [`Mbcache`] has an example.
+//! - To store: for each entry found, compare the content and lock the blob. If the blob has users,
+//!   and fewer than [`Mbcache::users_max`], add one, call [`Entry::note_users`] and drop the entry.
+//!   If no blob fits, store a new one and call `create`.
+//! - To release: lock the blob. With other users, subtract one and call `note_users`. The last user
+//!   calls `delete_or_get` *before* it frees the blob. On [`Busy`] it unlocks the blob, waits, and
+//!   begins again, since another thread may become a user (trap T34).
+//! - To change a blob in place, as its only user: delete its entry, and search for the new content.
+//!   Create the entry again only if that search finds nothing (trap T38).
 //!
 //! # Guarantees
-//! - G.1: a pair is found that is there during the whole look. While a thread waits to delete it,
-//!   no new handle is given out; handles that are taken later do not prolong the wait, but for the
-//!   exception that `Busy::wait` names.
+//! - G.1: a search finds each pair that exists during the whole search. While a thread waits to
+//!   delete a pair, searches return no new handle of it. Handles that are taken later do not
+//!   prolong the wait, except in the case that `Busy::wait` describes.
 //! - G.2: the pair of a live [`Entry`] stays. The work under an `Entry` happens before a deletion.
-//! - G.3: a loop with `find_next` ends, and meets an entry once, but a pair created anew again.
+//! - G.3: a loop with `find_next` ends. It may meet a pair twice, if it was created anew.
 //! - G.4: with at most [`Mbcache::entries_max`] entries, and few values of each key, entries are
-//!   dropped only if many hashes fall together by chance. Used entries stay longer (trap T37).
-//! - G.5: after `new` nothing allocates, but the first sleep of a thread (trap T41).
+//!   dropped only if many hashes collide by chance. Used entries stay longer (trap T37).
+//! - G.5: after `new`, only the first sleep of a thread allocates (trap T41).
 //! - G.6: `get` of a pair that is marked as used stores nothing.
 //! - G.7: operations on keys whose entries are in their home lines write no common line. See
 //!   `tests/conflicts.rs`. In a large index, one `create` in 256 reads counters of all threads.

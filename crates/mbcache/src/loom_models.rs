@@ -1,7 +1,8 @@
 //! Models of concurrent creation, search, deletion and reclaim.
 //!
-//! The thread whose first step is a load is the spawned one; see `tally` in the base crate. The
-//! index of a model has four lines, and so four homes. Slots are used again at once.
+//! In each model, the spawned thread is the one whose first step is a load; see `tally` in the base
+//! crate. The index of a model has four lines, so there are four home lines. A freed slot is used
+//! again at once.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};
@@ -9,13 +10,14 @@ use corewalk_base::tally::{Tally, assert_all_reached};
 
 use crate::cache::{Mbcache, MbcacheOptions};
 use crate::handle::Entry;
+use crate::hash::Secret;
 use crate::index::{LOCK, REACH, SLOTS, Slot};
 use crate::slots::{self, COUNT, LIVE, NEXT, REUSABLE, STATE, Spare, State, Words};
 
 const KEY: u64 = 1;
 const LINES: u64 = 4;
 
-/// A cache, and two words that record that the value was used and that it was freed.
+/// A cache, and two words: one records that the value was used, the other that it was freed.
 struct Shared {
     cache: Mbcache,
     is_used: AtomicU64,
@@ -24,23 +26,26 @@ struct Shared {
 
 impl Shared {
     fn new() -> Arc<Shared> {
-        let options =
-            MbcacheOptions { budget_bytes: LINES * 64, hash_seed: Some(1), ..Default::default() };
-        let cache = Mbcache::new(options).unwrap();
+        let options = MbcacheOptions { budget_bytes: LINES * 64, ..Default::default() };
+        let cache = Mbcache::with_secret(options, Secret::new(1)).unwrap();
         Arc::new(Shared { cache, is_used: AtomicU64::new(0), is_freed: AtomicU64::new(0) })
     }
 
-    /// Returns a cache with the pairs (KEY, 1) to (KEY, values).
+    /// Returns a cache that contains the pairs (KEY, 1) to (KEY, values).
     fn with(values: u64) -> Arc<Shared> {
         let shared = Self::new();
         (1..=values).for_each(|value| shared.cache.create(KEY, value).unwrap());
         shared
     }
 
-    /// Checks that the cache has `entries` entries, and that each is within the reach of its home
-    /// (I.1).
+    /// Checks that the cache has `entries` entries, and that each one is within the reach of its
+    /// home line (I.1).
     fn check_counts(&self, entries: u64) {
-        assert_eq!(self.cache.count(), entries, "T36: the index has another number of entries");
+        assert_eq!(
+            self.cache.stats().entries,
+            entries,
+            "T36: the index has another number of entries"
+        );
         for slot in self.cache.index.all() {
             if slots::state(slot.words).is_live() {
                 let home = u64::from(self.cache.index.home(slots::pair_of(slot.words).0));
@@ -58,7 +63,7 @@ fn home(cache: &Mbcache) -> u32 {
     cache.index.home(KEY)
 }
 
-/// Returns the slot of (KEY, value), which is there.
+/// Returns the slot of (KEY, value). The cache must contain that pair.
 fn slot_of(cache: &Mbcache, value: u64) -> Slot<'_> {
     cache.index.look_up(home(cache), (KEY, value)).expect("the pair stays").0
 }
@@ -77,9 +82,9 @@ fn spawn<R: Send + 'static>(
     thread::spawn(move || run(&shared))
 }
 
-/// Creates an entry with `create`, beside a thread that searches for it and then deletes it.
-/// Returns in how many runs the search found the entry, in how many neither found it, and in how
-/// many only the deletion did.
+/// Creates an entry with `create`. Meanwhile another thread searches for the entry, and then
+/// deletes it. Counts three outcomes: the search found the entry; neither step found it; only the
+/// deletion found it.
 fn create_against_delete(create: fn(&Shared)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();
@@ -97,8 +102,8 @@ fn create_against_delete(create: fn(&Shared)) -> [usize; 3] {
     })
 }
 
-/// Trap T36: an entry is visible before it is counted. Here an entry that can be found can also be
-/// deleted.
+/// Trap T36: an entry must not be visible before it is complete. If a search finds the entry, a
+/// deletion must find it too.
 #[test]
 fn entry_that_is_visible_is_counted() {
     assert_all_reached(&create_against_delete(|shared| {
@@ -106,8 +111,8 @@ fn entry_that_is_visible_is_counted() {
     }));
 }
 
-/// Trap T36: the entry becomes visible first, and a second step completes it with a state that was
-/// read before.
+/// Control of T36: a first step makes the entry visible, and a second step stores a state that was
+/// read before. The model must fail.
 #[test]
 #[should_panic(expected = "T36")]
 fn control_entry_that_is_completed_later_is_caught() {
@@ -117,15 +122,15 @@ fn control_entry_that_is_completed_later_is_caught() {
         let entered = cache.index.enter_at_home(&locked, home(cache), (KEY, 7));
         let number = entered.expect("the index is empty");
         let words = cache.index.slot(number).words;
-        // ORDERING: Acquire. Strong enough; the fault is the second step.
+        // ORDERING: Acquire. Strong enough; the deliberate fault is the second step.
         let state = words[STATE].load(Ordering::Acquire);
         // ORDERING: Release. As above.
         words[STATE].store(state | LIVE, Ordering::Release);
     });
 }
 
-/// Two threads create the same pair with `create`. Returns in how many runs the spawned thread
-/// created it, and in how many it did not.
+/// Two threads create the same pair with `create`. Counts two outcomes: the spawned thread has
+/// created the pair, or it has not.
 fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();
@@ -138,13 +143,15 @@ fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
     })
 }
 
-/// I.2: the lock of the home serialises two threads that create the same pair.
+/// I.2: if two threads create the same pair at once, the cache must contain it once. The lock of
+/// the home line orders the two.
 #[test]
 fn pair_that_two_create_is_there_once() {
     assert_all_reached(&create_against_create(|cache| cache.create(KEY, 7).is_ok()));
 }
 
-/// The search for the pair and its creation are in two separate sections of the lock.
+/// Control of I.2: the search for the pair and its creation are two sections of the lock. The model
+/// must fail.
 #[test]
 #[should_panic(expected = "a pair was created twice")]
 fn control_look_before_the_lock_is_caught() {
@@ -177,9 +184,8 @@ fn control_relaxed_unlock_is_caught() {
     });
 }
 
-/// Two keys with different homes need the last free slot of a line. `other` enters one of them.
-/// Returns in how many runs the spawned thread's pair is in that line, and in how many it is behind
-/// it.
+/// Two keys with different home lines need the last free slot of a line. `other` enters one of
+/// them. Counts two outcomes: the spawned thread's pair is in that line, or in a later line.
 fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(2);
@@ -197,8 +203,8 @@ fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
     })
 }
 
-/// S.1: a slot is filled under the lock of its line, so two threads with different homes do not
-///   fill it at once.
+/// S.1: two threads with different home lines must not fill a slot at once. The lock of the slot's
+/// line prevents that.
 #[test]
 fn slot_that_two_homes_want_is_filled_once() {
     assert_all_reached(&create_against_neighbour(|cache, home| {
@@ -206,12 +212,13 @@ fn slot_that_two_homes_want_is_filled_once() {
     }));
 }
 
-/// S.1: the thread whose home the line is fills the slot without the lock.
+/// Control of S.1: the thread whose home line it is fills the slot without the lock of the line.
+/// The model must fail.
 #[test]
 #[should_panic(expected = "S.1: two entries were put in a slot")]
 fn control_slot_that_is_filled_without_the_lock_is_caught() {
     create_against_neighbour(|cache, home| {
-        // Take the lock of another line as the witness, which is wrong.
+        // As the wrong witness, take the lock of another line.
         let locked = cache.index.lock((home + 1) % LINES as u32);
         let mut both = (0..SLOTS).map(|nth| cache.index.slot(SLOTS * home + nth));
         let free = both.find(|slot| !slots::state(slot.words).is_live());
@@ -226,8 +233,8 @@ fn control_slot_that_is_filled_without_the_lock_is_caught() {
     });
 }
 
-/// Searches for (KEY, 3), which is behind its home line, beside a thread that runs `change`.
-/// Returns how often a search for (KEY, 4) missed that pair, and how often it found it.
+/// Searches for (KEY, 3), which is in a line after its home line, while another thread runs
+/// `change`. Counts two outcomes: a search for (KEY, 4) missed that pair, or found it.
 fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(3);
@@ -240,8 +247,8 @@ fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
     })
 }
 
-/// G.1, I.1: an entry behind its home line is found while another one ends and a third one is
-/// created.
+/// G.1, I.1: an entry in a line after its home line must be found, although another entry ends and
+/// a third one is created meanwhile.
 #[test]
 fn entry_behind_its_home_is_found_while_others_come_and_go() {
     assert_all_reached(&search_against_change(|cache| {
@@ -250,13 +257,13 @@ fn entry_behind_its_home_is_found_while_others_come_and_go() {
     }));
 }
 
-/// I.1: the reach is lowered although an entry still needs it.
+/// Control of I.1: `change` lowers the reach although an entry still needs it. The model must fail.
 #[test]
 #[should_panic(expected = "G.1: an entry that stayed was missed")]
 fn control_reach_that_is_lowered_too_soon_is_caught() {
     search_against_change(|cache| {
         let word = &cache.index.line(home(cache))[REACH];
-        // ORDERING: Release, both. Strong enough; the fault is the wrong reach.
+        // ORDERING: Release, both. Strong enough; the deliberate fault is the wrong reach.
         word.store(0, Ordering::Release);
         cache.create(KEY, 4).unwrap();
         // ORDERING: Release. As above.
@@ -264,7 +271,7 @@ fn control_reach_that_is_lowered_too_soon_is_caught() {
     });
 }
 
-/// A search for (KEY, value): the number of a slot, and its state.
+/// A search for (KEY, value), which returns the number of a slot and its state.
 type LookUp = fn(&Mbcache, u64) -> Option<(u32, State)>;
 
 /// The search of the product.
@@ -273,7 +280,7 @@ const LOOK_UP: LookUp = |cache, value| {
     found.map(|(slot, state)| (slot.number, state))
 };
 
-/// Returns a handle of (KEY, value), which is there.
+/// Returns a handle of (KEY, value). The cache must contain that pair.
 fn handle_of(cache: &Mbcache, value: u64) -> Entry<'_> {
     let mut entry = cache.find_first(KEY).expect("the pair was created");
     while entry.value() != value {
@@ -282,9 +289,9 @@ fn handle_of(cache: &Mbcache, value: u64) -> Entry<'_> {
     entry
 }
 
-/// A holder puts (KEY, value), reclaim ends it, and `create` enters another pair. Another thread
-/// looks for (KEY, value) with `look_up`, to free the value. Returns how often it (found no entry,
-/// ended the entry, came too early or too late to end it).
+/// A thread puts its handle of (KEY, value), reclaim ends the entry, and `create` enters another
+/// pair. Another thread searches for (KEY, value) with `look_up`, to free the value. Counts three
+/// outcomes: that thread found no entry; it ended the entry; its step to end the entry failed.
 fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(value);
@@ -299,12 +306,12 @@ fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -
                 Some(true) => 1,
                 Some(false) => return 2,
             };
-            // ORDERING: Relaxed. The deletion has to order it.
+            // ORDERING: Relaxed. The search and the step of the deletion must order this load.
             let is_used = shared.is_used.load(Ordering::Relaxed) == 1;
             assert!(is_used, "T34: a use was not seen by the deleter");
             outcome
         });
-        // ORDERING: Relaxed. The handle has to order it.
+        // ORDERING: Relaxed. The handle must order this store before the deletion.
         shared.is_used.store(1, Ordering::Relaxed);
         drop(held);
         cache.scan(u64::MAX);
@@ -313,8 +320,8 @@ fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -
     })
 }
 
-/// Trap T34: `create` lowers the reach. A search that misses the entry behind it sees the work of
-/// the last holder.
+/// Trap T34: `create` lowers the reach. If a search then misses the entry, the searching thread
+/// must see the work of the last holder.
 #[test]
 fn entry_that_is_missed_behind_the_reach_is_over() {
     assert_all_reached(&create_against_last_user(3, LOOK_UP, |cache| {
@@ -322,7 +329,7 @@ fn entry_that_is_missed_behind_the_reach_is_over() {
     }));
 }
 
-/// Trap T34: the reach is lowered without an order.
+/// Control of T34: the reach is lowered with a Relaxed store. The model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_reach_that_is_lowered_without_an_order_is_caught() {
@@ -332,18 +339,18 @@ fn control_reach_that_is_lowered_without_an_order_is_caught() {
     });
 }
 
-/// Trap T34: `create` uses the slot again. A search that meets the later entry sees the work of the
-/// last holder.
+/// Trap T34: `create` uses the slot again. If a search finds the later entry in the slot, the
+/// searching thread must see the work of the last holder.
 #[test]
 fn entry_that_is_missed_by_later_words_is_over() {
     assert_all_reached(&create_against_last_user(1, LOOK_UP, |cache| {
-        // An odd value has the same preferred slot.
+        // The odd value 3 has the same preferred slot as value 1.
         cache.create(KEY, 3).unwrap();
     }));
 }
 
-/// Trap T34: the search lacks the fence after a miss, so it may not see the work of the last
-/// holder.
+/// Control of T34: the search lacks the fence after a miss. So its thread may not see the work of
+/// the last holder, and the model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_miss_by_later_words_without_a_fence_is_caught() {
@@ -357,9 +364,9 @@ fn control_miss_by_later_words_without_a_fence_is_caught() {
     create_against_last_user(1, look_up, |cache| cache.create(KEY, 3).unwrap());
 }
 
-/// Deletes (KEY, value) with `delete`, beside a thread that searches for the pair. Returns the
-/// number of runs with each result. The search missed the pair, which was deleted; it found the
-/// pair, which was deleted afterwards; or it found the pair, and the deletion was busy.
+/// Deletes (KEY, value) with `delete` while another thread searches for the pair. Counts three
+/// outcomes: the search missed the deleted pair; it found the pair, which was deleted afterwards;
+/// it found the pair, and the deletion was busy.
 fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(value);
@@ -367,7 +374,7 @@ fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
         let finder = spawn(&shared, move |shared| {
             let Some(entry) = shared.cache.find_first(KEY) else { return false };
             assert_eq!(entry.value(), value);
-            // ORDERING: Relaxed. The handle has to order it.
+            // ORDERING: Relaxed. The handle must order this load before the deletion.
             let is_freed = shared.is_freed.load(Ordering::Relaxed);
             assert_eq!(is_freed, 0, "T34: a value was found that is freed");
             // ORDERING: Relaxed. As above.
@@ -375,7 +382,7 @@ fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
             true
         });
         let is_deleted = delete(&shared);
-        // ORDERING: Relaxed. The deletion has to order it.
+        // ORDERING: Relaxed. The step of the deletion must order this load.
         let is_used = shared.is_used.load(Ordering::Relaxed) == 1;
         if is_deleted {
             // ORDERING: Relaxed. As above.
@@ -401,7 +408,8 @@ fn value_that_is_found_is_not_freed() {
     }));
 }
 
-/// Trap T34: as above, for an entry that is not in its home line.
+/// Trap T34: a value must not be freed while it is in use. Here its entry is in a line after its
+/// home line.
 #[test]
 fn value_that_is_found_behind_its_home_is_not_freed() {
     assert_all_reached(&find_against_delete(3, |shared| {
@@ -409,8 +417,8 @@ fn value_that_is_found_behind_its_home_is_not_freed() {
     }));
 }
 
-/// Trap T34: the deletion checks the count of handles first, and removes the entry in a second
-/// step.
+/// Control of T34: the deletion checks the count of handles in one step, and removes the entry in a
+/// second step. The model must fail.
 #[test]
 #[should_panic(expected = "T34: ")]
 fn control_deletion_in_two_steps_is_caught() {
@@ -419,13 +427,14 @@ fn control_deletion_in_two_steps_is_caught() {
         if slots::state(words).count() > 0 {
             return false;
         }
-        // ORDERING: AcqRel. Strong enough; the fault is the second step.
+        // ORDERING: AcqRel. Strong enough; the deliberate fault is the second step.
         words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         true
     });
 }
 
-/// Trap T34: the deletion removes the entry in one step, but with `Relaxed`.
+/// Control of T34: the deletion removes the entry in one step, but with Relaxed. The model must
+/// fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_relaxed_deletion_is_caught() {
@@ -437,8 +446,8 @@ fn control_relaxed_deletion_is_caught() {
     });
 }
 
-/// Reclaims with `scan`, beside a thread that searches for an entry and deletes it while it holds a
-/// handle. Returns how often the search missed the entry, and how often it found it.
+/// Reclaims with `scan` while another thread searches for an entry, and deletes the entry while it
+/// has a handle. Counts two outcomes: the search missed the entry, or found it.
 fn find_against_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -454,26 +463,27 @@ fn find_against_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     })
 }
 
-/// Trap T35: reclaim must not remove an entry in use, since its user could not be found then. An
-/// entry with a handle stays in the index.
+/// Trap T35: reclaim must not remove an entry that has a handle. Otherwise a deletion would not
+/// find its user.
 #[test]
 fn entry_that_is_held_is_not_reclaimed() {
     assert_all_reached(&find_against_shrink(|cache| cache.scan(1)));
 }
 
-/// Trap T35: reclaim removes the entry, and the holder must free it, as Linux did.
+/// Control of T35: reclaim removes the entry, and leaves it to the holder to free it, as Linux did.
+/// The model must fail.
 #[test]
 #[should_panic(expected = "T35: an entry in use was not in the index")]
 fn control_reclaim_of_a_held_entry_is_caught() {
     find_against_shrink(|cache| {
-        // ORDERING: AcqRel. Strong enough; the fault is that handles are ignored.
+        // ORDERING: AcqRel. Strong enough; the deliberate fault is that handles are ignored.
         slot_of(cache, 1).words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         1
     });
 }
 
 /// Three threads run at once: one creates (KEY, 4), one deletes (KEY, 3), and one reclaims with
-/// `scan`. Returns how often the deleting thread removed (KEY, 3), and how often reclaim did.
+/// `scan`. Counts two outcomes: the deletion removed (KEY, 3), or reclaim did.
 fn create_delete_and_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = Shared::with(3);
@@ -492,20 +502,21 @@ fn create_delete_and_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     })
 }
 
-/// Trap T35: an entry that a deletion and reclaim reach at once ends once, and is subtracted from
-/// the counts once.
+/// Trap T35: if a deletion and reclaim reach an entry at once, the entry must end once, and must be
+/// subtracted from the counts once.
 #[test]
 fn create_delete_and_shrink_keep_the_counts() {
     assert_all_reached(&create_delete_and_shrink(|cache| cache.scan(6)));
 }
 
-/// Trap T35: reclaim checks the entry first, and removes it in a second step.
+/// Control of T35: reclaim checks the entry in one step, and removes it in a second step. The model
+/// must fail.
 #[test]
 #[should_panic(expected = "T36: the index has another number of entries")]
 fn control_reclaim_in_two_steps_is_caught() {
     create_delete_and_shrink(|cache| {
         let Some((slot, state)) = cache.index.look_up(home(cache), (KEY, 3)) else { return 0 };
-        // ORDERING: AcqRel. Strong enough; the fault is the second step.
+        // ORDERING: AcqRel. Strong enough; the deliberate fault is the second step.
         slot.words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         assert!(state.is_live());
         cache.index.note_ended(slot.number);
@@ -513,7 +524,7 @@ fn control_reclaim_in_two_steps_is_caught() {
     });
 }
 
-/// Two threads change one flag each, one of them with `clear_reusable`.
+/// Two threads change one flag of an entry each. One of them uses `clear_reusable`.
 fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -529,7 +540,7 @@ fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
     })
 }
 
-/// Trap T33: two flags of one word that change at once are both kept.
+/// Trap T33: if two flags of one word change at once, both changes must be kept.
 #[test]
 fn flags_that_are_changed_at_once_are_both_kept() {
     assert_all_reached(&flags(|cache| {
@@ -539,22 +550,23 @@ fn flags_that_are_changed_at_once_are_both_kept() {
     }));
 }
 
-/// Trap T33: a flag is changed by a load and a store, as a bit field of C is.
+/// Control of T33: a flag is changed by a load and a store, like a bit field in C. The model must
+/// fail.
 #[test]
 #[should_panic(expected = "T33: ")]
 fn control_flag_that_is_changed_in_two_steps_is_caught() {
     flags(|cache| {
         let word = &slot_of(cache, 1).words[STATE];
-        // ORDERING: Acquire. Strong enough; the fault is the second step.
+        // ORDERING: Acquire. Strong enough; the deliberate fault is the second step.
         let state = word.load(Ordering::Acquire);
         // ORDERING: Release. As above.
         word.store(state & !REUSABLE, Ordering::Release);
     });
 }
 
-/// A reader calls `get` for (KEY, 4), a pair that never exists. Beside it, `replace` puts (another
-/// key, 4) into the slot of (KEY, 2), whose referenced bit is set. Returns how often the reader saw
-/// the old pair, and how often it did not.
+/// A reader calls `get` for (KEY, 4), a pair that never exists. Meanwhile `replace` puts (another
+/// key, 4) into the slot of (KEY, 2), whose referenced bit is set. Counts two outcomes: the reader
+/// saw the old pair, or did not.
 fn read_against_reuse(replace: fn(&Mbcache)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(2);
@@ -571,7 +583,8 @@ fn read_against_reuse(replace: fn(&Mbcache)) -> [usize; 2] {
     })
 }
 
-/// A reader of a slot that is used again never takes key and value from two entries.
+/// A reader must not combine the key of one entry with the value of another, although the slot is
+/// used again meanwhile.
 #[test]
 fn entry_whose_slot_is_reused_is_read_whole() {
     assert_all_reached(&read_against_reuse(|cache| {
@@ -580,7 +593,8 @@ fn entry_whose_slot_is_reused_is_read_whole() {
     }));
 }
 
-/// The words are stored after the end of the old entry, but without the fence in between.
+/// Control: the words of the new entry are stored without the fence after the end of the old entry.
+/// The model must fail.
 #[test]
 #[should_panic(expected = "a mix was read")]
 fn control_refill_without_a_fence_is_caught() {
@@ -591,26 +605,28 @@ fn control_refill_without_a_fence_is_caught() {
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         words[slots::VALUE].store(4, Ordering::Relaxed);
-        // ORDERING: Release. Strong enough; the fault is that the stores above may be seen early.
+        // ORDERING: Release. Strong enough; the deliberate fault is that a reader may see the
+        // stores above early.
         words[STATE].store(2 * NEXT | REUSABLE | LIVE, Ordering::Release);
     });
 }
 
-/// The words are stored while the slot still has the state and generation of the old entry.
+/// Control: the words are stored while the slot still has the state and generation of the old
+/// entry. The model must fail.
 #[test]
 #[should_panic(expected = "a mix was read")]
 fn control_slot_that_is_filled_without_a_generation_is_caught() {
     read_against_reuse(|cache| {
         let words = slot_of(cache, 2).words;
-        // ORDERING: Release. Strong enough; the fault is the missing generation.
+        // ORDERING: Release. Strong enough; the deliberate fault is the missing generation.
         words[slots::VALUE].store(4, Ordering::Release);
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Release);
     });
 }
 
-/// Drops the last handle of (KEY, 1), whose value is full, with `put`. Beside it, a thread calls
-/// `note_users`, because the value has room for a user again. Returns how often the entry stayed,
-/// and how often it was created anew.
+/// Drops the last handle of (KEY, 1), whose value is full, with `put`. Meanwhile another thread
+/// calls `note_users`, because the value has room for a user again. Counts two outcomes: the entry
+/// stayed, or it was created anew.
 fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -631,21 +647,22 @@ fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
     })
 }
 
-/// Trap T39: full values leave the index. The drop of the last handle does not remove a value that
-/// has room again by then.
+/// Trap T39: full values leave the index. If the value has room again, the drop of the last handle
+/// must not remove it.
 #[test]
 fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
     assert_all_reached(&put_against_room(|entry| drop(entry)));
 }
 
-/// Trap T39: the drop of the handle checks the reusable flag first, and removes the entry in a
-/// second step.
+/// Control of T39: the drop of the handle checks the reusable flag in one step, and removes the
+/// entry in a second step. The model must fail.
 #[test]
 #[should_panic(expected = "T39: a value with room is not found")]
 fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
     put_against_room(|entry| {
         let word = &entry.slot.words[STATE];
-        // ORDERING: AcqRel, and Release below. Strong enough; the fault is the second step.
+        // ORDERING: AcqRel, and Release below. Strong enough; the deliberate fault is the second
+        // step.
         let state = word.load(Ordering::Acquire);
         if state & REUSABLE != 0 {
             return drop(entry);
@@ -656,9 +673,9 @@ fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
     });
 }
 
-/// Iterates over three values with `next`, which continues from an entry, beside a thread that
-/// deletes the second value and creates it anew. Returns how often the loop met two values, and how
-/// often three.
+/// Iterates over three values with `next`, which continues from an entry. Meanwhile another thread
+/// deletes the second value and creates it anew. Counts two outcomes: the loop met two values, or
+/// three.
 fn iterate_against_reuse(
     next: for<'c> fn(&'c Mbcache, &Entry<'c>, usize) -> Option<Entry<'c>>,
 ) -> [usize; 2] {
@@ -682,14 +699,15 @@ fn iterate_against_reuse(
     })
 }
 
-/// Trap T40: a loop must not repeat values if entries are deleted. It continues from the entry that
-/// it holds.
+/// Trap T40: a loop must not return a value twice if other threads delete entries. It continues
+/// from the entry of which it has a handle.
 #[test]
 fn loop_over_values_that_come_and_go_meets_none_twice() {
     assert_all_reached(&iterate_against_reuse(|cache, entry, _| cache.find_next(entry)));
 }
 
-/// Trap T40: the loop starts again from the first entry, and skips as many as it has met.
+/// Control of T40: the loop starts again from the first entry, and skips as many entries as it has
+/// met. The model must fail.
 #[test]
 #[should_panic(expected = "T40: a value was met twice")]
 fn control_loop_that_counts_what_it_met_is_caught() {
@@ -699,8 +717,9 @@ fn control_loop_that_counts_what_it_met_is_caught() {
     });
 }
 
-/// Calls `wait`, which waits for the end of all handles. Meanwhile the last handle is dropped, and
-/// a new one is taken and kept longer. Returns how often the wait ended.
+/// Calls `wait`, which waits for the end of all handles. Meanwhile another thread drops the last
+/// handle, takes a new one, and keeps that until the wait has ended. Counts the runs in which the
+/// wait ended.
 fn wait_against_finder(wait: fn(&Words, State)) -> [usize; 1] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -719,15 +738,15 @@ fn wait_against_finder(wait: fn(&Words, State)) -> [usize; 1] {
     })
 }
 
-/// Trap T34: the last user of a value waits for the threads that found it. A handle that is taken
-/// at the end of the wait does not prolong it (G.1).
+/// Trap T34: the last user of a value must wait for the threads that found it. A handle that is
+/// taken at the end of the wait must not prolong it (G.1).
 #[test]
 fn wait_is_over_though_another_handle_is_taken() {
     assert_all_reached(&wait_against_finder(slots::sleep_while_awaited));
 }
 
-/// The waiting thread waits until the entry has no handle, which includes handles that were taken
-/// later.
+/// Control of G.1: the thread waits until the entry has no handle, so later handles prolong its
+/// wait. The model must fail.
 #[test]
 #[should_panic(expected = "G.1: a handle that was taken later is waited for")]
 fn control_wait_that_looks_for_handles_is_caught() {

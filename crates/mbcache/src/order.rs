@@ -1,10 +1,11 @@
-//! A check of the order of locks, in builds with debug assertions. Trap T42 is a lock that is taken
-//! inside another one in the wrong order.
+//! A check of the order of locks, in builds with debug assertions. Trap T42 is a thread that takes
+//! locks in an order that can deadlock.
 //!
-//! The cache has one kind of lock, that of a home, and no thread waits for a second one while it
-//! holds one. Two at once could deadlock, perhaps once in a million runs. Under a model checker all
-//! threads are one thread of the system, so nothing is checked there. A model checker finds
-//! deadlocks itself.
+//! The cache has one kind of lock, that of a line. A thread that has the lock of a home line never
+//! waits for a second lock, because two such threads could deadlock. Such a deadlock is rare, so
+//! `enter` panics as soon as one thread locks two home lines. Under a model checker this module
+//! checks nothing: all threads there are one thread of the system, and the checker finds deadlocks
+//! itself.
 //!
 //! Source: Linux lockdep.
 
@@ -19,10 +20,10 @@ mod checked {
     /// The thread's lock.
     pub(crate) struct Held(());
 
-    /// Notes that the thread takes a lock, and holds it until the result is dropped.
+    /// Notes that this thread has a lock, until the result is dropped.
     ///
     /// # Panics
-    /// If the thread holds one.
+    /// If the thread has a lock already.
     pub(crate) fn enter() -> Held {
         assert!(!IS_HELD.replace(true), "T42: a thread locks two homes");
         Held(())
@@ -52,7 +53,7 @@ pub(crate) use checked::{Held, enter};
 mod tests {
     use super::*;
 
-    /// Trap T42: locks must not nest in the wrong order. One lock after the other is in order.
+    /// Trap T42: a thread may lock two home lines one after the other.
     #[test]
     fn locks_one_after_the_other_are_in_order() {
         for _ in 0..2 {
@@ -60,8 +61,8 @@ mod tests {
         }
     }
 
-    /// Trap T42: the check finds a thread that locks two homes at once, even if no second thread
-    /// makes it a deadlock.
+    /// Control of T42: the check must find a thread that locks two home lines at once, even if no
+    /// deadlock occurs.
     #[test]
     #[should_panic(expected = "T42: a thread locks two homes")]
     fn control_two_homes_are_caught() {

@@ -2,35 +2,38 @@
 //!
 //! All changes of a state are atomic steps on the whole word. So two flags cannot overwrite each
 //! other (trap T33), and an entry with a handle cannot end (traps T34, T35). Any thread may read
-//! any slot at any time, without a lock. That is right for these reasons:
+//! any slot at any time, without a lock. That is correct for these reasons:
 //!
 //! - *No torn pair.* Key and value are written only while the slot is not live, and each use of the
-//!   slot has another generation. A reader loads the state, then the words. Then it loads the state
+//!   slot has a new generation. A reader loads the state, then the words. Then it loads the state
 //!   again (`get`), or changes it in one step (`find`, a deletion). If the slot is live with the
 //!   same generation both times, the words belong to that generation.
-//! - *No mix of removal and reuse.* A step names the generation that the thread has read. If the
-//!   entry has ended, the step fails, even if the slot has the same pair again.
-//! - *Missed entries.* A search misses an entry only if the entry was not live during all of the
+//! - *Removal and reuse.* A step names the generation that the thread has read. If the entry has
+//!   ended, the step fails, even if the slot has the same pair again.
+//! - *Missed entries.* A search misses an entry only if the entry was not live during the whole
 //!   search. Entries do not move, and the reach of a home covers its live entries (I.1 in `index`).
-//!   `create` stores the reach before the entry is live. The reach is lowered under the lock of the
-//!   home, past lines that have no live entry of this home, and entries come under that lock only.
-//! - *Entries that are seen.* A `get` answers for the moment of its second load, a `find` for that
-//!   of its step. A handle keeps the entry live from then on.
-//! - *A miss by the last user.* A deleter frees the value after a miss, too. It has met a slot that
-//!   is not live, words of a later entry in it, or a lower reach. An acquire fence follows each
-//!   miss. So the deleter sees the work of each former holder, which the end of the entry released.
-//!   If the entry ends between the search and the step of the deleter, that is a miss, too. The
-//!   failed step loads the state with Acquire. The deleter does not search again.
-//! - *Bound.* A search looks at the lines within the reach that it read at its start, at most 128.
+//!   `create` stores the reach before the entry is live. A thread lowers the reach under the lock
+//!   of the home, and only if the lines beyond it have no live entry of this home. New entries of
+//!   the home need that lock too.
+//! - *Found entries.* The answer of a `get` is true at its second load, and that of a `find` at its
+//!   step. The handle then keeps the entry live.
+//! - *A miss by the last user.* A deleter also frees the value after a miss. It has read a slot
+//!   that is not live, words of a later entry in the slot, or a lower reach. An acquire fence
+//!   follows each miss. So the deleter sees the work of each former holder, which the end of the
+//!   entry released. The entry may also end between the search and the step of the deleter. That is
+//!   a miss, too: the failed step loads the state with Acquire, and the deleter does not search
+//!   again.
+//! - *Bound.* A search reads the lines within the reach that it read at its start, at most 128. It
+//!   never restarts. A thread repeats a step only if another thread has changed the same entry.
 //!   It never begins anew. A step is tried again only if another thread has changed the same entry.
 //!
-//! The generation has 42 bits. A reader would have to sleep between two loads while one slot is
-//! used 2^42 times, which takes two days at 50 ns each (trap T32).
+//! The generation has 42 bits. A reader mistakes one entry for another only if the slot is used
+//! 2^42 times between two of its loads. That takes two days at 50 ns each (trap T32).
 //!
 //! # Invariants
-//! - S.1: a slot that is not live is changed under the lock of its line only.
-//! - S.2: handles and the flag *awaited* need a live slot. A live slot with handles stays live.
-//! - S.3: two uses of a slot have two generations.
+//! - S.1: a slot that is not live is changed only under the lock of its line.
+//! - S.2: only a live slot has handles or the flag *awaited*. A live slot with handles stays live.
+//! - S.3: two uses of a slot have different generations.
 //!
 //! Source: `SLAB_TYPESAFE_BY_RCU` in Linux `include/linux/slab.h`; `struct mb_cache_entry`.
 
@@ -63,7 +66,7 @@ pub(crate) type Words = [AtomicU64; WORDS];
 /// | bits | meaning | changed by |
 /// |---|---|---|
 /// | 0 | live | set by `fill`; cleared by the step that ends the entry |
-/// | 1 | referenced: used since reclaim came by | set by `touch`, cleared by `age` |
+/// | 1 | referenced: used since reclaim last examined it | set by `touch`, cleared by `age` |
 /// | 2 | reusable: the value may get more users | `set_reusable` |
 /// | 3 | awaited: a thread sleeps until the count is 0 | `await_unused`; cleared by `put` |
 /// | 4..22 | handles | `hold`, `put` |
@@ -76,14 +79,14 @@ pub(crate) struct State(u64);
 pub(crate) enum Spare {
     /// Entries with handles.
     Held,
-    /// Entries with handles, and entries that were used lately.
+    /// Entries with handles, and entries whose referenced bit is set.
     Referenced,
 }
 
-/// The state before and after the step of a [`put`].
+/// The effects of a [`put`] on the entry.
 pub(crate) struct Put {
     pub(crate) is_ended: bool,
-    /// A thread sleeps until the entry has no handle, and this was the last one.
+    /// A thread waits until the entry has no handle, and this handle was the last one.
     pub(crate) wakes: bool,
 }
 
@@ -102,13 +105,14 @@ impl State {
         (self.0 & COUNT) >> COUNT_SHIFT
     }
 
-    /// Returns true if both are states of one entry, and it is live.
+    /// Returns true if both are states of the same entry, and that entry is live.
     #[inline]
     pub(crate) fn is_same_entry(self, other: State) -> bool {
         (self.0 ^ other.0) & (GENERATION | LIVE) == 0 && self.is_live()
     }
 
-    /// Returns true if a find may take a handle: no thread waits until there is none.
+    /// Returns true if a search may take a handle: the value is not full, and no thread waits for
+    /// the last handle.
     #[inline]
     fn is_findable(self) -> bool {
         let flags = self.0 & (LIVE | REUSABLE | AWAITED);
@@ -116,51 +120,53 @@ impl State {
     }
 }
 
-/// Returns the state, and sees what the threads did that changed it.
+/// Returns the state. The caller then sees the work of the threads that have changed it.
 #[inline]
 pub(crate) fn state(words: &Words) -> State {
-    // ORDERING(mbcache-fill): Acquire. See `fill`.
-    // ORDERING(mbcache-state): Acquire. See `step`: a slot that is not live any more shows the work
-    // of its last holders.
+    // ORDERING(mbcache-fill): Acquire. Pairs with the store in `fill`: a live slot shows its key
+    // and value.
+    // ORDERING(mbcache-state): Acquire. Pairs with `step`: a slot that is not live any more shows
+    // the work of its last holders.
     State(words[STATE].load(Ordering::Acquire))
 }
 
-/// Returns the key and the value. They are those of an entry that is held, or of which a later step
-/// or [`is_still`] proves that it has not ended.
+/// Returns the key and the value. They belong to one entry only if the caller has a handle of it,
+/// or if a later step succeeds or [`is_still`] returns true.
 #[inline]
 pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
-    // ORDERING: Relaxed. The generation tells whether the two belong together.
+    // ORDERING: Relaxed. The caller checks by the generation that the two words belong together.
     (words[KEY].load(Ordering::Relaxed), words[VALUE].load(Ordering::Relaxed))
 }
 
-/// Returns true if the entry of `state` has not ended, after its words were read.
+/// Returns true if the entry of `state` has not ended. The caller has read its words before.
 #[inline]
 pub(crate) fn is_still(words: &Words, state: State) -> bool {
     // ORDERING(mbcache-refill): Acquire fence. See `fill`.
     fence(Ordering::Acquire);
-    // A deleter that finds the entry ended here frees the value, so it has to see the work of the
-    // last holder.
+    // If the entry has ended, a deleter frees the value. So it must see the work of the last
+    // holder, which the Acquire in `state` provides.
     state.is_same_entry(self::state(words))
 }
 
-/// Makes a slot that is not live the entry of `pair`, under the lock of its line (S.1).
+/// Makes a slot that is not live the entry of `pair`. The caller has the lock of its line (S.1).
 #[inline]
 pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     let before = state(words);
     debug_assert!(!before.is_live(), "S.1");
-    // ORDERING(mbcache-refill): Release fence. A reader that sees a word stored below also sees
-    // that the entry before has ended.
+    // ORDERING(mbcache-refill): Release fence. Pairs with the fence in `is_still`: a reader that
+    // sees a word stored below also sees that the previous entry has ended.
     fence(Ordering::Release);
     // ORDERING: Relaxed. See above.
     words[KEY].store(pair.0, Ordering::Relaxed);
     words[VALUE].store(pair.1, Ordering::Relaxed);
     let live = (before.0 & GENERATION).wrapping_add(NEXT) | LIVE | REUSABLE;
-    // ORDERING(mbcache-fill): Release. A reader that sees the slot live sees its words.
+    // ORDERING(mbcache-fill): Release. Pairs with the load in `state`: a reader that sees the slot
+    // live sees its words.
     words[STATE].store(live, Ordering::Release);
 }
 
-/// Ends the entry of `state`, unless it has a handle or `spare` saves it. If the entry stays, or
-/// has ended before, `Err` has the state that shows this.
+/// Ends the entry of `state`, unless it has a handle or `spare` protects it. If the entry stays, or
+/// had ended before, `Err` has the current state.
 #[inline]
 pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State> {
     let ended = change(words, state, |now| {
@@ -171,12 +177,12 @@ pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State
     ended.map(drop)
 }
 
-/// Takes a handle of the entry of `state`, if it is `key`'s and may be found; returns the new
-/// state.
+/// Takes a handle of the entry in a slot, if its key is `key` and a search may find it. Returns the
+/// new state.
 #[inline]
 pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
     let seen = state(words);
-    // ORDERING: Relaxed. The step below proves that the key belongs to the state.
+    // ORDERING: Relaxed. The step below shows that the key belongs to the state.
     if words[KEY].load(Ordering::Relaxed) != key {
         return None;
     }
@@ -187,8 +193,8 @@ pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
     held.ok()
 }
 
-/// Puts a handle of the entry whose state was `state`. The last handle ends an entry that is not
-/// reusable, and else clears the flag *awaited*.
+/// Puts a handle of the entry of `state`. If the handle is the last one, this ends an entry that is
+/// not reusable, and clears the flag *awaited* of a reusable one.
 #[inline]
 pub(crate) fn put(words: &Words, state: State) -> Put {
     let mut put = Put { is_ended: false, wakes: false };
@@ -207,11 +213,11 @@ pub(crate) fn put(words: &Words, state: State) -> Put {
     put
 }
 
-/// Sets the referenced bit of the entry of `state`; stores nothing if the bit is set.
+/// Sets the referenced bit of the entry of `state`. Stores nothing if the bit is set already.
 #[inline]
 pub(crate) fn touch(words: &Words, state: State) {
     if !state.is_referenced() {
-        // An entry that has ended meanwhile needs no mark.
+        // If the entry has ended meanwhile, there is nothing to mark.
         let _ = change(words, state, |now| now.is_same_entry(state).then_some(now.0 | REFERENCED));
     }
 }
@@ -223,9 +229,9 @@ pub(crate) fn age(words: &Words, state: State) {
 }
 
 /// Sets or clears the reusable flag of the entry of `state`, and returns the new state. An entry
-/// that is not reusable ends at once, or with its last handle.
+/// that is not reusable ends at once if it has no handle, and otherwise with its last handle.
 ///
-/// `None`: the entry has ended before.
+/// Returns `None` if the entry had ended before.
 pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> Option<State> {
     let flagged = change(words, state, |now| {
         let next = match (is_reusable, now.count()) {
@@ -238,8 +244,8 @@ pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> Op
     flagged.ok()
 }
 
-/// Asks the last handle of the entry of `state` to wake this thread; `None` if there is no handle,
-/// or the entry has ended.
+/// Sets the flag *awaited*, so that the last handle of the entry of `state` wakes this thread.
+/// Returns `None` if there is no handle, or the entry has ended.
 pub(crate) fn await_unused(words: &Words, state: State) -> Option<State> {
     let awaited = change(words, state, |now| {
         (now.is_same_entry(state) && now.count() > 0).then_some(now.0 | AWAITED)
@@ -247,10 +253,10 @@ pub(crate) fn await_unused(words: &Words, state: State) -> Option<State> {
     awaited.ok()
 }
 
-/// Sleeps until the last handle was put, after [`await_unused`]; may also return early.
+/// Sleeps until the last handle was put, after [`await_unused`]. It may also return early.
 ///
-/// The thread waits for the flag, not for the count. So it does not wait for handles that were
-/// taken after the last one was put.
+/// The thread waits for the flag to be cleared, not for a count of 0. So handles that are taken
+/// after the last one was put do not prolong the wait.
 pub(crate) fn sleep_while_awaited(words: &Words, awaited: State) {
     let mask = GENERATION | LIVE | AWAITED;
     corewalk_base::park::wait(&words[STATE], mask, awaited.0 & mask);
@@ -262,8 +268,9 @@ pub(crate) fn wake(words: &Words) {
     corewalk_base::park::wake_all(&words[STATE]);
 }
 
-/// Replaces the state by `next` of it in one step, and returns the new state. `Err` has the state
-/// that `next` refuses. `seen` comes from an acquiring load, or from a step of the caller.
+/// Replaces the state by the result of `next` in one step, and returns the new state. If `next`
+/// returns `None` for a state, `Err` has that state. `seen` must come from an acquiring load, or
+/// from a step of the caller.
 #[inline]
 fn change(
     words: &Words,
@@ -280,14 +287,17 @@ fn change(
     }
 }
 
-/// Replaces the state `seen` by `new`; if the state is another one by now, returns that.
+/// Replaces the state `seen` by `new`. If the current state is another one, returns that as the
+/// error.
 ///
-/// Words that were read since `seen` was loaded belong to that state if this succeeds. A later
-/// entry's words are stored after the end of this entry, which comes after this step.
+/// If this succeeds, words that the caller has read since it loaded `seen` belong to that state.
+/// The words of a later entry are stored after the end of this entry, which is later than this
+/// step.
 #[inline(always)]
 fn step(words: &Words, seen: State, new: u64) -> Result<(), State> {
     // ORDERING(mbcache-state): AcqRel. Release: the work under a handle happens before the step
-    // that ends the entry. Acquire: the other side of that. On failure as for the load in `state`.
+    // that ends the entry. Acquire: the thread of that step sees this work. On failure Acquire, as
+    // in `state`.
     words[STATE]
         .compare_exchange(seen.0, new, Ordering::AcqRel, Ordering::Acquire)
         .map(drop)

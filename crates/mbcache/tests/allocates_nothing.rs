@@ -1,6 +1,6 @@
-//! After `new` no call allocates, except the first sleep of a thread (guarantee G.5). So an
-//! allocator that wants memory back can call the cache: no thread holds a lock of the index while
-//! it allocates.
+//! After `new` no call may allocate, except the first sleep of a thread (guarantee G.5). No thread
+//! then allocates under a lock of the index. So an allocator that needs memory back can call the
+//! cache.
 
 use corewalk_base::primitives::thread;
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
@@ -11,8 +11,8 @@ use std::{fs, hint::black_box, path::PathBuf, sync::mpsc, time::Duration};
 #[global_allocator]
 static ALLOC: Counting = Counting::new();
 
-/// Makes every call of the cache. The budget is too small for all entries, so entries are reclaimed
-/// too.
+/// Makes every call of the cache. The budget is too small for all entries, so `create` also runs
+/// reclaim.
 fn all_calls(cache: &Mbcache) {
     for value in 0..20_000 {
         let key = value / 3;
@@ -43,7 +43,7 @@ fn all_calls(cache: &Mbcache) {
 }
 
 fn allocations_of(run: impl FnOnce()) -> u64 {
-    // The thread's first use of a thread-local variable may allocate. Do that before the
+    // A thread's first use of a thread-local variable may allocate, so use it before the
     // measurement.
     drop(black_box(Box::new(1)));
     let before = thread_allocations();
@@ -51,8 +51,8 @@ fn allocations_of(run: impl FnOnce()) -> u64 {
     thread_allocations() - before
 }
 
-/// Trap T41: an allocation under a lock of the cache may call reclaim, which needs that lock. No
-/// call allocates.
+/// Trap T41: an allocation under a lock of the cache may call reclaim, which needs that lock. So no
+/// call may allocate.
 #[test]
 fn every_call_allocates_nothing() {
     let cache = Mbcache::new(MbcacheOptions::default().with_budget_bytes(96_000)).unwrap();
@@ -60,7 +60,7 @@ fn every_call_allocates_nothing() {
     assert!(cache.stats().reclaimed > 1_000, "{:?}", cache.stats());
 }
 
-/// Trap T41: the measurement counts a single allocation.
+/// Control of T41: the measurement must count a single allocation.
 #[test]
 fn control_one_allocation_is_counted() {
     let cache = Mbcache::new(MbcacheOptions::default().with_budget_bytes(96_000)).unwrap();
@@ -71,8 +71,8 @@ fn control_one_allocation_is_counted() {
     assert_eq!(allocations_of(run), 1);
 }
 
-/// Returns the number of allocations in each wait of a thread that waits for handles. The thread
-/// sleeps in each wait.
+/// Waits `waits` times for a handle on one thread, which sleeps each time. Returns the number of
+/// allocations in each wait.
 fn allocations_of_waits(cache: &Mbcache, waits: u64) -> Vec<u64> {
     let (told, tell) = mpsc::channel();
     (0..waits).for_each(|key| cache.create(key, 1).unwrap());
@@ -98,7 +98,7 @@ fn allocations_of_waits(cache: &Mbcache, waits: u64) -> Vec<u64> {
     })
 }
 
-/// The exception of G.5: the first sleep of a thread may allocate. Its later sleeps do not.
+/// G.5: only the first sleep of a thread may allocate; its later sleeps must not.
 #[test]
 fn waits_of_a_thread_allocate_the_first_time_only() {
     let _watchdog = Watchdog::start("waits of a thread", Duration::from_secs(120));

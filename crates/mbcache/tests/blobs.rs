@@ -1,8 +1,8 @@
 //! A store of blobs that are shared through the cache, as a file system shares attribute blocks.
 //!
-//! Its blocks count their users, each under a lock of its own; the protocol is that of the crate's
-//! documentation. A block that is freed is used again at once for other content. So a thread that
-//! gets a freed block notices it by its content.
+//! Each block counts its users under its own lock; the store follows the protocol of the crate's
+//! documentation. A freed block is used again at once for other content. So a thread that finds a
+//! freed block notices it by the content.
 
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
@@ -17,7 +17,7 @@ use std::{
 
 const LIMIT: Duration = Duration::from_secs(120);
 const BLOCKS: usize = 4_000;
-/// Number of keys. It is so small that different contents share a key.
+/// The number of keys. It is so small that different contents share a key.
 const KEYS: u64 = 7;
 
 /// A block; without users it is free.
@@ -27,7 +27,7 @@ struct Block {
     users: u32,
 }
 
-/// The information about full blocks that a store gives to its cache.
+/// Whether a store calls `note_users`, so that its cache knows which blocks are full.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tell {
     Users,
@@ -73,11 +73,12 @@ impl Store {
     }
 
     fn looks_and_hits(&self) -> (u64, u64) {
-        // ORDERING: Relaxed. Statistics, read after the threads have been joined.
+        // ORDERING: Relaxed. The counts are statistics, and are read after the threads were joined.
         (self.looks.load(Ordering::Relaxed), self.hits.load(Ordering::Relaxed))
     }
 
-    /// Becomes a user of an existing block with `content`. Returns None if no such block is found.
+    /// Becomes a user of an existing block with `content`. Returns none if the cache finds no such
+    /// block.
     fn share(&self, content: u64) -> Option<u64> {
         let mut found = self.cache.find_first(key(content));
         while let Some(entry) = found {
@@ -102,7 +103,7 @@ impl Store {
         None
     }
 
-    /// Stores `content`; returns the number of its block.
+    /// Stores `content`, and returns the number of its block.
     fn put(&self, content: u64) -> u64 {
         self.share(content).unwrap_or_else(|| {
             let number = self.free.lock().unwrap().pop().expect("there are enough blocks");
@@ -146,7 +147,7 @@ impl Store {
     }
 
     /// Changes the content of a block in place, as its only user. Returns the number of the block
-    /// that has the new content.
+    /// that then has the new content.
     fn change_in_place(&self, number: u64, content: u64) -> u64 {
         let mut block = self.block(number);
         assert_eq!(block.users, 1);
@@ -167,8 +168,8 @@ impl Store {
     }
 }
 
-/// Trap T34: a block must not be freed while it is found for reuse. Threads search for blocks while
-/// others free them.
+/// Trap T34: a block must not be freed while another thread finds it for reuse. Some threads search
+/// for blocks while others free them.
 #[test]
 fn blocks_under_put_and_release_are_never_freed_in_use() {
     const ROUNDS: u64 = 20_000;
@@ -187,13 +188,14 @@ fn blocks_under_put_and_release_are_never_freed_in_use() {
         }
         mine.into_iter().for_each(|number| store.release(number));
     });
-    assert_eq!((store.in_use(), store.cache.count()), (0, 0));
+    assert_eq!((store.in_use(), store.cache.stats().entries), (0, 0));
     let (looks, hits) = store.looks_and_hits();
     assert!(hits > ROUNDS / 10 && looks > hits, "{looks} {hits}");
     println!("{:?}", store.cache.stats());
 }
 
-/// Trap T34: the store ignores the result of `delete_or_get`, and frees a block that is in use.
+/// Control of T34: the store ignores the result of `delete_or_get`, and frees a block that is in
+/// use. The check must find that.
 #[test]
 #[should_panic(expected = "T34: a freed block is in use")]
 fn control_block_that_is_freed_while_it_is_found_is_caught() {
@@ -207,21 +209,24 @@ fn control_block_that_is_freed_while_it_is_found_is_caught() {
     assert!(store.block(entry.value()).users > 0, "T34: a freed block is in use");
 }
 
-/// Trap T38: a block that is changed in place must find the equal block, and not itself.
+/// Trap T38: a search for the new content of a block must find an equal block, and not the block
+/// itself.
 #[test]
 fn block_changed_in_place_is_shared_with_its_equal() {
     let store = Store::new(8, Tell::Users);
     let (one, other) = (store.put(1), store.put(2));
     assert_eq!(store.change_in_place(other, 1), one);
-    assert_eq!((store.in_use(), store.cache.count()), (1, 1));
-    // Store a third block, which finds no equal one and is found afterwards.
+    assert_eq!((store.in_use(), store.cache.stats().entries), (1, 1));
+    // The third block finds no equal one. The search for its new content must not find the block
+    // itself.
     let third = store.put(3);
     assert_eq!(store.change_in_place(third, 4), third);
     assert_eq!(store.put(4), third);
     assert_eq!(store.put(3), store.put(3));
 }
 
-/// Trap T38: the changed block is entered into the index before the search, so it finds itself.
+/// Control of T38: the changed block is entered into the index before the search, so the search
+/// finds it.
 #[test]
 fn control_block_that_is_entered_first_finds_itself() {
     let store = Store::new(8, Tell::Users);
@@ -233,8 +238,7 @@ fn control_block_that_is_entered_first_finds_itself() {
     assert_eq!(store.in_use(), 2);
 }
 
-/// Gives each of 20,000 files one of 5 contents, and changes them at random afterwards. Returns the
-/// store.
+/// Gives each of 20,000 files one of 5 contents, then changes them at random. Returns the store.
 fn many_files(tell: Tell) -> Store {
     const FILES: usize = 20_000;
     let store = Store::new(1024, tell);
@@ -250,8 +254,7 @@ fn many_files(tell: Tell) -> Store {
     store
 }
 
-/// Trap T39: full blocks must not lengthen a search. No search returns a full block, however many
-/// there are.
+/// Trap T39: a search must examine no full block, however many full blocks there are.
 #[test]
 fn finds_among_full_blocks_meet_none_of_them() {
     let (looks, hits) = many_files(Tell::Users).looks_and_hits();
@@ -259,21 +262,21 @@ fn finds_among_full_blocks_meet_none_of_them() {
     assert_eq!(looks, hits, "T39: a full block was looked at");
 }
 
-/// Trap T39: without the reusable flag, searches examine full blocks in vain.
+/// Control of T39: if the store does not call `note_users`, searches examine full blocks in vain.
 #[test]
 fn control_finds_without_the_flag_meet_full_blocks() {
     let (looks, hits) = many_files(Tell::Nothing).looks_and_hits();
     assert!(looks > hits + hits / 4, "{looks} looks for {hits} hits");
 }
 
-/// Files with 10 contents take 10 blocks, as long as each content has at most 1024 users.
+/// Files with 10 contents must take 10 blocks, if each content has at most 1024 users.
 #[test]
 fn files_of_few_contents_take_a_block_per_content() {
     let store = Store::new(1024, Tell::Users);
     for file in 0..4_000 {
         store.put(file % 10);
     }
-    assert_eq!((store.in_use(), store.cache.count()), (10, 10));
+    assert_eq!((store.in_use(), store.cache.stats().entries), (10, 10));
     for file in 0..6_240 {
         store.put(file % 10);
     }

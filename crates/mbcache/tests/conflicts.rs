@@ -1,8 +1,8 @@
-//! Guarantee G.7: operations on keys with different home lines write no common cache line.
+//! Guarantee G.7: operations on keys with different home lines must write no common cache line.
 //!
-//! The test runs each operation on keys of its own, and records the cache lines that it loads and
-//! stores. Then it compares each operation of one thread with each operation of another, and prints
-//! a table.
+//! For each operation and several keys, the test records the cache lines that the operation loads
+//! and stores. Then it compares each operation of one thread with each operation of another, and
+//! prints a table.
 #![cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
 
 use corewalk_base::primitives::thread;
@@ -17,15 +17,16 @@ use std::sync::mpsc;
 #[global_allocator]
 static SEAL: Seal = Seal::new();
 
-/// Number of keys to choose from. It is more than the test uses, since some keys share a home line.
+/// The number of keys to choose from. The test uses fewer of them, since some keys share a home
+/// line.
 const KEYS: u64 = 300;
-/// Number of keys on which each thread runs each operation.
+/// The number of keys on which each thread runs each operation.
 const SAMPLES: u64 = 8;
 
 type Op = (&'static str, fn(&System, u64));
 
-/// Operations on a key with two values: 0, whose referenced bit is set, and 1, of which a handle
-/// exists.
+/// Operations on a key with two values. Value 0 has its referenced bit set, and value 1 has a
+/// handle.
 const OPS: [Op; 8] = [
     ("get", |system, key| assert!(system.cache.get(key, 0))),
     ("first get", |system, key| assert!(system.cache.get(key, 1))),
@@ -50,11 +51,11 @@ const OPS: [Op; 8] = [
     }),
 ];
 
-/// A cache, and a counter that all operations of a bad design would share. It is leaked, so that it
-/// outlives the phase of allocation.
+/// A cache, and a counter that all operations of a bad design would write. The value is leaked,
+/// since it must outlive the recording.
 struct System {
     cache: Mbcache,
-    /// The counter to which the control writes. It has a cache line of its own.
+    /// The counter that only the control writes. It has its own cache line.
     operations: Box<Alone>,
 }
 
@@ -62,7 +63,7 @@ struct System {
 struct Alone(AtomicU64);
 
 fn build() -> (&'static System, Vec<Entry<'static>>) {
-    let options = MbcacheOptions::default().with_budget_bytes(4 << 20).with_hash_seed(1);
+    let options = MbcacheOptions::default().with_budget_bytes(4 << 20);
     let system: &'static System = Box::leak(Box::new(System {
         cache: Mbcache::new(options).unwrap(),
         operations: Box::new(Alone(AtomicU64::new(0))),
@@ -79,8 +80,8 @@ fn build() -> (&'static System, Vec<Entry<'static>>) {
     (system, held)
 }
 
-/// Returns keys whose entries are alone in their home lines. The searches for missing pairs of two
-/// such keys touch no common line, except the lines of the `Mbcache` itself.
+/// Returns keys with separate home lines. Searches for missing pairs of two of these keys read no
+/// common line, except the lines of the `Mbcache` itself.
 fn keys_apart(watched: &Watched, system: &'static System) -> Vec<u64> {
     let look = |key| watched.record(|| assert!(black_box(!system.cache.get(key, 9)))).read;
     let common: BTreeSet<usize> = look(0).intersection(&look(1)).copied().collect();
@@ -94,11 +95,11 @@ fn keys_apart(watched: &Watched, system: &'static System) -> Vec<u64> {
         .collect()
 }
 
-/// The cache lines that each operation touched, for each key.
+/// The cache lines that each operation has read and written, for each key.
 type Recorded = Vec<(&'static str, Vec<Lines>)>;
 
-/// Prints, for each two operations, how many pairs of keys have no conflict. Returns how many pairs
-/// have one.
+/// Prints the share of key pairs without a conflict, for each pair of operations. Returns the
+/// number of pairs with a conflict.
 fn compare(one: &Recorded, other: &Recorded) -> usize {
     let mut conflicts = 0;
     for (name, lines) in one {
@@ -116,8 +117,8 @@ fn compare(one: &Recorded, other: &Recorded) -> usize {
     conflicts
 }
 
-/// Guarantee G.7, with two controls: operations on one key, and a counter that all operations
-/// write, have conflicts.
+/// Guarantee G.7. The two controls must have conflicts: operations on one key, and a counter that
+/// all operations write.
 #[test]
 fn operations_on_different_homes_write_no_common_line() {
     let phase = SEAL.begin();
@@ -156,15 +157,14 @@ fn operations_on_different_homes_write_no_common_line() {
             one.iter().all(|(_, lines)| lines.iter().all(|l| !l.read.is_empty())),
             "nothing seen"
         );
-        // All operations write, except a get of a pair whose referenced bit is set (G.6) and a
-        // refused deletion.
+        // All operations write, except two: a `get` of a pair whose referenced bit is set (G.6),
+        // and a deletion that is refused.
         for (name, lines) in &one {
             let is_read = ["get", "delete what is held"].contains(name);
             assert!(lines.iter().all(|l| l.written.is_empty() == is_read), "{name}");
         }
 
-        // Control: on the same key, a writing operation conflicts with writing and with reading
-        // ones.
+        // Control: two operations on the same key conflict if one of them writes.
         let (a, b) = (here(OPS[2].1, key), there(OPS[0].1, key));
         assert_eq!((a.conflicts(&b).len(), b.conflicts(&a).len()), (1, 1), "control: one key");
         let twice = (here(OPS[0].1, key), there(OPS[0].1, key));

@@ -1,4 +1,5 @@
-//! Two threads change the two flags of one entry. The long run is the example `flags`.
+//! Two threads change the two flags of one entry. The example `flags` is a longer run of this
+//! workload.
 
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, AtomicU64, Ordering};
@@ -7,14 +8,15 @@ use corewalk_base::primitives::unmodelled::{AtomicBool, AtomicU64, Ordering};
 #[expect(dead_code, reason = "the example's own main")]
 mod flags;
 
-/// Trap T33: two flags of one word that change at once are both kept, also beside reclaim.
+/// Trap T33: if two threads change two flags of one word at once, no change may be lost, even while
+/// reclaim runs.
 #[test]
 fn flags_of_one_entry_under_two_threads_are_kept() {
     assert_eq!(flags::lost_of(400_000), 0, "T33: a flag was lost");
 }
 
-/// Trap T33: two flags of one word get lost if they are changed by a load and a store, as bit
-/// fields of C are.
+/// Control of T33: two flags of one word must get lost if they are changed by a load and a store,
+/// like bit fields in C.
 #[test]
 fn control_flags_that_are_changed_in_two_steps_are_lost() {
     const CHANGES_MAX: u64 = 1 << 32;
@@ -22,7 +24,7 @@ fn control_flags_that_are_changed_in_two_steps_are_lost() {
     let is_lost = AtomicBool::new(false);
     let change = |flag: u64| {
         for change in 1..CHANGES_MAX {
-            // ORDERING: Relaxed. Strong enough; the fault is the second step.
+            // ORDERING: Relaxed. Strong enough; the deliberate fault is the second step.
             let before = word.load(Ordering::Relaxed);
             if is_lost.load(Ordering::Relaxed) {
                 return;

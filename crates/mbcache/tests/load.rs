@@ -1,7 +1,7 @@
-//! Searches and reclaim beside threads that create and delete entries.
+//! Searches and reclaim must be correct while other threads create and delete entries.
 //!
-//! The indexes are small, so that entries are far behind their home lines and slots are used again
-//! at once.
+//! The indexes are small, so entries are far from their home lines, and slots are used again at
+//! once.
 
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
@@ -17,8 +17,8 @@ fn cache(budget_bytes: u64) -> Mbcache {
     Mbcache::new(MbcacheOptions::default().with_budget_bytes(budget_bytes)).unwrap()
 }
 
-/// Guarantee G.1: entries far behind their home line are found while entries before them come and
-/// go.
+/// Guarantee G.1: entries far from their home line must be found while other threads create and
+/// delete entries in the lines before them.
 #[test]
 fn entries_that_stay_are_found_while_others_of_their_home_come_and_go() {
     const CHURNED: u64 = 60;
@@ -32,7 +32,8 @@ fn entries_that_stay_are_found_while_others_of_their_home_come_and_go() {
         for _ in 0..ROUNDS {
             if racer.thread > 0 {
                 let value = racer.rng.below(CHURNED);
-                // Another thread may have deleted the entry, or may have a handle of it.
+                // The deletion may fail because another thread has deleted the entry, or has a
+                // handle of it.
                 if cache.delete_or_get(1, value).is_none() {
                     let created = cache.create(1, value);
                     assert_ne!(created, Err(CreateError::Full));
@@ -55,8 +56,8 @@ fn entries_that_stay_are_found_while_others_of_their_home_come_and_go() {
     });
 }
 
-/// Trap T35: reclaim must not remove an entry in use. It runs beside threads that create and hold
-/// entries. At the end the counts are right.
+/// Trap T35: reclaim must not remove an entry with a handle, and the counts must be right at the
+/// end. Reclaim runs while other threads create and hold entries.
 #[test]
 fn shrinker_under_load_keeps_held_entries_and_counts() {
     const CREATORS: usize = 2;
@@ -74,7 +75,7 @@ fn shrinker_under_load_keeps_held_entries_and_counts() {
             let busy = cache.delete_or_get(key, entry.value());
             assert!(busy.is_some(), "T35: a held entry was not in the index");
         }
-        // ORDERING: Relaxed. It only says that there is nothing more to do.
+        // ORDERING: Relaxed. The value only tells the shrinker to stop.
         working.fetch_sub(1, Ordering::Relaxed);
     };
     let dropped = race::run(CREATORS + 1, report.seed(), |mut racer| {

@@ -1,8 +1,8 @@
-//! Guarantee G.6: a `get` of a pair whose referenced bit is set stores nothing.
+//! Guarantee G.6: a `get` of a pair whose referenced bit is set must store nothing.
 //!
 //! The test makes the memory of a cache read-only, and calls `get` for its pairs and for missing
-//! ones. The controls make the smallest possible store: a `get` that sets the bit, and a find,
-//! which counts a handle.
+//! ones. The controls make the smallest possible store, and must fail. One is a `get` that sets the
+//! bit, the other a find that counts a handle.
 #![cfg(not(miri))]
 
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
@@ -17,9 +17,9 @@ const PAIRS: u64 = 10_000;
 const UNUSED: u64 = PAIRS;
 
 /// Returns a cache with two values per key, all with the referenced bit except one. The cache is
-/// leaked, so that it outlives the seal.
+/// leaked, since it must outlive the seal.
 fn build() -> &'static Mbcache {
-    let options = MbcacheOptions::default().with_hash_seed(1);
+    let options = MbcacheOptions::default();
     let cache: &'static Mbcache = Box::leak(Box::new(Mbcache::new(options).unwrap()));
     for value in 0..=PAIRS {
         cache.create(value / 2, value).unwrap();

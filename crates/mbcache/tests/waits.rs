@@ -1,4 +1,4 @@
-//! Waits for the last handle of an entry.
+//! Waits for the last handle of an entry must end.
 
 use corewalk_base::primitives::{
     thread,
@@ -41,8 +41,8 @@ fn threads_that_wait_go_on_when_the_last_handle_is_put() {
     assert!(cache.delete_or_get(1, 5).is_none());
 }
 
-/// Trap T34: a thread that frees a value waits for the threads that found it. Some threads search
-/// and one frees, until it had to wait a few times. No wait lasts for ever.
+/// Trap T34: a thread that frees a value must wait for the threads that found it, and no wait may
+/// last for ever. Some threads search and one thread frees, until it has waited several times.
 #[test]
 fn waits_beside_finders_all_end() {
     const ROUNDS_MAX: u64 = 50_000_000;
@@ -54,7 +54,7 @@ fn waits_beside_finders_all_end() {
     let waited = race::run(3, report.seed(), |mut racer| {
         let mut waited = 0;
         for _ in 0..ROUNDS_MAX {
-            // ORDERING: Relaxed. It only says that there is nothing more to do.
+            // ORDERING: Relaxed. The value only tells the thread to stop.
             if waited >= WAITS || is_done.load(Ordering::Relaxed) {
                 break;
             }
@@ -81,8 +81,8 @@ fn waits_beside_finders_all_end() {
     assert!(waited[0] >= WAITS, "no deletion had to wait");
 }
 
-/// G.1: a thread waits for the handles that exist when it starts to wait, not for those that are
-///   taken later.
+/// G.1: a thread must wait only for the handles that exist when its wait starts, and not for later
+/// ones.
 #[test]
 fn thread_that_waits_is_not_kept_by_a_finder_that_came_later() {
     let _watchdog = Watchdog::start("a thread beside a later finder", LIMIT / 4);
@@ -92,7 +92,8 @@ fn thread_that_waits_is_not_kept_by_a_finder_that_came_later() {
         let _second = thread::scope(|scope| {
             let busy = cache.delete_or_get(1, 5).expect("it is held");
             let waiter = scope.spawn(move || busy.wait());
-            // Wait until the thread waits. From then on no search returns the entry.
+            // Wait until the other thread waits. From then on a search returns no handle of the
+            // entry.
             while cache.find_first(1).is_some() {
                 thread::yield_now();
             }

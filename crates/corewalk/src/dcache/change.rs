@@ -1,5 +1,5 @@
-//! Changes to the dentry cache. The caller of each holds the in-lookup lock of every name it
-//! changes.
+//! Changes to the dentry cache. The caller of each function holds the in-lookup lock of every name
+//! that the function changes.
 
 use corewalk_sync::{Group, LockrefGuard};
 
@@ -36,9 +36,9 @@ impl Dcache {
         let slot = full(self.dentries.alloc(inode, Group::Few))?;
         let flags = Flags::ROOT | Flags::DIRECTORY;
         let key = ParentKey::new(slot, 0);
-        let (place, words) = self.place_of(inode);
-        // This does not fail: only long names need a slot, and a root has no name.
-        let image = full(self.dentries.new_image(key, place, b"", flags, words))?;
+        let (superblock, words) = self.superblock_and_words(inode);
+        // The call does not fail: only long names need a slot, and a root has no name.
+        let image = full(self.dentries.new_image(key, superblock, inode, b"", flags, words))?;
         self.begin_life(slot, &image);
         self.inodes.add_alias(inode, slot, &self.dentries);
         self.sync_searchable(inode);
@@ -47,8 +47,8 @@ impl Dcache {
 
     /// Enters a name, positive with its inode or negative with None. Returns the dentry with a
     /// reference for the caller. The dentry takes its own reference on the inode. If the name has a
-    /// dentry of another inode, that becomes stale. The caller holds the in-lookup lock of the
-    /// name.
+    /// dentry of another inode, that dentry becomes stale. The caller holds the in-lookup lock of
+    /// the name.
     ///
     /// # Errors
     /// `ESTALE` if the directory was removed, or was invalidated since `key` was read; then nothing
@@ -61,8 +61,8 @@ impl Dcache {
         in_lookup: &KeyGuard<'_>,
     ) -> Result<DentrySlot, Errno> {
         let (parent, hash) = (key.parent(), self.hash(key.parent(), lookup_key.hash));
-        // A dentry may change between the lookup and the reference, as when it is mounted on. Then
-        // repeat the lookup: a name must not get a second dentry.
+        // A dentry may change between the lookup and the reference, for example when it becomes a
+        // mount point. Then repeat the lookup, so that the name gets no second dentry.
         let find = || self.find(key, lookup_key).or_else(|| self.find_exact(key, lookup_key));
         // Only holders of the in-lookup lock enter a name, so a missing name stays missing.
         let is_known = (!key.is_stale() && self.find(key, lookup_key).is_some())
@@ -73,20 +73,21 @@ impl Dcache {
         {
             let is_counted = match node {
                 Some(node) if seen.body.is_negative() => {
-                    // Directories have a group of slots, so a new directory gets another slot if
-                    // possible.
+                    // Directories have a group of slots of their own. So evict the negative dentry
+                    // if possible, which makes the new directory get another slot.
                     if node.kind == FileKind::Directory
                         && let Ok((parent, inode)) = self.evict_locked(slot, seen, hash, in_lookup)
                     {
                         self.put_evicted(parent, inode);
                         break;
                     }
-                    self.turn_positive((slot, seen.seq), lookup_key, node)?
+                    self.turn_positive(slot, seen.seq, lookup_key, node)?
                 }
                 node if seen.body.inode() == node.map_or(InodeSlot::NONE, |node| node.inode) => {
                     self.get(slot, seen.seq)
                 }
-                // The name was missed before the back end was asked, and is another inode there.
+                // The cache missed the name before it asked the back end, and now has it with
+                // another inode. That dentry is out of date.
                 _ => {
                     if self.get(slot, seen.seq) {
                         self.make_stale(slot);
@@ -138,10 +139,10 @@ impl Dcache {
             self.prune();
             self.dentries.alloc(inode, group)
         }))?;
-        let (place, words) = self.place_of(inode);
-        let name = lookup_key.name.as_bytes();
-        let flags = kind | Flags::HASHED;
-        let Some(image) = self.dentries.new_image(key, place, name, flags, words) else {
+        let (superblock, words) = self.superblock_and_words(inode);
+        let (name, flags) = (lookup_key.name.as_bytes(), kind | Flags::HASHED);
+        let image = self.dentries.new_image(key, superblock, inode, name, flags, words);
+        let Some(image) = image else {
             self.dentries.free(slot);
             return Err(Errno::NOMEM);
         };
@@ -153,7 +154,8 @@ impl Dcache {
             }
             None => self.counters.negatives.add(1),
         }
-        // A later `cancel_fill` is followed by a lookup that finds the entry (C.1).
+        // A thread that calls `cancel_fill` later then looks the name up, so it finds the entry
+        // (C.1).
         if self
             .table
             .insert_if(hash, slot, |_| (!in_lookup.is_fill_cancelled()).then_some(()))
@@ -172,19 +174,19 @@ impl Dcache {
         Ok(slot)
     }
 
-    /// Returns the superblock and slot of an inode, and the directory words of its dentry.
-    fn place_of(&self, inode: InodeSlot) -> ((u32, InodeSlot), DirectoryWords) {
+    /// Returns the superblock of an inode and the directory words of its dentry, or zeroes.
+    fn superblock_and_words(&self, inode: InodeSlot) -> (u32, DirectoryWords) {
         if inode.is_none() {
-            return ((0, InodeSlot::NONE), DirectoryWords::default());
+            return (0, DirectoryWords::default());
         }
         let words = DirectoryWords { ino: self.inodes.ino(inode), child_generation: 1 };
-        ((self.inodes.superblock(inode), inode), words)
+        (self.inodes.superblock(inode), words)
     }
 
-    /// Finds dentries that a name has from before an invalidation. One of the same inode is put
-    /// back under `key` and returned, with a reference for the caller. Unused others are evicted.
-    /// So a name has one dentry per inode in use, however often it is invalidated. The caller holds
-    /// the in-lookup lock of the name.
+    /// Finds the dentries that a name has from before an invalidation. A dentry of the same inode
+    /// is put back under `key` and returned, with a reference for the caller. Other unused dentries
+    /// are evicted. So a name has one dentry per inode in use, however often it is invalidated. The
+    /// caller holds the in-lookup lock of the name.
     fn take_back(&self, entry: &NewName<'_>, node: Option<DentryInode>) -> Option<DentrySlot> {
         let &NewName { hash, key, lookup_key, in_lookup } = entry;
         'look: loop {
@@ -195,8 +197,8 @@ impl Dcache {
                         self.inodes.prefer_alias(inode, slot, &self.dentries);
                         return Some(slot);
                     }
-                    // Another field of the dentry changed, as when it becomes a mount point. It
-                    // still has the name, so look again.
+                    // Another field of the dentry changed, for example because the dentry became a
+                    // mount point. It still has the name, so look again.
                     continue 'look;
                 }
                 if !key.is_stale()
@@ -233,14 +235,15 @@ impl Dcache {
         seen.is_some()
     }
 
-    /// Returns a validated snapshot of a dentry if it has that name below `parent`, under any key.
+    /// Returns a validated snapshot of a dentry if it has the name `lookup_key` below `parent`,
+    /// under any key.
     fn snapshot_as(
         &self,
         slot: DentrySlot,
         parent: DentrySlot,
         lookup_key: &LookupKey<'_>,
     ) -> Option<Snapshot> {
-        // Read a dentry that changes meanwhile again: a dentry that is missed here would stay
+        // If a dentry changes meanwhile, read it again. A dentry that is missed here would stay
         // beside the new one.
         loop {
             let seen = self.dentries.snapshot(slot);
@@ -252,7 +255,7 @@ impl Dcache {
     }
 
     /// Moves a dentry to another key, or to a stale key if the fill is cancelled. Takes a reference
-    /// on it for the caller. False if it has changed since `seq`.
+    /// on it for the caller. Returns false if the dentry has changed since `seq`.
     fn set_key(
         &self,
         slot: DentrySlot,
@@ -271,25 +274,26 @@ impl Dcache {
         true
     }
 
-    /// Makes a negative dentry positive in place, and takes a reference on it for the caller. False
-    /// if it has changed since `seq`.
+    /// Makes a negative dentry positive in place, and takes a reference on it for the caller.
+    /// Returns false if the dentry has changed since `seq`.
     fn turn_positive(
         &self,
-        (slot, seq): (DentrySlot, Seq),
+        slot: DentrySlot,
+        seq: Seq,
         lookup_key: &LookupKey<'_>,
         node: DentryInode,
     ) -> Result<bool, Errno> {
         let mut guard = self.dentries.lockref(slot).lock();
-        // An invalidation takes no in-lookup lock, so it may have ended the dentry. The slot may
+        // An invalidation takes no in-lookup lock, so it may have unhashed the dentry. The slot may
         // serve another name by now (trap T55).
         if guard.is_dead() || !self.dentries.is_unchanged(slot, seq) {
             return Ok(false);
         }
         let before = self.dentries.image(slot);
-        let flags = kind_flags(node.kind) | Flags::HASHED;
-        let name = lookup_key.name.as_bytes();
-        let (place, words) = self.place_of(node.inode);
-        let image = full(self.dentries.new_image(before.key, place, name, flags, words))?;
+        let (flags, name) = (kind_flags(node.kind) | Flags::HASHED, lookup_key.name.as_bytes());
+        let (superblock, words) = self.superblock_and_words(node.inode);
+        let image = self.dentries.new_image(before.key, superblock, node.inode, name, flags, words);
+        let image = full(image)?;
         self.adopt(slot, node);
         guard.add(1);
         self.write(slot, &guard, |dcache| {
@@ -302,14 +306,14 @@ impl Dcache {
         Ok(true)
     }
 
-    /// Takes the dentry's reference on its inode, and makes the dentry an alias.
+    /// Takes the dentry's reference on its inode, and makes the dentry an alias of the inode.
     fn adopt(&self, slot: DentrySlot, node: DentryInode) {
         self.inodes.lockref(node.inode).get();
         self.inodes.add_alias(node.inode, slot, &self.dentries);
     }
 
     /// Removes the dentry of a removed name. The caller holds the in-lookup lock of the name, and a
-    /// reference on the dentry, which this drops.
+    /// reference on the dentry, which this call drops.
     pub(crate) fn remove(&self, slot: DentrySlot) {
         let guard = self.dentries.lockref(slot).lock();
         let image = self.dentries.image(slot);
@@ -319,7 +323,7 @@ impl Dcache {
         }
         let inode = image.body.inode();
         if guard.count() == 1 && !inode.is_none() {
-            // There is no other user, so the dentry stays as a negative one.
+            // The dentry has no other user, so it stays in the cache as a negative dentry.
             let flags = image.body.flags() & (Flags::HASHED | Flags::LONG);
             if !image.body.is_directory() {
                 self.write(slot, &guard, |dcache| {
@@ -341,7 +345,7 @@ impl Dcache {
     fn unhash(&self, slot: DentrySlot, guard: LockrefGuard<'_>, image: &Image) {
         let inode = image.body.inode();
         let hash = self.hash_of(slot, image);
-        // All references but the caller's, so other users of the directory are counted too.
+        // Count all references but the caller's, so also those of other users of the directory.
         let children = if image.body.is_directory() { guard.count() - 1 } else { 0 };
         self.write(slot, &guard, |dcache| {
             dcache.store_unhashed(slot, image);
@@ -357,8 +361,8 @@ impl Dcache {
     }
 
     /// Counts an unhashed dentry, and drops its reference on its inode. Users of a removed file
-    /// hold references of their own. A removed directory must not live on for the negative entries
-    /// below it.
+    /// hold references of their own. The inode of a removed directory must not live on because of
+    /// negative entries below it.
     fn release_unhashed(&self, inode: InodeSlot) {
         self.counters.unhashed.add(1);
         if inode.is_none() {
@@ -369,8 +373,8 @@ impl Dcache {
     }
 
     /// Invalidates a name: its dentry gets a stale key, so lookups miss it. Users of the inode
-    /// still know the last name, and for a directory the entries below. The caller holds a
-    /// reference on the dentry, which this drops.
+    /// still know its last name and, for a directory, the entries below it. The caller holds a
+    /// reference on the dentry, which this call drops.
     pub(crate) fn make_stale(&self, slot: DentrySlot) {
         let guard = self.dentries.lockref(slot).lock();
         let before = self.dentries.image(slot);
@@ -379,7 +383,7 @@ impl Dcache {
             return self.put(slot);
         }
         if before.body.is_negative() {
-            // No user reaches an inode through it.
+            // No user reaches an inode through a negative dentry, so it need not stay.
             return self.unhash(slot, guard, &before);
         }
         let stale = ParentKey::stale(before.key.parent());
@@ -400,29 +404,30 @@ impl Dcache {
     /// nothing has changed.
     pub(crate) fn d_move(
         &self,
-        (moved, from): (DentrySlot, &LookupKey<'_>),
+        moved: DentrySlot,
+        from: &LookupKey<'_>,
         to: ParentKey,
         lookup_key: &LookupKey<'_>,
         target: Option<DentrySlot>,
         in_lookup: &KeyGuard<'_>,
     ) -> Result<DentrySlot, Errno> {
         let hash = self.hash(to.parent(), lookup_key.hash);
-        let negative = self.insert_over_negative((hash, to, lookup_key), moved, target);
         let entry = NewName { hash, key: to, lookup_key, in_lookup };
-        let moved = self.d_move_listed((moved, from), &entry, target.or(negative));
+        let negative = self.insert_over_negative(&entry, moved, target);
+        let moved = self.d_move_listed(moved, from, &entry, target.or(negative));
         negative.into_iter().for_each(|slot| self.put(slot));
         moved
     }
 
     /// Enters `slot` under a name. Without a `target`, returns the negative dentry of the name,
-    /// with a reference. Any other dentry of the name, unknown to the caller, becomes stale,
-    /// wherever it stands in the bucket.
+    /// with a reference. Any other dentry of the name becomes stale, wherever the bucket has it.
     fn insert_over_negative(
         &self,
-        (hash, key, lookup_key): (u32, ParentKey, &LookupKey<'_>),
+        entry: &NewName<'_>,
         slot: DentrySlot,
         target: Option<DentrySlot>,
     ) -> Option<DentrySlot> {
+        let &NewName { hash, key, lookup_key, .. } = entry;
         let another = |stripe: &Stripe<'_, OfDentry>, negative: Option<DentrySlot>| {
             let known = [Some(slot), target, negative];
             stripe.find(|other| {
@@ -444,16 +449,17 @@ impl Dcache {
                 }
             }
             // The dentry changed before the reference was taken, or is stale now, or is the
-            // negative one. There may be another behind it.
+            // negative one. Another dentry of the name may stand behind it in the bucket.
             found = another(&self.table.lock(hash), negative);
         }
         negative
     }
 
-    /// As [`Dcache::d_move`], for a dentry that is already in the table under its new name.
+    /// Like [`Dcache::d_move`], for a dentry that is already in the table under its new name.
     fn d_move_listed(
         &self,
-        (moved, from): (DentrySlot, &LookupKey<'_>),
+        moved: DentrySlot,
+        from: &LookupKey<'_>,
         entry: &NewName<'_>,
         target: Option<DentrySlot>,
     ) -> Result<DentrySlot, Errno> {
@@ -461,15 +467,16 @@ impl Dcache {
         let (guard, target_guard) = self.lock_two(moved, target);
         let before = self.dentries.image(moved);
         if !before.body.is_hashed() {
-            // An invalidation, which takes no in-lookup lock, has ended it. It has no inode to
-            // move.
+            // An invalidation, which takes no in-lookup lock, has unhashed the dentry. It has no
+            // inode to move.
             drop((guard, target_guard));
             self.table.remove(hash, moved);
             return Err(Errno::STALE);
         }
         let (body, words) = (before.body, before.directory_words());
-        let (place, name) = ((body.superblock(), body.inode()), lookup_key.name.as_bytes());
-        let image = self.dentries.new_image(to, place, name, body.flags(), words);
+        let (superblock, inode, name) =
+            (body.superblock(), body.inode(), lookup_key.name.as_bytes());
+        let image = self.dentries.new_image(to, superblock, inode, name, body.flags(), words);
         let Some(mut image) = image else {
             drop((guard, target_guard));
             self.table.remove(hash, moved);
@@ -533,7 +540,8 @@ impl Dcache {
         let (guard_a, guard_b) = self.lock_two(a, Some(b));
         let guard_b = guard_b.expect("two dentries were locked");
         let (before_a, before_b) = (self.dentries.image(a), self.dentries.image(b));
-        // After an invalidation in between, neither name is known.
+        // If one of the names was invalidated meanwhile, the cache knows neither, and nothing is
+        // swapped.
         let is_as_before =
             |slot, image: &Image, hash| image.body.is_hashed() && self.hash_of(slot, image) == hash;
         let is_known = is_as_before(a, &before_a, hash_a) && is_as_before(b, &before_b, hash_b);
@@ -573,12 +581,12 @@ impl Dcache {
         let mut name = NameCopy::new();
         self.dentries.copy_name(slot, other.body, &mut name);
         let (body, words) = (this.body, this.directory_words());
-        let place = (body.superblock(), body.inode());
-        // If the directory has invalidated the name, the new image is stale too.
+        let (superblock, inode) = (body.superblock(), body.inode());
+        // If the directory was invalidated since the name was entered, the new image is stale too.
         let parent = other.key.parent();
         let is_current = self.key_of_held(parent) == other.key;
         let key = if is_current { other.key } else { ParentKey::stale(parent) };
-        self.dentries.new_image(key, place, name.as_bytes(), body.flags(), words)
+        self.dentries.new_image(key, superblock, inode, name.as_bytes(), body.flags(), words)
     }
 
     fn hash_now(&self, slot: DentrySlot) -> u32 {
@@ -633,7 +641,8 @@ impl Dcache {
 
     /// Invalidates one name, and cancels its fill.
     pub(crate) fn invalidate_name(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
-        // Before the cancellation (L.2).
+        // Count the change before the fill is cancelled (L.2). Then a listing sees the count or the
+        // cancellation.
         drop(self.listings.change(directory));
         self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
         self.counters.invalidations.add(1);
@@ -763,13 +772,14 @@ pub(super) struct Dead {
     image: Image,
 }
 
-/// Returns the next child generation of a directory. The half that keys hold is never 0.
+/// Returns the next child generation of a directory. The half that keys hold is never 0, because 0
+/// marks a stale key.
 fn next_generation(image: &Image) -> u64 {
     let next = image.child_generation() + 1;
     next + u64::from(ParentKey::new(DentrySlot::NONE, next).is_stale())
 }
 
-/// Whether something is mounted on a dentry.
+/// The state of a dentry as a mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mounted {
     /// It is a mount point.

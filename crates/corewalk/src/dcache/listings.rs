@@ -1,16 +1,17 @@
-//! Listings under way: whether a name may have changed since a listing of its directory began.
+//! Listings under way. They tell whether a name may have changed since a listing of its directory
+//! began.
 //!
 //! A listing may report entries with attributes, which fill the cache. The back end reads them
-//! without an in-lookup lock, since their names are not known before. Meanwhile a rename or a
+//! without an in-lookup lock, because their names are not known before. Meanwhile a rename or a
 //! removal may change a name, also in the cache. An older entry must not bring the name back (trap
 //! T25).
 //!
 //! # How it works
-//! A directory has a word, shared with other directories. It counts the listings under way and the
-//! changes of names. A listing counts itself before it calls the back end. A change of a name looks
-//! at the word after its call of the back end. It counts itself only if a listing is under way, so
-//! most changes store nothing here. A listing enters a name under the in-lookup lock of the name,
-//! and only if no change was counted since it began.
+//! Each directory has a word, which it shares with other directories. The word counts the listings
+//! under way and the changes of names. A listing counts itself before it calls the back end. A
+//! change of a name looks at the word after its call of the back end. It counts itself only if a
+//! listing is under way, so most changes store nothing here. A listing enters a name under the
+//! in-lookup lock of the name, and only if no change was counted since it began.
 //!
 //! # Invariants
 //! - L.1: a change counts itself before it releases the in-lookup locks of its names.
@@ -18,11 +19,11 @@
 //!
 //! Suppose that the back end answered the listing before it made the change. The listing had
 //! counted itself before that answer, so the change counts itself. By L.1 a later holder of the
-//! in-lookup lock sees that. If the back end made the change first, the entry is not older. A back
-//! end need not have locks: two fences order the word with its answers.
+//! in-lookup lock sees that. If the back end made the change first, the entry already shows the
+//! change. A back end need not have locks: two fences order the word with its answers.
 //!
-//! An invalidation that a listing does not see has not yet cancelled the fill. So it cancels that
-//! of the listing, or finds the name that the listing has entered (K.2).
+//! An invalidation that a listing does not see has not yet cancelled the fill. So it cancels the
+//! fill of the listing, or finds the name that the listing has entered (K.2).
 
 use corewalk_base::OwnLine;
 use corewalk_base::primitives::IS_MODEL;
@@ -62,7 +63,7 @@ impl Listings {
     /// Begins a listing of the directory in the slot `directory`.
     pub(crate) fn begin(&self, directory: DentrySlot) -> ListingMark<'_> {
         let word = self.word(directory);
-        // ORDERING: Relaxed. The fence orders it.
+        // ORDERING: Relaxed. The fence below orders this store before the back end's answer.
         let before = word.fetch_add(1, Ordering::Relaxed);
         // ORDERING(listing): SeqCst fence. Store buffering: the listing stores the word and reads
         // the back end; a change stores in the back end and reads the word. One of them sees the
@@ -87,14 +88,16 @@ impl ListingMark<'_> {
     /// Returns true if no name in the directory has changed since the listing began. The caller
     /// holds the in-lookup lock of the name that it is about to enter.
     pub(crate) fn is_unchanged(&self) -> bool {
-        // ORDERING: Relaxed. The in-lookup lock orders it after earlier changes of the name (L.1).
+        // ORDERING: Relaxed. The in-lookup lock orders this load after earlier changes of the name
+        // (L.1).
         self.word.load(Ordering::Relaxed) / CHANGE == self.changes
     }
 }
 
 impl Drop for ListingMark<'_> {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. A change that misses it would have counted for no listing.
+        // ORDERING: Relaxed. The listing has ended, so a change that sees the lower count need not
+        // count itself.
         self.word.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -102,11 +105,12 @@ impl Drop for ListingMark<'_> {
 impl Drop for NameChange<'_> {
     #[inline]
     fn drop(&mut self) {
-        // ORDERING(listing): SeqCst fence. See `Listings::begin`.
+        // ORDERING(listing): SeqCst fence. Pairs with the fence of `Listings::begin`. This change
+        // sees the listing's count, or the listing's answer shows this change.
         fence(Ordering::SeqCst);
-        // ORDERING: Relaxed. The fence orders it.
+        // ORDERING: Relaxed. The fence above orders this load after the change in the back end.
         if self.word.load(Ordering::Relaxed) & LISTINGS_MASK != 0 {
-            // ORDERING: Relaxed. Published by the release of the in-lookup lock.
+            // ORDERING: Relaxed. The release of the in-lookup lock publishes the count.
             self.word.fetch_add(CHANGE, Ordering::Relaxed);
         }
     }

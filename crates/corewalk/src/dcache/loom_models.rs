@@ -1,8 +1,9 @@
 //! Models of the dentry cache: names are entered, renamed and replaced beside a reader.
 //!
 //! A model makes the changes of the cache itself, on three slots. Its control makes the same change
-//! in other steps. The reader is the spawned thread; see `tally` in the base crate. Schedules have
-//! at most [`PREEMPTIONS`] preemptions, which is enough to catch every control.
+//! in other steps. The reader is the spawned thread, because loom skips schedules otherwise (see
+//! `tally` in the base crate). Schedules have at most [`PREEMPTIONS`] preemptions, which is enough
+//! to catch every control.
 
 mod count;
 
@@ -65,7 +66,7 @@ pub(super) fn enter(dcache: &Dcache, ino: u64, mode: u32) -> DentryInode {
     let attr = attr(ino, mode);
     let entered = dcache
         .inodes
-        .get_or_insert(&dcache.dentries, (0, DentrySlot::NONE), &attr, false, 0)
+        .get_or_insert(&dcache.dentries, 0, DentrySlot::NONE, &attr, false, 0)
         .unwrap();
     DentryInode { inode: entered.slot, kind: attr.kind() }
 }
@@ -100,8 +101,8 @@ pub(super) fn lookup(dcache: &Dcache, key: ParentKey, name: &[u8]) -> Option<u64
     Some(ino)
 }
 
-/// Enters a name with `publish`, beside a reader. Returns how often the reader missed it, and how
-/// often it found it.
+/// Enters a name with `publish`, beside a reader. Returns how often the reader missed the name, and
+/// how often it found the name.
 fn publish_against_find(
     prepare: fn(&Dcache, ParentKey),
     publish: fn(&Dcache, ParentKey),
@@ -141,15 +142,15 @@ fn publish_negative_a(dcache: &Dcache, key: ParentKey) {
     dcache.put(slot);
 }
 
-/// Traps T3, T14, T23: a dentry that a reader finds while it is published already refers to its
-/// inode, and the inode already has its number.
+/// Traps T3, T14, T23: a dentry that a reader finds during its publication must already refer to
+/// its inode, and that inode must already have its number.
 #[test]
 fn name_that_is_entered_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(|_, _| (), publish_a));
 }
 
-/// Traps T3, T16: a reader must not see a pointer before its target. As above, for a negative
-/// dentry that turns positive.
+/// Traps T3, T16: a reader must not see a pointer before its target. Here a negative dentry turns
+/// positive.
 #[test]
 fn name_that_turns_positive_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_a));
@@ -163,14 +164,15 @@ fn publish_directory_a(dcache: &Dcache, key: ParentKey) {
     dcache.put_inode(node.inode, 1);
 }
 
-/// Traps T3, T16: a reader must not see a pointer before its target. As above, for a negative
-/// dentry that a directory in another slot replaces.
+/// Traps T3, T16: a reader must not see a pointer before its target. Here a directory in another
+/// slot replaces a negative dentry.
 #[test]
 fn directory_in_place_of_a_negative_is_found_whole_or_not() {
     assert_all_reached(&publish_against_find(publish_negative_a, publish_directory_a));
 }
 
-/// Trap T23: the dentry gets its inode before the inode has a number, outside of a write section.
+/// Control for trap T23: the dentry gets its inode outside of a write section, so a reader may find
+/// the inode without its number.
 #[test]
 #[should_panic(expected = "half-born")]
 fn control_inode_before_its_number_is_caught() {
@@ -185,7 +187,7 @@ fn control_inode_before_its_number_is_caught() {
 }
 
 /// Renames a file from `A` to `B` with `rename`, beside a reader of the dentry. Returns how often
-/// the name was (`A`, `B`).
+/// the reader saw the name (`A`, `B`).
 fn rename_against_name(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -208,27 +210,25 @@ fn rename_against_name(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize; 2]
 
 fn rename_to_b(dcache: &Dcache, slot: DentrySlot, key: ParentKey) {
     let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
-    let moved = (slot, &lookup_key_a(dcache));
-    assert_eq!(
-        dcache.d_move(moved, key, &lookup_key, None, &lock_name_a(dcache, key)),
-        Ok(DentrySlot::NONE)
-    );
+    let (from, in_lookup) = (lookup_key_a(dcache), lock_name_a(dcache, key));
+    let old_parent = dcache.d_move(slot, &from, key, &lookup_key, None, &in_lookup);
+    assert_eq!(old_parent, Ok(DentrySlot::NONE));
 }
 
 /// Returns the image of the dentry under the name `B`.
 fn image_b(dcache: &Dcache, slot: DentrySlot, key: ParentKey) -> Image {
     let (body, words) = (dcache.dentries.image(slot).body, DirectoryWords::default());
-    dcache.dentries.new_image(key, (0, body.inode()), B, body.flags(), words).unwrap()
+    dcache.dentries.new_image(key, 0, body.inode(), B, body.flags(), words).unwrap()
 }
 
-/// Traps T1, T4: length and bytes of a name are those of one instant.
+/// Traps T1, T4: length and bytes of a name must be those of one instant.
 #[test]
 fn name_beside_a_rename_is_the_old_or_the_new() {
     assert_all_reached(&rename_against_name(rename_to_b));
 }
 
-/// Trap T1: the name is stored outside of a write section, so a reader may take length and bytes of
-/// two names.
+/// Control for trap T1: the name is stored outside of a write section, so a reader may take length
+/// and bytes of two names.
 #[test]
 #[should_panic(expected = "T1: a torn name")]
 fn control_rename_without_a_section_is_caught() {
@@ -238,7 +238,7 @@ fn control_rename_without_a_section_is_caught() {
 }
 
 /// Renames a file from `A` to `B` with `rename`, beside a reader that looks for `A`, and for `B` if
-/// that is missing. Returns how often it was found as (`A`, `B`).
+/// that is missing. Returns how often the reader found the file as (`A`, `B`).
 fn rename_against_lookups(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -261,13 +261,14 @@ fn rename_against_lookups(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize;
     })
 }
 
-/// Trap T13: a reader that misses the old name finds the new one.
+/// Trap T13: a reader that misses the old name must find the new one.
 #[test]
 fn file_that_is_renamed_has_one_name_or_the_other() {
     assert_all_reached(&rename_against_lookups(rename_to_b));
 }
 
-/// Trap T13: the old entry is removed before the new one is entered.
+/// Control for trap T13: the old entry is removed before the new one is entered, so a reader may
+/// miss both names.
 #[test]
 #[should_panic(expected = "T13: neither name")]
 fn control_rename_that_takes_out_first_is_caught() {
@@ -283,8 +284,8 @@ fn control_rename_that_takes_out_first_is_caught() {
     });
 }
 
-/// Renames `A` over `B` with `rename`, beside a reader that looks for `B`. Returns how often that
-/// was the (replaced, moved) file.
+/// Renames `A` over `B` with `rename`, beside a reader that looks for `B`. Returns how often the
+/// reader found the (replaced, moved) file.
 fn replace_against_lookup(rename: fn(&Dcache, DentrySlot, DentrySlot, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -308,20 +309,19 @@ fn replace_against_lookup(rename: fn(&Dcache, DentrySlot, DentrySlot, ParentKey)
     })
 }
 
-/// Traps T12, T13: a name that is renamed over never disappears.
+/// Traps T12, T13: a name that is renamed over must never disappear.
 #[test]
 fn target_of_a_rename_is_always_there() {
     assert_all_reached(&replace_against_lookup(|dcache, moved, victim, key| {
         let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
-        let (moved, in_lookup) = ((moved, &lookup_key_a(dcache)), lock_name_a(dcache, key));
-        assert_eq!(
-            dcache.d_move(moved, key, &lookup_key, Some(victim), &in_lookup),
-            Ok(DentrySlot::NONE)
-        );
+        let (from, in_lookup) = (lookup_key_a(dcache), lock_name_a(dcache, key));
+        let old_parent = dcache.d_move(moved, &from, key, &lookup_key, Some(victim), &in_lookup);
+        assert_eq!(old_parent, Ok(DentrySlot::NONE));
     }));
 }
 
-/// Trap T13: the target is removed before the file moves, so for a moment no file has the name.
+/// Control for trap T13: the target is removed before the file moves, so for a moment no file has
+/// the name.
 #[test]
 #[should_panic(expected = "T13: the target was missing")]
 fn control_rename_in_two_sections_is_caught() {
@@ -331,13 +331,14 @@ fn control_rename_in_two_sections_is_caught() {
         dcache.write(victim, &guard, |dcache| dcache.dentries.store_body(victim, body));
         drop(guard);
         let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
-        let (moved, in_lookup) = ((moved, &lookup_key_a(dcache)), lock_name_a(dcache, key));
-        assert_eq!(dcache.d_move(moved, key, &lookup_key, None, &in_lookup), Ok(DentrySlot::NONE));
+        let (from, in_lookup) = (lookup_key_a(dcache), lock_name_a(dcache, key));
+        let old_parent = dcache.d_move(moved, &from, key, &lookup_key, None, &in_lookup);
+        assert_eq!(old_parent, Ok(DentrySlot::NONE));
     });
 }
 
-/// A name changes from a file to a directory with `change`. Returns how often a reader saw a (file,
-/// directory).
+/// Changes a name from a file to a directory with `change`, beside a reader. Returns how often the
+/// reader saw a (file, directory).
 fn kind_against_lookup(change: fn(&Dcache, DentrySlot, InodeSlot)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -370,12 +371,12 @@ fn kind_against_lookup(change: fn(&Dcache, DentrySlot, InodeSlot)) -> [usize; 2]
 fn kind_and_inode_of_a_dentry_belong_together() {
     assert_all_reached(&kind_against_lookup(|dcache, slot, inode| {
         let guard = dcache.dentries.lockref(slot).lock();
-        let body = Body::new((0, inode), A.len(), Flags::HASHED | kind_flags(FileKind::Directory));
+        let body = Body::new(0, inode, A.len(), Flags::HASHED | kind_flags(FileKind::Directory));
         dcache.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, body));
     }));
 }
 
-/// Trap T16: the type flag is stored before the inode, so a reader may see a mix.
+/// Control for trap T16: the type flag is stored before the inode, so a reader may see a mix.
 #[test]
 #[should_panic(expected = "T16: another's flag")]
 fn control_flag_and_inode_in_two_steps_is_caught() {

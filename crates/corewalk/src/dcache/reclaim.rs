@@ -21,7 +21,7 @@
 //! small share.
 //!
 //! Walks write nothing, so they do not mark entries as used; references and fills do. So an entry
-//! that is only walked through is refilled at most once per pass.
+//! that only walks use is evicted and filled again at most once per pass.
 //!
 //! Source: Linux `fs/dcache.c` shrinker; the second-chance algorithm (Corbato 1968).
 
@@ -38,12 +38,12 @@ use crate::slot::{DentrySlot, InodeSlot};
 const SCAN_MAX: u32 = 512;
 /// Slots scanned between two checks of the progress.
 const SCAN_STEP: u32 = 64;
-/// Slots that a removal scans for each negative entry that its directory leaves behind, and that no
-/// lookup finds any more. So the scan has covered the whole cache when such entries fill 1 slot of
-/// 32.
+/// Number of slots that a removal of a directory scans for each negative entry that it leaves
+/// behind. No lookup finds such entries. The scans have covered the whole cache by the time such
+/// entries fill 1 slot of 32.
 const ORPHAN_SCAN: u64 = 32;
-/// Minimum number of slots that one removal scans if it leaves an entry behind. It takes about a
-/// microsecond.
+/// Minimum number of slots that one removal scans if it leaves an entry behind. The scan of so many
+/// slots takes about a microsecond.
 const ORPHAN_SCAN_MIN: u64 = 256;
 /// Maximum number of slots that one removal scans. Later removals scan the rest.
 const ORPHAN_SCAN_MAX: u64 = 4096;
@@ -51,7 +51,8 @@ const ORPHAN_SCAN_MAX: u64 = 4096;
 const ASK_MAX: u32 = 16;
 /// The divisor of the budget that gives the share of negative entries.
 const NEGATIVE_SHARE: u64 = 8;
-/// The approximate bytes of an entry. Turns the share of negative entries into a count.
+/// The approximate size of an entry in bytes, which turns the share of negative entries into a
+/// count.
 const ENTRY_BYTES: u64 = 96;
 
 /// The clock hand, and the budget.
@@ -75,7 +76,7 @@ impl Hand {
     }
 }
 
-/// Which unused entries a scan evicts.
+/// The unused entries that a scan evicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Chance {
     /// Those not used since the last pass.
@@ -92,20 +93,20 @@ enum Chance {
 pub(super) enum Outcome {
     /// The dentry was evicted. Holds the slot of its parent.
     Evicted(DentrySlot),
-    /// Only the users of its inode keep the dentry.
+    /// Only the users of its inode keep the dentry (a pinned entry).
     Pinned,
     /// The dentry stays.
     Kept,
 }
 
 impl Dcache {
-    /// A fill checks the budget if its slot number is a multiple of this. Growth cannot skip such a
-    /// slot, and other fills pay nothing.
+    /// A fill checks the budget if its slot number is a multiple of this number. A growing cache
+    /// cannot skip such slots, and other fills pay nothing.
     pub(super) const RECLAIM_EVERY: u32 = 32;
 
     /// Sets the budget in bytes.
     pub(crate) fn set_budget(&self, bytes: u64) {
-        // ORDERING: Relaxed. A limit read at the next fill.
+        // ORDERING: Relaxed. The limit publishes nothing; the next fill reads it.
         self.hand.budget_bytes.store(bytes, Ordering::Relaxed);
     }
 
@@ -137,7 +138,8 @@ impl Dcache {
 
     /// Evicts negative entries beyond their share. Then evicts unused entries and reports pinned
     /// ones, until both together are `want` or each slot was scanned once. Returns the number of
-    /// evictions. `pinned` gets slot, inode, the parent's inode, and name.
+    /// evictions. `pinned` gets the slot, the inode, the parent's inode and the name of each pinned
+    /// entry.
     pub(crate) fn reclaim(
         &self,
         want: u64,
@@ -165,8 +167,8 @@ impl Dcache {
     }
 
     /// Evicts the entry in `slot` and its parents without children, unless they are in use. Returns
-    /// the number of evictions. The referenced bit does not count: the user has just dropped the
-    /// entry on request.
+    /// the number of evictions. The referenced bit is ignored, because the user has just dropped
+    /// the entry on request.
     pub(crate) fn evict_entry(&self, slot: DentrySlot) -> u64 {
         let evicted = self.evict_upwards(slot, Chance::None, &mut |_| {});
         self.counters.reclaimed.add(evicted as i64);
@@ -190,15 +192,16 @@ impl Dcache {
         }
     }
 
-    /// Scans for negative entries below removed directories, and evicts them. A directory was
-    /// removed with up to `children` entries. The caller holds no lock.
+    /// Scans for negative entries below removed directories, and evicts them. The caller has
+    /// removed a directory with up to `children` entries, and holds no lock.
     pub(crate) fn sweep_orphans(&self, children: u64) {
         if children == 0 {
             return;
         }
         let slots = u64::from(self.dentries.slots_touched().max(2));
         let due = (children.saturating_mul(ORPHAN_SCAN)).max(ORPHAN_SCAN_MIN);
-        // ORDERING: Relaxed. A count of work; the thread that takes it does it.
+        // ORDERING: Relaxed. The word counts slots that are still to be scanned. The thread that
+        // takes the count scans them.
         let owed = self.hand.orphans_owed.swap(0, Ordering::Relaxed);
         let owed = owed.saturating_add(due).min(slots);
         let scan = owed.min(ORPHAN_SCAN_MAX);
@@ -208,7 +211,8 @@ impl Dcache {
         }
         let mut evicted = 0;
         for _ in 0..scan {
-            // ORDERING: Relaxed. Each value goes to one thread; nothing else is implied.
+            // ORDERING: Relaxed. Each value goes to one thread, and nothing is published through
+            // it.
             let at = self.hand.orphans_at.fetch_add(1, Ordering::Relaxed);
             let slot = DentrySlot::new(at % slots as u32);
             evicted += self.evict_upwards(slot, Chance::OrphansOnly, &mut |_| {});
@@ -222,7 +226,8 @@ impl Dcache {
         let mut evicted = 0;
         for _ in 0..scan {
             let end = self.dentries.slots_touched().max(2);
-            // ORDERING: Relaxed. Each value goes to one thread; nothing else is implied.
+            // ORDERING: Relaxed. Each value goes to one thread, and nothing is published through
+            // it.
             let at = self.hand.at.fetch_add(1, Ordering::Relaxed);
             evicted += self.evict_upwards(DentrySlot::new(at % end), chance, pinned);
         }
@@ -282,9 +287,8 @@ impl Dcache {
         if !body.is_negative()
             && self.inodes.is_only_alias_in_use(body.inode(), slot, &self.dentries)
         {
-            // Return before the name is hidden; `evict_locked` checks again. Beside a caching
-            // kernel most entries are pinned, and hiding a name for a moment would delay its
-            // lookups.
+            // Return before the name is hidden, although `evict_locked` checks again. If the kernel
+            // caches names too, most entries are pinned, and hiding a name would delay its lookups.
             return Outcome::Pinned;
         }
         let lookup_key = self.lookup_key(name);
@@ -324,14 +328,15 @@ impl Dcache {
         }
         let inode = seen.body.inode();
         self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(seen.body)));
-        // A reference on the inode that was taken through this dentry is counted by now. A later
-        // one finds the dentry changed. Both go through the inode's lockref (see
-        // `Dcache::get_inode`).
+        // A reference on the inode that was taken through this dentry is counted by now. A thread
+        // that takes a reference later finds that the dentry has changed. The inode's lockref
+        // orders the two (see `Dcache::get_inode`).
         let is_free =
             inode.is_none() || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {
             self.write(slot, &guard, |dcache| {
-                // An invalidation may have missed the name while it was hidden.
+                // An invalidation may have missed the name while it was hidden, so check whether it
+                // cancelled the fill.
                 dcache.dentries.store_key(slot, seen.key.unless_cancelled(in_lookup));
                 dcache.dentries.store_body(slot, seen.body);
             });

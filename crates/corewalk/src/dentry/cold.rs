@@ -56,14 +56,15 @@ impl<'a> Cold<'a> {
 
     /// Allocates a half; false if it is in use.
     pub(super) fn take(&self, half: Half) -> bool {
-        // ORDERING(half): Acquire. Sees everything that the last user of the half stored.
+        // ORDERING(half): Acquire. Pairs with `release`. The caller sees everything that the last
+        // user of the half stored.
         self.0.fetch_or(half as u64, Ordering::Acquire) & half as u64 == 0
     }
 
     /// Frees a half. Returns true if the slot is now free.
     pub(super) fn release(&self, half: Half) -> bool {
-        // ORDERING(half): AcqRel. See `take`. The thread that frees the second half also sees the
-        // stores to the first.
+        // ORDERING(half): AcqRel. The next thread that takes the half sees the stores of this
+        // thread. The thread that frees the second half also sees the stores to the first.
         let before = self.0.fetch_and(!(half as u64), Ordering::AcqRel);
         debug_assert!(before & half as u64 != 0, "a half is given back once");
         before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64
@@ -75,7 +76,7 @@ impl<'a> Cold<'a> {
     }
 
     pub(crate) fn set_next_alias(&self, next: DentrySlot) {
-        // ORDERING: Relaxed. Protected by the inode's lock; the update keeps bits that other
+        // ORDERING: Relaxed. The inode's lock protects the alias. The update keeps bits that other
         // threads set.
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
             Some((word & !NEXT_MASK) | u64::from(next.get()))

@@ -1,7 +1,7 @@
 //! Models of the two halves of a slot, which live and die separately, and of long names.
 //!
-//! In models with a thread that checks the outcome, that thread is the spawned one; see `tally` in
-//! the base crate.
+//! A thread that checks the outcome is the spawned one, because loom skips schedules otherwise (see
+//! `tally` in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -28,13 +28,13 @@ fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
 }
 
 /// Two threads store a last word in the halves of one slot, free them with `free`, and allocate
-/// again. Returns how often the thread of the dentry half got the slot again, and how often that of
-/// the inode half.
+/// again. Returns how often the thread of the dentry half got the slot again, and how often the
+/// thread of the inode half got it.
 fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let (dentries, slot) = one_slot();
         let end = move |dentries: &Dentries, half| {
-            // ORDERING: Relaxed. The halves have to order it.
+            // ORDERING: Relaxed. The free of the half has to order this store before its next use.
             word_of(dentries, slot, half).store(7, Ordering::Relaxed);
             free(dentries, half, slot);
             let next = dentries.alloc_half(half, 0, Group::Many).expect("there are more slots");
@@ -58,8 +58,8 @@ fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
     })
 }
 
-/// Traps T7, T59: the last thread frees the slot, and its next owner sees the stores of both
-/// threads.
+/// Traps T7, T59: the last of two threads that free the halves must free the slot, once. The next
+/// owner of the slot must see the stores of both threads.
 #[test]
 fn slot_whose_halves_die_at_once_is_given_back_once() {
     assert_all_reached(&free_against_free(|dentries, half, slot| {
@@ -70,16 +70,16 @@ fn slot_whose_halves_die_at_once_is_given_back_once() {
     }));
 }
 
-/// Trap T33: a half is freed with a load and a store, so the other thread's change of the word is
-/// lost.
+/// Control for trap T33: a half is freed with a load and a store, so the other thread's change of
+/// the word is lost.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_half_in_two_steps_is_caught() {
     free_against_free(|dentries, half, slot| {
         let word = dentries.cold_of(slot).0;
-        // ORDERING: Acquire. Strong enough; it is the two steps that are wrong.
+        // ORDERING: Acquire. Strong enough; the fault is that load and store are two steps.
         let before = word.load(Ordering::Acquire);
-        // ORDERING: Release. As above.
+        // ORDERING: Release. Strong enough; the fault is that load and store are two steps.
         word.store(before & !(half as u64), Ordering::Release);
         if before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64 {
             dentries.hot.free(slot);
@@ -87,25 +87,25 @@ fn control_half_in_two_steps_is_caught() {
     });
 }
 
-/// Trap T33: the next generation is stored together with an old value of the other half, so that
-/// half's change is lost.
+/// Control for trap T33: the next generation is stored together with an old value of the other
+/// half, so that half's change is lost.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_generation_that_is_stored_is_caught() {
     free_against_free(|dentries, half, slot| {
         if let Half::Dentry = half {
             let word = dentries.cold_of(slot).0;
-            // ORDERING: Acquire. Strong enough; it is the two steps that are wrong.
+            // ORDERING: Acquire. Strong enough; the fault is that load and store are two steps.
             let before = word.load(Ordering::Acquire);
-            // ORDERING: Release. As above.
+            // ORDERING: Release. Strong enough; the fault is that load and store are two steps.
             word.store(before.wrapping_add(1 << GENERATION_SHIFT), Ordering::Release);
         }
         dentries.free_half(half, slot);
     });
 }
 
-/// Trap T7: a slot is reused while a last user still stores to it. Here freeing a half does not
-/// order the stores before it.
+/// Control for trap T7: the free of a half does not order the stores before it. So the slot is
+/// reused while a last user still stores to it.
 #[test]
 #[should_panic(expected = "half was not seen")]
 fn control_relaxed_release_of_a_half_is_caught() {
@@ -129,14 +129,15 @@ fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
             move || {
                 let has_taken = take(&dentries, slot);
                 if has_taken {
-                    // ORDERING: Relaxed. The half has to order it.
+                    // ORDERING: Relaxed. The allocation of the half has to order this load after
+                    // the other thread's store.
                     let seen = word_of(&dentries, slot, Half::Dentry).load(Ordering::Relaxed);
                     assert_eq!(seen, 7, "the last word of the half was not seen");
                 }
                 tally.hit(usize::from(has_taken));
             }
         });
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. The free of the half has to order this store before its next use.
         word_of(&dentries, slot, Half::Dentry).store(7, Ordering::Relaxed);
         dentries.free(DentrySlot::new(slot));
         taker.join().unwrap();
@@ -149,7 +150,8 @@ fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
     })
 }
 
-/// Trap T7: a half that is allocated beside an inode shows the last stores of its last user.
+/// Trap T7: the new owner of a half that is allocated beside an inode must see the last stores of
+/// its last user.
 #[test]
 fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
     assert_all_reached(&free_against_take(|dentries, slot| {
@@ -157,8 +159,8 @@ fn half_that_dies_beside_a_taker_is_taken_whole_or_not() {
     }));
 }
 
-/// Trap T7: the half is allocated with `Relaxed`, so its new owner may not see the last user's
-/// stores.
+/// Control for trap T7: the half is allocated with `Relaxed`, so its new owner may not see the last
+/// user's stores.
 #[test]
 #[should_panic(expected = "the last word of the half was not seen")]
 fn control_relaxed_take_of_a_half_is_caught() {
@@ -176,7 +178,7 @@ const NEW: &[u8] = &[b'n'; 29];
 
 fn image(dentries: &Dentries, name: &[u8]) -> Image {
     let (key, words) = (ParentKey::new(DentrySlot::new(1), 1), DirectoryWords::default());
-    dentries.new_image(key, (0, InodeSlot::NONE), name, Flags::HASHED, words).unwrap()
+    dentries.new_image(key, 0, InodeSlot::NONE, name, Flags::HASHED, words).unwrap()
 }
 
 /// A dentry gets another long name, and `reuse` uses the long slot of the old name again, beside a
@@ -210,15 +212,15 @@ fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
                 dentries.drop_image(&before);
             }
         });
-        // Another thread than the renamer reuses the slot, because the renamer's own stores would
-        // be ordered after its section anyway.
+        // The renamer does not reuse the slot itself, because the renamer's own stores would be
+        // ordered after its section anyway.
         renamer.join().unwrap();
         reuse(&dentries);
         reader.join().unwrap();
     })
 }
 
-/// Traps T2, T5, T6: a reader that is still in a long slot does not trust the words of the next
+/// Traps T2, T5, T6: a reader that is still in a long slot must not trust the words of the next
 /// name.
 #[test]
 fn long_name_beside_reuse_of_its_slot_is_whole() {
@@ -228,7 +230,8 @@ fn long_name_beside_reuse_of_its_slot_is_whole() {
     }));
 }
 
-/// Trap T5: a store to the long slot may be visible before the change of the dentry that left it.
+/// Control for trap T5: without a fence, a store to the long slot may be visible before the change
+/// of the dentry that left it.
 #[test]
 #[should_panic(expected = "T5: torn")]
 fn control_long_name_without_a_fence_is_caught() {

@@ -23,8 +23,8 @@ impl ParentKey {
         self.0 & 0xffff_ffff == 0
     }
 
-    /// Returns the key, or a stale key if the fill is cancelled. Called inside the write section
-    /// that makes the entry visible (see `KeyGuard::is_fill_cancelled`).
+    /// Returns the key, or a stale key if the fill is cancelled. The caller is inside the write
+    /// section that makes the entry visible (see `KeyGuard::is_fill_cancelled`).
     pub(crate) fn unless_cancelled(self, in_lookup: &KeyGuard<'_>) -> ParentKey {
         if in_lookup.is_fill_cancelled() { ParentKey::stale(self.parent()) } else { self }
     }

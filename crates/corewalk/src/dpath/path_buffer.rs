@@ -18,8 +18,8 @@ use crate::slot::DentrySlot;
 
 /// Bytes on the stack: those for a path, and [`WINDOW`].
 const BYTES: usize = 256 + WINDOW;
-/// Bytes before the path that prepending an inline name may write: the longest inline name as far
-/// as the compiler can tell, and one word.
+/// Number of bytes before the path that prepending an inline name may write: the longest inline
+/// name, as far as the compiler knows, and one word.
 const WINDOW: usize = LENGTHS + 8;
 /// A power of two above the lengths of names that lie in their dentries.
 const LENGTHS: usize = (8 * INLINE_WORDS + 1).next_power_of_two();
@@ -32,7 +32,7 @@ pub(crate) struct PathBuffer<'b, const N: usize = STEPS> {
     storage: Storage<'b>,
     /// True if the path did not fit into `first`.
     has_left_stack: bool,
-    /// Where in the bytes the path begins; it ends with them.
+    /// The index at which the path begins. The path ends where the bytes end.
     start: usize,
     is_too_long: bool,
     pub(crate) kind: PathKind,
@@ -106,7 +106,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
     pub(crate) fn prepend_mounts(
         &mut self,
         dcache: &Dcache,
-        (mount, slot): (&Mount, DentrySlot),
+        mount: &Mount,
+        slot: DentrySlot,
         root: Option<(u64, DentrySlot)>,
         pass: Pass,
     ) {
@@ -150,14 +151,15 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
                 self.prepend_copy(dcache, at, seen.body);
             }
             if pass == Pass::Locked && !line.is_unchanged(seen.seq) {
-                // Names and parents stay, but a mark on a dentry may change.
+                // In a locked pass names and parents stay, but a mark on a dentry may change. Then
+                // read the dentry again.
                 self.start = self.bytes().len() - before;
                 self.is_too_long = false;
                 continue;
             }
             common &= flags;
-            // The names may be of different instants and form a loop. The walk along a loop ends
-            // when a sequence has changed, or when the buffer is full.
+            // The names may be of different instants, so they may form a loop. The walk along a
+            // loop ends when a sequence has changed, or when the buffer is full.
             let len = self.read_set.len();
             let must_stop = len > N && self.must_stop(dcache, len);
             if seen.key.parent().is_none() || must_stop || self.is_too_long {
@@ -177,7 +179,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         self.is_truncated() || (must_look && !self.is_unchanged(dcache))
     }
 
-    /// Prepends a `/` and an inline name. False if the buffer has no room for all the words.
+    /// Prepends a `/` and an inline name. Returns false if the buffer has no room for all the words
+    /// of the name.
     #[inline(always)]
     fn prepend_name(&mut self, line: &Line<'_>, body: Body) -> bool {
         if self.start < WINDOW && !self.grow(WINDOW) {
@@ -193,7 +196,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         true
     }
 
-    /// Puts a `/` and a name in front of the path, and nothing before them.
+    /// Prepends a `/` and a name, and writes no byte before them.
     #[cold]
     fn prepend_copy(&mut self, dcache: &Dcache, slot: DentrySlot, body: Body) {
         let mut copy = NameCopy::new();
@@ -266,7 +269,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
     /// Leaves the path at the end of the buffer that was lent, and returns where it begins.
     ///
     /// # Errors
-    /// `ENAMETOOLONG` if it does not fit.
+    /// `ENAMETOOLONG` if the path does not fit.
     pub(crate) fn into_buffer(self) -> Result<usize, Errno> {
         let len = self.whole().len();
         match self.storage {
@@ -327,7 +330,7 @@ fn prepend_words(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     window[WINDOW - 1 - len] = b'/';
 }
 
-/// As [`prepend_words`], for the few paths that do not fit on the stack.
+/// Like [`prepend_words`], for the few paths that do not fit on the stack.
 #[inline(never)]
 fn prepend_words_off_stack(bytes: &mut [u8], line: &Line<'_>, body: Body) {
     prepend_words(bytes, line, body);

@@ -1,5 +1,5 @@
-//! Passes of a translation that a rename disturbs at each step in turn. Trap T8 is a pass with
-//! state of an earlier one, and trap T9 a translation that retries for ever.
+//! Tests of passes that a rename disturbs at each step in turn. Trap T8 is a pass with state of an
+//! earlier one, and trap T9 a translation that retries for ever.
 
 use std::sync::Arc;
 
@@ -111,8 +111,8 @@ fn path_buffer_that_is_cleared_keeps_nothing() {
     translate_in_turn(PathBuffer::clear);
 }
 
-/// Trap T8: `clear` resets the names, but not the kind of the path, so the next pass has a wrong
-/// kind.
+/// Control for trap T8: `clear` resets the names, but not the kind of the path, so the next pass
+/// has a wrong kind.
 #[test]
 #[should_panic(expected = "T8: something is left")]
 fn control_path_buffer_that_keeps_its_kind_is_caught() {
@@ -145,7 +145,7 @@ fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
 }
 
 /// Translates `leaf` in a locked pass on another thread, while this thread holds `held`. Returns
-/// whether the translation waited.
+/// true if the translation waited.
 fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     let dcache = &leaf.vfs.dcache;
     thread::scope(|scope| {
@@ -164,8 +164,8 @@ fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     })
 }
 
-/// Trap T9: during the locked pass no directory can move and the leaf cannot change. Other
-/// translations do not wait.
+/// Trap T9: during the locked pass no directory may move and the leaf may not change. Other
+/// translations must not wait.
 #[test]
 fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -183,7 +183,7 @@ fn locked_pass_excludes_moves_and_changes_of_the_leaf() {
 }
 
 /// Trap T9: without the locked pass, a rename of an ancestor in each pass keeps a translation from
-/// ending. With it, no ancestor can be renamed meanwhile.
+/// ending. With the locked pass, no ancestor can be renamed meanwhile.
 #[test]
 fn optimistic_passes_alone_never_end_under_a_storm() {
     let vfs = chain();
@@ -202,7 +202,7 @@ fn optimistic_passes_alone_never_end_under_a_storm() {
     drop(still);
 }
 
-/// Failed passes and locked passes are counted, other passes are not.
+/// Failed passes and locked passes must be counted, and other passes must not.
 #[test]
 fn passes_of_translations_are_counted() {
     const TRANSLATIONS: usize = 5_000_000;
@@ -239,7 +239,7 @@ fn passes_of_translations_are_counted() {
     assert!(fallbacks <= retries / u64::from(OPTIMISTIC_PASSES), "{retries} and {fallbacks}");
 }
 
-/// A locked pass that reads a dentry again continues at the same length, also after the buffer
+/// A locked pass that reads a dentry again must continue at the same length, also after the buffer
 /// grew.
 #[test]
 fn locked_pass_beside_marks_grows_and_stays_whole() {

@@ -1,6 +1,7 @@
 //! Models of the permission record: a reader beside a change, and late answers.
 //!
-//! The reader is the spawned thread; see `tally` in the base crate.
+//! The reader is the spawned thread, because loom skips schedules otherwise (see `tally` in the
+//! base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -41,7 +42,7 @@ fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
     })
 }
 
-/// Trap T16: a reader gets the mode and the owner of one state.
+/// Trap T16: a reader must get the mode and the owner of one state.
 #[test]
 fn perm_beside_a_change_is_whole_or_unknown() {
     assert_all_reached(&change_against_perm(|inodes| {
@@ -50,8 +51,8 @@ fn perm_beside_a_change_is_whole_or_unknown() {
     }));
 }
 
-/// Trap T16: the record is not marked unknown during the change, so a reader may see a mix of two
-/// states.
+/// Control for trap T16: the record is not marked unknown during the change, so a reader may see a
+/// mix of two states.
 #[test]
 #[should_panic(expected = "a torn record")]
 fn control_change_of_a_known_record_is_caught() {
@@ -61,8 +62,8 @@ fn control_change_of_a_known_record_is_caught() {
     });
 }
 
-/// A reader that finds the permissions unknown asks the back end and installs the answer with
-/// `install`, beside a change. Returns how often the answer was old, and how often new.
+/// Runs a change beside a reader that finds the permissions unknown. The reader asks the back end
+/// and installs the answer with `install`. Returns how often the answer was old, and how often new.
 fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
@@ -73,14 +74,14 @@ fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
             let (inodes, store) = (Arc::clone(&inodes), Arc::clone(&store));
             move || {
                 let ticket = inodes.ticket(SLOT);
-                // ORDERING: SeqCst. A back end with a lock of its own.
+                // ORDERING: SeqCst. The word stands for a back end with a lock of its own.
                 let answer = if store.load(Ordering::SeqCst) == 0 { OLD } else { NEW };
                 install(&inodes, ticket, answer);
                 usize::from(answer == NEW)
             }
         });
         let ticket = inodes.begin_change(SLOT);
-        // ORDERING: SeqCst. As above.
+        // ORDERING: SeqCst. The word stands for a back end with a lock of its own.
         store.store(1, Ordering::SeqCst);
         inodes.end_change(SLOT, ticket, Some(NEW));
         let answer = asker.join().unwrap();
@@ -89,7 +90,7 @@ fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     })
 }
 
-/// Trap T25: an answer from before a change is not installed after it.
+/// Trap T25: an answer from before a change must not be installed after it.
 #[test]
 fn late_answer_beside_a_change_is_refused() {
     assert_all_reached(&install_against_change(|inodes, ticket, perm| {
@@ -97,8 +98,8 @@ fn late_answer_beside_a_change_is_refused() {
     }));
 }
 
-/// Trap T25: the answer is installed without a check for a change meanwhile, so an old answer
-/// stays.
+/// Control for trap T25: the answer is installed without a check for a change meanwhile, so an old
+/// answer stays.
 #[test]
 #[should_panic(expected = "T25: an answer from before the change stayed")]
 fn control_install_without_a_ticket_is_caught() {
@@ -117,7 +118,7 @@ fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
         let store = Arc::new(AtomicU64::new(0));
         let changer = move |inodes: &Inodes, store: &AtomicU64| {
             let ticket = inodes.begin_change(SLOT);
-            // ORDERING: SeqCst. A back end with a lock of its own.
+            // ORDERING: SeqCst. The word stands for a back end with a lock of its own.
             let uid = store.fetch_add(1, Ordering::SeqCst) as u32;
             end(inodes, ticket, Perm { uid, ..NEW });
         };
@@ -133,7 +134,7 @@ fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     })
 }
 
-/// Trap T25: overlapping changes leave the last permissions, or unknown ones.
+/// Trap T25: overlapping changes must leave the last permissions, or unknown ones.
 #[test]
 fn overlapping_changes_leave_the_last_or_nothing() {
     assert_all_reached(&change_against_change(|inodes, ticket, perm| {
@@ -141,8 +142,8 @@ fn overlapping_changes_leave_the_last_or_nothing() {
     }));
 }
 
-/// Trap T25: the change that ends last installs its permissions, although the back end may have
-/// made it first.
+/// Control for trap T25: the change that ends last installs its permissions, although the back end
+/// may have made it first.
 #[test]
 #[should_panic(expected = "T25: the older change stayed")]
 fn control_change_that_ends_last_is_caught() {
@@ -153,14 +154,14 @@ fn control_change_that_ends_last_is_caught() {
 }
 
 /// Gives the slot of a dead inode to another inode, beside a lookup of the first by number with
-/// `get`. Returns how often the lookup (missed, found) it.
+/// `get`. Returns how often the lookup (missed, found) the first inode.
 fn reuse_against_get(get: fn(&Inodes, &Dentries) -> Option<InodeSlot>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = Inodes::new(2, HashKeys::new(Some(1))).unwrap();
         let shared = Arc::new((inodes, Dentries::new(2).unwrap()));
         let (inodes, dentries) = &*shared;
         let first =
-            inodes.get_or_insert(dentries, (0, DentrySlot::NONE), &attr(7), false, 0).unwrap();
+            inodes.get_or_insert(dentries, 0, DentrySlot::NONE, &attr(7), false, 0).unwrap();
         let reader = thread::spawn({
             let shared = Arc::clone(&shared);
             move || {
@@ -176,7 +177,7 @@ fn reuse_against_get(get: fn(&Inodes, &Dentries) -> Option<InodeSlot>) -> [usize
         if inodes.put(first.slot, 1) {
             inodes.free(first.slot, dentries);
             let second =
-                inodes.get_or_insert(dentries, (0, DentrySlot::NONE), &attr(8), false, 0).unwrap();
+                inodes.get_or_insert(dentries, 0, DentrySlot::NONE, &attr(8), false, 0).unwrap();
             assert_eq!(second.slot, first.slot, "the slot is used again");
             put(inodes, dentries, second.slot);
         }
@@ -213,8 +214,8 @@ fn put(inodes: &Inodes, dentries: &Dentries, slot: InodeSlot) {
     }
 }
 
-/// Trap T55: a slot may be reused between lookup and reference. `get` checks the number again under
-/// the reference.
+/// Trap T55: a slot may be reused between lookup and reference. A lookup must get the wanted inode
+/// or none, so `get` checks the number again under the reference.
 #[test]
 fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     assert_all_reached(&reuse_against_get(|inodes, dentries| {
@@ -222,8 +223,8 @@ fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     }));
 }
 
-/// Trap T55: the number is checked only before the reference is taken, so the slot may have another
-/// inode by then.
+/// Control for trap T55: the number is checked only before the reference is taken, so the slot may
+/// have another inode by then.
 #[test]
 #[should_panic(expected = "T55: a reference on another inode")]
 fn control_get_without_a_second_look_is_caught() {

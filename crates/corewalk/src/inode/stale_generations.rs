@@ -15,7 +15,7 @@ use crate::slot::InodeSlot;
 pub(super) struct StaleGenerations {
     /// Protected by its own mutex, which also serialises [`StaleGenerations::alone`].
     list: Mutex<BTreeSet<(u32, u64, InodeSlot)>>,
-    /// The length of `list`, so a caller rarely takes the lock. Stored under `list`.
+    /// The length of `list`, so that a caller rarely takes the lock. Stored under `list`.
     len: AtomicUsize,
 }
 
@@ -24,12 +24,12 @@ impl StaleGenerations {
         StaleGenerations { list: Mutex::new(BTreeSet::new()), len: AtomicUsize::new(0) }
     }
 
-    /// Enters an inode. The caller holds a reference on it and the lock of its stripe, and enters
-    /// the new inode in the table after this.
+    /// Enters an inode that another generation replaces. The caller holds a reference on it and the
+    /// lock of its stripe, and enters the new inode in the table after this call.
     pub(super) fn insert(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.insert((superblock, ino, slot));
-        // ORDERING: Relaxed. The table entry of the new inode publishes it.
+        // ORDERING: Relaxed. The table entry of the new inode publishes the length.
         self.len.store(list.len(), Ordering::Relaxed);
     }
 
@@ -37,7 +37,7 @@ impl StaleGenerations {
     pub(super) fn remove(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.remove(&(superblock, ino, slot));
-        // ORDERING: Relaxed. A stale value costs one lookup.
+        // ORDERING: Relaxed. A caller that reads a stale length makes one useless lookup.
         self.len.store(list.len(), Ordering::Relaxed);
     }
 
@@ -50,7 +50,7 @@ impl StaleGenerations {
         ino: u64,
         get: impl Fn(InodeSlot) -> bool,
     ) -> Vec<InodeSlot> {
-        // ORDERING: Relaxed. See `insert`.
+        // ORDERING: Relaxed. The table entry of the new inode publishes the length.
         if self.len.load(Ordering::Relaxed) == 0 {
             return Vec::new();
         }

@@ -1,6 +1,7 @@
 //! Models of locks by key: one holder at a time, and a change beside an invalidation.
 //!
-//! The thread whose first step is a load is the spawned one; see `tally` in the base crate.
+//! The thread whose first step is a load is the spawned one, because loom skips schedules otherwise
+//! (see `tally` in the base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -24,7 +25,7 @@ impl Shared {
 
     /// Adds one in two steps.
     fn add(&self) -> u64 {
-        // ORDERING: Relaxed. The lock has to order it.
+        // ORDERING: Relaxed. The lock has to order this load after the other holder's store.
         let before = self.word.load(Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         self.word.store(before + 1, Ordering::Relaxed);
@@ -32,7 +33,8 @@ impl Shared {
     }
 }
 
-/// Two threads change the word under the lock of one key, while a third thread runs `beside`.
+/// Runs two threads that change the word under the lock of one key, while a third thread runs
+/// `beside`.
 fn two_holders(beside: fn(&KeyLocks)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = Shared::new();
@@ -59,14 +61,15 @@ fn two_holders(beside: fn(&KeyLocks)) -> [usize; 2] {
     })
 }
 
-/// Trap T24: a lock must not stay locked. It has one holder, in the word or in the list, and leaves
-/// no state behind.
+/// Trap T24: a lock must not stay locked. It must have one holder, in the word or in the list, and
+/// leave no state behind.
 #[test]
 fn key_lock_has_one_holder_beside_a_lock_in_the_same_shard() {
     assert_all_reached(&two_holders(|locks| drop(locks.lock(NEIGHBOUR))));
 }
 
-/// Trap T24: a lock must not stay locked. As above, beside a thread that cancels fills.
+/// Trap T24: a lock must have one holder and must not stay locked, also beside a thread that
+/// cancels fills.
 #[test]
 fn key_lock_has_one_holder_beside_a_cancelled_fill() {
     assert_all_reached(&two_holders(|locks| locks.cancel_fill(KEY)));
@@ -83,7 +86,7 @@ fn change_against_cancel(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize;
             let shared = Arc::clone(&shared);
             move || {
                 shared.locks.cancel_fill(KEY);
-                // ORDERING: Relaxed. The lock has to order it.
+                // ORDERING: Relaxed. The lock has to order this load after the holder's store.
                 shared.word.load(Ordering::Relaxed) == 1
             }
         });
@@ -96,13 +99,15 @@ fn change_against_cancel(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize;
     })
 }
 
-/// Trap T25: an invalidation sees a change that was made before the fill was found not cancelled.
+/// Trap T25: an invalidation must see a change that was made before the fill was found not
+/// cancelled.
 #[test]
 fn change_that_is_not_cancelled_is_seen_by_the_invalidation() {
     assert_all_reached(&change_against_cancel(|guard| guard.is_fill_cancelled()));
 }
 
-/// Trap T25: the holder loads the word instead of exchanging it.
+/// Control for trap T25: the holder loads the word instead of exchanging it, so neither thread may
+/// notice the other.
 #[test]
 #[should_panic(expected = "T25: neither knows of the other")]
 fn control_load_instead_of_an_exchange_is_caught() {

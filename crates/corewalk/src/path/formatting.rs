@@ -31,8 +31,8 @@ pub enum PathFormat<'a> {
     DAbsolutePath,
     /// The path from the root of the place's own file system.
     DentryPathRaw,
-    /// The same, with the suffix `//deleted` if the place is unlinked. No path of an existing file
-    /// ends so.
+    /// The path of [`PathFormat::DentryPathRaw`], with the suffix `//deleted` if the place is
+    /// unlinked. No path of an existing file ends so.
     DentryPath,
     /// The text of getcwd(2) in a process with this root: `ENOENT` if the place is unlinked, and
     /// the prefix `(unreachable)` if it is not below the root.
@@ -69,8 +69,8 @@ impl PathFormat<'_> {
 }
 
 impl PathRef<'_> {
-    /// Writes a text of the path at the end of `buf`, as the kernel does, and returns it. There is
-    /// no NUL after it. The bytes before it may be overwritten. Nothing is allocated.
+    /// Writes the text of the path to the end of `buf`, as the kernel does, and returns the text.
+    /// No NUL follows the text. The bytes before it may be overwritten. The call allocates nothing.
     ///
     /// # Errors
     /// Those of the format; `ENAMETOOLONG` if the text does not fit, but `ERANGE` for
@@ -123,7 +123,7 @@ impl PathRef<'_> {
     ///
     /// Linux 6.18 shows `/tmp/out/a` for `/proc/self/fd/3` in a process with the root `/tmp/jail`.
     /// It shows `/a/b` for a working directory in a tmpfs that was unmounted lazily. Only getcwd(2)
-    /// tells such a path from others. [`PathRef::path_of`] does too.
+    /// and [`PathRef::path_of`] tell such a path from others.
     #[must_use]
     pub fn d_path(&self, root: &PathRef<'_>) -> Vec<u8> {
         self.format(PathFormat::DPath(root)).expect("the format has no errors")

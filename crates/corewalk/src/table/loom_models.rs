@@ -1,6 +1,7 @@
 //! Models of the table: lookups without a lock beside inserts, removals and splits.
 //!
-//! The reader is the spawned thread; see `tally` in the base crate.
+//! The reader is the spawned thread, because loom skips schedules otherwise (see `tally` in the
+//! base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -10,7 +11,8 @@ use crate::slot::{DentrySlot, OfDentry};
 
 type Table = super::Table<OfDentry>;
 
-/// Hashes of one bucket with different tags. The first tag is that of an empty position.
+/// Hashes of one bucket with different tags. The tag of the first hash is also the tag of an empty
+/// position.
 const BARE: u32 = 7;
 const TAGGED: u32 = 0x0005_0007;
 
@@ -30,7 +32,8 @@ fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
             let shared = Arc::clone(&shared);
             move || {
                 let found = shared.table.find(hash, |slot| {
-                    // ORDERING: Relaxed. The entry has to order it.
+                    // ORDERING: Relaxed. The entry has to order this load after the store of the
+                    // content.
                     (slot == DentrySlot::new(1)).then(|| shared.content.load(Ordering::Relaxed))
                 });
                 assert!(found != Some(0), "T3: found before it was filled");
@@ -44,7 +47,7 @@ fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
     })
 }
 
-/// Traps T3, T23: an entry that a reader sees leads to a filled slot.
+/// Traps T3, T23: an entry that a reader sees must lead to a filled slot.
 #[test]
 fn entry_that_is_found_was_filled_before() {
     assert_all_reached(&insert_against_find(TAGGED, |table, hash| {
@@ -52,8 +55,8 @@ fn entry_that_is_found_was_filled_before() {
     }));
 }
 
-/// Traps T3, T23: as above, for a tag of 0. An empty position has this tag too, so only the slot
-/// number publishes the entry.
+/// Traps T3, T23: an entry with a tag of 0 must lead to a filled slot. An empty position has this
+/// tag too, so only the slot number publishes the entry.
 #[test]
 fn entry_without_a_tag_that_is_found_was_filled_before() {
     assert_all_reached(&insert_against_find(BARE, |table, hash| {
@@ -61,8 +64,8 @@ fn entry_without_a_tag_that_is_found_was_filled_before() {
     }));
 }
 
-/// Trap T3: both parts of the entry are stored with `Relaxed`, so a reader may find the slot before
-/// its content.
+/// Control for trap T3: both parts of the entry are stored with `Relaxed`, so a reader may find the
+/// slot before its content.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_entry_is_caught() {
@@ -75,8 +78,8 @@ fn control_relaxed_entry_is_caught() {
     });
 }
 
-/// Trap T3: only the tag is stored with `Release`. A reader may see the slot number first, and then
-/// not the slot's content.
+/// Control for trap T3: only the tag is stored with `Release`. A reader may see the slot number
+/// first, and then not the slot's content.
 #[test]
 #[should_panic(expected = "T3: found before it was filled")]
 fn control_relaxed_slot_is_caught() {
@@ -111,8 +114,8 @@ fn chain(buckets: u32) -> Table {
 }
 
 /// Removes the middle line of a chain with `change`, beside a reader of the entries before and
-/// behind it. The reader looks up the second entry without the lock and then with it. Returns how
-/// often the lookup without the lock missed the entry, and how often it found it.
+/// behind it. The reader looks up the entry behind the middle line, without the lock and then with
+/// it. Returns how often the lookup without the lock missed the entry, and how often it found it.
 fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = Arc::new(chain(buckets));
@@ -141,7 +144,8 @@ fn entry_behind_a_line_that_is_unlinked_is_always_found() {
     assert!(outcomes[0] == 0 && outcomes[1] > 0, "T.1: a stable entry was missed");
 }
 
-/// Trap T12: the freed line loses its link, so a reader in it misses the entries behind.
+/// Control for trap T12: the freed line loses its link, so a reader in it misses the entries
+/// behind.
 #[test]
 #[should_panic(expected = "T.1: a stable entry was missed")]
 fn control_line_that_loses_its_link_is_caught() {
@@ -157,8 +161,8 @@ fn control_line_that_loses_its_link_is_caught() {
     assert!(outcomes[0] == 0, "T.1: a stable entry was missed");
 }
 
-/// Trap T12: a reader in a line that another bucket reuses misses the entries behind it, as T.1
-/// allows. Under the lock it misses none.
+/// Trap T12: a reader in a line that another bucket reuses may miss the entries behind it, as T.1
+/// allows. Under the lock it must miss none.
 #[test]
 fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
     assert_all_reached(&unlink_against_find(2, |table| {
@@ -206,14 +210,14 @@ fn split_against_find(split: fn(&Table)) -> [usize; 2] {
 }
 
 /// Trap T12: a lookup without the lock may miss an entry that a split moves to another bucket. A
-/// lookup with the lock finds it.
+/// lookup with the lock must find it.
 #[test]
 fn entry_that_a_split_moves_is_found_under_the_lock() {
     assert_all_reached(&split_against_find(|table| assert!(table.split())));
 }
 
-/// Trap T12: the split does not take the stripe's lock, so even a lookup with the lock may miss the
-/// entry.
+/// Control for trap T12: the split does not take the stripe's lock, so even a lookup with the lock
+/// may miss the entry.
 #[test]
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_split_without_the_lock_is_caught() {
@@ -251,13 +255,15 @@ fn ranks_against_find(change: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// Trap T12: under the lock, an entry that moves forward is in one line or the other.
+/// Trap T12: a lookup under the lock must find an entry that moves forward, in one line or the
+/// other.
 #[test]
 fn entry_that_moves_to_the_first_line_is_found_under_the_lock() {
     assert_all_reached(&ranks_against_find(|table| table.lock(0).close_ranks(0)));
 }
 
-/// Trap T12: the entry is removed before it is stored, without the lock.
+/// Control for trap T12: the entry is removed before it is stored, without the lock, so a lookup
+/// may miss it.
 #[test]
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_move_that_takes_out_first_is_caught() {

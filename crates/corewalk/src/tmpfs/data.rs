@@ -7,7 +7,7 @@
 //! # Invariants
 //! - D.1: bytes behind the size are zeros in every present page. So a file that grows shows zeros,
 //!   never its truncated content.
-//! - D.2: no page behind the size is present. Reserved pages may be there (`KEEP_SIZE`).
+//! - D.2: no page behind the size is present. Reserved pages may be behind the size (`KEEP_SIZE`).
 //! - D.3: every charged page is charged to the budget.
 //! - D.4: the size is at most [`SIZE_MAX`].
 //! - D.5: after `discard` no page is charged, even if other threads still hold the content.
@@ -20,7 +20,7 @@
 //! # Limits
 //! Ranges that are shifted must be whole pages (`EINVAL`), as fallocate(2) allows. One call
 //! reserves at most 1 TiB: a reservation uses no memory, so without a size limit nothing else would
-//! bound it. No locks: the inode has one.
+//! bound it. The content has no lock inside: `inode::File` has one around it.
 //!
 //! Source: write(2), truncate(2), fallocate(2), lseek(2).
 
@@ -46,7 +46,7 @@ const RESERVE_PAGES_MAX: u64 = (1 << 40) / PAGE_BYTES;
 #[derive(Default)]
 pub(super) struct FileContent {
     size: u64,
-    /// None until the first page, since many files are empty.
+    /// None until the first page, because many files are empty.
     map: Option<Box<PageMap>>,
     is_discarded: bool,
 }
@@ -62,8 +62,8 @@ impl FileContent {
         self.map.as_ref().map_or(0, |map| map.charged())
     }
 
-    /// Reads at `offset` into `buf` and returns the number of bytes, smaller than `buf` only at the
-    /// end.
+    /// Reads at `offset` into `buf` and returns the number of bytes. The number is smaller than the
+    /// length of `buf` only at the end of the file.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
         let len = self.size.saturating_sub(offset).min(buf.len() as u64) as usize;
         match &self.map {
@@ -90,8 +90,8 @@ impl FileContent {
         Ok((found * PAGE_BYTES).clamp(offset, self.size))
     }
 
-    /// Writes `bytes` at `offset` and returns the number of bytes. It is smaller if space runs out
-    /// or the largest size is reached.
+    /// Writes `bytes` at `offset` and returns the number of bytes. The number is smaller than the
+    /// length of `bytes` if space runs out or the largest size is reached.
     ///
     /// # Errors
     /// `EFBIG` if `offset` is at or behind the largest size; `ENOSPC` if there is no space for the
@@ -130,7 +130,7 @@ impl FileContent {
     /// pages behind it, as on ext4 and the kernel's tmpfs.
     ///
     /// # Errors
-    /// As of [`FileContent::check_size`].
+    /// Those of [`FileContent::check_size`].
     pub(super) fn set_size(&mut self, size: u64, space: &Budget) -> Result<(), Errno> {
         FileContent::check_size(size)?;
         if size <= self.size {
@@ -141,7 +141,7 @@ impl FileContent {
         Ok(())
     }
 
-    /// Changes the allocation as fallocate(2) says.
+    /// Changes the allocation as fallocate(2) does.
     ///
     /// # Errors
     /// `EINVAL` for an empty range, for a range that must be whole pages and is not, or for one
@@ -192,7 +192,8 @@ impl FileContent {
         self.is_discarded = true;
     }
 
-    /// Checks that the content may be changed, for D.5. `ESTALE` after `discard`.
+    /// Checks that the content may be changed. D.5 forbids that after `discard`, so the call fails
+    /// with `ESTALE` then.
     pub(super) fn check_kept(&self) -> Result<(), Errno> {
         if self.is_discarded { Err(Errno::STALE) } else { Ok(()) }
     }

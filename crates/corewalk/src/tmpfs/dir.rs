@@ -1,10 +1,10 @@
 //! The entries of one directory.
 //!
-//! A directory finds entries by name, and can be read from any position while it changes. The
-//! second is hard because of the cookie. A reader passes the cookie of its last entry, perhaps much
-//! later. It must neither miss nor repeat an entry that exists all the time. A position in a
-//! growing table cannot do that, and a cursor inside the directory would have to be moved. Trap T48
-//! is a cursor that is moved wrongly, so that entries are skipped. Here each new entry takes its
+//! A directory finds entries by name, and can be read from any position while it changes. Reading
+//! is hard because of the cookie. A reader passes the cookie of its last entry, perhaps much later.
+//! It must neither miss nor repeat an entry that exists all the time. A position in a growing table
+//! cannot serve as a cookie, and a cursor inside the directory would have to be moved. Trap T48 is
+//! a cursor that is moved wrongly, so that entries are skipped. Here each new entry takes its
 //! cookie from a counter and keeps it, so "behind cookie c" never changes its meaning.
 //!
 //! # Mechanism
@@ -26,7 +26,7 @@
 //!
 //! # Limits
 //! `.` and `..` are not entries; the caller adds them. A removed directory takes no new entries
-//! (`ENOENT`). No locks: the inode has one.
+//! (`ENOENT`). A directory has no lock; its inode has one.
 //!
 //! Source: readdir(3), getdents(2); Linux `fs/libfs.c` (stable directory offsets).
 
@@ -36,10 +36,9 @@ use super::index::{HashIndex, Position};
 use super::table::ROOT_INO;
 use crate::Errno;
 use crate::attr::FileKind;
-use crate::dentry::LookupKey;
 use crate::fs::DirEntry;
 use crate::hash::HashKeys;
-use crate::name::Name;
+use crate::name::{Name, name_words};
 
 /// Cookies per chunk. Compacting a chunk moves at most this many entries.
 const CHUNK_COOKIES: u64 = 1 << CHUNK_BITS;
@@ -50,6 +49,8 @@ const CHUNK_BITS: u32 = 7;
 const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
 /// Minimum length of a sparse chunk that is compacted.
 const SPARSE_MIN: usize = 16;
+/// The words of a name that are hashed without a loop.
+const HASHED_WORDS: usize = 5;
 /// The longest name that is stored inline, in bytes.
 const INLINE_BYTES: usize = 22;
 
@@ -64,7 +65,8 @@ impl<'a> Key<'a> {
     /// Returns the key of `name`.
     #[inline]
     pub(super) fn new(name: Name<'a>, keys: &HashKeys) -> Key<'a> {
-        Key { name, hash: LookupKey::new(name, keys).hash.child(0) as u32 }
+        let words: [u64; HASHED_WORDS] = name_words(name.as_bytes());
+        Key { name, hash: keys.name(name.as_bytes(), &words).child(0) as u32 }
     }
 }
 
@@ -500,8 +502,8 @@ mod tests {
     }
 
     proptest! {
-        /// The directory answers like a map from names to (inode number, cookie), in the order of
-        /// cookies. Names have 1 or 60 bytes, so that some are inline and some are not.
+        /// The directory must answer like a map from names to (inode number, cookie), in the order
+        /// of cookies. Names have 1 or 60 bytes, so that some are inline and some are not.
         #[test]
         fn directory_answers_as_a_map(ops in prop::collection::vec(op(), 1..600)) {
             let mut directory = Directory::new();

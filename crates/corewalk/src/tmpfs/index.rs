@@ -17,15 +17,15 @@
 //!   there is a pair.
 //!
 //! # Limits
-//! It compares no names: a search visits all pairs with the hash. The hash must be keyed (trap
-//! T54). No locks: the directory's owner has one.
+//! The index compares no names: a search visits all pairs with the hash. The hash must be keyed
+//! (trap T54). The index has no lock; the inode of the directory has one.
 //!
 //! Source: Litwin, "Linear Hashing: A New Tool for File and Table Addressing", 1980.
 
 /// The average number of pairs per bucket at which the table grows.
 const FILL_MAX: usize = 4;
-/// The average number of pairs per bucket below which it shrinks. It is far below [`FILL_MAX`], so
-/// that repeated insertion and removal does not split and merge each time.
+/// The average number of pairs per bucket below which the table shrinks. It is far below
+/// [`FILL_MAX`], so that insertions and removals in turn do not split and merge each time.
 const FILL_MIN: usize = 2;
 
 /// A multimap from hashes to values.
@@ -46,7 +46,7 @@ struct Pair {
     value: u32,
 }
 
-/// The position of a pair. Valid until the index changes.
+/// The position of a pair. It is valid until the index changes.
 #[derive(Clone, Copy)]
 pub(super) struct Position {
     bucket: u32,
@@ -128,7 +128,7 @@ impl HashIndex {
         self.mask = mask_of(new + 1);
     }
 
-    /// Removes a bucket, of which there are at least two.
+    /// Removes the last bucket. There must be at least two buckets.
     fn merge(&mut self) {
         if let Some(last) = self.buckets.pop() {
             self.mask = mask_of(self.buckets.len());

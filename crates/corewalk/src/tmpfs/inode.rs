@@ -6,7 +6,7 @@
 //!
 //! Memory use matters most for a tmpfs, so the inode is compact. A time has 12 bytes. Rare parts
 //! (bytes, extended attributes, ACLs) are behind a pointer. With its lock an inode has two cache
-//! lines of its own, since adding a name to it locks it for writing.
+//! lines of its own, because adding a name to the inode locks it for writing.
 //!
 //! # Times
 //! The clock is the coarse real-time clock, as in the kernel's file systems before multigrain
@@ -27,7 +27,8 @@
 //! - N.4: size and pages of a file are those of its content, whenever the content is unlocked.
 //!
 //! # Limits
-//! It neither checks permissions nor clears set-user-ID; the caller of the back end does.
+//! This module neither checks permissions nor clears set-user-ID; the caller of the back end does
+//! so.
 //!
 //! Source: inode(7); POSIX.1-2024 XBD 4.12, File Times Update; mount(8), `relatime`; Linux
 //! `ktime_get_coarse_real_ts64`.
@@ -89,7 +90,7 @@ enum Body {
 struct File {
     size_bytes: u64,
     pages: u64,
-    /// None until the first change, since many files are empty. The bytes are protected by this
+    /// None until the first change, because many files are empty. The bytes are protected by this
     /// lock, which is taken before the lock of the slot.
     content: Option<Arc<RwLock<FileContent>>>,
 }
@@ -145,7 +146,7 @@ impl Inode {
     /// Returns the kind of file.
     pub(super) fn kind(&self) -> FileKind {
         match &self.body {
-            // Never called on a vacant slot.
+            // This method is never called on a vacant slot.
             Body::File(_) | Body::Vacant(_) => FileKind::Regular,
             Body::Directory(_) => FileKind::Directory,
             Body::Symlink(_) => FileKind::Symlink,
@@ -189,8 +190,8 @@ impl Inode {
         }
     }
 
-    /// Returns the content of a regular file for a change, creating it if needed. Errors as in
-    /// `content`.
+    /// Returns the content of a regular file for a change, creating it if needed. The errors are
+    /// those of `content`.
     pub(super) fn content_mut(&mut self) -> Result<&Arc<RwLock<FileContent>>, Errno> {
         match &mut self.body {
             Body::File(file) => Ok(file.content.get_or_insert_default()),
@@ -199,7 +200,7 @@ impl Inode {
         }
     }
 
-    /// Updates size and pages from the content, for N.4.
+    /// Updates size and pages from the content, so that N.4 holds.
     pub(super) fn note_size(&mut self, content: &FileContent) {
         if let Body::File(file) = &mut self.body {
             (file.size_bytes, file.pages) = (content.size(), content.charged_pages());
@@ -254,7 +255,7 @@ pub(super) struct Attributes {
     btime: Stamp,
     /// Extended attributes and ACLs, which few inodes have. Only `Tmpfs::xattrs` changes them.
     pub(super) xattrs: OwnSet,
-    /// True while a file made without a name may still get one (`O_TMPFILE`).
+    /// True while a file made without a name may still get a name (`O_TMPFILE`).
     pub(super) is_linkable: bool,
 }
 

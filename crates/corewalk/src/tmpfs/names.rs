@@ -10,15 +10,15 @@
 //!    the one or two directories of the names, and each directory that is moved, removed or
 //!    replaced. The latter are locked so that no entry can be made between the check and the
 //!    removal. All threads lock in this order, so concurrent renames do not deadlock, which is trap
-//!    P9. The order is by slot, not by number, since an old number leads to the same lock.
+//!    P9. The order is by slot, not by number, because an old number leads to the same lock.
 //! 3. One inode that is not a directory. Its holder waits only for 4.
 //! 4. A free list of slots.
 //!
 //! The kind of an inode is known only from its entry, under the lock of the entry's directory. If a
-//! directory turns out to be missing from the locks, all locks are released. They are taken again
-//! with it, and the entries are searched again. The two searches differ only if calls for one name
-//! overlap, which rule F.1 of `FileSystem` forbids. In that case this repeats, or fails with
-//! `ESTALE` if the directory was forgotten meanwhile.
+//! directory turns out to be missing from the locks, all locks are released. Then they are taken
+//! again together with that directory, and the entries are searched again. The two searches differ
+//! only if calls for one name overlap, which rule F.1 of `FileSystem` forbids. In that case the
+//! operation repeats these steps, or fails with `ESTALE` if the directory was forgotten meanwhile.
 //!
 //! # Invariants
 //! - M.1: a link is counted under the lock of the directory that gains or loses the entry. So N.2
@@ -27,8 +27,8 @@
 //!   by rule 3.
 //!
 //! # Limits
-//! It checks kinds and the two simplest loops, which is cheap. The caller must exclude longer
-//! loops.
+//! This module checks kinds and the two simplest loops, which is cheap. The caller must exclude
+//! longer loops.
 //!
 //! Source: rename(2), link(2), unlink(2), rmdir(2); Linux
 //! `Documentation/filesystems/directory-locking.rst`.
@@ -342,7 +342,7 @@ impl Rename<'_, '_> {
     }
 }
 
-/// Locked directories, without an allocation.
+/// Locked directories, stored without an allocation.
 struct Locks<'a> {
     /// The directory with the lowest slot.
     first: RwLockWriteGuard<'a, Inode>,
@@ -366,7 +366,7 @@ impl<'a> Locks<'a> {
         Ok(Locks { first, more: [second, None, None] })
     }
 
-    /// Locks directories, some of which may be the same. Errors as in `pair`.
+    /// Locks directories, some of which may be the same. The errors are those of `pair`.
     #[cold]
     fn all(table: &'a Entered<'_>, mut wanted: [u64; LOCKS_MAX]) -> Result<Locks<'a>, Errno> {
         wanted.sort_unstable_by_key(|&ino| rank(ino));
@@ -404,7 +404,7 @@ impl<'a> Locks<'a> {
 }
 
 /// Changes the target of `link`, an entry of a locked directory. A target that is a directory is
-/// locked too. Any other target is locked here, so `change` must read the clock itself.
+/// locked too. Any other target is locked by this call, so `change` must read the clock itself.
 #[inline]
 fn change(
     table: &Entered<'_>,
@@ -414,7 +414,8 @@ fn change(
 ) -> Result<(), Errno> {
     match link.kind {
         FileKind::Directory => change(&mut locks.inode(link.ino)?.attributes),
-        // The inode exists by I.1 of `table`, and is not a directory by M.2.
+        // The inode exists, because its entry exists (I.1 of `table`). It is no directory, because
+        // its entry is for another kind (M.2).
         _ => change(&mut table.write(link.ino)?.attributes),
     }
     Ok(())

@@ -18,8 +18,8 @@
 //! - C.4: `charged` is the number of present and reserved bits.
 //!
 //! # Limits
-//! It knows neither the size of the file nor a limit; the caller checks offsets. No locks: the
-//! owner has one.
+//! The map knows neither the size of the file nor a limit; the caller checks offsets. The map has
+//! no lock; its owner has one.
 //!
 //! Source: Linux `Documentation/core-api/xarray.rst` (tree of extents); Bagwell, "Ideal Hash Trees"
 //! (bitmap index).
@@ -133,8 +133,8 @@ impl PageMap {
         }
     }
 
-    /// Moves every page at or behind `from` so that page `from` becomes page `to`. The target pages
-    /// are absent.
+    /// Moves every page at or behind `from` so that page `from` becomes page `to`. The caller has
+    /// made the target pages absent.
     pub(super) fn shift(&mut self, from: u64, to: u64) {
         let mut moving = Vec::new();
         let tail: Vec<u64> = self.extents.range(from / EXTENT_PAGES..).map(|(&no, _)| no).collect();
@@ -262,7 +262,7 @@ impl Extent {
         removed
     }
 
-    /// Makes the pages of `slots` absent. Passes each charged one to `sink`, in ascending order,
+    /// Makes the pages of `slots` absent. Passes each charged page to `sink`, in ascending order,
     /// with None for a reservation.
     fn take(&mut self, slots: u64, mut sink: impl FnMut(u64, Option<Box<Page>>)) {
         let (present, charged) = (self.present, self.charged());
@@ -288,7 +288,7 @@ fn new_page(within: usize, bytes: &[u8]) -> Box<Page> {
     let page: Box<[u8]> = if bytes.len() == PAGE_LEN {
         bytes.into()
     } else {
-        // Let the allocator zero the page, since it often has zeroed memory.
+        // Let the allocator zero the page, because it often has zeroed memory.
         let mut page = vec![0; PAGE_LEN].into_boxed_slice();
         page[within..within + bytes.len()].copy_from_slice(bytes);
         page
@@ -296,7 +296,8 @@ fn new_page(within: usize, bytes: &[u8]) -> Box<Page> {
     page.try_into().unwrap_or_else(|_| unreachable!("both are one page long"))
 }
 
-/// Returns the extent, the slot in it and the offset in its page of a byte.
+/// Returns the place of the byte at `offset`: its extent, the slot in the extent, and the offset in
+/// the page.
 fn locate(offset: u64) -> (u64, u64, usize) {
     let page = offset / PAGE_BYTES;
     (page / EXTENT_PAGES, page % EXTENT_PAGES, (offset % PAGE_BYTES) as usize)

@@ -27,7 +27,7 @@
 //!
 //! # Locks
 //! - A slot lock: `names` has the order of several.
-//! - A shard of `free`, then `depot`: innermost. At most the content of a file is locked then.
+//! - A shard of `free`, then `depot`. Their holder has at most the content of a file locked.
 //!
 //! # Invariants
 //! - I.1: an inode is in its slot before its first directory entry exists, until it is forgotten
@@ -73,8 +73,8 @@ type Slots = [OwnLine<RwLock<Inode>>; SEGMENT_SLOTS as usize];
 /// Slots that are allocated and freed together.
 #[derive(Default)]
 struct Segment {
-    /// Each slot is protected by its own lock. The pointer is written only by the thread that holds
-    /// all slots, from the depot or new.
+    /// Each slot is protected by its own lock. Only a thread that has all slots of the segment,
+    /// from the depot or new, writes the pointer.
     slots: RcuOption<Slots>,
     /// An upper bound of the use counts of its slots (I.3).
     uses: AtomicU32,
@@ -89,13 +89,14 @@ pub(super) struct InodeTable {
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
     /// Free slots of each shard of threads. Each list is protected by its own mutex.
     free: Box<[OwnLine<Mutex<Vec<u32>>>]>,
-    /// Protected by its own mutex, which is taken inside that of a list in `free`.
+    /// The depot, protected by its own mutex. A thread takes this mutex after that of a list in
+    /// `free`.
     depot: CachePadded<Mutex<Depot>>,
     /// The number of segments ever allocated.
     segments: CachePadded<AtomicU64>,
 }
 
-/// A table in an RCU read section: none of its slots is freed meanwhile.
+/// A table in an RCU read section: none of its slots is freed during the section.
 pub(super) struct Entered<'t> {
     table: &'t InodeTable,
     section: rcu::ReadGuard,
@@ -182,7 +183,8 @@ impl InodeTable {
 
     /// Allocates a new segment, if the table is not full, and adds its slots to `free`.
     fn take_segment(&self, free: &mut Vec<u32>) {
-        // ORDERING: Relaxed. The count only hands out numbers; a segment is published by its cell.
+        // ORDERING: Relaxed. The count only hands out numbers. The cell of a segment publishes the
+        // segment.
         let nth = self.segments.fetch_add(1, Ordering::Relaxed);
         if nth < SEGMENTS_MAX {
             self.make_segment(nth as u32, free);
@@ -196,7 +198,8 @@ impl InodeTable {
         let segments = self.levels[level as usize]
             .get_or_init(|| (0..1_u32 << level).map(|_| Segment::default()).collect());
         let segment = &segments[(nth + 1 - (1 << level)) as usize];
-        // ORDERING: Relaxed. The locks of the lists of free slots order this after `remove`.
+        // ORDERING: Relaxed. The locks of the lists of free slots order this load after the store
+        // in `remove`.
         let uses = segment.uses.load(Ordering::Relaxed);
         let slot = |_| OwnLine::new(RwLock::new(Inode::vacant(uses)));
         segment.slots.replace(Some(Box::new(std::array::from_fn(slot))));
@@ -260,8 +263,8 @@ impl Entered<'_> {
         drop(slot);
         if uses < u32::MAX {
             let segment = self.table.segment(index).expect("the segment of an inode exists");
-            // ORDERING: Relaxed. See `make_segment`. Load first, so that most removals store
-            // nothing.
+            // ORDERING: Relaxed. The locks of the lists of free slots order it before
+            // `make_segment`. Load first, so that most removals store nothing.
             if segment.uses.load(Ordering::Relaxed) < next {
                 // ORDERING: Relaxed. As above.
                 segment.uses.fetch_max(next, Ordering::Relaxed);
@@ -294,7 +297,7 @@ mod tests {
 
     use super::*;
 
-    /// Trap P11: a number that was reused would lead an old handle to a new file.
+    /// Trap P11: a number must never be reused, because it would lead an old handle to a new file.
     #[test]
     fn alloc_never_repeats_a_number() {
         let table = InodeTable::new();
@@ -306,7 +309,7 @@ mod tests {
                 let ino = table.alloc().unwrap().ino();
                 allocated.push(ino);
                 kept.push(ino);
-                // Some inodes stay, some are removed at once, and some are removed later, many
+                // Let some inodes stay, remove some at once, and remove others later, many
                 // together.
                 if n % 3 == 0 || n % 1_000 == 500 {
                     let count = if n % 3 == 0 { 1 } else { 300 };
@@ -363,7 +366,7 @@ mod tests {
         numbers
     }
 
-    /// Trap P11: a segment that is allocated again knows the use counts of its slots.
+    /// Trap P11: a segment that is allocated again must know the use counts of its slots.
     #[test]
     fn numbers_are_not_used_again_when_segments_are_given_back() {
         const COUNT: usize = 50 * SEGMENT_SLOTS as usize;
@@ -383,8 +386,8 @@ mod tests {
         assert!(slots.len() < 2 * COUNT, "slots are not reused: {} numbers", seen.len());
     }
 
-    /// Callers with old numbers and threads that make files run while segments are freed and
-    /// allocated.
+    /// Callers with old numbers must get `ESTALE` while segments are freed and allocated, and other
+    /// threads make files.
     #[test]
     fn old_numbers_are_estale_while_segments_are_given_back() {
         const ROUNDS: usize = if cfg!(miri) { 2 } else { 60 };

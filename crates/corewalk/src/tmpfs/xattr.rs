@@ -1,7 +1,7 @@
 //! Extended attributes and ACLs of inodes. Equal sets are stored once.
 //!
 //! Attributes of the classes `user`, `trusted` and `security` are stored as given. ACLs are stored
-//! parsed (`FileSystem::get_acl`), since the mode and the access ACL change each other.
+//! parsed (`FileSystem::get_acl`), because the mode and the access ACL change each other.
 //!
 //! # Mechanism
 //! An inode has one set (`set`) behind one pointer. A shared set has at most 1024 users, so a
@@ -11,7 +11,7 @@
 //! - A change of an inode that has not changed for 100 ms is de-duplicated in the same way.
 //! - A change soon after another one makes a private copy. If the inode is the only user of its
 //!   set, the set becomes private without a copy. A private set is changed in place and
-//!   de-duplicated later (`deferred`), since sharing does not pay for a set that is soon replaced.
+//!   de-duplicated later (`deferred`), because a set that is soon replaced is not worth sharing.
 //! - `FileSystem::maintain`, which a server calls, de-duplicates the queued sets when no other
 //!   change comes.
 //! - Sets over [`SHARED_BYTES_MAX`] are not shared, which bounds the cost of a copy. With
@@ -19,15 +19,15 @@
 //!
 //! # Cost
 //! Sharing saves memory if many files have equal sets, and reading is faster. Setting a short value
-//! takes longer, since a copy is cheaper than a search. The index takes 2.1 MB from the first
+//! takes longer, because a copy is cheaper than a search. The index takes 2.1 MB from the first
 //! shared set on. Measurements: `docs/results/xattr-sharing.md`.
 //!
 //! # Charges
 //! The budget of pages is also charged for each attribute (name, value and 48 bytes) and each ACL
 //! (its stored form). So attributes cannot use memory without bound. A shared set is charged once.
 //! A change that makes a shared set private needs space: `removexattr`, and chmod of a file with an
-//! ACL, may fail with `ENOSPC`, as in ext4. Then nothing has changed. Before it fails, all queued
-//! sets are de-duplicated.
+//! ACL, may fail with `ENOSPC`, as in ext4. Before such a call fails, all queued sets are
+//! de-duplicated. A failed call has changed nothing.
 //!
 //! # Invariants
 //! - X.2: the bytes of every private set, and of every block once, are charged to the budget.
@@ -46,7 +46,7 @@ use corewalk_base::Budget;
 use crate::Errno;
 use crate::attr::{FileKind, Timespec};
 
-use blocks::{Blocks, FindResult, Leave, Released};
+use blocks::{Blocks, FindResult, IndexCounts, Leave, Released};
 use deferred::{DELAY_MS, Deferred};
 use set::{Effect, NAME_BYTES_MAX, Secret};
 
@@ -74,7 +74,7 @@ pub(super) type OwnSet = Option<Arc<Block>>;
 pub(super) struct Xattrs {
     is_sharing: bool,
     secret: Secret,
-    /// The shared sets. Made with the first one; None if that failed.
+    /// The shared sets. They are made when the first set is shared, and are None if that failed.
     blocks: OnceLock<Option<Blocks>>,
     deferred: Deferred,
 }
@@ -90,14 +90,15 @@ impl Xattrs {
     /// last change.
     ///
     /// # Errors
-    /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as the change says; `ENOSPC`
-    /// for too many names or lack of space. On failure the set is unchanged.
+    /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as the kind of change requires;
+    /// `ENOSPC` for too many names or lack of space. On failure the set is unchanged.
     pub(super) fn change(
         &self,
         own: &mut OwnSet,
         ino: u64,
         change: Change<'_>,
-        (changed, now): (Timespec, Timespec),
+        changed: Timespec,
+        now: Timespec,
         space: &Budget,
     ) -> Result<(), Errno> {
         let Some(block) = own else {
@@ -112,7 +113,7 @@ impl Xattrs {
         if after > 0 && !block.is_private() && !is_near(changed, now) {
             let mut set = block.set().clone();
             set.apply(change);
-            // This needs space for a whole second set. If there is none, the set is changed in
+            // `first` needs space for a whole second set. Without that space, change the set in
             // place, which needs space for the difference only.
             if let Ok(new) = self.first(set, space) {
                 self.drop_set(own, space);
@@ -186,7 +187,7 @@ impl Xattrs {
     }
 
     /// De-duplicates the set of the inode `ino`, which was queued and last changed at `changed`. If
-    /// that is less than the delay before `now`, queues it again.
+    /// it changed less than the delay before `now`, queues it again.
     pub(super) fn share(
         &self,
         own: &mut OwnSet,
@@ -221,6 +222,12 @@ impl Xattrs {
     pub(super) fn stats(&self) -> XattrStats {
         let blocks = self.blocks.get().and_then(Option::as_ref);
         XattrStats { shared_sets: blocks.map_or(0, Blocks::len), waiting: self.deferred.len() }
+    }
+
+    /// Returns the counters of the index of shared sets. All are 0 before the first set.
+    pub(super) fn index_counts(&self) -> IndexCounts {
+        let blocks = self.blocks.get().and_then(Option::as_ref);
+        blocks.map_or_else(IndexCounts::default, Blocks::counts)
     }
 
     /// Makes a shared block private if the inode is its only user. Returns false otherwise.
@@ -261,7 +268,7 @@ impl Xattrs {
         }
     }
 
-    /// Returns the blocks if a set of `bytes` is to be shared.
+    /// Returns the blocks if a set of `bytes` may be shared.
     fn blocks_for(&self, bytes: u64) -> Option<&Blocks> {
         if bytes <= SHARED_BYTES_MAX { self.blocks() } else { None }
     }

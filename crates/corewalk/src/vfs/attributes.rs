@@ -5,11 +5,11 @@
 //! and acl(5).
 //!
 //! # Changes
-//! A change reads the permissions, decides, and has the back end make it. Two changes side by side
-//! could lose one: a chmod between a write's check of the set-user-ID bit and the removal of the
-//! bit, for example. So a change of an inode first takes its attribute lock, and so does a write
-//! without the right to keep these bits. The attribute lock is a lock by key (`key_lock`), which a
-//! panic releases. Linux holds the inode's lock there, also for a whole write.
+//! A change reads the permissions, decides, and has the back end make it. Of two changes side by
+//! side, one could be lost: for example a chmod between a write's check of the set-user-ID bit and
+//! the removal of the bit. So a change of an inode first takes its attribute lock, and so does a
+//! write without the right to keep these bits. The attribute lock is a lock by key (`key_lock`),
+//! which a panic releases. Linux holds the inode's lock there, also for a whole write.
 //!
 //! # Invariants
 //! - P.1: one thread at a time changes the attributes of an inode, from its check to its change.
@@ -59,7 +59,7 @@ impl Vfs {
     /// Checks that `cred` has the permissions `what` for `inode`, as access(2) does.
     ///
     /// # Errors
-    /// `EACCES` if it has not; the errors of the back end.
+    /// `EACCES` if `cred` lacks one of them; the errors of the back end.
     ///
     /// # Examples
     /// ```
@@ -85,12 +85,12 @@ impl Vfs {
     pub fn getattr(&self, inode: &InodeRef<'_>) -> Result<Attr, Errno> {
         let inodes = &self.dcache.inodes;
         let ticket = inodes.ticket(inode.slot);
-        // Adjust the link count while the path is locked: the hidden name cannot be removed in
+        // Adjust the link count while the path is locked, so that the hidden name is not removed in
         // between.
         let attr = self
             .ask(inode, |fs, node| Ok(self.without_hidden_link(inode.slot, fs.getattr(node)?)))?;
         // The permission record must not be older than the attributes that a client has been given.
-        // The back end may report an ACL without having looked.
+        // The back end may report an ACL without having looked for one.
         let perm = Perm::of(&attr, attr.has_acl);
         match inodes.perm(inode.slot) {
             Some(known) if Perm { has_acl: known.has_acl, ..perm } == known => {}
@@ -150,7 +150,7 @@ impl Vfs {
     /// `cred`, decide whether the bits stay.
     ///
     /// # Errors
-    /// As [`Vfs::setattr`].
+    /// Those of [`Vfs::setattr`].
     pub fn truncate_with_lazy_cred(
         &self,
         cred: &Cred,
@@ -171,8 +171,7 @@ impl Vfs {
         })
     }
 
-    /// Takes the attribute lock of an inode (P.1). The caller holds no lock, and no other attribute
-    /// lock.
+    /// Takes the attribute lock of an inode (P.1). The caller holds no lock but in-lookup locks.
     fn lock_attributes(&self, slot: InodeSlot) -> KeyGuard<'_> {
         self.attr_locks.lock(u64::from(slot.get()).wrapping_mul(SLOT_SPREAD))
     }
@@ -260,8 +259,8 @@ impl Vfs {
             None if inode.kind() == FileKind::Directory => None,
             None => left_of_set_id(cred, perm, &set)?,
             Some(mode) => {
-                // If the file has set-user-ID, the kernel adds a new mode to a change of owner. It
-                // does not consider set-group-ID then.
+                // The kernel adds a new mode to a change of owner of a set-user-ID file. It does
+                // not consider set-group-ID in that mode.
                 let is_given = set.uid.is_some() || set.gid.is_some();
                 let mode = match is_given && is_lone_set_group_id(perm.mode) {
                     true => allowed_set_id(cred, perm.gid, mode),
@@ -337,7 +336,8 @@ impl Vfs {
         }
     }
 
-    /// Returns the permission record and its access ACL, and whether both are surely of one state.
+    /// Returns the permission record and its access ACL, and tells whether they are known to be of
+    /// one state.
     fn perm_and_acl(&self, slot: InodeSlot) -> Result<(Perm, Option<Acl>, Consistency), Errno> {
         let inodes = &self.dcache.inodes;
         let changes = inodes.changes();
@@ -359,7 +359,7 @@ impl Vfs {
     /// inside a walk without locks.
     #[inline]
     pub(crate) fn permission_now(&self, cred: &Cred, slot: InodeSlot, what: May) -> Checked {
-        // `CAP_DAC_OVERRIDE` allows everything with a directory, whatever its mode.
+        // `CAP_DAC_OVERRIDE` allows every access to a directory, whatever its mode.
         if cred.has(Caps::DAC_OVERRIDE) && self.dcache.inodes.is_directory(slot) {
             return Checked::Yes;
         }
@@ -438,7 +438,7 @@ impl Vfs {
         acl.map(|acl| acl.to_xattr()).ok_or(Errno::NODATA)
     }
 
-    /// Checks that an ACL exists or not, as `mode` of setxattr(2) demands.
+    /// Checks that an ACL exists, or does not exist, as `mode` of setxattr(2) demands.
     fn check_acl_mode(
         &self,
         inode: &InodeRef<'_>,
@@ -457,12 +457,12 @@ impl Vfs {
     }
 }
 
-/// Whether a permission record and an ACL were read with no change in between.
+/// The certainty that a permission record and an ACL were read with no change in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Consistency {
-    /// Both are of one state.
+    /// The record and the ACL are of one state.
     Proven,
-    /// They may be of two states.
+    /// The record and the ACL may be of two states.
     Unproven,
 }
 

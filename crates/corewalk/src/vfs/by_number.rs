@@ -1,11 +1,11 @@
 //! Opening by file handle: inodes by number that the cache does not have.
 //!
-//! A client may hold a file handle longer than the cache keeps the inode. The back end is then
-//! asked by number. A file found this way has no name in the cache, as after `tmpfile`; a later
-//! lookup adds the name. A directory must be connected to the tree, for `..`, renames and paths. So
-//! the back end is asked for its parent, and the parent of that, up to a directory with a dentry.
-//! From there down, each directory is read for the name of the next one, and that name is looked
-//! up.
+//! A client may hold a file handle longer than the cache keeps the inode. Then the namespace asks
+//! the back end by number. A file found this way has no name in the cache, as after `tmpfile`; a
+//! later lookup adds the name. A directory must be connected to the tree, for `..`, renames and
+//! paths. So the back end is asked for the directory's parent, and for the parent's parent, up to a
+//! directory with a dentry. From there down, each directory is read to find the name of the next
+//! one, and that name is looked up.
 //!
 //! # Limits
 //! If other clients move a directory during each of [`TRIES_MAX`] attempts, the result is `ESTALE`.
@@ -81,7 +81,7 @@ impl Vfs {
             Err(Errno::STALE) => {}
             found => {
                 let found = found?;
-                // The back end may have reused the number since.
+                // The back end may have reused the number since the client got it.
                 if is_wanted(&found) {
                     return Ok(LookedUp { inode: found, attr: None });
                 }
@@ -90,7 +90,7 @@ impl Vfs {
         let near = self.root().slot;
         let changes = self.dcache.inodes.changes();
         let attr = self.fs(near).by_number(ino, generation).map_err(stale)?;
-        // Enter the inode even if it is the wrong one: then the cache sends the back end a `forget`
+        // Enter the inode even if it is the wrong one. Then the cache sends the back end a `forget`
         // for it.
         let inode = self.enter(near, &attr, changes, None)?;
         match inode.ino() == ino && is_wanted(&inode) && attr.nlink > 0 {
@@ -130,19 +130,20 @@ impl Vfs {
     }
 
     /// Finds the name of `child` in the directory `parent` and looks it up. Returns false if
-    /// `child` is not there.
+    /// `child` is not in `parent`.
     fn look_up_child(&self, parent: &InodeRef<'_>, child: &InodeRef<'_>) -> Result<bool, Errno> {
         let name = self.name_of_child(parent, child);
         let found = name.and_then(|name| self.lookup(&Cred::root(), parent, Name::new(&name)?));
         match found {
             Ok(found) => Ok(found.slot == child.slot),
-            // The child was moved or removed.
+            // The child was moved or removed meanwhile.
             Err(Errno::NOENT | Errno::STALE | Errno::NOTDIR) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// Returns the name of the directory `child` in `parent`. `ENOENT` if it is not there.
+    /// Returns the name of the directory `child` in `parent`. `ENOENT` if `parent` does not contain
+    /// it.
     fn name_of_child(&self, parent: &InodeRef<'_>, child: &InodeRef<'_>) -> Result<Vec<u8>, Errno> {
         let (mut name, mut cookie, ino) = (Vec::new(), 0, child.ino());
         loop {
@@ -165,7 +166,7 @@ impl Vfs {
     }
 }
 
-/// Maps `ENOENT` to `ESTALE`: a lookup by number has no name that could be missing.
+/// Maps `ENOENT` to `ESTALE`, because a lookup by number has no name that could be missing.
 fn stale(error: Errno) -> Errno {
     if error == Errno::NOENT { Errno::STALE } else { error }
 }

@@ -1,4 +1,4 @@
-//! One call of a back end: the inodes it is about, and the paths that it asks for.
+//! One call of a back end: the inodes of the call, and the paths that the back end asks for.
 //!
 //! A call takes a path lock only when the back end asks for a path. So a back end that reaches an
 //! open file by its handle never waits for a rename. The call releases its path locks when it ends.
@@ -17,6 +17,8 @@ use crate::slot::InodeSlot;
 pub(crate) struct Call<'v> {
     vfs: &'v Vfs,
     superblock: &'v Superblock,
+    /// The path locks of the call. Protected by its own mutex, since a back end may ask for paths
+    /// on several threads.
     locks: Mutex<Vec<PathLock<'v>>>,
 }
 
@@ -69,8 +71,8 @@ impl Vfs {
         Call { vfs: self, superblock: self.superblock(inode), locks: Mutex::new(Vec::new()) }
     }
 
-    /// Takes the path locks of a rename or a removal. It moves the inodes `moved` (or none) in
-    /// the directories `above`. Returns `None` for a back end by number.
+    /// Takes the path locks of a rename or a removal. The operation moves the inodes `moved` (or
+    /// none) in the directories `above`. Returns `None` for a back end by number.
     ///
     /// # Errors
     /// `ENOENT` if one of the directories was removed.

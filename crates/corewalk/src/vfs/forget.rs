@@ -9,7 +9,7 @@ impl Vfs {
     /// the count is saturated, and no forget drops any.
     ///
     /// The back end may have reused the number with another generation. Then both inodes have
-    /// lookups under one number. The older one loses its lookups first, since only the newer one
+    /// lookups under one number. The older one loses its lookups first, because only the newer one
     /// can still be reached by its number.
     pub fn forget(&self, ino: u64, n: u64) -> bool {
         let current = self.in_use(ino);
@@ -54,8 +54,8 @@ impl Vfs {
         current: Option<&InodeRef<'_>>,
         n: u64,
     ) -> bool {
-        // One thread at a time, since two threads that return lookups at once would each count all
-        // of them.
+        // Run one thread at a time, because two threads that drop all lookups at once would each
+        // count all of them.
         self.dcache.inodes.alone(|| {
             let all = || older.iter().chain(current);
             if all().map(InodeRef::lookups).sum::<u64>() < n {

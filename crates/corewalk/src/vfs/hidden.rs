@@ -13,9 +13,9 @@
 //! The hidden name adds one link, which the reported link counts leave out.
 //!
 //! # Limits
-//! The hidden name lies in the root directory. So a directory can be removed while files removed
-//! from it are still open. If the back end cannot rename to the root directory (`EXDEV`, `EACCES`),
-//! the file is lost.
+//! The hidden name is in the root directory. So a directory can be removed although files that were
+//! removed from it are still open. If the back end cannot rename to the root directory (`EXDEV`,
+//! `EACCES`), the file is lost.
 //!
 //! Source: libfuse `hide_node`; NFS "silly rename" (Linux `fs/nfs/unlink.c`).
 
@@ -42,12 +42,12 @@ pub(super) struct LockedName<'a> {
     pub(super) name: Name<'a>,
 }
 
-/// How a file that a rename replaces got its hidden name.
+/// The way in which a file that a rename replaces got its hidden name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HiddenBy {
-    /// As a second link.
+    /// The hidden name is a second link of the file.
     Link,
-    /// By a rename; the old name is gone.
+    /// The file was renamed, so its old name is gone.
     Rename,
 }
 
@@ -76,7 +76,8 @@ impl Vfs {
         &self,
         from: LockedName<'_>,
         to: LockedName<'_>,
-        (source, target): (&FoundName<'_>, Option<&FoundName<'_>>),
+        source: &FoundName<'_>,
+        target: Option<&FoundName<'_>>,
         mode: RenameMode,
     ) -> Result<(), Errno> {
         let superblock = self.superblock(source.inode);
@@ -93,8 +94,8 @@ impl Vfs {
     }
 
     /// Counts a close of `inode`. The last close removes the hidden name, if the file also has a
-    /// visible name. If the hidden name is its only one, `forget` removes it: a client that has
-    /// looked the file up may open it again.
+    /// visible name. If the hidden name is its only one, `forget` removes it, because a client that
+    /// has looked the file up may open it again.
     pub(super) fn closed(&self, inode: &InodeRef<'_>) {
         let superblock = self.superblock(inode.slot);
         let Some(paths) = &superblock.paths else { return };

@@ -1,5 +1,5 @@
-//! Operations on an inode: data, symbolic links, extended attributes. Each does the checks of the
-//! system call, then calls the back end.
+//! Operations on an inode: data, symbolic links, extended attributes. Each operation makes the
+//! checks of its system call, and then calls the back end.
 
 use std::borrow::Borrow;
 
@@ -61,7 +61,7 @@ impl Vfs {
         Ok(handle)
     }
 
-    /// Closes what [`Vfs::open`] returned.
+    /// Closes a handle that [`Vfs::open`] returned.
     pub fn release(&self, inode: &InodeRef<'_>, handle: u64) {
         let released = self.with_inode(inode.slot, |fs, node| {
             fs.release(node, handle);
@@ -71,8 +71,8 @@ impl Vfs {
         self.closed(inode);
     }
 
-    /// Reads at `offset` into `buf` and returns the number of bytes. It is less than asked for only
-    /// at the end of the file. The caller has opened the file for reading.
+    /// Reads at `offset` into `buf` and returns the number of bytes. The number is smaller than the
+    /// length of `buf` only at the end of the file. The caller has opened the file for reading.
     ///
     /// # Errors
     /// `EISDIR`, `EINVAL` for anything but a regular file; the errors of the back end.
@@ -116,7 +116,7 @@ impl Vfs {
     /// From then on, no other thread changes the file's attributes until the bytes are written.
     ///
     /// # Errors
-    /// As [`Vfs::write`].
+    /// Those of [`Vfs::write`].
     pub fn write_with_lazy_cred(
         &self,
         inode: &InodeRef<'_>,
@@ -150,7 +150,7 @@ impl Vfs {
     /// [`FileSystem::append`].
     ///
     /// # Errors
-    /// As [`Vfs::write`].
+    /// Those of [`Vfs::write`].
     pub fn append(
         &self,
         cred: &Cred,
@@ -171,7 +171,7 @@ impl Vfs {
     /// [`Vfs::write_with_lazy_cred`].
     ///
     /// # Errors
-    /// As [`Vfs::write`].
+    /// Those of [`Vfs::write`].
     pub fn append_with_lazy_cred(
         &self,
         inode: &InodeRef<'_>,
@@ -192,8 +192,8 @@ impl Vfs {
         loop {
             let (parent, seq) = self.dcache.parent(dir.now.slot);
             let parent = self.dcache.directory(parent).map(|now| self.dcache.inodes.ino(now.inode));
-            // If the child has not moved since, `parent` is still its parent. Trap T19 is a parent
-            // that is used without this check.
+            // If the child has not moved since the snapshot, `parent` is still its parent. Trap T19
+            // is a parent that is used without this check.
             if self.dcache.dentries.is_unchanged(dir.now.slot, seq) {
                 return parent.ok_or(Errno::NOENT);
             }
@@ -255,7 +255,7 @@ impl Vfs {
     }
 
     /// Changes the allocation of a file that the caller has opened for writing. Without
-    /// `CAP_FSETID` in `cred`, it clears set-user-ID and set-group-ID, as a write does.
+    /// `CAP_FSETID` in `cred`, the call clears set-user-ID and set-group-ID, as a write does.
     ///
     /// # Errors
     /// In this order: `EINVAL` for a length of 0; `EOPNOTSUPP` for flags that exclude each other;
@@ -296,7 +296,7 @@ impl Vfs {
     ///
     /// # Errors
     /// `ENXIO` behind the end; `ESPIPE` for a FIFO, `EINVAL` for anything else but a regular file,
-    /// as the kernel's tmpfs says for a directory.
+    /// as the kernel's tmpfs does for a directory.
     pub fn seek(
         &self,
         inode: &InodeRef<'_>,
@@ -335,8 +335,8 @@ impl Vfs {
     /// Sets an extended attribute.
     ///
     /// # Errors
-    /// `EEXIST`, `ENODATA` as `mode` says; `EPERM`, `EACCES`; `ERANGE` for a name and `E2BIG` for a
-    /// value that is too long; `ENOSPC`; `EOPNOTSUPP`; `EINVAL` for an invalid ACL or
+    /// `EEXIST`, `ENODATA` as `mode` requires; `EPERM`, `EACCES`; `ERANGE` for a name and `E2BIG`
+    /// for a value that is too long; `ENOSPC`; `EOPNOTSUPP`; `EINVAL` for an invalid ACL or
     /// `security.capability`.
     ///
     /// # Examples
@@ -415,8 +415,8 @@ impl Vfs {
         })
     }
 
-    /// Runs `question`, which checks and then calls the back end about an inode. Waits for a
-    /// pending removal of the inode if it fails.
+    /// Runs `question`, which checks and then calls the back end about an inode. If `question`
+    /// fails, waits for a pending removal of the inode.
     #[inline]
     pub(super) fn ask<T>(
         &self,
@@ -468,7 +468,7 @@ impl Vfs {
     }
 }
 
-/// An open that is counted before it is made, and counted back if it fails. The count keeps a file
+/// An open that is counted before it is made, and uncounted if it fails. The count keeps a file
 /// that is removed while the back end opens it.
 struct Opening<'a>(&'a InodeRef<'a>);
 

@@ -56,7 +56,8 @@ pub struct Listing<'v> {
 
 /// The dentry of a directory that is listed, as it was at the beginning.
 struct Held<'v> {
-    // Dropped first: the directory's slot may be reused after the reference is dropped.
+    // The mark is dropped first, because the directory's slot may be reused once `dir` drops its
+    // reference.
     mark: ListingMark<'v>,
     key: ParentKey,
     dir: Dir<'v>,
@@ -66,8 +67,8 @@ impl Vfs {
     /// Reports a page of the entries of a directory behind `cookie`, without `.` and `..`. Cookie 0
     /// is the start. The page ends where `sink` breaks or where the back end ends it. A page
     /// without entries is the end of the directory. The caller has opened the directory for
-    /// reading. `sink` must not call this namespace: a back end by path holds the path of the
-    /// directory meanwhile, and renames wait for it.
+    /// reading. `sink` must not call this namespace, because a back end by path holds the path of
+    /// the directory meanwhile, and renames wait for that path.
     ///
     /// # Errors
     /// `ENOTDIR`; the errors of the back end.
@@ -84,7 +85,7 @@ impl Vfs {
         let is_hidden = |name: &[u8]| paths.is_some_and(|paths| paths.is_hidden_name(name));
         let mut cookie = cookie;
         loop {
-            // The page may consist of hidden names. Then it is not the end.
+            // If the page consists of hidden names only, it is not the end.
             let (mut is_shown, mut last) = (false, cookie);
             let mut shown = |entry: DirEntry<'_>| {
                 last = entry.cookie;
@@ -109,7 +110,8 @@ impl Vfs {
     pub fn listing<'v>(&'v self, dir: &'v InodeRef<'v>) -> Listing<'v> {
         let changes = self.dcache.inodes.changes();
         let held = self.dir(dir.slot).ok().map(|dir| {
-            // The key is read after the mark is made: an invalidation of the directory changes it.
+            // Read the key after the mark is made, because an invalidation of the directory changes
+            // the key.
             let mark = self.dcache.listings.begin(dir.now.slot);
             Held { mark, key: dir.key(), dir }
         });
@@ -118,17 +120,17 @@ impl Vfs {
 }
 
 impl Listing<'_> {
-    /// Reports a page of entries, as [`Vfs::readdir`].
+    /// Reports a page of entries, as [`Vfs::readdir`] does.
     ///
     /// # Errors
-    /// As [`Vfs::readdir`].
+    /// Those of [`Vfs::readdir`].
     pub fn read(&self, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
         self.directory.vfs.readdir(self.directory, cookie, sink)
     }
 
     /// Returns the inode of an entry that this listing has reported with the attributes `attr`, and
-    /// enters both in the cache. None if the entry may be out of date, or the cache has no room.
-    /// The caller then looks the name up.
+    /// enters the name and the inode in the cache. Returns None if the entry may be out of date, or
+    /// the cache has no room. Then the caller looks the name up.
     pub fn enter(&self, name: Name<'_>, attr: &Attr) -> Option<LookedUp<'_>> {
         let (vfs, Held { mark, key, dir }) = (self.directory.vfs, self.held.as_ref()?);
         let lookup_key = vfs.dcache.lookup_key(name);
@@ -160,7 +162,8 @@ impl Listing<'_> {
     }
 
     /// Returns true if the number in `attr` is in use with another generation. Another program may
-    /// have reused it since the entry was read. So the back end must say which one is newer.
+    /// have reused the number since the entry was read. So the back end must tell which inode is
+    /// newer.
     fn is_reused(&self, attr: &Attr) -> bool {
         let inodes = &self.directory.vfs.dcache.inodes;
         let superblock = inodes.superblock(self.directory.slot);

@@ -1,7 +1,7 @@
 //! Lookups for servers that reply with attributes.
 //!
-//! A lookup that asks the back end gets the attributes with the name, and hands them on. So the
-//! server asks the back end once at most.
+//! A lookup that asks the back end gets the attributes with the name, and returns them. So the
+//! server asks the back end at most once.
 
 use super::held::Dir;
 use super::names::{Cached, Missing};
@@ -29,7 +29,7 @@ impl LookedUp<'_> {
     /// Returns the attributes. Asks the back end for them if the lookup did not.
     ///
     /// # Errors
-    /// As [`Vfs::getattr`].
+    /// Those of [`Vfs::getattr`].
     pub fn attr(&self) -> Result<Attr, Errno> {
         self.attr.map_or_else(|| self.inode.vfs.getattr(&self.inode), Ok)
     }
@@ -37,12 +37,12 @@ impl LookedUp<'_> {
 
 impl Vfs {
     /// Looks up a name as a FUSE server does: `parent` is the number of an inode in use. `name` is
-    /// unchecked; it is checked only on a cache miss. The result has the attributes if the back end
-    /// was asked for the name. On a cache hit the only store is the reference on the inode: the
-    /// parent needs none.
+    /// checked only on a cache miss, because the cache has no invalid name. The result has the
+    /// attributes if the back end was asked for the name. On a cache hit the only store is the
+    /// reference on the inode: the parent needs no reference.
     ///
     /// # Errors
-    /// As [`Vfs::lookup`] and [`Name::new`]; `ESTALE` if `parent` is not in use.
+    /// Those of [`Vfs::lookup`] and [`Name::new`]; `ESTALE` if `parent` is not in use.
     ///
     /// # Examples
     /// ```
@@ -67,12 +67,50 @@ impl Vfs {
         name: &[u8],
     ) -> Result<LookedUp<'_>, Errno> {
         if cred.has(Caps::DAC_READ_SEARCH)
-            && let Some(slot) = self.dcache.get_by_ino(parent, name)
+            && let Some(inode) = self.child_by_ino(parent, name)
         {
-            let inode = InodeRef { vfs: self, slot }.unless_saturated()?;
-            return Ok(LookedUp { inode, attr: None });
+            return Ok(LookedUp { inode: inode?, attr: None });
         }
         self.lookup_by_ino_slow(cred, parent, name)
+    }
+
+    /// Returns the inode of `name` in the directory with the number `parent`, from the cache and
+    /// without a lock. None does not prove that the cache lacks the name; use [`Vfs::cached_child`]
+    /// for that.
+    #[inline]
+    pub(crate) fn child_by_ino(
+        &self,
+        parent: u64,
+        name: &[u8],
+    ) -> Option<Result<InodeRef<'_>, Errno>> {
+        let slot = self.dcache.get_by_ino(parent, name)?;
+        Some(InodeRef { vfs: self, slot }.unless_saturated())
+    }
+
+    /// Returns the inode of a name, from the cache alone.
+    ///
+    /// # Errors
+    /// `ENOENT` if the cache does not have the name, or `dir` was removed; `ENOTDIR`; `ENFILE`.
+    pub(crate) fn cached_child(
+        &self,
+        dir: &InodeRef<'_>,
+        name: Name<'_>,
+    ) -> Result<InodeRef<'_>, Errno> {
+        let (dir, lookup_key) = (self.dir(dir.slot)?, self.dcache.lookup_key(name));
+        let _in_lookup =
+            self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
+        while let Some((slot, seen)) = self.dcache.find_exact(dir.key(), &lookup_key) {
+            let inode = seen.body.inode();
+            if inode.is_none() {
+                break;
+            }
+            // If the dentry was evicted or changed meanwhile, search again.
+            if self.dcache.get_inode(slot, seen.seq, inode) {
+                self.dcache.inodes.touch(inode);
+                return InodeRef { vfs: self, slot: inode }.unless_saturated();
+            }
+        }
+        Err(Errno::NOENT)
     }
 
     #[cold]
@@ -114,7 +152,7 @@ impl Vfs {
         Ok(LookedUp { inode: inode.unless_saturated()?, attr })
     }
 
-    /// As [`Vfs::resolve`], with the attributes if the back end was asked.
+    /// Like [`Vfs::resolve`], with the attributes if the back end was asked.
     pub(super) fn resolve_with_attr(
         &self,
         dir: &Dir<'_>,
@@ -134,9 +172,9 @@ impl Vfs {
     /// Returns an inode with the attributes that came with its name. `changes` is the count of
     /// attribute changes from before the back end was asked.
     ///
-    /// As in `getattr`, the permission record must not be older than the attributes. It leaves out
-    /// attributes whose link count may include a hidden name: it does not know whether the file had
-    /// that name when the back end answered.
+    /// As in `getattr`, the permission record must not be older than the attributes. The function
+    /// leaves out attributes whose link count may include a hidden name. It does not know whether
+    /// the file had that name when the back end answered.
     pub(super) fn looked_up<'v>(
         &self,
         inode: InodeRef<'v>,

@@ -27,7 +27,7 @@ pub enum Removal {
     Rmdir,
 }
 
-/// Whether a fill caches a negative answer.
+/// The treatment of a negative answer by a fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Missing {
     /// The fill enters a negative dentry.
@@ -87,7 +87,7 @@ impl Vfs {
         })
     }
 
-    /// Looks the name up in the cache. The only store is the reference that it takes.
+    /// Looks the name up in the cache. The only store is the reference that the lookup takes.
     pub(super) fn lookup_cached(
         &self,
         dir: InodeSlot,
@@ -98,7 +98,7 @@ impl Vfs {
             return None;
         }
         let (slot, seen) = self.dcache.find(now.key, lookup_key)?;
-        // If the directory was removed, another directory may have its slot by now.
+        // If the directory was removed, another directory may have the slot of its dentry by now.
         let is_still_parent = || self.dcache.dentries.is_unchanged(now.slot, now.seq);
         if seen.body.is_negative() {
             self.dcache.dentries.cold(slot).touch();
@@ -131,7 +131,7 @@ impl Vfs {
     /// Returns the dentry, with a reference, of a directory that the caller may search.
     ///
     /// # Errors
-    /// As [`Vfs::dir`]; `EACCES` without search permission.
+    /// Those of [`Vfs::dir`]; `EACCES` without search permission.
     pub(super) fn searched(&self, cred: &Cred, dir: &InodeRef<'_>) -> Result<Dir<'_>, Errno> {
         let found = self.dir(dir.slot)?;
         self.permission(cred, dir.slot, May::EXEC)?;
@@ -149,7 +149,7 @@ impl Vfs {
         self.resolve_or(dir, lookup_key, in_lookup, Missing::Cached)
     }
 
-    /// Like [`Vfs::resolve`]; `missing` says whether to cache a negative answer.
+    /// Like [`Vfs::resolve`]. `missing` tells whether to cache a negative answer.
     pub(super) fn resolve_or(
         &self,
         dir: &Dir<'_>,
@@ -184,7 +184,7 @@ impl Vfs {
     }
 
     /// Takes references on the dentry of a snapshot and on its inode. Returns None if the dentry
-    /// has changed since, or is negative.
+    /// has changed since the snapshot, or is negative.
     pub(crate) fn hold(&self, slot: DentrySlot, seen: Snapshot) -> Option<DentryAndInode<'_>> {
         let inode = seen.body.inode();
         if inode.is_none() || !self.dcache.get(slot, seen.seq) {
@@ -223,8 +223,8 @@ impl Vfs {
         Answer { key, changes, attr }
     }
 
-    /// Caches the answer for a name, unless an invalidation has made it stale. `known` is what the
-    /// cache has had; it is invalidated if the answer is another one.
+    /// Caches the answer for a name, unless an invalidation has made it stale. `known` is the
+    /// answer that the cache had before. It is invalidated if the new answer differs.
     pub(super) fn take_answer<'v>(
         &'v self,
         dir: &Dir<'_>,
@@ -287,9 +287,10 @@ impl Vfs {
         beside: Option<&DentryHold<'_>>,
     ) -> Result<InodeRef<'_>, Errno> {
         let (dentries, inodes) = (&self.dcache.dentries, &self.dcache.inodes);
-        let place =
-            (inodes.superblock(near), beside.map_or(DentrySlot::NONE, |dentry| dentry.slot));
-        let enter = || inodes.get_or_insert(dentries, place, attr, attr.has_acl, changes);
+        let superblock = inodes.superblock(near);
+        let beside = beside.map_or(DentrySlot::NONE, |dentry| dentry.slot);
+        let enter =
+            || inodes.get_or_insert(dentries, superblock, beside, attr, attr.has_acl, changes);
         let entered = enter().or_else(|| {
             self.dcache.prune();
             enter()
@@ -342,7 +343,7 @@ impl Vfs {
             let _old_parent = self.splice(dir, key, lookup_key, &hold, in_lookup)?;
             return Ok(hold);
         }
-        // If the directory is invalidated in between, enter the dentry under a stale key.
+        // If the directory was invalidated meanwhile, enter the dentry under a stale key.
         let slot = self.dcache.publish(key, lookup_key, Some(node), in_lookup).or_else(|_| {
             self.invalidate_cached(dir, lookup_key);
             self.dcache.publish(ParentKey::stale(key.parent()), lookup_key, Some(node), in_lookup)
@@ -352,7 +353,7 @@ impl Vfs {
         if node.kind == FileKind::Directory
             && inodes.has_older_alias(inode.slot, slot, &self.dcache.dentries)
         {
-            // Another thread has entered the directory under another name, after the check above.
+            // After the check above, another thread has entered the directory under another name.
             self.dcache.remove(slot);
             return Err(Unattached::Overtaken);
         }
@@ -372,7 +373,7 @@ impl Vfs {
         in_lookup: &KeyGuard<'_>,
     ) -> Result<DentryHold<'_>, Unattached> {
         let (old_parent, old_name) = self.dcache.name_of(hold.slot);
-        // Only a root has no name, and a root has no parent directory.
+        // Only a root has no name. A root cannot move below `dir`, because that would make a loop.
         let old_name = Name::new(old_name.as_bytes()).map_err(|_| Unattached::Loop)?;
         let old_lookup_key = self.dcache.lookup_key(old_name);
         let old_key = self.dcache.in_lookup_key(old_parent, &old_lookup_key);
@@ -392,14 +393,14 @@ impl Vfs {
         if self.dcache.is_subdir(dir.now.slot, hold.slot) {
             return Err(Unattached::Loop);
         }
-        self.move_dentry((hold.slot, &old_lookup_key), key, lookup_key, None, in_lookup)
+        self.move_dentry(hold.slot, &old_lookup_key, key, lookup_key, None, in_lookup)
             .map_err(|_| Unattached::NoRoom)
     }
 
-    /// Runs `operation`. If it fails since one of `inodes` is gone, waits for the pending removal.
-    /// The back end may have removed the file while the cache still has it. A caller must not learn
-    /// of the removal before the cache shows it. `operation` must include each question to the back
-    /// end, so also the permission check.
+    /// Runs `operation`. If it fails because one of `inodes` is gone, waits for the pending
+    /// removal. The back end may have removed the file although the cache still has it. A caller
+    /// must not learn of the removal before the cache shows it. `operation` must include each
+    /// question to the back end, so also the permission check.
     ///
     /// `operation` releases its in-lookup locks before it returns, and the caller holds none.
     #[inline]
@@ -475,8 +476,8 @@ impl Vfs {
                 made.or_else(|error| self.eexist_or(&dir, &lookup_key, &in_lookup, error))?;
             let entered = self.enter(dir.now.inode, &attr, changes, negative.as_ref());
             if attr.kind() == FileKind::Directory {
-                // Free the slot of the negative dentry: a directory gets a slot among directories
-                // instead.
+                // Free the slot of the negative dentry, because a directory gets a slot among
+                // directories instead.
                 drop(negative);
             }
             let inode = entered.inspect_err(|_| {
@@ -491,7 +492,7 @@ impl Vfs {
     /// Makes a regular file without a name (`O_TMPFILE`). [`Vfs::link`] can give it one later.
     ///
     /// # Errors
-    /// As [`Vfs::make`]; `EOPNOTSUPP` if the back end cannot make one.
+    /// Those of [`Vfs::make`]; `EOPNOTSUPP` if the back end cannot make one.
     pub fn tmpfile(
         &self,
         cred: &Cred,
@@ -513,9 +514,9 @@ impl Vfs {
     /// Gives `inode` another name and returns its attributes.
     ///
     /// # Errors
-    /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for `dir` as [`Vfs::make`]; `EEXIST`; `EXDEV`
-    /// across file systems; `EACCES` without write permission; `EPERM` for a directory; `EMLINK`
-    /// and the other errors of the back end.
+    /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for `dir` as in [`Vfs::make`]; `EEXIST`;
+    /// `EXDEV` across file systems; `EACCES` without write permission; `EPERM` for a directory;
+    /// `EMLINK` and the other errors of the back end.
     pub fn link(
         &self,
         cred: &Cred,
@@ -559,10 +560,10 @@ impl Vfs {
     /// Removes a name.
     ///
     /// # Errors
-    /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for `dir` as [`Vfs::make`]; `ENOENT`; `EACCES`
-    /// without write permission; `EPERM` in a sticky directory; `EISDIR` (unlink of a directory),
-    /// `ENOTDIR` (rmdir of another file); `EBUSY` for a mount point; `ENOTEMPTY` and the other
-    /// errors of the back end.
+    /// In this order: `ENOTDIR`, `ENOENT`, `EACCES` for `dir` as in [`Vfs::make`]; `ENOENT`;
+    /// `EACCES` without write permission; `EPERM` in a sticky directory; `EISDIR` (unlink of a
+    /// directory), `ENOTDIR` (rmdir of another file); `EBUSY` for a mount point; `ENOTEMPTY` and
+    /// the other errors of the back end.
     ///
     /// # Examples
     /// ```
@@ -615,7 +616,7 @@ impl Vfs {
     }
 
     /// Invalidates a name: drops its cached dentry, and cancels a running fill of it. Call it when
-    /// another program has changed the name in the back end. It never waits.
+    /// another program has changed the name in the back end. The call never waits.
     ///
     /// # Errors
     /// `ENOTDIR`; `ENOENT` if `dir` was removed.
@@ -635,7 +636,7 @@ impl Vfs {
     /// Invalidates all names in `dir`, in constant time.
     ///
     /// # Errors
-    /// As [`Vfs::invalidate`].
+    /// Those of [`Vfs::invalidate`].
     pub fn invalidate_dir(&self, dir: &InodeRef<'_>) -> Result<(), Errno> {
         let dir = self.dir(dir.slot)?;
         self.dcache.invalidate_directory(dir.now.slot);
@@ -660,9 +661,9 @@ impl Vfs {
         }
     }
 
-    /// Returns the error for a name that cannot be entered. It is `EEXIST` if the name is taken,
-    /// which Linux checks first, otherwise `error`. The caller holds the in-lookup lock of the
-    /// name.
+    /// Returns the error for a name that cannot be entered: `EEXIST` if the name is taken,
+    /// otherwise `error`. Linux checks for `EEXIST` first. The caller holds the in-lookup lock of
+    /// the name.
     #[cold]
     fn eexist_or<T>(
         &self,
@@ -713,10 +714,10 @@ impl Vfs {
     }
 
     /// Returns `error`, the back end's answer to the removal of a directory. If the error says that
-    /// the directory is not empty, the cache may not have its newest entry yet. So this function
-    /// invalidates all names in the directory. A later lookup of the new entry must then ask the
-    /// back end, so it waits for the in-lookup lock of the new name. Rejected: a list of names that
-    /// are being made, which would cost a store in every creation.
+    /// the directory is not empty, the cache may not have the directory's newest entry yet. So this
+    /// function invalidates all names in the directory. A later lookup of the new entry must then
+    /// ask the back end, so it waits for the in-lookup lock of the new name. Rejected: a list of
+    /// names that are being made, which would cost a store in every creation.
     pub(super) fn invalidate_if_not_empty(
         &self,
         victim: Option<&FoundName<'_>>,
@@ -737,7 +738,8 @@ impl Vfs {
         })
     }
 
-    /// Applies what a new file inherits from its directory: group, set-group-ID, ACLs.
+    /// Applies the properties that a new file inherits from its directory: group, set-group-ID,
+    /// ACLs.
     fn inherit<'a>(&self, cred: &Cred, dir: InodeSlot, what: Make<'a>) -> Result<Make<'a>, Errno> {
         let mut what = what;
         let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;

@@ -10,14 +10,14 @@
 //! Each file system has one table of locks, with one entry per running call. An entry lists the
 //! inodes of its path. A rename searches the entries for the inode that it moves; a call searches
 //! the renames for the inodes of its path. A call also holds the last dentry of its path. So no
-//! directory on the path is evicted and loaded again as another inode.
+//! directory on the path can be evicted and loaded again as another inode.
 //!
 //! # Guarantees
 //! - L.1: while a call holds the path of an inode, the back end runs no rename or removal of that
 //!   inode or of a directory above it. The cache also shows each such change that the back end has
 //!   already made.
 //! - L.2: a waiting call holds no shared lock, or waits only for renames that are in the back end.
-//!   A waiting rename holds nothing here.
+//!   A waiting rename holds no lock of the table.
 //! - L.3: no starvation. A later conflicting rename, and the first path of a later call, wait for a
 //!   rename or call that already waits. A second path of a call overtakes a waiting rename, which
 //!   may itself wait for the first path of that call.
@@ -50,16 +50,18 @@ use crate::slot::{DentrySlot, InodeSlot};
 
 /// The path locks of one file system.
 pub(crate) struct Paths {
+    /// Protected by its own mutex.
     table: Mutex<Table>,
-    /// Calls wait here for moves.
+    /// Calls wait here for moves, under `table`.
     move_ended: Condvar,
-    /// Renames and removals wait here for calls and for each other.
+    /// Renames and removals wait here for calls and for each other, under `table`.
     any_ended: Condvar,
     addressing: Addressing,
     /// The prefix of hidden names. Clients cannot guess it.
     hidden_prefix: String,
 }
 
+/// The path locks that are held or waited for. All fields are protected by `Paths::table`.
 #[derive(Default)]
 struct Table {
     last_ticket: u64,
@@ -105,8 +107,8 @@ struct MoveEntry {
 pub(crate) struct PathLock<'a> {
     paths: &'a Paths,
     ticket: u64,
-    /// Dropped after the entry: dropping the last reference may call `Paths::forget`, which takes
-    /// the table's lock.
+    /// The leaf is dropped after the entry. Dropping the last reference may call `Paths::forget`,
+    /// which takes the table's lock.
     leaf: Option<Leaf<'a>>,
 }
 
@@ -125,7 +127,7 @@ pub(crate) struct MoveLock<'a> {
     pub(crate) above: Vec<Vec<u8>>,
 }
 
-/// Whether the call already holds a path.
+/// The position of a path among those of its call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nesting {
     /// This is the first path of the call.
@@ -171,10 +173,10 @@ impl Paths {
             let mut table = self.table.lock();
             loop {
                 let chain = match leaf {
-                    Some(leaf) => dpath::chain_of_name(dcache, (leaf, inode)),
+                    Some(leaf) => dpath::chain_of_name(dcache, leaf, inode),
                     None => Some(self.hidden_chain(&table, inode)?),
                 };
-                // The name was removed: try the next one, or the hidden one.
+                // The name was removed, so try another name of the inode, or its hidden name.
                 let Some(Chain { path, inodes }) = chain else { break };
                 let must_wait = table.moves.iter().any(|other| {
                     let is_before = nesting == Nesting::First && other.ticket < ticket;
@@ -183,7 +185,7 @@ impl Paths {
                 let entry = table.call(ticket);
                 entry.is_granted = !must_wait;
                 let before = std::mem::replace(&mut entry.inodes, inodes);
-                // A waiting move may have waited for an inode of the old path.
+                // A waiting move may have waited for an inode of the old path, so wake it.
                 if table.call(ticket).inodes != before && table.waiting_moves > 0 {
                     self.any_ended.notify_all();
                 }
@@ -252,7 +254,7 @@ impl Paths {
         }
     }
 
-    /// Counts a close. Returns true if it was the last one of a file with a hidden name.
+    /// Counts a close. Returns true if the close was the last one of a file with a hidden name.
     pub(crate) fn count_close(&self, inode: InodeSlot) -> bool {
         if !self.hides() {
             return false;
@@ -284,8 +286,8 @@ impl Paths {
         self.hides() && name.starts_with(self.hidden_prefix.as_bytes())
     }
 
-    /// Records the hidden name of `inode`. Returns the previous one, if the file already has one:
-    /// it may lose two names.
+    /// Records the hidden name of `inode`. Returns the previous hidden name, if the file has one,
+    /// because a file may lose two names.
     pub(crate) fn hide(&self, inode: InodeSlot, hidden: Hidden) -> Option<Hidden> {
         self.table.lock().hidden.insert(inode, hidden)
     }
@@ -348,8 +350,8 @@ impl Table {
         self.moves.iter_mut().find(|it| it.ticket == ticket).expect("the ticket has an entry")
     }
 
-    /// Returns true if a move can be granted: no call has one of its inodes in its path, and no
-    /// other move moves one of its directories.
+    /// Returns true if a move can be granted. No call may have one of the inodes `moved` in its
+    /// path, and no other move may move one of the inodes `above`.
     fn is_free_for(&self, ticket: u64, moved: [InodeSlot; 2], above: &[InodeSlot]) -> bool {
         let is_moved =
             |inodes: &[InodeSlot]| moved.iter().any(|it| !it.is_none() && inodes.contains(it));

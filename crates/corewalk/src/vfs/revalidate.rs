@@ -54,7 +54,7 @@ impl Vfs {
             self.dcache.in_lookup.lock(self.dcache.in_lookup_key(dir.now.slot, &lookup_key));
         let is_so = match self.cached(&dir, &lookup_key) {
             Cached::Unknown => true,
-            // Invalidate the name without asking the back end, since the next operation that uses
+            // Invalidate the name without asking the back end, because the next operation that uses
             // the name asks anyway.
             Cached::Known(None) => false,
             Cached::Known(Some(found)) => self.is_still(&dir, &lookup_key, &found),
@@ -73,7 +73,7 @@ impl Vfs {
     /// If the name is still the same directory, the entries below it stay cached.
     ///
     /// # Errors
-    /// As [`Vfs::lookup`].
+    /// Those of [`Vfs::lookup`].
     pub fn lookup_fresh(
         &self,
         cred: &Cred,
@@ -102,12 +102,12 @@ impl Vfs {
         Ok(answer.map(|(found, attr)| LookedUp { inode: found.into_inode(), attr }))
     }
 
-    /// Returns true if the back end agrees with the cached name. The caller holds its in-lookup
-    /// lock.
+    /// Returns true if the back end agrees with the cached name. The caller holds the in-lookup
+    /// lock of the name.
     fn is_still(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, found: &FoundName<'_>) -> bool {
         let Answer { attr, changes, .. } = self.ask_for_name(dir, lookup_key);
-        // `enter` takes a reference even for another inode. Dropping it makes the cache send
-        // `forget`.
+        // `enter` takes a reference even for another inode. Dropping that reference makes the cache
+        // send `forget`.
         let entered = attr.and_then(|attr| self.enter(dir.now.inode, &attr, changes, None));
         let is_same = entered.is_ok_and(|inode| inode.slot == found.inode);
         if is_same {

@@ -1,9 +1,9 @@
 //! The fast path of a walk: cached names of files and of searchable directories.
 //!
-//! Nearly all components of nearly all paths need no other decision. The fast path leaves the
-//! others to [`Walk::step`], which continues where it ends: names that are not cached, links, mount
-//! points, `..`, and unknown permissions. The fast path only fills the read set; the walk validates
-//! it later.
+//! Nearly all components of nearly all paths are such names. The fast path leaves the others to
+//! [`Walk::step`], which continues where it ends: names that are not cached, links, mount points,
+//! `..`, and unknown permissions. The fast path only fills the read set; the walk validates it
+//! later.
 //!
 //! # How it works
 //! The state of a step stays in registers only if the loop contains the usual case alone. That is
@@ -18,15 +18,15 @@
 
 use super::{Mode, Walk};
 use crate::cred::Caps;
-use crate::dcache::Dcache;
-use crate::dentry::{Body, Flags, Line, ParentKey, Snapshot, directory_id};
+use crate::dcache::{Dcache, LookupParent};
+use crate::dentry::{Body, Component, Flags, Line, ParentKey, Snapshot, directory_id};
 use crate::name::Slashes;
 use crate::read_set::{InlineSteps, ReadSet};
 use crate::slot::DentrySlot;
 use crate::table::Extent;
 
 impl Walk<'_, '_> {
-    /// Goes along `path` as far as it is plain and returns the rest.
+    /// Walks along `path` as long as its components are plain, and returns the rest.
     #[inline(never)]
     pub(super) fn fast_path<'p>(&mut self, path: &'p [u8]) -> &'p [u8] {
         if self.mode != Mode::Rcu || self.hold.is_some() {
@@ -66,23 +66,19 @@ struct FastCursor<'a> {
 }
 
 impl FastCursor<'_> {
-    /// Moves to the component from `start` to the end of a path. False unless it is the first entry
-    /// with its tag, has the flags in `needed`, and fits in the read set. An invalid name (empty, a
-    /// dot, too long) is not found. `before` is called with the slot of the entry.
+    /// Moves to a component. Returns false unless the component
+    /// is the first entry with its tag, has the flags in `needed`, and fits in the read set. An
+    /// invalid name (empty, a dot, too long) is not found. `before` is called with the slot of the
+    /// entry.
     #[inline(always)]
-    fn to(
-        &mut self,
-        (path, start): (&[u8], usize),
-        needed: Flags,
-        before: impl Fn(DentrySlot),
-    ) -> bool {
-        if start >= path.len() {
+    fn to(&mut self, component: Component<'_>, needed: Flags, before: impl Fn(DentrySlot)) -> bool {
+        if component.start >= component.path.len() {
             return false;
         }
         let words = self.line.directory_words();
         let key = ParentKey::new(self.dentry, words.child_generation);
-        let place = (self.id.wrapping_add(words.ino), key);
-        let found = self.dcache.find_at_once(self.extent, place, (path, start), needed, before);
+        let parent = LookupParent { id: self.id.wrapping_add(words.ino), key };
+        let found = self.dcache.find_at_once(self.extent, parent, component, needed, before);
         let Some(child) = found else { return false };
         if !self.steps.put(child.slot, child.seen.seq) {
             return false;
@@ -110,7 +106,7 @@ impl Cursor<'_> {
         let mut fast = FastCursor {
             dcache,
             extent: dcache.extent(),
-            // A child is of the file system of its parent.
+            // A child is in the file system of its parent.
             id: directory_id(self.seen.body.superblock(), 0),
             dentry: self.dentry,
             line: dcache.dentries.line(self.dentry),
@@ -129,16 +125,17 @@ impl Cursor<'_> {
         loop {
             let end = slashes.next();
             let Some(upto) = path.get(..end) else { break };
+            let component = Component { path: upto, start };
             if end == path.len() {
-                // The number of the inode will be asked for.
-                if fast.to((upto, start), Flags::empty(), |slot| {
-                    dcache.inodes.prefetch(slot.inode_half())
-                }) {
+                // The caller of the walk will ask for the number of the inode, so prefetch it.
+                if fast
+                    .to(component, Flags::empty(), |slot| dcache.inodes.prefetch(slot.inode_half()))
+                {
                     start = end + 1;
                 }
                 break;
             }
-            if !fast.to((upto, start), needed, |_| {}) {
+            if !fast.to(component, needed, |_| {}) {
                 break;
             }
             start = end + 1;
@@ -151,8 +148,8 @@ impl Cursor<'_> {
         }
     }
 
-    /// Moves one component if its name is cached and plain, in any line of its bucket. False
-    /// otherwise.
+    /// Moves one component if its name is cached and plain, in any line of its bucket. Returns
+    /// false otherwise.
     #[inline(never)]
     fn slow_step(&mut self, dcache: &Dcache, read_set: &mut ReadSet) -> bool {
         let rest = &self.path[self.done..];
@@ -165,7 +162,9 @@ impl Cursor<'_> {
         let words = dcache.dentries.directory_words(self.dentry);
         let key = ParentKey::new(self.dentry, words.child_generation);
         let id = directory_id(self.seen.body.superblock(), words.ino);
-        let Some((slot, seen)) = dcache.find_plain((id, key), (&self.path[..end], start)) else {
+        let component = Component { path: &self.path[..end], start };
+        let found = dcache.find_plain(LookupParent { id, key }, component);
+        let Some((slot, seen)) = found else {
             return false;
         };
         (self.dentry, self.seen, self.done) = (slot, seen, end);
@@ -181,7 +180,7 @@ mod tests {
     use crate::tmpfs::{Tmpfs, TmpfsOptions};
     use crate::{Cred, Errno, FsStruct, Make, Name, Vfs, VfsOptions, WalkFlags};
 
-    /// A path leads to its end for names of each length that is compared in a different way, of
+    /// A path must lead to its end for names of each length that is compared in a different way, of
     /// directories and of files. Neighbouring names differ in one byte. The path has more
     /// components than the read set holds inline.
     #[test]

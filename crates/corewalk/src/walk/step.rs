@@ -13,8 +13,8 @@ use crate::slot::DentrySlot;
 use crate::vfs::{Checked, DentryAndInode, InodeRef, Unattached};
 
 impl<'v> Walk<'v, '_> {
-    /// Goes one component on. If the component is a symbolic link to be followed, returns its
-    /// target. The walk then stands at the directory from which the target is resolved.
+    /// Walks one component. If the component is a symbolic link to be followed, returns its target.
+    /// The walk then stands at the directory from which the target is resolved.
     pub(super) fn step(
         &mut self,
         component: &[u8],
@@ -92,7 +92,7 @@ impl<'v> Walk<'v, '_> {
         self.child_slow(name, parent)
     }
 
-    /// As [`Walk::child`], asking the back end if need be.
+    /// Like [`Walk::child`], but asks the back end if necessary.
     #[cold]
     fn child_slow(
         &mut self,
@@ -101,7 +101,7 @@ impl<'v> Walk<'v, '_> {
     ) -> Result<Option<DentryAndInode<'v>>, Stop> {
         self.must_not_block()?;
         let vfs = self.vfs;
-        // The parent's dentry is held, by the caller or from here on, while the back end works.
+        // The parent's dentry is held while the back end works, by the caller or from here on.
         let _hold = match parent {
             Some(_) => None,
             None => {
@@ -138,7 +138,7 @@ impl<'v> Walk<'v, '_> {
         Ok(Some(hold))
     }
 
-    /// Returns how to go on where a name has no dentry to stand on.
+    /// Returns the stop for a name that has no dentry from which the walk could continue.
     fn unattached(&self, inode: &InodeRef<'_>, why: Unattached) -> Stop {
         match why {
             Unattached::Overtaken => {
@@ -174,7 +174,7 @@ impl<'v> Walk<'v, '_> {
         let (child, parent) = (self.dentry, self.seen.key.parent());
         self.validate()?;
         match self.mode {
-            // The child is in the read set, which validates that this was its parent.
+            // The child is in the read set, whose validation shows that `parent` was its parent.
             Mode::Rcu => self.move_to(parent, |_| true)?,
             // The child may have moved since the snapshot, and the slot of the parent may have been
             // reused. So hold the parent while it is checked again. Without that the walk may reach
@@ -191,7 +191,7 @@ impl<'v> Walk<'v, '_> {
     }
 
     /// Moves to a dentry that another object keeps in its slot. `is_kept` checks, with the dentry
-    /// held, that this was so until now.
+    /// held, that the other object has kept it until now.
     fn move_to(
         &mut self,
         slot: DentrySlot,

@@ -1,4 +1,4 @@
-//! Tests of which calls wait for each other with a back end by path, one case at a time.
+//! Tests of which calls of a back end by path wait for each other, one case at a time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use corewalk_testkit::race::Watchdog;
 
 use crate::tree::{At, Links, PathTree};
 
-/// A gate in the back end that stops calls.
+/// A gate in the back end, at which a test can stop calls.
 #[derive(Clone, Default)]
 pub(crate) struct Gate(Arc<(Mutex<Passing>, Condvar)>);
 
@@ -27,7 +27,7 @@ struct Passing {
 }
 
 impl Gate {
-    /// Stops calls at `at` with this path.
+    /// Stops the calls that come to the point `at` with this path.
     pub(crate) fn shut(&self, at: At, path: &'static str) {
         self.0.0.lock().shut = Some((at, path));
     }
@@ -63,7 +63,7 @@ impl Gate {
         self.take_passed().contains(&at)
     }
 
-    /// Returns the places where calls have passed since the last query, in order.
+    /// Returns the points that calls have passed since the last query, in order.
     pub(crate) fn take_passed(&self) -> Vec<At> {
         std::mem::take(&mut self.0.0.lock().passed)
     }
@@ -91,10 +91,11 @@ pub(crate) fn rename(vfs: &Vfs, from: &str, to: &str) {
     vfs.rename(&Cred::root(), from, to, RenameMode::Replace).unwrap();
 }
 
-/// How long a test waits to see that an event does not happen.
+/// The time that a test waits to see that an event does not happen.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(100);
 
-/// Trap X1: a file that is made while a directory above it is renamed is not lost.
+/// Trap X1: a file that is made while a directory above it is renamed must not be lost. It is under
+/// the new name.
 #[test]
 fn file_made_while_its_directory_is_renamed_is_under_the_new_name() {
     let _watchdog = Watchdog::start("a make beside a rename", Duration::from_secs(60));
@@ -141,8 +142,8 @@ fn rename_waits_for_a_call_below_and_for_no_other() {
     assert_eq!(files[0].path().unwrap(), b"/d/f");
 }
 
-/// Trap P7: a rename that hangs in the back end stops no lookup of a cached name, and no call
-/// elsewhere.
+/// Trap P7: a rename that hangs in the back end must block no lookup of a cached name, and no call
+/// in other directories.
 #[test]
 fn cached_names_and_other_directories_do_not_wait_for_a_rename() {
     let _watchdog = Watchdog::start("lookups beside a rename", Duration::from_secs(60));
@@ -177,7 +178,7 @@ fn file_removed_behind_the_cache_is_stale() {
     assert_eq!(vfs.setattr(&cred, &file, &set).err(), stale);
 }
 
-/// The same for a file that is open.
+/// A file that was removed behind the cache must be stale, even if the file is open.
 #[test]
 fn open_file_removed_behind_the_cache_is_stale() {
     let (_, fs, vfs) = gated();
@@ -189,7 +190,7 @@ fn open_file_removed_behind_the_cache_is_stale() {
     vfs.release(&file, handle);
 }
 
-/// A back end by number that wrongly asks for a path.
+/// A back end by number that wrongly asks for the path of a node.
 struct Mistaken(Tmpfs);
 
 impl FileSystem for Mistaken {

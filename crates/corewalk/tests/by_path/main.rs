@@ -1,5 +1,5 @@
-//! Back ends that find files by path alone. The paths that they are given stay valid (F.6), and
-//! open files stay usable (`Addressing::PathOnly`).
+//! Tests of back ends that find files by path alone. The paths that such a back end gets must stay
+//! valid (F.6), and open files must stay usable (`Addressing::PathOnly`).
 
 mod contract;
 mod races;

@@ -1,4 +1,4 @@
-//! Races of path locks and hidden names, each with one schedule.
+//! Regression tests for races of path locks and hidden names. Each test runs one schedule.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -37,8 +37,9 @@ fn make_linked(vfs: &Vfs) -> InodeRef<'_> {
     file
 }
 
-/// The last close of a file looked for a name of the file before a rename over it had ended. So it
-/// removed the hidden name that the rename had given the file.
+/// The last close of a file must not remove the file during a rename over its last name. Before the
+/// fix, the close looked for a name of the file before the rename had ended. So it removed the
+/// hidden name that the rename had given the file.
 #[test]
 fn close_during_a_rename_over_the_last_name_keeps_the_file() {
     let _watchdog = Watchdog::start("a close beside a rename", LIMIT);
@@ -59,8 +60,8 @@ fn close_during_a_rename_over_the_last_name_keeps_the_file() {
     assert_eq!(content(&vfs, &file).as_deref(), Ok("x"), "{:?}", fs.names("/"));
 }
 
-/// As in the test above, but the last name is removed and not renamed over. An open that was
-/// counted while the close waited lost its file.
+/// A file that is opened while its last close waits for a removal must stay. Before the fix, the
+/// close removed the file although the open was counted while the close waited.
 #[test]
 fn file_opened_while_it_is_closed_and_removed_stays() {
     let _watchdog = Watchdog::start("a close and an open beside a removal", LIMIT);
@@ -84,8 +85,8 @@ fn file_opened_while_it_is_closed_and_removed_stays() {
     assert_eq!(content(&vfs, &file).as_deref(), Ok("x"));
 }
 
-/// A name of a file was evicted while a call used the path by that name. The directory of the name
-/// was then loaded as another inode, which the path lock did not cover.
+/// A name must not be evicted while a call uses the path by that name. Before the fix, the
+/// directory of the name was then loaded as another inode, which the path lock did not cover.
 #[test]
 fn name_in_use_by_a_call_is_not_evicted() {
     let _watchdog = Watchdog::start("an eviction beside a call", LIMIT);
@@ -101,7 +102,8 @@ fn name_in_use_by_a_call_is_not_evicted() {
         let reader = scope.spawn(|| vfs.getattr(&file).map(|attr| attr.ino));
         gate.wait_for_stop();
         vfs.prune();
-        // Make another directory, which would get the slot if it were free.
+        // Make another directory, which would get the slot of the evicted entry if that slot were
+        // free.
         let _other = make(&vfs, &vfs.root(), "other", S_IFDIR | 0o755);
         gate.take_passed();
         let mover = scope.spawn(|| rename(&vfs, "x", "z"));
@@ -114,8 +116,8 @@ fn name_in_use_by_a_call_is_not_evicted() {
     });
 }
 
-/// The count of opens of a dropped file was left to the next file in the same slot. So the next
-/// file was kept after its removal.
+/// A file's count of opens must be dropped with the file. Before the fix, the next file in the same
+/// slot got the count, so that file was kept after its removal.
 #[test]
 fn open_count_is_dropped_with_its_file() {
     let (_gate, fs, vfs) = gated();
@@ -129,8 +131,8 @@ fn open_count_is_dropped_with_its_file() {
     drop(next);
 }
 
-/// A later rename overtook a waiting call. A thread that renames back and forth kept a call waiting
-/// for hundreds of renames.
+/// A later rename must not overtake a waiting call. Before the fix, a thread that renamed back and
+/// forth kept a call waiting for hundreds of renames.
 #[test]
 fn waiting_call_precedes_a_later_rename() {
     let _watchdog = Watchdog::start("a call between two renames", LIMIT);
@@ -169,7 +171,7 @@ fn waiting_call_precedes_a_later_rename() {
     }
 }
 
-/// A panic of the back end releases the path locks of its call or rename.
+/// A panic of the back end must release the path locks of its call or rename.
 #[test]
 fn path_locks_end_with_a_panic() {
     let _watchdog = Watchdog::start("a call after a panic", LIMIT);

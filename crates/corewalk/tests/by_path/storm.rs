@@ -1,4 +1,5 @@
-//! A stress test of a slow back end by path. The contents of the files show errors.
+//! A stress test of a slow back end by path. The content of each file shows whether a call reached
+//! the wrong file.
 
 use std::time::Duration;
 
@@ -15,9 +16,10 @@ use crate::tree::{Links, PathTree};
 /// `storm` of `cargo xtask ci` makes a million. Tests with a slow back end make fewer calls from
 /// more threads.
 const CALLS: u64 = 60_000;
-/// The threads of the test without pauses: one of each role, and two readers.
+/// The number of threads of the test without pauses: one of each role, and two readers.
 const THREADS: usize = 5;
-/// The threads of the test with a slow back end: many calls are running when a rename comes.
+/// The number of threads of the test with a slow back end. It is high, so that many calls are
+/// running when a rename comes.
 const THREADS_MANY: usize = 24;
 /// The content of the file that never changes.
 const HELD: &[u8] = b"the file that stays";
@@ -30,7 +32,7 @@ fn name(text: &str) -> Name<'_> {
 struct Storm<'v> {
     vfs: &'v Vfs,
     cred: Cred,
-    /// `/a/d/e`, wherever it is now.
+    /// The directory made as `/a/d/e`, wherever renames have moved it.
     dir: InodeRef<'v>,
     held: InodeRef<'v>,
     calls: AtomicU64,
@@ -72,13 +74,13 @@ impl<'v> Storm<'v> {
         storm
     }
 
-    /// Counts calls. Returns false when there were enough.
+    /// Counts `calls` more calls. Returns false once enough calls were made.
     fn goes_on(&self, calls: u64) -> bool {
-        // ORDERING: Relaxed. It ends the storm, and publishes nothing.
+        // ORDERING: Relaxed. The count only ends the storm; nothing is published through it.
         self.calls.fetch_add(calls, Ordering::Relaxed) < self.calls_max
     }
 
-    /// Moves directories on the paths back and forth.
+    /// Moves the directories on the paths back and forth.
     fn move_above(&self, turn: u64) {
         let (vfs, cred, root) = (self.vfs, &self.cred, self.vfs.root());
         let rename = |dir: &InodeRef<'_>, from, to, mode| {
@@ -114,7 +116,8 @@ impl<'v> Storm<'v> {
         vfs.release(&file, handle);
         let (from, to) = ((dir, name("new")), (dir, name("current")));
         vfs.rename(cred, from, to, RenameMode::Replace).unwrap();
-        // ORDERING: Relaxed. A lower bound for readers; a late view of it makes the check weaker.
+        // ORDERING: Relaxed. Readers use the number as a lower bound. A stale number only makes
+        // their check weaker.
         self.published.store(version, Ordering::Relaxed);
     }
 
@@ -122,7 +125,7 @@ impl<'v> Storm<'v> {
     /// read.
     fn read_published(&self) {
         let (vfs, cred) = (self.vfs, &self.cred);
-        // ORDERING: Relaxed. As in `publish`.
+        // ORDERING: Relaxed. A stale number only makes the check weaker.
         let before = self.published.load(Ordering::Relaxed);
         let file = vfs.lookup(cred, &self.dir, name("current")).unwrap();
         assert_eq!(vfs.getattr(&file).unwrap().ino, file.ino());
@@ -169,14 +172,15 @@ impl<'v> Storm<'v> {
 /// Minimum number of rounds of each thread.
 const TURNS_MIN: u64 = 4;
 
-/// Runs the test. Returns the number of files that should be left, and of directory moves.
+/// Runs the test. Returns the number of files that should be left, and the number of directory
+/// moves.
 fn run(storm: &Storm<'_>) -> [u64; 2] {
     let unfinished = AtomicU64::new(storm.threads as u64);
     let turns = race::run(storm.threads, Seed::choose(), |racer| {
         let mut turn = 0;
         let _end = EndOnPanic { storm, unfinished: &unfinished };
         let calls = [1, 5, 7].get(racer.thread).copied().unwrap_or(6);
-        // ORDERING: Relaxed. It ends the storm, and publishes nothing.
+        // ORDERING: Relaxed. The count only ends the storm; nothing is published through it.
         while storm.goes_on(calls) || unfinished.load(Ordering::Relaxed) > 0 {
             match racer.thread {
                 0 => storm.move_above(turn),
@@ -199,7 +203,8 @@ fn run(storm: &Storm<'_>) -> [u64; 2] {
     [turns[2], turns[0]]
 }
 
-/// Ends the test if its thread panics, since the others would wait for it.
+/// Ends the test if its thread panics, because the other threads would wait for that thread for
+/// ever.
 struct EndOnPanic<'a> {
     storm: &'a Storm<'a>,
     unfinished: &'a AtomicU64,
@@ -208,7 +213,7 @@ struct EndOnPanic<'a> {
 impl Drop for EndOnPanic<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            // ORDERING: Relaxed. It ends the storm, and publishes nothing.
+            // ORDERING: Relaxed. The count only ends the storm; nothing is published through it.
             self.storm.calls.store(u64::MAX / 2, Ordering::Relaxed);
             // ORDERING: Relaxed. As above.
             self.unfinished.store(0, Ordering::Relaxed);
@@ -216,7 +221,7 @@ impl Drop for EndOnPanic<'_> {
     }
 }
 
-/// Trap X1: no call fails, no call reaches another file, and no file is lost.
+/// Trap X1: in a storm of calls and renames, no call may fail, reach another file or lose a file.
 fn storm(links: Links, [call, rename]: [Duration; 2], threads: usize, calls: u64) {
     let _watchdog = Watchdog::start("a storm over a back end by path", Duration::from_secs(900));
     let fs = PathTree::slow(links, call, rename);

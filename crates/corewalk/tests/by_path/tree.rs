@@ -17,7 +17,7 @@ use corewalk_base::primitives::thread;
 /// The inode number of the root.
 const ROOT: u64 = 1;
 
-/// Whether the back end has hard links.
+/// The back end's support of hard links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Links {
     Yes,
@@ -27,11 +27,11 @@ pub(crate) enum Links {
 /// A point in a call at which a test can act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum At {
-    /// A call that has its path and has not used it yet.
+    /// The call has got its path and has not used it yet.
     Call,
-    /// A rename that has its paths and has not begun.
+    /// The rename has got its paths and has not begun.
     BeforeRename,
-    /// A rename that is made and not yet answered.
+    /// The back end has made the rename and has not yet answered.
     AfterRename,
 }
 
@@ -42,10 +42,10 @@ pub(crate) struct PathTree {
     state: Mutex<State>,
     links: Links,
     pause: Box<Pause>,
-    /// If set, path snapshots are taken from this namespace and not from the call. For control
-    /// tests.
+    /// A namespace that control tests set. Calls then take snapshots of their paths from the
+    /// namespace, which no path lock keeps valid.
     pub(crate) snapshots: OnceLock<Weak<Vfs>>,
-    /// Calls whose path led to another file than the node's.
+    /// The number of calls whose path led to another file than the node's.
     pub(crate) strays: AtomicU64,
     pub(crate) calls: AtomicU64,
 }
@@ -84,8 +84,8 @@ impl PathTree {
         })
     }
 
-    /// Returns a tree with a pause of `call` in each call, and of `rename` before and after each
-    /// rename.
+    /// Returns a tree in which each call pauses for `call`. Each rename pauses for `rename` before
+    /// and after it is made.
     pub(crate) fn slow(links: Links, call: Duration, rename: Duration) -> Arc<PathTree> {
         PathTree::new(links, move |at, _| match at {
             At::Call if !call.is_zero() => thread::sleep(call),
@@ -94,14 +94,14 @@ impl PathTree {
         })
     }
 
-    /// Returns the content of a file, without the namespace.
+    /// Returns the content of the file at `path`, read without the namespace.
     pub(crate) fn content(&self, path: &str) -> Option<Vec<u8>> {
         let state = self.state.lock();
         let ino = state.resolve(path.as_bytes()).ok()?;
         Some(state.files[&ino].bytes.clone())
     }
 
-    /// Returns the names in a directory, without the namespace.
+    /// Returns the names in the directory at `path`, read without the namespace.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let state = self.state.lock();
         let ino = state.resolve(path.as_bytes()).expect("a directory");
@@ -109,14 +109,14 @@ impl PathTree {
         state.files[&ino].names.keys().map(text).collect()
     }
 
-    /// Removes a name without the namespace.
+    /// Removes `name` from `dir` without a call of the namespace.
     pub(crate) fn remove_outside(&self, dir: &str, name: &str) {
         let mut state = self.state.lock();
         let dir = state.resolve(dir.as_bytes()).expect("a directory");
         state.unlink(dir, name.as_bytes()).expect("a name");
     }
 
-    /// Returns the path of a node in this call.
+    /// Returns the path of `node` during the current call.
     fn path(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
         match self.snapshots.get().and_then(Weak::upgrade) {
             None => node.path(),
@@ -124,20 +124,20 @@ impl PathTree {
         }
     }
 
-    /// Returns the inode that a node's path leads to after the pause.
+    /// Pauses, and returns the inode that the path of `node` leads to afterwards.
     fn at(&self, node: Node<'_>) -> Result<u64, Errno> {
         let path = self.path(node)?;
         (self.pause)(At::Call, &path);
         self.meant(node, &path)
     }
 
-    /// Returns the inode that a path leads to now, and counts it if it is not the node.
+    /// Returns the inode that `path` leads to now. Counts a stray if it is not the inode of `node`.
     fn meant(&self, node: Node<'_>, path: &[u8]) -> Result<u64, Errno> {
         // ORDERING: Relaxed. Statistic.
         self.calls.fetch_add(1, Ordering::Relaxed);
         let found = self.state.lock().resolve(path)?;
         if found != node.ino() {
-            // ORDERING: Relaxed. Statistic, read when all threads have been joined.
+            // ORDERING: Relaxed. A statistic, which is read after all threads have been joined.
             self.strays.fetch_add(1, Ordering::Relaxed);
         }
         Ok(found)

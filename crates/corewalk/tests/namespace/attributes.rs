@@ -77,7 +77,7 @@ fn overlap<R>(
 fn chmod_during_a_write_that_clears_set_user_id_is_not_lost() {
     let _watchdog = Watchdog::start("a chmod beside a write", Duration::from_secs(60));
     let (vfs, stop) = stopping(|call| matches!(call, Call::Setattr(_)));
-    // The file has the bit from its creation, so the first `setattr` is the one that clears it.
+    // The file has set-user-ID from its creation, so the first `setattr` is the one that clears it.
     let what = Make::new(S_IFREG | 0o4755, 0, 0);
     let (f, _) = vfs.make(&Cred::root(), &vfs.root(), name("f"), what).unwrap();
     let write = || assert_eq!(vfs.write(&user(), &f, 0, 0, b"x"), Ok(1));
@@ -98,7 +98,8 @@ fn write_never_changes_a_file_with_set_user_id() {
     assert_eq!(mode_of(&vfs, &f), 0o4755, "the chmod was lost");
 }
 
-/// For a back end whose files no one else changes, an append is a write at `end`.
+/// If only the namespace changes the files of a back end, an append must write at `end`, which the
+/// caller gives.
 #[test]
 fn append_writes_at_the_end_that_the_caller_gives() {
     let vfs = new();
@@ -143,8 +144,8 @@ fn truncation_clears_set_user_id_without_fsetid() {
     assert_eq!(vfs.truncate_with_lazy_cred(&root, &vfs.root(), 0, Cred::root), Err(Errno::ISDIR));
 }
 
-/// As above, for a server that looks up the writer's credentials late. From the lookup on, no other
-/// thread changes the mode until the bytes are written.
+/// A chmod during a write must not be lost, even if the server looks up the writer's credentials
+/// late. From that lookup until the bytes are written, no other thread may change the mode.
 #[test]
 fn chmod_during_a_write_with_lazy_credentials_is_not_lost() {
     let _watchdog = Watchdog::start("a chmod beside a late look", Duration::from_secs(60));
@@ -212,9 +213,8 @@ fn change_after_a_panic_of_the_back_end_succeeds() {
     assert_eq!(mode_of(&vfs, &f), 0o600);
 }
 
-/// Trap X3: a back end with a poisoned lock panics in each call, also in the `forget` of a
-/// reference that is dropped while unwinding. A second panic that leaves a destructor would abort
-/// the process.
+/// Trap X3: a second panic during unwinding must not abort the process. A back end with a poisoned
+/// lock panics in each call, also in the `forget` of a reference that is dropped while unwinding.
 #[test]
 fn panic_of_forget_during_unwinding_is_contained() {
     let is_poisoned = Arc::new(AtomicBool::new(false));
@@ -253,9 +253,9 @@ fn shut_to_its_owner(vfs: &Vfs) -> InodeRef<'_> {
     f
 }
 
-/// User 2 owns a file whose ACL denies the owner. The file's owner becomes root, and then the ACL
-/// lets the owner read. User 2 may read it at no time. Only a mix of the old owner and the new ACL
-/// would allow it.
+/// A permission check must not mix the old owner with the new ACL. User 2 owns a file whose ACL
+/// denies the owner. The file's owner becomes root, and then the ACL lets the owner read. So user 2
+/// may read the file at no time.
 #[test]
 fn check_during_a_change_of_owner_and_acl_mixes_nothing() {
     let _watchdog = Watchdog::start("a check beside a change", Duration::from_secs(60));
@@ -282,7 +282,7 @@ fn check_during_a_change_of_owner_and_acl_mixes_nothing() {
     assert_eq!(may_read(), Err(Errno::ACCESS), "after");
 }
 
-/// A check ends though the attributes change during each of its reads.
+/// A permission check must end even if the attributes change during each of its reads.
 #[test]
 fn permission_check_ends_despite_constant_changes() {
     let _watchdog = Watchdog::start("a check under a storm", Duration::from_secs(60));

@@ -61,7 +61,7 @@ pub(crate) trait Hook: Send + Sync + 'static {
         ino
     }
 
-    /// Returns the attributes to show for `attr`.
+    /// Returns the attributes that the namespace gets for `attr`.
     fn outside(&self, attr: Attr) -> Attr {
         attr
     }

@@ -1,10 +1,10 @@
-//! The order of errors: the same calls of an unprivileged user in a namespace and on the host, on
-//! equal trees.
+//! A test of the order of errors. An unprivileged user makes the same calls in a namespace and on
+//! the host, on equal trees.
 //!
 //! Each round makes one random tree on both sides, with owners and modes that refuse some calls. It
 //! then makes random calls until one succeeds. If a call has several errors, both sides must report
 //! the same one. A thread without privileges makes the calls on the host. If the tests do not run
-//! as root, the user is the one that runs them and owns all files.
+//! as root, the user that runs them makes the calls and owns all files.
 //!
 //! Source: path_resolution(7), unlink(2), link(2), mknod(2), rename(2); Linux `may_delete`.
 
@@ -28,14 +28,15 @@ use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 use crate::fixtures::{name, new, walk};
 
-/// The user of the calls if the tests run as root. On most systems it is `nobody`.
+/// The user that makes the calls if the tests run as root. On most systems it is `nobody`.
 const USER: u32 = 65534;
 /// The number of trees.
 const ROUNDS: u32 = 600;
 /// Maximum number of calls in one tree.
 const CALLS: u32 = 24;
 
-/// The directories of the calls, and one file. `t` can always be searched, since it leads to `t/d`.
+/// The directories in which calls are made, and one file. The caller may always search `t`, because
+/// it leads to `t/d`.
 const PLACES: [&str; 5] = [".", "a", "t", "t/d", "p"];
 /// Names in the root directory.
 const TOP: [&str; 6] = ["a", "t", "p", "own", "own-d", "none"];
@@ -80,8 +81,8 @@ fn caller() -> Caller {
     }
 }
 
-/// Returns a random tree. The user owns the files that it links, since `protected_hardlinks` of the
-/// host refuses other links.
+/// Returns a random tree. The user owns the files that it links, because the host's setting
+/// `protected_hardlinks` refuses other links.
 fn random_tree(rng: &mut Rng) -> Vec<Entry> {
     let dir = |path, mode, owner| Entry { path, mode: S_IFDIR | mode, owner };
     let file = |path, mode, owner| Entry { path, mode: S_IFREG | mode, owner };
@@ -229,7 +230,7 @@ impl Drop for TempDir {
     }
 }
 
-/// Makes the calls of the user, on a thread of its own.
+/// Runs on a thread of its own and makes the calls with the user's credentials.
 fn serve(calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Result<(), Errno>>) {
     if geteuid().is_root() {
         let (uid, gid) = (Uid::from_raw(USER), Gid::from_raw(USER));
@@ -242,7 +243,7 @@ fn serve(calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Result<(), Errno>>) {
     }
 }
 
-/// Every error is that of the host.
+/// Each call must return the error that the host returns.
 #[test]
 fn order_of_errors_is_that_of_the_host() {
     let seed = Seed::choose();
@@ -254,7 +255,7 @@ fn order_of_errors_is_that_of_the_host() {
     let mut differ: BTreeMap<String, u32> = BTreeMap::new();
     thread::scope(|scope| {
         scope.spawn(move || serve(&calls, &answer));
-        // Dropped at the end, also by a panic, so that the thread ends.
+        // This binding is dropped at the end, also after a panic, so that the serving thread ends.
         let call = call;
         for round in 0..ROUNDS {
             let tree = random_tree(&mut rng);

@@ -30,8 +30,8 @@ fn chmod(vfs: &Vfs, path: &str, mode: u32) {
     vfs.setattr(&Cred::root(), &walk(vfs, path).unwrap(), &set).unwrap();
 }
 
-/// A link of a directory onto an existing name is `EEXIST` first, whether the cache has the name or
-/// not.
+/// A link of a directory onto an existing name must fail with `EEXIST` before any other error,
+/// whether the cache has the name or not.
 #[test]
 fn link_of_a_directory_onto_an_existing_name_is_eexist() {
     let vfs = strict();
@@ -75,7 +75,8 @@ fn existing_name_in_a_directory_that_is_not_writable_is_eexist() {
     );
 }
 
-/// A taken name is `EEXIST` even if the file system is full and the cache does not have the name.
+/// The creation of an existing name must fail with `EEXIST`, even if the file system is full and
+/// the cache does not have the name.
 #[test]
 fn existing_name_on_a_full_file_system_is_eexist() {
     let vfs = over(Tmpfs::new(TmpfsOptions::default().with_inodes_max(3)));
@@ -89,7 +90,7 @@ fn existing_name_on_a_full_file_system_is_eexist() {
     }
 }
 
-/// Each operation on a name in a file is `ENOTDIR`, for every caller.
+/// Each operation on a name in a file must fail with `ENOTDIR`, for every caller.
 #[test]
 fn name_in_a_file_is_enotdir() {
     let vfs = new();
@@ -160,8 +161,8 @@ fn fallocate_by_another_user_clears_set_user_id() {
     assert_eq!((attr.mode & 0o7777, attr.size), (0o755, 8192));
 }
 
-/// Changing `security` attributes needs a capability, even for the owner. Every caller may read
-/// them. The removal of an absent one is also refused.
+/// A change of a `security` attribute must need a capability, even for the owner, but every caller
+/// may read it. Without the capability, even the removal of an absent attribute is refused.
 #[test]
 fn security_attributes_need_a_capability_to_change() {
     let capability = |bytes, version: u8| {
@@ -208,7 +209,7 @@ fn security_attributes_need_a_capability_to_change() {
     }
 }
 
-/// Set-group-ID without group execution is kept for callers that could set it.
+/// A change must keep set-group-ID without group execution if the caller could set that bit.
 #[test]
 fn set_group_id_without_execution_stays_for_the_group() {
     let vfs = new();
@@ -221,7 +222,7 @@ fn set_group_id_without_execution_stays_for_the_group() {
         &|cred, f| assert_eq!(vfs.write_with_lazy_cred(f, 0, 0, b"x", || cred.clone()), Ok(1)),
         &|cred, f| vfs.fallocate(cred, f, 0, 0, 9, Fallocate::empty()).unwrap(),
         &|cred, f| assert_eq!(vfs.setattr(cred, f, &cut).map(|attr| attr.size), Ok(0)),
-        // This call may be refused, but not with `EACCES`.
+        // The call may be refused, but not with `EACCES`.
         &|cred, f| assert_ne!(vfs.setattr(cred, f, &give).err(), Some(Errno::ACCESS)),
     ];
     let left = |cred: &Cred, mode: u32, call: usize| {
@@ -262,7 +263,7 @@ fn empty_write_keeps_set_user_id() {
     assert_eq!(vfs.getattr(&f), Ok(made), "an empty write changed the attributes");
 }
 
-/// mkdir(2) uses only the permission bits and the sticky bit.
+/// mkdir(2) must use only the permission bits and the sticky bit of the given mode.
 #[test]
 fn directory_is_made_with_set_group_id_of_its_parent_only() {
     let vfs = new();
@@ -277,7 +278,8 @@ fn directory_is_made_with_set_group_id_of_its_parent_only() {
     }
 }
 
-/// fallocate(2) and lseek(2) on other kinds than regular files, and with invalid arguments.
+/// fallocate(2) and lseek(2) must fail as on Linux for other kinds than regular files, and for
+/// invalid arguments.
 #[test]
 fn fallocate_and_seek_have_the_errors_of_linux() {
     use Fallocate as F;

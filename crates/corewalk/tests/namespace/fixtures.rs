@@ -24,12 +24,13 @@ pub(crate) fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// Returns a root and a working directory, both at the root.
+/// Returns the state of a process whose root and working directory are the root of `vfs`.
 pub(crate) fn at(vfs: &Vfs) -> FsStruct<'_> {
     FsStruct { root: vfs.root_path(), cwd: vfs.root_path() }
 }
 
-/// Makes directories (ending in `/`), links (`a -> b`) and files.
+/// Makes each entry of `paths`: a directory if it ends in `/`, a link if it is `a -> b`, otherwise
+/// a file.
 pub(crate) fn tree(vfs: &Vfs, paths: &[&str]) {
     let at = at(vfs);
     for path in paths {

@@ -1,8 +1,8 @@
 //! Fuzz tests of paths, ACLs and extended attributes.
 //!
-//! A path is resolved here and by openat2(2) with `RESOLVE_IN_ROOT` on an equal tree on the host.
-//! An ACL value is refused, or equal after it was stored. After a sequence of changes, extended
-//! attributes are those of a map.
+//! A path must lead to the same entry in the namespace and on the host, where openat2(2) with
+//! `RESOLVE_IN_ROOT` resolves it on an equal tree. An ACL value must be refused, or be equal after
+//! it was stored. After a sequence of changes, the extended attributes must be those of a map.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,7 +35,7 @@ const TREE: [&str; 10] = [
     "a/dots -> ./b/../b/.",
 ];
 
-/// An equal tree on the host. Dropping it removes it.
+/// A copy of the tree on the host. Dropping it removes it.
 struct HostTree(PathBuf);
 
 impl HostTree {
@@ -63,8 +63,8 @@ impl Drop for HostTree {
 fn on_host(root: &fs::File, numbers: &BTreeMap<u64, usize>, path: &[u8]) -> Result<usize, Errno> {
     loop {
         match openat2(root, path, OFlags::PATH, Mode::empty(), ResolveFlags::IN_ROOT) {
-            // By openat2(2), the answer for a path with `..` if another program renames a file
-            // anywhere meanwhile.
+            // openat2(2) fails with this error for a path with `..` if another program renames any
+            // file meanwhile.
             Err(Errno::AGAIN) => {}
             file => return Ok(numbers[&rustix::fs::fstat(&file?)?.st_ino]),
         }
@@ -164,15 +164,15 @@ fn take_number(input: &mut &[u8]) -> usize {
     take(input, 1).first().copied().map_or(0, usize::from)
 }
 
-/// Returns the attributes of `node`, as listed and read.
+/// Lists the attributes of `node`, reads each of them, and returns names and values.
 fn collect_xattrs(fs: &Tmpfs, node: Node<'_>) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let list = fs.listxattr(node).unwrap();
     let names = list.split(|byte| *byte == 0).filter(|name| !name.is_empty());
     names.map(|name| (name.to_vec(), fs.getxattr(node, name).unwrap())).collect()
 }
 
-/// The input is a sequence of changes. Each has an operation, the length of a name, the name, a
-/// length in units of 16 bytes, and a value.
+/// Extended attributes must match a map. The input is a sequence of changes. Each has an operation,
+/// the length of a name, the name, a length in units of 16 bytes, and a value.
 #[test]
 fn fuzz_xattrs_match_a_map() {
     let answers = Fuzz::of("xattrs").words(&[b"user.", b"trusted."]).runs(5_000).run(|input| {

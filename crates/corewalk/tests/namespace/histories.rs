@@ -16,7 +16,7 @@ use crate::model::{Answer, DIRS, Model, NAMES, Op, World};
 
 const THREADS: usize = 3;
 const OPS_EACH: usize = 14;
-/// Histories over a slow back end.
+/// The number of histories over a slow back end.
 const HISTORIES: u32 = 700;
 
 fn random_op(rng: &mut Rng, tag: u32) -> Op {
@@ -34,8 +34,8 @@ fn random_op(rng: &mut Rng, tag: u32) -> Op {
     }
 }
 
-/// Returns an operation on the first directory or on its name: it is removed while files in it are
-/// made and removed.
+/// Returns a random operation on the first directory, on its name, or on a file in it. A fifth of
+/// the operations remove the directory.
 fn random_op_around_rmdir(rng: &mut Rng, tag: u32) -> Op {
     let file = rng.index(2);
     match rng.below(10) {
@@ -69,7 +69,7 @@ fn record(
     History::join(recorders)
 }
 
-/// Traps T12, T13, T15, T26, P8: all answers fit one sequential order of the operations.
+/// Traps T12, T13, T15, T26, P8: all answers must fit one sequential order of the operations.
 #[test]
 fn histories_over_tmpfs_are_linearizable() {
     let _watchdog = Watchdog::start("histories over tmpfs", Duration::from_secs(300));
@@ -84,8 +84,9 @@ fn histories_over_tmpfs_are_linearizable() {
     }
 }
 
-/// As above, with a back end that delays every call, and with eviction and invalidation in
-/// parallel. The cache must not keep an answer that is stale when it arrives (traps T25, P12).
+/// The answers must fit one sequential order even if the back end delays every call, and eviction
+/// and invalidation run in parallel. The cache must not keep an answer that is stale when it
+/// arrives (traps T25, P12).
 #[test]
 fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
     let _watchdog = Watchdog::start("histories over a slow back end", Duration::from_secs(300));
@@ -106,7 +107,7 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
                 while !done.load(Ordering::Relaxed) {
                     vfs.prune();
                     vfs.invalidate_dir(&vfs.root()).unwrap();
-                    // Leave some time between invalidations, so that walks can succeed in rcu-walk.
+                    // Wait between invalidations, so that walks can succeed in rcu-walk.
                     let asked = vfs.stats().misses;
                     // ORDERING: Relaxed. As above.
                     while vfs.stats().misses < asked + 4 && !done.load(Ordering::Relaxed) {
@@ -117,7 +118,7 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
             record(&world, seed, random_op)
         });
         // A walk that became a ref-walk combines several instants, so its history cannot be
-        // checked. The statistics show it.
+        // checked. The statistics count such walks.
         if vfs.stats().fallbacks > 0 {
             unchecked += 1;
         } else {
@@ -127,8 +128,8 @@ fn histories_over_a_slow_back_end_with_invalidation_are_linearizable() {
     assert!(unchecked < HISTORIES / 4, "{unchecked} histories had a ref-walk");
 }
 
-/// A directory is removed while files in it are made. If the removal succeeds, the directory has no
-/// entries. Otherwise its entries are found.
+/// A removal of a directory and creations in it must fit one order. If the removal succeeds, the
+/// directory has no entries. Otherwise lookups find its entries.
 #[test]
 fn histories_of_rmdir_beside_create_are_linearizable() {
     let _watchdog = Watchdog::start("histories of rmdir", Duration::from_secs(300));
@@ -177,7 +178,7 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Control: the checker rejects a namespace that does not update its cache.
+/// Control: the checker must reject a namespace that does not update its cache.
 #[test]
 #[should_panic(expected = "linearizable")]
 fn control_wrong_answer_is_rejected() {

@@ -1,4 +1,4 @@
-//! Inode numbers that the back end reuses.
+//! Tests of inode numbers that the back end reuses.
 
 use std::sync::Arc;
 
@@ -10,12 +10,11 @@ use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use crate::backends::{Call, Hook, HookedTmpfs};
 use crate::fixtures::{name, over};
 
-/// A change on another machine: `d` with a file `x` is removed, and `e` with another `x` is made.
-/// `e` gets the number of `d` with the next generation.
+/// A back end that another machine changes. That machine removes `d` with a file `x`, and makes `e`
+/// with another `x`. `e` gets the number of `d` with the next generation.
 struct OtherMachine {
     is_new: Arc<AtomicBool>,
-    /// The number that both are shown under, which is that of `d`, and the number of `e` in the
-    /// tmpfs.
+    /// The number of `d`, under which `e` is shown too, and the number of `e` in the tmpfs.
     numbers: (u64, u64),
 }
 
@@ -81,13 +80,13 @@ impl Reused {
         self.vfs.invalidate(&self.vfs.root(), name("d")).unwrap();
     }
 
-    /// Looks up a name in the root for a client, which holds a lookup then.
+    /// Looks up a name in the root for a client, which then has one lookup more.
     fn look(&self, name: &[u8]) -> Result<u64, Errno> {
         look_by_ino(&self.vfs, self.vfs.root().ino(), name)
     }
 }
 
-/// Looks up a name by the number of its directory, for a client, which holds a lookup then.
+/// Looks up a name by the number of its directory for a client, which then has one lookup more.
 fn look_by_ino(vfs: &Vfs, parent: u64, name: &[u8]) -> Result<u64, Errno> {
     vfs.lookup_by_ino(&Cred::root(), parent, name).map(|found| found.inode.into_lookups())
 }
@@ -132,7 +131,7 @@ fn forget_drops_lookups_of_the_older_inode_first() {
     assert_eq!((inodes(), vfs.inode(d.ino).err()), (1, Some(Errno::STALE)));
 }
 
-/// The client may forget the newer inode first, and one `forget` may cover both inodes.
+/// A client may forget the newer inode of a number first, and one `forget` may cover both inodes.
 #[test]
 fn older_inode_of_a_number_is_forgotten_without_the_newer_one() {
     let reused = Reused::new();
@@ -151,7 +150,7 @@ fn older_inode_of_a_number_is_forgotten_without_the_newer_one() {
     assert_eq!(vfs.forget_all(d.ino), 0);
 }
 
-/// A server whose client is gone drops the lookups of both inodes.
+/// `forget_all` must drop the lookups of both inodes, because the server's client is gone.
 #[test]
 fn forget_all_covers_both_inodes_of_a_number() {
     let reused = Reused::new();

@@ -189,7 +189,7 @@ impl Model {
         }
     }
 
-    /// A removed or replaced directory has no names.
+    /// Returns `ENOENT` if `dir` was removed or replaced, because such a directory takes no names.
     fn must_exist(&self, dir: u32) -> Result<(), Errno> {
         if dir == 0 || self.place(dir).is_some() { Ok(()) } else { Err(Errno::NOENT) }
     }
@@ -212,7 +212,7 @@ pub(crate) struct World<'v> {
 }
 
 impl<'v> World<'v> {
-    /// Makes the two directories, and holds all three.
+    /// Makes the two directories, and holds references on them and on the root.
     pub(crate) fn new(vfs: &'v Vfs) -> World<'v> {
         let root = vfs.root();
         let mut dirs = vec![root.clone()];

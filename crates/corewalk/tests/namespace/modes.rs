@@ -1,18 +1,18 @@
-//! Permissions to change a file, and the resulting modes: the same calls in a namespace and on the
-//! host.
+//! Tests of permissions to change a file, and of the resulting modes. The same calls are made in a
+//! namespace and on the host.
 //!
 //! Each caller makes each call of a table on a file of each owner and mode. The result of the call,
-//! and then mode, owner and attribute names of the file, must be equal on both sides. Callers are
-//! an ordinary user, one in another group, and ones with a capability. On the host, threads with
-//! exactly these privileges make the calls. If the tests do not run as root, the only caller is the
-//! user that runs them, and it owns all files.
+//! and then mode, owner and attribute names of the file, must be equal on both sides. The callers
+//! are an ordinary user, a user in another group, and users with a capability. On the host, threads
+//! with exactly these privileges make the calls. If the tests do not run as root, the only caller
+//! is the user that runs them, and it owns all files.
 //!
 //! Two file systems of the host are compared: the one for temporary files, and the tmpfs in
 //! `/dev/shm`. fallocate(2) on tmpfs does not clear set-user-ID, but on ext4 it does. corewalk
 //! follows ext4.
 //!
 //! The table leaves two calls out. Linux lets any caller set an empty `security.capability` on any
-//! file; corewalk does not. And chown(2) without a change has no counterpart in `setattr`.
+//! file, but corewalk refuses that. And chown(2) without a change has no counterpart in `setattr`.
 //!
 //! Source: chmod(2), chown(2), write(2), truncate(2), utimensat(2), mkdir(2), mknod(2), xattr(7),
 //! capabilities(7); Linux since 6.2, `setattr_should_drop_suidgid`, `cap_inode_setxattr`.
@@ -38,7 +38,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::fixtures::{name, new, walk};
 
-/// The user of the calls if the tests run as root. On most systems it is `nobody`.
+/// The user that makes the calls if the tests run as root. On most systems it is `nobody`.
 const USER: u32 = 65534;
 /// A supplementary group of one of the callers.
 const GROUP: u32 = 7;
@@ -80,7 +80,7 @@ impl Op {
         matches!(self, Op::Get(_) | Op::List | Op::Set(..) | Op::Remove(_))
     }
 
-    /// Returns true if the call does not depend on set-user-ID and set-group-ID.
+    /// Returns true if the result of the call does not depend on set-user-ID and set-group-ID.
     fn is_plain(self) -> bool {
         self.is_about_attributes() || matches!(self, Op::Utimes(..))
     }
@@ -309,7 +309,7 @@ fn octal(mode: u32) -> String {
     format!("{mode:o}")
 }
 
-/// A directory on the host for the calls. Dropping it removes it.
+/// A directory on the host in which calls are made. Dropping the judge removes it.
 struct Judge {
     dir: PathBuf,
     is_tmpfs: bool,
@@ -378,7 +378,7 @@ impl Drop for Judge {
     }
 }
 
-/// Makes the calls of `cred`, on a thread of its own.
+/// Runs on a thread of its own and makes the calls with the credentials `cred`.
 fn serve(cred: &Cred, calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Answer>) {
     if geteuid().is_root() {
         let (uid, gid) = (Uid::from_raw(cred.uid), Gid::from_raw(cred.gid));
@@ -396,7 +396,7 @@ fn serve(cred: &Cred, calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Answer>)
     }
 }
 
-/// Returns the umask of the process, which can be read only by a change.
+/// Returns the umask of the process. umask(2) could return it only by changing it.
 fn umask() -> u32 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let umask = status.lines().find_map(|line| line.strip_prefix("Umask:")).unwrap();
@@ -416,7 +416,8 @@ fn answers_and_modes_are_those_of_the_host() {
             let (call, calls) = channel();
             let (answer, answered) = channel();
             scope.spawn(move || serve(cred, &calls, &answer));
-            // Dropped at the end, also by a panic, so that the thread ends.
+            // This binding is dropped at the end, also after a panic, so that the serving thread
+            // ends.
             let call = call;
             let each = |start: Start, op: Op| {
                 let mine = ours(&vfs, cred, start, op, umask);

@@ -1,4 +1,4 @@
-//! Mounts and unmounts, concurrent with walks, removals and each other.
+//! Tests of mounts and unmounts beside walks, removals and each other.
 
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -30,7 +30,7 @@ fn try_place<'v>(vfs: &'v Vfs, path: &str) -> Result<PathRef<'v>, Errno> {
     vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::FOLLOW)
 }
 
-/// A reader delays the freeing of an old mount table. That does not keep anything mounted.
+/// An unmount must succeed while a reader delays the freeing of an old mount table.
 #[test]
 fn umount_while_an_old_table_waits_to_be_freed_succeeds() {
     let vfs = new();
@@ -44,8 +44,8 @@ fn umount_while_an_old_table_waits_to_be_freed_succeeds() {
     vfs.umount(vfs.root_path()).unwrap_err();
 }
 
-/// Each path into a mount, and each clone of it, keeps the file system mounted. An inode alone does
-/// not, but it stays usable after the unmount.
+/// Each path into a mount, and each clone of the path, must keep the file system mounted. An inode
+/// alone must not, but it stays usable after the unmount.
 #[test]
 fn umount_with_a_held_path_is_ebusy() {
     let vfs = new();
@@ -72,8 +72,8 @@ fn umount_with_a_held_path_is_ebusy() {
     remove(&vfs, "m", Removal::Rmdir).unwrap();
 }
 
-/// A walk that waits for the back end of a mount does not keep it mounted. If the mount is removed
-/// meanwhile, the walk finds the directory below, in rcu-walk and ref-walk.
+/// A walk that waits for the back end of a mount must not keep the mount. If the mount is removed
+/// meanwhile, the walk finds the directory below it, in rcu-walk and in ref-walk.
 #[test]
 fn walk_in_an_unmounted_file_system_starts_again() {
     let vfs = new();
@@ -107,8 +107,9 @@ fn numbered(number: u64) -> Arc<Tmpfs> {
     fs
 }
 
-/// Threads walk into a mount while it is unmounted. A thread that holds a path into the mount of a
-/// round knows that its umount has not succeeded.
+/// A held path into a mount and a successful umount of it must exclude each other. Threads walk
+/// into a mount while it is unmounted. If a thread holds a path into the mount of a round, the
+/// umount of that round must not have succeeded.
 #[test]
 fn path_into_a_mount_and_its_umount_exclude_each_other() {
     const ROUNDS: u64 = 150;
@@ -123,7 +124,8 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
         };
         let target = vfs.readlink(&link.inode()).unwrap();
         let number: u64 = std::str::from_utf8(&target).unwrap().parse().unwrap();
-        // ORDERING(unmounted): Acquire. A umount that this load sees has returned.
+        // ORDERING(unmounted): Acquire. Pairs with the store after umount, so a umount that is
+        // counted here has returned.
         let gone = unmounted.load(Ordering::Acquire);
         assert!(gone <= number, "mount {number} is held, and {gone} have been unmounted");
         // ORDERING: Relaxed. A count.
@@ -150,7 +152,7 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
             while vfs.umount(place(&vfs, "m")) == Err(Errno::BUSY) {
                 thread::yield_now();
             }
-            // ORDERING(unmounted): Release. The umount comes before it.
+            // ORDERING(unmounted): Release. The umount happens before a load that sees its count.
             unmounted.store(number + 1, Ordering::Release);
             assert_eq!(
                 try_place(&vfs, "m/id").err(),
@@ -171,7 +173,7 @@ impl Drop for Done<'_> {
     }
 }
 
-/// A mount on a directory that is being removed waits, and then fails.
+/// A mount on a directory that is being removed must wait for the removal, and then fail.
 #[test]
 fn mount_on_a_directory_that_is_being_removed_is_enoent() {
     let _watchdog = Watchdog::start("a mount beside rmdir", Duration::from_secs(60));
@@ -206,7 +208,7 @@ fn mount_on_a_directory_that_is_being_removed_is_enoent() {
     }
 }
 
-/// A mount of a file system whose `root` is slow delays no other operation.
+/// A mount of a file system whose `root` is slow must delay no other operation.
 #[test]
 fn mount_of_a_slow_file_system_delays_no_other() {
     let _watchdog = Watchdog::start("a slow mount", Duration::from_secs(60));
@@ -234,7 +236,7 @@ fn mount_of_a_slow_file_system_delays_no_other() {
     vfs.umount(place(&vfs, "slow")).unwrap();
 }
 
-/// The cache is full of entries in use. A mount fails and leaves nothing behind.
+/// A mount in a cache that is full of entries in use must fail, and must leave nothing behind.
 #[test]
 fn mount_in_a_full_cache_is_enomem_and_forgets_its_root() {
     let options = VfsOptions::default().with_hash_seed(1).with_entries_max(1024);

@@ -243,8 +243,9 @@ fn prune_evicts_exactly_the_unused_entries() {
     assert_eq!((end.entries, end.inodes, end.negatives), (start.entries, start.inodes, 0));
 }
 
-/// A failed lookup takes the last slot. A file made under that name takes over the slot, whatever
-/// its kind: the back end has made it before the cache needs a slot.
+/// A file made under a missing name must take over the slot of the negative dentry, whatever the
+/// kind of the file. Before that, a failed lookup takes the last slot for the negative dentry. The
+/// back end has made the file before the cache needs a slot, so the cache must not lack one.
 #[test]
 fn make_reuses_the_last_slot_of_a_missing_name() {
     let options = VfsOptions::default().with_entries_max(1024);

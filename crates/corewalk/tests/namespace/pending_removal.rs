@@ -1,12 +1,12 @@
-//! The interval between a change in the back end and its appearance in the cache.
+//! Tests of the interval between a change in the back end and its appearance in the cache.
 //!
-//! In this interval the back end is ahead of the cache. An error that says that a directory is gone
-//! must not be returned then. A caller that gets it and then looks up the directory's name must not
-//! find the directory.
+//! In this interval the cache still has the old names. So an error that means that a directory is
+//! gone must wait until the directory's name is gone too. Otherwise a caller could get the error
+//! and then find the directory by its name.
 //!
-//! The back end of each test makes a change, reports it, and returns when the test says so. The
-//! tests do not depend on timing. Before the change returns, they wait until the waiting thread
-//! sleeps or has ended.
+//! The back end of each test makes a change, reports it, and returns when the test tells it to. The
+//! tests do not depend on timing. Before they let the change return, they wait until the other
+//! thread sleeps or has ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, remove, rename, tree, walk};
 use crate::pauses::{Stop, once, stopping};
 
-/// Returns true after a removal or rename of `slow`.
+/// Returns true if `call` reports that the back end has removed or renamed `slow`.
 fn is_done(call: Call<'_>, slow: &[u8]) -> bool {
     call == Call::RemoveDone(slow) || call == Call::RenameDone(slow)
 }
@@ -34,13 +34,14 @@ fn slow_back_end(slow: &'static [u8]) -> (Arc<Vfs>, Stop) {
 }
 
 /// Like [`slow_back_end`]. After the stop, the back end returns ESTALE for attributes and ACLs of
-/// the inode `gone`, and for the name `new`. Only that inode is searched for `new`.
+/// the inode `gone`, and for the name `new`. The tests look for `new` only in that inode.
 fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
     let (pause, stop) = once();
     let now = AtomicU64::new(0);
     let vfs = over(HookedTmpfs::new(move |_, call| {
         if is_done(call, slow) {
-            // ORDERING: SeqCst. It stands for the change itself.
+            // ORDERING: SeqCst. The store stands for the change of the back end, which every thread
+            // sees at once.
             now.store(gone, Ordering::SeqCst);
             return pause();
         }
@@ -55,8 +56,8 @@ fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
     (vfs, stop)
 }
 
-/// Runs `change` until the back end has made it, then runs `act`, and returns its result. `act` may
-/// have to wait until `change` returns.
+/// Runs `change` until the back end has made it, then runs `act`, and returns the result of `act`.
+/// `act` may have to wait until `change` returns.
 fn amid<T: Send>(
     (vfs, stop): &(Arc<Vfs>, Stop),
     change: Change,
@@ -117,13 +118,14 @@ fn check_creates_in_a_vanishing_directory(slow: &'static [u8], change: Change) {
     }
 }
 
-/// A create returned ENOENT for its directory while the name still led to it.
+/// A create must not return ENOENT for its directory while the directory's name still leads to it.
 #[test]
 fn create_in_a_removed_directory_fails_after_its_name_is_gone() {
     check_creates_in_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
 }
 
-/// As above, with a directory that a rename replaces.
+/// A create must not return ENOENT for a directory that a rename replaces, while the replaced name
+/// still leads to it.
 #[test]
 fn create_in_a_replaced_directory_fails_after_its_name_is_reused() {
     check_creates_in_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
@@ -136,8 +138,8 @@ fn user() -> Cred {
     Cred::user(1000, 1000, &[])
 }
 
-/// Operations that ask the back end for something first: permissions, the inherited ACL, a name.
-/// Some that ask for nothing are included.
+/// Operations that first ask the back end for permissions, an inherited ACL or a name. The list
+/// also has some operations that ask for nothing.
 const ACTS: [(&str, Act); 17] = [
     ("make", make),
     ("tmpfile", tmpfile),
@@ -170,15 +172,15 @@ const ACTS: [(&str, Act); 17] = [
     ("set an attribute", |vfs, dir, _| vfs.setxattr(&user(), dir, b"user.x", b"1", XattrMode::Set)),
 ];
 
-/// Whether the cache knows the permissions of the directory.
+/// The cache's knowledge of the permissions of the directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Permissions {
     Known,
     Unknown,
 }
 
-/// The back end returns ESTALE for a directory that is gone. After any operation has returned that
-/// error, the name must not lead to the directory.
+/// After an operation has failed with ESTALE, the name must not lead to the directory. The back end
+/// returns ESTALE for a directory that is gone.
 fn check_errors_of_a_vanishing_directory(slow: &'static [u8], change: Change) {
     // The first file in a tmpfs has the number after the root's.
     const GONE: u64 = 2;
@@ -208,21 +210,22 @@ fn check_errors_of_a_vanishing_directory(slow: &'static [u8], change: Change) {
     assert!(early.is_empty(), "the directory was found after the error of: {early:?}");
 }
 
-/// An operation returned that the directory is gone, after a check of permissions or of an
-/// inherited ACL, while the name still led to it.
+/// No operation may report that a directory is gone while its name still leads to it. Before the
+/// fix, checks of permissions and of inherited ACLs did so.
 #[test]
 fn error_of_a_removed_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
 }
 
-/// As above, with a directory that a rename replaces.
+/// No operation may report that a directory is gone, after a rename replaced it, while the name
+/// still leads to it.
 #[test]
 fn error_of_a_replaced_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
 }
 
-/// A file is moved out of a directory, which is then empty and removed. The file is at its new
-/// name.
+/// A file that was moved out of a directory must be found at its new name when the empty directory
+/// is removed.
 #[test]
 fn file_moved_out_of_a_removed_directory_is_at_its_new_name() {
     let namespace = slow_back_end(b"x");
@@ -243,7 +246,8 @@ fn file_moved_out_of_a_removed_directory_is_at_its_new_name() {
     );
 }
 
-/// A file is moved into a directory, whose removal then fails. The file is not at its old name.
+/// If the removal of a directory fails because a file was moved into it, that file must not be
+/// found at its old name.
 #[test]
 fn file_moved_into_a_nonempty_directory_is_not_at_its_old_name() {
     let namespace = slow_back_end(b"a");
@@ -261,8 +265,8 @@ fn file_moved_into_a_nonempty_directory_is_not_at_its_old_name() {
     assert_eq!(found, Err(Errno::NOENT), "d is not empty, but the file is at its old name");
 }
 
-/// A file without a name cannot be linked. After the error, a lookup of its last name does not find
-/// it.
+/// A link of a file without a name must fail. After the error, a lookup of the file's last name
+/// must not find it.
 #[test]
 fn link_of_a_removed_file_fails_after_its_name_is_gone() {
     let namespace = slow_back_end(b"f");
@@ -281,7 +285,7 @@ fn link_of_a_removed_file_fails_after_its_name_is_gone() {
 /// A change of the tree.
 type Change = fn(&Vfs) -> Result<(), Errno>;
 
-/// If a removal fails since a file was just made in the directory, the file is found.
+/// If the removal of a directory fails because a file was just made in it, the file must be found.
 #[test]
 fn directory_that_is_not_empty_shows_its_new_file() {
     let removals: [Change; 2] =

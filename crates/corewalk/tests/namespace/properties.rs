@@ -1,4 +1,4 @@
-//! Random operations on a namespace and on the model, with equal answers.
+//! Random operations on a namespace and on the model must have equal answers.
 
 use corewalk::RenameMode;
 use corewalk_testkit::linearize::Spec;
@@ -39,7 +39,8 @@ enum Noise {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Every answer is that of the model, whatever is evicted or invalidated in between (trap T15).
+    /// Every answer must be that of the model, whatever is evicted or invalidated in between (trap
+    /// T15).
     #[test]
     fn namespace_answers_as_the_model(
         steps in prop::collection::vec(

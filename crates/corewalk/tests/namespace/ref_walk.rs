@@ -1,7 +1,7 @@
 //! Tests of ref-walk: the tree changes during a walk that holds references.
 //!
 //! The directory that the walk searches has an ACL, so each search asks the back end. In that call
-//! the test changes the tree. A walk whose path changes in each pass gives up rcu-walk.
+//! the test changes the tree. A walk whose path changes in each pass becomes a ref-walk.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -22,8 +22,8 @@ fn user() -> Cred {
 
 /// Disturbs each walk that searches one directory.
 ///
-/// In rcu-walk it renames the parent of the directory there and back. In the first ref-walk it
-/// makes `change`, once.
+/// During rcu-walk it renames the parent of the directory away and back. During the first ref-walk
+/// it makes `change`, once.
 struct Disturber {
     vfs: OnceLock<Weak<Vfs>>,
     directory: OnceLock<u64>,
@@ -94,7 +94,8 @@ fn resolve(vfs: &Vfs, path: &str) -> Result<u64, Errno> {
     found.map(|found| found.ino)
 }
 
-/// A walk whose path changes in each pass counts each new pass, and one fallback at the end.
+/// A fallback to ref-walk must be counted once. A walk whose path changes in each pass counts each
+/// new pass, and one fallback at the end.
 #[test]
 fn fallback_to_ref_walk_is_counted_once() {
     let (vfs, _) = disturbed(|_| {});
@@ -110,8 +111,8 @@ fn fallback_to_ref_walk_is_counted_once() {
     assert_eq!((after.retries - before.retries, after.fallbacks - before.fallbacks), (16, 1));
 }
 
-/// Traps T17, T19: the walk holds `p/d` but not `p`. When it goes up, another directory may have
-/// the slot of `p`.
+/// Traps T17, T19: a ref-walk must not go up to a reused slot. The walk holds `p/d` but not `p`, so
+/// another directory may have the slot of `p` when the walk goes up.
 #[test]
 fn walk_does_not_go_up_to_a_reused_slot() {
     let (vfs, disturber) = disturbed(|vfs| {
@@ -134,14 +135,15 @@ fn walk_does_not_go_up_to_a_reused_slot() {
     assert_eq!(resolve(&vfs, "q/d/.."), Ok(walk(&vfs, "q").unwrap().ino()));
 }
 
-/// A directory that is moved during a ref-walk is no longer below its old parent.
+/// `..` of a directory that is moved during a ref-walk must lead to its new parent.
 #[test]
 fn moved_directory_leads_up_to_its_new_parent() {
     let (vfs, _) = disturbed(|vfs| rename(vfs, "p/d", "q/d", RenameMode::Replace).unwrap());
     assert_eq!(resolve(&vfs, "p/d/.."), Err(Errno::NOENT));
 }
 
-/// A removed directory has no inode. A ref-walk that goes up to it ends and takes no reference.
+/// A ref-walk that goes up to a removed directory must end and take no reference, because such a
+/// directory has no inode.
 #[test]
 fn removed_parent_is_enoent_and_nothing_is_counted() {
     let (vfs, disturber) = disturbed(|vfs| {

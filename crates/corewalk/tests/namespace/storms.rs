@@ -1,5 +1,5 @@
-//! Stress tests: many lookups during many renames. No existing name is missed, and no answer mixes
-//! files.
+//! Stress tests with many lookups during many renames. No existing name may be missed, and no
+//! answer may mix files.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ fn under_storm(
     let (left, storms) = (AtomicU64::new(readers), AtomicU64::new(0));
     race::run(readers as usize + 1, seed, |mut racer| {
         if racer.thread == 0 {
-            // ORDERING: Relaxed. A flag that ends the storm.
+            // ORDERING: Relaxed. The count only ends the storm.
             while left.load(Ordering::Relaxed) > 0 {
                 // ORDERING: Relaxed. Statistic.
                 storm(storms.fetch_add(1, Ordering::Relaxed));
@@ -45,18 +45,18 @@ fn under_storm(
     storms.load(Ordering::Relaxed)
 }
 
-/// Counts a reader out when dropped, also after a panic, so that the storm ends.
+/// Lowers the count of running readers when dropped, also after a panic, so that the storm ends.
 pub(crate) struct Leaving<'a>(pub(crate) &'a AtomicU64);
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. A flag that ends the storm.
+        // ORDERING: Relaxed. The count only ends the storm.
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Traps T12, T13, T15: two directories are exchanged repeatedly. Both names always exist, and each
-/// leads to one of two files.
+/// Traps T12, T13, T15: two directories are exchanged repeatedly. Both names must always exist, and
+/// each must lead to one of two files.
 #[test]
 fn ten_million_lookups_under_a_rename_storm_miss_nothing() {
     let _watchdog = Watchdog::start("lookups under a rename storm", Duration::from_secs(600));
@@ -81,8 +81,8 @@ fn ten_million_lookups_under_a_rename_storm_miss_nothing() {
     assert!(storms > 1000, "too few renames: {storms}");
 }
 
-/// Trap T13: a file is moved between two directories. A lookup in the first directory and then one
-/// in the second find it, unless two renames overlap them.
+/// Trap T13: a file is moved between two directories. A lookup in the first directory or a later
+/// one in the second must find it, unless two renames overlap the lookups.
 #[test]
 fn renamed_file_is_never_without_a_name() {
     let _watchdog = Watchdog::start("never without a name", Duration::from_secs(300));
@@ -97,8 +97,8 @@ fn renamed_file_is_never_without_a_name() {
         100_000,
         |i| {
             let (from, to) = if i % 2 == 0 { (&a, &b) } else { (&b, &a) };
-            // ORDERING(moves): SeqCst. The two counters and the two names are four locations in one
-            // order.
+            // ORDERING(moves): SeqCst. The check needs one order of four locations: the two
+            // counters and the two names.
             begun.fetch_add(1, Ordering::SeqCst);
             vfs.rename(&cred, (from, name("f")), (to, name("f")), RenameMode::Replace).unwrap();
             // ORDERING(moves): SeqCst. As above.
@@ -126,7 +126,7 @@ fn renamed_file_is_never_without_a_name() {
 }
 
 /// Traps T1, T2, P8: a file and its directories are renamed between names of 1 and of 255 bytes.
-/// Each translated path existed at one instant.
+/// Each translated path must have existed at one instant.
 #[test]
 fn translated_paths_existed_at_one_instant() {
     let _watchdog = Watchdog::start("paths under renames", Duration::from_secs(300));
@@ -137,7 +137,7 @@ fn translated_paths_existed_at_one_instant() {
     let f = walk(&vfs, "d/e/f").unwrap();
     let (root, cred) = (vfs.root(), Cred::root());
     let odd = corewalk::Name::new(&odd).unwrap();
-    // One rename at a time: `d` to `long`, `long` to `odd`, `odd` to `d`.
+    // Make one rename at a time: `d` to `long`, `long` to `odd`, `odd` to `d`.
     let steps = [(name("d"), name(&long)), (name(&long), odd), (odd, name("d"))];
     let right: Vec<Vec<u8>> = [b"d".as_slice(), long.as_bytes(), odd.as_bytes()]
         .iter()
@@ -158,8 +158,8 @@ fn translated_paths_existed_at_one_instant() {
     );
 }
 
-/// Trap T20: the directory of a confined walk is moved out of its root and back. The walk never
-/// ends outside.
+/// Trap T20: the directory of a confined walk is moved out of its root and back. The walk must
+/// never end outside.
 #[test]
 fn confined_walk_never_leaves_its_root() {
     let _watchdog = Watchdog::start("confined walk", Duration::from_secs(300));
@@ -195,7 +195,8 @@ fn confined_walk_never_leaves_its_root() {
     assert!(found.load(Ordering::Relaxed) > 0, "no walk succeeded");
 }
 
-/// Trap P9: concurrent renames between all pairs of directories, also of parents and children, end.
+/// Trap P9: concurrent renames between all pairs of directories, also of parents and children, must
+/// end.
 #[test]
 fn renames_between_all_pairs_end() {
     let _watchdog = Watchdog::start("renames between all pairs", Duration::from_secs(120));
@@ -209,7 +210,7 @@ fn renames_between_all_pairs_end() {
             let _ = rename(&vfs, from, to, mode);
         }
     });
-    // The result is a tree: each remaining directory has a path to the root.
+    // The result must be a tree, so each remaining directory has a path to the root.
     let dir = vfs.root();
     let mut left = vec![dir];
     let mut count = 0;
@@ -233,8 +234,8 @@ fn renames_between_all_pairs_end() {
     }
 }
 
-/// Traps T19, T49: a directory is moved, and all unused entries are evicted. The reported parent is
-/// always one that the directory had.
+/// Traps T19, T49: a directory is moved, and all unused entries are evicted. The reported parent
+/// must always be one that the directory had.
 #[test]
 fn parent_is_one_that_the_directory_had() {
     let _watchdog = Watchdog::start("parent under moves", Duration::from_secs(120));
@@ -272,9 +273,9 @@ fn parent_is_one_that_the_directory_had() {
 }
 
 /// Alternately renames a directory above a mount point and one in the mount, each to the next of
-/// three names. Meanwhile two threads call `translate` `each` times; it returns the path from the
-/// root, given a place in the mount and the mount point. Three of the nine combinations never
-/// exist.
+/// three names. Meanwhile two threads call `translate` `each` times. Given a place in the mount and
+/// the mount point, it returns the path from the root. Three of the nine combinations of names
+/// never exist, so such a path mixes instants.
 fn translate_across_mounts(
     each: u64,
     translate: impl Fn(&PathRef<'_>, [&PathRef<'_>; 2]) -> Vec<u8> + Sync,
@@ -311,15 +312,15 @@ fn translate_across_mounts(
     );
 }
 
-/// Traps T8, P8: a path across a mount is valid at one instant, too.
+/// Traps T8, P8: a path across a mount must be valid at one instant, too.
 #[test]
 fn path_across_mounts_is_valid_at_one_instant() {
     let _watchdog = Watchdog::start("paths across mounts", Duration::from_secs(300));
     translate_across_mounts(200_000, |f, [_, root]| f.d_path(root));
 }
 
-/// Traps T8, P8: control. Two translations, one on each side of the mount point, are joined. On a
-/// shared CPU a rename seldom comes between them.
+/// Control for traps T8 and P8: a path that is joined from two translations, one on each side of
+/// the mount point, must be caught. On a shared CPU a rename seldom comes between the two.
 #[test]
 #[should_panic(expected = "no such path")]
 fn control_path_joined_from_two_translations_is_caught() {

@@ -1,5 +1,5 @@
-//! Renames to names that the cache does not have. The back end is told to replace nothing. The name
-//! is looked up only if that fails.
+//! Tests of renames to names that the cache does not have. The namespace first asks the back end
+//! for a rename that replaces nothing. It looks the name up only if that rename fails.
 
 use std::sync::{Arc, Mutex};
 
@@ -39,8 +39,8 @@ impl Log {
     }
 }
 
-/// Returns a namespace with `paths`, without `forgotten` in the cache. Its back end logs its calls,
-/// and answers the first rename with `first`.
+/// Returns a namespace with `paths`, in whose cache `forgotten` is missing. Its back end logs its
+/// calls, and answers the first rename with `first`.
 fn watched(paths: &[&str], forgotten: &str, first: Result<(), Errno>) -> (Arc<Vfs>, Log) {
     let log = Log::default();
     let written = log.clone();
@@ -108,7 +108,8 @@ fn rename_onto_an_uncached_name_of_the_same_file_changes_nothing() {
     remove(&vfs, "a", corewalk::Removal::Unlink).unwrap();
 }
 
-/// A file system, or a host, that does not support the flags of renameat2(2).
+/// A rename must look up the name if the file system or the host does not support the flags of
+/// renameat2(2).
 #[test]
 fn back_end_without_no_replace_is_asked_for_the_name() {
     for refusal in [Errno::INVAL, Errno::NOSYS] {

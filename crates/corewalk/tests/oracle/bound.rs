@@ -1,4 +1,4 @@
-//! The number of passes of one translation before it takes the lock.
+//! A test of the number of passes that one translation makes before it takes the lock.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use crate::fixtures;
 use crate::judge::VARIABLES;
 use crate::tree::{Deep, MOVED, TOP, Tree};
 
-/// Two trees. In one, paths have so many names that hardly a pass is undisturbed. In the other,
-/// paths change their depth, so a translation into a buffer starts again with more space.
+/// Two trees. In one, paths have so many names that renames disturb nearly every pass. In the
+/// other, paths change their depth, so a translation into a buffer starts again with more space.
 const TREES: [Deep; 2] =
     [Deep { below_top: 600, above_moved: 300 }, Deep { below_top: 0, above_moved: 900 }];
 /// Minimum and maximum number of translations.
@@ -26,8 +26,8 @@ const RENAMES: u64 = 10_000;
 /// Minimum number of translations that take the lock.
 const FALLBACKS: u64 = 20;
 
-/// Trap T9: despite any renames above, each translation ends after a fixed number of passes, the
-/// last one under the lock. The renamer makes progress meanwhile.
+/// Trap T9: despite any renames above, each translation must end after a fixed number of passes,
+/// the last one under the lock. The renamer must make progress meanwhile.
 #[test]
 fn translation_makes_a_bounded_number_of_passes() {
     let _watchdog = Watchdog::start("passes of translations", Duration::from_secs(300));
@@ -90,7 +90,7 @@ fn translate(tree: &Tree<'_>, mut rng: Rng, fallbacks_min: u64) {
     assert!(is_enough(turns, last), "{turns} translations: {start:?} {last:?}");
 }
 
-/// Renames directories above, mostly at the top, until the translator is done.
+/// Renames directories above the translated place, mostly at the top, until the translator is done.
 fn rename(tree: &Tree<'_>, mut rng: Rng, done: &AtomicBool) {
     let mut values = [0; VARIABLES];
     // ORDERING: Relaxed. A flag; nothing is published through it.

@@ -1,4 +1,5 @@
-//! The interfaces of the namespace to ask through, each with the claim that its answer makes.
+//! The doors: interfaces of the namespace that answer questions about the tree, each with the claim
+//! that its answer makes.
 
 use std::cell::{Cell, RefCell};
 
@@ -17,10 +18,11 @@ pub(crate) const ROOM: usize = 4096;
 pub(crate) type Claim = Result<Seen, String>;
 type Ask<'a> = Box<dyn Fn(&mut Rng, &mut [u8]) -> Claim + Sync + 'a>;
 
-/// One interface to ask through.
+/// An interface of the namespace that answers questions about the tree.
 pub(crate) struct Door<'a> {
     pub(crate) name: &'static str,
-    /// Maximum number of optimistic passes of one call. One more may be made under the lock.
+    /// Maximum number of optimistic passes of one call. The call may make one more pass under the
+    /// lock.
     pub(crate) passes_max: u64,
     pub(crate) ask: Ask<'a>,
 }
@@ -60,7 +62,7 @@ pub(crate) fn translations<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     doors
 }
 
-/// Returns those that write into a buffer.
+/// Returns the translations that write into a buffer.
 pub(crate) fn into_buffers<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let mut doors = from_the_root(tree);
     doors.retain(|door| door.passes_max == PASSES_INTO_BUFFER);
@@ -133,7 +135,7 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
                 PathKind::OutsideRoot => claim(&below_root, &path)?,
                 kind => return Err(format!("{kind:?}: {}", path.escape_ascii())),
             };
-            // The kind of the path must be that of the same instant as the path.
+            // The kind of the path must be of the same instant as its text.
             let is_inside = kind == PathKind::Linked;
             seen[MOVED] &= if is_inside { IN_WAY } else { !IN_WAY };
             Ok(seen)
@@ -174,8 +176,8 @@ pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     ]
 }
 
-/// Returns a walk along a path that exists sometimes. A walk that fails makes no claim, since any
-/// of the names may have been missing. A ref-walk makes none either, since it is no snapshot.
+/// Returns a walk along a path that exists only at times. A failed walk makes no claim, because any
+/// of the names may have been missing. A ref-walk makes no claim either, because it is no snapshot.
 pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     thread_local! {
         /// The count of ref-walks at this thread's last successful walk.
@@ -205,7 +207,7 @@ pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
 }
 
 /// Returns a wrong translation: it asks for the name of each level separately. Each name is right,
-/// but they are of different instants.
+/// but the names are of different instants.
 pub(crate) fn level_by_level<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     let parts = to_leaf(tree);
     door("level by level", PASSES, move |_, _| {

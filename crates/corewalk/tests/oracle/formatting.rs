@@ -7,8 +7,8 @@ use crate::judge::Seen;
 pub(crate) enum Part {
     /// These names, each with a `/` before it.
     Names(Vec<u8>),
-    /// One of several forms. Each form has the values (one bit each) of a variable that it stands
-    /// for. At most one form can begin a path.
+    /// One of several forms, which depend on a variable. Each form has the values of the variable
+    /// for which it stands, one bit each. At most one form can begin a path.
     One(usize, Vec<(u8, Vec<Part>)>),
 }
 

@@ -114,7 +114,7 @@ impl Judge {
     /// Returns the first instant in which `answer` was true.
     ///
     /// # Errors
-    /// A text that says why there is none. The judge must not be used afterwards.
+    /// A text that tells why there is no such instant. The judge must not be used afterwards.
     pub(crate) fn judge(&mut self, lives: &[Life], answer: &Answer) -> Result<u64, String> {
         let mut instant = answer.before;
         loop {
@@ -248,7 +248,7 @@ mod tests {
         (lives, truths, tick)
     }
 
-    /// True answers of one thread, in order and each with bounds around it, are never refused.
+    /// True answers of one thread, in order and each with bounds around it, must never be refused.
     #[test]
     fn true_answers_are_never_refused() {
         let report = ReportSeed::new(Seed::choose());
@@ -280,7 +280,7 @@ mod tests {
         }
     }
 
-    /// For a single answer, the judge finds the same first instant as a search through all
+    /// For a single answer, the judge must find the same first instant as a search through all
     /// instants.
     #[test]
     fn first_instant_is_that_of_an_exhaustive_search() {

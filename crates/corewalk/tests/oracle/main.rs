@@ -52,7 +52,8 @@ const LOCKED: Extent = Extent { windows: 10, windows_max: 1000, questions: 2_500
 const WALKS: Extent = Extent { windows: 20, windows_max: 1000, questions: 20_000 };
 
 /// Traps T1, T8, T9, P8: ten million paths, through every door, of a tree whose names change on all
-/// levels at once. Each path existed at one instant, and both sides make progress in every window.
+/// levels at once. Each path must have existed at one instant, and both sides must make progress in
+/// every window.
 #[test]
 fn ten_million_paths_existed_at_one_instant() {
     let _watchdog = Watchdog::start("ten million paths", Duration::from_secs(900));
@@ -66,8 +67,8 @@ fn ten_million_paths_existed_at_one_instant() {
     assert!(stats.retries > 0 && stats.renames >= found.renames, "{stats:?} {found:?}");
 }
 
-/// Traps T9, P8: as above, for translations that take the lock. Paths with so many names take it
-/// when they are written into a buffer.
+/// Traps T9, P8: a path that is translated under the lock must have existed at one instant. The
+/// paths have so many names that translations into a buffer take the lock.
 #[test]
 fn paths_of_locked_passes_existed_at_one_instant() {
     let _watchdog = Watchdog::start("locked passes", Duration::from_secs(300));
@@ -79,7 +80,7 @@ fn paths_of_locked_passes_existed_at_one_instant() {
     assert!(vfs.stats().fallbacks >= found.answers, "{found:?}");
 }
 
-/// Traps T12, T13: the result of a lookup, found or missing, was true at one instant.
+/// Traps T12, T13: the result of a lookup, found or missing, must have been true at one instant.
 #[test]
 fn lookup_results_were_true_at_one_instant() {
     let _watchdog = Watchdog::start("lookups and misses", Duration::from_secs(300));
@@ -90,7 +91,7 @@ fn lookup_results_were_true_at_one_instant() {
     assert_judged(&found, TENTH.answers());
 }
 
-/// Traps T12, T20: the path of a successful walk existed at one instant.
+/// Traps T12, T20: the path of a successful walk must have existed at one instant.
 #[test]
 fn walked_paths_existed_at_one_instant() {
     let _watchdog = Watchdog::start("walks", Duration::from_secs(300));
@@ -108,8 +109,8 @@ fn assert_judged(found: &Report, answers: u64) {
     assert!(found.answers >= answers && found.disturbed >= DISTURBED, "{found:?}");
 }
 
-/// Asks through a wrong door until a wrong answer is detected, and returns the error. It asks no
-/// more often than the other tests do.
+/// Asks through a wrong door until a wrong answer is detected, and returns the error. The function
+/// asks no more often than the other tests do.
 fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> String {
     let _watchdog = Watchdog::start("a wrong door", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
@@ -119,14 +120,14 @@ fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> Str
     found.wrong.expect("a wrong answer")
 }
 
-/// Trap P8: control. Each name is right, but not of one instant.
+/// Control for trap P8: a path whose names are right, but of different instants, must be caught.
 #[test]
 fn control_path_collected_level_by_level_is_caught() {
     let wrong = detect_wrong_door(doors::level_by_level);
     assert!(wrong.starts_with("level by level: "), "{wrong}");
 }
 
-/// Control: paths that existed, but before the question.
+/// Control: a path that existed before the question, but not during it, must be caught.
 #[test]
 fn control_path_from_before_the_question_is_caught() {
     let wrong = detect_wrong_door(doors::one_call_late);

@@ -1,5 +1,5 @@
 //! Readers during a rename that hangs in its back end, before or after the back end has made it. In
-//! both cases they get the old state at once.
+//! both cases the readers must get the old state at once.
 //!
 //! Only operations that must ask the back end about one of the two names wait. These are other
 //! changes of the two names, and a lookup of the new name if the cache does not have it.
@@ -55,8 +55,8 @@ const HANGING: [Hanging; 4] = [
 ];
 
 impl Hanging {
-    /// Returns two namespaces. The back end of one hangs before it makes this rename, that of the
-    /// other after it.
+    /// Returns two namespaces. The back end of the first hangs before it makes this rename, and the
+    /// back end of the second hangs after it.
     fn namespaces(self) -> [(Arc<Vfs>, Stop); 2] {
         let last = self.from.as_bytes().last_chunk::<1>().expect("a name of one byte");
         let spaces = [
@@ -108,7 +108,7 @@ fn paths(vfs: &Vfs) -> Vec<(String, u64)> {
     paths.map(|path| (path.clone(), number(vfs, &path).expect("the tree has this path"))).to_vec()
 }
 
-/// Traps T13, P7: while a rename hangs, every path is found, translated or missing as before.
+/// Traps T13, P7: while a rename hangs, every path must be found, translated or missing as before.
 #[test]
 fn readers_during_a_hanging_rename_get_the_old_state() {
     let _watchdog = Watchdog::start("readers beside a hanging rename", Duration::from_secs(300));
@@ -116,7 +116,7 @@ fn readers_during_a_hanging_rename_get_the_old_state() {
         for (vfs, stop) in hanging.namespaces() {
             let before = paths(&vfs);
             let held: Vec<_> = before.iter().map(|(path, _)| place(&vfs, path)).collect();
-            // The cache has negative dentries of these names. It has none of "b/unknown".
+            // The cache has negative dentries of these names, but it has no dentry of "b/unknown".
             let missing = ["b/g", "a/g", "c/nothing"].map(|path| (path, number(&vfs, path)));
             let answers = read_beside(&vfs, &stop, hanging, || {
                 let root = vfs.root_path();
@@ -146,8 +146,8 @@ fn readers_during_a_hanging_rename_get_the_old_state() {
     }
 }
 
-/// Changes of other names in the same two directories do not wait, also during a move of another
-/// directory. Later readers of the new names do not wait either.
+/// Changes of other names in the same two directories must not wait for a hanging rename, even
+/// while another directory is moved. Later readers of the new names must not wait either.
 #[test]
 fn changes_during_a_hanging_rename_succeed() {
     let _watchdog = Watchdog::start("changes beside a hanging rename", Duration::from_secs(300));
@@ -167,8 +167,8 @@ fn changes_during_a_hanging_rename_succeed() {
     }
 }
 
-/// A translation that takes the lock, as after many disturbed passes, does not wait for a hanging
-/// move. The lock is not held during a call of the back end.
+/// A translation that takes the lock, as after many disturbed passes, must not wait for a hanging
+/// move. So the lock must not be held during a call of the back end.
 #[test]
 fn locked_translation_during_a_hanging_move_succeeds() {
     const DEEP: usize = 1100;
@@ -197,8 +197,8 @@ fn locked_translation_during_a_hanging_move_succeeds() {
     }
 }
 
-/// Control: a lookup of the new name, which is not in the cache, waits. It returns the result of
-/// the rename.
+/// Control: a lookup of the new name, which is not in the cache, must wait. It returns the result
+/// of the rename.
 #[test]
 fn control_lookup_of_an_unknown_new_name_waits() {
     let _watchdog = Watchdog::start("a reader that waits", Duration::from_secs(60));

@@ -10,8 +10,8 @@
 //!       s, mnt/        in the one made as x1, a file and a mount point; in the mount:
 //!         INNER/g      variable 5: a directory with three names, and a file
 //! ```
-//! Names are short, too long to be inline in a dentry, or as long as possible, and each value
-//! returns.
+//! Names are short, too long to be inline in a dentry, or as long as possible. Each variable takes
+//! each of its values again and again.
 
 use std::sync::Arc;
 
@@ -53,13 +53,13 @@ fn tmpfs() -> Arc<Tmpfs> {
     Arc::new(Tmpfs::new(TmpfsOptions::default()))
 }
 
-/// How many nested directories `q` a tree has, and where.
+/// The numbers and places of the nested directories `q` of a tree.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deep {
-    /// Their number between [`TOP`] and everything below it. A translation reads so many names
-    /// between its first and its last one.
+    /// The number of directories `q` between [`TOP`] and everything below it. A translation reads
+    /// as many names between its first and its last one.
     pub(crate) below_top: usize,
-    /// Their number above [`MOVED`] in one of its two places.
+    /// The number of directories `q` above [`MOVED`] in one of its two places.
     pub(crate) above_moved: usize,
 }
 
@@ -190,7 +190,7 @@ impl<'v> Tree<'v> {
         "/q".repeat(self.deep.below_top)
     }
 
-    /// Returns the path of [`MOVED`] from [`WAY`], if it is there.
+    /// Returns the path of [`MOVED`] from [`WAY`], for the values in which it is there.
     pub(crate) fn below_way(&self) -> Vec<Part> {
         let mut parts = forms(MOVED);
         parts.truncate(IN_WAY.count_ones() as usize);

@@ -172,8 +172,8 @@ impl Race<'_> {
         Ok(Answer { before, after, seen, door: number as u8 })
     }
 
-    /// Waits until all threads have recorded, runs `judge`, and waits until all have judged.
-    /// Returns true after the last window.
+    /// Waits until all threads have recorded their window, runs `judge`, and waits until all
+    /// threads have judged. Returns true after the last window.
     fn end_window(&self, is_first: bool, judge: impl FnOnce()) -> bool {
         self.ends.wait();
         if is_first {
@@ -183,7 +183,7 @@ impl Race<'_> {
         }
         judge();
         self.ends.wait();
-        // The report does not change until all threads are here again.
+        // The report does not change until all threads are at a barrier again.
         let report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
         let Extent { windows, windows_max, .. } = self.extent;
         let is_enough = report.windows >= windows && report.disturbed >= DISTURBED;

@@ -4,8 +4,8 @@ use corewalk_testkit::rng::{ReportSeed, Seed};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};
 
-/// The number of schedules of each scheduler, if `COREWALK_SCHEDULES` is not set. So many catch
-/// each control.
+/// The number of schedules of each scheduler, if `COREWALK_SCHEDULES` is not set. This number of
+/// schedules catches each control.
 const SCHEDULES: usize = 600;
 /// The number of preemptions in a PCT schedule.
 const DEPTH: usize = 3;

@@ -1,19 +1,21 @@
-//! The scripts of `crates/ipc/tests/differential`, with the preload library on one side: every
-//! answer that a program gets through the library is the kernel's.
+//! Runs the scripts of `crates/ipc/tests/differential` with the preload library on one side. Every
+//! answer that a program gets through the library must be the kernel's.
 //!
 //! Both sides are processes of this one program, which reads operations from a pipe and makes the
-//! calls of libc. Half of them run with the library and a namespace in their environment, as
-//! `corewalk ipc exec` starts a command. This process looks after the namespace there. The
+//! calls of libc. Half of the processes run with the library and a namespace in their environment,
+//! as `corewalk ipc exec` starts a command. The test process recovers that namespace. The
 //! comparison covers all that a caller sees: results, errnos, the structures of `*_STAT` and
-//! `*_INFO`. Pids are mapped. Of a time, only whether it is set is compared. Ids have to be equal.
+//! `*_INFO`. Pids are translated before the comparison. Of a time, only whether it is set is
+//! compared. Ids have to be equal.
 //!
 //! `COREWALK_DIFFERENTIAL_OPS` sets the number of steps. Where the kernel does not permit an IPC
-//! namespace of its own, this program skips.
+//! namespace of its own, this program skips all tests.
 //!
-//! The controls are a program whose answers are changed on purpose, each in one way.
+//! Each control changes the library's answers on purpose in one way, and the comparison must find
+//! that.
 //!
-//! This has no test runner (`harness = false`). Guarantee P.4 holds for a process with one thread,
-//! and a process of the runner has two.
+//! This program has no test runner (`harness = false`). Guarantee P.4 holds for a process with one
+//! thread, and a process of the runner has two.
 //!
 //! Source: `docs/developing/testing.md`.
 
@@ -44,17 +46,17 @@ use mapped::Change;
 use op::Kind;
 use pairing::{Extent, Pairing};
 
-/// The extent of a run by default. A slow machine takes longer for the least number of steps, and
-/// then ends the run.
+/// The default extent of a run. A run ends at the time limit, but not before the least number of
+/// steps.
 const EXTENT: Extent = Extent { steps: 20_000, least: 2_000, limit: Duration::from_secs(40) };
 
-/// Steps within which each change has to be found out.
+/// The number of steps within which the comparison must find each change.
 const CONTROL: Extent = Extent { steps: 4_000, least: 4_000, limit: Duration::MAX };
 
 type Kinds = fn(&mut Rng) -> &'static [Kind];
 
 fn main() {
-    // In a process that the driver has started this does not return.
+    // In a process that `Pairing` has started, `serve` does not return.
     process::serve();
     let Some(pairing) = Pairing::new(mapped::starter(None)) else { return };
     corner_cases(pairing);
@@ -94,7 +96,7 @@ fn corner_cases(mut pairing: Pairing) {
     }
 }
 
-/// A changed answer has to be found out, or the comparison says nothing.
+/// The comparison must find a changed answer. If it does not, a green run proves nothing.
 fn control(change: Change, kinds: Kinds) {
     let mut pairing = Pairing::new(mapped::starter(Some(change))).expect("it was tried");
     let run = || pairing.fuzz(Seed(1), CONTROL, kinds);

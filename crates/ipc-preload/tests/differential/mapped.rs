@@ -1,12 +1,13 @@
-//! The side with the preload library: a process per task, and a namespace that they all have
-//! mapped.
+//! The side of the comparison that runs with the preload library: one process per task, all with
+//! one namespace mapped.
 //!
-//! A process that waits sleeps in futex(2). It may also sleep there for a lock that another process
-//! of this side holds. So it counts as waiting only once all of them sleep.
+//! A process that waits in a call sleeps in futex(2). It may also sleep there for a lock that
+//! another process of this side holds. So it counts as waiting only if all processes of this side
+//! sleep.
 //!
-//! A process that makes no call ends by itself or by SIGKILL, in turns. In the first case it
-//! applies its undo. In the second case this process recovers the namespace, as `corewalk ipc exec`
-//! does.
+//! A process that is in no call ends by itself and by SIGKILL, in turns. In the first case it
+//! applies its own undo. In the second case this test process recovers the namespace, as `corewalk
+//! ipc exec` does.
 
 use std::cell::RefCell;
 use std::env;
@@ -32,20 +33,20 @@ use crate::shm::ShmOp;
 /// futex(2), by number.
 const FUTEX: [&[u8]; 1] = [b"202 "];
 
-/// How what goes through a process is changed on purpose.
+/// A change that a control makes on purpose to the operations or answers of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// `EAGAIN` becomes `ENOMSG`.
     Errno,
     /// `SEM_UNDO` is left out.
     NoUndo,
-    /// `GETNCNT` is one more if it is not zero.
+    /// Adds one to the answer of `GETNCNT` if it is not zero.
     Count,
-    /// The mode that `IPC_STAT` tells of a queue lacks a bit.
+    /// Clears a permission bit in the mode that `IPC_STAT` returns for a queue.
     Mode,
     /// One attach fewer than there are.
     Attaches,
-    /// A negative type of msgrcv(2) takes any message.
+    /// Makes msgrcv(2) with a negative type take a message of any type.
     Type,
 }
 
@@ -60,7 +61,7 @@ struct Common {
     ended: RefCell<u32>,
 }
 
-/// A folder for segments, which goes with the test.
+/// A temporary folder for segments. The drop removes it.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -93,7 +94,7 @@ pub(crate) struct Preloaded {
     is_interrupted: bool,
 }
 
-/// Returns what starts processes in a new namespace.
+/// Returns a function that starts processes in a new namespace.
 pub(crate) fn starter(change: Option<Change>) -> Start {
     let file = rustix::fs::memfd_create("differential", MemfdFlags::CLOEXEC).expect("a memfd");
     let segments = Folder::new();
@@ -105,7 +106,7 @@ pub(crate) fn starter(change: Option<Change>) -> Start {
     Box::new(move |_| Box::new(Preloaded::start(&common)))
 }
 
-/// The library that was built with this test: cargo puts both into one folder.
+/// Returns the path of the library that was built with this test: cargo puts both into one folder.
 fn library() -> PathBuf {
     let test = env::current_exe().expect("this program");
     let library = test.with_file_name("libcorewalk_ipc_preload.so");
@@ -129,14 +130,15 @@ impl Preloaded {
         self.worker.as_ref().expect("until it ends")
     }
 
-    /// Returns true if the process waits: it sleeps, and no other one runs that it may sleep for.
+    /// Returns true if the process waits: it sleeps, and so do all other processes, which could
+    /// wake it.
     fn is_waiting(&self) -> bool {
         let is_asleep = || self.worker().borrow().is_asleep_in(&FUTEX);
         let workers = self.common.workers.borrow();
         is_asleep() && workers.iter().all(|worker| worker.borrow().is_asleep()) && is_asleep()
     }
 
-    /// Changes what the process is asked to do.
+    /// Returns the operation that is sent in place of `op`.
     fn changed(&self, op: &Op) -> Op {
         let mut op = op.clone();
         match (self.common.change, &mut op) {
@@ -193,7 +195,8 @@ impl Side for Preloaded {
                 if !self.is_interrupted {
                     return None;
                 }
-                // It was about to look for dead processes when the signal came, and sleeps on.
+                // The signal came before the call slept in its own wait, while it looked for dead
+                // processes. It sleeps now, so send the signal again.
                 self.worker().borrow_mut().interrupt();
             }
             patience.wait(&self.worker().borrow().socket);

@@ -1,8 +1,9 @@
-//! Addresses that a program may not read from or write to are `EFAULT`, as the kernel has it.
+//! A call must return `EFAULT` for an address that the program may not read or write, as in the
+//! kernel.
 //!
-//! Each call is made with every kind of bad address for every pointer that it takes, by the
-//! function of the C library and by number. The role runs on the host kernel as well, which is what
-//! the expectations come from.
+//! A role makes each call with every kind of bad address for every pointer argument, by the C
+//! library's function and by number. The roles run on the host kernel as well, so the expectations
+//! are those of the kernel.
 
 use corewalk_testkit::sysv;
 use libc::{c_int, c_long};
@@ -25,28 +26,28 @@ fn answer(result: c_long) -> Answer {
 /// syscall(2) with six arguments.
 fn call(number: c_long, arguments: &[usize]) -> Answer {
     let at = |index: usize| arguments.get(index).copied().unwrap_or(0);
-    // SAFETY: the library and the kernel refuse addresses that are bad; the others are of mappings
-    // of this role.
+    // SAFETY: the library and the kernel refuse bad addresses. Good addresses are in mappings of
+    // this role.
     answer(unsafe { libc::syscall(number, at(0), at(1), at(2), at(3), at(4), at(5)) })
 }
 
-/// Three pages of ones: the first may be written to, the second only read, the third neither.
+/// Three pages of ones. The first is writable, the second is read-only, the third has no access.
 struct Pages(usize);
 
 impl Pages {
     fn new() -> Self {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: no address is asked for, so no mapping in use is replaced.
+        // SAFETY: the call names no address, so it replaces no mapping in use.
         let made = unsafe { libc::mmap(ptr::null_mut(), 4 * PAGE, protection, flags, -1, 0) };
         assert_ne!(made, libc::MAP_FAILED);
         let pages = made.expose_provenance();
-        // A type of a message that begins here is a good one.
+        // A message type that begins in these bytes is valid, because they are not zero.
         // SAFETY: the pages are ours, and may be written to.
         unsafe { made.write_bytes(1, 2 * PAGE) };
         for (at, protection) in [(1, libc::PROT_READ), (2, libc::PROT_NONE)] {
             let page = ptr::with_exposed_provenance_mut(pages + at * PAGE);
-            // SAFETY: the page is of the mapping just made.
+            // SAFETY: the page is in the mapping that the call above has made.
             assert_eq!(unsafe { libc::mprotect(page, PAGE, protection) }, 0);
         }
         let last = ptr::with_exposed_provenance_mut(pages + 3 * PAGE);
@@ -55,7 +56,7 @@ impl Pages {
         Self(pages)
     }
 
-    /// Returns addresses that `bytes` bytes can be read from at no point.
+    /// Returns addresses from which `bytes` bytes cannot be read, in part or as a whole.
     fn unreadable(&self, bytes: usize) -> Vec<usize> {
         let crossing = self.0 + 2 * PAGE - bytes + 1;
         vec![
@@ -72,7 +73,7 @@ impl Pages {
         ]
     }
 
-    /// Returns addresses that `bytes` bytes cannot be written to.
+    /// Returns addresses to which `bytes` bytes cannot be written, in part or as a whole.
     fn unwritable(&self, bytes: usize) -> Vec<usize> {
         let crossing = self.0 + PAGE - bytes + 1;
         let read_only = [self.0 + PAGE, self.0 + PAGE + 64, crossing, self.0 + PAGE - 1];
@@ -93,7 +94,7 @@ fn check(what: &str, addresses: Vec<usize>, expected: Answer, of: impl Fn(usize)
     }
 }
 
-/// Returns a good address with these bytes at it, at the end of what can be written to.
+/// Stores `value` at the end of the writable page, and returns its address.
 fn good<T: Copy>(pages: &Pages, value: T) -> usize {
     let address = pages.0 + PAGE - size_of::<T>();
     // SAFETY: there is room for it.
@@ -118,7 +119,8 @@ pub(crate) fn semaphores() {
         check("semtimedop by number", pages.unreadable(6 * count), libc::EFAULT, |address| {
             call(libc::SYS_semtimedop, &[raw, address, count, 0])
         });
-        // The operations are read before the id is looked at, and after their number.
+        // semop(2) checks the number of operations first, then reads the operations, then looks up
+        // the id.
         check("semop of no set", pages.unreadable(6 * count), libc::EFAULT, |address| {
             call(libc::SYS_semop, &[usize::MAX, address, count])
         });
@@ -136,7 +138,7 @@ pub(crate) fn semaphores() {
         call(libc::SYS_semtimedop, &[raw, add, 1, address])
     });
     assert_eq!((value(id, 0), value(id, 1)), (0, 0));
-    // Operations that can be read to their last byte need not be writable.
+    // Operations that end with the last byte of the writable page are good.
     assert_eq!(call(libc::SYS_semop, &[raw, add, 2]), 0);
     assert_eq!((value(id, 0), value(id, 1)), (1, 1));
     semaphore_commands(&pages, id);
@@ -195,8 +197,8 @@ pub(crate) fn queues() {
     check("msgsnd to none", pages.unreadable(8), libc::EFAULT, |address| {
         call(libc::SYS_msgsnd, &[raw + 0x8000, address, 0, 0])
     });
-    // The type is there, and the text is not: its length is looked at before it, and the queue
-    // afterwards.
+    // The type can be read and the text cannot. msgsnd(2) checks the length before it reads the
+    // text, and looks up the queue afterwards.
     let text_gone = pages.0 + 2 * PAGE - size_of::<c_long>();
     let send_by_number = |size, id| call(libc::SYS_msgsnd, &[id, text_gone, size, 0]);
     assert_eq!(send_by_number(9000, raw), libc::EINVAL);
@@ -280,7 +282,7 @@ pub(crate) fn segments() {
     assert_eq!(call(libc::SYS_shmctl, &[raw, libc::IPC_RMID as usize, 0]), 0);
 }
 
-/// rt_sigaction(2) by number, which the library looks at.
+/// rt_sigaction(2) by number, whose pointers the library reads itself.
 pub(crate) fn actions() {
     let pages = Pages::new();
     let action = |new: usize, old: usize| {
@@ -291,8 +293,7 @@ pub(crate) fn actions() {
     assert_eq!(action(0, good(&pages, [0_u8; 32])), 0);
 }
 
-/// A good address of each kind stays good for the next call, and no longer than its memory is
-/// there.
+/// A call must accept the same good address again, but only as long as the memory is mapped.
 pub(crate) fn gone() {
     let id = set(1);
     for _ in 0..3 {
@@ -305,7 +306,7 @@ pub(crate) fn gone() {
         drop(pages);
         assert_eq!(call(libc::SYS_semop, &[id as usize, address, 1]), libc::EFAULT);
     }
-    // On the stack, on the heap, and in the program.
+    // The same for operations on the stack, on the heap, and in the program's image.
     static SOPS: [[i16; 3]; 1] = [[0, 1, 0]];
     let (stack, heap) = ([[0_i16, 1, 0]], Box::new([[0_i16, 1, 0]]));
     for sops in [&stack, &*heap, &SOPS] {

@@ -1,4 +1,4 @@
-//! Roles that fork in unusual places; they hold on the host kernel as well.
+//! Roles that fork in a signal handler or by vfork(2). They must pass on the host kernel as well.
 
 use corewalk_base::primitives::unmodelled::{AtomicI64, Ordering};
 use corewalk_testkit::sysv;
@@ -9,7 +9,7 @@ use std::ptr;
 use crate::roles::{child, exited, hear, pipe, remove, semop, set, tell, until, value, wait};
 use crate::signals::{action, install};
 
-// ORDERING: Relaxed. One thread, its children, and its handler.
+// ORDERING: Relaxed. Only one thread, its handler, and its children use these words.
 const RELAXED: Ordering = Ordering::Relaxed;
 
 const UNDO: i16 = libc::SEM_UNDO as i16;
@@ -25,7 +25,8 @@ enum Call {
     Send,
 }
 
-/// Where calls wait: two semaphores, the first is waited for, and a queue.
+/// The objects of a call that waits. The call uses semaphore 0 or the queue; semaphore 1 counts the
+/// waiters that have started.
 #[derive(Clone, Copy)]
 struct Place {
     call: Call,
@@ -77,7 +78,8 @@ impl Place {
         }
     }
 
-    /// Starts a process that says that it is there, and makes the call; returns once it sleeps.
+    /// Starts a process that makes the call, and returns once the process sleeps in it. The process
+    /// ends with the result of `then`.
     fn waiter(self, then: impl FnOnce(Result<i32, i32>) -> i32) -> i32 {
         let there = value(self.sems, 1) + 1;
         let pid = child(|| {
@@ -100,17 +102,18 @@ pub(crate) fn is_asleep(pid: i32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('S'))
 }
 
-/// Whether the handler forks by number, and its pipes.
+/// Whether the handler forks by number (`BY_NUMBER`), and the pipes between handler and test.
 static BY_NUMBER: AtomicI64 = AtomicI64::new(0);
 static PIPES: [AtomicI64; 2] = [const { AtomicI64::new(0) }; 2];
 
-/// Forks, and returns in both; in the parent when the child has ended and it is told so.
+/// A handler that forks and returns in both processes. In the parent it returns when the test tells
+/// it to, after the child has ended.
 extern "C" fn forks(_signal: libc::c_int) {
     let pid = if BY_NUMBER.load(RELAXED) == 0 {
         // SAFETY: the child returns and ends.
         unsafe { libc::fork() }
     } else {
-        // SAFETY: as above; the child has a copy of everything.
+        // SAFETY: as above. The child has a copy of the parent's memory.
         unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32 }
     };
     if pid > 0 {
@@ -122,8 +125,8 @@ extern "C" fn forks(_signal: libc::c_int) {
     }
 }
 
-/// A handler interrupts a call, forks and returns in both processes: both calls end with `EINTR`,
-/// and what the call waited for goes to the calls of other processes.
+/// A handler that has interrupted a call forks, and returns in both processes. Both calls must end
+/// with `EINTR`. A later semop or message must then go to calls of other processes.
 pub(crate) fn return_in_both() {
     for call in [Call::Semop, Call::Receive, Call::Send] {
         for by_number in [0, 1] {
@@ -147,7 +150,8 @@ fn fork_in(call: Call, is_granted_before: bool) {
     let what = format!("{call:?}, by number: {}", BY_NUMBER.load(RELAXED));
     assert_eq!(hear(told), 1, "the child: {what}");
     if is_ours && call == Call::Semop {
-        // In the kernel it has ended by now.
+        // The parent's handler has not returned, so its call still counts as waiting. (In the
+        // kernel the wait has ended by now.)
         assert_eq!(sysv::semctl(place.sems, 0, libc::GETNCNT, 0), Ok(1), "it waits on: {what}");
     }
     if is_granted_before {
@@ -168,7 +172,7 @@ fn fork_in(call: Call, is_granted_before: bool) {
     place.remove();
 }
 
-/// The work of a child of vfork(2), in its parent's memory: the set, and the errno of its call.
+/// The set that a child of vfork(2) uses, and the errno of its call, in its parent's memory.
 static SET: AtomicI64 = AtomicI64::new(0);
 static ERRNO: AtomicI64 = AtomicI64::new(0);
 
@@ -179,27 +183,27 @@ extern "C" fn first_call(_: *mut c_void) -> libc::c_int {
     unsafe { libc::_exit(5) }
 }
 
-/// Acts as another user, and makes a call, for a parent that has made one.
+/// Changes the user and makes a call, in a child of vfork(2) whose parent has made a call.
 extern "C" fn other_user(_: *mut c_void) -> libc::c_int {
     // SAFETY: the call takes a number.
     let changed = unsafe { libc::setuid(1000) };
-    // Whether it is let in is another question: see docs/using/ipc.md.
+    // The result does not matter here. docs/using/ipc.md says which credentials apply.
     let _value = sysv::semctl(SET.load(RELAXED) as i32, 1, libc::GETVAL, 0);
     // SAFETY: the call takes a number.
     unsafe { libc::_exit(changed) }
 }
 
-/// Runs a function in a child of vfork(2), or what is one but for its stack.
+/// Runs a function in a child that, like one of vfork(2), shares the memory. It has its own stack.
 fn vforked(work: extern "C" fn(*mut c_void) -> libc::c_int) -> i32 {
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     let mut stack = vec![0u128; 1 << 14];
     let top = stack.as_mut_ptr_range().end.cast();
-    // SAFETY: the stack is the child's, and it is gone when the call returns.
+    // SAFETY: the child uses its own stack, and has ended or execed when the call returns.
     unsafe { libc::clone(work, top, flags, ptr::null_mut()) }
 }
 
-/// A child of vfork(2) makes a call before its parent does, and is refused. The parent then
-/// registers as itself.
+/// A child of vfork(2) makes a call before its parent has made one, and must get `ENOSYS`. The
+/// parent's first call must then register the parent.
 pub(crate) fn vfork_first() {
     let is_ours = std::env::var_os("LD_PRELOAD").is_some();
     let id = set(2);

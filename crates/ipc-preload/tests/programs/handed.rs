@@ -1,5 +1,5 @@
-//! Programs that lose the right to reach the file of the namespace, and programs that close what
-//! they do not know.
+//! Roles that lose the right to open the namespace's file, or that close all descriptors that they
+//! did not open. Calls must still work.
 
 use corewalk_testkit::require::{Need, skip};
 use corewalk_testkit::sysv;
@@ -13,16 +13,16 @@ unsafe extern "C" {
     fn closefrom(first: libc::c_int);
 }
 
-/// Descriptors that a program closes one by one.
+/// Numbers of the descriptors that a role closes one by one.
 const NUMBERS: std::ops::Range<i32> = 3..2048;
 
-/// A way to close all descriptors but the first three, now or with execve(2).
+/// A way to close all descriptors except the first three, at once or at execve(2).
 type Way = (&'static str, fn());
 
 const WAYS: [Way; 8] = [
     ("close", || {
         for fd in NUMBERS {
-            // SAFETY: nothing that this process still uses has a descriptor.
+            // SAFETY: this process uses none of these descriptors any more.
             unsafe { libc::close(fd) };
         }
     }),
@@ -60,7 +60,8 @@ const WAYS: [Way; 8] = [
     }),
 ];
 
-/// The program after one that has closed everything is in the namespace.
+/// A program whose predecessor has closed all descriptors before execve(2) must still reach the
+/// namespace.
 pub(crate) fn closed() {
     for (name, close) in WAYS {
         let pid = child(|| {
@@ -80,7 +81,7 @@ pub(crate) fn none_left() {
     calls();
 }
 
-/// The first call opens nothing: the filter would kill the process.
+/// The first call must open no file. The filter would kill the process.
 pub(crate) fn filtered() {
     let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     let jump = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
@@ -105,7 +106,7 @@ pub(crate) fn filtered() {
     calls();
 }
 
-/// The first call is that of a user who may not open the file.
+/// The first call must work for a user that may not open the namespace's file.
 pub(crate) fn other_user() {
     // SAFETY: the call takes no group.
     let mut changed = unsafe { libc::setgroups(0, std::ptr::null()) } == 0;
@@ -119,7 +120,8 @@ pub(crate) fn other_user() {
     calls();
 }
 
-/// No role on the host kernel: without its namespace a process gets errors, as often as it calls.
+/// Each call of a process without a namespace must return an error. The host kernel cannot run this
+/// role.
 pub(crate) fn without() {
     for _ in 0..2 {
         let made = sysv::semget(libc::IPC_PRIVATE, 1, 0o600);

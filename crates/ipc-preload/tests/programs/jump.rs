@@ -1,8 +1,8 @@
-//! Roles with a handler that jumps out of the call that it has interrupted. They hold on the host
-//! kernel as well.
+//! Roles with a handler that jumps out of the call that it has interrupted. They must pass on the
+//! host kernel as well.
 //!
-//! sigsetjmp(3) returns twice, which no function of Rust may. The function here in its place calls
-//! another function, and returns once.
+//! sigsetjmp(3) returns twice, which no Rust function may. `protect` replaces it: it calls a
+//! function, and returns once.
 
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn jump() {}
@@ -23,13 +23,14 @@ mod here {
     use crate::roles::{child, exited, remove, semop, set, until, value, wait};
     use crate::signals::{action, install};
 
-    /// Registers to go back to: rbx, rbp, r12 to r15, rsp.
+    /// The registers that `leave` restores: rbx, rbp, r12 to r15, rsp.
     #[repr(transparent)]
     struct Place([AtomicUsize; 7]);
 
     static PLACE: Place = Place([const { AtomicUsize::new(0) }; 7]);
 
-    /// Calls a function; returns 0 when it has returned, and 1 after a [`leave`].
+    /// Calls a function. Returns 0 when the function has returned, and 1 when a handler has called
+    /// [`leave`].
     #[unsafe(naked)]
     extern "C" fn protect(place: &'static Place, call: extern "C" fn()) -> i32 {
         std::arch::naked_asm!(
@@ -48,7 +49,7 @@ mod here {
         )
     }
 
-    /// Returns to the caller of [`protect`], which has not returned.
+    /// Returns 1 to the caller of the call of [`protect`] under way.
     #[unsafe(naked)]
     unsafe extern "C" fn leave(place: &'static Place) -> ! {
         std::arch::naked_asm!(
@@ -65,12 +66,11 @@ mod here {
     }
 
     extern "C" fn handler(_signal: libc::c_int) {
-        // SAFETY: the one call of `protect` is under way, and no frame above it has a value to
-        // drop.
+        // SAFETY: one call of `protect` is under way, and no frame above it has a value to drop.
         unsafe { leave(&PLACE) }
     }
 
-    /// The sets that the protected calls wait for.
+    /// The ids of the objects for which the protected calls wait.
     static IDS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
     fn id(at: usize) -> i32 {
@@ -78,7 +78,8 @@ mod here {
         IDS[at].load(Ordering::Relaxed) as i32
     }
 
-    /// Signals come in the calls that are protected only.
+    /// Blocks or unblocks the signals of the test, so that they arrive only inside of the protected
+    /// calls.
     fn let_in(how: libc::c_int) {
         // SAFETY: zeroes are a valid set of signals.
         let mut signals: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -104,7 +105,7 @@ mod here {
         unsafe { libc::msgrcv(id(1), message.as_mut_ptr().cast(), 8, 0, 0) == 8 }
     }
 
-    /// A call that a handler has left takes nothing from those that come after it.
+    /// A call that a handler has left must take no unit and no message from later calls.
     pub(crate) fn jump() {
         let sems = set(3);
         // SAFETY: the call takes numbers.
@@ -147,7 +148,8 @@ mod here {
         assert_eq!(unsafe { libc::msgctl(queue, libc::IPC_RMID, ptr::null_mut()) }, 0);
     }
 
-    /// Waits itself, and is interrupted by [`handler`] or goes on when it has what it waits for.
+    /// A handler whose own call waits. Either [`handler`] interrupts that call, or the call gets
+    /// its unit.
     extern "C" fn waiting(_signal: libc::c_int) {
         take_inside();
         // SAFETY: as in `handler`.
@@ -160,17 +162,19 @@ mod here {
 
     static INSIDE: Place = Place([const { AtomicUsize::new(0) }; 7]);
 
-    /// Waits itself, is interrupted by [`handler_inside`], and returns.
+    /// A handler whose own call waits. [`handler_inside`] leaves that call, and this handler
+    /// returns.
     extern "C" fn waiting_and_left(_signal: libc::c_int) {
         protect(&INSIDE, take_inside);
     }
 
     extern "C" fn handler_inside(_signal: libc::c_int) {
-        // SAFETY: as in `handler`, for the one in `waiting_and_left`.
+        // SAFETY: as in `handler`, for the call of `protect` in `waiting_and_left`.
         unsafe { leave(&INSIDE) }
     }
 
-    /// Which calls are left, of one and that of the handler that has interrupted it.
+    /// The calls that a handler leaves: the interrupted one (outer), the one in its handler
+    /// (inner), or both.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Left {
         Both,
@@ -178,14 +182,14 @@ mod here {
         Outer,
     }
 
-    /// As [`jump`], for a call that was interrupted by a handler whose own call waits.
+    /// Like [`jump`], for a call that is interrupted by a handler whose own call also waits.
     pub(crate) fn nested() {
         [Left::Both, Left::Inner, Left::Outer].into_iter().for_each(leave_nested);
     }
 
     fn leave_nested(left: Left) {
-        // The semaphores of the outer and the inner wait, the number of jumps, and a sign that the
-        // value is there.
+        // Semaphore 0 is for the outer wait, 1 for the inner wait. Semaphore 2 counts jumps, and 3
+        // tells the child to go on.
         let sems = set(4);
         // ORDERING: Relaxed. See `id`.
         IDS[0].store(sems as usize, Ordering::Relaxed);
@@ -203,7 +207,7 @@ mod here {
             let is_left = protect(&PLACE, take) == i32::from(left != Left::Inner);
             let_in(libc::SIG_BLOCK);
             let mut is_well = is_left && semop(sems, (2, 1, 0)) == Ok(0);
-            // This waits until another process has added it.
+            // This semop waits until the parent has added the unit.
             is_well &= semop(sems, (3, -1, 0)) == Ok(0);
             for num in 0..2 {
                 is_well &= semop(sems, (num, -1, 0)) == Ok(0);

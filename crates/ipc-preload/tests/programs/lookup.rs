@@ -1,4 +1,4 @@
-//! Functions that a program looks up by itself are the same as those that it is linked with.
+//! A function that a program looks up with dlsym(3) must be the one that it would be linked with.
 
 use corewalk_testkit::sysv;
 use libc::{c_int, c_void};
@@ -7,7 +7,7 @@ use std::ptr;
 
 use crate::roles::{remove, value};
 
-/// Every function that the library stands in front of, except those with two underscores.
+/// Every function that the library interposes, except those with two underscores.
 const NAMES: [&str; 43] = [
     "semget",
     "semop",
@@ -56,12 +56,12 @@ const NAMES: [&str; 43] = [
 
 fn found(handle: *mut c_void, name: &str) -> *mut c_void {
     let name = CString::new(name).expect("no zero");
-    // SAFETY: the name is a string of C, and the handle is one that dlsym knows.
+    // SAFETY: the name is a C string, and the handle is valid for dlsym(3).
     unsafe { libc::dlsym(handle, name.as_ptr()) }
 }
 
 fn opened(library: &CStr) -> *mut c_void {
-    // SAFETY: the name is a string of C; what is opened is loaded already, or is the C library.
+    // SAFETY: the name is a C string. The library is loaded already, or is the C library.
     let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_NOW) };
     assert!(!handle.is_null(), "{library:?}");
     handle
@@ -70,7 +70,8 @@ fn opened(library: &CStr) -> *mut c_void {
 /// The look-up of Python's `ctypes.CDLL("libc.so.6")`.
 pub(crate) fn by_handle() {
     let handle = opened(c"libc.so.6");
-    // A library that has the C library among those that it needs.
+    // A library that depends on the C library, so a search in it also finds the C library's
+    // functions.
     let other = opened(c"libm.so.6");
     for name in NAMES {
         let linked = found(libc::RTLD_DEFAULT, name);
@@ -88,13 +89,14 @@ pub(crate) fn by_handle() {
     assert_eq!(sysv::setall(id, &[3, 4, 5]), Ok(0));
     assert_eq!(value(id, 2), 5);
     remove(id);
-    // Others are found as ever, and what there is not has a message.
+    // A function that the library does not interpose is found as before. A missing function has a
+    // message.
     assert_eq!(found(handle, "strlen"), found(other, "strlen"));
     assert!(found(handle, "no_such_function").is_null());
     // SAFETY: the function takes nothing.
     let why = unsafe { libc::dlerror() };
     assert_ne!(why, ptr::null_mut());
-    // SAFETY: what it returns is a string of C until the next call.
+    // SAFETY: the message is a C string until the next call of dlerror(3).
     let why = unsafe { CStr::from_ptr(why) }.to_string_lossy();
     assert!(why.contains("no_such_function"), "{why}");
 }

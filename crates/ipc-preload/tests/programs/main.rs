@@ -1,8 +1,9 @@
-//! Programs that know nothing of the library, with the library preloaded.
+//! Programs that use only libc, with the library preloaded.
 //!
 //! A test starts this binary once more, with the library and a namespace in its environment and the
 //! name of a role. The role makes plain calls of libc, and forks. A role panics if an answer is
-//! wrong. As the control, the same roles run without the library: the host kernel passes them too.
+//! wrong. As the control, the same roles run without the library, and must pass on the host kernel
+//! too.
 #![expect(unsafe_code, reason = "libc declares system calls as unsafe")]
 
 mod faults;
@@ -221,7 +222,7 @@ fn ipcs_and_sysctl_say_what_they_say_of_the_kernel() {
         words.filter(|word| !word.starts_with("0x")).collect::<String>()
     };
     assert_eq!(words(&ours), words(&linux));
-    // Without the programs both would say the same, too.
+    // If the shell does not find the programs, both outputs are equal and prove nothing.
     if ours.contains("not found") {
         skip(Need::Package, ours);
         return;
@@ -229,7 +230,8 @@ fn ipcs_and_sysctl_say_what_they_say_of_the_kernel() {
     assert!(ours.contains("max queues system wide") && ours.contains("100000"), "{ours}");
 }
 
-/// With the kernel root could set the limits of the IPC namespace that it is in.
+/// A write to a limit in /proc must fail. On the kernel, root can set the limits of its own IPC
+/// namespace.
 #[test]
 fn limits_are_not_set_through_proc() {
     let script = "echo 5 > /proc/sys/kernel/msgmax; cat /proc/sys/kernel/msgmax";
@@ -294,7 +296,8 @@ fn first_call_of_a_process_without_rights_is_answered() {
     }
 }
 
-/// Another file has the number by now, or the descriptor is closed.
+/// If the number of the inherited descriptor is closed, or open for another file, the library must
+/// not use it.
 #[test]
 fn descriptor_of_another_file_is_left_alone() {
     let handed = Namespace::handed();
@@ -306,7 +309,7 @@ fn descriptor_of_another_file_is_left_alone() {
     }
 }
 
-/// Not a test of its own: what the tests start.
+/// Not a test of its own: the entry of the process that a test starts.
 #[test]
 fn role() {
     process::play();

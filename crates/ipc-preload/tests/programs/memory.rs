@@ -5,14 +5,14 @@ use std::fs;
 
 use crate::roles::{child, exited, remove, semop, set, wait};
 
-/// More than the test program has, and less than a namespace.
+/// More than the memory of the test program, and less than the size of a namespace.
 const SMALL_KB: u64 = 512 * 1024;
 
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
 
-/// All that the program has is locked and has memory, and the namespace is neither, also by its
-/// number.
+/// mlockall(2) must lock and populate all memory of the program except the namespace. The same
+/// holds for the call by number.
 pub(crate) fn locked() {
     let ways: [fn(i32) -> i32; 2] = [
         // SAFETY: the call takes a number.
@@ -30,7 +30,7 @@ pub(crate) fn locked() {
     }
 }
 
-/// Locks memory before the first call or after it; ends with what is wrong.
+/// Calls mlockall(2) before the first IPC call or after it. Returns 0 if both results are right.
 fn lock(way: fn(i32) -> i32, flags: i32, is_before: bool) -> i32 {
     let before = map();
     let mut id = 0;
@@ -62,7 +62,7 @@ fn lock(way: fn(i32) -> i32, flags: i32, is_before: bool) -> i32 {
 /// Maps pages that nothing has touched.
 fn map() -> *mut libc::c_void {
     let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
-    // SAFETY: no address is asked for, so no mapping in use is replaced.
+    // SAFETY: the call names no address, so it replaces no mapping in use.
     let mapped = unsafe {
         libc::mmap(std::ptr::null_mut(), PAGES * PAGE, access, kind | libc::MAP_ANONYMOUS, -1, 0)
     };
@@ -73,7 +73,7 @@ fn map() -> *mut libc::c_void {
 /// Returns true if all pages of a mapping have memory.
 fn is_resident(mapped: *mut libc::c_void) -> bool {
     let mut pages = [0; PAGES];
-    // SAFETY: the range is mapped, and there is a byte for each page.
+    // SAFETY: the range is mapped, and `pages` has a byte for each page.
     let done = unsafe { libc::mincore(mapped, PAGES * PAGE, pages.as_mut_ptr()) };
     done == 0 && pages.iter().all(|page| page & 1 != 0)
 }

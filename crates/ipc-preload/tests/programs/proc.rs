@@ -1,8 +1,8 @@
-//! The files of proc(5) that tell of the objects and limits: their text is that of the kernel, byte
-//! by byte.
+//! The text of the files of proc(5) that show IPC objects and limits must be the kernel's, byte by
+//! byte.
 //!
-//! The wanted text is made here from the answers of the calls, in the formats of the kernel. The
-//! role runs on the kernel as well.
+//! The test formats the wanted text from the answers of the calls, as the kernel does. The role
+//! runs on the kernel as well.
 
 use corewalk_testkit::sysv;
 use libc::{c_char, c_int, c_long};
@@ -57,7 +57,7 @@ fn shm_row(id: c_int) -> String {
     let (key, mode, size, count) = (perm.__key, perm.mode, ds.shm_segsz, ds.shm_nattch);
     let pids = format!("{:5} {:5}", ds.shm_cpid, ds.shm_lpid);
     let times = format!("{:10} {:10} {:10}", ds.shm_atime, ds.shm_dtime, ds.shm_ctime);
-    // Nothing of it was touched: it takes no memory.
+    // No page of the segment was touched, so `rss` and `swap` are 0.
     format!(
         "{key:10} {id:10}  {mode:4o} {size:21} {pids}  {count:5} {ids} {times} {0:21} {0:21}\n",
         0
@@ -144,7 +144,7 @@ type Open2 = unsafe extern "C" fn(*const c_char, c_int) -> c_int;
 type Openat = unsafe extern "C" fn(c_int, *const c_char, c_int, ...) -> c_int;
 type Openat2 = unsafe extern "C" fn(c_int, *const c_char, c_int) -> c_int;
 
-/// Each way to open a file leads to the same text.
+/// Each way to open one of the files must give the same text.
 pub(crate) fn ways() {
     let id = set(5);
     let expected = format!("{SEM_HEAD}{}", sem_row(id));
@@ -189,13 +189,13 @@ pub(crate) fn ways() {
     for file in streams(c"/proc/sysvipc/sem") {
         assert!(!file.is_null(), "{}", std::io::Error::last_os_error());
         let mut bytes = vec![0_u8; 4096];
-        // SAFETY: the stream is open, and there is room for what is read.
+        // SAFETY: the stream is open, and `bytes` has room for the bytes read.
         let count = unsafe { libc::fread(bytes.as_mut_ptr().cast(), 1, bytes.len(), file) };
         assert_eq!(String::from_utf8_lossy(&bytes[..count]), expected);
         // SAFETY: nothing uses the stream any more.
         unsafe { libc::fclose(file) };
     }
-    // Another file of this name is what it is.
+    // A file of the same name in another directory is not replaced.
     let other = std::env::temp_dir().join(format!("corewalk-proc-{}", std::process::id()));
     fs::create_dir_all(&other).expect("a folder");
     fs::write(other.join("sem"), "other").expect("a file");

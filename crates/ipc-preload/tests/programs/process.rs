@@ -1,4 +1,4 @@
-//! Starting a role, with the library or without.
+//! Starts a role in a process, with the library or without.
 
 use std::env;
 use std::fs::{self, File};
@@ -12,30 +12,30 @@ use corewalk_testkit::sysv;
 
 use crate::roles::ROLES;
 
-/// Names the role that a process is to play.
+/// The environment variable with the name of the role that a process plays.
 const ROLE: &str = "COREWALK_PRELOAD_ROLE";
 
 /// Names the descriptor of the namespace's file.
 pub(crate) const FD_ENV: &str = "COREWALK_IPC_FD";
 
-/// A file for a namespace, which goes with the test.
+/// The file of a namespace. The drop removes it.
 pub(crate) struct Namespace {
     path: Option<PathBuf>,
-    /// A descriptor that processes inherit in place of the path.
+    /// A descriptor that processes inherit, if they do not get the path.
     handed: Option<OwnedFd>,
     /// Where the memory of segments is.
     shm: Option<PathBuf>,
 }
 
 impl Namespace {
-    /// An empty file: the first process makes the namespace in it.
+    /// Creates an empty file, in which the first process creates the namespace.
     pub(crate) fn new() -> Self {
         let namespace = Self::missing();
         File::create(namespace.path.as_ref().expect("it has a path")).expect("a file");
         namespace
     }
 
-    /// As [`Namespace::new`], with a folder for the memory of segments.
+    /// Like [`Namespace::new`], with a folder for the memory of segments.
     pub(crate) fn with_shm() -> Self {
         let mut namespace = Self::new();
         let folder = namespace.path.as_ref().expect("it has a path").with_extension("shm");
@@ -44,7 +44,7 @@ impl Namespace {
         namespace
     }
 
-    /// Returns how many files of segments there are.
+    /// Returns the number of segment files in the folder.
     pub(crate) fn segments(&self) -> usize {
         let folder = self.shm.as_ref().expect("it has a folder");
         let names = fs::read_dir(folder).expect("a folder").flatten();
@@ -58,7 +58,7 @@ impl Namespace {
         Self { path: Some(env::temp_dir().join(name)), handed: None, shm: None }
     }
 
-    /// As [`Namespace::new`], known by an inherited descriptor only.
+    /// Like [`Namespace::new`], but processes get only an inherited descriptor of the file.
     pub(crate) fn handed() -> Self {
         let mut namespace = Self::new();
         let path = namespace.path.as_ref().expect("it has a path");
@@ -100,7 +100,7 @@ impl Drop for Namespace {
     }
 }
 
-/// The library that was built with this test: cargo puts both into one folder.
+/// Returns the path of the library that was built with this test: cargo puts both into one folder.
 fn library() -> PathBuf {
     let test = env::current_exe().expect("this program");
     let library = test.with_file_name("libcorewalk_ipc_preload.so");
@@ -108,7 +108,7 @@ fn library() -> PathBuf {
     library
 }
 
-/// Returns a command that plays a role, with what is in the environment.
+/// Returns a command that plays a role, with the environment of this process.
 pub(crate) fn command(role: &str) -> Command {
     let mut command = Command::new(env::current_exe().expect("this program"));
     command.args(["role", "--exact", "--nocapture", "--test-threads=1"]).env(ROLE, role);
@@ -132,7 +132,8 @@ fn started(mut command: Command, namespace: &Namespace) -> Output {
     output_of(command, namespace)
 }
 
-/// Runs a command with the library; which descriptor was handed on is in its environment.
+/// Runs a command with the library. Its environment names an inherited descriptor, and not the
+/// path.
 pub(crate) fn output_of(mut command: Command, namespace: &Namespace) -> Output {
     command.env("LD_PRELOAD", library()).env_remove("COREWALK_IPC_NAMESPACE");
     if let Some(path) = namespace.path.as_ref().filter(|_| namespace.handed.is_none()) {
@@ -145,8 +146,8 @@ pub(crate) fn output_of(mut command: Command, namespace: &Namespace) -> Output {
     command.output().expect("the role starts")
 }
 
-/// Returns the output of a shell script with the library, and its output in an IPC namespace of the
-/// host kernel; or none if that is not allowed.
+/// Returns the output of a shell script with the library, and in a host IPC namespace of its own.
+/// Returns none if the kernel does not permit such a namespace.
 pub(crate) fn said_by_both(script: &str, namespace: &Namespace) -> Option<[String; 2]> {
     let shell = || {
         let mut command = Command::new("sh");
@@ -162,7 +163,7 @@ pub(crate) fn said_by_both(script: &str, namespace: &Namespace) -> Option<[Strin
     Some([ours, linux].map(said))
 }
 
-/// Plays a role with the library; it has to end well.
+/// Plays a role with the library, and panics if the role fails.
 pub(crate) fn run(role: &str, namespace: &Namespace) {
     judge(role, &start(role, namespace));
 }
@@ -174,15 +175,16 @@ pub(crate) fn run_on_linux(role: &str) {
     }
 }
 
-/// Plays a role with the library, for calls that it leaves to the kernel.
+/// Plays a role with the library in a host IPC namespace of its own, for calls that the library
+/// passes on.
 pub(crate) fn run_beside_linux(role: &str, namespace: &Namespace) {
     if has_own_linux() {
         run(role, namespace);
     }
 }
 
-/// Gives this thread an IPC namespace of its own of the host kernel. Returns false if that is not
-/// allowed.
+/// Moves this thread into a new IPC namespace of the host kernel. Returns false if the kernel does
+/// not permit that.
 fn has_own_linux() -> bool {
     let unshared = sysv::unshare_ipc();
     if let Err(errno) = unshared {
@@ -198,7 +200,7 @@ fn judge(role: &str, output: &Output) {
     assert!(said.contains("played"), "{role} was not played:\n{said}");
 }
 
-/// Plays the role that the environment names; does nothing without one.
+/// Plays the role that the environment names. Does nothing if it names none.
 pub(crate) fn play() {
     let Ok(name) = env::var(ROLE) else { return };
     let roles = ROLES.iter().chain(&[("without", crate::handed::without as fn())]);

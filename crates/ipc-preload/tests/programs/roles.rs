@@ -1,7 +1,7 @@
-//! The roles of processes: plain calls, as a program that knows no other IPC makes them.
+//! The roles of processes. A role makes plain calls of the C library.
 //!
 //! A role runs in the one process that the test starts, and forks the others that it needs. It must
-//! hold on the host kernel as well.
+//! pass on the host kernel as well.
 
 use corewalk_base::primitives::thread;
 use corewalk_testkit::require::{Need, has_root, skip};
@@ -65,7 +65,8 @@ pub(crate) const ROLES: [(&str, fn()); 49] = [
 const UNDO: i16 = libc::SEM_UNDO as i16;
 const NOWAIT: i16 = libc::IPC_NOWAIT as i16;
 
-/// Looks at most so often whether something has happened, a tenth of a millisecond apart.
+/// How often a role checks for a condition at most. There is a tenth of a millisecond between
+/// checks.
 const LOOKS_MAX: u32 = 1_000_000;
 
 pub(crate) fn set(nsems: i32) -> i32 {
@@ -85,9 +86,9 @@ pub(crate) fn remove(id: i32) {
     sysv::semctl(id, 0, libc::IPC_RMID, 0).expect("it is ours");
 }
 
-/// Runs `work` in a child, which ends with what it returns; returns its number.
+/// Runs `work` in a forked child, which exits with the result. Returns the child's pid.
 pub(crate) fn child(work: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child has one thread, and ends without going back into the test.
+    // SAFETY: the child has one thread, and exits without returning into the test.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "no child");
     if pid == 0 {
@@ -179,7 +180,7 @@ fn fork() {
     assert_eq!(semop(id, (0, 5, UNDO)), Ok(0));
     let pid = child(|| i32::from(semop(id, (1, 2, UNDO)) != Ok(0)));
     assert_eq!(exited(wait(pid)), 0);
-    // The child's own adjustment is applied, its parent's is not.
+    // The child's own adjustment is applied; its parent's adjustment is not.
     assert_eq!((value(id, 0), value(id, 1)), (5, 0));
     assert_eq!(sysv::semctl(id, 1, libc::GETPID, 0), Ok(pid));
     // SAFETY: the call takes nothing.
@@ -268,7 +269,7 @@ fn errors_of_queues(errno: impl Fn(i32) -> Option<i32>) {
 /// syscall(2) with six arguments.
 fn call(number: libc::c_long, arguments: &[usize]) -> libc::c_long {
     let at = |index: usize| arguments.get(index).copied().unwrap_or(0);
-    // SAFETY: callers give numbers, and addresses of what lives during the call.
+    // SAFETY: callers pass numbers, and addresses of values that live during the call.
     unsafe { libc::syscall(number, at(0), at(1), at(2), at(3), at(4), at(5)) }
 }
 
@@ -284,7 +285,7 @@ fn by_number() {
     assert_eq!(call(libc::SYS_semctl, &[id, 0, libc::IPC_RMID as usize]), 0);
     assert_eq!(call(libc::SYS_semctl, &[id, 0, libc::GETVAL as usize]), -1);
     assert_eq!(last_errno(), Some(libc::EINVAL));
-    // Other calls go on to the C library, with all of their arguments.
+    // The library passes other calls on to the C library, with all of their arguments.
     assert_eq!(call(libc::SYS_getpid, &[]), i64::from(std::process::id()));
     assert_eq!(call(libc::SYS_close, &[usize::MAX]), -1);
     assert_eq!(last_errno(), Some(libc::EBADF));
@@ -292,7 +293,8 @@ fn by_number() {
     assert_eq!(last_errno(), Some(libc::ENOSYS));
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize;
     let access = libc::PROT_READ as usize;
-    // The last argument is an offset, which has to be a multiple of the page size.
+    // mmap(2) has six arguments. The last one is an offset, which has to be a multiple of the page
+    // size.
     let mapped = |offset| call(libc::SYS_mmap, &[0, 4096, access, flags, usize::MAX, offset]);
     assert_eq!((mapped(1), last_errno()), (-1, Some(libc::EINVAL)));
     assert!(mapped(0) > 0);
@@ -308,7 +310,7 @@ fn credentials() {
         let before = semop(id, (0, 1, 0));
         let changed = sysv::act_as(1000, 1000);
         let refused = semop(id, (0, 1, 0));
-        // Back, by number.
+        // Becomes root again by number.
         // SAFETY: the call takes numbers.
         let back = unsafe { libc::syscall(libc::SYS_setresuid, 0, 0, 0) };
         let again = semop(id, (0, 1, 0));
@@ -320,7 +322,7 @@ fn credentials() {
     remove(id);
 }
 
-/// A change by number concerns one thread, and the threads that it makes later.
+/// A change of credentials by number must change one thread, and the threads that it creates later.
 fn thread_credentials() {
     if !has_root() {
         return;
@@ -344,7 +346,7 @@ fn thread_credentials() {
         hear(told);
         let main = up();
         let made = thread::spawn(up).join().map_err(drop);
-        // All threads, by the C library.
+        // seteuid(2) of the C library changes all threads.
         // SAFETY: the call takes a number.
         let back = unsafe { libc::seteuid(0) };
         tell(go_on, 0);
@@ -375,7 +377,7 @@ fn threads() {
     remove(id);
 }
 
-/// Names the set for the program that `exec` becomes.
+/// The environment variable with the id of the set, for the program that `exec` starts.
 const SET_ENV: &str = "COREWALK_PRELOAD_SET";
 
 fn exec() {
@@ -396,13 +398,13 @@ fn exec() {
     remove(id);
 }
 
-/// The program that `exec` becomes; on its own it has nothing to do.
+/// The program that `exec` starts. Without the environment variable it does nothing.
 fn after_exec() {
     let Ok(id) = std::env::var(SET_ENV) else { return };
     let id = id.parse().expect("a number");
     assert_eq!(value(id, 0), 5, "undo survives exec");
     assert_eq!(semop(id, (0, 2, UNDO)), Ok(0));
-    // The test runner has a thread more; the end of this one alone is what is asked for.
+    // The test runner has a second thread, so this checks the end of a child with one thread.
     let pid = child(|| i32::from(value(id, 0) != 7));
     assert_eq!(exited(wait(pid)), 0);
 }
@@ -419,13 +421,13 @@ fn killed() {
     assert!(libc::WIFSIGNALED(status), "status {status:x}");
     assert_eq!(value(id, 0), 0, "seen by who asks");
 
-    // A waiting call sees it too: it wakes when the undo of the killed process is applied.
+    // A waiting call in another process also applies the undo of the killed process, and so wakes.
     let waiter = child(|| semop(id, (1, 0, 0)).err().unwrap_or(0));
     assert_eq!(exited(wait(waiter)), 0);
     remove(id);
 }
 
-/// The ends of a pipe: to read from, and to write to.
+/// Returns a pipe: the read end, then the write end.
 pub(crate) fn pipe() -> [i32; 2] {
     let mut ends = [0; 2];
     // SAFETY: there is room for both.
@@ -445,8 +447,8 @@ pub(crate) fn hear(pipe: [i32; 2]) -> u8 {
     byte
 }
 
-/// A unit that a process in another pid namespace has taken and still has is given to no other
-/// process. With the library that process gets `ENOSYS`, and goes on.
+/// While a process in another pid namespace has taken a unit, no other process may get that unit.
+/// With the library the call of that process fails with `ENOSYS`, and the process goes on.
 fn pid_namespace() {
     let id = set(1);
     assert_eq!(semop(id, (0, 1, 0)), Ok(0));
@@ -457,8 +459,8 @@ fn pid_namespace() {
             tell(told, b's');
             return 0;
         }
-        // The first process is init(8) of the other namespace, which takes processes while it
-        // lives.
+        // The first child is init(8) of the new pid namespace. Further processes can be created
+        // there only while it lives.
         let init = child(|| {
             hear(go_on);
             0

@@ -1,6 +1,6 @@
-//! Roles with shared memory; they hold on the host kernel as well.
+//! Roles with shared memory. They must pass on the host kernel as well.
 //!
-//! Processes wait for each other at a pipe, so that a child makes no call of its own.
+//! Processes wait for each other at a pipe, so that a child makes no IPC call of its own.
 
 use corewalk_base::primitives::thread;
 use corewalk_testkit::require::{Need, has_root, skip};
@@ -15,19 +15,19 @@ const PAGE: usize = 4096;
 
 /// Attaches; returns the address, or the errno.
 fn attach(id: i32, address: usize, flags: i32) -> Result<usize, i32> {
-    // SAFETY: where something is mapped on purpose, it is a segment of the test.
+    // SAFETY: with `SHM_REMAP`, the call replaces only a segment of the test.
     let at = unsafe { libc::shmat(id, ptr::with_exposed_provenance(address), flags) };
     let at = at.expose_provenance();
     if at == usize::MAX { Err(errno()) } else { Ok(at) }
 }
 
 fn detach(address: usize) -> Result<i32, i32> {
-    // SAFETY: the test uses the segment no more.
+    // SAFETY: the test does not use the segment any more.
     number(unsafe { libc::shmdt(ptr::with_exposed_provenance(address)) })
 }
 
 fn control(id: i32, cmd: i32, buf: *mut libc::shmid_ds) -> Result<i32, i32> {
-    // SAFETY: the structure is there where the command needs one.
+    // SAFETY: `buf` points to a structure if the command needs one.
     number(unsafe { libc::shmctl(id, cmd, buf) })
 }
 
@@ -76,7 +76,7 @@ fn read(address: usize) -> u8 {
     unsafe { byte(address).read_volatile() }
 }
 
-/// A pipe: a child waits until the other end is closed.
+/// A pipe with which a process lets another one go on: closing its ends opens the gate.
 struct Gate([i32; 2]);
 
 impl Gate {
@@ -87,7 +87,7 @@ impl Gate {
         Self(ends)
     }
 
-    /// In the child: returns once the gate is open.
+    /// In the child: waits until all other processes have closed the write end.
     fn pass(&self) {
         self.close(1);
         let mut byte = 0u8;
@@ -99,7 +99,7 @@ impl Gate {
         self.shut();
     }
 
-    /// In a process that has nothing more to do with it.
+    /// Closes both ends in a process that does not use the gate any more.
     fn shut(&self) {
         self.close(0);
         self.close(1);
@@ -124,12 +124,12 @@ pub(crate) fn calls() {
 
     let first = attach(id, 0, 0).expect("an address");
     write(first + 4999, 7);
-    // The last page is there as a whole.
+    // The last page can be written as a whole, although the size ends inside of it.
     write(first + 2 * PAGE - 1, 8);
     let second = attach(id, 0, libc::SHM_RDONLY).expect("an address");
     assert_eq!((read(second + 4999), nattch(id)), (7, 2));
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: the segment is attached there; only the permission to write changes.
+    // SAFETY: the segment is attached at this address; only the permission to write changes.
     let made = unsafe { libc::mprotect(ptr::with_exposed_provenance_mut(second), PAGE, access) };
     assert_eq!(number(made), Err(libc::EACCES), "attached for reading only");
     let free = second;
@@ -137,7 +137,7 @@ pub(crate) fn calls() {
     assert_eq!(detach(second), Err(libc::EINVAL));
     assert_eq!(detach(first + PAGE), Err(libc::EINVAL));
 
-    // Addresses: a free one, one that is rounded, one in use, one in use that is to be replaced.
+    // shmat at a free address, a rounded one, one in use, and one in use that it replaces.
     assert_eq!(attach(id, free, 0), Ok(free));
     assert_eq!(attach(id, free, 0), Err(libc::EINVAL));
     assert_eq!(attach(id, free + 1, 0), Err(libc::EINVAL));
@@ -182,7 +182,7 @@ fn null_is_refused() {
 pub(crate) fn by_number() {
     let call = |number: libc::c_long, arguments: [usize; 3]| {
         let [a, b, c] = arguments;
-        // SAFETY: addresses are of what lives during the call.
+        // SAFETY: the addresses are of values that live during the call.
         unsafe { libc::syscall(number, a, b, c) }
     };
     let id = call(libc::SYS_shmget, [libc::IPC_PRIVATE as usize, PAGE, 0o600]);
@@ -199,7 +199,7 @@ pub(crate) fn by_number() {
     assert_eq!(errno(), libc::EINVAL);
 }
 
-/// A child that makes no call is counted from its first instruction to its last.
+/// A child that makes no call must be counted from its first instruction to its last.
 pub(crate) fn fork() {
     let id = segment(PAGE);
     let at = attach(id, 0, 0).expect("an address");
@@ -214,24 +214,24 @@ pub(crate) fn fork() {
         assert_eq!(exited(wait(pid)), 0);
         assert_eq!(nattch(id), 1, "as soon as its end is seen");
     }
-    // A child's child, and one that detaches what it was born with.
+    // The first child forks again. Its child detaches the segment that it has inherited.
     let pid = child(|| {
         let inner = child(|| i32::from(nattch(id) != 3 || detach(at) != Ok(0) || nattch(id) != 2));
         i32::from(exited(wait(inner)) != 0 || nattch(id) != 2)
     });
     assert_eq!(exited(wait(pid)), 0);
     assert_eq!((nattch(id), detach(at)), (1, Ok(0)));
-    // A child does not have a segment that its parent has detached.
+    // A child must not have a segment that its parent has detached before the fork.
     let pid = child(|| i32::from(nattch(id) != 0 || detach(at) != Err(libc::EINVAL)));
     assert_eq!(exited(wait(pid)), 0);
     remove(id);
 }
 
-/// A child that was made without the C library knows what it has attached.
+/// A child that was made without the C library must know which segments it has attached.
 pub(crate) fn raw_fork() {
     let id = segment(PAGE);
     let at = attach(id, 0, 0).expect("an address");
-    // SAFETY: the child has one thread, and ends without going back into the test.
+    // SAFETY: the child has one thread, and exits without returning into the test.
     let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32;
     if pid == 0 {
         let is_well = nattch(id) == 2 && detach(at) == Ok(0) && nattch(id) == 1;
@@ -243,20 +243,21 @@ pub(crate) fn raw_fork() {
     remove(id);
 }
 
-/// A child that makes no call and whose parent is killed has what its parent had attached.
+/// If a parent is killed, its child that makes no call must keep the parent's attaches.
 ///
-/// It is made without the C library. Every child is in that state between fork(2) and the moment in
-/// which it is counted.
+/// The child is made without the C library. Every child is in this state between fork(2) and the
+/// moment at which it is counted.
 pub(crate) fn orphan() {
-    // SAFETY: the call takes numbers. Whose parent is gone becomes our child.
+    // SAFETY: the call takes numbers. From now on this process is the parent of orphaned
+    // descendants.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
     for calls in [0, 1] {
         let (id, marked) = (segment(PAGE), segment(PAGE));
-        // The first says that the child is there, the others let it go on.
+        // The child opens the first gate to show that it runs. The other gates let it go on.
         let gates = [Gate::new(), Gate::new(), Gate::new(), Gate::new()];
         let pid = child(|| {
             let attached = [attach(id, 0, 0), attach(marked, 0, 0)];
-            // SAFETY: the child has one thread, and ends without going back into the test.
+            // SAFETY: the child has one thread, and exits without returning into the test.
             let inner = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
             if inner == 0 {
                 gates[0].shut();
@@ -276,7 +277,7 @@ pub(crate) fn orphan() {
         let [there, first, called, second] = gates;
         there.pass();
         remove(marked);
-        // SAFETY: the call takes numbers; the child is not yet waited for.
+        // SAFETY: the call takes numbers. The child was not waited for, so its pid is not reused.
         unsafe { libc::kill(pid, libc::SIGKILL) };
         assert!(libc::WIFSIGNALED(wait(pid)));
         for _ in 0..3 {
@@ -294,12 +295,13 @@ pub(crate) fn orphan() {
     }
 }
 
-/// A fork that fails does not make its parent wait: the pipe of `fork` has no other end then.
+/// A fork that fails must not make its parent wait: no child has the other end of the pipe of
+/// `fork`.
 pub(crate) fn failing_fork() {
     let id = segment(PAGE);
     attach(id, 0, 0).expect("an address");
     let pid = child(|| {
-        // The limit does not bind root, nor a process with the capability.
+        // The limit does not bind root, nor a process with `CAP_SYS_RESOURCE`.
         // SAFETY: the call takes numbers.
         let is_nobody = unsafe { libc::setresgid(65534, 65534, 65534) } == 0
             // SAFETY: as above.
@@ -311,13 +313,14 @@ pub(crate) fn failing_fork() {
             return 77;
         }
         let start = std::time::Instant::now();
-        // SAFETY: a child, should there be one, ends at once.
+        // SAFETY: if a child is made after all, it exits at once.
         let inner = unsafe { libc::fork() };
         if inner == 0 {
             // SAFETY: the call takes a number.
             unsafe { libc::_exit(0) };
         }
-        // Less than the bound of a wait for a child that is stopped.
+        // The time must stay below the limit of 30 seconds of the parent's wait for a stopped
+        // child.
         i32::from(inner != -1 || errno() != libc::EAGAIN || start.elapsed().as_secs() >= 30)
     });
     match exited(wait(pid)) {
@@ -341,7 +344,7 @@ pub(crate) fn killed() {
     gates[0].pass();
     remove(marked);
     assert_eq!((nattch(id), nattch(marked)), (2, 1));
-    // SAFETY: the call takes numbers; the child is not yet waited for.
+    // SAFETY: the call takes numbers. The child was not waited for, so its pid is not reused.
     unsafe { libc::kill(pid, libc::SIGKILL) };
     wait(pid);
     assert_eq!(nattch(id), 0);
@@ -349,7 +352,8 @@ pub(crate) fn killed() {
     remove(id);
 }
 
-/// A program that makes no call has detached what the program before it had attached.
+/// After execve(2) into a program that makes no call, the segments of the previous program must be
+/// detached.
 pub(crate) fn exec() {
     let id = segment(PAGE);
     attach(id, 0, 0).expect("an address");
@@ -363,7 +367,8 @@ pub(crate) fn exec() {
         unsafe { libc::execvp(words[0], words.as_ptr()) };
         1
     });
-    // As soon as the program is loaded, which its parent has no way to see.
+    // The segment is detached as soon as the program is loaded. The parent cannot see that moment,
+    // so it polls.
     until("the program is there", || nattch(id) == 1);
     gate.open();
     assert_eq!(exited(wait(pid)), 0);
@@ -371,7 +376,7 @@ pub(crate) fn exec() {
     remove(id);
 }
 
-/// A program that cannot join the namespace, and does not want to, runs all the same.
+/// A program that cannot join the namespace, and makes no call, must run all the same.
 pub(crate) fn exec_elsewhere() {
     let id = segment(PAGE);
     let pid = child(|| {
@@ -390,7 +395,8 @@ pub(crate) fn exec_elsewhere() {
     remove(id);
 }
 
-/// Threads attach and detach while others fork: every child's count is whole.
+/// While threads attach and detach, a forked child must be counted for exactly the segments that it
+/// has mapped.
 pub(crate) fn threads() {
     let id = segment(PAGE);
     let keep = attach(id, 0, 0).expect("an address");
@@ -405,7 +411,7 @@ pub(crate) fn threads() {
             });
         }
         for _ in 0..20 {
-            // It has attached exactly the segments that are mapped.
+            // The child has `keep` attached, and can detach it.
             let pid =
                 child(|| i32::from(nattch(id) < 2 || read(keep) > 1 || detach(keep) != Ok(0)));
             assert_eq!(exited(wait(pid)), 0);
@@ -415,14 +421,14 @@ pub(crate) fn threads() {
     remove(id);
 }
 
-/// A thread does not attach while another is about to fork, also if nothing is attached yet: the
-/// child would not know whether it has the segment.
+/// While one thread is about to fork, no other thread may attach, even if nothing is attached yet.
+/// Otherwise the child would not know whether it has the segment.
 ///
 /// The thread that forks is traced, and stopped at the entry of clone(2). The kernel has no such
-/// instant.
+/// moment, so the role does nothing there.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn first_attach() {
-    /// Looks at the number of attaches, a millisecond apart.
+    /// How often the test reads the number of attaches. There is a millisecond between reads.
     const LOOKS: u32 = 100;
     if std::env::var_os("LD_PRELOAD").is_none() {
         return;
@@ -436,7 +442,8 @@ pub(crate) fn first_attach() {
                 attach(id, 0, 0).is_ok()
             });
             if nattch(id) != 0 || !signals::is_traced() {
-                // SAFETY: the call takes a number. The other thread would wait for ever.
+                // SAFETY: the call takes a number. A return would wait for the other thread for
+                // ever.
                 unsafe { libc::_exit(77) };
             }
             let inner = child(|| i32::from(nattch(id) > 1));
@@ -463,9 +470,11 @@ pub(crate) fn first_attach() {
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn first_attach() {}
 
-/// A segment is unmapped before its number of attaches falls: if that is 0, no mapping is left.
+/// shmdt must unmap a segment before it lowers the number of attaches: if that is 0, no mapping is
+/// left.
 ///
-/// The child is stopped when it is about to unmap. (The kernel's own shmdt has no such instant.)
+/// The child is traced, and stopped when it is about to unmap. The kernel's own shmdt has no such
+/// moment.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn detach_order() {
     if std::env::var_os("LD_PRELOAD").is_none() {
@@ -494,7 +503,7 @@ pub(crate) fn detach_order() {
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn detach_order() {}
 
-/// A process of another user meets the permissions of a segment.
+/// The permissions of a segment must bind a process of another user.
 pub(crate) fn permissions() {
     if !has_root() {
         return;

@@ -1,4 +1,4 @@
-//! Roles with signal handlers; they hold on the host kernel as well.
+//! Roles with signal handlers. They must pass on the host kernel as well.
 
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_base::primitives::{hint, thread};
@@ -10,12 +10,13 @@ use std::ptr;
 
 use crate::roles::{child, exited, semop, set, until, wait};
 
-/// A handler that tells by a status, so that nothing has to be shared with it.
+/// Two handlers that do nothing. A test tells them apart by their addresses.
 extern "C" fn nothing(_signal: libc::c_int) {}
 
 extern "C" fn other(_signal: libc::c_int) {}
 
-/// The payload of a signal, and that there is a context, seen by a handler on a stack of its own.
+/// Exits with 3 if the handler got the payload of the signal and a context, and runs on its own
+/// stack.
 extern "C" fn with_siginfo(
     signal: libc::c_int,
     siginfo: *mut libc::siginfo_t,
@@ -52,19 +53,19 @@ pub(crate) fn action(handler: usize, flags: i32) -> libc::sigaction {
 pub(crate) fn install(signal: i32, new: Option<&libc::sigaction>) -> libc::sigaction {
     let mut before = action(0, 0);
     let new = new.map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: handlers of this file do nothing that is not safe in one.
+    // SAFETY: the handlers of this file call only async-signal-safe functions.
     assert_eq!(unsafe { libc::sigaction(signal, new, &raw mut before) }, 0);
     before
 }
 
-/// One signal ends a wait, however soon it comes after the call was queued.
+/// One signal must end a wait, however soon after the queueing of the call it comes.
 pub(crate) fn soon() {
     const ROUNDS: u32 = 500;
     let id = set(2);
     sysv::catch_usr1().expect("a handler");
     let pid = child(|| {
         for round in 0..ROUNDS {
-            // The other semaphore says which round it is.
+            // Semaphore 1 tells the parent the number of the round.
             let ended = semop(id, (0, -1, 0));
             if ended != Err(libc::EINTR) || semop(id, (1, 1, 0)) != Ok(0) {
                 return 1 + round as i32 % 100;
@@ -75,7 +76,7 @@ pub(crate) fn soon() {
     for round in 0..ROUNDS {
         let is_in_round = || sysv::semctl(id, 1, libc::GETVAL, 0) == Ok(round as i32);
         let mut looks = 0u64;
-        // Without a pause: the signal has to come while the call goes to sleep.
+        // The parent polls without a pause, so that the signal comes while the call goes to sleep.
         while !(is_in_round() && sysv::semctl(id, 0, libc::GETNCNT, 0) == Ok(1)) {
             looks += 1;
             assert!(looks < 1 << 32, "it never waits");
@@ -87,7 +88,8 @@ pub(crate) fn soon() {
     sysv::semctl(id, 0, libc::IPC_RMID, 0).expect("it is ours");
 }
 
-/// A program gets the handler, flags and mask that it asks for, and sigaction(2) returns them.
+/// The kernel must get the handler, flags and mask of the program, and sigaction(2) must return
+/// them.
 pub(crate) fn kept() {
     let nothing = nothing as *const () as usize;
     let other = other as *const () as usize;
@@ -106,11 +108,12 @@ pub(crate) fn kept() {
     assert_eq!(exited(wait(child(on_a_stack))), 3);
 }
 
-/// How often each of two handlers has run, and how often with the flags of the other one.
+/// How often each of two handlers has run, and how often one ran with the mask of the other.
 static RUNS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static MIXED: AtomicU64 = AtomicU64::new(0);
 
-/// Counts a run of one of the two, of which the first is installed with `SIGUSR1` in its mask.
+/// Counts a run of handler `which`. Handler 0 is installed with `SIGUSR1` in its mask, handler 1
+/// without.
 fn ran(which: usize) {
     let mut mask = std::mem::MaybeUninit::uninit();
     // SAFETY: nothing is changed, and there is room for the answer.
@@ -142,8 +145,8 @@ fn both() -> [libc::sigaction; 2] {
     [first, second]
 }
 
-/// A handler runs with the mask that it was installed with, also while another is being installed.
-/// So do handlers that two threads install at once.
+/// A handler must run with the mask with which it was installed, even while another one is being
+/// installed. The same must hold if two threads install handlers at once.
 pub(crate) fn flags() {
     assert_eq!(exited(wait(child(|| i32::from(!changes_beside_signals())))), 0);
     assert_eq!(exited(wait(child(|| i32::from(!changes_beside_changes())))), 0);
@@ -165,7 +168,8 @@ fn changes_beside_signals() -> bool {
         });
         for change in 1..CHANGES {
             install(libc::SIGUSR2, Some(&actions[change % 2]));
-            // The second run began after the change: so no signal meets two of them.
+            // The second run began after the change. So no signal is in an entry during two
+            // changes.
             let before = load(&RUNS[change % 2]);
             until("both handlers run", || load(&RUNS[change % 2]) > before + 1);
         }
@@ -178,14 +182,16 @@ fn changes_beside_signals() -> bool {
 fn changes_beside_changes() -> bool {
     const ROUNDS: u64 = 3000;
     let actions = both();
-    // Rounds that have begun, and those that the other thread is done with.
+    // The number of the round that has begun, and of the last one that the other thread has done.
     let [begun, done] = [(); 2].map(|()| AtomicU64::new(0));
     let wait_for = |cell: &AtomicU64, round| {
         let mut looks = 0u32;
-        // ORDERING: Acquire. The stores of the other thread in the round happen before.
+        // ORDERING: Acquire. Pairs with the Release stores of `begun` and `done`, so the other
+        // thread's work in the round is visible.
         while cell.load(Ordering::Acquire) < round {
             looks += 1;
-            // Both have to be at it at once, where there are processors for it.
+            // Both threads should install at the same moment, so they spin, and yield only now and
+            // then.
             if looks.is_multiple_of(1 << 12) { thread::yield_now() } else { hint::spin_loop() }
         }
     };
@@ -222,10 +228,10 @@ extern "C" fn ends(_signal: libc::c_int) {
     unsafe { libc::_exit(9) };
 }
 
-/// A child of vfork(2) has its parent's memory and handlers of its own.
+/// A child of vfork(2) shares its parent's memory, but must have signal handlers of its own.
 pub(crate) fn vfork() {
     extern "C" fn work(_: *mut c_void) -> libc::c_int {
-        // More often than there are places for a handler.
+        // Three times, which is more often than there are tables of handlers.
         for _ in 0..3 {
             install(libc::SIGUSR2, Some(&action(ends as *const () as usize, 0)));
         }
@@ -239,13 +245,13 @@ pub(crate) fn vfork() {
         install(libc::SIGUSR2, Some(&action(nothing, 0)));
         let mut stack = vec![0u128; 1 << 14];
         let top = stack.as_mut_ptr_range().end.cast();
-        // SAFETY: the stack is the child's, and it is gone when the call returns.
+        // SAFETY: the child uses its own stack, and has ended when the call returns.
         let inner = unsafe { libc::clone(work, top, flags, ptr::null_mut()) };
         let is_its_own = exited(wait(inner)) == 9;
         let is_kept = install(libc::SIGUSR2, None).sa_sigaction == nothing;
         // SAFETY: the call takes numbers.
         unsafe { libc::raise(libc::SIGUSR2) };
-        // And it is known as before what is in use.
+        // The library must still know which handler the parent has installed.
         let again = install(libc::SIGUSR2, Some(&action(ends as *const () as usize, 0)));
         i32::from(!is_its_own || !is_kept || again.sa_sigaction != nothing)
     });
@@ -273,7 +279,7 @@ fn one_shot() -> i32 {
     let again = install(libc::SIGUSR2, None).sa_sigaction;
     let mut changed = words;
     changed[0] = nothing as *const () as usize;
-    // The size of the signal set is wrong.
+    // The call fails, because the size of the signal set is wrong.
     // SAFETY: as above.
     let refused = unsafe {
         libc::syscall(libc::SYS_rt_sigaction, libc::SIGUSR2, changed.as_ptr(), 0usize, 4usize)
@@ -301,12 +307,12 @@ fn on_a_stack() -> i32 {
     5
 }
 
-/// The same for the one instant that matters: the call is queued, and the next instruction would
-/// sleep.
+/// Like [`soon`], but the signal comes exactly when the call is queued and its next instruction
+/// would sleep.
 ///
 /// The child is traced. At the entry of futex(2) the tracer skips the call and sets the program
-/// back to its instruction. There the signal is delivered. The kernel's own semop has no such
-/// instant.
+/// back to its instruction. The tracer then delivers the signal. The kernel's own semop has no such
+/// moment, so the role does nothing there.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn before_sleep() {
     if std::env::var_os("LD_PRELOAD").is_none() {
@@ -343,7 +349,8 @@ pub(crate) fn before_sleep() {
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn before_sleep() {}
 
-/// Stops the calling thread for its parent to trace it; returns false if that may not be.
+/// Stops the calling thread so that its parent can trace it. Returns false if tracing is not
+/// permitted.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn is_traced() -> bool {
     // SAFETY: the call takes numbers.
@@ -357,7 +364,7 @@ pub(crate) fn is_traced() -> bool {
     is_traced
 }
 
-/// Waits for the first stop of a child that wants to be traced. Returns true if it has ended
+/// Waits for the first stop of a child that wants to be traced. Returns true if the child has ended
 /// instead.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn exited_early(pid: i32) -> bool {
@@ -376,7 +383,7 @@ fn stopped_by(pid: i32) -> i32 {
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn trace(request: libc::c_uint, pid: i32, argument: usize) {
-    // SAFETY: the argument is a number, or the address of what lives during the call.
+    // SAFETY: the argument is a number, or the address of a value that lives during the call.
     let done = unsafe { libc::ptrace(request, pid, 0usize, argument) };
     assert_eq!(done, 0, "request {request}");
 }
@@ -394,7 +401,7 @@ pub(crate) fn next_call(pid: i32, numbers: &[libc::c_long]) {
     panic!("it never makes the call");
 }
 
-/// Lets a child run until it enters this system call with this first argument.
+/// Lets a child run until it enters system call `number` with `first` as its first argument.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn next_call_of(pid: i32, number: libc::c_long, first: usize) {
     for _ in 0..10_000 {
@@ -408,7 +415,7 @@ pub(crate) fn next_call_of(pid: i32, number: libc::c_long, first: usize) {
     panic!("it never makes the call");
 }
 
-/// Lets a child run to the next entry or exit of a system call; returns its registers.
+/// Lets a child run to the next entry or exit of a system call. Returns its registers.
 #[cfg(target_arch = "x86_64")]
 fn next_stop(pid: i32) -> libc::user_regs_struct {
     trace(libc::PTRACE_SYSCALL, pid, 0);
@@ -419,7 +426,7 @@ fn next_stop(pid: i32) -> libc::user_regs_struct {
     registers
 }
 
-/// Lets a child run until it is about to sleep in its wait; returns its registers.
+/// Lets a child run until it is about to sleep in its wait. Returns its registers.
 #[cfg(target_arch = "x86_64")]
 fn next_futex(pid: i32, id: i32) -> libc::user_regs_struct {
     const FUTEX_WAIT_BITSET: u64 = 9;

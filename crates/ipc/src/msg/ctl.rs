@@ -36,15 +36,15 @@ pub struct MsgTotals {
 }
 
 impl Task {
-    /// Returns the id of the queue with this key, or of a new one.
+    /// Returns the id of the queue with this key, or creates a queue and returns its id.
     ///
-    /// `IPC_PRIVATE` always creates a new queue. A new queue may hold `MSGMNB` bytes.
+    /// `IPC_PRIVATE` always creates a new queue. The byte limit of a new queue is `MSGMNB`.
     ///
     /// # Errors
     ///
-    /// - `EACCES`: the queue exists, and its mode does not permit what `mode` requests.
+    /// - `EACCES`: the queue exists, and its mode does not grant the permissions in `mode`.
     /// - `EEXIST`: the queue exists, and both `CREATE` and `EXCLUSIVE` are given.
-    /// - `ENOENT`: there is no queue with this key, and no `CREATE`.
+    /// - `ENOENT`: no queue has this key, and `CREATE` is not given.
     /// - `ENOSPC`: more than `MSGMNI` queues would exist.
     ///
     /// # Examples
@@ -86,7 +86,7 @@ impl Task {
     /// # Errors
     ///
     /// `EINVAL`: there is no such queue; `EPERM`: the caller is neither owner nor creator of the
-    /// queue, and has no `CAP_SYS_ADMIN`.
+    /// queue, and lacks `CAP_SYS_ADMIN`.
     ///
     /// # Examples
     ///
@@ -119,7 +119,8 @@ impl Task {
         };
         ids.unpublish(&object);
         let Some(guard) = guard else {
-            // The queue was overwritten. Recovery ends it, as after an interrupted removal.
+            // A hostile process has overwritten the queue. Recovery ends it, as after an
+            // interrupted removal.
             let _ended = queue.recover(self.owner);
             return Ok(());
         };
@@ -134,8 +135,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// `EACCES`: no read permission; `EIDRM`: the queue was removed during the call; `EINVAL`:
-    /// there is no such queue.
+    /// `EACCES`: the caller has no read permission; `EIDRM`: the queue was removed during the call;
+    /// `EINVAL`: there is no such queue.
     ///
     /// # Examples
     ///
@@ -158,11 +159,12 @@ impl Task {
         self.msg_stat_by((By::Id, msqid.raw()), IPC_STAT)
     }
 
-    /// As [`Task::msg_stat`], for the queue at an index: `MSG_STAT`. The answer contains its id.
+    /// Like [`Task::msg_stat`], for the queue at an index: `MSG_STAT`. The answer contains the id
+    /// of the queue.
     ///
     /// # Errors
     ///
-    /// Those of [`Task::msg_stat`].
+    /// The errors of [`Task::msg_stat`].
     ///
     /// # Examples
     ///
@@ -185,11 +187,11 @@ impl Task {
         self.msg_stat_by((By::Index, index), MSG_STAT)
     }
 
-    /// As [`Task::msg_stat_index`], without a permission check: `MSG_STAT_ANY`.
+    /// Like [`Task::msg_stat_index`], but without a permission check: `MSG_STAT_ANY`.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no queue at this index; `EIDRM`: it was removed during the call.
+    /// `EINVAL`: there is no queue at this index; `EIDRM`: the queue was removed during the call.
     ///
     /// # Examples
     ///
@@ -210,15 +212,17 @@ impl Task {
         self.msg_stat_by((By::AnyIndex, index), MSG_STAT_ANY)
     }
 
-    /// Changes owner, group, the nine permission bits, and the largest number of bytes: `IPC_SET`.
+    /// Changes owner, group, the nine permission bits, and the limit for the bytes of a queue:
+    /// `IPC_SET`.
     ///
-    /// Waiting receivers, and senders whose messages fit now, check permission again.
+    /// Waiting receivers then check permission again, and so do waiting senders whose messages now
+    /// fit.
     ///
     /// # Errors
     ///
     /// `EINVAL`: there is no such queue, or an id is `-1`; `EPERM`: the caller is neither owner nor
-    /// creator of the queue, and has no `CAP_SYS_ADMIN`. Also `EPERM` if `qbytes` is above
-    /// `MSGMNB`, and the caller has no `CAP_SYS_RESOURCE`.
+    /// creator of the queue, and lacks `CAP_SYS_ADMIN`. Also `EPERM` if `qbytes` is above `MSGMNB`,
+    /// and the caller lacks `CAP_SYS_RESOURCE`.
     ///
     /// # Examples
     ///
@@ -265,7 +269,7 @@ impl Task {
         Ok(())
     }
 
-    /// Returns the totals of all queues: `MSG_INFO`. The highest index is also for `IPC_INFO`.
+    /// Returns the totals of all queues and the highest index in use: `MSG_INFO`, `IPC_INFO`.
     ///
     /// The queues are read one after the other, so the totals may combine several instants.
     ///

@@ -1,8 +1,8 @@
 //! semget(2) and semctl(2), one method per command.
 //!
 //! A query of one value or pid reads the semaphore's word. It takes a lock only if the word is
-//! frozen. A command that needs several semaphores at one instant, or the queues, takes the set's
-//! lock.
+//! frozen. A command takes the set's lock if it needs several semaphores at one instant, or the
+//! queues.
 //!
 //! Source: semget(2), semctl(2); Linux `ipc/sem.c` (`newary`, `freeary`, `semctl_main`,
 //! `semctl_setval`, `semctl_stat`, `semctl_down`).
@@ -81,20 +81,21 @@ pub struct SemTotals {
 }
 
 impl Task {
-    /// Returns the id of the set with this key, or of a new one.
+    /// Returns the id of the set with this key, or creates a set and returns its id.
     ///
-    /// All semaphores of a new set are 0. `IPC_PRIVATE` always makes a new set. The nine bits of
-    /// `mode` are the mode of a new set, and otherwise the permissions that the call asks for.
+    /// All semaphores of a new set are 0. `IPC_PRIVATE` always creates a new set. The nine bits of
+    /// `mode` are the mode of a new set. For an existing set they are the permissions that the call
+    /// requests.
     ///
     /// # Errors
     ///
-    /// - `EACCES`: the set exists, and its mode does not allow what `mode` asks for.
+    /// - `EACCES`: the set exists, and its mode does not grant the permissions in `mode`.
     /// - `EEXIST`: the set exists, and `CREATE` and `EXCLUSIVE` are given.
     /// - `EINVAL`: `nsems` is negative, more than `SEMMSL`, more than the set has, or 0 for a new
     ///   set.
-    /// - `ENOENT`: there is no set with this key, and `CREATE` is not given.
-    /// - `ENOMEM`: no room for the semaphores.
-    /// - `ENOSPC`: `SEMMNI` sets or `SEMMNS` semaphores would be exceeded.
+    /// - `ENOENT`: no set has this key, and `CREATE` is not given.
+    /// - `ENOMEM`: there is no room for the semaphores.
+    /// - `ENOSPC`: the new set would exceed `SEMMNI` sets or `SEMMNS` semaphores.
     ///
     /// # Examples
     ///
@@ -138,7 +139,7 @@ impl Task {
         Ok(SemId::from_raw(id))
     }
 
-    /// Makes the semaphores of a new set. No lookup can find them yet.
+    /// Makes the semaphores of a new set, before any lookup can find the set.
     fn make_set(&self, index: u32, nsems: u32) -> Result<u64, Errno> {
         let shared = &*self.shared;
         let base = shared.layout.sems.alloc(shared, nsems, self.owner, index)?;
@@ -152,8 +153,8 @@ impl Task {
             [OTIME, SEM_ALTER_LIST, SEM_CONST_LIST, LOG, REDO]
                 .into_iter()
                 .for_each(|word| put(&line[word], 0));
-            // ORDERING(ipc-word): Release. A thread with this line's number from another set sees
-            // another tag, or none of these stores.
+            // ORDERING(ipc-word): Release. A thread that has this line's number from an earlier set
+            // sees the new tag, or none of these stores.
             line[WORD].store(Word::new(place.tag).0, Ordering::Release);
         }
         [ALTER_LIST, CONST_LIST, COMPLEX_COUNT, UNDO_LIST, COMMIT, TICKET]
@@ -168,7 +169,7 @@ impl Task {
     /// # Errors
     ///
     /// `EINVAL`: there is no such set; `EPERM`: the caller is neither its owner nor its creator,
-    /// and has no `CAP_SYS_ADMIN`.
+    /// and lacks `CAP_SYS_ADMIN`.
     ///
     /// # Examples
     ///
@@ -204,7 +205,8 @@ impl Task {
         ids.unpublish(&object);
         ids.set_used(ids.used().saturating_sub(u64::from(set.place.nsems)));
         let Some(guard) = guard else {
-            // A hostile process has overwritten the set: free its semaphores.
+            // The set is already ended, so a hostile process has overwritten its words. Free its
+            // semaphores.
             put(&set.line()[LIVE], 0);
             free_lost(self.sem_ids());
             return Ok(());
@@ -248,11 +250,11 @@ impl Task {
         Ok(self.sem_word(semid, semnum, GETVAL)?.value())
     }
 
-    /// Returns the pid of the task that did the last operation on a semaphore: `GETPID`.
+    /// Returns the pid of the task that last operated on a semaphore: `GETPID`.
     ///
     /// # Errors
     ///
-    /// Those of [`Task::sem_getval`].
+    /// The errors of [`Task::sem_getval`].
     ///
     /// # Examples
     ///
@@ -278,7 +280,7 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// Those of [`Task::sem_getval`].
+    /// The errors of [`Task::sem_getval`].
     ///
     /// # Examples
     ///
@@ -310,7 +312,7 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// Those of [`Task::sem_getval`].
+    /// The errors of [`Task::sem_getval`].
     ///
     /// # Examples
     ///
@@ -342,7 +344,7 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// Those of [`Task::sem_getval`].
+    /// The errors of [`Task::sem_getval`].
     ///
     /// # Examples
     ///
@@ -370,8 +372,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// Those of [`Task::sem_getval`], but for write permission. `ERANGE`: the value is negative or
-    /// more than `SEMVMX`.
+    /// The errors of [`Task::sem_getval`], with `EACCES` for a lack of write permission. `ERANGE`:
+    /// the value is negative or more than `SEMVMX`.
     ///
     /// # Examples
     ///
@@ -396,7 +398,7 @@ impl Task {
         let set = Set::new(&self.shared, &object);
         let num = in_range(set, semnum)?;
         self.permission(&object, WRITE)?;
-        // Linux hides the error of the security module here.
+        // Linux returns `EACCES` here, whatever the error of the security module is.
         let asked = self.ask(|hook, cred| hook.sem_semctl(cred, Some(&object.perm()), SETVAL));
         asked.map_err(|_| Errno::ACCESS)?;
         let guard = set.lock(self.owner)?;
@@ -407,8 +409,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// Those of [`Task::sem_setval`]. `EINVAL` also if the number of values is not that of the
-    /// semaphores.
+    /// The errors of [`Task::sem_setval`]. `EINVAL` also if the number of values is not the number
+    /// of semaphores.
     ///
     /// # Examples
     ///
@@ -466,11 +468,12 @@ impl Task {
         self.sem_stat_by((By::Id, semid.raw()), IPC_STAT)
     }
 
-    /// As [`Task::sem_stat`] of the set at an index, with its id: `SEM_STAT`.
+    /// Like [`Task::sem_stat`], for the set at an index: `SEM_STAT`. The result has the id of the
+    /// set.
     ///
     /// # Errors
     ///
-    /// Those of [`Task::sem_stat`].
+    /// The errors of [`Task::sem_stat`].
     ///
     /// # Examples
     ///
@@ -494,7 +497,7 @@ impl Task {
         self.sem_stat_by((By::Index, index), SEM_STAT)
     }
 
-    /// As [`Task::sem_stat_index`], but without a permission check: `SEM_STAT_ANY`.
+    /// Like [`Task::sem_stat_index`], but without a permission check: `SEM_STAT_ANY`.
     ///
     /// # Errors
     ///
@@ -552,12 +555,12 @@ impl Task {
         Ok(())
     }
 
-    /// Returns the totals: `SEM_INFO`, and `IPC_INFO` for the highest index.
+    /// Returns the totals of all sets and the highest index in use: `SEM_INFO`, `IPC_INFO`.
     ///
     /// # Errors
     ///
-    /// Those of the security hook, and `EIO` if a live process did not release the kind's lock for
-    /// 10 s.
+    /// The errors of the security hook, and `EIO` if a live process did not release the kind's lock
+    /// for 10 s.
     ///
     /// # Examples
     ///
@@ -578,8 +581,8 @@ impl Task {
         Ok(SemTotals { sets: objects, sems: used, index_max })
     }
 
-    /// Returns the number of semaphores of a set. It needs no permission, as [`Task::semop`] needs
-    /// none before it compares numbers of semaphores with it.
+    /// Returns the number of semaphores of a set. It needs no permission, since a [`Task::semop`]
+    /// without permission also reveals the number.
     ///
     /// # Errors
     ///
@@ -606,13 +609,14 @@ impl Task {
         let object = self.obtain(self.sem_ids(), (By::Id, semid.raw()), flag, cmd)?;
         let set = Set::new(&self.shared, &object);
         if set.may_be_owed() {
-            // The answer must not contain unapplied adjustments, or unused grants, of dead tasks.
+            // First reap dead tasks, so that the answer contains no unapplied adjustments or unused
+            // grants of theirs.
             self.look_after(set, Concern::Values);
         }
         Ok(set)
     }
 
-    /// Returns the word of a semaphore at an instant when no change of it is half done.
+    /// Returns the word of a semaphore at an instant at which no change of it is half done.
     fn sem_word(&self, semid: SemId, semnum: i32, cmd: i32) -> Result<Word, Errno> {
         let set = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
@@ -620,7 +624,8 @@ impl Task {
         if !word.is_frozen() {
             return Ok(word);
         }
-        // The word may belong to a change of several semaphores that other calls have seen in part.
+        // The word may belong to a change of several semaphores. Another call may have seen a part
+        // of that change, so wait for its end.
         let guard = set.lock(self.owner)?;
         let word = guard.freeze(num)?;
         set.thaw(num, word);
@@ -653,7 +658,7 @@ impl Task {
         Ok(SemStat { id: SemId::from_raw(object.id()), perm, otime_s, ctime_s, nsems })
     }
 
-    /// Sets values, and carries out the waiting calls that have become possible.
+    /// Sets values, and completes the waiting calls that have become possible.
     fn set_values(
         &self,
         guard: SetGuard<'_>,
@@ -686,11 +691,11 @@ fn in_range(set: Set<'_>, semnum: i32) -> Result<u16, Errno> {
     num.ok_or(Errno::INVAL)
 }
 
-/// Returns a tag that comes after the tags of all lines of a new set. The lines were in other sets
-/// before.
+/// Returns a tag for a new set that is newer than the tags of all its lines. The lines were in
+/// other sets before.
 ///
-/// Tags of a line increase, and wrap around. A difference of more than half of all tags means that
-/// the larger number is the older one.
+/// Tags of a line increase, and wrap around. If two tags differ by more than half of all tags, the
+/// larger number is the older tag.
 fn next_tag(mut tags: impl Iterator<Item = u64>) -> u64 {
     let first = tags.next().unwrap_or(0);
     let is_later = |tag: u64, other: u64| tag.wrapping_sub(other) & TAG_MASK <= TAG_MASK / 2;

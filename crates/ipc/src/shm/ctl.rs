@@ -39,20 +39,21 @@ pub struct ShmTotals {
 }
 
 impl Task {
-    /// Returns the id of the segment with this key, or of a new one of `size_bytes` zeroes.
+    /// Returns the id of the segment with this key, or creates one of `size_bytes` zeroes and
+    /// returns its id.
     ///
     /// `IPC_PRIVATE` always creates a new segment. The nine bits of `mode` are the mode of a new
-    /// segment. For an existing one they are the permissions that the call requests. `NORESERVE`
-    /// has no effect: memory is never reserved.
+    /// segment. For an existing segment they are the permissions that the call requests.
+    /// `NORESERVE` has no effect, since memory is never reserved.
     ///
     /// # Errors
     ///
-    /// - `EACCES`: the segment exists, and its mode does not permit what `mode` requests.
+    /// - `EACCES`: the segment exists, and its mode does not grant the permissions in `mode`.
     /// - `EEXIST`: the segment exists, and both `CREATE` and `EXCLUSIVE` are given.
     /// - `EINVAL`: for a new segment, `size_bytes` is 0, above `SHMMAX` or above the largest file,
     ///   or `HUGETLB` is given. For an existing segment, `size_bytes` is above its size.
-    /// - `ENOENT`: there is no segment with this key, and no `CREATE`.
-    /// - `ENOMEM`: no memory.
+    /// - `ENOENT`: no segment has this key, and `CREATE` is not given.
+    /// - `ENOMEM`: there is no memory for the segment.
     /// - `ENOSPC`: more than `SHMMNI` segments or `SHMALL` pages would exist.
     ///
     /// # Examples
@@ -116,7 +117,8 @@ impl Task {
             let (payload, name) = segment::make(shared, index, size_bytes, whose);
             let mut created = shared.backing.create(name, size_bytes);
             if created == Err(Errno::NOSPC) {
-                // Some memory of removed segments may be left, if another task could not remove it.
+                // Removed segments may still have memory, if the task that removed them could not
+                // remove it.
                 segment::give_back_all(shared, ids, Some(index));
                 created = shared.backing.create(name, size_bytes);
             }
@@ -133,8 +135,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// `EACCES`: no read permission; `EIDRM`: the segment was removed during the call; `EINVAL`:
-    /// there is no such segment.
+    /// `EACCES`: the caller has no read permission; `EIDRM`: the segment was removed during the
+    /// call; `EINVAL`: there is no such segment.
     ///
     /// # Examples
     ///
@@ -158,11 +160,12 @@ impl Task {
         self.shm_stat_by((By::Id, shmid.raw()), IPC_STAT)
     }
 
-    /// As [`Task::shm_stat`], for the segment at an index: `SHM_STAT`. The answer contains its id.
+    /// Like [`Task::shm_stat`], for the segment at an index: `SHM_STAT`. The answer contains the id
+    /// of the segment.
     ///
     /// # Errors
     ///
-    /// Those of [`Task::shm_stat`].
+    /// The errors of [`Task::shm_stat`].
     ///
     /// # Examples
     ///
@@ -185,11 +188,12 @@ impl Task {
         self.shm_stat_by((By::Index, index), SHM_STAT)
     }
 
-    /// As [`Task::shm_stat_index`], without a permission check: `SHM_STAT_ANY`.
+    /// Like [`Task::shm_stat_index`], but without a permission check: `SHM_STAT_ANY`.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there is no segment at this index; `EIDRM`: it was removed during the call.
+    /// `EINVAL`: there is no segment at this index; `EIDRM`: the segment was removed during the
+    /// call.
     ///
     /// # Examples
     ///
@@ -215,7 +219,7 @@ impl Task {
     /// # Errors
     ///
     /// `EINVAL`: there is no such segment, or an id is `-1`; `EPERM`: the caller is neither owner
-    /// nor creator of the segment, and has no `CAP_SYS_ADMIN`.
+    /// nor creator of the segment, and lacks `CAP_SYS_ADMIN`.
     ///
     /// # Examples
     ///
@@ -241,12 +245,12 @@ impl Task {
         Ok(())
     }
 
-    /// Removes a segment, once no task has it attached: `IPC_RMID`. Its key is free at once.
+    /// Removes a segment as soon as no task has it attached: `IPC_RMID`. Its key is free at once.
     ///
     /// # Errors
     ///
     /// `EINVAL`: there is no such segment; `EPERM`: the caller is neither owner nor creator of the
-    /// segment, and has no `CAP_SYS_ADMIN`.
+    /// segment, and lacks `CAP_SYS_ADMIN`.
     ///
     /// # Examples
     ///
@@ -275,12 +279,12 @@ impl Task {
         })
     }
 
-    /// Marks a segment as locked into memory: `SHM_LOCK`.
+    /// Sets the mark that a segment is locked into memory: `SHM_LOCK`. It keeps no memory resident.
     ///
     /// # Errors
     ///
     /// `EIDRM`: the segment was removed during the call; `EINVAL`: there is no such segment;
-    /// `EPERM`: the caller is neither owner nor creator of the segment, and has no `CAP_IPC_LOCK`.
+    /// `EPERM`: the caller is neither owner nor creator of the segment, and lacks `CAP_IPC_LOCK`.
     ///
     /// # Examples
     ///
@@ -304,16 +308,16 @@ impl Task {
         self.set_locked(shmid, SHM_LOCK, SHM_LOCKED)
     }
 
-    /// Removes the mark of [`Task::shm_lock`]: `SHM_UNLOCK`.
+    /// Clears the mark that [`Task::shm_lock`] has set: `SHM_UNLOCK`.
     ///
     /// # Errors
     ///
-    /// Those of [`Task::shm_lock`].
+    /// The errors of [`Task::shm_lock`].
     pub fn shm_unlock(&self, shmid: ShmId) -> Result<(), Errno> {
         self.set_locked(shmid, SHM_UNLOCK, 0)
     }
 
-    /// Returns the totals of all segments: `SHM_INFO`. The highest index is also for `IPC_INFO`.
+    /// Returns the totals of all segments and the highest index in use: `SHM_INFO`, `IPC_INFO`.
     ///
     /// # Errors
     ///
@@ -354,8 +358,8 @@ impl Task {
     /// Reaps the dead tasks that have attached the segment in the slot of `shmid`. The caller holds
     /// no lock.
     ///
-    /// If a task cannot be reaped now, the number of attaches stays too high. That is the safe side
-    /// for a caller that waits for 0.
+    /// If a task cannot be reaped now, the number of attaches stays too high. For a caller that
+    /// waits for 0, a number that is too high is safe.
     pub(super) fn reap_attachers(&self, shmid: i32) {
         let Ok(id) = u32::try_from(shmid) else { return };
         let shared = &*self.shared;

@@ -1,9 +1,9 @@
 //! Attaches of killed tasks.
 //!
-//! A kernel detaches the segments of a process when the process ends. So `shm_nattch` counts living
-//! processes only. PostgreSQL relies on that: 0 means that no process of a killed server is left.
-//! In this library the records of a dead task stay until another task reaps them. So each call that
-//! uses the number reaps first.
+//! A kernel detaches the segments of a process when the process ends. So `shm_nattch` counts only
+//! living processes. PostgreSQL relies on that: 0 means that no process of a killed server is left.
+//! In this library the records of a dead task stay until another task reaps them. So a call that
+//! uses the number first reaps dead tasks.
 //!
 //! Source: shmctl(2) `shm_nattch`; PostgreSQL `src/backend/port/sysv_shmem.c`
 //! (`PGSharedMemoryAttach`).
@@ -20,7 +20,8 @@ use crate::{
     SHM_DEST, SegmentName, SemBuf, SemFlags, ShmFlags, ShmId, Task,
 };
 
-/// Memory with two switches: an uncounted child has the hold, or memory cannot be removed.
+/// A backing with two switches. With the first, an uncounted child seems to have the hold. With the
+/// second, memory cannot be removed.
 #[derive(Clone, Default)]
 struct Scene(Arc<(Memfds, AtomicBool, AtomicBool)>);
 
@@ -133,10 +134,11 @@ fn attaches_of_the_dead_stay_while_a_child_has_them_and_undo_does_not() {
         assert_eq!(one.sem_getval(set, 0), Ok(0));
         assert_eq!(namespace.recover(), Ok(0), "the dead task keeps its line");
     }
-    // The child is counted and removes the hold.
+    // The child is counted now, and unmaps the hold of its parent.
     let child = other.fork(std::process::id()).unwrap();
     scene.is_held(false);
-    // An existing task does this. Registering a new one could reap too, to get a line.
+    // An existing task reaps here. The registration of a new task could reap too, to get a free
+    // line.
     assert_eq!(crate::recover::reap_all(&one.shared, one.owner), Ok(1));
     assert_eq!(ids.map(|id| one.shm_stat(id).unwrap().nattch), [1, 1]);
     drop(child);
@@ -186,7 +188,7 @@ fn memory_that_one_task_cannot_remove_is_removed_by_another() {
             assert_eq!(namespace.recover(), Ok(0));
             assert_eq!(scene.0.0.count(), 0);
         }
-        // The task that needs memory removes it, in whichever slot it is.
+        // A task that needs memory must first remove the memory of removed segments in any slot.
         task.shm_rmid(segment().unwrap()).unwrap();
         assert_eq!(scene.0.0.count(), 0);
     }

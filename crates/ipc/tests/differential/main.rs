@@ -2,15 +2,15 @@
 //! must be the same.
 //!
 //! A script is a sequence of steps of one to four tasks. One task makes a step at a time. A call
-//! that blocks stays blocked until a later step completes it. After each step the test determines
-//! on both sides which calls still wait, and compares the answers of the others: values, errno,
+//! that blocks stays blocked until a later step completes it. After each step the test finds out
+//! which calls still wait on each side. It compares the answers of the other calls: values, errno,
 //! ids, counts, pids and permissions. Of a time it compares only whether it is set.
 //!
 //! `COREWALK_DIFFERENTIAL_OPS` sets the number of steps. A million steps take some minutes. The
-//! kernel's side runs in a new IPC namespace. Where the test may not make one, it skips.
+//! kernel's side runs in a new IPC namespace. If the test may not create one, it skips.
 //!
-//! `crates/ipc-preload/tests/differential` uses the scripts and the comparison too. There the other
-//! side is the same kind of processes, with the preload library.
+//! `crates/ipc-preload/tests/differential` uses these scripts and this comparison too. Its other
+//! side runs the same worker processes with the preload library.
 //!
 //! Source: the semantics of Linux 6.18; `docs/developing/testing.md`.
 
@@ -36,8 +36,8 @@ use op::Kind;
 use ours::Mutation;
 use pairing::{Extent, Pairing};
 
-/// The extent without `COREWALK_DIFFERENTIAL_OPS`. A slow machine makes `least` steps even beyond
-/// the time limit.
+/// The extent if `COREWALK_DIFFERENTIAL_OPS` is not set. A slow machine makes `least` steps even
+/// beyond the time limit.
 const EXTENT: Extent = Extent { steps: 4_000, least: 1_000, limit: Duration::from_secs(60) };
 
 fn pairing(mutation: Mutation) -> Option<Pairing> {
@@ -45,7 +45,7 @@ fn pairing(mutation: Mutation) -> Option<Pairing> {
     Pairing::new(Box::new(move |pid| Box::new(ours::Worker::start(&namespace, pid, mutation))))
 }
 
-/// Returns the kinds of objects of a script: one kind in most scripts.
+/// Returns the kinds of objects that a random script uses. Most scripts use one kind.
 fn kinds(rng: &mut Rng) -> &'static [Kind] {
     match rng.below(8) {
         0..3 => &[Kind::Sem],
@@ -100,8 +100,7 @@ fn control_mutated_semantics_are_noticed() {
 
 type Kinds = fn(&mut Rng) -> &'static [Kind];
 
-/// The entry of the worker processes on the side of the kernel. In any other process it returns at
-/// once.
+/// The entry of the worker processes on the kernel's side. In any other process it returns at once.
 #[test]
 fn worker_answers_until_its_driver_ends() {
     process::serve();

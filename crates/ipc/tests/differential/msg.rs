@@ -1,5 +1,5 @@
-//! Operations on message queues: their encoding, random ones, and how a process carries them out by
-//! libc.
+//! Operations on message queues: their encoding, random operations, and how a process makes them
+//! through libc.
 
 use corewalk_testkit::rng::Rng;
 use corewalk_testkit::sysv::msg as sysv;
@@ -60,7 +60,7 @@ impl MsgOp {
         !matches!(self, Self::Send { flags, .. } | Self::Receive { flags, .. } if flags & NOWAIT == 0)
     }
 
-    /// Returns the queue that the call may wait at, and true for a send.
+    /// Returns the queue at which the call may wait, with true for a send and false for a receive.
     pub(crate) fn waits_at(&self) -> Option<(i32, bool)> {
         match self {
             Self::Send { id, .. } => Some((*id, true)),
@@ -117,8 +117,8 @@ impl MsgOp {
     }
 }
 
-/// Returns a random call. `waits` returns how many tasks wait to send to (true) or to receive from
-/// (false) a queue.
+/// Returns a random call. `waits(id, true)` returns how many tasks wait to send to a queue, and
+/// `waits(id, false)` how many wait to receive from it.
 pub(crate) fn call(rng: &mut Rng, ids: &[i32], waits: impl Fn(i32, bool) -> usize) -> MsgOp {
     if ids.is_empty() {
         return get(rng);
@@ -133,7 +133,8 @@ pub(crate) fn call(rng: &mut Rng, ids: &[i32], waits: impl Fn(i32, bool) -> usiz
         4..44 => send(rng, id, waits(id, true) > 0),
         44..84 => receive(rng, id),
         84..92 => MsgOp::Stat { id, cmd: pick(rng, &[libc::IPC_STAT, MSG_STAT, MSG_STAT_ANY]) },
-        // `IPC_SET` makes all waiting calls check again, in any order. So it runs with at most one.
+        // `IPC_SET` makes all waiting calls check again, in any order. So the script uses it only
+        // while at most one call waits.
         92..95 if waits(id, true) + waits(id, false) < 2 => set(rng, id),
         95..97 => MsgOp::Ctl { id, cmd: libc::IPC_RMID },
         97 => MsgOp::Ctl { id, cmd: pick(rng, &[99, -1, 14]) },
@@ -151,7 +152,8 @@ fn get(rng: &mut Rng) -> MsgOp {
 fn send(rng: &mut Rng, id: i32, must_not_wait: bool) -> MsgOp {
     let mtype = pick(rng, &[1, 1, 2, 2, 3, 4, 9, i64::MAX, 0, -1, i64::MIN]);
     let size = pick(rng, &[0, 1, 7, 8, 9, 63, 64, 65, 100, 200, 1000, 4096, 8192, 8192, 8193]);
-    // If several waiting senders have room, any may be first. So at most one sender waits.
+    // If several waiting senders have room, any of them may send first. So at most one sender
+    // waits.
     let flags = if must_not_wait || chance(rng, 3) { NOWAIT } else { 0 };
     MsgOp::Send { id, mtype, size, mark: rng.below(250) as i32, flags }
 }
@@ -184,8 +186,7 @@ pub(crate) fn text(size: i32, mark: i32) -> Vec<u8> {
     (0..size).map(|at| (at.wrapping_mul(31) + mark) as u8).collect()
 }
 
-/// Returns numbers that stand for a received message: the length, the type, and a checksum of the
-/// text.
+/// Returns a received message as numbers: the length, the type, and a checksum of the text.
 pub(crate) fn received(mtype: i64, text: &[u8]) -> Vec<i64> {
     let sum = text.iter().fold(1i64, |sum, byte| {
         sum.wrapping_mul(1_000_003).wrapping_add(i64::from(*byte)) & 0xffff_ffff

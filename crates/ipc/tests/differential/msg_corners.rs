@@ -202,7 +202,7 @@ fn sender_goes_on(both: &mut Pairing) {
     both.receive(2, id, 3, 8192, 0);
     both.send(1, id, 3, 100, 0);
     both.msg_stat(id);
-    // The receive wakes a sender, which hands its message to a waiting receiver.
+    // This receive wakes a sender, whose message goes straight to a waiting receiver.
     both.receive(3, id, 2, 8192, 0);
     both.msg_stat(id);
     both.send(1, id, 1, 8192, 0);

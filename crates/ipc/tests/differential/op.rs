@@ -56,7 +56,7 @@ pub(crate) enum Op {
     Shm(ShmOp),
 }
 
-/// The answer of an operation: 0 and numbers, or -1 and an errno.
+/// The answer of an operation: 0 and the resulting numbers, or -1 and an errno.
 pub(crate) type Answer = Vec<i64>;
 
 pub(crate) fn answer<T>(result: Result<T, i32>, numbers: impl FnOnce(T) -> Vec<i64>) -> Answer {
@@ -67,7 +67,7 @@ pub(crate) fn answer<T>(result: Result<T, i32>, numbers: impl FnOnce(T) -> Vec<i
 }
 
 impl Op {
-    /// Returns true if the call cannot block for long.
+    /// Returns true if the call cannot wait for another task.
     pub(crate) fn is_prompt(&self) -> bool {
         match self {
             Self::Semop { timeout, .. } => timeout.is_some(),
@@ -109,7 +109,7 @@ impl Op {
 
     pub(crate) fn decode(words: &[i64]) -> Self {
         let int = |at: usize| words[at] as i32;
-        // The shortest encoding is one word, without an id.
+        // The shortest encoding is one word. Operations without an id have it.
         let id = words.get(1).map_or(0, |id| *id as i32);
         match words[0] {
             0 => Self::Get { key: int(1), nsems: int(2), flags: int(3) },
@@ -137,11 +137,11 @@ impl Op {
 /// A step of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// A task that does not wait makes a call.
+    /// A task that is not in a waiting call makes this call.
     Call(Op),
     /// A waiting task gets a signal.
     Interrupt,
-    /// The task ends, and a new one takes its place.
+    /// The task ends, and a new task takes its place.
     Exit,
 }
 
@@ -161,10 +161,10 @@ pub(crate) enum Kind {
     Shm,
 }
 
-/// The state from which a random step is chosen.
+/// The state of the script from which `step` chooses a random step.
 pub(crate) struct Scene<'a> {
     pub(crate) kinds: &'a [Kind],
-    /// The ids of objects that the script made, by kind.
+    /// The ids of objects that the script has made, by kind.
     pub(crate) ids: &'a [Vec<i32>; 3],
     /// The call in which each task waits.
     pub(crate) waiting: &'a [Option<Op>],

@@ -1,4 +1,4 @@
-//! The side of this crate: a thread for each task, which gets its operations through a channel.
+//! The side of this crate: one thread for each task. It gets its operations through a channel.
 
 mod msg;
 mod shm;
@@ -14,16 +14,16 @@ use rustix::io::Errno;
 use crate::op::{Answer, Op, answer};
 use crate::pairing::Side;
 
-/// The interval between checks whether a task waits, while it does not answer.
+/// The time for which `poll` waits for an answer before it checks again whether the task waits.
 const LOOK: Duration = Duration::from_micros(30);
 
-/// A deliberate error of this side, for the control.
+/// A deliberate error of this side, which the comparison must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {
     None,
     /// `SEM_UNDO` is ignored.
     NoUndo,
-    /// The operations of a call are carried out one by one.
+    /// Makes one call for each operation, so that several operations are not atomic.
     NotAtomic,
     /// `GETNCNT` counts no call.
     NoCounts,
@@ -86,10 +86,10 @@ impl Side for Worker {
 
     fn poll(&mut self, is_prompt: bool) -> Option<Answer> {
         loop {
-            // The check precedes the read of the answer. A call that completes in between has an
-            // answer to read.
+            // `poll` checks whether the task waits before it reads the answer. If the call
+            // completes in between, the answer is there to read.
             let is_waiting = self.task().waiting() != 0;
-            // A waiting call is only polled. Any other call answers soon.
+            // A waiting call gets no time to answer. Any other call answers soon.
             let patience = if is_waiting && !is_prompt { Duration::ZERO } else { LOOK };
             match self.answers.recv_timeout(patience) {
                 Ok(answer) => return Some(answer),
@@ -122,7 +122,7 @@ fn errno(error: Errno) -> i32 {
     error.raw_os_error()
 }
 
-/// Splits the last argument of a `*get` call.
+/// Splits the last argument of a `*get` call into flags and mode.
 fn get_flags(word: i32) -> (GetFlags, u16) {
     (GetFlags::from_bits_retain(word & !0o777), (word & 0o777) as u16)
 }
@@ -140,7 +140,8 @@ fn carry_out(task: &Task, op: &Op, mutation: Mutation, state: &mut shm::State) -
             let sops: Vec<SemBuf> = sops.collect();
             let call = |sops: &[SemBuf]| match duration(*timeout) {
                 Some(timeout) => task.semtimedop(SemId::from_raw(*id), sops, timeout),
-                // As in the preload library, the number of operations is checked first.
+                // The number of operations is checked before the timeout, as in the preload
+                // library.
                 None if sops.len() > task.limits().semopm as usize => Err(Errno::TOOBIG),
                 None => Err(Errno::INVAL),
             };
@@ -191,14 +192,14 @@ fn carry_out(task: &Task, op: &Op, mutation: Mutation, state: &mut shm::State) -
     }
 }
 
-/// Returns the length of a timeout, or none if it is negative or not normal.
+/// Returns the length of a timeout, or none if it is negative or its nanoseconds are out of range.
 fn duration(timeout: Option<(i64, i64)>) -> Option<Option<Duration>> {
     let Some((sec, nsec)) = timeout else { return Some(None) };
     let nsec = u32::try_from(nsec).ok().filter(|nsec| *nsec < 1_000_000_000)?;
     Some(Some(Duration::new(u64::try_from(sec).ok()?, nsec)))
 }
 
-/// Carries out a command of semctl(2) for one semaphore or none.
+/// Makes a call of semctl(2) for a command whose argument is a number, or that has none.
 fn command(task: &Task, id: SemId, cmd: i32, (num, value): (i32, i32)) -> Result<i32, Errno> {
     match cmd {
         // As in the preload library.
@@ -216,7 +217,7 @@ fn command(task: &Task, id: SemId, cmd: i32, (num, value): (i32, i32)) -> Result
 fn stat(task: &Task, id: i32, cmd: i32) -> Result<SemStat, Errno> {
     match cmd {
         libc::IPC_STAT => task.sem_stat(SemId::from_raw(id)),
-        // As in the preload library, a negative number is no index.
+        // A negative number is no index, as in the preload library.
         _ if id < 0 => Err(Errno::INVAL),
         libc::SEM_STAT => task.sem_stat_index(id),
         _ => task.sem_stat_any(id),

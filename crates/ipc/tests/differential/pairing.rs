@@ -1,7 +1,7 @@
 //! Runs the steps of a script on both sides, and compares the answers.
 //!
 //! One side is the host's kernel, with a process for each task. The other side is corewalk. After
-//! each step, the test polls the waiting calls of both sides until no further one completes.
+//! each step, the test polls the waiting calls of both sides until a round completes no call.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -24,14 +24,14 @@ pub(crate) trait Side {
     /// Starts a call.
     fn send(&mut self, op: &Op);
 
-    /// Returns the answer of the call, or none if the call waits. A prompt call does not wait for
-    /// long, so this waits for its answer.
+    /// Returns the answer of the call, or none if the call waits. A prompt call never waits for
+    /// another task, so `poll` waits for its answer.
     fn poll(&mut self, is_prompt: bool) -> Option<Answer>;
 
     /// Interrupts the waiting call.
     fn interrupt(&mut self);
 
-    /// Returns the pids and thread ids that answers use for the task.
+    /// Returns the pids and thread ids by which answers name the task.
     fn numbers(&self) -> Vec<u32>;
 }
 
@@ -45,12 +45,12 @@ pub(crate) struct Pairing {
     ours: Vec<Box<dyn Side>>,
     /// The call in which each task waits.
     waiting: Vec<Option<Op>>,
-    /// The number of each task, by its pids and thread ids on one side. It includes ended tasks:
-    /// pids of the kernel do not repeat within a script.
+    /// The number of each task, by its pids and thread ids, for each side. Ended tasks stay in the
+    /// map, since the kernel reuses no pid within a script.
     linux_numbers: HashMap<i64, i64>,
     our_numbers: HashMap<i64, i64>,
     next_number: u32,
-    /// The ids of objects that the script made, by kind.
+    /// The ids of objects that the script has made, by kind.
     ids: [Vec<i32>; 3],
     trail: Vec<String>,
     /// True while the scripts are random.
@@ -58,8 +58,7 @@ pub(crate) struct Pairing {
 }
 
 impl Pairing {
-    /// Returns none, and reports a skip, if the side of the kernel cannot have its own IPC
-    /// namespace.
+    /// Returns none, and reports a skip, if the kernel's side cannot have its own IPC namespace.
     pub(crate) fn new(start: Start) -> Option<Self> {
         if let Err(errno) = sysv::unshare_ipc() {
             skip(Need::Kernel, format_args!("unshare of an IPC namespace: errno {errno}"));
@@ -96,10 +95,10 @@ impl Pairing {
         (linux, ours)
     }
 
-    /// Carries out a step of `task` on both sides, and compares the answers. Returns the answer of
-    /// its call.
+    /// Makes a step of `task` on both sides, and compares the answers. Returns the answer of the
+    /// task's call, or none if it waits.
     pub(crate) fn step(&mut self, task: usize, step: &Step) -> Option<Answer> {
-        // Prints the step, for a script that hangs.
+        // Print the step before it is made, so that a script that hangs shows its last step.
         if std::env::var_os("COREWALK_IPC_TRACE").is_some() {
             eprintln!("{task}: {step:?}");
         }
@@ -119,7 +118,7 @@ impl Pairing {
                 let op = self.waiting[task].take().expect("it waits");
                 self.linux[task].interrupt();
                 self.ours[task].interrupt();
-                // The kernel's process needs a moment to take its signal, so this waits for its
+                // The kernel's process takes its signal a moment later. So the test waits for the
                 // answer.
                 own = self.compare_prompt(task, &op);
             }
@@ -146,11 +145,11 @@ impl Pairing {
         }
     }
 
-    /// Compares the answers of the calls that waited.
+    /// Compares the answers of all waiting calls of tasks other than `but`.
     ///
-    /// A call that completes may complete another one, as a sender does a receiver. This may happen
-    /// after the call that started it has returned. So each side is polled until no further call
-    /// completes.
+    /// A call that completes may complete another one: a woken sender may complete a receiver. The
+    /// second call may complete after the step's own call has returned. So each side is polled
+    /// until a round completes no call.
     fn settle(&mut self, but: usize) {
         let waiting = (0..TASKS).filter(|task| *task != but && self.waiting[*task].is_some());
         let waiting: Vec<usize> = waiting.collect();
@@ -201,9 +200,9 @@ impl Pairing {
         ours
     }
 
-    /// Ignores whether the time of the last operation is set. On Linux, a failed call with
-    /// `SEM_UNDO` leaves an empty undo record, whose end counts as an operation. corewalk leaves
-    /// none.
+    /// Ignores whether the time of the last operation is set, in random scripts. On Linux, a failed
+    /// call with `SEM_UNDO` leaves an empty undo record, whose end counts as an operation. corewalk
+    /// leaves no such record.
     fn forget_time(&self, answer: &mut Option<Answer>) {
         if let (true, Some([0, .., has_otime])) = (self.is_random, answer.as_deref_mut()) {
             *has_otime = 0;
@@ -234,7 +233,7 @@ impl Pairing {
     }
 }
 
-/// Replaces pids by the numbers of tasks. The pid of a forked child, which neither side knows,
+/// Replaces pids by the numbers of their tasks. The pid of a forked child has no number, and
 /// becomes -1.
 fn map_numbers(op: &Op, answer: &mut Answer, numbers: &HashMap<i64, i64>) {
     let known = |pid: i64| *numbers.get(&pid).unwrap_or(&-1);
@@ -271,8 +270,8 @@ fn until_quiet(
 }
 
 impl Pairing {
-    /// Runs random scripts about the kinds of objects from `kinds`. At least one step in a hundred
-    /// must be a call that waits, or the end of a task.
+    /// Runs random scripts. `kinds` chooses the kinds of objects of each script. At least one step
+    /// in a hundred must be a call that waits, or the end of a task.
     pub(crate) fn fuzz(
         &mut self,
         seed: Seed,
@@ -312,16 +311,16 @@ impl Pairing {
 /// The number of steps of a run, and its time limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
-    /// The number of steps. The last script is completed.
+    /// The number of steps. The last script is always completed, so a run may make a few more.
     pub(crate) steps: u64,
-    /// The number of steps that are made however long they take.
+    /// The number of steps that a run makes even beyond the time limit.
     pub(crate) least: u64,
     pub(crate) limit: Duration,
 }
 
 impl Extent {
-    /// Returns the extent that `COREWALK_DIFFERENTIAL_OPS` asks for, without a time limit, or
-    /// `self`.
+    /// Returns the number of steps in `COREWALK_DIFFERENTIAL_OPS`, without a time limit, or `self`
+    /// if the variable is not set.
     pub(crate) fn or_asked(self) -> Self {
         let Ok(asked) = std::env::var("COREWALK_DIFFERENTIAL_OPS") else { return self };
         let steps = asked.parse().expect("COREWALK_DIFFERENTIAL_OPS must be a number");

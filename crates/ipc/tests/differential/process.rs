@@ -1,12 +1,12 @@
-//! The side of the host's kernel: a process for each task, which makes the calls of libc. The test
-//! controls it through a socket.
+//! The kernel's side: a process for each task, which makes the calls through libc. The test
+//! controls the process through a socket.
 //!
-//! Two files of proc(5) tell whether a process waits. `/proc/PID/task/TID/syscall` has the number
+//! Two files of proc(5) show whether a process waits. `/proc/PID/task/TID/syscall` has the number
 //! of the system call, but only while the process is off its processor. That includes a woken
-//! process that moves to another processor. So `stat` must also say that the process sleeps.
+//! process that moves to another processor. So `stat` must also show that the process sleeps.
 //!
-//! A wake-up happens before the call of the waking process returns. So the test needs no further
-//! pause after that call.
+//! A call that wakes another process does so before it returns. So the test needs no further pause
+//! after that call.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -23,19 +23,19 @@ use crate::op::{Answer, Op, answer};
 use crate::pairing::Side;
 use crate::{msg, shm};
 
-/// The limit for a call that neither waits nor returns.
+/// The time limit for a call that neither waits nor returns.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The interval between checks whether a worker waits, in nanoseconds.
+/// The interval between two checks whether a worker waits, in nanoseconds.
 const LOOK_NS: i64 = 30_000;
 
 /// The numbers of semop(2), msgsnd(2), msgrcv(2) and semtimedop(2) on x86-64.
 const CALLS: [&[u8]; 4] = [b"65 ", b"69 ", b"70 ", b"220 "];
 
-/// The variable that is set in a worker process.
+/// The environment variable that makes a process a worker.
 const ROLE: &str = "COREWALK_IPC_WORKER";
 
-/// A worker process, as the test sees it.
+/// A worker process, as seen by the test.
 pub(crate) struct Worker {
     pub(crate) child: Child,
     pub(crate) socket: UnixStream,
@@ -45,7 +45,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts a worker. `prepare` may change its command.
+    /// Starts a worker. `prepare` may change the command that starts it.
     pub(crate) fn start(prepare: impl FnOnce(&mut Command)) -> Self {
         let (ours, theirs) = UnixStream::pair().expect("a socket");
         let mut command = Command::new(std::env::current_exe().expect("this binary"));
@@ -53,10 +53,10 @@ impl Worker {
         command.env(ROLE, "1").stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
         prepare(&mut command);
         let child = command.spawn().expect("a worker");
-        // The command holds the worker's end of the socket. While it is open, an exit of the worker
-        // goes unnoticed.
+        // The command holds the worker's end of the socket. While that end is open, the test would
+        // not notice that the worker has ended.
         drop(command);
-        // libtest runs the worker on a new thread, which sends its thread id first.
+        // libtest runs the worker's loop on a new thread, which sends its thread id first.
         let mut socket = ours;
         let mut length = [0; 4];
         socket.read_exact(&mut length).expect("the worker starts");
@@ -67,7 +67,8 @@ impl Worker {
         Self { child, socket, syscall, stat, thread }
     }
 
-    /// Returns true if the worker sleeps in one of these system calls, and was not woken.
+    /// Returns true if the worker sleeps in one of these system calls, and no wake-up has reached
+    /// it.
     pub(crate) fn is_asleep_in(&self, calls: &[&[u8]]) -> bool {
         self.is_in(calls) && self.is_asleep() && self.is_in(calls)
     }
@@ -79,7 +80,7 @@ impl Worker {
         calls.iter().any(|number| text[..length].starts_with(number))
     }
 
-    /// Returns true if the worker sleeps, and was not woken.
+    /// Returns true if the worker sleeps, and no wake-up has reached it.
     pub(crate) fn is_asleep(&self) -> bool {
         let mut text = [0; 64];
         let length = self.stat.read_at(&mut text, 0).expect("the worker lives");
@@ -124,13 +125,13 @@ impl Side for Worker {
     }
 
     fn numbers(&self) -> Vec<u32> {
-        // Linux records the thread id instead of the pid for a message that is handed to a waiting
-        // receiver.
+        // For a message that goes straight to a waiting receiver, Linux records the thread id
+        // instead of the pid.
         vec![self.child.id(), self.thread.cast_unsigned()]
     }
 }
 
-/// A series of waits for a worker. It panics after [`PATIENCE`].
+/// The time that a loop has waited for a worker. It panics after [`PATIENCE`].
 pub(crate) struct Patience(Instant);
 
 impl Patience {
@@ -138,9 +139,10 @@ impl Patience {
         Self(Instant::now())
     }
 
-    /// Waits a moment, or until `socket` has something to read.
+    /// Waits for [`LOOK_NS`], or until `socket` has data to read.
     ///
-    /// A loop that yields instead takes a hundred times as long beside processes that compute.
+    /// A loop that yields instead takes a hundred times as long if other processes use the
+    /// processors.
     pub(crate) fn wait(&mut self, socket: &UnixStream) {
         assert!(self.0.elapsed() < PATIENCE, "the worker neither returns nor waits");
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_NS };
@@ -151,7 +153,7 @@ impl Patience {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // The kernel applies the adjustments before the wait returns. The kill fails if the worker
+        // The kernel applies the worker's undo before `wait` returns. `kill` fails if the worker
         // has ended.
         let _gone = self.child.kill();
         let _gone = self.child.wait();
@@ -170,15 +172,15 @@ fn read_words(socket: &mut impl std::io::Read, count: u32) -> Vec<i64> {
     bytes.chunks(8).map(|word| i64::from_le_bytes(word.try_into().expect("eight bytes"))).collect()
 }
 
-/// Answers operations until the test closes the socket. Returns at once in a process that is no
+/// Answers operations until the test closes the socket. Returns at once in a process that is not a
 /// worker.
 pub(crate) fn serve() {
     if std::env::var_os(ROLE).is_none() {
         return;
     }
     sysv::catch_usr1().expect("a handler");
-    // With the preload library, the first call opens the file of the namespace. A later call as
-    // another user might not be allowed to.
+    // With the preload library, the first call opens the namespace's file. The worker makes it as
+    // the first user, because a later user may not be allowed to open the file.
     assert_eq!(sysv::semctl(-1, 0, libc::GETVAL, 0), Err(libc::EINVAL));
     let mut socket = UnixStream::from(dup_stdin());
     socket.write_all(&frame(&[i64::from(sysv::thread_id())])).expect("the driver reads");

@@ -1,5 +1,5 @@
-//! Operations on shared memory: their encoding, random ones, and how a process carries them out by
-//! libc.
+//! Operations on shared memory: their encoding, random operations, and how a process makes them
+//! through libc.
 //!
 //! Scripts name an attach by its position in the list of attaches, since addresses differ between
 //! the sides.
@@ -24,7 +24,7 @@ pub(crate) enum ShmOp {
         size: u64,
         flags: i32,
     },
-    /// `shmat` at `FIXED` plus an offset, or at any address.
+    /// `shmat` at `FIXED` plus an offset, or at an address that the kernel chooses.
     At {
         id: i32,
         offset: Option<i32>,
@@ -52,7 +52,7 @@ pub(crate) enum ShmOp {
     Totals {
         cmd: i32,
     },
-    /// The task forks. Its child makes no calls.
+    /// The task forks. Its child makes no call.
     Fork,
     /// All children of the task end.
     EndChildren,
@@ -150,12 +150,12 @@ fn at(rng: &mut Rng, id: i32) -> ShmOp {
     for flag in [libc::SHM_RDONLY, libc::SHM_RND, libc::SHM_EXEC] {
         flags |= if chance(rng, 3) { flag } else { 0 };
     }
-    // Without an address `SHM_REMAP` is refused before any other check.
+    // Without an address, `SHM_REMAP` fails before any other check.
     flags |= if offset.is_none() && chance(rng, 20) { libc::SHM_REMAP } else { 0 };
     ShmOp::At { id, offset, flags }
 }
 
-/// The attaches and the children of a worker.
+/// The attaches of a worker, and its forked children.
 #[derive(Default)]
 pub(crate) struct State {
     attached: Vec<usize>,
@@ -163,8 +163,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Removes the attach at position `nth`, and returns its address. Returns an unused address if
-    /// there is none.
+    /// Forgets the attach at position `nth`, and returns its address. Returns an unused address if
+    /// there is no such attach.
     fn forget(&mut self, nth: i32) -> usize {
         let nth = nth as usize;
         if nth < self.attached.len() { self.attached.remove(nth) } else { 4096 }

@@ -1,19 +1,20 @@
-//! Torture: processes that use one namespace are killed by `SIGKILL` at random moments.
+//! Torture test: processes that use one namespace are killed by `SIGKILL` at random moments, and
+//! the namespace must stay consistent.
 //!
 //! Children make all kinds of calls on one namespace. The test kills one child at a time, a moment
 //! after its start, and starts another in its place. After some kills it kills all children, and
 //! checks the namespace. There are four arenas: semaphores, permits, messages and segments. Each
-//! has a namespace of its own, and a file of this directory that says which properties must hold.
-//! The children of each arena also recover the namespace, so recovery is killed too.
+//! arena has its own namespace, and a file of this directory that lists the properties that must
+//! hold. The children also recover the namespace, so the kills hit recovery too.
 //!
 //! No child may be in one call for longer than [`STUCK`], twice the time for which a call waits for
-//! a lock. Only a wait that no call ends may last longer, and its child is killed long before. The
-//! arena of permits kills one child last. That child must get the permits of the dead.
+//! a lock. Only a wait that no call ends may last longer. The test kills such a child long before
+//! that. The arena of permits kills one child last. That child must get the permits of the dead.
 //!
 //! A child notes its current [`Chore`]. A run with an argument must have killed a child in each
 //! chore.
 //!
-//! Each arena has a control, whose children leave out one step. The check must fail then.
+//! Each arena has a control: its children leave out one step, and its check must then fail.
 //!
 //! `cargo test --release -p corewalk-ipc --test torture -- 20000` kills 20,000 times.
 
@@ -31,16 +32,16 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// The number of kills of a run without an argument. In such a run [`SHORT`] limits the time of
-/// each arena too.
+/// The number of kills in a run without an argument. In such a run [`SHORT`] also limits the time
+/// of each arena.
 const KILLS: usize = 900;
 const SHORT: Duration = Duration::from_secs(10);
 
 /// Kills of single children between two checks.
 const EPOCH: usize = 40;
 const CHILDREN: usize = 2;
-/// Places of children. A child and its successor have different places, since both live for a
-/// moment.
+/// The number of places for children. A child and its successor live at the same time for a moment,
+/// so they have different places.
 const PLACES: usize = 2 * CHILDREN;
 /// The limit for the time that a child spends in one call.
 const STUCK: Duration = Duration::from_secs(20);
@@ -52,7 +53,7 @@ pub(crate) enum Mode {
     Control,
 }
 
-/// The work that a child may be in the middle of when it is killed.
+/// The kind of work in which a child may be killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Chore {
     /// A call of one semaphore operation.
@@ -69,7 +70,7 @@ pub(crate) enum Chore {
     Attach,
     Detach,
     Fork,
-    /// A call that makes an object, and `IPC_SET`.
+    /// A call that makes an object, or `IPC_SET`.
     Make,
     Rmid,
     /// Recovery of the namespace.
@@ -96,9 +97,10 @@ impl Chore {
         Self::Exit,
     ];
 
-    /// Notes in the word of a child that it begins this chore.
+    /// Notes in the word of a child that the child begins this chore.
     pub(crate) fn begin(self, word: &AtomicU64) {
-        // ORDERING: Relaxed. The store is visible once the process that made it is dead.
+        // ORDERING: Relaxed. The test reads the word after it has waited for the death of the
+        // child.
         word.store(self as u64, Ordering::Relaxed);
     }
 }
@@ -111,20 +113,21 @@ pub(crate) trait Arena {
     /// The chores of the children. Kills must hit each of them.
     const CHORES: &'static [Chore];
 
-    /// True if one more child works in place [`PLACES`]. It is killed after all others, and must
-    /// make progress then.
+    /// True if the arena has one more child, in place [`PLACES`]. It is killed after all others,
+    /// and must make progress once they are dead.
     const IS_LAST_PATIENT: bool = false;
 
-    /// Makes the namespace and the memory of the check.
+    /// Creates the namespace, and the memory in which children record data for the check.
     fn new(mode: Mode) -> Self;
 
-    /// Does the work of the child in a place until the child is killed.
+    /// Makes the calls of the child in place `place`, until the child is killed.
     fn work(&self, place: usize, rng: Rng);
 
-    /// Notes that the child in a place was killed.
+    /// Notes that the child in place `place` was killed.
     fn note_kill(&mut self, _place: usize) {}
 
-    /// Checks the namespace once all children are dead. Returns a description of the fault.
+    /// Checks the namespace once all children are dead. Returns a description of the fault, if
+    /// there is one.
     fn check(&mut self) -> Result<(), String>;
 
     /// Returns the word in which a child counts its steps.
@@ -149,7 +152,7 @@ pub(crate) fn memory(name: &str) -> OwnedFd {
 struct Child {
     forked: Forked,
     place: usize,
-    /// The steps of the child at the last look, and the time at which they last changed.
+    /// The number of steps at the last check, and the time at which that number last changed.
     seen: (u64, Instant),
 }
 
@@ -179,21 +182,22 @@ impl Child {
     fn kill(self, arena: &mut impl Arena, kills: &mut Kills) -> Result<(), String> {
         self.forked.kill().map_err(|error| error.to_string())?;
         arena.note_kill(self.place);
-        // ORDERING: Relaxed. The process of the child has ended.
+        // ORDERING: Relaxed. The process of the child has ended, so its last store is visible.
         let noted = arena.chore(self.place).load(Ordering::Relaxed);
         let chore = Chore::ALL.into_iter().find(|chore| *chore as u64 == noted);
         chore.into_iter().for_each(|chore| *kills.entry(chore).or_default() += 1);
         Ok(())
     }
 
-    /// Returns once the child has done two more steps. All other children are dead.
+    /// Waits until the child has made two more steps, while all other children are dead.
     fn get_on(&mut self, arena: &impl Arena, stuck: Duration) -> Result<(), String> {
         let steps = arena.steps(self.place);
         let done = || {
             // ORDERING: Relaxed. A sign of progress alone.
             steps.load(Ordering::Relaxed)
         };
-        // The child may have been at the end of the first step.
+        // One more step may be the one that the child had nearly completed, so the test waits for
+        // two.
         let (wanted, start) = (done() + 2, Instant::now());
         while done() < wanted {
             self.look(arena)?;
@@ -206,8 +210,8 @@ impl Child {
     }
 }
 
-/// Kills children `kills` times, or until `limit`. Counts the chores of the killed children in
-/// `met`. Returns the number of kills, or a description of the fault.
+/// Kills children until there were `kills` kills or `limit` is over. Counts in `met` in which chore
+/// each child was killed. Returns the number of kills, or a description of the fault.
 fn torture<A: Arena>(
     kills: usize,
     limit: Duration,
@@ -218,7 +222,7 @@ fn torture<A: Arena>(
     let mut arena = A::new(mode);
     let start = Instant::now();
     let mut killed = 0;
-    // A control has a shorter limit, since its check is to fail.
+    // A control is meant to fail here, so it waits for a shorter time.
     let stuck = if mode == Mode::Real { STUCK } else { Duration::from_secs(2) };
     while killed < kills && start.elapsed() < limit {
         let child =
@@ -253,12 +257,13 @@ fn pause(time: Duration) {
     let _slept = rustix::thread::nanosleep(&time);
 }
 
-/// Returns a chore in which no child was killed.
+/// Returns a chore in which no child was killed, if there is one.
 fn unmet(chores: &[Chore], met: &Kills) -> Option<Chore> {
     chores.iter().copied().find(|chore| !met.contains_key(chore))
 }
 
-/// Tortures one arena, and then its control. Returns the number of kills without the control.
+/// Tortures one arena, and then its control. Returns the number of kills, without those of the
+/// control.
 fn run<A: Arena>(name: &str, kills: usize, limit: Option<Duration>, rng: &mut Rng) -> usize {
     let (start, mut met) = (Instant::now(), Kills::new());
     let killed = torture::<A>(kills, limit.unwrap_or(SHORT), Mode::Real, rng, &mut met);
@@ -266,7 +271,7 @@ fn run<A: Arena>(name: &str, kills: usize, limit: Option<Duration>, rng: &mut Rn
     let took = start.elapsed().as_secs_f64();
     println!("{name}: {killed} kills in {took:.1} s: nothing lost, no child stuck");
     println!("{name}: kills in each chore: {met:?}");
-    // A run without an argument may be too short to hit all chores.
+    // A run without an argument may be too short to kill a child in each chore.
     let unmet = unmet(A::CHORES, &met).filter(|_| limit.is_some());
     assert_eq!(unmet, None, "{name}: no child was killed in this chore");
     let noticed = torture::<A>(2000, 3 * SHORT, Mode::Control, rng, &mut Kills::new());

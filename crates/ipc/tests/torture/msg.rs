@@ -1,24 +1,26 @@
 //! Torture of message queues.
 //!
-//! Each message has a number. For each number there is a word in memory outside of the namespace.
-//! The sender notes in it that it is about to send the message, and later that the call has
-//! returned. A receiver notes that it has the message. A child also notes the queue that it
-//! receives from.
+//! Each message has a number, and each number has a word in memory outside of the namespace. Before
+//! a send, the sender notes in that word that it sends the message. After the call it notes that
+//! the send has returned. A receiver notes there that it has the message. A child also notes the
+//! queue from which it receives.
 //!
-//! The check holds once all children are dead and it has emptied the queues:
+//! Once all children are dead, the test empties the queues. Then this must hold:
 //!
-//! - no message was received twice, and each received message was sent;
-//! - of each queue, no more sent messages are missing than receivers were killed at the queue;
-//! - each message has the bytes of its sender, and messages that one sender left in a queue are in
-//!   their order;
-//! - the counts of a queue are those of its messages;
-//! - all lines for messages and waiting calls can be allocated: as small ranges, and joined, as
+//! - No message was received twice, and each received message was sent.
+//! - From each queue, at most as many sent messages are missing as receivers were killed at that
+//!   queue.
+//! - Each message has the bytes of its sender. Messages of one sender that are left in a queue are
+//!   in the order of their sends.
+//! - The counts of a queue are those of its messages.
+//! - All lines for messages and waiting calls can be allocated: as small ranges, and joined into
 //!   large ones.
 //!
-//! Other queues are made and removed all the time. Their removal frees their messages.
+//! Children also make and remove other queues all the time, with messages in them. The removal
+//! frees these messages.
 //!
-//! In the control, children move messages by two calls, a receive and a send. A kill between the
-//! two loses a message, and the check must fail.
+//! In the control, children move a message by a receive and a send that keep its number. A kill
+//! between the two calls loses the message, and the check must fail.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -39,23 +41,24 @@ const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 const QUEUES: usize = 3;
 const CHURN: i32 = 10;
 
-/// The limit for the bytes of a queue, and for those of a message.
+/// The limit for the bytes in a queue, and for the bytes of a message.
 const QBYTES: u32 = 2000;
 const SIZE_MAX: u64 = 2000;
-/// The number and the sender are in the first words.
+/// The smallest message. Its first words are the number and the sender.
 const SIZE_MIN: u64 = 64;
 
-/// Small and large ranges of lines in the pool at the start.
+/// The number of small and of large ranges of lines in the pool at the start.
 const SMALL: u32 = 300;
 const LARGE: u32 = 300;
-/// The lines of a small and of a large range.
+/// The number of lines in a small and in a large range.
 const SMALL_LINES: u32 = 2;
 const LARGE_LINES: u32 = 64;
 const LINES: u32 = SMALL * SMALL_LINES + LARGE * LARGE_LINES;
 
-/// The limit for the messages between two checks.
+/// The largest number of messages between two checks.
 const NUMBERS: u64 = 1 << 16;
-/// The lines before the words of messages. They hold the steps of children, and the last number.
+/// The number of lines before the words of messages. These lines hold the steps of children, and
+/// the last message number.
 const HEAD: u32 = 8;
 
 // Bits of the word of a message.
@@ -67,7 +70,7 @@ pub(crate) struct Queues {
     file: OwnedFd,
     notes: Region,
     mode: Mode,
-    /// The number of receivers that were killed at each queue since the last check.
+    /// For each queue, the number of receivers that were killed there since the last check.
     at_risk: [u64; QUEUES],
 }
 
@@ -85,7 +88,8 @@ impl Arena for Queues {
         let notes = shared_lines(HEAD + (NUMBERS / 8) as u32);
         let arena = Self { file: memory("torture"), notes, mode, at_risk: [0; QUEUES] };
         let task = arena.task();
-        // The messages take all lines of the pool, so that it has ranges of these two sizes.
+        // Messages of two sizes take all lines of the pool, so that it then has ranges of these two
+        // sizes.
         let id = big_queue(&task);
         for (size, count) in [(64, SMALL), (64 * (LARGE_LINES as usize / 2), LARGE)] {
             (0..count)
@@ -149,7 +153,7 @@ impl Arena for Queues {
 
     fn note_kill(&mut self, place: usize) {
         let receiving = self.receiving(place);
-        // ORDERING: Relaxed. The process of the child has ended.
+        // ORDERING: Relaxed. The process of the child has ended, so its last store is visible.
         let queue = receiving.swap(0, Ordering::Relaxed);
         if let Some(queue) = queue.checked_sub(1) {
             self.at_risk[queue as usize] += 1;
@@ -206,7 +210,7 @@ impl Queues {
         })
     }
 
-    /// Returns the word with the queue that a child receives from, plus one.
+    /// Returns the word in which a child notes the queue from which it receives, plus one, or 0.
     fn receiving(&self, place: usize) -> &AtomicU64 {
         &self.notes.line(place as u32)[1]
     }
@@ -220,7 +224,7 @@ impl Queues {
         &self.notes.line(HEAD + (at / 8) as u32)[at as usize % 8]
     }
 
-    /// Sends a message with the next number, if there is one left.
+    /// Sends a message with the next number. Sends nothing if all numbers are used.
     fn send(
         &self,
         task: &Task,
@@ -229,7 +233,7 @@ impl Queues {
         rng: &mut Rng,
     ) -> Result<(), Errno> {
         Chore::Send.begin(self.chore(place));
-        // ORDERING: Relaxed. The addition alone makes the number unique.
+        // ORDERING: Relaxed. Atomicity of the addition alone makes the number unique.
         let number = 1 + self.last_number().fetch_add(1, Ordering::Relaxed);
         if number > NUMBERS {
             return Err(Errno::AGAIN);
@@ -240,7 +244,8 @@ impl Queues {
         text[8..16].copy_from_slice(&sender.to_ne_bytes());
         let queue = self.ids(task).iter().position(|it| *it == id).expect("one of them");
         let word = self.word(number);
-        // ORDERING: Relaxed. The store is visible once the process that made it is dead.
+        // ORDERING: Relaxed. The test reads the word after it has waited for the death of the
+        // child.
         word.fetch_or(IS_TRIED | (queue as u64) << 2, Ordering::Relaxed);
         let flags = if rng.chance(1, 4) { MsgFlags::empty() } else { NOWAIT };
         task.msgsnd(id, mtype_of(number), &text, flags)?;
@@ -264,7 +269,8 @@ impl Queues {
         };
         let flags = if rng.chance(1, 4) { MsgFlags::empty() } else { NOWAIT };
         Chore::Receive.begin(self.chore(place));
-        // ORDERING: Relaxed. The store is visible once the process that made it is dead.
+        // ORDERING: Relaxed. The test reads the word after it has waited for the death of the
+        // child.
         self.receiving(place).store(queue as u64 + 1, Ordering::Relaxed);
         let received = task.msgrcv_owned(id, SIZE_MAX as usize, msgtyp, flags | except);
         if let Ok(arrived) = &received {
@@ -272,13 +278,14 @@ impl Queues {
             // ORDERING: Relaxed. As above.
             self.word(number).fetch_add(RECEIVED, Ordering::Relaxed);
         }
-        // ORDERING: Release. The message is noted before the child counts as no receiver.
+        // ORDERING: Release. The note that the message was received must come before this store,
+        // after which a killed child no longer counts as a receiver.
         self.receiving(place).store(0, Ordering::Release);
         received.map(drop)
     }
 
-    /// Moves a message to the next queue, under a new number. In the control the message keeps its
-    /// number.
+    /// Moves a message to the next queue, as a new message with a new number. In the control, the
+    /// message keeps its number.
     fn pass_on(
         &self,
         task: &Task,
@@ -349,8 +356,8 @@ fn read(arrived: &Arrived<'_>) -> Result<(u64, u64), String> {
     Ok((number, sender))
 }
 
-/// Makes, uses and removes queues. In `waits` of 2000 + `waits` calls it makes a call that waits.
-/// Most kills then hit the wait.
+/// Makes, uses and removes queues. In `waits` of 2000 + `waits` calls it makes a call that waits
+/// for a while, so that many kills hit the wait.
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     Chore::Make.begin(word);
     let id = task.msgget(CHURN + rng.below(3) as i32, GetFlags::CREATE, 0o600)?;

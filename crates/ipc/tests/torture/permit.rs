@@ -1,13 +1,14 @@
-//! Torture of one permit: a semaphore with value 1, taken with `SEM_UNDO`. The waits for it have no
-//! timeout.
+//! Torture of one permit: a semaphore with value 1. Children take it with `SEM_UNDO`, and wait for
+//! it without a timeout.
 //!
-//! - A dead child gives its permit back. One child waits for the permit again and again, and is
-//!   killed last, when no other process is left to wake it. It must get the permit by then.
-//! - Two children never have the permit at once.
-//! - No wait is longer than [`WAIT_MAX`]. The test prints the longest wait. While there is a
-//!   watcher, and the processor is free, a death is noticed within 0.1 s.
+//! - The death of a child must give its permit back. One child waits for the permit again and
+//!   again, and is killed last, when no other process is left to wake it. It must get the permit.
+//! - Two children must never have the permit at once.
+//! - No wait may be longer than [`WAIT_MAX`]. The test prints the longest wait. While there is a
+//!   watcher, and the processor is free, it notices a death within 0.1 s.
 //!
-//! In the control, children take the permit without `SEM_UNDO`, so that a dead child keeps it.
+//! In the control, children take the permit without `SEM_UNDO`. A dead child then keeps it, and the
+//! check must fail.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -23,7 +24,8 @@ use super::{Arena, Chore, Mode, PLACES, STUCK, memory, shared_lines};
 
 const KEY: i32 = 1;
 
-/// The limit for a wait. Other children may be first in the queue, and the machine may be loaded.
+/// The time limit for a wait. Other children may be ahead in the queue, and the machine may be
+/// loaded.
 const WAIT_MAX: Duration = STUCK;
 
 pub(crate) struct Permits {
@@ -34,7 +36,7 @@ pub(crate) struct Permits {
 }
 
 impl Arena for Permits {
-    // Recovery is so short that few kills hit it. The other arenas require such kills.
+    // Recovery is not in this list: it is so short that few kills hit it. The other arenas list it.
     const CHORES: &'static [Chore] = &[Chore::Wait, Chore::Hold];
     const IS_LAST_PATIENT: bool = true;
 
@@ -68,7 +70,8 @@ impl Arena for Permits {
             }
             // ORDERING: Relaxed. A sign of progress alone.
             self.steps(place).fetch_add(1, Ordering::Relaxed);
-            // The last child recovers nothing itself: its wait must notice the deaths.
+            // The last child does not call `recover`, because its wait must notice the deaths by
+            // itself.
             if !is_last && rng.chance(1, 16) {
                 Chore::Recover.begin(self.chore(place));
                 self.namespace().recover().expect("recovery");
@@ -99,8 +102,8 @@ impl Arena for Permits {
 
 impl Permits {
     fn namespace(&self) -> Namespace {
-        // Each of the children that are killed before a check may leave one undo record and one
-        // wait.
+        // Each child that is killed before a check may leave one undo record and one wait, so there
+        // must be room for these.
         let capacity = Capacity { undos: 2048, waits: 512, tasks: 64, ..Capacity::LEAST };
         let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
         Namespace::open_fd(&self.file, options).expect("the namespace")
@@ -130,7 +133,7 @@ impl Permits {
         task.semop(id, &[SemBuf::new(0, -1, undo | flags)])?;
         Chore::Hold.begin(self.chore(place));
         let waited = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        // ORDERING: Relaxed. The check reads it once all children are dead.
+        // ORDERING: Relaxed. The check reads the word once all children are dead.
         self.longest_word().fetch_max(waited, Ordering::Relaxed);
         for _ in 0..looks {
             assert_eq!(

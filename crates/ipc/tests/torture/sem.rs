@@ -1,14 +1,14 @@
 //! Torture of semaphores.
 //!
-//! - Calls of several operations move units between semaphores. No unit is lost or made.
-//! - A call that waited for units and was killed has taken none and given none.
-//! - A permit that was granted to a dead task is not lost. Once all children are dead, a call that
-//!   tries to take a permit is not refused while there is one.
-//! - Undo restores the values.
-//! - Sets are made and removed all the time. As many can be made at the end as before.
+//! - Calls of several operations move units between semaphores. No unit may be lost or duplicated.
+//! - A call that waited for units when it was killed must have taken none and given none.
+//! - A permit that was granted to a task that then died must not be lost. Once all children are
+//!   dead, a call that tries to take a permit must succeed if there is one.
+//! - Undo must restore the values.
+//! - Children make and remove sets all the time. At the end, as many sets must fit as before.
 //!
 //! In the control, children move a unit by two calls of one operation each. A kill between the two
-//! loses a unit, and the check must fail.
+//! calls loses the unit, and the check must fail.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -26,11 +26,12 @@ use super::{Arena, Chore, Mode, memory, shared_lines};
 const UNITS: u16 = 50;
 const SEMS: u16 = 4;
 
-/// The keys of three sets: units that are moved, values that are undone, units that are waited for.
+/// The keys of three sets: for units that calls move, for values that are undone, for units that
+/// calls wait for.
 const MOVES: i32 = 1;
 const UNDO: i32 = 2;
 const WAITS: i32 = 3;
-/// The key of the set of permits, which children give, take and wait for.
+/// The key of the set whose semaphores are permits, which children give, take and wait for.
 const PERMITS: i32 = 4;
 const CHURN: i32 = 5;
 
@@ -79,8 +80,8 @@ impl Arena for Sets {
 
     fn work(&self, place: usize, mut rng: Rng) {
         let mut task = self.task();
-        // Most children have only one kind of chore. Otherwise almost all kills would hit the
-        // longest one.
+        // Most children have only one kind of chore. Otherwise the longest chore would get almost
+        // all kills.
         let chores =
             [0..77, 0..24, 24..44, 0..44, 44..56, 56..60, 60..62, 63..64, 64..65, 65..77, 65..77];
         let chores = rng.pick(&chores).clone();
@@ -112,7 +113,7 @@ impl Arena for Sets {
                 }
                 65.. => permit(&task, word, ids[3], &mut rng),
                 _ => {
-                    // The task ends properly, and the child goes on with another task.
+                    // The task ends properly, and the child continues as another task.
                     let next = self.task();
                     Chore::Undo.begin(word);
                     let done = with_undo(&task, ids[1], &mut rng);
@@ -177,7 +178,7 @@ impl Sets {
         match rng.below(3) {
             0 => task.semop(id, &[take, give]),
             1 => task.semop(id, &[give, take]),
-            // Four operations: a third semaphore gets the unit and gives it back.
+            // The call has four operations: a third semaphore gets the unit and gives it back.
             _ => task.semop(
                 id,
                 &[
@@ -190,7 +191,7 @@ impl Sets {
         }
     }
 
-    /// Checks that sets can be made again in the remaining room.
+    /// Checks that as many sets as before can be made.
     fn check_room(&self, task: &Task) -> Result<(), Errno> {
         for index in 0..64 {
             if let Ok(stat) = task.sem_stat_any(index)
@@ -238,7 +239,7 @@ fn wait(task: &Task, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
 
 const TRY: SemBuf = SemBuf::new(0, -1, SemFlags::NOWAIT);
 
-/// Gives a permit, tries to take one, or waits for one.
+/// Gives a permit, tries to take one without waiting, or waits for one.
 fn permit(task: &Task, word: &AtomicU64, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
     Chore::Single.begin(word);
     match rng.below(4) {
@@ -252,8 +253,8 @@ fn permit(task: &Task, word: &AtomicU64, id: SemId, rng: &mut Rng) -> Result<(),
     }
 }
 
-/// Makes, uses and removes sets. In `waits` of 450 + `waits` calls it makes a call that waits. Most
-/// kills then hit the wait.
+/// Makes, uses and removes sets. In `waits` of 450 + `waits` calls it makes a call that waits for a
+/// while, so that many kills hit the wait.
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     let key = CHURN + rng.below(3) as i32;
     Chore::Make.begin(word);

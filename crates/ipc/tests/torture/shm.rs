@@ -1,15 +1,15 @@
 //! Torture of segments.
 //!
-//! - `shm_nattch` of each segment counts the attaches of living tasks. At the check, these are the
-//!   attaches of the parent.
-//! - A segment that was removed while attached is gone after its last detach. Its key is free at
-//!   once.
-//! - The backing has memory of exactly the existing segments.
-//! - All lines for attaches can be allocated again.
+//! - `shm_nattch` of each segment must count the attaches of living tasks. At the check, only the
+//!   parent has attaches.
+//! - A segment that was removed while attached must be gone after its last detach. Its key must be
+//!   free at once.
+//! - The backing must have memory of exactly the existing segments.
+//! - All lines for attaches must be allocatable again.
 //!
 //! In the control, the backing keeps the memory of removed segments, and the check must fail.
-//! Attaches that the dead keep would make no control: each call that reads `shm_nattch` reaps the
-//! dead first.
+//! Leaked attaches of dead tasks would not work as a control: each call that reads `shm_nattch`
+//! first detaches the segments of dead tasks.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::Arc;
@@ -24,17 +24,17 @@ use std::os::fd::OwnedFd;
 
 use super::{Arena, Chore, Mode, PLACES, memory, shared_lines};
 
-/// The capacity: segments, and pairs of a segment and a task that has attached it.
+/// The capacity: the number of segments, and of pairs of a segment and a task that has attached it.
 const SEGMENTS: u32 = 32;
 const ATTACHES: u32 = 96;
 
-/// How often the parent has attached each segment that stays. Their keys are 1 to 3. The segments
-/// that come and go have keys from [`CHURN`].
+/// How often the parent has attached each of the permanent segments, whose keys are 1 to 3.
+/// Segments that children make and remove have keys from [`CHURN`].
 const KEPT: [u64; 3] = [0, 1, 2];
 const CHURN: i32 = 10;
 
-/// A backing that notes which segments have memory: a word for each slot, and a bit for each serial
-/// number.
+/// A backing that records which segments have memory. It has a word for each slot, with a bit for
+/// each serial number.
 struct Memory {
     there: Arc<Region>,
     file: Arc<OwnedFd>,
@@ -50,7 +50,8 @@ impl Memory {
 impl Backing for Memory {
     fn create(&self, name: SegmentName, _size_bytes: u64) -> Result<(), Errno> {
         let (word, bit) = self.word(name);
-        // ORDERING: Relaxed. The store is visible once the process that made it is dead.
+        // ORDERING: Relaxed. The test reads the word after it has waited for the death of the
+        // child.
         word.fetch_or(bit, Ordering::Relaxed);
         Ok(())
     }
@@ -75,7 +76,7 @@ pub(crate) struct Segments {
     memory: Arc<OwnedFd>,
     notes: Arc<Region>,
     mode: Mode,
-    /// The parent's task, which attaches the segments that stay.
+    /// The parent's task, which keeps the permanent segments attached.
     keeper: Option<Task>,
 }
 
@@ -135,11 +136,13 @@ impl Arena for Segments {
             .begin(word);
             let done = match which {
                 0..20 => kept().and_then(|id| attach(&task, id, at)),
-                // The mapping is dropped, as by a caller whose mmap(2) failed.
+                // The mapping is dropped without an address, as by a caller whose mmap(2) has
+                // failed.
                 20..24 => kept().and_then(|id| task.shmat(id, 0, ShmFlags::empty()).map(drop)),
                 24..48 => task.shmdt(at << 12).map(drop),
                 48..60 => churn(&task, (at, word), &mut rng),
-                // Forks the task, and goes on as the copy, which has the same attaches.
+                // Forks the task. The child process then uses the copy, which has the same
+                // attaches.
                 60..62 => task.fork(std::process::id()).map(|copy| task = copy),
                 62 | 63 => self.namespace().recover().map(drop),
                 _ => {
@@ -151,7 +154,7 @@ impl Arena for Segments {
                     done
                 }
             };
-            // Children that were just killed may still occupy lines.
+            // Recently killed children may still occupy lines, so `NOMEM` and `NOSPC` are allowed.
             let is_good = matches!(
                 done,
                 Ok(()) | Err(Errno::IDRM | Errno::INVAL | Errno::NOSPC | Errno::NOMEM)
@@ -221,7 +224,7 @@ impl Segments {
         let pairs = tasks.iter().flat_map(|task| ids.iter().map(move |id| (task, *id)));
         let room =
             pairs.enumerate().take_while(|(at, (task, id))| attach(task, *id, 1 + at).is_ok());
-        // The keeper uses one line for each segment that it has attached.
+        // The parent's task uses one line for each segment that it has attached.
         let kept = KEPT.iter().filter(|count| **count != 0).count();
         let room = kept + room.count();
         drop(tasks);
@@ -232,7 +235,7 @@ impl Segments {
     }
 }
 
-/// Attaches a segment at page `at`, in place of a segment that was attached there.
+/// Attaches a segment at page `at`. It replaces a segment that was attached there.
 fn attach(task: &Task, id: ShmId, at: usize) -> Result<(), Errno> {
     task.shmat(id, at << 12, ShmFlags::empty()).map(|mapping| mapping.attached_at(at << 12))
 }

@@ -1,6 +1,7 @@
 //! Models of invalidated names that are put back, and of exchanged names.
 //!
-//! The reader is the spawned thread; see `tally` in the base crate.
+//! The reader is the spawned thread, because loom skips schedules otherwise (see `tally` in the
+//! base crate).
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};
@@ -14,7 +15,7 @@ use crate::attr::mode;
 use crate::name::Name;
 
 /// Enters a name again with `publish`, after its directory was invalidated. The name referred to
-/// file 7, which is in use. Now it refers to the file that the back end `says`. A reader looks it
+/// file 7, which is in use. Now the back end says that it refers to file `says`. A reader looks it
 /// up with `look`. Returns how often the reader missed the name, and how often it found it.
 fn put_back_against_lookup(
     says: u64,
@@ -33,7 +34,8 @@ fn put_back_against_lookup(
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, over) = &*shared;
-                // ORDERING: Acquire. If it is set, the publication happened before the lookup.
+                // ORDERING: Acquire. If the flag is set, the publication happened before the
+                // lookup.
                 let is_over = over.load(Ordering::Acquire) == 1;
                 let found = look(dcache, key);
                 assert!(found.is_none_or(|ino| ino == says), "T25: an invalidated answer");
@@ -43,7 +45,7 @@ fn put_back_against_lookup(
         });
         let (dcache, over) = &*shared;
         publish(dcache, key, node);
-        // ORDERING: Release. As above.
+        // ORDERING: Release. The publication happens before a lookup that sees the flag.
         over.store(1, Ordering::Release);
         reader.join().unwrap();
     })
@@ -52,8 +54,8 @@ fn put_back_against_lookup(
 fn publish_node(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     let slot =
         dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap();
-    // The dentry of each file lies in its inode's slot: the old one of file 7, or the new one of
-    // another.
+    // The dentry of each file is in its inode's slot, so the slot tells the old dentry of file 7
+    // from a new one.
     assert_eq!(
         slot,
         node.inode.dentry_half(),
@@ -88,8 +90,8 @@ fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, count, publish_node));
 }
 
-/// Trap T25: the old dentry is entered again before it gets its new inode, so a reader finds the
-/// old file.
+/// Control for trap T25: the old dentry is entered again before it gets its new inode, so a reader
+/// finds the old file.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_dentry_that_is_put_back_for_another_file_is_caught() {
@@ -145,15 +147,16 @@ fn publish_directory(dcache: &Dcache, key: ParentKey, node: DentryInode) -> Dent
     dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap()
 }
 
-/// Trap T55: an object may change between its lookup and its lock. A dentry that changes before it
-/// is entered again is looked up again.
+/// Trap T55: an object may change between its lookup and its lock. A directory that is entered
+/// again must keep its dentry, even if another thread marks that dentry meanwhile. So a dentry that
+/// has changed is looked up again.
 #[test]
 fn directory_that_is_taken_back_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(invalidate, publish_directory));
 }
 
-/// Trap T55: the dentry is looked up only once. It has changed, so another dentry is made in its
-/// place.
+/// Control for trap T55: the dentry is looked up only once. It has changed, so another dentry is
+/// made in its place.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_take_back_that_looks_once_is_caught() {
@@ -167,13 +170,15 @@ fn control_take_back_that_looks_once_is_caught() {
     });
 }
 
-/// Trap T55: as above, for a dentry that was never invalidated.
+/// Trap T55: a directory that is entered twice must keep its dentry, even if another thread marks
+/// that dentry meanwhile. Here the directory was never invalidated.
 #[test]
 fn directory_that_is_entered_twice_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(|_, key| key, publish_directory));
 }
 
-/// Trap T55: the dentry is looked up only once, and another dentry is made in its place.
+/// Control for trap T55: the dentry is looked up only once. It has changed, so another dentry is
+/// made in its place.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_publish_that_looks_once_is_caught() {
@@ -189,7 +194,7 @@ fn control_publish_that_looks_once_is_caught() {
 }
 
 /// Exchanges the names `A` and `B` with `exchange`, beside a reader that looks for one and then for
-/// the other. Returns how often that was (before, during, after) the exchange.
+/// the other. Returns how often the two lookups were (before, during, after) the exchange.
 fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -226,8 +231,8 @@ fn names_beside_an_exchange_are_always_there() {
     }));
 }
 
-/// Trap T13: each dentry gets its new name in a write section of its own, so for a moment one name
-/// is missing.
+/// Control for trap T13: each dentry gets its new name in a write section of its own, so for a
+/// moment one name is missing.
 #[test]
 #[should_panic(expected = "T13: a name was missing")]
 fn control_exchange_in_two_sections_is_caught() {
@@ -238,8 +243,9 @@ fn control_exchange_in_two_sections_is_caught() {
         for (slot, name) in [(a, B), (b, A)] {
             let guard = dcache.dentries.lockref(slot).lock();
             let Image { key, body, .. } = dcache.dentries.image(slot);
-            let (place, words) = ((0, body.inode()), DirectoryWords::default());
-            let image = dcache.dentries.new_image(key, place, name, body.flags(), words).unwrap();
+            let (inode, words) = (body.inode(), DirectoryWords::default());
+            let image =
+                dcache.dentries.new_image(key, 0, inode, name, body.flags(), words).unwrap();
             dcache.write(slot, &guard, |dcache| {
                 dcache.dentries.store(slot, &image);
             });
@@ -248,8 +254,8 @@ fn control_exchange_in_two_sections_is_caught() {
 }
 
 /// Enters an answer of the back end with `enter`, beside an invalidation. Then the invalidating
-/// thread looks the name up. Returns how often `enter` found the answer valid, and how often
-/// cancelled.
+/// thread looks the name up. Returns how often `enter` found the answer valid, and how often it
+/// found the fill cancelled.
 fn enter_against_invalidation(
     prepare: fn(&Dcache, ParentKey, DentryInode),
     enter_as: fn(&Dcache, ParentKey, DentryInode, &KeyGuard<'_>),
@@ -283,8 +289,8 @@ fn publish_invalidated(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     dcache.make_name_stale(key, &lookup_key_a(dcache));
 }
 
-/// Trap T25: no lookup finds an answer that is older than a completed invalidation. The name may be
-/// new, entered again, or given to another file.
+/// Trap T25: no lookup may find an answer that is older than a completed invalidation. The name may
+/// be new, entered again, or given to another file.
 #[test]
 fn answer_from_before_an_invalidation_is_not_found() {
     let nothing = |_: &Dcache, _: ParentKey, _: DentryInode| ();
@@ -297,12 +303,13 @@ fn answer_from_before_an_invalidation_is_not_found() {
         let lookup_key = dcache.lookup_key(Name::new(B).unwrap());
         let (slot, seen) = dcache.find(key, &lookup_key).unwrap();
         assert!(dcache.get(slot, seen.seq));
-        let done = dcache.d_move((slot, &lookup_key), key, &lookup_key_a(dcache), None, in_lookup);
+        let done = dcache.d_move(slot, &lookup_key, key, &lookup_key_a(dcache), None, in_lookup);
         assert_eq!(done, Ok(DentrySlot::NONE));
     }));
 }
 
-/// Trap T25: the check for cancellation comes before the entry, without the lock of the stripe.
+/// Control for trap T25: the check for cancellation comes before the entry, without the lock of the
+/// stripe, so a stale answer may stay.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {

@@ -1,4 +1,4 @@
-//! Names that get more than one dentry, which no reader may see.
+//! Tests of names that get more than one dentry, which no reader may see.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::tmpfs::{Tmpfs, TmpfsOptions};
 use crate::vfs::VfsOptions;
 
 /// Renames file 0 to a name that already has dentries, entered in the order of `entered`: of file
-/// 1, or negative ones for None. `target` is the one that the renamer knows. Returns the inodes of
-/// the name afterwards, and the slot of file 0.
+/// 1, or negative ones for None. `target` is the dentry that the renamer knows. Returns the inodes
+/// of the name afterwards, and the slot of file 0.
 fn inodes_after_rename(
     entered: &[Option<()>],
     target: Option<usize>,
@@ -41,7 +41,7 @@ fn inodes_after_rename(
     let from = dcache.lookup_key(from);
     let (slot, seen) = dcache.find_exact(key, &from).unwrap();
     assert!(dcache.get(slot, seen.seq));
-    let moved_from = dcache.d_move((slot, &from), key, &lookup_key, target, &in_lookup);
+    let moved_from = dcache.d_move(slot, &from, key, &lookup_key, target, &in_lookup);
     assert_eq!(moved_from, Ok(DentrySlot::NONE));
     slots.iter().chain([&slot]).for_each(|&slot| dcache.put(slot));
     assert!(dcache.find_exact(key, &from).is_none());
@@ -54,8 +54,9 @@ fn inodes_after_rename(
     (inodes, moved.slot)
 }
 
-/// The target name may have a dentry that the renamer did not see. It does not survive the rename,
-/// whether it stands before or after the negative dentry of the name.
+/// After a rename, the target name must have the moved file alone. The name may have a dentry that
+/// the renamer did not see. That dentry must not survive, whether it stands before or after the
+/// negative dentry of the name.
 #[test]
 fn name_that_is_renamed_to_has_the_moved_file_alone() {
     const FILE: Option<()> = Some(());

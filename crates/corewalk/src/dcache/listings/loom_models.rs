@@ -1,7 +1,7 @@
 //! Models of a listing that fills a name beside a change of the name.
 //!
-//! The back end and the cache are a word each, under a mutex. 1 is the old file of the name, and 2
-//! the new one. 0 is an empty cache.
+//! The back end and the cache are a word each, under a mutex. In both words, 1 is the old file of
+//! the name, and 2 the new one. 0 is an empty cache.
 
 use corewalk_base::Mutex;
 use corewalk_base::primitives::{Arc, thread};
@@ -70,7 +70,7 @@ fn change_with(shared: &Shared, counts: fn(&Listings)) {
     counts(&shared.listings);
 }
 
-/// Trap T25: a change of a name counts itself before it releases the in-lookup lock (L.1).
+/// Trap T25: a change of a name must count itself before it releases the in-lookup lock (L.1).
 #[test]
 fn listing_beside_a_change_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| {
@@ -78,14 +78,15 @@ fn listing_beside_a_change_enters_no_older_entry() {
     }));
 }
 
-/// Trap T25: the change does not count itself.
+/// Control for trap T25: the change does not count itself, so the listing enters the old file.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_does_not_count_itself_is_caught() {
     list_against(|shared| change_with(shared, |_| ()));
 }
 
-/// Trap T25: the change looks for listings before it calls the back end.
+/// Control for trap T25: the change looks for listings before it calls the back end, so it may miss
+/// a listing.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_that_counts_itself_before_the_call_is_caught() {
@@ -190,20 +191,21 @@ fn cancel_fill(shared: &Shared) {
     shared.locks.cancel_fill(KEY);
 }
 
-/// Traps T25, P12: an invalidation counts itself and then cancels the fill (L.2).
+/// Traps T25, P12: an invalidation must count itself and then cancel the fill (L.2).
 #[test]
 fn listing_beside_an_invalidation_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| invalidate_with(shared, count_change, cancel_fill)));
 }
 
-/// Trap P12: an invalidation that only cancels misses a listing that holds no lock yet.
+/// Control for trap P12: an invalidation that only cancels misses a listing that holds no lock yet.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_cancels_is_caught() {
     list_against(|shared| invalidate_with(shared, |_| (), cancel_fill));
 }
 
-/// Trap P12: a listing that holds the lock already sees no cancellation before the count.
+/// Control for trap P12: an invalidation only counts itself, so a listing that already holds the
+/// lock does not notice it.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_counts_is_caught() {

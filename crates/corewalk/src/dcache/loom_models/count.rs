@@ -1,6 +1,7 @@
 //! Models of the lookup by inode number, which does not look the directory up.
 //!
-//! The reader is the spawned thread; see `tally` in the base crate.
+//! The reader is the spawned thread, because loom skips schedules otherwise (see `tally` in the
+//! base crate).
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
@@ -16,8 +17,8 @@ fn count(dcache: &Dcache) -> Option<u64> {
     dcache.get_by_ino(ROOT_INO, A).map(|inode| dcache.inodes.ino(inode))
 }
 
-/// Takes the steps of [`Dcache::get_by_ino`], with the checks of the parent and the dentry that
-/// the control has.
+/// Takes the steps of [`Dcache::get_by_ino`], but with the given checks of the parent and of the
+/// dentry.
 fn count_with(
     dcache: &Dcache,
     is_parent: fn(&Dcache, ParentKey) -> bool,
@@ -61,7 +62,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, told) = &*shared;
-                // ORDERING: Acquire. If it is set, the invalidation happened before the lookup.
+                // ORDERING: Acquire. If the flag is set, the invalidation happened before the
+                // lookup.
                 let is_told = told.load(Ordering::Acquire) == 1;
                 let found = count(dcache);
                 assert!(!(is_told && found == Some(7)), "T25: an invalidated answer");
@@ -71,7 +73,7 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
         });
         let (dcache, told) = &*shared;
         dcache.invalidate_directory(key.parent());
-        // ORDERING: Release. As above.
+        // ORDERING: Release. The invalidation happens before a lookup that sees the flag.
         told.store(1, Ordering::Release);
         let now = dcache.directory(key.parent()).unwrap().key;
         let in_lookup = lock_name_a(dcache, now);
@@ -90,7 +92,8 @@ fn count_beside_an_invalidation_is_not_stale() {
     }));
 }
 
-/// Trap T25: the lookup does not check the generation of the parent, so it returns a stale answer.
+/// Control for trap T25: the lookup does not check the generation of the parent, so it returns a
+/// stale answer.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_count_without_a_look_at_the_parent_is_caught() {
@@ -100,7 +103,7 @@ fn control_count_without_a_look_at_the_parent_is_caught() {
 }
 
 /// Evicts `A` and enters another name in its slot, beside a lookup of `A` with `count`. Returns how
-/// often the lookup missed `A`, and how often it counted it.
+/// often the lookup missed `A`, and how often it counted the inode of `A`.
 fn reuse_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS - 1, move |tally| {
         let (dcache, key) = cache();
@@ -124,21 +127,22 @@ fn reuse_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 2] {
     })
 }
 
-/// Traps T5, T55, P5: a slot may be reused during a lookup, so the dentry is validated after the
-/// inode is counted.
+/// Traps T5, T55, P5: a lookup must count the inode of `A` or none, although the slot may be reused
+/// meanwhile. So the lookup validates the dentry after it has counted the inode.
 #[test]
 fn count_beside_eviction_and_reuse_is_of_that_inode_or_none() {
     assert_all_reached(&reuse_against_count(count));
 }
 
-/// Trap T55: the dentry is not validated, so the lookup may count the next file in the slot.
+/// Control for trap T55: the dentry is not validated, so the lookup may count the next file in the
+/// slot.
 #[test]
 #[should_panic(expected = "T55: counted another inode")]
 fn control_count_without_a_last_look_is_caught() {
     reuse_against_count(|dcache| count_with(dcache, is_child_of_root, |_, _| true));
 }
 
-/// How much one lookup adds to the count. Other references add another amount.
+/// The amount that one client lookup adds to the count. Other references add another amount.
 const LOOKUP: u64 = 8;
 
 /// Looks `A` up for a client: takes a reference, and then counts it as a lookup of the client.
@@ -172,7 +176,7 @@ fn count_at_once(dcache: &Dcache) -> Option<u64> {
     None
 }
 
-/// Drops a lookup of an inode if there is one, as a client without any lookup does.
+/// Forgets a client lookup of the inode if there is one, as a client without any lookup may do.
 fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
     let mut guard = dcache.inodes.lockref(inode).lock();
     let is_there = guard.count() >= LOOKUP;
@@ -184,7 +188,7 @@ fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
 
 /// Changes the dentry of `A` and forgets its inode once too often, beside a lookup of `A` with
 /// `count`. Returns how often the lookup missed, how often no lookup was forgotten, and how often
-/// the new lookup was.
+/// the new lookup was forgotten.
 fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -209,13 +213,14 @@ fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     })
 }
 
-/// Trap P5: a client that forgets too much takes only lookups that were given out.
+/// Trap P5: a client that forgets too much may take only lookups that were given out.
 #[test]
 fn count_beside_a_wrong_forget_keeps_the_references_of_others() {
     assert_all_reached(&forget_against_count(count_for_client));
 }
 
-/// Trap P5: the whole count can be taken away before the dentry is validated.
+/// Control for trap P5: a lookup adds its whole count at once, so a forget can take it away before
+/// the dentry is validated.
 #[test]
 #[should_panic(expected = "lockref put without a reference")]
 fn control_count_in_one_step_is_caught() {

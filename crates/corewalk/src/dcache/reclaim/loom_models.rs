@@ -1,7 +1,8 @@
 //! Models of eviction: a dentry dies and its slot is reused, beside a thread that takes a
 //! reference.
 //!
-//! The reader is the spawned thread; see `tally` in the base crate.
+//! The reader is the spawned thread, because loom skips schedules otherwise (see `tally` in the
+//! base crate).
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
@@ -19,7 +20,7 @@ fn evict(dcache: &Dcache, slot: DentrySlot) -> bool {
 }
 
 /// Evicts a dentry and then reuses its slot, beside a reader that has seen the dentry and takes a
-/// reference with `get`. Returns how often the reader (failed, got) it.
+/// reference with `get`. Returns how often the reader (failed to get, got) the reference.
 fn evict_against_get(get: fn(&Dcache, DentrySlot, Seq) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -48,14 +49,14 @@ fn evict_against_get(get: fn(&Dcache, DentrySlot, Seq) -> bool) -> [usize; 2] {
     })
 }
 
-/// Traps T5, T7, T17, T18, T55: a reference is on the dentry that was seen, or is refused.
+/// Traps T5, T7, T17, T18, T55: a reference must be on the dentry that was seen, or be refused.
 #[test]
 fn get_beside_eviction_and_reuse_has_one_winner() {
     assert_all_reached(&evict_against_get(Dcache::get));
 }
 
-/// Trap T55: the sequence is checked before the count goes up and not after, so the reference may
-/// be on the next dentry in the slot.
+/// Control for trap T55: the sequence is checked before the count goes up and not after, so the
+/// reference may be on the next dentry in the slot.
 #[test]
 #[should_panic(expected = "T55: a reference on another dentry")]
 fn control_get_that_validates_first_is_caught() {
@@ -85,13 +86,15 @@ fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2]
     })
 }
 
-/// The two threads store and load two words in opposite order. The inode's lock orders them.
+/// Eviction must spare the only name of an inode in use. The evicting thread and the reader store
+/// and load two words in opposite order, so only the inode's lock orders them.
 #[test]
 fn eviction_beside_a_finder_spares_the_name_in_use() {
     assert_all_reached(&evict_against_get_inode(evict));
 }
 
-/// The count is read without the inode's lock.
+/// Control: the eviction reads the count without the inode's lock, so it may miss the reader's
+/// reference.
 #[test]
 #[should_panic(expected = "an inode in use lost its only name")]
 fn control_eviction_that_only_looks_at_the_count_is_caught() {
@@ -112,7 +115,7 @@ fn evict_both_names(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
         let (first, node) = file(&dcache, key, b"one", 7);
-        // Take a reference, as a user of the inode has one.
+        // Take a reference, so that the inode is in use.
         dcache.inodes.lockref(node.inode).get();
         let lookup_key = dcache.lookup_key(Name::new(b"two").unwrap());
         let in_lookup = dcache.in_lookup.lock(dcache.in_lookup_key(key.parent(), &lookup_key));
@@ -131,14 +134,14 @@ fn evict_both_names(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     })
 }
 
-/// The first thread has evicted one name, so the second finds that its name is the only one and
-/// keeps it.
+/// Evictions of two names of an inode in use must leave one name. The thread that comes second
+/// finds that its name is the only one, and keeps it.
 #[test]
 fn evictions_of_two_names_leave_one_to_an_inode_in_use() {
     assert_all_reached(&evict_both_names(evict));
 }
 
-/// The check and the removal are two steps.
+/// Control: the check and the removal are two steps, so both names may be evicted.
 #[test]
 #[should_panic(expected = "an inode in use lost both names")]
 fn control_eviction_that_looks_before_it_removes_is_caught() {

@@ -1,7 +1,7 @@
 //! The depot of an inode table: free slots that no shard holds, by segment.
 //!
-//! If all slots of a segment are in the depot, it has no inode, and no thread can take a slot of
-//! it. Then the segment can be freed. A few such segments are kept, for programs that repeatedly
+//! If all slots of a segment are in the depot, the segment has no inode, and no thread can take one
+//! of its slots. Then it can be freed. A few such segments are kept, for programs that repeatedly
 //! make and remove files.
 
 use super::SEGMENT_SLOTS;
@@ -53,7 +53,7 @@ impl Depot {
     /// is empty.
     pub(super) fn take(&mut self, slots: &mut Vec<u32>) {
         while let Some(segment) = self.partial.pop() {
-            // If no bit is set, the segment was freed, or it is a duplicate in the list.
+            // If no bit is set, the segment was freed, or the list named it twice.
             let bits = std::mem::take(&mut self.free[segment as usize]);
             if bits != 0 {
                 self.whole -= u32::from(bits == ALL);

@@ -10,7 +10,7 @@
 //! compares, and becomes a user under that lock. The last user removes the entry before the block
 //! is freed. Trap T34 is a block that is found while its last user frees it. A block with a number
 //! never changes. Its last user removes the block, changes it, and only then searches for the new
-//! content; so it cannot find itself, which is trap T38.
+//! content. So the search cannot find the user's own block, which is trap T38.
 //!
 //! # Invariants
 //! - K.1: `users` of a slot is the number of inodes that point at its block, or 0 without a block.
@@ -19,8 +19,8 @@
 //!
 //! # Locks
 //! The lock of a slot, after that of the inode. No thread holds two slots. The locks of the cache
-//! and of the free numbers are taken within. A thread that has found an entry waits only for a
-//! slot. So the last user may wait for that thread with its own inode locked.
+//! and of the free numbers are taken inside the lock of a slot. A thread that has found an entry
+//! waits only for a slot. So the last user may wait for that thread with its own inode locked.
 //!
 //! # Limits
 //! At most [`LOOKS_MAX`] blocks are compared for one content. If so many have the key and differ,
@@ -31,7 +31,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use corewalk_base::Mutex;
+use corewalk_base::{Mutex, ShardedCounter};
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
 use corewalk_sync::SlotArena;
 
@@ -54,7 +54,7 @@ pub(in crate::tmpfs) struct Block {
     key: u64,
     /// 0 while the block is private.
     number: u32,
-    /// True while its inode is queued in `Deferred` with this private block.
+    /// True while the inode of this private block is queued in `Deferred`.
     pub(super) is_queued: bool,
 }
 
@@ -84,7 +84,7 @@ struct BlockSlot {
 
 type Segment = OnceLock<Box<[Mutex<BlockSlot>; SEGMENT_SLOTS as usize]>>;
 
-/// When to release a block.
+/// The condition on which a user releases a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leave {
     /// Always.
@@ -95,7 +95,7 @@ pub(super) enum Leave {
 
 /// The result of a release.
 pub(super) enum Released {
-    /// The caller was its only user, and has the content.
+    /// The caller was the only user of the block, and now has the content.
     Last(Block),
     /// The block has other users, and with [`Leave::IfLast`] the caller still is a user.
     Shared(Arc<Block>),
@@ -113,6 +113,9 @@ pub(super) struct Blocks {
     numbers: SlotArena<1>,
     /// The slots of the blocks, by number. Each slot is protected by its own mutex.
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
+    /// Searches that found an equal set, and searches that found none.
+    hits: ShardedCounter,
+    misses: ShardedCounter,
 }
 
 impl Blocks {
@@ -121,11 +124,23 @@ impl Blocks {
         let options = MbcacheOptions::default().with_users_max(USERS_MAX);
         let cache = Mbcache::new(options).ok()?;
         let numbers = SlotArena::new("xattr block", cache.entries_max()).ok()?;
-        Some(Blocks { cache, numbers, levels: [const { OnceLock::new() }; LEVELS] })
+        let levels = [const { OnceLock::new() }; LEVELS];
+        let (hits, misses) = (ShardedCounter::new(), ShardedCounter::new());
+        Some(Blocks { cache, numbers, levels, hits, misses })
     }
 
     /// Finds a block with the content of `set`, and makes the caller a user of it.
     pub(super) fn find(&self, key: u64, set: &Set) -> FindResult {
+        let result = self.search(key, set);
+        let searches = match result {
+            FindResult::Block(_) => &self.hits,
+            FindResult::NotFound | FindResult::Collisions => &self.misses,
+        };
+        searches.add(1);
+        result
+    }
+
+    fn search(&self, key: u64, set: &Set) -> FindResult {
         let mut found = self.cache.find_first(key);
         for _ in 0..LOOKS_MAX {
             let Some(entry) = found else { return FindResult::NotFound };
@@ -164,7 +179,7 @@ impl Blocks {
         block
     }
 
-    /// Removes a user from a shared block, as `leave` says.
+    /// Removes a user from a shared block, on the condition `leave`.
     pub(super) fn release(&self, block: Arc<Block>, leave: Leave) -> Released {
         let (key, number) = (block.key, block.number);
         let mut slot = self.slot(number).lock();
@@ -178,8 +193,8 @@ impl Blocks {
                 if slot.users + 1 == USERS_MAX {
                     self.cache.note_users(key, u64::from(number), slot.users);
                 }
-                // Drop before the slot is unlocked. The next thread may be the last user, and by
-                // K.1 no other inode points at the block then.
+                // Drop the block before the slot is unlocked. The next thread may be the last user,
+                // and by K.1 no other inode points at the block then.
                 drop(block);
                 return Released::Left;
             }
@@ -200,6 +215,13 @@ impl Blocks {
         self.numbers.in_use()
     }
 
+    /// Returns the counters of the searches and of the index.
+    pub(super) fn counts(&self) -> IndexCounts {
+        let get = |counter: &ShardedCounter| counter.sum().max(0) as u64;
+        let (hits, misses, stats) = (get(&self.hits), get(&self.misses), self.cache.stats());
+        IndexCounts { hits, misses, entries: stats.entries, reclaimed: stats.reclaimed }
+    }
+
     #[inline]
     fn slot(&self, number: u32) -> &Mutex<BlockSlot> {
         let nth = number / SEGMENT_SLOTS + 1;
@@ -210,6 +232,19 @@ impl Blocks {
             .get_or_init(|| Box::new(std::array::from_fn(|_| Mutex::default())));
         &segment[(number % SEGMENT_SLOTS) as usize]
     }
+}
+
+/// The counters of the index of shared sets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::tmpfs) struct IndexCounts {
+    /// Searches that found an equal set.
+    pub(in crate::tmpfs) hits: u64,
+    /// Searches that found none.
+    pub(in crate::tmpfs) misses: u64,
+    /// Entries now.
+    pub(in crate::tmpfs) entries: u64,
+    /// Entries dropped to make room.
+    pub(in crate::tmpfs) reclaimed: u64,
 }
 
 /// The result of a search for a content.
@@ -244,7 +279,7 @@ pub(super) mod audit {
 
         /// Returns the number of entries in the cache.
         pub(in crate::tmpfs::xattr) fn entries(&self) -> u64 {
-            self.cache.count()
+            self.cache.stats().entries
         }
     }
 }

@@ -16,7 +16,7 @@
 //!   about to lower it.
 //!
 //! # Locks
-//! The lock of a queue; innermost.
+//! The lock of a queue is innermost.
 //!
 //! # Limits
 //! No thread runs in the background. If no change comes, a server must call `Tmpfs::maintain`, or a
@@ -33,7 +33,7 @@ use crate::attr::Timespec;
 
 /// The time without a change before an inode's set is de-duplicated, in milliseconds. It is longer
 /// than the time between frequent changes of a file, and than the clock tick (1 to 10 ms). It is
-/// short, since private sets take memory meanwhile.
+/// short, because private sets take memory meanwhile.
 pub(super) const DELAY_MS: u64 = 100;
 /// Maximum number of inodes that one change de-duplicates.
 const BATCH: usize = 8;
@@ -50,9 +50,9 @@ struct Waiting {
 /// # Invariants
 /// D.1, D.2.
 pub(super) struct Deferred {
-    /// The queue of each shard of threads. Each is protected by its own mutex.
+    /// The queue of each shard of threads. Each queue is protected by its own mutex.
     shards: Box<[OwnLine<Mutex<VecDeque<Waiting>>>]>,
-    /// See D.2. Atomic: a thread reads it without a lock.
+    /// A time at or before the next due time (D.2). Atomic, because threads read it without a lock.
     due_ms: CachePadded<AtomicU64>,
 }
 
@@ -75,8 +75,8 @@ impl Deferred {
     /// Returns true if a queued inode may be due at `now`.
     #[inline]
     pub(super) fn is_due(&self, now: Timespec) -> bool {
-        // ORDERING: Relaxed. A thread that sees the value late leaves the work to a later call; the
-        // queues have locks.
+        // ORDERING: Relaxed. A thread that sees the value late leaves the work to a later call. The
+        // queues have locks of their own.
         milliseconds(now) >= self.due_ms.load(Ordering::Relaxed)
     }
 
@@ -111,7 +111,8 @@ impl Deferred {
     }
 
     fn lower_due(&self, due_ms: u64) {
-        // ORDERING: Relaxed, both. See `is_due`.
+        // ORDERING: Relaxed, both. A thread that sees the value late leaves the work to a later
+        // call.
         if self.due_ms.load(Ordering::Relaxed) > due_ms {
             self.due_ms.fetch_min(due_ms, Ordering::Relaxed);
         }

@@ -2,8 +2,8 @@
 //!
 //! # Mechanism
 //! The attributes are sorted by name. Most files have one or none, so a single one needs no list.
-//! Each is one allocation: the length of the name in a byte, the name, the value. ACLs are stored
-//! parsed, since they are checked more often than read as attributes.
+//! An attribute is one allocation: the length of the name in a byte, the name, the value. ACLs are
+//! stored parsed, because they are checked more often than read as attributes.
 //!
 //! The key of a set is the sum of the hashes of its members. Each attribute caches its hash, so a
 //! changed set hashes only new members. For a value over 256 bytes, only the beginning, the end and
@@ -33,9 +33,9 @@ const SET_BYTES_MAX: u64 = 1 << 20;
 const HASHED_WHOLE_MAX: usize = 256;
 /// Number of bytes, including the name, that are hashed at the beginning of a larger attribute.
 const HEAD_BYTES: usize = 128;
-/// Number of bytes hashed at the end of such an attribute.
+/// Number of bytes that are hashed at the end of a larger attribute.
 const TAIL_BYTES: usize = 64;
-/// Number of words hashed between the two.
+/// Number of words that are hashed between the beginning and the end of a larger attribute.
 const MIDDLE_WORDS: usize = 8;
 /// The charge of an attribute besides name and value, in bytes. It is about the overhead of the
 /// list and the allocator, so that many short attributes are charged what they use.
@@ -56,7 +56,7 @@ pub(in crate::tmpfs) enum Change<'a> {
     Acl(AclKind, Option<&'a Acl>),
 }
 
-/// How a change of a set affects what the set is charged.
+/// The effect of a change on the charge of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     /// The set stays the same.
@@ -111,8 +111,8 @@ impl Set {
     /// Returns the effect of a change.
     ///
     /// # Errors
-    /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as the mode of the change says;
-    /// `ENOSPC` for too many names or bytes.
+    /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as the mode of the change
+    /// requires; `ENOSPC` for too many names or bytes.
     pub(super) fn effect(&self, change: Change<'_>) -> Result<Effect, Errno> {
         let before = self.bytes();
         let after = match change {
@@ -192,7 +192,7 @@ impl Set {
     }
 }
 
-/// The secret of the hash. It is random, since callers choose the content (trap T54).
+/// The secret of the hash. It is random, because callers choose the content (trap T54).
 #[derive(Clone, Debug)]
 pub(super) struct Secret([u64; 8]);
 
@@ -279,7 +279,7 @@ impl Attrs {
         }
     }
 
-    /// Returns the index of an attribute, or where to insert it.
+    /// Returns the index of an attribute, or the index at which to insert it.
     #[inline]
     fn find(&self, name: &[u8]) -> Result<usize, usize> {
         self.all().binary_search_by(|attr| attr.name().cmp(name))

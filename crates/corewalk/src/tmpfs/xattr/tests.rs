@@ -1,4 +1,4 @@
-//! Tests of sharing: against a model, for consistency of the counts, and with threads.
+//! Tests of sharing. They compare it with a model, check the counts, and run it in several threads.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -63,8 +63,9 @@ fn acl(uid: u32) -> Acl {
     .unwrap()
 }
 
-/// Checks K.1, K.2 and X.2. Each block has as many users as inodes point at it, no block is without
-/// a user, and every set is charged once. `inos` are all inodes with attributes. No file has bytes.
+/// Checks K.1, K.2 and X.2. Each block must have as many users as inodes that point at it, no block
+/// may be without a user, and every set must be charged once. `inos` are all inodes with
+/// attributes. No file has bytes.
 fn audit(fs: &Tmpfs, inos: impl IntoIterator<Item = u64>) {
     let (mut pointers, mut bytes) = (BTreeMap::<u32, u32>::new(), 0);
     for ino in inos {
@@ -238,8 +239,8 @@ fn control_uncharged_set_is_caught() {
     audit(&fs, [ino]);
 }
 
-/// Trap T39: full blocks must not be examined again and again. A full block is skipped, and found
-/// again when it loses a user.
+/// Trap T39: full blocks must not be examined again and again. A search must skip a full block, and
+/// find it again when the block loses a user.
 #[test]
 fn block_has_at_most_1024_users() {
     let fs = tmpfs(None);
@@ -263,7 +264,7 @@ fn block_has_at_most_1024_users() {
     audit(&fs, inos[1..2 * USERS_MAX as usize].iter().copied().chain([new]));
 }
 
-/// Trap T38: a set that its only user changes finds the equal set, and not itself.
+/// Trap T38: a set that its only user changes must find the equal set, and not itself.
 #[test]
 fn set_changed_by_its_only_user_is_shared_with_its_equal() {
     let fs = tmpfs(None);
@@ -273,7 +274,7 @@ fn set_changed_by_its_only_user_is_shared_with_its_equal() {
     set(&fs, b, b"user.a", b"one").unwrap();
     fs.share_xattrs();
     assert_eq!(fs.xattr_stats(), XattrStats { shared_sets: 1, waiting: 0 });
-    // A changed set without an equal can be found by others.
+    // Other inodes can find a changed set that has no equal.
     set(&fs, b, b"user.a", b"three").unwrap();
     fs.share_xattrs();
     set(&fs, a, b"user.a", b"three").unwrap();
@@ -309,7 +310,7 @@ fn queued_inode_is_shared_by_a_later_change_of_another() {
     audit(&fs, inos);
 }
 
-/// `maintain` de-duplicates when no other change comes.
+/// `maintain` must de-duplicate queued sets when no other change comes.
 #[test]
 fn queued_inode_is_shared_by_maintain() {
     let (fs, inos) = twenty_queued_inodes();
@@ -322,6 +323,12 @@ fn queued_inode_is_shared_by_maintain() {
     fs.counters(&mut |name, count| counts.push((name, count)));
     assert!(counts.contains(&("tmpfs_shared_sets", 1)) && counts.contains(&("tmpfs_inodes", 21)));
     assert!(counts.contains(&("tmpfs_waiting", 0)), "{counts:?}");
+    // The first of 20 equal sets is not found, and the others are.
+    let index = [("hits", 19), ("misses", 1), ("entries", 1), ("reclaimed", 0)];
+    for (name, expected) in index {
+        let found = counts.iter().find(|(found, _)| found.ends_with(&format!("xattr_{name}")));
+        assert_eq!(found.map(|found| found.1), Some(expected), "{name}: {counts:?}");
+    }
     audit(&fs, inos);
 }
 
@@ -333,7 +340,7 @@ fn inode_without_recent_changes_is_shared_at_once() {
         set(&fs, ino, b"user.a", &[1; 5000]).unwrap();
         rest(&fs, ino);
     }
-    // There is no space for a second set, but the only user of a set may change it in place.
+    // A second set has no space, but the only user of a set may change the set in place.
     assert_eq!(set(&fs, a, b"user.a", &[2; 5000]), Err(Errno::NOSPC));
     fs.removexattr(file(b), b"user.a").unwrap();
     set(&fs, a, b"user.a", &[2; 5000]).unwrap();
@@ -377,7 +384,7 @@ fn change_without_space_changes_nothing() {
     audit(&fs, [a, b, c, d]);
 }
 
-/// A full list of names is not a lack of space, so the queued sets stay queued.
+/// A full list of names is not a lack of space, so the queued sets must stay queued.
 #[test]
 fn full_list_of_names_shares_no_queued_sets() {
     let fs = tmpfs(Some(1 << 20));
@@ -394,7 +401,7 @@ fn full_list_of_names_shares_no_queued_sets() {
     assert!(waiting >= 1, "no inode is queued");
     assert_eq!(set(&fs, c, &name(usize::MAX), b""), Err(Errno::NOSPC));
     assert_eq!(fs.xattr_stats().waiting, waiting, "a full list de-duplicated sets");
-    // Control: a lack of space does de-duplicate the queued sets.
+    // Control: a lack of space must de-duplicate the queued sets.
     assert_eq!(set(&fs, c, &name(0), &[1; 65536]), Ok(()));
     let refused = (0..30_u8)
         .find_map(|nth| set(&fs, make(&fs, &format!("f{nth}")), b"user.x", &[nth; 60_000]).err());
@@ -430,11 +437,11 @@ fn nothing_is_shared_when_it_is_off() {
     audit(&fs, inos);
 }
 
-/// Trap T54: contents chosen to have one key are compared a few times and then not shared.
+/// Trap T54: contents chosen to have one key must be compared a few times and then not shared.
 #[test]
 fn contents_of_one_key_make_no_long_chain() {
     let fs = tmpfs(None);
-    // Only some words in the middle of a long value are hashed.
+    // Only some words in the middle of a long value are hashed, so these values have one key.
     let inos: Vec<u64> = (0..50).map(|i| make(&fs, &i.to_string())).collect();
     for (nth, &ino) in inos.iter().enumerate() {
         let mut value = vec![0; 4000];
@@ -487,8 +494,8 @@ fn blocks_found_while_they_are_released_are_never_lost() {
     audit(&fs, []);
 }
 
-/// The last two users of a block release it at the same time. Both must not keep a pointer after
-/// they are counted out: the last one takes the block apart.
+/// Two last users may release a block at the same time. Each must drop its pointer before it is
+/// counted out, because the last one takes the block apart.
 #[test]
 fn last_two_users_release_a_block_at_the_same_time() {
     const ROUNDS: u32 = 200_000;
@@ -503,7 +510,7 @@ fn last_two_users_release_a_block_at_the_same_time() {
     let arrived = AtomicU32::new(0);
     // Spin instead of sleeping, so that both threads start at the same time.
     let meet = |round: u32| {
-        // ORDERING: AcqRel and Acquire. A barrier.
+        // ORDERING: AcqRel and Acquire. The counter is a barrier.
         arrived.fetch_add(1, Ordering::AcqRel);
         while arrived.load(Ordering::Acquire) < 2 * round {
             thread::yield_now();

@@ -1,4 +1,4 @@
-//! Back ends that sleep, call back, reuse inode numbers, or change behind the cache.
+//! Tests of back ends that sleep, call back, reuse inode numbers, or change behind the cache.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -56,7 +56,7 @@ impl Nap {
     }
 }
 
-/// Makes, renames and removes names while a call of the back end sleeps. The call uses other names.
+/// Makes, renames and removes other names than the sleeping call of the back end uses.
 fn be_busy(vfs: &Vfs) {
     for i in 0..500 {
         let (a, b) = (format!("busy{i}"), format!("done{i}"));
@@ -67,7 +67,8 @@ fn be_busy(vfs: &Vfs) {
     }
 }
 
-/// Trap T47: a loader sleeps. Threads that wait for its name use no CPU, and other threads go on.
+/// Trap T47: while a loader sleeps, threads that wait for its name must use no CPU, and other
+/// threads must go on.
 #[test]
 fn sleeping_loader_costs_waiters_no_cpu_and_others_no_time() {
     let _watchdog = Watchdog::start("sleeping loader", Duration::from_secs(60));
@@ -96,8 +97,8 @@ fn sleeping_loader_costs_waiters_no_cpu_and_others_no_time() {
     assert_eq!(vfs.stats().misses, 1, "a name has more than one loader");
 }
 
-/// Trap T47: a back end sleeps in `forget`. The name can be made again meanwhile, and no thread
-/// spins.
+/// Trap T47: while a back end sleeps in `forget`, another thread can make the name again, and no
+/// thread spins.
 #[test]
 fn sleeping_forget_delays_no_thread() {
     let _watchdog = Watchdog::start("sleeping finaliser", Duration::from_secs(60));
@@ -105,7 +106,7 @@ fn sleeping_forget_delays_no_thread() {
     let dying = Arc::new(AtomicU64::new(0));
     let (finalising, victim) = (Arc::clone(&nap), Arc::clone(&dying));
     let vfs = over(HookedTmpfs::new(move |_, call| {
-        // ORDERING: Relaxed. A number that was stored before the threads were started.
+        // ORDERING: Relaxed. The number was stored before the threads were started.
         if call == Call::Forget(victim.load(Ordering::Relaxed)) {
             finalising.sleep();
         }
@@ -135,9 +136,9 @@ thread_local! {
 /// Minimum number of calls from `forget`.
 const CALLS: u64 = 10_000;
 
-/// Trap T50: a back end uses the namespace in `forget`, for other names. No lock is held that this
-/// could deadlock on, whichever operation dropped the last reference: remove, rename over a file,
-/// the drop of an `InodeRef`, reclaim.
+/// Trap T50: a back end may use other names of the namespace in `forget`. This must not deadlock,
+/// whichever operation dropped the last reference: remove, rename over a file, the drop of an
+/// `InodeRef`, or reclaim.
 #[test]
 fn forget_may_call_back_into_the_namespace() {
     let _watchdog = Watchdog::start("forget that calls back", Duration::from_secs(120));
@@ -147,7 +148,8 @@ fn forget_may_call_back_into_the_namespace() {
     let vfs = over(HookedTmpfs::new(move |_, call| {
         let Call::Forget(ino) = call else { return Ok(()) };
         let Some(vfs) = upwards.get().and_then(Weak::upgrade) else { return Ok(()) };
-        // Bound the recursion: another thread may evict what this call makes and come here again.
+        // Bound the recursion, because another thread may evict what this call makes, and so call
+        // `forget` again.
         // ORDERING: Relaxed. Statistic.
         if counted.load(Ordering::Relaxed) >= CALLS || IS_FORGETTING.replace(true) {
             return Ok(());
@@ -181,7 +183,7 @@ fn forget_may_call_back_into_the_namespace() {
 }
 
 /// Trap T55: a name is removed and made again, and the back end gives the next file the same
-/// number. A held inode stays the same file, and a number leads to an existing file.
+/// number. A held inode must stay the same file, and a number must lead to an existing file.
 #[test]
 fn handle_stays_valid_when_its_number_is_reused() {
     let _watchdog = Watchdog::start("reused numbers", Duration::from_secs(120));
@@ -194,7 +196,8 @@ fn handle_stays_valid_when_its_number_is_reused() {
         vfs.make(&cred, &vfs.root(), name("f"), what).map(|(_, attr)| attr)
     };
     make(1).unwrap();
-    // The file, by its owner, that each number and generation was seen to identify.
+    // The file that each number and generation was seen to identify. The owner tells the files
+    // apart.
     let meanings: Mutex<HashMap<(u64, u64), u32>> = Mutex::default();
     let means = |ino, generation, tag| {
         assert_eq!(*meanings.lock().entry((ino, generation)).or_insert(tag), tag);
@@ -242,7 +245,7 @@ fn replace_underneath(fs: &Tmpfs, tag: u32) {
     fs.make(root, name("f"), &Make::new(S_IFREG | 0o644, tag, 0)).unwrap();
 }
 
-/// Whether a change during a fill is announced.
+/// The announcement of a change that comes during a fill.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Notice {
     None,
@@ -271,7 +274,7 @@ fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     fs.inner.make(root, name("f"), &Make::new(S_IFREG | 0o644, 1, 0)).unwrap();
     let vfs = over(fs);
     namespace.set(Arc::downgrade(&vfs)).unwrap();
-    // The first lookup returns the back end's answer of that time.
+    // The first lookup returns the old answer of the back end, which was given before the change.
     let overtaken = walk(&vfs, "f").unwrap();
     let second = walk(&vfs, "f").unwrap();
     let owner = vfs.getattr(&second).unwrap().uid;
@@ -281,21 +284,21 @@ fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     owner
 }
 
-/// Traps P12, T25: if a name is invalidated during a fill, the answer is not cached.
+/// Traps P12, T25: if a name is invalidated during a fill, the answer must not be cached.
 #[test]
 fn fill_overtaken_by_an_invalidation_is_not_cached() {
     assert_eq!(owner_after_overtaken_fill(Notice::Name), 2);
     assert_eq!(owner_after_overtaken_fill(Notice::Directory), 2);
 }
 
-/// Control: without the invalidation, the old answer is cached and stays wrong.
+/// Control: without the invalidation, the old answer must be cached and stay wrong.
 #[test]
 fn control_fill_without_an_invalidation_stays_wrong() {
     assert_eq!(owner_after_overtaken_fill(Notice::None), 1);
 }
 
 /// Trap P12: a fill must not enter an old answer after an invalidation. After a change in the back
-/// end and an invalidation, the next lookup sees the change, however many fills were running.
+/// end and an invalidation, the next lookup must see the change, however many fills were running.
 #[test]
 fn announced_change_is_seen_by_the_next_lookup() {
     let _watchdog = Watchdog::start("announced changes", Duration::from_secs(120));

@@ -1,4 +1,4 @@
-//! Many reclaimers, entries and references.
+//! Tests with many reclaimers, many entries or many references.
 
 use std::time::Duration;
 
@@ -41,20 +41,21 @@ fn invalidate_and_evict(threads: usize, children: u32) -> Duration {
     times.iter().map(|(time, _)| *time).sum()
 }
 
-/// Trap T45: sixteen threads that invalidate one directory of 200,000 names do about the work of
-/// one. Each at most scans every slot again, which is cheap beside an eviction. If they skipped
-/// each other's entries again and again, the work would be at least sixteen times as much.
+/// Trap T45: sixteen threads that invalidate one directory of 200,000 names must do about the work
+/// of one. Each thread at most scans every slot again, which is cheap beside an eviction. If the
+/// threads skipped each other's entries again and again, the work would be at least sixteen times
+/// as much.
 #[test]
 fn sixteen_invalidators_of_a_huge_directory_cost_little_more_than_one() {
     let _watchdog = Watchdog::start("sixteen invalidators", Duration::from_secs(300));
     const CHILDREN: u32 = 200_000;
     let one = (0..3).map(|_| invalidate_and_evict(1, CHILDREN)).min().expect("three runs");
     let sixteen = (0..3).map(|_| invalidate_and_evict(16, CHILDREN)).min().expect("three runs");
-    // Under cache contention of other programs, the factor was six.
+    // With cache contention by other programs, the measured factor was six.
     assert!(sixteen < one * 12, "one: {one:?}, sixteen: {sixteen:?}");
 }
 
-/// Trap T45: invalidating alone takes no longer for 200,000 names than for 200.
+/// Trap T45: invalidating alone must take no longer for 200,000 names than for 200.
 #[test]
 fn invalidation_does_not_depend_on_the_size_of_the_directory() {
     const TIMES: u32 = 100;
@@ -70,7 +71,8 @@ fn invalidation_does_not_depend_on_the_size_of_the_directory() {
 }
 
 /// Trap T46: on one CPU, reclaim and a walker that needs the evicted entries both do a fixed amount
-/// of work, and neither spins. Together they take about as much CPU time as one after the other.
+/// of work, and neither may spin. Together they must take about as much CPU time as one after the
+/// other.
 #[test]
 fn reclaim_and_walker_on_one_processor_both_end() {
     const NAME: &str = "traps_lifetime::crowds::reclaim_and_walker_on_one_processor_both_end";
@@ -110,9 +112,9 @@ fn reclaim_and_walker_on_one_processor_both_end() {
     assert!(together < alone.0 * 5, "one after the other: {:?}, together: {together:?}", alone.0);
 }
 
-/// Trap T49: two threads evict parents and children together, while two others walk to them, hold
-/// them and translate their paths. No entry has a parent that it never had, and no entry is left at
-/// the end.
+/// Trap T49: no entry may have a parent that it never had, and no entry may be left at the end. Two
+/// threads evict parents and children together, while two others walk to them, hold them and
+/// translate their paths.
 #[test]
 fn parent_and_child_evicted_together_leave_no_stale_entry() {
     let _watchdog = Watchdog::start("parent and child", Duration::from_secs(300));
@@ -158,9 +160,9 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Trap T51: a client forgets more lookups than it has, up to counts that overflow a word when
-/// multiplied by the weight of a lookup. That drops no reference of others.
-/// `corewalk_base::lockref` tests the limit of the count itself.
+/// Trap T51: a client that forgets more lookups than it has must drop no reference of others. Some
+/// of the counts overflow a word when multiplied by the weight of a lookup. The tests of
+/// `corewalk_sync::Lockref` cover the limit of the count itself.
 #[test]
 fn forget_of_too_many_lookups_drops_nothing() {
     let vfs = new();
@@ -177,7 +179,7 @@ fn forget_of_too_many_lookups_drops_nothing() {
     assert_eq!(walk(&vfs, "f").unwrap().ino(), ino);
 }
 
-/// Trap T51: many references at once do not count as lookups, so `forget` drops none of them.
+/// Trap T51: many references at once must not count as lookups, so `forget` must drop none of them.
 #[test]
 fn many_references_are_no_lookups() {
     let vfs = new();
@@ -195,7 +197,7 @@ fn many_references_are_no_lookups() {
     );
 }
 
-/// `forget_all` drops all lookups of an inode and no other references.
+/// `forget_all` must drop all lookups of an inode and no other references.
 #[test]
 fn forget_all_drops_lookups_alone() {
     let vfs = new();
@@ -220,8 +222,8 @@ fn forget_all_drops_lookups_alone() {
     assert_eq!(vfs.forget_all(g), 0);
 }
 
-/// The budget: a cache of 4 MiB over 200,000 files exceeds it by at most a tenth, and every file is
-/// found.
+/// The budget: a cache of 4 MiB over 200,000 files may exceed the budget by at most a tenth, and
+/// every file must be found.
 #[test]
 fn cache_of_4_mib_stays_in_its_budget_over_200_000_files() {
     const BUDGET: u64 = 4 << 20;

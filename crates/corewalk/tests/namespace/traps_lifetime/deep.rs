@@ -1,4 +1,4 @@
-//! Chains of directories deeper than any path, and the cost to drop them.
+//! Tests of chains of directories deeper than any path, and of the cost to drop such chains.
 
 use std::time::Duration;
 
@@ -34,8 +34,8 @@ fn on_a_small_stack(work: impl FnOnce() + Send) {
     });
 }
 
-/// Trap T43: a million nested directories are removed, and a reference on the last one keeps them.
-/// Dropping it drops them all.
+/// Trap T43: dropping a chain of removed directories must not recurse. A reference on the last of a
+/// million directories keeps them all, so its drop drops them all.
 #[test]
 fn chain_of_removed_directories_is_dropped_without_recursion() {
     let _watchdog = Watchdog::start("removed chain", Duration::from_secs(300));
@@ -61,7 +61,8 @@ fn chain_of_removed_directories_is_dropped_without_recursion() {
     assert_eq!((end.entries, end.inodes), (start.entries, start.inodes));
 }
 
-/// Trap T43: a million nested directories are evicted, and then dropped with their back end.
+/// Trap T43: evicting a million nested directories, and dropping them with their back end, must not
+/// recurse.
 #[test]
 fn chain_of_directories_is_pruned_and_dropped_without_recursion() {
     let _watchdog = Watchdog::start("pruned chain", Duration::from_secs(300));
@@ -98,7 +99,7 @@ fn grows_linearly(depth: u32, work: impl Fn(&Vfs, PathRef<'_>)) -> (bool, [Durat
     (least[1] < least[0] * 8, least)
 }
 
-/// Trap T44: evicting a chain four times as deep takes about four times as long.
+/// Trap T44: evicting a chain four times as deep must take about four times as long.
 #[test]
 fn prune_of_a_deep_chain_is_linear() {
     let _watchdog = Watchdog::start("linear prune", Duration::from_secs(300));
@@ -109,7 +110,7 @@ fn prune_of_a_deep_chain_is_linear() {
     assert!(linear, "25,000 and 100,000 levels: {least:?}");
 }
 
-/// Control: the check detects work that goes up to the root from every level.
+/// Control: the check must detect work that goes up to the root from every level.
 #[test]
 fn control_quadratic_work_on_a_deep_chain_is_caught() {
     let _watchdog = Watchdog::start("quadratic climb", Duration::from_secs(300));

@@ -1,8 +1,8 @@
 //! Names crafted to collide.
 //!
-//! The attacker knows the hash function and, in the control, the key. It searches names that fall
-//! into one of 512 parts of the index. With the key, its names make chains of hundreds of entries.
-//! Without the key, its directory is like any other.
+//! The attacker knows the hash function and, in the control, the key. The attacker searches for
+//! names that fall into one of 512 parts of the index. With the key, these names make chains of
+//! hundreds of entries. Without the key, a directory of such names is like any other.
 
 use std::time::Duration;
 
@@ -48,8 +48,8 @@ fn crafted_long() -> Vec<Vec<u8>> {
     (0..LONG_NAMES).map(|number| name(&nth(number)[1..])).collect()
 }
 
-/// Returns names that collide in the root directory under the key of [`SEED`]. It repeats the
-/// computation of `hash.rs`.
+/// Returns names that collide in the root directory under the key of [`SEED`]. The function repeats
+/// the computation of `hash.rs`.
 fn crafted() -> Vec<[u8; 9]> {
     let [k0, k1, k4, k5] = [1, 2, 5, 6].map(secret);
     // The hash of a name includes the inode number of its directory.
@@ -87,8 +87,9 @@ fn time_of(names: &[impl AsRef<[u8]>], hash_seed: Option<u64>) -> Duration {
     (0..3).map(|_| cpu_time(look_all_up).0).min().expect("three runs")
 }
 
-/// Trap T54: 100,000 names that collide under one key behave like others under a random key.
-/// Control in the same test: with the key that they were made for, they are slow.
+/// Trap T54: 100,000 names that collide under one key must be looked up as fast as others under a
+/// random key. As a control in the same test, lookups with the key that the names were made for
+/// must be slow.
 #[test]
 fn names_crafted_for_another_key_do_not_collide() {
     let crafted = crafted();

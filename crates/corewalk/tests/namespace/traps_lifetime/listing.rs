@@ -1,4 +1,4 @@
-//! Directory listings while the directory changes.
+//! Tests of directory listings while the directory changes.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -46,8 +46,9 @@ const CHANGES: u64 = 100;
 /// Maximum number of passes, for the case that the changing thread gets no CPU.
 const PASSES_MAX: u32 = 20_000;
 
-/// Trap T48: a pass over a directory reports each entry that exists throughout exactly once.
-/// Meanwhile other threads make and remove names on both sides of it, and seek in the directory.
+/// Trap T48: a pass over a directory must report each entry that exists throughout exactly once.
+/// Meanwhile other threads make and remove names before and behind its position, and seek in the
+/// directory.
 #[test]
 fn stable_entries_are_listed_exactly_once() {
     let _watchdog = Watchdog::start("stable entries", Duration::from_secs(300));

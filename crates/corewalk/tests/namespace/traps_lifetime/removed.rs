@@ -1,4 +1,4 @@
-//! Negative entries below removed directories are evicted with the directory.
+//! Tests that negative entries below removed directories are evicted with the directory.
 
 use corewalk::{Cred, Errno, Removal, RenameMode, Vfs};
 use corewalk_testkit::race;
@@ -42,7 +42,7 @@ fn negatives_of_a_replaced_directory_are_evicted() {
     assert_eq!(vfs.stats().negatives, 1, "the negative entry of the moved directory is lost");
 }
 
-/// A directory that is held when it is removed keeps no entries either.
+/// A directory that is held when it is removed must not keep its negative entries either.
 #[test]
 fn negatives_of_a_held_removed_directory_are_evicted() {
     let vfs = new();
@@ -53,9 +53,9 @@ fn negatives_of_a_held_removed_directory_are_evicted() {
     assert_eq!(vfs.lookup(&Cred::root(), &held, name("a")).map(drop), Err(Errno::NOENT));
 }
 
-/// Trap T53: the work of a removal is bounded, however many entries the cache has, and negative
-/// entries of other directories stay. Some entries of the removed directory may be left for later
-/// removals.
+/// Trap T53: the work of a removal must be bounded, however many entries the cache has. The removal
+/// must keep the negative entries of other directories. Some entries of the removed directory may
+/// be left for later removals.
 #[test]
 fn removal_in_a_large_cache_scans_few_entries() {
     const FILES: u64 = 20_000;
@@ -84,8 +84,8 @@ fn removal_in_a_large_cache_scans_few_entries() {
     assert_eq!(vfs.stats().negatives, 0);
 }
 
-/// Trap T60: the count of negative entries stays right, also if lookups fail while the directory is
-/// removed.
+/// Trap T60: the count of negative entries must stay right, even if lookups fail while the
+/// directory is removed.
 #[test]
 fn negatives_are_counted_right_while_directories_are_removed() {
     let vfs = new();

@@ -1,4 +1,4 @@
-//! Paths that combine names and parents of different instants.
+//! Tests of paths that combine names and parents of different instants.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ use crate::fixtures::{name, new, tree, walk};
 const READS: usize = 300_000;
 const READS_MAX: usize = 100 * READS;
 
-/// Reads paths of a file that one rename moves from `/a/x` to `/b/y` and another one back. Counts
-/// the paths seen. An unexpected path fails the test. It reads until each of `wanted` was seen, or
-/// `READS_MAX` times.
+/// Reads paths of a file that one rename moves from `/a/x` to `/b/y` and another rename moves back.
+/// Counts the paths seen, and fails the test at an unexpected path. It reads until each path of
+/// `wanted` was seen, or `READS_MAX` times.
 fn read_paths(
     outcomes: &Tally<3>,
     wanted: &[&str],
@@ -52,7 +52,7 @@ fn read_paths(
     });
 }
 
-/// Trap P8: name and parent of a path are of one instant.
+/// Trap P8: name and parent of a path must be of one instant.
 #[test]
 fn path_of_a_file_that_changes_name_and_parent_at_once_is_never_torn() {
     let _watchdog = Watchdog::start("torn paths", Duration::from_secs(120));
@@ -62,7 +62,7 @@ fn path_of_a_file_that_changes_name_and_parent_at_once_is_never_torn() {
     assert!(outcomes.count("first") > 0 && outcomes.count("second") > 0);
 }
 
-/// Control: a parent and a name that are read separately are sometimes torn.
+/// Control: if a parent and a name are read separately, some results must be torn.
 #[test]
 fn control_parent_and_name_read_one_after_the_other_are_torn() {
     let _watchdog = Watchdog::start("torn paths, control", Duration::from_secs(120));

@@ -43,14 +43,15 @@ fn moved_walk(flags: WalkFlags) -> Result<&'static str, Errno> {
     Ok(files.iter().find(|file| file.0 == ino).unwrap().1)
 }
 
-/// Trap T20: a ref-walk, which is no snapshot, is outside its root at the end and returns an error.
+/// Trap T20: a confined walk must fail if its directory was moved out of its root. A ref-walk is no
+/// snapshot, so it can be outside at the end.
 #[test]
 fn confined_walk_moved_out_of_its_root_fails() {
     assert_eq!(moved_walk(WalkFlags::BENEATH), Err(Errno::XDEV));
     assert_eq!(moved_walk(WalkFlags::IN_ROOT), Err(Errno::XDEV));
 }
 
-/// Trap T20: control. A walk that is not confined ends outside.
+/// Control for trap T20: a walk that is not confined must end outside.
 #[test]
 fn control_unconfined_walk_ends_outside() {
     assert_eq!(moved_walk(WalkFlags::empty()), Ok("free/f"));

@@ -50,8 +50,8 @@ fn load_and_wait(
     })
 }
 
-/// Trap T21: a thread that waited for another thread's lookup repeats the lookup. If the name was
-/// invalidated, the first answer is stale and must not be passed on.
+/// Trap T21: a thread that waited for another thread's lookup must repeat the lookup. If the name
+/// was invalidated, the first answer is stale and must not be passed on.
 #[test]
 fn waiter_after_an_invalidation_asks_again() {
     let _watchdog = Watchdog::start("a waiter after an invalidation", Duration::from_secs(60));
@@ -66,7 +66,7 @@ fn waiter_after_an_invalidation_asks_again() {
     assert_eq!(after.misses - before.misses, 2, "the waiter did not ask the back end");
 }
 
-/// Trap T21: without an invalidation, one call of the back end answers both lookups.
+/// Trap T21: without an invalidation, one call of the back end must answer both lookups.
 #[test]
 fn waiter_gets_the_answer_of_the_loader() {
     let _watchdog = Watchdog::start("a waiter", Duration::from_secs(60));
@@ -77,8 +77,8 @@ fn waiter_gets_the_answer_of_the_loader() {
     assert_eq!(vfs.stats().misses - before, 1);
 }
 
-/// Trap T21: while a lookup waits, its directory is renamed and another directory takes its name.
-/// Both lookups are answered for the directory they were made in.
+/// Trap T21: both lookups must be answered for the directory in which they were made. While one of
+/// them waits, that directory is renamed and another directory takes its name.
 #[test]
 fn waiter_in_a_renamed_directory_is_answered_for_that_directory() {
     let _watchdog = Watchdog::start("a waiter in a renamed directory", Duration::from_secs(60));
@@ -101,7 +101,8 @@ fn waiter_in_a_renamed_directory_is_answered_for_that_directory() {
     assert_eq!(walk(&vfs, "e/f").unwrap().ino(), right);
 }
 
-/// Trap T24: a failing loader returns its error to its own caller. The waiting thread asks again.
+/// Trap T24: a failing loader must return its error to its own caller only. The waiting thread asks
+/// the back end again.
 #[test]
 fn waiter_of_a_failing_loader_asks_again() {
     let _watchdog = Watchdog::start("a waiter of a failing loader", Duration::from_secs(60));
@@ -119,7 +120,7 @@ enum End {
 }
 
 /// Two threads make the same call at the same time: a lookup, a creation, a removal or a rename.
-/// The back end's first call ends as `end` says.
+/// `end` tells how the first call of the back end ends.
 fn first_call_ends(end: End) {
     let _watchdog = Watchdog::start("a call that panics or never ends", Duration::from_secs(10));
     for call in [Call::Lookup(b"f"), Call::Make(b"f"), Call::Remove(b"f"), Call::Rename(b"f")] {
@@ -155,13 +156,14 @@ fn first_call_ends(end: End) {
     }
 }
 
-/// Trap T24: after a call of any kind panics, a waiting thread goes on.
+/// Trap T24: after a call of any kind panics, a waiting thread must go on.
 #[test]
 fn waiter_of_a_panicking_call_goes_on() {
     first_call_ends(End::Panics);
 }
 
-/// Trap T24: an in-lookup lock that is never released would hang, and the test would detect it.
+/// Control for trap T24: if an in-lookup lock is never released, the waiting thread hangs, and the
+/// test must detect that.
 #[test]
 fn control_call_that_never_ends_is_caught() {
     const NAME: &str = "traps_lookup::fills::control_call_that_never_ends_is_caught";
@@ -181,7 +183,7 @@ enum Tell {
     Nothing,
 }
 
-/// A change in the back end: at which call, what, and which invalidation follows.
+/// A change in the back end, the call at which it is made, and the invalidation that follows it.
 #[derive(Clone, Copy)]
 struct Behind {
     at: Call<'static>,
@@ -203,7 +205,7 @@ fn remove_behind(fs: &Tmpfs, file: &str) {
 }
 
 /// Returns a namespace with uncached `files` in its root. Its back end is changed once, as `behind`
-/// says.
+/// describes.
 fn changed_in_back_end(files: &[&str], behind: Behind) -> Arc<Vfs> {
     let place: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
     let (seen, is_first) = (Arc::clone(&place), Mutex::new(true));
@@ -261,19 +263,19 @@ fn check_late_answers(tell: Tell) {
     assert_ne!(walk(&vfs, "f").unwrap().ino(), ino, "stale: f is another");
 }
 
-/// Traps T25, P12: an answer from before an invalidation of the name is not cached.
+/// Traps T25, P12: an answer from before an invalidation of the name must not be cached.
 #[test]
 fn late_answer_after_an_invalidation_of_the_name_is_refused() {
     check_late_answers(Tell::Name);
 }
 
-/// Traps T25, P12: an answer from before an invalidation of the whole directory is not cached.
+/// Traps T25, P12: an answer from before an invalidation of the whole directory must not be cached.
 #[test]
 fn late_answer_after_an_invalidation_of_the_directory_is_refused() {
     check_late_answers(Tell::Directory);
 }
 
-/// Trap T25: control. A change without an invalidation leaves the old answer in the cache.
+/// Control for trap T25: a change without an invalidation must leave the old answer in the cache.
 #[test]
 #[should_panic(expected = "stale: f was removed")]
 fn control_change_without_an_invalidation_is_caught() {
@@ -301,7 +303,7 @@ fn moved_in_back_end() -> (Arc<Vfs>, Stop) {
 }
 
 /// Trap T28: the back end shows a directory under a new name while another operation holds its old
-/// name. The lookup succeeds at once. The dentry moves when the old name is free.
+/// name. The lookup must succeed at once. The dentry moves later, when the old name is free.
 #[test]
 fn directory_moved_in_the_back_end_is_found_at_once() {
     let _watchdog = Watchdog::start("a directory moved underneath", Duration::from_secs(60));
@@ -320,8 +322,8 @@ fn directory_moved_in_the_back_end_is_found_at_once() {
     assert_eq!(held.path().unwrap(), b"/g");
 }
 
-/// Trap T28: a walk through the new name needs the dentry there, so it waits, without an error and
-/// without spinning.
+/// Trap T28: a walk through the new name needs the dentry there, so it must wait, without an error
+/// and without spinning.
 #[test]
 fn walk_through_a_directory_moved_in_the_back_end_waits() {
     let _watchdog = Watchdog::start("a walk through a moved directory", Duration::from_secs(60));

@@ -39,7 +39,7 @@ fn name_pairs() -> Vec<(String, String)> {
     pairs.map(|(a, b)| ("a".repeat(a), "b".repeat(b))).collect()
 }
 
-/// Trap T4: the dentry of a replaced file keeps the file's own name.
+/// Trap T4: the dentry of a replaced file must keep the file's own name.
 #[test]
 fn replaced_file_keeps_its_own_name() {
     for (a, b) in name_pairs() {
@@ -47,7 +47,7 @@ fn replaced_file_keeps_its_own_name() {
     }
 }
 
-/// Trap T4: control. The two names are exchanged, as Linux did.
+/// Control for trap T4: an exchange of the two names, as Linux made it, must be caught.
 #[test]
 #[should_panic(expected = "the old target lost its name")]
 fn control_exchanged_names_are_caught() {
@@ -69,8 +69,8 @@ fn assert_whole(path: &[u8]) {
 }
 
 /// Trap T5: files with long names are made, removed and evicted, so that the memory of their names
-/// is reused at once. Every translated path is complete. At the end, no name memory is leaked or
-/// freed twice.
+/// is reused at once. Every translated path must be complete. At the end, no name memory may be
+/// leaked or freed twice.
 #[test]
 fn reused_long_names_are_never_torn() {
     let _watchdog = Watchdog::start("reused long names", Duration::from_secs(300));
@@ -123,7 +123,7 @@ fn reused_long_names_are_never_torn() {
     assert_eq!(end.bytes, start.bytes, "memory of a name was leaked or freed twice");
 }
 
-/// Trap T5: control. The second half of a snapshot is of another name.
+/// Control for trap T5: a snapshot whose second half is of another name must be caught.
 #[test]
 #[should_panic(expected = "torn")]
 fn control_torn_name_is_caught() {
@@ -132,7 +132,8 @@ fn control_torn_name_is_caught() {
     assert_whole(&path);
 }
 
-/// Trap T9: while its ancestors are renamed continually, each translation and each walk ends.
+/// Trap T9: each translation and each walk must end, although its ancestors are renamed
+/// continually.
 #[test]
 fn translation_under_a_storm_of_ancestor_renames_ends() {
     let _watchdog = Watchdog::start("a storm of ancestor renames", Duration::from_secs(120));
@@ -168,8 +169,8 @@ fn translation_under_a_storm_of_ancestor_renames_ends() {
     assert_eq!(root.path().unwrap(), b"/");
 }
 
-/// Trap T8: a repeated pass of a translation keeps nothing of the previous one. The directory moves
-/// between depths 1 and 6, so a leftover name would show.
+/// Trap T8: a repeated pass of a translation must keep nothing of the previous one. The directory
+/// moves between depths 1 and 6, so a leftover name would show.
 #[test]
 fn repeated_translation_keeps_nothing() {
     let _watchdog = Watchdog::start("moves between depths", Duration::from_secs(120));
@@ -193,7 +194,7 @@ fn repeated_translation_keeps_nothing() {
     tally.assert_all_reached();
 }
 
-/// Trap T11: each kind of path result in each format.
+/// Trap T11: each kind of path result must have the right text in each format.
 #[test]
 fn path_results_have_their_kinds_and_formats() {
     use PathKind::{Linked, OutsideRoot, Unlinked};
@@ -232,13 +233,13 @@ fn path_results_have_their_kinds_and_formats() {
         let end: &[u8] = if kind == Unlinked { b" (deleted)" } else { b"" };
         assert_eq!(place.d_path(from), [path, end].concat());
     }
-    // The text of d_path is ambiguous; the typed result is not.
+    // The text of `d_path` is ambiguous, but the typed result is not.
     let (odd, text) = (place(&vfs, "x (deleted)"), b"/x (deleted)".to_vec());
     assert_eq!(odd.d_path(&root), text);
     assert_eq!(odd.path_of(&root), (text, Linked));
 }
 
-/// Trap T11: a path of any length is complete; no buffer truncates it.
+/// Trap T11: a path of any length must be complete; no buffer truncates it.
 #[test]
 fn path_longer_than_any_buffer_is_complete() {
     let vfs = new();
@@ -254,8 +255,8 @@ fn path_longer_than_any_buffer_is_complete() {
     assert!(path.len() > 4 * corewalk::PATH_MAX);
 }
 
-/// Trap T17: walks start in a removed directory. Meanwhile other holders drop it, it dies, and its
-/// slot is reused. The walks find that directory, its old parent, or nothing.
+/// Trap T17: a walk from a removed directory must find that directory, its old parent, or nothing.
+/// Meanwhile other holders drop the directory, it dies, and its slot is reused.
 #[test]
 fn walk_from_a_removed_directory_stays_there() {
     let _watchdog = Watchdog::start("walks from a removed directory", Duration::from_secs(120));

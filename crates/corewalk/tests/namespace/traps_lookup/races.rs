@@ -14,8 +14,8 @@ use super::beside;
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{at, name, new, over, remove, rename, tree, walk};
 
-/// Trap T12: names that stay are always found while thousands of others are added and the table
-/// grows from one line per bucket to many times its size.
+/// Trap T12: names that stay must always be found. Meanwhile thousands of others are added, and the
+/// table grows from one line per bucket to many times its size.
 #[test]
 fn stable_names_are_found_while_the_table_grows() {
     let _watchdog = Watchdog::start("a growing table", Duration::from_secs(120));
@@ -71,14 +71,14 @@ fn lookups_under_eviction(vfs: &Vfs) {
     assert!(vfs.stats().reclaimed > start.reclaimed, "nothing was evicted");
 }
 
-/// Trap T15: an existing file is never ENOENT during eviction.
+/// Trap T15: an existing file must never be ENOENT during eviction.
 #[test]
 fn existing_file_under_eviction_is_never_missing() {
     let _watchdog = Watchdog::start("lookups under eviction", Duration::from_secs(120));
     lookups_under_eviction(&new());
 }
 
-/// Trap T15: control. A single wrong ENOENT of the back end is detected.
+/// Control for trap T15: a single wrong ENOENT of the back end must be detected.
 #[test]
 #[should_panic(expected = "an existing file was missed")]
 fn control_momentary_enoent_is_caught() {
@@ -98,8 +98,8 @@ fn assert_kind(ino: u64, kind: FileKind, right: &[(u64, FileKind)]) {
     assert!(right.contains(&(ino, kind)), "{kind:?} does not go with inode {ino}");
 }
 
-/// Trap T16: a name refers in turn to a file, a directory, a link and nothing. Kind and inode
-/// always belong together, and no positive dentry is without an inode.
+/// Trap T16: a name refers in turn to a file, a directory, a link and nothing. Kind and inode must
+/// always belong together, and no positive dentry may be without an inode.
 #[test]
 fn kind_and_inode_of_a_name_belong_together() {
     let _watchdog = Watchdog::start("kinds in turn", Duration::from_secs(120));
@@ -112,7 +112,7 @@ fn kind_and_inode_of_a_name_belong_together() {
         (found.ino(), found.kind())
     });
     let tally = Tally::new(["file", "dir", "link", "nothing"]);
-    // A reader may be preempted for a whole round and then see little.
+    // Run many rounds, because a reader may be preempted for a whole round and then see little.
     for _ in 0..50 {
         beside(
             60_000,
@@ -141,7 +141,7 @@ fn kind_and_inode_of_a_name_belong_together() {
     tally.assert_all_reached();
 }
 
-/// Trap T16: control. The kind of one life of a dentry with the inode of another.
+/// Control for trap T16: the kind of one life of a dentry with the inode of another must be caught.
 #[test]
 #[should_panic(expected = "does not go with")]
 fn control_kind_of_another_inode_is_caught() {
@@ -149,15 +149,15 @@ fn control_kind_of_another_inode_is_caught() {
     assert_kind(2, FileKind::Regular, &right);
 }
 
-/// Trap T19: the reported parent of a directory is one that it had during the call, also while the
-/// parents are dropped and their slots reused.
+/// Trap T19: the reported parent of a directory must be one that it had during the call, also while
+/// the parents are dropped and their slots reused.
 #[test]
 fn parent_of_a_directory_is_one_it_had_during_the_call() {
     let _watchdog = Watchdog::start("parents that come and go", Duration::from_secs(120));
     let vfs = new();
     tree(&vfs, &["p0/", "p0/d/"]);
     let d = walk(&vfs, "p0/d").unwrap();
-    // The possible parents, in order. The last is that of the running move.
+    // The possible parents, in order. The last one is the target of the running move.
     let allowed = Mutex::new(vec![walk(&vfs, "p0").unwrap().ino()]);
     beside(
         5_000,
@@ -202,7 +202,7 @@ fn contend_for_names(seed: Seed) {
 }
 
 /// Trap T22: on one CPU a spinning thread keeps others from running. Threads that contend for the
-/// same two names still end in bounded time.
+/// same two names must still end in bounded time.
 #[test]
 fn contention_for_a_name_on_one_processor_ends() {
     const NAME: &str = "traps_lookup::races::contention_for_a_name_on_one_processor_ends";
@@ -214,7 +214,7 @@ fn contention_for_a_name_on_one_processor_ends() {
     Reexec::test(NAME).role("contend").on_one_cpu().timeout(limit).run().assert_success();
 }
 
-/// Trap T22: control. A waiter that spins for ever on one CPU is stopped by the limit.
+/// Control for trap T22: a waiter that spins for ever on one CPU must be stopped by the limit.
 #[test]
 fn control_spinning_waiter_on_one_processor_is_caught() {
     const NAME: &str = "traps_lookup::races::control_spinning_waiter_on_one_processor_is_caught";
@@ -239,8 +239,8 @@ fn assert_is_tree(parents: impl Fn(u64) -> u64, dirs: &[u64], root: u64) {
     }
 }
 
-/// Traps T26, T27: directories are moved at random, also while no name is cached and parents have
-/// no path that a lookup finds. The result is a tree, and no thread waits for ever.
+/// Traps T26, T27: directories that are moved at random must stay a tree, and no thread may wait
+/// for ever. Some moves come while no name is cached and parents have no path that a lookup finds.
 #[test]
 fn randomly_moved_directories_stay_a_tree() {
     let _watchdog = Watchdog::start("random moves", Duration::from_secs(120));
@@ -277,14 +277,16 @@ fn randomly_moved_directories_stay_a_tree() {
     assert_is_tree(parent, &inos, vfs.root().ino());
 }
 
-/// Trap T26: control. Two moves, each valid alone, are made together without a check.
+/// Control for trap T26: two moves, each valid alone, must be caught if they are made together
+/// without a check.
 #[test]
 #[should_panic(expected = "below itself")]
 fn control_loop_of_two_moves_is_caught() {
     assert_is_tree(|ino| if ino == 2 { 3 } else { 2 }, &[2, 3], 1);
 }
 
-/// Trap T27: both parents were removed, so they have no common ancestor.
+/// Trap T27: a rename between two removed directories must fail at once, although they have no
+/// common ancestor.
 #[test]
 fn rename_between_removed_directories_fails_at_once() {
     let vfs = new();

@@ -58,7 +58,7 @@ pub(crate) fn on_ours(task: &Task, op: &MsgOp, mutation: Mutation) -> Answer {
 fn stat(task: &Task, id: i32, cmd: i32) -> Result<MsgStat, Errno> {
     match cmd {
         libc::IPC_STAT => task.msg_stat(MsgId::from_raw(id)),
-        // As in the preload library, a negative number is no index.
+        // A negative number is no index, as in the preload library.
         _ if id < 0 => Err(Errno::INVAL),
         libc::MSG_STAT => task.msg_stat_index(id),
         _ => task.msg_stat_any(id),

@@ -1,6 +1,7 @@
-//! Operations on shared memory, by this crate.
+//! Operations on shared memory, on the side of this crate.
 //!
-//! This side acts as the caller of `shmat`. It maps nothing, but records the addresses.
+//! This side takes the part of the caller of `shmat`. It maps nothing, and only records the
+//! addresses.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +12,10 @@ use super::{Mutation, errno, get_flags, number};
 use crate::op::{Answer, answer};
 use crate::shm::{FIXED, ShmOp, place};
 
-/// The first pid of children on this side. The side of the kernel does not know these pids.
+/// The first pid of forked children on this side. The kernel's side has no such pids.
 const CHILD_PIDS: u32 = 1 << 20;
 
-/// The attaches and the children of a worker.
+/// The attaches of a worker, and its forked children.
 #[derive(Default)]
 pub(crate) struct State {
     attached: Vec<usize>,
@@ -25,8 +26,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Removes the attach at position `nth`, and returns its address. Returns an unused address if
-    /// there is none.
+    /// Forgets the attach at position `nth`, and returns its address. Returns an unused address if
+    /// there is no such attach.
     fn forget(&mut self, nth: i32) -> usize {
         let nth = nth as usize;
         if nth < self.attached.len() { self.attached.remove(nth) } else { 4096 }
@@ -84,7 +85,7 @@ pub(crate) fn on_ours(task: &Task, op: &ShmOp, mutation: Mutation, state: &mut S
     }
 }
 
-/// Attaches a segment without a mapping. The address is refused if it overlaps another attach.
+/// Attaches a segment without mapping it. Refuses an address that overlaps another attach.
 fn attach(
     task: &Task,
     state: &mut State,
@@ -110,7 +111,7 @@ fn attach(
     Ok(start)
 }
 
-/// Carries out a command of shmctl(2) without an argument.
+/// Makes a call of shmctl(2) for a command without an argument.
 fn command(task: &Task, id: ShmId, cmd: i32) -> Result<(), Errno> {
     match cmd {
         libc::IPC_RMID => task.shm_rmid(id),
@@ -124,7 +125,7 @@ fn command(task: &Task, id: ShmId, cmd: i32) -> Result<(), Errno> {
 fn stat(task: &Task, id: i32, cmd: i32) -> Result<ShmStat, Errno> {
     match cmd {
         libc::IPC_STAT => task.shm_stat(ShmId::from_raw(id)),
-        // As in the preload library, a negative number is no index.
+        // A negative number is no index, as in the preload library.
         _ if id < 0 => Err(Errno::INVAL),
         SHM_STAT => task.shm_stat_index(id),
         _ => task.shm_stat_any(id),

@@ -1,0 +1,414 @@
+//! A table of inode numbers and names, for a server that stores and finds its files itself.
+//!
+//! Each server in user space that has files without numbers keeps a table: inode numbers, the names
+//! of each directory, the lookups that its kernel holds, and often a `HashMap<u64, PathBuf>`. An
+//! [`InodeTable`] is such a table. It checks no permissions, does no I/O and starts no threads. The
+//! server makes a change in its storage first, and then tells the table.
+//!
+//! # How it works
+//! An `InodeTable` is a [`Vfs`] over a file system that knows no names and agrees with each change
+//! (`no_backing`). So lookups take no lock, a rename appears at one instant, and memory is bounded.
+//!
+//! # Limits
+//! The table cannot know that the storage has changed. If two threads of a server change one name
+//! at the same time, the server must tell the table in the order of the changes. A kernel sends one
+//! change of a name at a time. An entry that neither the server nor a client holds may be evicted.
+//!
+//! Source: libfuse `lib/fuse.c` (the node table); easy_fuser's mapper; document 001.
+
+mod no_backing;
+
+use std::fmt;
+use std::sync::Arc;
+
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
+
+use crate::Errno;
+use crate::attr::FileKind;
+use crate::cred::Cred;
+use crate::fs::{Make, RenameMode};
+use crate::name::Name;
+use crate::slot::InodeSlot;
+use crate::vfs::{EntryId, InodeRef, Pinned, Pressure, Removal, Stats, Vfs, VfsOptions};
+use no_backing::{NoBacking, ROOT_INO};
+
+/// A table of inodes and their names, with user data `T` for each inode.
+///
+/// # Examples
+/// ```
+/// use corewalk::{FileKind, InodeTable, Name, VfsOptions};
+///
+/// let table = InodeTable::new("the root", VfsOptions::default())?;
+/// let (root, name) = (table.root(), Name::new(b"etc")?);
+/// // The server has looked `etc` up in its storage, and replies to its kernel with the number.
+/// let etc = table.entered(&root, name, FileKind::Directory, "user data")?.into_lookups();
+/// assert_eq!(table.path(etc)?, b"/etc");
+/// assert_eq!(*table.get(etc)?.data(), "user data");
+/// // The server has renamed it.
+/// table.renamed((&root, name), (&root, Name::new(b"conf")?))?;
+/// assert_eq!(table.path(etc)?, b"/conf");
+/// // The kernel forgets it.
+/// assert!(table.forget(etc, 1));
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
+pub struct InodeTable<T> {
+    vfs: Arc<Vfs>,
+    data: Arc<NoBacking<T>>,
+    cred: Cred,
+    /// The last inode number. Numbers are not reused.
+    last_ino: AtomicU64,
+}
+
+/// An inode of a table, with a counted reference. Its number and its data stay while it is held.
+pub struct TableNode<'t, T> {
+    table: &'t InodeTable<T>,
+    inode: InodeRef<'t>,
+}
+
+/// A [`TableNode`] that keeps its table alive. [`InodeTable::owned`] makes it.
+pub struct OwnedTableNode<T> {
+    table: Arc<InodeTable<T>>,
+    slot: InodeSlot,
+}
+
+impl<T: Send + Sync + 'static> InodeTable<T> {
+    /// Returns a table with a root directory, whose inode number is 1.
+    ///
+    /// # Errors
+    /// `ENOMEM` if the table cannot reserve its address space.
+    pub fn new(root: T, options: VfsOptions) -> Result<InodeTable<T>, Errno> {
+        let data = Arc::new(NoBacking::new(root));
+        let vfs = Vfs::new(Arc::new(Arc::clone(&data)), options)?;
+        Ok(InodeTable { vfs, data, cred: Cred::root(), last_ino: AtomicU64::new(ROOT_INO) })
+    }
+
+    /// Enters a name that the server has found or made in its storage, and returns its node. If the
+    /// table has the name with the same kind of file, it returns that node and drops `data`. A node
+    /// of another kind is replaced, because the storage must have changed.
+    ///
+    /// # Errors
+    /// `ENOTDIR` if `parent` is not a directory; `ENOENT` if it was removed; `ENOMEM`; `ENFILE` at
+    /// more than 2^27 references to the node.
+    pub fn entered(
+        &self,
+        parent: &TableNode<'_, T>,
+        name: Name<'_>,
+        kind: FileKind,
+        data: T,
+    ) -> Result<TableNode<'_, T>, Errno> {
+        // ORDERING: Relaxed. Only the value matters: each number is given once.
+        let ino = self.last_ino.fetch_add(1, Ordering::Relaxed) + 1;
+        // N.1: insert the data before the number enters the cache.
+        self.data.insert(ino, data);
+        let entered = loop {
+            let what = Make::new(kind.to_mode(), 0, 0).with_rdev(ino);
+            match self.vfs.make(&self.cred, &parent.inode, name, what) {
+                Ok((inode, _)) => return Ok(self.node(inode)),
+                Err(Errno::EXIST) => {}
+                Err(error) => break Err(error),
+            }
+            match self.child_of(&parent.inode, name.as_bytes()) {
+                Ok(node) if node.kind() == kind => break Ok(node),
+                Ok(_) => self.removed(parent, name)?,
+                // Another thread has removed the name meanwhile.
+                Err(_) => {}
+            }
+        };
+        self.data.remove(ino);
+        entered
+    }
+
+    /// Gives `node` another name, which the server has linked in its storage.
+    ///
+    /// # Errors
+    /// `ENOTDIR` and `ENOENT` as in [`InodeTable::entered`]; `EPERM` for a directory; `ENOMEM`.
+    pub fn linked(
+        &self,
+        node: &TableNode<'_, T>,
+        parent: &TableNode<'_, T>,
+        name: Name<'_>,
+    ) -> Result<(), Errno> {
+        loop {
+            match self.vfs.link(&self.cred, &node.inode, &parent.inode, name) {
+                // The storage has replaced the name meanwhile.
+                Err(Errno::EXIST) => self.removed(parent, name)?,
+                linked => return linked.map(drop),
+            }
+        }
+    }
+
+    /// Removes a name that the server has removed from its storage. Users of the node keep it, with
+    /// its data. Returns without an error if the table does not have the name.
+    ///
+    /// # Errors
+    /// `ENOTDIR` if `parent` is not a directory.
+    pub fn removed(&self, parent: &TableNode<'_, T>, name: Name<'_>) -> Result<(), Errno> {
+        for removal in [Removal::Unlink, Removal::Rmdir, Removal::Unlink] {
+            match self.vfs.remove(&self.cred, &parent.inode, name, removal) {
+                Ok(()) | Err(Errno::NOENT) => return Ok(()),
+                // The kind may change between two attempts.
+                Err(Errno::ISDIR | Errno::NOTDIR) if parent.is_directory() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.invalidated(parent, name)
+    }
+
+    /// Moves a name that the server has renamed in its storage, and replaces the target name. A
+    /// directory moves with everything below it. If the table does not have the old name, the call
+    /// only drops the target name.
+    ///
+    /// # Errors
+    /// `ENOTDIR` if a parent is not a directory, `ENOENT` if it was removed; `EINVAL` if a
+    /// directory would move below itself; `ENOMEM`.
+    pub fn renamed(
+        &self,
+        from: (&TableNode<'_, T>, Name<'_>),
+        to: (&TableNode<'_, T>, Name<'_>),
+    ) -> Result<(), Errno> {
+        if self.child_of(&from.0.inode, from.1.as_bytes()).is_err() {
+            return self.removed(to.0, to.1);
+        }
+        let rename = || {
+            let (old, new) = ((&from.0.inode, from.1), (&to.0.inode, to.1));
+            self.vfs.rename(&self.cred, old, new, RenameMode::Replace)
+        };
+        match rename() {
+            // The table has an older target than the one that the storage has replaced, so remove
+            // it first.
+            Err(Errno::ISDIR | Errno::NOTDIR | Errno::NOTEMPTY)
+                if from.0.is_directory() && to.0.is_directory() =>
+            {
+                self.removed(to.0, to.1)?;
+                rename()
+            }
+            renamed => renamed,
+        }
+    }
+
+    /// Exchanges two names that the server has exchanged in its storage. If the table has only one
+    /// of them, that one moves to the other name.
+    ///
+    /// # Errors
+    /// Those of [`InodeTable::renamed`].
+    pub fn exchanged(
+        &self,
+        a: (&TableNode<'_, T>, Name<'_>),
+        b: (&TableNode<'_, T>, Name<'_>),
+    ) -> Result<(), Errno> {
+        let has =
+            |at: (&TableNode<'_, T>, Name<'_>)| self.child_of(&at.0.inode, at.1.as_bytes()).is_ok();
+        match (has(a), has(b)) {
+            (true, true) => {
+                let (a, b) = ((&a.0.inode, a.1), (&b.0.inode, b.1));
+                self.vfs.rename(&self.cred, a, b, RenameMode::Exchange)
+            }
+            (true, false) => self.renamed(a, b),
+            (false, true) => self.renamed(b, a),
+            (false, false) => Ok(()),
+        }
+    }
+
+    /// Drops a name, because the storage may have changed it. The next [`InodeTable::entered`]
+    /// makes a new node, unless another name or a user keeps the old one. Never waits.
+    ///
+    /// # Errors
+    /// `ENOTDIR` if `parent` is not a directory; `ENOENT` if it was removed.
+    pub fn invalidated(&self, parent: &TableNode<'_, T>, name: Name<'_>) -> Result<(), Errno> {
+        self.vfs.invalidate(&parent.inode, name)
+    }
+}
+
+impl<T> InodeTable<T> {
+    fn node<'t>(&'t self, inode: InodeRef<'t>) -> TableNode<'t, T> {
+        TableNode { table: self, inode }
+    }
+
+    /// Returns the root directory.
+    ///
+    /// # Panics
+    /// Panics at more than 2^27 references to it.
+    pub fn root(&self) -> TableNode<'_, T> {
+        self.node(self.vfs.root())
+    }
+
+    /// Returns the node with this number.
+    ///
+    /// # Errors
+    /// `ESTALE` if the table does not have it; `ENFILE` at more than 2^27 references to it.
+    pub fn get(&self, ino: u64) -> Result<TableNode<'_, T>, Errno> {
+        Ok(self.node(self.vfs.inode(ino)?))
+    }
+
+    /// Returns the node of `name` in the directory with the number `parent`. The call takes no lock
+    /// if the table has the name.
+    ///
+    /// # Errors
+    /// `ESTALE` if the table does not have `parent`; `ENOTDIR`; `ENOENT` if the table does not have
+    /// the name; `ENFILE` at more than 2^27 references to the node.
+    pub fn child(&self, parent: u64, name: &[u8]) -> Result<TableNode<'_, T>, Errno> {
+        match self.vfs.child_by_ino(parent, name) {
+            Some(inode) => Ok(self.node(inode?)),
+            None => self.child_of(&self.vfs.inode(parent)?, name),
+        }
+    }
+
+    fn child_of(&self, parent: &InodeRef<'_>, name: &[u8]) -> Result<TableNode<'_, T>, Errno> {
+        self.vfs.cached_child(parent, Name::new(name)?).map(|inode| self.node(inode))
+    }
+
+    /// Returns a path of the node with this number from the root. All names on it exist at one
+    /// instant.
+    ///
+    /// # Errors
+    /// `ESTALE` if the table does not have the node; `ENOENT` if it has no name any more.
+    pub fn path(&self, ino: u64) -> Result<Vec<u8>, Errno> {
+        self.vfs.path_of_ino(ino)
+    }
+
+    /// Drops `n` lookups that [`TableNode::into_lookups`] gave out. If the node has fewer, returns
+    /// false and drops nothing.
+    pub fn forget(&self, ino: u64, n: u64) -> bool {
+        self.vfs.forget(ino, n)
+    }
+
+    /// Drops all lookups of a node, and returns their number. A server calls this when its only
+    /// client has gone.
+    pub fn forget_all(&self, ino: u64) -> u64 {
+        self.vfs.forget_all(ino)
+    }
+
+    /// Sets the callback that is told which entries only the lookups of the client keep, when the
+    /// table is over its budget. A FUSE server then asks its kernel to forget them. The callback
+    /// can be set once.
+    ///
+    /// # Errors
+    /// `EBUSY` if it is already set.
+    pub fn set_pressure(&self, pressure: Box<dyn Pressure>) -> Result<(), Errno> {
+        self.vfs.set_pressure(pressure)
+    }
+
+    /// Evicts unused entries and reports those that only lookups keep, as [`Vfs::reclaim`] does.
+    pub fn reclaim(&self, want: u64, pinned: &mut dyn FnMut(Pinned<'_>)) -> u64 {
+        self.vfs.reclaim(want, pinned)
+    }
+
+    /// Evicts an entry that [`InodeTable::reclaim`] reported, as [`Vfs::evict`] does.
+    pub fn evict(&self, entry: EntryId) -> u64 {
+        self.vfs.evict(entry)
+    }
+
+    /// Returns the statistics of the table.
+    pub fn stats(&self) -> Stats {
+        self.vfs.stats()
+    }
+}
+
+impl<T> InodeTable<T> {
+    /// Turns a node of this table into one that has no lifetime, for a task or another thread.
+    ///
+    /// # Panics
+    /// Panics if the node is of another table.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::Arc;
+    /// use corewalk::{FileKind, InodeTable, Name, VfsOptions};
+    ///
+    /// let table = Arc::new(InodeTable::new((), VfsOptions::default())?);
+    /// let node = table.entered(&table.root(), Name::new(b"f")?, FileKind::Regular, ())?;
+    /// let owned = table.owned(node);
+    /// let path = std::thread::spawn(move || owned.get().path()).join().unwrap();
+    /// assert_eq!(path?, b"/f");
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
+    pub fn owned(self: &Arc<Self>, node: TableNode<'_, T>) -> OwnedTableNode<T> {
+        assert!(std::ptr::eq(&**self, node.table), "a node of another table");
+        let slot = node.inode.slot;
+        // The new value takes over the reference.
+        std::mem::forget(node);
+        OwnedTableNode { table: Arc::clone(self), slot }
+    }
+}
+
+impl<T> OwnedTableNode<T> {
+    /// Returns the node.
+    pub fn get(&self) -> TableNode<'_, T> {
+        let vfs = &*self.table.vfs;
+        vfs.dcache.inodes.lockref(self.slot).get();
+        self.table.node(InodeRef { vfs, slot: self.slot })
+    }
+
+    /// Returns the table.
+    pub fn table(&self) -> &Arc<InodeTable<T>> {
+        &self.table
+    }
+}
+
+impl<T> Drop for OwnedTableNode<T> {
+    fn drop(&mut self) {
+        drop(InodeRef { vfs: &self.table.vfs, slot: self.slot });
+    }
+}
+
+impl<T> fmt::Debug for OwnedTableNode<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
+}
+
+impl<T> fmt::Debug for InodeTable<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InodeTable").field("stats", &self.stats()).finish()
+    }
+}
+
+impl<T> TableNode<'_, T> {
+    /// Returns the inode number.
+    pub fn ino(&self) -> u64 {
+        self.inode.ino()
+    }
+
+    /// Returns the kind of file.
+    pub fn kind(&self) -> FileKind {
+        self.inode.kind()
+    }
+
+    fn is_directory(&self) -> bool {
+        self.kind() == FileKind::Directory
+    }
+
+    /// Returns the user data.
+    pub fn data(&self) -> Arc<T> {
+        self.table.data.data(self.ino())
+    }
+
+    /// Returns a path of the node from the root. All names on it exist at one instant.
+    ///
+    /// # Errors
+    /// `ENOENT` if it has no name any more.
+    pub fn path(&self) -> Result<Vec<u8>, Errno> {
+        self.inode.path()
+    }
+
+    /// Turns the reference into one lookup that a client holds, and returns the number. The client
+    /// returns the lookup by [`InodeTable::forget`].
+    pub fn into_lookups(self) -> u64 {
+        self.inode.into_lookups()
+    }
+}
+
+impl<T> Clone for TableNode<'_, T> {
+    fn clone(&self) -> Self {
+        TableNode { table: self.table, inode: self.inode.clone() }
+    }
+}
+
+impl<T> fmt::Debug for TableNode<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inode.fmt(f)
+    }
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests;

@@ -1,0 +1,128 @@
+//! The file system below an [`InodeTable`](super::InodeTable): it knows no names, and agrees with
+//! each change.
+//!
+//! The server has already made a change when it tells the table. So a change here only keeps the
+//! user data of the inodes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use corewalk_base::{CachePadded, Mutex};
+use foldhash::fast::RandomState;
+
+use crate::Errno;
+use crate::attr::{Attr, SetAttr, StatFs};
+use crate::fs::{DirSink, FileSystem, Make, Node, RenameMode};
+use crate::name::Name;
+
+/// The inode number of the root, as in the FUSE protocol.
+pub(super) const ROOT_INO: u64 = 1;
+
+/// Number of shards of the user data.
+const SHARDS: usize = 64;
+
+/// The inode numbers of one shard, and their user data.
+type Shard<T> = CachePadded<Mutex<HashMap<u64, Arc<T>, RandomState>>>;
+
+/// The user data of the inodes, by number.
+///
+/// # Invariants
+/// - N.1: an inode has its data from before its number enters the cache until the cache drops it.
+pub(super) struct NoBacking<T> {
+    shards: Box<[Shard<T>]>,
+}
+
+impl<T> NoBacking<T> {
+    pub(super) fn new(root: T) -> NoBacking<T> {
+        let shard = || CachePadded::new(Mutex::new(HashMap::default()));
+        let this = NoBacking { shards: (0..SHARDS).map(|_| shard()).collect() };
+        this.insert(ROOT_INO, root);
+        this
+    }
+
+    fn shard(&self, ino: u64) -> &Shard<T> {
+        // Numbers are dense, so neighbours are in different shards.
+        &self.shards[ino as usize % SHARDS]
+    }
+
+    pub(super) fn insert(&self, ino: u64, data: T) {
+        self.shard(ino).lock().insert(ino, Arc::new(data));
+    }
+
+    /// Returns the user data of an inode to which the caller has a reference.
+    pub(super) fn data(&self, ino: u64) -> Arc<T> {
+        Arc::clone(self.shard(ino).lock().get(&ino).expect("N.1: an inode has data"))
+    }
+
+    /// Returns the number of inodes with data.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
+    }
+
+    pub(super) fn remove(&self, ino: u64) {
+        // Drop the data without the lock, because its drop is code of the user.
+        let data = self.shard(ino).lock().remove(&ino);
+        drop(data);
+    }
+}
+
+impl<T: Send + Sync + 'static> FileSystem for Arc<NoBacking<T>> {
+    fn root(&self) -> Result<Attr, Errno> {
+        Ok(Attr::dir(ROOT_INO))
+    }
+
+    fn lookup(&self, _: Node<'_>, _: Name<'_>) -> Result<Attr, Errno> {
+        Err(Errno::NOENT)
+    }
+
+    fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno> {
+        Ok(Attr::new(node.ino(), node.kind().to_mode()))
+    }
+
+    fn setattr(&self, node: Node<'_>, _: &SetAttr) -> Result<Attr, Errno> {
+        self.getattr(node)
+    }
+
+    /// Makes an inode whose number is in `what.rdev`, because the table has chosen the number.
+    fn make(&self, _: Node<'_>, _: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
+        Ok(Attr::new(what.rdev, what.mode))
+    }
+
+    fn link(&self, node: Node<'_>, _: Node<'_>, _: Name<'_>) -> Result<Attr, Errno> {
+        self.getattr(node)
+    }
+
+    fn remove(&self, _: Node<'_>, _: Name<'_>, _: Node<'_>) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn rename(
+        &self,
+        _: (Node<'_>, Name<'_>),
+        _: (Node<'_>, Name<'_>),
+        _: RenameMode,
+    ) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn readdir(&self, _: Node<'_>, _: u64, _: &mut DirSink<'_>) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn read(&self, _: Node<'_>, _: u64, _: u64, _: &mut [u8]) -> Result<usize, Errno> {
+        Err(Errno::NOSYS)
+    }
+
+    fn write(&self, _: Node<'_>, _: u64, _: u64, _: &[u8]) -> Result<usize, Errno> {
+        Err(Errno::NOSYS)
+    }
+
+    fn statfs(&self) -> Result<StatFs, Errno> {
+        Ok(StatFs::default())
+    }
+
+    fn forget(&self, ino: u64) {
+        NoBacking::remove(self, ino);
+    }
+}
