@@ -99,6 +99,7 @@ pub(crate) fn folder() -> Option<BorrowedFd<'static>> {
 }
 
 /// Returns true if `fd` is an inherited descriptor, which the library keeps open.
+#[inline]
 fn is_kept(fd: c_int) -> bool {
     let mut handed = [&FILE, &FOLDER].into_iter().filter_map(OnceLock::get);
     handed.any(|handed| handed.number == fd && handed.get().is_some())

@@ -148,6 +148,7 @@ pub(crate) fn is_own() -> bool {
 /// # Errors
 ///
 /// `ENOSYS` if there is no namespace to register in.
+#[inline]
 pub(crate) fn task() -> Result<&'static Task, Errno> {
     let task = if let Some(task) = known_task() { task } else { registered()? };
     // ORDERING: Relaxed. A thread that has changed its own credentials sees its own store.
@@ -158,6 +159,7 @@ pub(crate) fn task() -> Result<&'static Task, Errno> {
 }
 
 /// Returns the process's task if it has made a call before.
+#[inline]
 pub(crate) fn known_task() -> Option<&'static Task> {
     let page = known_page()?;
     // ORDERING(preload-task): Acquire. Pairs with the store in `publish`, so the task is complete.
@@ -337,6 +339,7 @@ fn publish(page: &'static Page, task: Task) -> &'static Task {
 }
 
 /// Returns the page that the kernel zeroes in a child, if it is mapped.
+#[inline]
 fn known_page() -> Option<&'static Page> {
     // ORDERING(preload-page): Acquire. Pairs with the exchange in `mapped_page`: the page is set
     // up.

@@ -95,6 +95,7 @@ fn operate(
 
 /// Returns the length of a timeout, or `EINVAL` if it is negative or its nanoseconds are out of
 /// range.
+#[inline]
 fn duration(timeout: Option<timespec>) -> Result<Option<Duration>, Errno> {
     let Some(timespec { tv_sec, tv_nsec, .. }) = timeout else { return Ok(None) };
     let nsec = u32::try_from(tv_nsec).ok().filter(|nsec| *nsec < 1_000_000_000);

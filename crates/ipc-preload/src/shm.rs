@@ -104,6 +104,7 @@ fn folder() -> Option<OwnedFd> {
 }
 
 /// Returns true if this library handles the calls of shared memory. If not, the kernel does.
+#[inline]
 pub(crate) fn is_on() -> bool {
     // ORDERING: Relaxed. Set once, when the library is loaded and the process has one thread.
     IS_ON.load(Ordering::Relaxed)

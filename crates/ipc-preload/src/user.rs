@@ -89,6 +89,7 @@ thread_local! {
 /// # Safety
 ///
 /// Any bits are a `T`.
+#[inline]
 pub(crate) unsafe fn read<T: Copy>(from: usize) -> Result<T, Errno> {
     check(from, size_of::<T>(), Access::Read)?;
     // SAFETY: the memory can be read, and any bits are a `T`.
@@ -132,11 +133,13 @@ pub(crate) fn check(address: usize, bytes: usize, access: Access) -> Result<(), 
 }
 
 /// Returns an address on the stack, in the frame of the caller.
+#[inline]
 fn here() -> usize {
     let on_stack = 0_u8;
     ptr::from_ref(std::hint::black_box(&on_stack)).addr()
 }
 
+#[inline]
 fn is_below_break(known: &[Range; RANGES], range: Range) -> bool {
     let is_known = known.iter().any(|known| known.start <= range.start && range.end <= known.end);
     is_known && range.end <= program_break()

@@ -253,6 +253,36 @@ fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
     Err(format!("{} never ends", case.name))
 }
 
+/// Stops the victim half-way, in a namespace whose task lines are all in use. A process takes over
+/// the victim's line, and is killed before each store. Returns the number of stores.
+fn stop_take_over_everywhere(case: Case) -> Result<u64, String> {
+    let expected = expected(case);
+    let half = stop_everywhere(case, Protocol::Whole)? / 2;
+    for stores in 0..STORES_MAX {
+        let mut world = World::new(case);
+        let register = || world.namespace.register(Cred::root(), 3);
+        let others: Vec<Task> = std::iter::from_fn(|| register().ok()).collect();
+        crash::run(half, || (case.act)(world.victim(), world.id));
+        let line = world.victim().owner.index;
+        world.kill_victim();
+        let ended =
+            crash::run(stores, || std::mem::forget(world.namespace.register(Cred::root(), 3)));
+        crate::task_line::forget_process(&world.survivor.shared, line);
+        let seen = world.settle();
+        world.end();
+        drop(others);
+        let at = |what| format!("{}, stopped after {stores} stores: {what}", case.name);
+        let seen = seen.map_err(at)?;
+        if !expected.contains(&seen) {
+            return Err(at(format!("{seen:?} is neither of {expected:?}")));
+        }
+        if ended != Ended::Stopped {
+            return Ok(stores);
+        }
+    }
+    Err(format!("{} never ends", case.name))
+}
+
 const CASES: [Case; 14] = [
     Case {
         name: "single, first with undo",
@@ -411,6 +441,15 @@ fn crash_of_recovery_before_every_store_leaves_the_rest_to_the_next() {
     for case in CASES {
         let stops = stop_recovery_everywhere(case).unwrap();
         println!("{}: {stops} pairs of stops", case.name);
+    }
+}
+
+#[test]
+fn crash_of_a_take_over_before_every_store_leaves_the_rest_to_the_next() {
+    for case in CASES {
+        let stores = stop_take_over_everywhere(case).unwrap();
+        println!("{}: {stores} stores", case.name);
+        assert!(stores > 8, "the line was not taken over");
     }
 }
 

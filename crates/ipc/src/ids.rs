@@ -147,6 +147,7 @@ pub(crate) struct Object {
 
 impl Object {
     /// Returns the object's id.
+    #[inline]
     pub(crate) fn id(&self) -> i32 {
         let seq = (self.state >> STATE_SEQ_SHIFT & 0xffff) as i32;
         (seq << INDEX_BITS) | self.index.cast_signed()
@@ -166,10 +167,12 @@ impl Object {
     }
 
     /// Returns the owner and the creator, each as a pair of user and group.
+    #[inline]
     pub(crate) fn owners(&self) -> [u64; 2] {
         [self.owner, self.creator]
     }
 
+    #[inline]
     pub(crate) fn mode(&self) -> u16 {
         (self.state & 0xffff) as u16
     }
@@ -179,6 +182,7 @@ impl Object {
         low(self.key).cast_signed()
     }
 
+    #[inline]
     fn is_live(&self) -> bool {
         self.state & LIVE != 0
     }
@@ -232,6 +236,7 @@ impl<'r> Ids<'r> {
         self.layout().slots
     }
 
+    #[inline]
     fn layout(self) -> IdLayout {
         (self.kind.layout)(&self.shared.layout)
     }
@@ -257,6 +262,7 @@ impl<'r> Ids<'r> {
     ///
     /// `EINVAL` if there is none, or if the slot has another object by now. `EIO` if the holder of
     /// the lock is alive and does not end its write section of the slot.
+    #[inline]
     pub(crate) fn obtain_object_check(self, id: i32) -> Result<Object, Errno> {
         let object = self.obtain_object(id.cast_unsigned() & (SLOTS_MAX - 1))?;
         if object.id() == id { Ok(object) } else { Err(Errno::INVAL) }
@@ -305,6 +311,7 @@ impl<'r> Ids<'r> {
         Err(Errno::INVAL)
     }
 
+    #[inline]
     fn slot(self, index: u32) -> &'r Line {
         slot(self.shared, self.layout(), index)
     }
@@ -333,6 +340,7 @@ impl<'r> Ids<'r> {
     }
 }
 
+#[inline]
 fn slot(shared: &Shared, ids: IdLayout, index: u32) -> &Line {
     shared.region.line(ids.first_slot.wrapping_add(index))
 }

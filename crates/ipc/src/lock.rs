@@ -261,6 +261,7 @@ impl Held<'_> {
 }
 
 impl Drop for Held<'_> {
+    #[inline]
     fn drop(&mut self) {
         // ORDERING(ipc-lock): Release. See `lock`.
         if self.word.swap(0, Ordering::Release) & SLEEPERS != 0 {

@@ -90,8 +90,10 @@ fn loom_control_two_tasks_that_reap_without_its_lock_are_caught() {
 
 /// As `recover::reap`, but without the lock between reapers. A model must notice that.
 fn reap_unlocked(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
-    let state = identity(task_line(shared, index));
-    if state.0 != 0 {
+    let line = task_line(shared, index);
+    if identity(line).0 != 0 {
+        // Another thread may have reaped the task since the check.
+        let state = identity(line);
         recover::reap_line(shared, owner, index, state).map(|(is_reaped, _)| is_reaped)
     } else {
         Ok(false)

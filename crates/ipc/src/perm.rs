@@ -281,6 +281,7 @@ impl CredCell {
     }
 
     /// Returns the result of `of` for the calling thread's own credentials, or none if it has none.
+    #[inline]
     fn of_own<T>(&self, of: impl FnOnce(&Cred) -> T) -> Option<T> {
         // ORDERING: Relaxed. See `has_own`.
         if !self.has_own.load(unmodelled::Ordering::Relaxed) {
@@ -304,6 +305,7 @@ impl CredCell {
     }
 
     /// Returns the effective user and group.
+    #[inline]
     pub(crate) fn ids(&self) -> (u32, u32) {
         if let Some(own) = self.of_own(|own| (own.euid, own.egid)) {
             return own;
@@ -313,6 +315,7 @@ impl CredCell {
         (low(ids), high(ids))
     }
 
+    #[inline]
     pub(crate) fn is_capable(&self, cap: u64) -> bool {
         if let Some(own) = self.of_own(|own| own.caps & cap != 0) {
             return own;

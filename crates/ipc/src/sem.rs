@@ -14,7 +14,6 @@
 //! | `freeze` | freezing words under the lock, and the freezes of dead tasks |
 //! | `recover` | the set's lock, and repair after the death of its holder |
 //! | `reap` | the other remains of a dead task |
-//! | `exit` | the end of a live task |
 //! | `ctl` | semget and semctl |
 //!
 //! Source: Linux `ipc/sem.c` for the semantics. The crate's documentation describes the design.
@@ -80,10 +79,12 @@ impl SemBuf {
         Self { sem_num, sem_op, sem_flg }
     }
 
+    #[inline]
     fn is_undo(self) -> bool {
         self.sem_flg.contains(SemFlags::UNDO)
     }
 
+    #[inline]
     fn is_nowait(self) -> bool {
         self.sem_flg.contains(SemFlags::NOWAIT)
     }

@@ -5,7 +5,6 @@
 //! | `files` | memory as files in a folder, for several processes |
 //! | `segment` | the state of a segment and its attaches |
 //! | `attach` | shmat, shmdt, fork and exit |
-//! | `dead` | attaches of killed tasks |
 //! | `ctl` | shmget and shmctl |
 //!
 //! The library keeps ids, permissions, limits, times, pids and the number of attaches. It maps no

@@ -355,6 +355,7 @@ impl Task {
     }
 
     /// Checks the mode of an object for the bits `flag`, and asks the hook.
+    #[inline]
     pub(crate) fn permission(&self, object: &Object, flag: u32) -> Result<(), Errno> {
         if !self.cred.may(object.owners(), object.mode(), flag) {
             return Err(Errno::ACCESS);
@@ -379,11 +380,13 @@ impl Task {
     }
 
     /// Returns the ids of semaphore sets.
+    #[inline]
     pub(crate) fn sem_ids(&self) -> Ids<'_> {
         Ids { shared: &self.shared, kind: SETS, owner: self.owner }
     }
 
     /// Returns the ids of message queues.
+    #[inline]
     pub(crate) fn msg_ids(&self) -> Ids<'_> {
         Ids { shared: &self.shared, kind: QUEUES, owner: self.owner }
     }

@@ -1,6 +1,7 @@
 //! msgget(2) and msgctl(2), one method per command.
 //!
-//! Source: msgctl(2); Linux `ipc/msg.c` (`msgctl_down`, `msgctl_stat`, `msgctl_info`).
+//! Source: msgget(2), msgctl(2); Linux `ipc/msg.c` (`newque`, `freeque`, `msgctl_down`,
+//! `msgctl_stat`, `msgctl_info`).
 
 use rustix::io::Errno;
 

@@ -226,6 +226,7 @@ impl<'s> Node<'s> {
 }
 
 /// Wakes the tasks of nodes. The caller holds no lock.
+#[inline]
 pub(super) fn wake(shared: &Shared, wakes: &[u32]) {
     for node in wakes {
         futex::wake(&shared.region.line(*node)[STATUS], 1, shared.scope);

@@ -50,6 +50,7 @@ impl<'s> Queue<'s> {
     ///
     /// `EIDRM` if the queue is gone (trap I3: every path checks this again under the lock); `EIO`
     /// if a living holder does not release the lock.
+    #[inline]
     pub(super) fn lock(self, owner: Owner) -> Result<QueueGuard<'s>, Errno> {
         let held = self.hold(owner, Wait::Long)?;
         if self.live() != self.name.payload() {
@@ -59,6 +60,7 @@ impl<'s> Queue<'s> {
     }
 
     /// Like [`Queue::lock`], whichever queue the slot has.
+    #[inline]
     pub(super) fn hold(self, owner: Owner, wait: Wait) -> Result<Held<'s>, Errno> {
         lock_within(self.shared, &self.line()[LOCK], owner, wait, || {
             recover(self, owner);

@@ -81,6 +81,7 @@ impl Arrived<'_> {
 }
 
 impl Drop for Arrived<'_> {
+    #[inline]
     fn drop(&mut self) {
         if let From::Message(message, task) = &self.from {
             message.let_go(task);
@@ -249,6 +250,7 @@ impl Task {
         ended
     }
 
+    #[inline]
     fn may_receive(&self, object: &Object, msgtyp: i64) -> Result<(), Errno> {
         self.permission(object, READ)?;
         self.ask(|hook, cred| hook.msg_msgrcv(cred, &object.perm(), msgtyp))
@@ -270,6 +272,7 @@ impl Task {
         self.arrived(message, size_max)
     }
 
+    #[inline]
     fn arrived<'t>(&'t self, message: Message<'t>, size_max: usize) -> Arrived<'t> {
         let mtype = message.mtype();
         Arrived { from: From::Message(message, self), mtype, size_max }
@@ -298,6 +301,7 @@ impl Task {
 }
 
 /// Analogous to Linux's `find_msg`.
+#[inline]
 fn find<'s>(guard: &QueueGuard<'s>, filter: Filter) -> Option<Message<'s>> {
     let messages = guard.messages().iter().map(|line| guard.message(line));
     filter.find(messages.map(|message| (message.mtype(), message)))

@@ -76,6 +76,7 @@ impl Task {
         sent
     }
 
+    #[inline]
     fn may_send(&self, object: &Object, msgflg: MsgFlags) -> Result<(), Errno> {
         self.permission(object, WRITE)?;
         self.ask(|hook, cred| hook.msg_msgsnd(cred, &object.perm(), msgflg))

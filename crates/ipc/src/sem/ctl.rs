@@ -4,8 +4,8 @@
 //! frozen. A command takes the set's lock if it needs several semaphores at one instant, or the
 //! queues.
 //!
-//! Source: semctl(2); Linux `ipc/sem.c` (`semctl_main`, `semctl_setval`, `semctl_stat`,
-//! `semctl_down`).
+//! Source: semget(2), semctl(2); Linux `ipc/sem.c` (`newary`, `freeary`, `semctl_main`,
+//! `semctl_setval`, `semctl_stat`, `semctl_down`).
 
 use corewalk_base::primitives::atomic::Ordering;
 use rustix::io::Errno;

@@ -170,6 +170,7 @@ impl Task {
         done
     }
 
+    #[inline]
     fn may_semop(&self, object: &Object, is_alter: bool) -> Result<(), Errno> {
         self.permission(object, if is_alter { WRITE } else { READ })?;
         self.ask(|hook, cred| hook.sem_semop(cred, &object.perm(), is_alter))

@@ -1,6 +1,7 @@
 //! shmget(2) and shmctl(2), one method per command.
 //!
-//! Source: shmctl(2); Linux `ipc/shm.c` (`shmctl_down`, `shmctl_stat`, `shmctl_do_lock`).
+//! Source: shmget(2), shmctl(2); Linux `ipc/shm.c` (`newseg`, `shmctl_down`, `shmctl_stat`,
+//! `shmctl_do_lock`).
 
 use rustix::io::Errno;
 
