@@ -29,8 +29,7 @@
 //!   delete a pair, searches return no new handle of it. Handles that are taken later do not
 //!   prolong the wait, except in the case that `Busy::wait` describes.
 //! - G.2: the pair of a live [`Entry`] stays. The work under an `Entry` happens before a deletion.
-//! - G.3: a loop with `find_next` ends. It meets each entry once, but may meet a pair again that
-//!   was created anew.
+//! - G.3: a loop with `find_next` ends. It meets an entry once; a pair created anew is another.
 //! - G.4: with at most [`Mbcache::entries_max`] entries, and few values of each key, entries are
 //!   dropped only if many hashes collide by chance. Used entries stay longer (trap T37).
 //! - G.5: after `new`, only the first sleep of a thread allocates (trap T41).
@@ -43,6 +42,7 @@
 #![forbid(unsafe_code)]
 
 mod cache;
+mod deferral;
 mod handle;
 mod hash;
 mod index;
@@ -50,6 +50,7 @@ mod order;
 mod slots;
 
 pub use cache::{CreateError, Mbcache, MbcacheOptions, Stats};
+pub use deferral::{Change, Deferral};
 pub use handle::{Busy, Entry};
 
 #[cfg(all(test, corewalk_loom))]

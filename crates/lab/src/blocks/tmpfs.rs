@@ -1,10 +1,10 @@
 //! A tmpfs of this project, as a library: what sharing costs where values never reach a disk.
 //!
 //! The table measures it with sharing and without. The store of `memory` shares at each set. This
-//! tmpfs keeps a set that replaced another one private until the file was left alone for 100 ms.
-//! Then it shares the set with the next changes of attributes, so it never hashes a set that is
-//! replaced at once. An audit first shares all waiting sets ([`Tmpfs::share_xattrs`]): its counts
-//! are those of a file system at rest.
+//! tmpfs keeps the sets of up to 4096 files private until the end of an epoch, if the files change
+//! more than once in it. The sets of other files are shared at once. No server calls `maintain`, so
+//! an epoch ends with an audit. The audit first shares all waiting sets
+//! ([`Tmpfs::share_xattrs`]), so its counts are those of a file system at rest.
 //!
 //! Source: `corewalk::tmpfs`; document 004.
 

@@ -54,7 +54,7 @@ pub(in crate::tmpfs) struct Block {
     key: u64,
     /// 0 while the block is private.
     number: u32,
-    /// True while its inode is queued in `Deferred` with this private block.
+    /// True while its inode is queued in `Xattrs::queued` with this private block.
     pub(super) is_queued: bool,
 }
 
